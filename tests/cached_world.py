@@ -17,6 +17,7 @@ class CachedWorld(World):
 
     def __init__(self, engine_settings, kind=FakeExecutor) -> None:
         super().__init__(engine_settings, kind=kind)
+        self.expect_nothing()
         self.executor.root = self._root
         self.num_cached: dict[int, int] = {}
         self.copies = []

@@ -43,6 +43,8 @@ def engine_for(
 ) -> Engine:
     """An engine on the CPU over the model of `folder`; `num_blocks` counts those to give out.
 
+    Then who fits starts, and few blocks lead to preemptions.
+
     It is `overlap` steps ahead where it is not what is chosen and `make` gives an executor that
     holds them; likewise `transport` is how ranks meet.
     """
@@ -63,13 +65,15 @@ def engine_for(
         scheduler = dataclasses.replace(settings.scheduler, overlap=overlap)
         settings = dataclasses.replace(settings, scheduler=scheduler)
     executor = make(folder, table, spec, settings, machine, None)
-    return Engine(
+    engine = Engine(
         executor,
         settings,
         vocab_size=spec.vocab_size,
         eos_token_ids=spec.eos_token_ids,
         grammars=make_grammars(folder, table, spec, settings),
     )
+    engine.scheduler.room.expects = num_blocks is None
+    return engine
 
 
 def finish(

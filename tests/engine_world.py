@@ -89,6 +89,11 @@ class World:
 
         self.engine.scheduler.schedule = keep
 
+    def expect_nothing(self) -> "World":
+        """Let no answer be expected to grow: who fits now starts, and may be preempted."""
+        self.engine.scheduler.room.expects = False
+        return self
+
     def over(self, executor: FakeExecutor) -> Executor:
         """What the engine runs, over the executor that checks."""
         return executor

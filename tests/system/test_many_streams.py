@@ -79,11 +79,15 @@ async def test_a_whole_answer_nobody_waits_for_is_dropped(server: LiveServer) ->
 async def test_a_full_cache_preempts_and_changes_no_token(
     start_server: StartServer, server: LiveServer
 ) -> None:
-    """50 blocks of 8 KiB hold 800 tokens; 24 sequences of up to 285 want more."""
+    """50 blocks of 8 KiB hold 800 tokens; 24 sequences of up to 285 want more.
+
+    Where a text could end an answer nobody knows how long it becomes, and who fits starts.
+    """
     flags = ("--kv-memory=400KiB", "--served-model-name=tiny", "--max-queue-wait=10m")
     small = start_server(*flags).wait_ready()
     body = {"model": "tiny", "max_tokens": 100, "temperature": 0, "return_token_ids": True}
-    bodies = [{**body, "prompt": [3 + i] * (1 + 8 * i), "ignore_eos": True} for i in range(24)]
+    body |= {"ignore_eos": True, "stop": ["never said"]}
+    bodies = [{**body, "prompt": [3 + i] * (1 + 8 * i)} for i in range(24)]
 
     async def ask(http: aiohttp.ClientSession, body: dict[str, Any]) -> list[int]:
         async with http.post("/v1/completions", json=body) as answer:

@@ -64,6 +64,8 @@ class KVFormat:
 
 BLOCK = 64
 """Tokens that a channel's scale is of."""
+LEAST_OPEN = 2
+"""Blocks not rounded yet that one sequence needs to go on; a chunk is cut to the free ones."""
 CHANNELS = 32
 """Channels that a token's scale is of, in 4 bits; a rounded head is whole groups of them."""
 NUMBERS = {

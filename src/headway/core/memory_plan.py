@@ -11,7 +11,7 @@ from math import ceil
 
 from headway.core.dealt import Dealt
 from headway.core.errors import CapacityError, UsageError
-from headway.core.kv_format import kv_format
+from headway.core.kv_format import LEAST_OPEN, kv_format
 from headway.core.kv_keep import keep_share
 from headway.core.kv_states import checkpoint_blocks, plan_states
 from headway.core.machine import Machine
@@ -30,6 +30,8 @@ ANSWER = 1 / 8
 """Of a context so much is taken to be answer, which is kept whole behind a part of a prompt."""
 OPEN_CONTEXT = 1024
 """Where KV is short, an open block is kept for each so many tokens that the rounded ones hold."""
+OPEN_SPARE = 2
+"""And so many more for the chunks of a step, which are cut to the open blocks that are free."""
 CUDA_ACTIVATION_BYTES = 2 * 2**30
 """Kept free on a GPU for activations and logits where they cannot be counted: an estimate."""
 CUDA_LIBRARY_BYTES = 256 * 2**20
@@ -138,9 +140,7 @@ def plan_blocks(
     useful = [useful_blocks(group, size, wanted_len, max_num_seqs, max_chunk) for group in groups]
     if kv_format(kv_dtype).block_size:
         each = sum(block_bytes[:-1]) * OPEN_CONTEXT // size + block_bytes[-1]
-        useful[-1] = min(
-            useful[-1], budget // each + most_blocks(groups[-1], size, wanted_len, max_chunk)
-        )
+        useful[-1] = min(useful[-1], budget // each + OPEN_SPARE)
     longest = -(-wanted_len // size)
     counts = share_among(options, groups, budget, useful, block_bytes, longest)
     alone = [most_blocks(group, size, wanted_len, max_chunk) for group in groups]
@@ -241,10 +241,13 @@ def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int
     """The most blocks one sequence of `length` tokens holds at once in this group.
 
     Blocks of 16: a context of 8,192 takes 512; with a window of 512 and chunks of 512 it takes 65.
+    Of open blocks two are enough: a longer chunk is cut to those that are free.
     """
     whole = -(-length // block_size)
     if group.states is not None:
         return 1
+    if group.is_open:
+        return min(whole, LEAST_OPEN)
     if group.ranks > 1:
         return max(Dealt(group.ranks, block_size).counts(0, whole)[group.rank], 1)
     if not group.window:

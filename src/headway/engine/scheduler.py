@@ -27,11 +27,14 @@ from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
 from headway.engine.kv.export import export
 from headway.engine.kv.forgetting import give_up_restore
+from headway.engine.kv.open_blocks import fitting, give_back_full
 from headway.engine.kv.prefix import Hit
+from headway.engine.kv.states import whole_tables
 from headway.engine.overlap import Overlap, sees_all, stands_still
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim, lacks_room
+from headway.engine.room import Room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 
@@ -59,6 +62,7 @@ class Scheduler:
         self.clock = clock or SystemClock()
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
+        self.room = Room(kv, self.preemption)
         self.overlap = overlap or Overlap()
         self.max_num_seqs = self.most_rows = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -67,7 +71,6 @@ class Scheduler:
         self.num_preemptions = 0
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
-        self._promised: list[int] | None = None
         self._was_refused = False
         self._step = 0
 
@@ -170,18 +173,19 @@ class Scheduler:
 
         False where one of them waits for a copy to end: nobody else may start in this step.
         """
-        self._promised = None
+        self.room.changed()
         if not self.waiting or not self.is_full or len(self.running) > self.max_num_seqs:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
             if self._fitting(sequence, self.preemption.leaving()) is None:
-                victims = self.reclaim.victims(sequence, self.running, self._promised_blocks())
+                promised = self.room.promised(self.running)
+                victims = self.reclaim.victims(sequence, self.running, promised)
                 for victim in victims:
                     self.preempt(victim)
                     self.reclaim.given(victim)
                 if not victims:
                     continue
-            if not self._start(plan, sequence):
+            if not self._start(plan, sequence, lasts=False):
                 return False
         return True
 
@@ -189,7 +193,7 @@ class Scheduler:
         self, plan: StepPlan, decodes: list[Sequence], budget: int, may_start: bool
     ) -> None:
         """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
-        self._promised = None
+        self.room.changed()
         for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
             if sequence.state == WAITING and not (may_start and self._start(plan, sequence)):
                 may_start = may_start and not firm
@@ -199,6 +203,7 @@ class Scheduler:
             count = before_forks(self.kv, sequence, count)
             if self.kv.choosing is not None:
                 count = self.kv.choosing.cut(sequence, count)
+            count = fitting(self.kv, sequence, count)
             while not self._schedule(plan, sequence, count):
                 if plan.scheduled or self.preemption.is_busy or self.overlap.steps:
                     return
@@ -206,20 +211,21 @@ class Scheduler:
                 self.preempt(victim)
                 if victim is sequence:
                     return
-            self._promised = None
+            self.room.changed()
             budget -= count
             if budget == 0:
                 return
 
-    def _start(self, plan: StepPlan, sequence: Sequence) -> bool:
-        """Let a waiting sequence run if there is room for all its known tokens.
+    def _start(self, plan: StepPlan, sequence: Sequence, *, lasts: bool = True) -> bool:
+        """Let a waiting sequence run if there is room for it (`engine.room`), where it `lasts`
+        until the running ones end.
 
-        Room is what the running ones will not need; weaker ones make way where that suffices. One
-        whose KV is in host memory runs when that is back.
+        Weaker ones make way where that suffices. One whose KV is in host memory runs when that is
+        back.
         """
         if self.preemption.is_flying(sequence):
             return False
-        hit = self._fitting(sequence) or self._make_way(plan, sequence)
+        hit = self._fitting(sequence, lasts=lasts) or self._make_way(plan, sequence)
         if hit is None:
             self._was_refused = True
             return False
@@ -227,6 +233,7 @@ class Scheduler:
         self.running.append(sequence)
         self.policy.slot_rate.began(self.clock.now_s())
         self.reclaim.came_back(sequence, hit.num_tokens)
+        self.room.began(sequence, hit)
         if sequence.host_tables:
             self.preemption.swap_in(sequence)
         else:
@@ -257,21 +264,15 @@ class Scheduler:
                 return hit
         return None
 
-    def _fitting(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
-        """What `sequence` may begin with, or None where it has no row, or no blocks beside those
-        promised to the running; so many blocks that are `leaving` count as free."""
+    def _fitting(
+        self, sequence: Sequence, leaving: TypingSequence[int] = (), *, lasts: bool = False
+    ) -> Hit | None:
+        """What `sequence` may begin with, or None where there is no row or no room."""
         if len(self.running) >= self.max_num_seqs:
             return None
-        promised = self._promised_blocks()
-        if leaving:
-            promised = [p - coming for p, coming in zip(promised, leaving, strict=True)]
-        return self.kv.find_room(sequence, promised)
-
-    def _promised_blocks(self) -> list[int]:
-        """Blocks by group that the running ones will take to compute all they know."""
-        if self._promised is None:
-            self._promised = self.kv.needed_by(self.running)
-        return self._promised
+        if lasts:
+            return self.room.lasting(sequence, self.running, self._step, self.policy.weaker)
+        return self.room.fitting(sequence, self.running, leaving)
 
     def _unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far, and whose KV is there."""
@@ -302,7 +303,7 @@ class Scheduler:
                 plan.shrinks += self.kv.choosing.take()
         if not sequence.known_to_runtime:
             self._introduce(plan, sequence)
-            new_blocks = self.kv.whole_tables(sequence)
+            new_blocks = whole_tables(self.kv.states, sequence)
         tokens = sequence.tokens
         chunk, sample = tokens[start:end], end == len(tokens)
         row = ScheduledSequence(sequence.sequence_id, start, chunk, new_blocks, sample)
@@ -335,7 +336,7 @@ class Scheduler:
             self._forget(victim)
         victim.state = WAITING
         self.waiting.appendleft(victim)
-        self._promised = None
+        self.room.left()
         self.num_preemptions += 1
         self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
@@ -389,6 +390,7 @@ class Scheduler:
                     self._finish(sequence)
                     finished = True
         self.drafts.ended(result)
+        give_back_full(self.kv, self.running)
         if finished:
             self.running = [s for s in self.running if s.state != FINISHED]
         return updates
@@ -423,6 +425,7 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         sequence.state = FINISHED
+        self.room.ended(sequence)
         self._forget(sequence)
         self.policy.left(sequence)
         self.reclaim.left(sequence)

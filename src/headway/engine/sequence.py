@@ -62,6 +62,7 @@ class Sequence:
         "num_lost",
         "num_prompt",
         "num_remembered",
+        "num_shared",
         "parcel_id",
         "parts_at",
         "policy_state",
@@ -113,6 +114,8 @@ class Sequence:
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
         """How many of its blocks the prefix cache has been told of."""
+        self.num_shared = 0
+        """Tokens at its beginning whose blocks others held when it began."""
         self.num_forced = 0
         """How many of its last tokens a grammar forced, while the runtime does not know them."""
         self.state = WAITING

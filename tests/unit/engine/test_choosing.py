@@ -12,6 +12,7 @@ from headway.core.plan import Shrink
 from headway.core.request import Request, SamplingParams
 from headway.engine.forks import start_forks
 from headway.engine.kv import KVCache
+from headway.engine.kv.states import whole_tables
 from headway.engine.preemption import Preemption
 from headway.engine.sequence import Sequence
 
@@ -210,7 +211,7 @@ def test_what_is_copied_away_comes_back_as_short():
     assert kv.still_needed(one) == [28, 19]
     one.host_tables = []
     kv.come_back(one, counts)
-    assert kv.whole_tables(one) == one.block_tables and one.introduction().dropped == [0, 9]
+    assert whole_tables(kv.states, one) == one.block_tables and one.introduction().dropped == [0, 9]
     kv.check_integrity([one])
     assert advance(kv, one, 111) == []
 

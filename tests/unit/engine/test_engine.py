@@ -203,7 +203,8 @@ def test_shared_full_blocks_ask_for_no_block_of_their_own():
 
 def test_preemption_gives_back_and_resumes():
     """Two sequences that outgrow the pool: one steps back, both end with their own tokens."""
-    world = World(make_settings(block_size=2, num_blocks=(9,), budget=16, max_num_seqs=2))
+    shape = make_settings(block_size=2, num_blocks=(9,), budget=16, max_num_seqs=2)
+    world = World(shape).expect_nothing()
     world.add([1, 2, 3], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     world.add([4, 5, 6], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     world.drain()

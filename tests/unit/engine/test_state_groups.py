@@ -12,6 +12,7 @@ from headway.core.options import EngineOptions
 from headway.core.reasons import Reasons
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
+from headway.engine.kv.states import whole_tables
 from headway.engine.sequence import Sequence
 
 QWEN3_NEXT = {
@@ -110,7 +111,7 @@ def test_siblings_write_to_blocks_of_their_own():
         newest = []
         for each in (one, child):
             assert kv.extend(each, shared + 1) is not None
-            assert kv.whole_tables(each)[1][(shared - 1) // 4] != 0
+            assert whole_tables(kv.states, each)[1][(shared - 1) // 4] != 0
             each.computed = shared + 1
             newest.append(each.block_tables[1][-1])
         assert len(set(newest)) == 2

@@ -25,7 +25,8 @@ EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "100"))
 
 def two_that_do_not_fit(**how) -> World:
     """A world of two sequences that outgrow its pool of 8 blocks of 2."""
-    world = World(swap_settings(block_size=2, num_blocks=(9,), max_num_seqs=2, **how))
+    shape = swap_settings(block_size=2, num_blocks=(9,), max_num_seqs=2, **how)
+    world = World(shape).expect_nothing()
     world.add([1, 2, 3], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     world.add([4, 5, 6], max_tokens=12, ignore_eos=True, prompt_logprobs=0)
     return world
@@ -232,7 +233,8 @@ def test_a_runtime_that_never_copies_ends_the_engine():
 
 def test_a_newcomer_of_a_higher_priority_waits_for_the_copy():
     """It preempts no more than it needs: one of two copies is enough for it."""
-    world = World(swap_settings(num_blocks=(9,), max_num_seqs=4, budget=64, policy="priority"))
+    shape = swap_settings(num_blocks=(9,), max_num_seqs=4, budget=64, policy="priority")
+    world = World(shape).expect_nothing()
     world.executor.delay = lambda: 2
     for number in range(2):
         world.add([number] * 15, max_tokens=2, ignore_eos=True, terms=Terms(priority=5))

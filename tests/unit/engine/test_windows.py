@@ -124,7 +124,7 @@ def test_preempted_after_its_window_overflowed():
     """Two contexts that do not fit together: one is preempted, comes back, and says the same."""
     world = World(
         make_settings(block_size=2, num_blocks=(30, 30), windows=(0, 6), max_num_seqs=2, budget=8)
-    )
+    ).expect_nothing()
     for number in range(2):
         world.add([number] * 14, max_tokens=26, ignore_eos=True)
     world.drain()

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from headway.core.cache_config import CacheConfig
+from headway.core.kv_format import LEAST_OPEN
 from headway.core.plan import NULL_BLOCK, BlockCopy
 from headway.engine.kv import dealt
 from headway.engine.kv.choosing import Choosing, unshare
@@ -61,6 +62,7 @@ class KVCache:
         self.windows = config.windows + (OPEN_WINDOW,) * config.open_blocks
         self.sink_blocks = config.sink_blocks + (0,) * config.open_blocks
         self._slides = any(self.windows)
+        self.has_open = config.open_blocks
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
         self.nothing_new: list[list[int]] = [[] for _ in self.windows]  # never written to
@@ -95,7 +97,8 @@ class KVCache:
         A window group holds at most the window and one chunk: blocks of 4, a window of 6, chunks
         of 8 → (5 + 8) / 4, rounded up, and one for where they begin: 5. With `hit` a newcomer
         begins there: what it finds free is free no more, and a block found in part is copied. One
-        whose KV is elsewhere begins behind that.
+        whose KV is elsewhere begins behind that. Of open blocks a decode takes the one that its
+        token lies in, and two where forced tokens pass its end.
         """
         tables, first_live = sequence.block_tables, sequence.first_live
         computed, copied = sequence.computed, False
@@ -116,10 +119,14 @@ class KVCache:
         needed, chunk = [], min(len(sequence.tokens) - computed, self.max_chunk)
         for group, window in enumerate(self.windows):
             most = everything[group]
-            if window:
+            first = first_live[group]
+            if window == OPEN_WINDOW:
+                first = computed // self.block_size
+                most = min(whole - first, LEAST_OPEN) + sequence.shares_blocks
+            elif window:
                 most = self.blocks_for(window - 1 + chunk) + 1 + self.sink_blocks[group]
                 most = min(everything[group], most)
-            live = live_of(tables[group], first_live[group], self.sink_blocks[group])
+            live = live_of(tables[group], first, self.sink_blocks[group])
             if self.states is not None and group == self.states.group:
                 live = [block for block in live if block != NULL_BLOCK]
                 most = 1 + bool(hit is not None and computed)  # the one found, and its own
@@ -153,7 +160,7 @@ class KVCache:
         when a group has no room. Up to `sequence.room` tokens it need not be asked.
         """
         tables = sequence.block_tables
-        self._drop_unseen(sequence)
+        self.drop_unseen(sequence)
         held = len(tables[0]) + sequence.dropped[0]
         due = self.choosing is not None and self.choosing.num_due(sequence)
         if num_tokens <= held * self.block_size and not sequence.shares_blocks and not due:
@@ -189,16 +196,7 @@ class KVCache:
             new.append(blocks)
         return new, copies
 
-    def whole_tables(self, sequence: Sequence) -> list[list[int]]:
-        """The block tables as a runtime that does not know `sequence` has to have them."""
-        tables = [list(table) for table in sequence.block_tables]
-        if self.states is not None and sequence.computed:
-            read = (sequence.computed - 1) // self.block_size
-            if tables[-1][read] == NULL_BLOCK:  # taken along to the end: it is read from there
-                tables[-1][read] = tables[-1][-1]
-        return tables
-
-    def _drop_unseen(self, sequence: Sequence) -> None:
+    def drop_unseen(self, sequence: Sequence) -> None:
         """Give back the blocks of window groups that no token to come will see."""
         for group, window in enumerate(self.windows):
             if window:
@@ -238,6 +236,7 @@ class KVCache:
             child.first_live[group], child.dropped[group] = first_live, parent.dropped[group]
         child.computed = num_tokens
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
+        child.num_shared = parent.num_shared = num_tokens // self.block_size * self.block_size
         child.shares_blocks = parent.shares_blocks = count > 0
         parent.room = 0
 
@@ -266,7 +265,7 @@ class KVCache:
 
         Whatever else it holds is given back.
         """
-        self._drop_unseen(sequence)
+        self.drop_unseen(sequence)
         sequence.room = 0
         end = self.blocks_for(sequence.computed)
         live = []

@@ -106,3 +106,13 @@ class States:
         table = sequence.block_tables[self.group]
         begun = sequence.computed % self.block_size > 0
         return pool.is_listed(table[-1]) or (begun and self.is_checkpoint(sequence, len(table) - 1))
+
+
+def whole_tables(states: States | None, sequence: Sequence) -> list[list[int]]:
+    """The block tables as a runtime that does not know `sequence` has to have them."""
+    tables = [list(table) for table in sequence.block_tables]
+    if states is not None and sequence.computed:
+        read = (sequence.computed - 1) // states.block_size
+        if tables[-1][read] == NULL_BLOCK:  # taken along to the end: it is read from there
+            tables[-1][read] = tables[-1][-1]
+    return tables

@@ -1,0 +1,35 @@
+"""The open blocks of a format that rounds a block when it is full: who holds one, and for how long.
+
+Between two steps each that runs holds the block that its next token lies in, if that is begun. A
+chunk takes more only while its step runs: what it has filled is rounded and given back. Worked
+example, blocks of 64, a prompt of 300, 4 open blocks free:
+
+    step 1    a chunk of 256    takes 4, gives back 4
+    step 2    a chunk of 44     takes 1, which stays its own until token 319 is there
+    3 free    the same prompt is computed in chunks of 192 and 108
+"""
+
+from collections.abc import Iterable
+
+from headway.engine.kv.cache import KVCache
+from headway.engine.sequence import Sequence
+
+
+def fitting(kv: KVCache, sequence: Sequence, count: int) -> int:
+    """`count`, or as many of the next tokens as the free open blocks hold; one at least.
+
+    70 tokens computed, 2 blocks free: 58 tokens in its own block and 128 in these.
+    """
+    if not kv.has_open:
+        return count
+    kv.drop_unseen(sequence)
+    end = len(sequence.block_tables[-1]) + kv.pools[-1].num_free - sequence.shares_blocks
+    return max(min(count, end * kv.block_size - sequence.computed), 1)
+
+
+def give_back_full(kv: KVCache, sequences: Iterable[Sequence]) -> None:
+    """Give back the open blocks that a step has filled, once those who share them have begun."""
+    if kv.has_open:
+        for sequence in sequences:
+            if sequence.first_live[-1] < sequence.computed // kv.block_size:
+                kv.drop_unseen(sequence)
