@@ -56,15 +56,20 @@ class Growth:
 
     def ended(self, sequence: Sequence) -> None:
         """Learn the length of an answer, where more than `max_tokens` could end it."""
-        if sequence.num_generated and not is_fixed(sequence):
+        if sequence.num_generated and not (is_fixed(sequence) or sequence.parcel_id):
             name = sequence.request.terms.service_class
             if name not in self._lengths:
                 self._lengths[name] = Lengths()
             self._lengths[name].add(sequence.num_generated)
 
     def left_of(self, sequence: Sequence) -> int:
-        """Tokens that are expected to come."""
-        most = sequence.max_len - len(sequence.tokens)
+        """Tokens that are expected to be computed besides; the last of an answer is not.
+
+        Who goes on in another engine leaves with its first.
+        """
+        most = max(sequence.max_len - len(sequence.tokens) - 1, 0)
+        if sequence.parcel_id:
+            return 0
         if is_fixed(sequence):
             return most
         lengths = self._lengths.get(sequence.request.terms.service_class)
@@ -72,7 +77,7 @@ class Growth:
             return 0
         now = len(sequence.tokens) - sequence.num_prompt
         part = sequence.sequence_id * GOLDEN % 1
-        return min(most, lengths.likely(now, part) - now)
+        return min(most, max(lengths.likely(now, part) - now - 1, 0))
 
     def rows(self, sequence: Sequence, half: int) -> list[tuple[int, int]]:
         """(tokens to come, tokens held) of `sequence` and of siblings that are to start behind its

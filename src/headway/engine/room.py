@@ -101,7 +101,10 @@ class Room:
             return None
         if not running or not self.expects or self._is_plenty(sequence, running):
             return self.fitting(sequence, running)
-        grown = self._grown(sequence, running, step, weaker)
+        gone = weaker(sequence, running)
+        if len(gone) == len(running):
+            return self.fitting(sequence, running)
+        grown = self._grown(sequence, running, step, gone)
         beside = [p + g for p, g in zip(self.promised(running), grown, strict=True)]
         hit = self.kv.find_room(sequence, beside) if self.kv.has_room(beside) else None
         if hit is None and any(grown):
@@ -136,11 +139,11 @@ class Room:
         return saved_s > self.prefill_s(own + steps)
 
     def _grown(
-        self, sequence: Sequence, running: list[Sequence], step: int, weaker: Weaker
+        self, sequence: Sequence, running: list[Sequence], step: int, gone: list[Sequence]
     ) -> list[int]:
-        """Blocks by group beyond those of known tokens, when most are needed, with `sequence`."""
+        """Blocks by group beyond those of known tokens, when most are needed, with `sequence` and
+        without those who are as good as `gone`."""
         half = self.kv.block_size // 2
-        gone = weaker(sequence, running)
         rows = self.growth.rows(sequence, half)
         if gone or len(rows) > 1:
             ended = [(0, self.growth.rows(s, half)[0][1]) for s in gone]

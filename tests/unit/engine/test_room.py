@@ -149,7 +149,10 @@ def test_siblings_that_are_to_start_count(n):
         world = dear(World(make_settings(block_size=1, num_blocks=(num_blocks,), max_num_seqs=8)))
         world.add([1] * 8, n=n, max_tokens=12, ignore_eos=True)
         world.add([2] * 5, max_tokens=12, ignore_eos=True)
-        assert running_at_most(world) == expected
+        for _ in range(3):
+            world.step()
+        assert len(world.engine.scheduler.running) == expected
+        world.drain()
         assert world.engine.scheduler.num_preemptions == 0
 
 
@@ -174,7 +177,7 @@ def test_classes_are_learned_apart():
         world.add([1], terms=short, max_tokens=3, stop_token_ids=[39], min_tokens=3)
     world.drain()
     growth: Growth = world.engine.scheduler.room.growth
-    for promised, expected in ((short, 3), (other, 0)):
+    for promised, expected in ((short, 2), (other, 0)):
         world.add([1, 2], terms=promised, max_tokens=9, stop_token_ids=[39], min_tokens=9)
         assert growth.left_of(world.engine.scheduler.waiting[-1]) == expected
     world.drain()
@@ -200,4 +203,36 @@ def test_a_refusal_is_not_counted_anew_in_each_step(monkeypatch):
         world.step()
     assert len(world.engine.scheduler.running) == 1
     assert len(counted) <= 24 // room.LOOK_AGAIN + 1
+    world.drain()
+
+
+@pytest.mark.parametrize("policy", ["priority", "slo"])
+def test_where_only_the_weaker_run_they_make_way(policy):
+    """One that takes all blocks, beside idle work of a low priority: it starts at once."""
+    shape = make_settings(block_size=4, num_blocks=(9,), policy=policy, max_num_seqs=4, budget=32)
+    world = dear(World(shape))
+    weak = Terms(idle_only=True, priority=1)
+    for number in range(2):
+        world.add([number] * 3, terms=weak, max_tokens=9, ignore_eos=True)
+    for _ in range(3):
+        world.step()
+    strong = world.add([5] * 5, max_tokens=27, ignore_eos=True)
+    world.step()
+    assert strong in {s.request.request_id for s in world.engine.scheduler.running}
+    world.drain()
+
+
+def test_who_leaves_for_another_engine_is_not_expected_to_grow():
+    """It goes with its first token, and what it was until then is no length of an answer."""
+    world = World(make_settings(num_blocks=(99,)))
+    for _ in range(LEAST):
+        world.add([1], max_tokens=30, stop_token_ids=[39], min_tokens=30)
+    growth: Growth = world.engine.scheduler.room.growth
+    world.step()
+    for sequence in list(world.engine.scheduler.running):
+        sequence.parcel_id = b"parcel"
+        assert growth.left_of(sequence) == 0
+        world.abort(sequence.request.request_id)
+    world.add([1], max_tokens=30, stop_token_ids=[39], min_tokens=30)
+    assert growth.left_of(world.engine.scheduler.waiting[-1]) == 0
     world.drain()
