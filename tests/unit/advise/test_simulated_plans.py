@@ -70,8 +70,10 @@ def fake(how: Settings, seed: int) -> Uneven:
 
 
 def make(how: Settings, grammars: Grammars | None):
+    """Under two policies who fits starts, so that some are preempted."""
+
     def engine(executor: Executor, clock: VirtualClock | StepClock) -> Engine:
-        return Engine(
+        made = Engine(
             executor,
             how,
             vocab_size=VOCAB,
@@ -79,6 +81,8 @@ def make(how: Settings, grammars: Grammars | None):
             clock=clock,
             grammars=grammars,
         )
+        made.scheduler.room.expects = how.scheduler.policy not in BLIND
+        return made
 
     return engine
 
@@ -141,6 +145,7 @@ def small(policy: str, **more) -> Settings:
     )
 
 
+BLIND = ("fcfs", "priority")
 LOOKUP = SpeculationConfig(sources=("lookup", "forced"), max_drafts=4)
 
 
@@ -154,7 +159,7 @@ def test_a_recorded_run_gives_the_same_plans(policy: str, source: VocabularySour
         pairs = replay(recording, make(how, grammars))
     assert len(pairs) == len(recording.steps) > 100
     assert all(was == now for was, now in pairs)
-    assert seen[-1].num_preemptions > 0
+    assert seen[-1].num_preemptions > 0 or policy not in BLIND
     assert sum(record.num_cached_tokens for record in seen) > 0
     assert sum(record.num_kept_drafts for record in seen) > 0
     came = [one.request for one in recording.came if one.request is not None]
@@ -176,7 +181,7 @@ def test_with_host_memory_too(policy: str):
     pairs = replay(recording, make(how, None))
     assert len(pairs) == len(recording.steps) > 50
     assert all(was == now for was, now in pairs)
-    assert sum(record.num_swapped for record in seen) > 0
+    assert sum(record.num_swapped for record in seen) > 0 or policy not in BLIND
 
 
 def compile_first(grammars: Grammars) -> None:

@@ -51,7 +51,7 @@ def test_keys_and_values_apart_take_what_each_takes(name: str, of_head: int):
     assert model().kv_bytes_per_token(name) == of_head * heads
     short, _ = resolve(dataclasses.replace(options, kv_memory=Bytes(GIB // 6)), native, model())
     each = 1024 * of_head * heads + 64 * 12288
-    assert short.cache.num_blocks[1] - 1 == GIB // 6 // each + 512 // 64 + 1
+    assert short.cache.num_blocks[1] - 1 == GIB // 6 // each + 2
     refused = {"block_size": 16, "attention_backend": "sdpa", "kv_read": "25%", "kv_keep": "25%"}
     for option, value in refused.items():
         with pytest.raises(UsageError, match=name if option != "block_size" else "blocks of 64"):

@@ -226,7 +226,7 @@ def test_int4_kv_holds_still_more_and_keeps_open_blocks():
     assert "3.5625 KiB" in why["kv_blocks_0"] and "not rounded yet" in why["kv_blocks_1"]
     short, _ = resolve(dataclasses.replace(options, kv_memory=Bytes(GIB // 6)), native, model())
     each = 1024 * 3648 + 64 * 12288
-    assert short.cache.num_blocks[1] - 1 == GIB // 6 // each + 512 // 64 + 1
+    assert short.cache.num_blocks[1] - 1 == GIB // 6 // each + 2
 
 
 @pytest.mark.parametrize(
