@@ -278,6 +278,7 @@ def opened(folder: Path, given: argparse.Namespace, **more: object) -> Iterator[
         options = EngineOptions(
             load_format="dummy" if given.shape else "auto",
             quantization=given.quantization,
+            kv_cache_dtype=given.kv_cache_dtype,
             skip_tokenizer_init=bool(given.shape),
             kv_disk=f"{root}/kv:20GB",
             **more,
@@ -352,6 +353,7 @@ def main() -> None:
     parser.add_argument("--shape", help="random weights of a published shape: qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: all")
     parser.add_argument("--quantization", default="none")
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of turns and never")
     parser.add_argument("--only", choices=("restart", "turns", "never", "death"))
     parser.add_argument("--streams", type=int, default=50, help="that the engine has as it dies")
     parser.add_argument("--times", type=int, default=9)

@@ -30,6 +30,8 @@ from headway.runtime.null import NullExecutor
 POLICIES = ("lru", "lfu", "cost")
 ATTENTION_COST = 1.2e-4
 LONGEST = 2**17
+FEWEST_ALIKE = 4
+"""Tokens of a block that are worth a copy of it."""
 
 
 def prompt_of(row: Row) -> list[int]:
@@ -87,8 +89,9 @@ class Simulation:
         self.empty = capacity
         self.policy = policy
         self.floor, self.clock = 0.0, itertools.count()
-        self.uses: dict[tuple, int] = {}
-        """Block → how often it was used, for the blocks that are cached."""
+        self.uses: dict[tuple, float] = {}
+        """Block → how often it was used, for the blocks that are cached; of one that is filled in
+        part the first use counts in part."""
         self.idle: dict[tuple, tuple[float, int]] = {}
         self.children: dict[tuple | None, int] = defaultdict(int)
         self.heap: list[tuple[float, int, tuple]] = []
@@ -122,14 +125,22 @@ class Simulation:
         self.wake(block, parents[block])
         del self.uses[block]
 
+    def rest(self, block: tuple, parent: tuple | None, next_use: dict[tuple, float]) -> None:
+        """It is idle: nobody uses it any more."""
+        self.idle[block] = self.value(block, next_use[block]), next(self.clock)
+        self.children[parent] += 1
+        self.offer(block)
+
     def request(
         self,
         chain: list[tuple],
+        part: tuple | None,
         num_tokens: int,
         parents: dict[tuple, tuple | None],
         next_use: dict[tuple, float],
     ) -> int:
-        """Tokens found of a prompt whose full blocks are `chain`."""
+        """Tokens found of a prompt whose full blocks are `chain`, and the last, filled in part,
+        `part`, where it is of use. Who finds that goes on in a copy."""
         found = 0
         while found < len(chain) and chain[found] in self.uses:
             found += 1
@@ -139,35 +150,51 @@ class Simulation:
             self.wake(block, parents[block])
         whole = found * BLOCK_TOKENS == num_tokens
         fresh = -(-num_tokens // BLOCK_TOKENS) - found + whole
+        has_part = part in self.uses
+        if part is not None and has_part:
+            self.uses[part] += 1
+            self.wake(part, parents[part])
+            fresh -= 1
+            self.take(parents)
+            self.empty += 1
+            self.rest(part, parents[part], next_use)
         for _ in range(fresh):
             self.take(parents)
-        for block in chain[found:]:
+        listed = chain[found:]
+        for block in listed:
             self.uses[block] = 1
-        self.empty += fresh - len(chain[found:])
+        if part is not None and not has_part:
+            self.uses[part] = part[2] / BLOCK_TOKENS
+            listed = [*listed, part]
+            self.rest(part, parents[part], next_use)
+        self.empty += fresh - len(listed)
         for block in reversed(chain):
-            self.idle[block] = self.value(block, next_use[block]), next(self.clock)
-            self.children[parents[block]] += 1
-            self.offer(block)
-        return min(found * BLOCK_TOKENS, num_tokens - 1)
+            self.rest(block, parents[block], next_use)
+        more = part[2] if part is not None and has_part else 0
+        return min(found * BLOCK_TOKENS + more, num_tokens - 1)
 
 
 def simulated_hits(rows: list[Row], capacity: int, policy: str) -> float:
     """The same share by a simulation; policy `optimum` knows the future."""
     chains: list[list[tuple]] = []
+    parts: list[tuple | None] = []
     parents: dict[tuple, tuple | None] = {}
     uses: dict[tuple, list[int]] = defaultdict(list)
     for number, row in enumerate(rows):
         full = row.prompt_tokens // BLOCK_TOKENS
         chain = [(block, depth) for depth, block in enumerate(row.blocks[:full])]
-        for before, block in itertools.pairwise([None, *chain]):
+        count = row.prompt_tokens % BLOCK_TOKENS
+        parts.append((row.blocks[full], full, count) if count > FEWEST_ALIKE else None)
+        for before, block in itertools.pairwise([None, *chain, *filter(None, parts[-1:])]):
             assert parents.setdefault(block, before) == before, "an id with two histories"
             uses[block].append(number)
         chains.append(chain)
     upcoming = {block: iter([*when[1:], inf]) for block, when in uses.items()}
     simulation, found = Simulation(capacity, policy), 0
-    for row, chain in zip(rows, chains, strict=True):
-        next_use = {block: float(next(upcoming[block])) for block in chain}
-        found += simulation.request(chain, row.prompt_tokens, parents, next_use)
+    for row, chain, part in zip(rows, chains, parts, strict=True):
+        used = [*chain, *filter(None, [part])]
+        next_use = {block: float(next(upcoming[block])) for block in used}
+        found += simulation.request(chain, part, row.prompt_tokens, parents, next_use)
     return found / sum(row.prompt_tokens for row in rows)
 
 

@@ -120,7 +120,7 @@ def test_little_memory_leaves_checkpoints_out(folder: Path):
     engine = every(engine_for(folder, block_size=4, max_num_seqs=2), 1)
     pool = BlockPool(4, engine.settings.cache.prefix_cache, chained=False)
     assert pool.index is not None
-    engine.kv.pools[-1], engine.kv._indexes[-1] = pool, pool.index
+    engine.kv.pools[-1], engine.kv.indexes[-1] = pool, pool.index
     several = prompts([33, 21, 40])
     found = finish(engine, [asked(i, prompt) for i, prompt in enumerate(several)])
     for i, prompt in enumerate(several):

@@ -157,6 +157,7 @@ def flip(folder: Path, chooser: random.Random) -> None:
 
 
 @pytest.mark.hardening
+@pytest.mark.timeout(1800)
 def test_fifty_kills_of_a_server_with_flipped_bytes_between_them(start, tmp_path: Path):
     """It is killed while it answers and writes; each answer is that of a server without a disk."""
     chooser = random.Random(1)

@@ -11,6 +11,7 @@ Worked example, blocks of 4 slots, one KV group. Sequence 7 has the prompt [5, 6
 All structs are msgspec messages, so a plan for a remote rank is the same plan.
 """
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -19,6 +20,8 @@ from headway.core.request import SamplingParams, TokenLogprobs
 
 NULL_BLOCK = 0
 """Block 0 of each KV group is never given out: padding reads and writes there."""
+BlocksByGroup = Sequence[Sequence[int]]
+"""Block ids, by KV group."""
 
 
 def sampled_in(step: int) -> int:
@@ -86,7 +89,7 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     sequence_id: int
     start: int
     token_ids: list[int]
-    new_blocks: list[list[int]]
+    new_blocks: BlocksByGroup
     sample: bool
     num_drafts: int = 0
     propose: int = 0

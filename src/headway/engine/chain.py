@@ -2,6 +2,8 @@
 
     key(-1) = sha256(salt, adapter)     key(i) = sha256(key(i - 1) ‖ tokens of block i as int32)
 
+A block that is filled in part has a key of the same form, over the tokens that it holds.
+
 Equal keys mean equal tokens from the first on, of one salt and one adapter; who does not know the
 salt can neither make a key nor meet one by chance.
 """
@@ -35,6 +37,14 @@ class Chain:
             keys.append(hashlib.sha256((keys[-1] if keys else self.root) + tokens).digest())
         return keys[index]
 
+    def part(self, index: int, count: int) -> bytes:
+        """The key of the first `count` tokens of block `index`; of all of them, the block's own."""
+        if count == self._block_size:
+            return self.key(index)
+        begin = index * self._block_size
+        tokens = packer(count)(*self._tokens[begin : begin + count])
+        return hashlib.sha256(self.key(index - 1) + tokens).digest()
+
     def cut(self, num_tokens: int) -> None:
         """Of the tokens only so many are known for sure: no key of more is kept."""
         del self.keys[num_tokens // self._block_size :]
@@ -46,7 +56,7 @@ class Chain:
 
 @cache
 def packer(block_size: int) -> Callable[..., bytes]:
-    """Packs the ids of one block as little-endian int32."""
+    """Packs so many ids as little-endian int32."""
     return struct.Struct(f"<{block_size}i").pack
 
 

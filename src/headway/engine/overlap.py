@@ -172,6 +172,11 @@ class Overlap:
         for step in self.steps:
             step.left.add(sequence.sequence_id)
 
+    def copies(self, sequence: Sequence) -> bool:
+        """Whether a step in flight copies a block for `sequence`: it is not known to be there."""
+        sequence_id = sequence.sequence_id
+        return any(copy.sequence_id == sequence_id for s in self.steps for copy in s.plan.copies)
+
     def compute_again(self, rows: list[tuple[ScheduledSequence, Sequence]]) -> None:
         """These were in steps that are abandoned: steps run one by one until they are as far."""
         ends = {sequence.sequence_id: (sequence, row.start + 1) for row, sequence in rows}

@@ -27,6 +27,7 @@ from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
 from headway.engine.kv.export import export
 from headway.engine.kv.forgetting import give_up_restore
+from headway.engine.kv.listing import insert, let_go
 from headway.engine.kv.open_blocks import fitting, give_back_full
 from headway.engine.kv.prefix import Hit
 from headway.engine.kv.states import whole_tables
@@ -333,17 +334,17 @@ class Scheduler:
             self.preemption.swap_out(victim)
         else:
             victim.num_lost = victim.computed
-            self._forget(victim)
+            self._forget(victim, is_sound=may_copy)
         victim.state = WAITING
         self.waiting.appendleft(victim)
         self.room.left()
         self.num_preemptions += 1
         self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
-    def _forget(self, sequence: Sequence) -> None:
+    def _forget(self, sequence: Sequence, *, is_sound: bool = True) -> None:
         """Release the blocks of `sequence`, at once or after their copy, and its state there."""
         if not self.preemption.drop(sequence):
-            self.kv.release(sequence)
+            let_go(self.kv, sequence, is_sound=is_sound and not self.overlap.copies(sequence))
         self._leave_runtime(sequence)
 
     def _leave_runtime(self, sequence: Sequence) -> None:
@@ -368,7 +369,7 @@ class Scheduler:
             if (sequence := by_id.get(row.sequence_id)) is not None:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
                 if computed >= (sequence.num_remembered + 1) * size:
-                    self.kv.insert(sequence)
+                    insert(self.kv, sequence)
                 if sequence.parcel_id:
                     export(self.kv, sequence)
                 if sequence.forks and are_due(self.kv, sequence):

@@ -149,7 +149,7 @@ class Sequence:
         self.parts_at = -1
         """The block behind which its prompt goes on otherwise than others; -1: none is known."""
         self.is_forgotten = False
-        """Whether its owner was forgotten since it came: nothing of it is listed."""
+        """Whether its owner was forgotten since it came, or it failed: nothing of it is listed."""
         self.grammar: GrammarState | None = None
         """Where it stands in its grammar, when it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]

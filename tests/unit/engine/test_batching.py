@@ -183,7 +183,7 @@ def test_a_full_batch_starts_at_once_and_is_held_to_its_end(batching):
         world.clock.advance(WINDOW_S)
     world.engine.flush()
     world.step()
-    assert [row.start for row in world.executor.plan.scheduled] == [0]
+    assert [row.start for row in world.executor.plan.scheduled] == [1], "the rest of its prompt"
     assert members(world) == {4}
     world.drain()
 

@@ -12,6 +12,7 @@ from headway.core.plan import Shrink
 from headway.core.request import Request, SamplingParams
 from headway.engine.forks import start_forks
 from headway.engine.kv import KVCache
+from headway.engine.kv.listing import insert
 from headway.engine.kv.states import whole_tables
 from headway.engine.preemption import Preemption
 from headway.engine.sequence import Sequence
@@ -61,7 +62,7 @@ def advance(kv: KVCache, one: Sequence, end: int) -> list[Shrink]:
     """Compute the tokens before `end`; the tables that shrank for it."""
     assert kv.choosing is not None and kv.extend(one, end) is not None
     one.computed = end
-    kv.insert(one)
+    insert(kv, one)
     return kv.choosing.take()
 
 
@@ -245,7 +246,7 @@ def test_any_order_of_chunks_keeps_the_books(blocks: int, steps: list):
             end = one.computed + kv.choosing.cut(one, min(count, one.num_missing))
             if kv.extend(one, end) is not None:
                 one.computed = end
-                kv.insert(one)
+                insert(kv, one)
             for shrink in kv.choosing.take():
                 kept = len(shrink.blocks) * 4 >= 64
                 assert kept and len(shrink.sources) == -(-shrink.num_tokens // 4)

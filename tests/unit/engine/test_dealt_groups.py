@@ -98,7 +98,7 @@ def test_a_prompt_is_found_on_all_ranks_and_within_a_block():
     one.drain()
     one.add([*prompt, 1, 2], max_tokens=1, ignore_eos=True)
     _, record = one.step()
-    assert record.num_tokens == 48 - 44
+    assert record.num_tokens == 48 - 46  # rank 1 has half of the last block
     one.drain()
     one.add([*prompt[:43], 1, 2], max_tokens=1, ignore_eos=True)
     _, record = one.step()

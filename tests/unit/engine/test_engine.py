@@ -135,7 +135,7 @@ def test_worked_example_of_the_seam():
     assert [len(blocks) for blocks in row.new_blocks] == [2]
     world.step()
     (row,) = world.executor.plan.scheduled
-    assert (row.start, len(row.token_ids), row.new_blocks) == (5, 1, [[]])
+    assert (row.start, len(row.token_ids), row.new_blocks) == (5, 1, ((),))
     assert world.engine.has_work, "the runtime must still be told of the end"
     world.step()
     assert (world.executor.plan.scheduled, world.executor.plan.finished) == ([], [0])

@@ -58,7 +58,7 @@ def test_what_was_evicted_is_found_in_host_memory(windows):
 
 
 def test_sinks_are_restored_with_what_the_window_sees():
-    talk = world(windows=(6,), sinks=(5,), num_blocks=8)
+    talk = world(windows=(6,), sinks=(5,), num_blocks=8, host=15)
     answer, _ = talk.answer_of(PROMPT, seed=1)
     for other in OTHERS:
         talk.answer_of(other, seed=1)

@@ -274,9 +274,9 @@ def test_stages_have_a_step_each_of_their_own_sequences():
         assert {len(plan.scheduled) for plan, _ in world.late.queue} <= {2, 3}
     world.drain()
     assert world.late.most_held == 2
-    world.add([1] * 40, max_tokens=1, ignore_eos=True)
+    world.add([30] * 40, max_tokens=1, ignore_eos=True)
     world.step()
-    assert flying(world) == [[(16, [1] * 16, False)]]
+    assert flying(world) == [[(16, [30] * 16, False)]]
     world.drain()
 
 

@@ -378,7 +378,7 @@ def test_decodes_that_take_most_of_their_objective_leave_half_of_the_rest():
         assert bears == pytest.approx(bears_s), (pace_s, decode_s)
 
 
-@pytest.mark.parametrize(("policy", "matched"), [("fcfs", 0), ("fair", 0), ("slo", 8)])
+@pytest.mark.parametrize(("policy", "matched"), [("fcfs", 0), ("fair", 0), ("slo", 9)])
 def test_what_a_policy_keeps_of_a_sequence_is_its_own(policy, matched):
     """Only the one that looks prefixes up tells of tokens in memory, and keeps what it saw."""
     world = roomy(policy, max_num_seqs=1, prefix_cache="lfu")

@@ -76,14 +76,14 @@ def test_a_prompt_that_is_found_whole_computes_its_last_token_in_a_copy():
     assert [(copy.index, copy.group) for copy in talk.copies] == [(1, 0)]
 
 
-@pytest.mark.parametrize(("alike", "found"), [(4, 4), (5, 4), (6, 6), (7, 7)])
-def test_half_a_block_alike_is_shared_and_copied(alike, found):
-    talk = world()
-    talk.answer_of(list(range(8)))
+@pytest.mark.parametrize(("alike", "found"), [(8, 8), (9, 8), (10, 10), (15, 15)])
+def test_a_quarter_of_a_block_alike_is_shared_and_copied(alike, found):
+    talk = world(block_size=8)
+    talk.answer_of(list(range(16)))
     prompt = [*range(alike), *[30] * 6]
     _, num_cached = talk.answer_of(prompt)
     assert num_cached == found
-    assert len(talk.copies) == (found > 4)
+    assert len(talk.copies) == (found > 8)
 
 
 def test_only_the_same_salt_and_adapter_find():
@@ -145,7 +145,7 @@ def test_a_preempted_sequence_finds_what_it_had():
     scheduler.preempt(scheduler.running[0])
     talk.step()
     (row,) = talk.plan.scheduled
-    assert row.start == 16 and row.sample
+    assert row.start == 17 and row.sample
     talk.drain()
 
 
@@ -156,10 +156,10 @@ def test_blocks_of_a_failed_sequence_are_not_found(caplog):
     talk.answer_of(list(range(8)), salt="other")
     talk.ask([*range(8), *range(20, 36)])
     talk.step()
-    assert talk.engine.kv.pools[0].num_cached == 2 + 2 + 2
+    assert talk.engine.kv.pools[0].num_cached == 3 + 3 + 2
     talk.executor.fail_rows = frozenset({0})
     talk.step()
-    assert talk.engine.kv.pools[0].num_cached == 2
+    assert talk.engine.kv.pools[0].num_cached == 3 + 1
     talk.drain()
 
 

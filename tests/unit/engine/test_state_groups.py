@@ -12,6 +12,7 @@ from headway.core.options import EngineOptions
 from headway.core.reasons import Reasons
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
+from headway.engine.kv.listing import insert
 from headway.engine.kv.states import whole_tables
 from headway.engine.sequence import Sequence
 
@@ -56,7 +57,7 @@ def advance(kv: KVCache, one: Sequence, end: int) -> None:
     """Compute the tokens before `end`."""
     assert kv.extend(one, end) is not None
     one.computed = end
-    kv.insert(one)
+    insert(kv, one)
 
 
 def test_worked_example():
@@ -153,7 +154,7 @@ def test_any_order_of_chunks_keeps_the_books(every: int, states: int, steps: lis
             running[which] = None
         elif end > one.computed and kv.extend(one, end) is not None:
             one.computed = end
-            kv.insert(one)
+            insert(kv, one)
             assert one.block_tables[1][(end - 1) // 4] != 0, "the newest state has no block"
         kv.check_integrity([each for each in running if each is not None])
 

@@ -46,7 +46,7 @@ def restart(old: CachedWorld) -> CachedWorld:
 def test_what_was_computed_before_a_restart_is_restored():
     first = world()
     answer, found = first.answer_of(PROMPT)
-    assert found == 0 and len(first.executor.disk) == 5
+    assert found == 0 and len(first.executor.disk) == 6
     second = restart(first)
     again, found = second.answer_of(PROMPT)
     assert (again, found) == (answer, 16)
@@ -145,26 +145,26 @@ def test_who_is_forgotten_takes_nobody_elses_blocks_along():
     talk.answer_of(PROMPT, salt="b")
     listed = talk.engine.kv.pools[0].num_cached
     talk.engine.forget(Principal(cache_salt="b").block_owner())
-    assert talk.engine.kv.pools[0].num_cached == listed - 5
+    assert talk.engine.kv.pools[0].num_cached == listed - 6
     talk.drain()
-    assert len(talk.executor.disk) == 5
+    assert len(talk.executor.disk) == 6
     assert talk.answer_of(PROMPT, salt="a")[1] == 19
     assert talk.answer_of(PROMPT, salt="b")[1] == 0
 
 
 def test_writing_is_limited_and_goes_on_by_itself():
-    """At a block a second: five blocks of 100 bytes take five seconds of an idle engine."""
+    """At a block a second: six blocks of 100 bytes take six seconds of an idle engine."""
     disk = {"disk_bytes": 10**6, "block_bytes": (100,), "disk_write_bytes_s": 100.0}
     talk = CachedWorld(make_settings(prefix_cache="lfu", **disk))
     talk.engine.kv.tiers.disk.is_dear = lambda group: True
     talk.answer_of(PROMPT)
     written = len(talk.executor.disk)
-    assert 0 < written < 5 and not talk.engine.has_work
+    assert 0 < written < 6 and not talk.engine.has_work
     while talk.engine.wakes_at_s != float("inf"):
         talk.clock.advance(talk.engine.wakes_at_s - talk.clock.now_s() + 0.01)
         assert talk.engine.has_work
         talk.drain()
-    assert len(talk.executor.disk) == 5
+    assert len(talk.executor.disk) == 6
 
 
 def test_what_is_cheap_to_compute_is_written_when_it_was_used_twice():

@@ -30,7 +30,7 @@ def test_worked_example_of_a_window():
     kv.check_integrity([one])
     assert [len(table) for table in one.block_tables] == [4, 4]
     new, copies = kv.extend(one, 15)
-    assert (new, copies) == ([[], []], [])
+    assert (new, copies) == (((), ()), [])
     full, window = one.block_tables
     assert NULL_BLOCK not in full
     assert window[:2] == [NULL_BLOCK] * 2
@@ -138,7 +138,7 @@ def test_room_is_what_extend_need_not_be_asked_for():
     kv, one, child = KVCache(config, 16), sequence(20, 1), sequence(20, 1)
     kv.extend(one, 6)
     one.computed = 6
-    assert kv.extend(one, 7) == ([[]], []) and one.room == 8
+    assert kv.extend(one, 7) == (((),), []) and one.room == 8
     kv.check_integrity([one])
     kv.fork(one, child, 6)
     assert one.room == child.room == 0, "the first to write needs a copy"

@@ -20,7 +20,7 @@ those where the state behind a full block is kept for others.
 
 With a policy, full blocks that were computed stay findable after they are released, until another
 needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
-groups hold, `reuse` lets it begin there, `insert` lists what was computed.
+groups hold, `reuse` lets it begin there; `engine.kv.listing` lists what was computed.
 """
 
 from collections.abc import Iterator
@@ -28,13 +28,12 @@ from contextlib import contextmanager
 
 from headway.core.cache_config import CacheConfig
 from headway.core.kv_format import LEAST_OPEN
-from headway.core.plan import NULL_BLOCK, BlockCopy
+from headway.core.plan import NULL_BLOCK, BlockCopy, BlocksByGroup
 from headway.engine.kv import dealt
 from headway.engine.kv.choosing import Choosing, unshare
 from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import (
-    Cached,
     Hit,
     begun_block,
     blocks_held,
@@ -43,11 +42,8 @@ from headway.engine.kv.prefix import (
     with_gap,
 )
 from headway.engine.kv.states import States
-from headway.engine.kv.tiers import Tiers
+from headway.engine.kv.tiers import OPEN_WINDOW, Tiers
 from headway.engine.sequence import Sequence
-
-OPEN_WINDOW = 1
-"""The open block is what a window of one token sees: the block that it lies in."""
 
 
 class KVCache:
@@ -65,7 +61,7 @@ class KVCache:
         self.has_open = config.open_blocks
         self.max_chunk = max_chunk
         self.attention_cost = config.attention_cost
-        self.nothing_new: list[list[int]] = [[] for _ in self.windows]  # never written to
+        self.nothing_new: BlocksByGroup = ((),) * len(self.windows)
         self.pools = [
             BlockPool(count, config.prefix_cache, chained=not window)
             for count, window in zip(config.num_blocks, self.windows, strict=True)
@@ -74,7 +70,7 @@ class KVCache:
         self.choosing = Choosing.of(config)
         self.dealt = config.dealt
         self._is_plain = not (self._slides or self.choosing or self.dealt)
-        self._indexes = [pool.index for pool in self.pools if pool.index is not None]
+        self.indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
 
     @property
@@ -153,7 +149,7 @@ class KVCache:
 
     def extend(
         self, sequence: Sequence, num_tokens: int
-    ) -> tuple[list[list[int]], list[BlockCopy]] | None:
+    ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
         """Make room for the first `num_tokens` of `sequence`.
 
         Returns the new block ids per group and the copies to make, or None, with nothing taken,
@@ -317,7 +313,7 @@ class KVCache:
 
     def num_kept_by_others(self, sequence: Sequence) -> int:
         """Tokens that `sequence` begins with and that stay findable while others run."""
-        if not self._indexes or not sequence.takes_hits:
+        if not self.indexes or not sequence.takes_hits:
             return 0
         count = 0
         for blocks in zip(*sequence.block_tables, strict=True):
@@ -331,38 +327,35 @@ class KVCache:
     def match_prefix(self, sequence: Sequence, *, partly: bool = True) -> Hit:
         """The longest beginning of a newcomer that all groups hold, but for its last token.
 
-        With `partly` it may end within a block, where half of that or more is of use: a copy costs
-        as much as a few tokens.
+        With `partly` it may end within a block, where enough of that is of use.
         """
         none, size = Hit.none(len(self.pools)), self.block_size
-        if not self._indexes or not sequence.takes_hits or sequence.host_tables:
+        if not self.indexes or not sequence.takes_hits or sequence.host_tables:
             return none
-        chain, limit = sequence.keys(self.block_size), sequence.most_found
-        here, indexes = dealt.listed(self.dealt, self._indexes), self._indexes
-        count = blocks_held(chain, limit // size, here, size, self.windows, self.sink_blocks)
+        chain, most = sequence.keys(size), sequence.most_found
+        here, indexes = dealt.listed(self.dealt, self.indexes), self.indexes
+        count = blocks_held(chain, most // size, here, size, self.windows, self.sink_blocks)
         if self.states is not None:
             partly = False
-            self.states.note_parting(sequence, chain, count, limit // size, here)
-        if self.tiers is not None and sequence.takes_restores:
-            how = self.windows, self.sink_blocks, sequence.source
-            below = self.tiers.find(chain, count, limit // size, self._indexes, *how)
-            if below is not None:
-                return below
-        keys = [chain.key(index) for index in range(count)]
-        most = sequence.most_found if partly else 0
+            self.states.note_parting(sequence, chain, count, most // size, here)
         if self.dealt is not None:
             indexes = [indexes[self.dealt.owner(count)]]
-        begun = begun_block(indexes, sequence.tokens, most, chain, count, size)
-        num_tokens = count * size
+        keys, num_tokens = [chain.key(index) for index in range(count)], count * size
+        begun = begun_block(indexes, sequence.tokens, most, chain, count, size) if partly else None
         if begun is not None:
             keys.append(begun[0])
             num_tokens += begun[1]
+        if self.tiers is not None and sequence.takes_restores:
+            how = self.windows, self.sink_blocks, sequence.source
+            below = self.tiers.find(chain, num_tokens, most, self.indexes, *how, partly=partly)
+            if below is not None:
+                return below
         if not keys:
             return none
         firsts = [first_seen(num_tokens, window) // size for window in self.windows]
         tables = [
             with_gap(dealt.found(self.dealt, index, live_of(keys, first, kept)), first, kept)
-            for index, first, kept in zip(self._indexes, firsts, self.sink_blocks, strict=True)
+            for index, first, kept in zip(self.indexes, firsts, self.sink_blocks, strict=True)
         ]
         return Hit(num_tokens=num_tokens, tables=tables, first_live=firsts, is_partial=bool(begun))
 
@@ -398,28 +391,9 @@ class KVCache:
         sequence.restored = hit.restored
         sequence.shares_blocks = hit.is_partial
 
-    def insert(self, sequence: Sequence) -> None:
-        """List the full blocks of `sequence` that are computed; the first of equals stays."""
-        size = self.block_size
-        begin, end = sequence.num_remembered, min(sequence.computed, sequence.num_exact) // size
-        if begin >= end or not self._indexes or sequence.is_forgotten or any(sequence.dropped):
-            return
-        chain, states = sequence.keys(self.block_size), self.states
-        owner, parent = sequence.request.principal.block_owner(), chain.key(begin - 1)
-        for at in range(begin, end):
-            key, tokens = chain.key(at), chain.block(at)
-            cost = 1 + self.attention_cost * at * size
-            for group, index in enumerate(self._indexes):
-                block = sequence.block_tables[group][at]
-                if block != NULL_BLOCK and (states is None or states.lists(sequence, group, at)):
-                    index.add(block, Cached(key, parent, tokens, cost, owner))
-                    if self.tiers is not None:
-                        self.tiers.found(group, block)
-            parent = key
-        sequence.num_remembered = end
-
     def invalidate(self, sequence: Sequence) -> None:
         """Nobody finds the blocks of `sequence` again, those that it found itself included."""
+        sequence.is_forgotten = True
         for group, pool in enumerate(self.pools):
             for block in self.live(sequence, group):
                 pool.forget(block)
@@ -432,18 +406,18 @@ class KVCache:
     @contextmanager
     def unlisted(self) -> Iterator[None]:
         """What is computed meanwhile is nobody's: nothing is found, listed or kept below."""
-        indexes, self._indexes = self._indexes, []
+        indexes, self.indexes = self.indexes, []
         try:
             yield
         finally:
-            self._indexes = indexes
+            self.indexes = indexes
 
-    def check_integrity(self, sequences: list[Sequence], *held: list[list[int]]) -> None:
+    def check_integrity(self, sequences: list[Sequence], *held: BlocksByGroup) -> None:
         """Assert that pools and tables agree; no sequence refers to what is `held` for paths."""
         size = self.block_size
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             check_tables(sequences, group, window, size, self.sink_blocks[group])
             live = [self.live(sequence, group) for sequence in sequences]
-            pool.check_integrity(live + [blocks[group] for blocks in held])
-        for sequence in sequences if self._indexes else ():
-            check_listed(sequence, sequence.keys(size), self._indexes, size)
+            pool.check_integrity(live + [list(blocks[group]) for blocks in held])
+        for sequence in sequences if self.indexes else ():
+            check_listed(sequence, sequence.keys(size), self.indexes, size)

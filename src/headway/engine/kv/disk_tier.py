@@ -73,13 +73,6 @@ class DiskTier:
         if len(self._queue) < 2 * len(self.pools) * self.pools[group].num_blocks:
             self._queue.append((group, block, key))
 
-    def found(self, group: int, block: int) -> None:
-        """A block was listed, or found again: it may be worth keeping below."""
-        index = self.pools[group].index
-        cached = None if index is None else index.cached[block]
-        if cached is not None:
-            self.offer(group, block, cached.key)
-
     @property
     def has_due(self) -> bool:
         """Whether an engine without other work has blocks to hand over now."""

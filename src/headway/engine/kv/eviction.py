@@ -25,7 +25,7 @@ swept away when it is more than half.
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
-Value = Callable[[float, int, int, float], float]
+Value = Callable[[float, int, float, float], float]
 """(floor, time of release, uses, cost) → the value."""
 
 POLICIES: dict[str, Value] = {
@@ -53,7 +53,7 @@ class EvictionQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def push(self, key: Hashable, parent: Hashable, uses: int, cost: float) -> None:
+    def push(self, key: Hashable, parent: Hashable, uses: float, cost: float) -> None:
         """The block of `key`, which continues that of `parent`, was released."""
         assert key not in self._entries
         self._tick += 1

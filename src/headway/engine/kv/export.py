@@ -1,6 +1,7 @@
 """Blocks of a sequence that is to go on in another engine leave as they are full."""
 
-from headway.engine.kv.cache import OPEN_WINDOW, KVCache
+from headway.engine.kv.cache import KVCache
+from headway.engine.kv.tiers import OPEN_WINDOW
 from headway.engine.sequence import Sequence
 
 

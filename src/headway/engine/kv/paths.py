@@ -1,6 +1,6 @@
 """Blocks for other paths of one sequence, for a step: guesses verified beside each other."""
 
-from headway.core.plan import BlockCopy
+from headway.core.plan import BlockCopy, BlocksByGroup
 from headway.engine.kv.cache import KVCache
 from headway.engine.sequence import Sequence
 
@@ -26,7 +26,7 @@ def branch(
     return blocks, copies
 
 
-def adopt(kv: KVCache, sequence: Sequence, start: int, blocks: list[list[int]]) -> None:
+def adopt(kv: KVCache, sequence: Sequence, start: int, blocks: BlocksByGroup) -> None:
     """Let the blocks of a path take the place of its own, from the one of token `start` on."""
     first = start // kv.block_size
     give_back(kv, [table[first:] for table in sequence.block_tables])
@@ -35,7 +35,7 @@ def adopt(kv: KVCache, sequence: Sequence, start: int, blocks: list[list[int]]) 
     sequence.room = 0
 
 
-def give_back(kv: KVCache, blocks: list[list[int]]) -> None:
+def give_back(kv: KVCache, blocks: BlocksByGroup) -> None:
     """Give back blocks by group, of which one reference each was taken."""
     for pool, own in zip(kv.pools, blocks, strict=True):
         for block in own:

@@ -15,7 +15,7 @@ first, and then what the policy values least.
 from collections.abc import Callable
 
 from headway.core.plan import NULL_BLOCK
-from headway.engine.kv.prefix import Cached, PrefixIndex
+from headway.engine.kv.prefix import Cached, PrefixIndex, common
 
 
 class BlockPool:
@@ -49,6 +49,11 @@ class BlockPool:
     def num_cached(self) -> int:
         """Blocks that can be found, in use or free."""
         return len(self.index) if self.index is not None else 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """What they hold."""
+        return self.index.num_tokens if self.index is not None else 0
 
     def take(self) -> int:
         """A free block, now with one reference; the caller has checked `num_free`."""
@@ -84,6 +89,30 @@ class BlockPool:
         if references == 0 and (self.index is None or not self.index.released(block)):
             self._free.append(block)
 
+    def insert(self, block: int, cached: Cached) -> None:
+        """`block`, which somebody refers to, can be found as `cached` from now on.
+
+        Not where another holds the same or more; one that holds the beginning of it alone cannot
+        be found any more.
+        """
+        assert self.index is not None
+        newest = self.index.newest(cached.parent, cached.tokens[0])
+        if newest is not None:
+            alike = common(newest.tokens, cached.tokens)
+            if alike == len(cached.tokens):
+                return
+            if alike == len(newest.tokens):
+                self._drop(self.index, self.index.block_of[newest.key])
+        self.index.add(block, cached)
+
+    def _drop(self, index: PrefixIndex, block: int) -> None:
+        """`block` cannot be found any more, in use or free."""
+        cached = index.cached[block]
+        if self.references[block] == 0 and cached is not None:
+            index.queue.remove(cached.key)
+            self._free.append(block)
+        index.drop(block)
+
     def forget(self, block: int) -> None:
         """A block in use cannot be found any more."""
         assert self.references[block] > 0
@@ -100,10 +129,7 @@ class BlockPool:
         index = self.index
         for block, cached in enumerate(index.cached if index is not None else ()):
             if index is not None and cached is not None and cached.owner.startswith(owner):
-                if self.references[block] == 0:
-                    index.queue.remove(cached.key)
-                    self._free.append(block)
-                index.drop(block)
+                self._drop(index, block)
 
     def is_kept(self, block: int) -> bool:
         """Whether others need `block` as it is: who writes into it needs a copy."""

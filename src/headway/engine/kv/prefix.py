@@ -5,7 +5,7 @@ keys of a sequence, `blocks_held` says how much of its beginning is in memory. W
 blocks of 4: [1 2 3 4] [5 6 7 8] and [1 2 3 4] [5 6 9 9] are cached, and a prompt 1 2 3 4 5 6 7 1
 comes. Its first block is found by its key. The second is none of the two, but the newest that goes
 on with 5 begins with 5 6 or 5 6 7: the prompt shares it up to there, and copies it when it writes
-behind.
+behind. A block that was left half filled (`engine.kv.listing`) is found in the same way.
 """
 
 from collections.abc import Container
@@ -22,19 +22,28 @@ Entry = TypeVar("Entry", int, bytes)
 
 
 class Cached:
-    """What one block holds: its key, its parent's, its tokens, and how often it was used."""
+    """What one block holds: its key, its parent's, its tokens, and how often it was used.
+
+    A block that is filled in part begins with a part of one use: it saves as much less.
+    """
 
     __slots__ = ("cost", "key", "owner", "parent", "tokens", "uses")
 
     def __init__(
-        self, key: bytes, parent: bytes, tokens: list[int], cost: float, owner: bytes = b""
+        self,
+        key: bytes,
+        parent: bytes,
+        tokens: list[int],
+        cost: float,
+        owner: bytes = b"",
+        uses: float = 1,
     ) -> None:
         self.key = key
         self.parent = parent
         self.tokens = tokens
         self.cost = cost
         self.owner = owner
-        self.uses = 1
+        self.uses = uses
 
 
 class PrefixIndex:
@@ -45,13 +54,15 @@ class PrefixIndex:
     end of a conversation without its beginning, does not.
     """
 
-    __slots__ = ("_chained", "_newest", "block_of", "cached", "queue")
+    __slots__ = ("_chained", "_newest", "block_of", "cached", "num_tokens", "queue")
 
     def __init__(self, num_blocks: int, policy: str, *, chained: bool = True) -> None:
         self._chained = chained
         self.block_of: dict[bytes, int] = {}
         self.cached: list[Cached | None] = [None] * num_blocks
         self.queue = EvictionQueue(policy)
+        self.num_tokens = 0
+        """Of all blocks that can be found."""
         self._newest: dict[tuple[bytes, int], bytes] = {}
         """(key, first token of a continuation) → key of the newest such continuation."""
 
@@ -63,6 +74,7 @@ class PrefixIndex:
         if cached.key not in self.block_of and self.cached[block] is None:
             self.block_of[cached.key] = block
             self.cached[block] = cached
+            self.num_tokens += len(cached.tokens)
             self._newest[cached.parent, cached.tokens[0]] = cached.key
 
     def newest(self, parent: bytes, token: int) -> Cached | None:
@@ -75,6 +87,7 @@ class PrefixIndex:
         cached = self.cached[block]
         assert cached is not None
         self.cached[block] = None
+        self.num_tokens -= len(cached.tokens)
         del self.block_of[cached.key]
         if self._newest.get((cached.parent, cached.tokens[0])) == cached.key:
             del self._newest[cached.parent, cached.tokens[0]]
@@ -102,6 +115,7 @@ class PrefixIndex:
         """Assert that keys and blocks agree and that the free ones wait in the queue."""
         listed = {c.key: b for b, c in enumerate(self.cached) if c is not None}
         assert listed == self.block_of, "keys and blocks differ"
+        assert self.num_tokens == sum(len(c.tokens) for c in self.cached if c is not None)
         free = [key for key, block in listed.items() if references[block] == 0]
         self.queue.check_integrity(free)
         for (parent, token), key in self._newest.items():
@@ -233,7 +247,27 @@ def begun_block(
             return None
         key, rest = newest.key, rest[: common(rest, newest.tokens)]
     held = all(key in index.block_of for index in indexes)
-    return (key, len(rest)) if held and 2 * len(rest) >= size else None
+    return (key, len(rest)) if held and is_of_use(len(rest), size) else None
+
+
+def begun_below(
+    chain: Chain, at: int, most: int, held_by: TypingSequence[Container[bytes]], block_size: int
+) -> tuple[bytes, int] | None:
+    """(key, tokens) of the fullest block at this place that is filled in part, with `most` tokens
+    at most, and that all groups hold."""
+    for count in range(min(most, block_size - 1), 0, -1):
+        if not is_of_use(count, block_size):
+            break
+        key = chain.part(at, count)
+        if all(key in keys for keys in held_by):
+            return key, count
+    return None
+
+
+def is_of_use(count: int, block_size: int) -> bool:
+    """Whether so many tokens of a block are worth a copy of it, which costs as much as a few: 4, or
+    a quarter of a small block."""
+    return 4 * count >= min(block_size, 16)
 
 
 def first_seen(position: int, window: int) -> int:

@@ -35,6 +35,7 @@ from headway.engine.kv.prefix import (
     PrefixIndex,
     Read,
     Tier,
+    begun_below,
     blocks_held,
     first_seen,
     live_of,
@@ -44,6 +45,8 @@ from headway.engine.kv.rates import CopyRate, ReadRate
 from headway.telemetry.records import StepRecord, TierUse
 
 DEVICE = "device"
+OPEN_WINDOW = 1
+"""The open block is what a window of one token sees: the block that it lies in."""
 ENGINE_BYTE_S = 1 / 1e9
 """A byte from another engine over a socket, until some were measured."""
 PATIENCE, LEAST_LIMIT_S = 2.0, 0.5
@@ -63,7 +66,8 @@ class Either(Container[bytes]):
 class Tiers:
     """The tiers below `pools`, the fastest first; a `host` or a `disk` that is None is not there.
 
-    A block of each KV group takes `block_bytes`; `chunk` is the most prompt tokens of a step.
+    A block of each KV group takes `block_bytes`; groups that see the block of the next token alone
+    `are_open`; `chunk` is the most prompt tokens of a step.
     """
 
     def __init__(
@@ -74,12 +78,13 @@ class Tiers:
         *,
         host: HostTier | None,
         disk: DiskTier | None,
+        are_open: TypingSequence[bool],
         block_size: int,
         chunk: int,
     ) -> None:
         self.pools, self.block_bytes, self.cost = pools, block_bytes, cost
         self.host, self.disk = host, disk
-        self.block_size, self.chunk = block_size, chunk
+        self.are_open, self.block_size, self.chunk = are_open, block_size, chunk
         self.engine_rate = ReadRate(ENGINE_BYTE_S)
         self.leaving = Leaving()
         """What goes to other engines."""
@@ -92,13 +97,20 @@ class Tiers:
 
     def found(self, group: int, block: int) -> None:
         """A block was listed, or found again: it may be worth keeping below."""
-        if self.disk is not None:
-            self.disk.found(group, block)
+        index = self.pools[group].index
+        cached = None if index is None else index.cached[block]
+        if self.disk is not None and cached is not None and self._is_read(group, cached):
+            self.disk.offer(group, block, cached.key)
 
     def evicted(self, group: int, block: int, cached: Cached) -> None:
         """`block` is about to be given out; it may be worth keeping below."""
-        if self.host is not None:
+        if self.host is not None and self._is_read(group, cached):
             self.host.evicted(group, block, cached)
+
+    def _is_read(self, group: int, cached: Cached) -> bool:
+        """Whether a prompt that begins with the block reads it: not where the next token would
+        see nothing of a full one."""
+        return not (self.are_open[group] and len(cached.tokens) == self.block_size)
 
     @property
     def has_due(self) -> bool:
@@ -124,24 +136,27 @@ class Tiers:
     def find(
         self,
         chain: Chain,
-        count: int,
+        found: int,
         most: int,
         indexes: TypingSequence[PrefixIndex],
         windows: TypingSequence[int],
         sink_blocks: TypingSequence[int],
         source: Tier | None = None,
+        *,
+        partly: bool = True,
     ) -> Hit | None:
-        """A longer beginning than the first `count` blocks, of `most`, with what the tiers hold.
+        """A longer beginning than the `found` tokens, of `most`, with what the tiers hold.
 
-        `source` is one more, of this sequence alone. None where there is none, or where computing
-        it is predicted to be faster, with all of them and with the fastest alone.
+        `source` is one more, of this sequence alone. With `partly` it may end within a block. None
+        where there is none, or where computing it is predicted to be faster, with all of them and
+        with the fastest alone.
         """
         tiers: list[Tier] = [tier for tier in (self.host, source, self.disk) if tier is not None]
         while tiers:
-            hit = self._find_in(tiers, chain, count, most, indexes, windows, sink_blocks)
+            hit = self._find_in(tiers, chain, found, most, indexes, windows, sink_blocks, partly)
             if hit is None:
                 return None
-            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, count * self.block_size):
+            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, found):
                 return hit
             tiers.pop().doubt()
         return None
@@ -150,44 +165,50 @@ class Tiers:
         self,
         tiers: list[Tier],
         chain: Chain,
-        count: int,
+        found: int,
         most: int,
         indexes: TypingSequence[PrefixIndex],
         windows: TypingSequence[int],
         sink_blocks: TypingSequence[int],
+        partly: bool,
     ) -> Hit | None:
         size = self.block_size
         either = [
             Either([index.block_of, *(tier.held[group] for tier in tiers)])
             for group, index in enumerate(indexes)
         ]
-        deep = blocks_held(chain, most, either, size, windows, sink_blocks)
-        if deep <= count:
+        deep = blocks_held(chain, most // size, either, size, windows, sink_blocks)
+        keys, end = [chain.key(at) for at in range(deep)], deep * size
+        begun = begun_below(chain, deep, most - end, either, size) if partly else None
+        if begun is not None:
+            keys.append(begun[0])
+            end += begun[1]
+        if end <= found:
             return None
-        first_live = [first_seen(deep * size, window) // size for window in windows]
+        first_live = [first_seen(end, window) // size for window in windows]
         tables: list[list[int]] = []
         reads: list[Read] = []
         for group, index in enumerate(indexes):
             first, kept = first_live[group], sink_blocks[group]
-            places = live_of(list(range(deep)), first, kept)
-            own = [index.block_of.get(chain.key(at), NULL_BLOCK) for at in places]
+            places = live_of(list(range(len(keys))), first, kept)
+            own = [index.block_of.get(keys[at], NULL_BLOCK) for at in places]
             tables.append(with_gap(own, first, kept))
             for at, block in zip(places, own, strict=True):
                 if block == NULL_BLOCK:
-                    key = chain.key(at)
-                    tier = next(tier for tier in tiers if key in tier.held[group])
-                    reads.append(Read(group, at, key, tier))
+                    tier = next(tier for tier in tiers if keys[at] in tier.held[group])
+                    reads.append(Read(group, at, keys[at], tier))
         return Hit(
-            num_tokens=deep * size,
+            num_tokens=end,
             tables=tables,
             first_live=first_live,
+            is_partial=begun is not None and any(table[-1] != NULL_BLOCK for table in tables),
             reads=reads,
-            restored=self._restored(reads, count, deep),
+            restored=self._restored(reads, found, end),
         )
 
-    def _restored(self, reads: list[Read], count: int, deep: int) -> dict[str, int]:
-        """Tokens behind the first `count` blocks by the tier that they came from: of what reads
-        from several, the slowest."""
+    def _restored(self, reads: list[Read], found: int, end: int) -> dict[str, int]:
+        """Tokens from `found` to `end` by the tier that they came from: of what reads from
+        several, the slowest."""
         slowest: dict[int, Read] = {}
         for read in reads:
             other = slowest.get(read.at)
@@ -195,20 +216,23 @@ class Tiers:
             if other is None or read.tier.read_s(size) > other.tier.read_s(size):
                 slowest[read.at] = read
         restored: dict[str, int] = {}
-        for at in range(count, deep):
-            if at in slowest:
+        for at in sorted(slowest):
+            first, last = at * self.block_size, (at + 1) * self.block_size
+            count = min(last, end) - max(first, found)
+            if count > 0:
                 name = slowest[at].tier.name
-                restored[name] = restored.get(name, 0) + self.block_size
+                restored[name] = restored.get(name, 0) + count
         return restored
 
     def reuse(self, hit: Hit) -> None:
         """A newcomer begins with `hit`: what it reads stays where it is, though blocks that are
-        taken for it may come there, and what it found was of use again."""
+        taken for it may come there, and what it found was of use again; but for a block that it
+        goes on within: a fuller one will take its place."""
         for read in hit.reads:
             if self.host is not None and read.tier is self.host:
                 self.host.blocks.pin(read.group, read.key)
         for group, table in enumerate(hit.tables):
-            for block in table:
+            for block in table[: len(table) - hit.is_partial]:
                 if block != NULL_BLOCK:
                     self.found(group, block)
 
@@ -257,19 +281,21 @@ class Tiers:
     def tell(self, record: StepRecord) -> None:
         """Note what each tier holds, and what came to nothing since it was told last."""
         keys = [pool.num_cached for pool in self.pools]
-        record.kv_tiers = [self._use(DEVICE, keys)]
+        tokens = max(pool.num_cached_tokens for pool in self.pools)
+        record.kv_tiers = [self._use(DEVICE, keys, tokens)]
         for tier in (self.host, self.disk):
             if tier is not None:
-                record.kv_tiers.append(self._use(tier.name, [len(held) for held in tier.held]))
+                held = [len(each) for each in tier.held]
+                record.kv_tiers.append(self._use(tier.name, held, max(held) * self.block_size))
         record.num_failed_reads, self.num_failed = self.num_failed, 0
         record.restore_s, self.restore_s = self.restore_s, {}
         if self.disk is not None:
             record.num_bad_blocks, self.disk.num_bad = self.disk.num_bad, 0
 
-    def _use(self, name: str, keys: list[int]) -> TierUse:
-        """So many keys by KV group as bytes and tokens; a window group holds fewer of a context."""
+    def _use(self, name: str, keys: list[int], num_tokens: int) -> TierUse:
+        """So many keys by KV group as bytes, and tokens: of the group that holds most of them."""
         num_bytes = sum(n * size for n, size in zip(keys, self.block_bytes, strict=True))
-        return TierUse(name, num_bytes, max(keys) * self.block_size)
+        return TierUse(name, num_bytes, num_tokens)
 
     # ── forgetting ──────────────────────────────────────────────────────────────────────────
 
@@ -321,6 +347,7 @@ def make_tiers(
         cost,
         host=host,
         disk=disk,
+        are_open=[window == OPEN_WINDOW for window in config.windows] + [True] * config.open_blocks,
         block_size=config.block_size,
         chunk=chunk,
     )

@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from headway.core.clock import Clock
-from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
+from headway.core.plan import BlocksByGroup, Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
+from headway.engine.kv.listing import insert
 from headway.engine.kv.paths import adopt, branch, give_back
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
@@ -38,7 +39,7 @@ class Guesses:
     """Of these the rows of other paths, which hold blocks until the step is over."""
 
     @property
-    def held(self) -> list[list[list[int]]]:
+    def held(self) -> list[BlocksByGroup]:
         """By path, and by KV group: the blocks of other paths."""
         return [row.new_blocks for row in chain.from_iterable(self.paths.values())]
 
@@ -175,7 +176,7 @@ class StepDrafts:
             adopt(self.kv, sequence, adopted.start, adopted.new_blocks)
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
-            self.kv.insert(sequence)
+            insert(self.kv, sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
         if sequence.sequence_id in self.now.riding:
