@@ -5,7 +5,7 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
     1  running sequences with one token to compute (decodes), or some that a grammar forced with
        it: each always fits
     2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
-       that waits starts when there are rows and blocks for the whole of it
+       that waits starts when there is a row and room for it (`engine.room`)
 
 Newcomers come through a gate (`engine.batching`); the waiting ones are in a batch already. Who is
 first, and how much it may take, is the policy's to say (`engine.policy`).

@@ -99,6 +99,27 @@ def test_who_fits_to_the_end_starts_at_once():
     assert running_at_most(two_of_twelve(17)) == 2
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("num_blocks", [8 * 14 + 1, 8 * 8 + 9], ids=["plenty", "hardly more"])
+def test_where_blocks_suffice_as_many_run(policy, num_blocks):
+    """20 answers that become 60 tokens of the 112 that any may: 8 rows take 64 blocks of 8. Nobody
+    waits who would not wait if nothing were expected."""
+    num_steps = []
+    for expects in (True, False):
+        shape = make_settings(
+            block_size=8, num_blocks=(num_blocks,), max_model_len=112, max_num_seqs=8, budget=512,
+            policy=policy,
+        )  # fmt: skip
+        world = dear(World(shape))
+        world.engine.scheduler.room.expects = expects
+        for _ in range(20):
+            world.add([1] * 50, max_tokens=10, min_tokens=10, stop_token_ids=[39])
+        assert running_at_most(world) == 8
+        assert world.engine.scheduler.num_preemptions == 0
+        num_steps.append(world.num_steps)
+    assert num_steps[0] == num_steps[1]
+
+
 def test_blocks_that_come_free_count():
     """One that ends soon leaves its blocks: the next may begin beside it and grow into these."""
     world = World(make_settings(block_size=1, num_blocks=(24,), max_num_seqs=3, budget=32))
