@@ -68,6 +68,7 @@ def test_stats_count_documents_and_examples(served: LiveServer) -> None:
     prompts = stats_of(served)["prompts"]
     documents, examples = prompts["documents"], prompts["examples"]
     assert 1 <= documents["answers"] <= 6, "looked at for a small share of the time"
+    assert (documents["requests"], prompts["seen"]) == (6, 12)
     assert documents["shown"] == 2 * documents["answers"]
     assert [place["used"] for place in documents["places"]] == [documents["answers"], 0]
     assert 0 < documents["unused_tokens"] < documents["tokens"] and documents["unused_s"] > 0
@@ -87,7 +88,9 @@ def test_the_doctor_prices_both(served: LiveServer) -> None:
 async def test_the_page_has_a_table_of_them(served: LiveServer, visit: OpenPage) -> None:
     one = await visit(served.url)
     await one.page.get_by_role("radio", name="5 min").check()
-    await one.wait_text("#savings", r"Documents not used, \d+ of \d+.*by place 100%, 0%")
+    await one.wait_text(
+        "#savings", r"Documents not used, \d+ of \d+.*of 6 answers.*by place 100%, 0%"
+    )
     await one.wait_text("#savings", r"Examples, where they do not help.*6 of \d+ chats")
     rows = "[...document.querySelectorAll('#savings-rows tr')]"
     cells = f"{rows}.map((row) => [...row.cells].map((cell) => cell.textContent))"

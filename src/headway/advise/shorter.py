@@ -117,7 +117,9 @@ def wasted_prompts(r: Reading) -> Iterator[Saving]:
             measured=True,
         )
     if found.tools:
-        size = sum(tool.num_bytes for tool in found.tools) / BYTES_PER_TOKEN
+        size = sum(
+            found.in_mean(tool.num_bytes / BYTES_PER_TOKEN, tool.requests) for tool in found.tools
+        )
         share = min(size / length, 1.0)
         names = ", ".join(tool.name for tool in found.tools)
         most = max(tool.requests for tool in found.tools)
@@ -138,7 +140,8 @@ def unused_documents(r: Reading, found: PromptWaste, length: float) -> Iterator[
     documents = found.documents
     if documents is None or not documents.unused_tokens:
         return
-    share = min(documents.unused_tokens / documents.answers / length, 1.0)
+    each = documents.unused_tokens / documents.answers
+    share = min(found.in_mean(each, documents.requests) / length, 1.0)
     last = documents.places[-1]
     if share > LITTLE:
         never = f"; {documents.idle} were never used" if documents.idle else ""
@@ -156,12 +159,15 @@ def unused_documents(r: Reading, found: PromptWaste, length: float) -> Iterator[
 def given_examples(r: Reading, found: PromptWaste, length: float) -> Iterator[Saving]:
     """The most that fewer examples could save: whether they help is for an evaluation."""
     examples = found.examples
-    if examples is not None and examples.share > LITTLE:
+    if examples is None:
+        return
+    share = min(found.in_mean(examples.tokens, examples.requests) / length, 1.0)
+    if share > LITTLE:
         yield of_prompts(
             r,
             f"examples, were none needed ({examples.pairs:.1f} before "
             f"{plural(examples.requests, 'question')})",
-            min(examples.share, 1.0),
+            share,
             "headway eval URL --suite examples --data FILE says how many change the answers",
         )
 

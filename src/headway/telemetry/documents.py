@@ -47,11 +47,13 @@ class DocumentUse(msgspec.Struct, kw_only=True):
     """Of the last answers that had documents before them: the documents, those that they used, the
     tokens of both, and seconds of an answer's prefill for what it did not use.
 
+    `requests` prompts had documents since the start; not all of their answers are looked at.
     `idle` documents stood before at least five answers, and none of these used them; they take
     `idle_tokens` of a prompt in the mean.
     """
 
     answers: int = 0
+    requests: int = 0
     shown: int = 0
     used: int = 0
     tokens: int = 0
@@ -110,12 +112,14 @@ class DocumentTally:
         self._seen: OrderedDict[bytes, list[int]] = OrderedDict()
         """Digest → answers behind it, those that used it, its tokens; the oldest first."""
         self._again_s = -float("inf")
+        self._requests = 0
 
     def watch(
         self, documents: Sequence[str], rest: Sequence[str], num_tokens: int
     ) -> Watched | None:
         """What to know of a prompt of so many tokens when its answer ends; None while others were
         looked at for their share of the time. Any thread may call."""
+        self._requests += 1
         size = sum(map(len, documents))
         whole = size + sum(map(len, rest))
         started_s = self._clock.now_s()
@@ -148,7 +152,7 @@ class DocumentTally:
         """What they used; computing a prompt token takes `token_s`. None before any answer."""
         if not self._answers:
             return None
-        found = DocumentUse(answers=len(self._answers))
+        found = DocumentUse(answers=len(self._answers), requests=self._requests)
         places = [Place() for _ in range(MOST_PLACES)]
         for tokens, are_used in self._answers:
             for number, (size, is_used) in enumerate(zip(tokens, are_used, strict=True)):

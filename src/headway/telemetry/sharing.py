@@ -54,6 +54,7 @@ class RecentPrompts:
             found,
             twice_s=each * token_s,
             token_s=token_s,
+            seen=self._num_seen,
             tools=self.tools.idle(),
             documents=self.documents.use(token_s),
             examples=self.examples.use(token_s),

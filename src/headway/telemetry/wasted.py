@@ -39,13 +39,15 @@ class IdleTool(msgspec.Struct, kw_only=True):
 class PromptWaste(msgspec.Struct, kw_only=True):
     """Of the last prompts' beginnings: tokens, those that stand in a run that stood before in the
     same prompt, and what computing these takes a prompt, at the measured seconds a prompt token.
-    Tools, documents and examples as far as requests had any; `token_s` are those seconds."""
+    Tools, documents and examples as far as requests had any, of all `seen` prompts since the start;
+    `token_s` are those seconds."""
 
     prompts: int = 0
     tokens: int = 0
     twice_tokens: int = 0
     twice_s: float = 0.0
     token_s: float = 0.0
+    seen: int = 0
     tools: list[IdleTool] = []
     documents: DocumentUse | None = None
     examples: ExampleUse | None = None
@@ -54,6 +56,10 @@ class PromptWaste(msgspec.Struct, kw_only=True):
     def twice_share(self) -> float:
         """Of the tokens that were looked at."""
         return self.twice_tokens / self.tokens if self.tokens else 0.0
+
+    def in_mean(self, tokens: float, requests: int) -> float:
+        """Tokens of a mean prompt, where so many of all prompts have `tokens` each."""
+        return tokens * min(requests / self.seen, 1.0) if self.seen else tokens
 
 
 class AnswerWaste(msgspec.Struct, kw_only=True):

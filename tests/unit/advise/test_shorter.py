@@ -81,14 +81,17 @@ def test_what_stands_twice_and_what_nobody_called():
 
 
 def test_documents_that_were_not_used_and_examples():
-    """Half a prompt of 4,000 tokens is unused documents; a tenth of all tokens is examples, which
-    are no waste by themselves."""
+    """4,000 tokens of unused documents in half of the prompts, which have 4,000 tokens in the mean;
+    1,200 of examples in a third of them, which are no waste by themselves."""
     places = [Place(shown=10, used=9), Place(shown=10, used=1)]
     documents = DocumentUse(
-        answers=10, shown=20, used=10, tokens=30_000, unused_tokens=20_000, idle=2, places=places
+        answers=10, requests=30, shown=20, used=10, tokens=60_000, unused_tokens=40_000, idle=2,
+        places=places,
+    )  # fmt: skip
+    examples = ExampleUse(chats=40, requests=20, pairs=4, tokens=1200, share=0.1)
+    prompts = PromptWaste(
+        prompts=10, tokens=40_000, documents=documents, examples=examples, seen=60
     )
-    examples = ExampleUse(chats=40, requests=20, pairs=4, tokens=800, share=0.1)
-    prompts = PromptWaste(prompts=10, tokens=40_000, documents=documents, examples=examples)
     reading = varied(HEALTHY, LONG, PRICED, {"waste.prompts": prompts})
     unused, given = row(reading, "documents that"), row(reading, "examples, were none needed")
     assert unused.seconds == pytest.approx(8.0 * 0.5) and "(10 of 20)" in unused.what

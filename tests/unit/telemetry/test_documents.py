@@ -48,6 +48,7 @@ def test_the_tally_counts_documents_tokens_and_places():
         watch(tally, [KITE, BALL], "Red.")
     found = tally.use(0.01)
     assert (found.answers, found.shown, found.used, found.idle) == (5, 10, 5, 1)
+    assert found.requests == 5
     assert [(p.shown, p.used) for p in found.places] == [(5, 5), (5, 0)]
     size = len(KITE) + len(BALL) + len(QUESTION)
     ball = round(100 * len(BALL) / size)
@@ -83,6 +84,7 @@ def test_looking_takes_a_fiftieth_of_the_time():
     for _ in range(500):
         looks += tally.watch([KITE], [QUESTION], 10) is not None
     assert 5 <= looks <= 12
+    assert tally._requests == 500, "all are counted"
 
 
 def chat(examples: int, question: str) -> list[dict[str, str]]:

@@ -11,9 +11,10 @@ const LITTLE = 0.5;
 /** 3 of 4 documents used: "by place 100%, 50%" tells how many documents are worth their tokens. */
 const byPlace = (places) => places.map(({ used, shown }) => said(share(used / shown))).join(", ");
 
-/** [key, what, tokens of a mean prompt, where that was seen] of all that was found. */
+/** [key, what, tokens in the mean of all prompts, where that was seen] of all that was found. */
 export function savingsOf(prompts) {
   if (!prompts) return [];
+  const inMean = (each, requests) => each * Math.min(1, requests / Math.max(1, prompts.seen));
   const rows = [
     [
       "twice",
@@ -26,7 +27,7 @@ export function savingsOf(prompts) {
     rows.push([
       `tool ${tool.name}`,
       `Tool ${tool.name}, never called`,
-      tool.num_bytes / BYTES_PER_TOKEN,
+      inMean(tool.num_bytes / BYTES_PER_TOKEN, tool.requests),
       `${said(count(tool.requests))} requests that offer it`,
     ]);
   const { documents, examples } = prompts;
@@ -35,15 +36,15 @@ export function savingsOf(prompts) {
     rows.push([
       "documents",
       `Documents not used, ${said(count(documents.shown - documents.used))} of ${said(count(documents.shown))}${never}`,
-      documents.unused_tokens / documents.answers,
-      `${said(count(documents.answers))} answers; used by place ${byPlace(documents.places)}`,
+      inMean(documents.unused_tokens / documents.answers, documents.requests),
+      `${said(count(documents.answers))} of ${said(count(documents.requests))} answers; used by place ${byPlace(documents.places)}`,
     ]);
   }
   if (examples)
     rows.push([
       "examples",
       "Examples, where they do not help",
-      examples.tokens,
+      inMean(examples.tokens, examples.requests),
       `${said(count(examples.requests))} of ${said(count(examples.chats))} chats`,
     ]);
   return rows.filter((row) => row[2] >= LITTLE);

@@ -42,7 +42,7 @@ export const TERMS = {
   retuning:
     "--retune: settings that follow the traffic. What it does now, and its last changes: each is taken where simulations of the last minutes say that it is clearly better, watched for two minutes, and undone where it is not.",
   savings:
-    "Tokens in runs of 16 that stand before in the same prompt; tools that ten requests or more offered and no answer called, at 4 bytes a token; documents and tools' results that share no word with their answer which the rest of the prompt has not; examples, pairs that stand before five different questions or more. Examples are what is there: whether they help, asking without them says (docs/shorter-prompts.md).",
+    "In the mean of all prompts. Tokens in runs of 16 that stand before in the same prompt; tools that ten requests or more offered and no answer called, at 4 bytes a token; documents and tools' results that share no word with their answer which the rest of the prompt has not; examples, pairs that stand before five different questions or more. Examples are what is there: whether they help, asking without them says (docs/shorter-prompts.md).",
   savings_s: "What computing these tokens takes, at the measured seconds of a prompt token. Tokens that the prefix cache holds cost less.",
   savings_usd: "At the price of a prompt token and the requests per second of the window; none without --price-per-hour.",
   parts: "Means over the window's steps. Forward is the model; everything else is the host.",
