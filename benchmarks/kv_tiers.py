@@ -2,11 +2,13 @@
 
     python benchmarks/kv_tiers.py                              # all three, on the embedded model
     python benchmarks/kv_tiers.py --only turns --shape qwen2.5-0.5b --layers 12 --quantization int4
+    python benchmarks/kv_tiers.py --only counted               # the same turns, without a model
     python benchmarks/kv_tiers.py --only death --streams 50
 
 `restart` asks a real server for a token behind 1,500 shared ones: cold, found in memory, and found
 by the next server on the disk. `turns` is a conversation that is idle after each turn, so that
 others have taken its memory when it goes on: the prompt tokens computed beside those that are new.
+`counted` counts these on the device over an executor that computes nothing, in blocks of 16 and 64.
 `never` asks prompts that nobody sent before, with the disk and without in turn: what is written and
 never read costs. `death` kills the engine of a server with so many streams, and shows the gaps in
 them. `--shape` takes random weights of a published model's shape.
@@ -37,11 +39,13 @@ from headway.compress.widen import find_shape
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from mooncake_hits import engine_of
 
 SHARED, QUESTION = 1500, 24
 ANSWER = 16
 NEVER = 1000
 IDLE_S = 60.0
+COUNTED_TOKENS = 2**17
 
 
 def write_shape(name: str, folder: Path, max_len: int, layers: int) -> Path:
@@ -272,6 +276,18 @@ class Bench:
         engine.kv.forget_free()
 
 
+class Counted(Bench):
+    """Engines with blocks of `size` tokens over an executor that computes nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.vocab_size, self.number, self.num_failed = size, 100_000, 0, 0
+        self.rng = np.random.default_rng(0)
+
+    def engine(self, *, disk: bool = False) -> Engine:
+        assert not disk, "nothing is written"
+        return engine_of(COUNTED_TOKENS // self.size, "lfu", 1, self.size)
+
+
 @contextmanager
 def opened(folder: Path, given: argparse.Namespace, **more: object) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory() as root:
@@ -293,7 +309,7 @@ def opened(folder: Path, given: argparse.Namespace, **more: object) -> Iterator[
 def conversation(bench: Bench, turns: int, low: int, high: int, *, idles: bool) -> dict:
     """A conversation, on the device or idle after each turn: tokens computed beside those that are
     new."""
-    engine = bench.engine()
+    engine = bench.engine(disk=idles or not isinstance(bench, Counted))
     text: list[int] = []
     new, computed, first_s, lengths = [], [], [], []
     known = 0
@@ -354,7 +370,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: all")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of turns and never")
-    parser.add_argument("--only", choices=("restart", "turns", "never", "death"))
+    parser.add_argument("--only", choices=("restart", "turns", "counted", "never", "death"))
     parser.add_argument("--streams", type=int, default=50, help="that the engine has as it dies")
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--shared", type=int, default=SHARED)
@@ -382,6 +398,11 @@ def main() -> None:
                 for name, idles in (("device", False), ("disk", True)):
                     told = conversation(bench, turns, low, high, idles=idles)
                     results[f"turns, {name}"] = told
+        if given.only in (None, "counted"):
+            for size in (16, 64):
+                print(f"blocks of {size}, counted:")
+                told = conversation(Counted(size), given.turns, low, high, idles=False)
+                results[f"turns, counted, {size}"] = told
         if given.only in (None, "never"):
             with opened(folder, given) as bench:
                 length = min(NEVER, bench.settings.max_model_len - 2)
