@@ -240,26 +240,29 @@ def refusal(folder: Path, spec: ModelSpec) -> HeadwayError | None:
     return None
 
 
-@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.hardening)])
+@pytest.mark.parametrize(
+    ("count", "seed"),
+    [(300, 300), *(pytest.param(1000, seed, marks=pytest.mark.hardening) for seed in range(10))],
+)
 @pytest.mark.parametrize("good", ["gptq"], indirect=True)
-def test_mutated_headers_are_read_or_refused_and_nothing_else(folder: Path, count: int):
+def test_mutated_headers_are_read_or_refused_and_nothing_else(folder: Path, count: int, seed: int):
     """Success or HeadwayError in two lines; the hardening form holds 1 s and 512 MB each."""
     original = (folder / FILE).read_bytes()
     (length,) = struct.unpack("<Q", original[:8])
     header, data = json.loads(original[8 : 8 + length]), original[8 + length :]
-    rng, spec = random.Random(count), read_model_spec(folder)
+    rng, spec = random.Random(seed), read_model_spec(folder)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    refusals, slowest = 0, 0.0
+    refusals, longest = 0, 0.0
     for _ in range(count):
         (folder / FILE).write_bytes(mutated(rng, header, data))
-        begin = time.perf_counter()
+        begin = time.process_time()
         error = refusal(folder, spec)
+        longest = max(longest, time.process_time() - begin)
         refusals += error is not None
         assert error is None or len(str(error).splitlines()) == 2, str(error)
-        slowest = max(slowest, time.perf_counter() - begin)
     assert refusals > 0.7 * count
-    if count > 1000:
-        assert slowest < 1.0
+    if count >= 1000:
+        assert longest < 1.0
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 * 1024
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from conftest import StartServer
 from headway.cli.evaluate import GATE_FAILED
@@ -200,6 +202,35 @@ def test_every_kind_of_file_is_read(
     p, q = distributions(model_folder(None)), distributions(out)
     kl = float((abs(p) < 1e9).all() and (2.718281828**p * (p - q)).sum(-1).mean())
     assert 0 < kl < (0.01 if "--format=int8" in asked else 0.2)
+
+
+STORY = (
+    "Tom found a small key in the garden. It was old and red with rust. He ran to his sister and "
+    'said, "Look what I have! Do you think it opens the box in the attic?" Anna took the key and '
+    "held it up to the light. They climbed the stairs, as quiet as two mice, for grandfather slept "
+    "in his chair. The box was heavy, and the lock did not turn at first. When it opened at last, "
+    "there was a map in it, a broken watch, and a letter that nobody had read for fifty years."
+)
+
+
+@pytest.mark.parametrize(
+    "asked", [(), ("--format=mixed", "--max-bits=5"), ("--format=int8",)], ids=" ".join
+)
+def test_transformers_loads_it_and_says_the_same(asked: tuple[str, ...], tmp_path: Path):
+    """The same numbers there, inputs of int4 in bf16; another order of a word would say noise."""
+    pytest.importorskip("compressed_tensors", reason="transformers reads the format through it")
+    out = tmp_path / "out"
+    rows = ("--rows=3", "--row-length=128", "--threads=1")
+    assert main(["quantize", "headway-tiny", str(out), *rows, *asked]) == 0
+    ours = FolderModel(out, kv_memory="32MiB", dtype="bfloat16")
+    tokens = ours.encode(STORY)
+    q = torch.from_numpy(ours.distributions(tokens))
+    theirs = AutoModelForCausalLM.from_pretrained(out, dtype="auto").eval()
+    with torch.no_grad():
+        p = theirs(torch.tensor([tokens])).logits[0, : len(q)].double().log_softmax(-1)
+    assert float((p.exp() * (p - q)).sum(-1).mean()) < (
+        0.004 if asked == ("--format=int8",) else 0.002
+    )
 
 
 def test_what_is_ignored_stays_in_16_bits(tmp_path: Path):
