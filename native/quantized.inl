@@ -24,6 +24,7 @@ namespace {
 
 constexpr int64_t dots_bytes = 4 * lanes, line_bytes = 64;
 constexpr int64_t near_bytes = 96 * 1024;  // panels that stay in the L2 cache for all rows
+constexpr int64_t short_bytes = 32 * 1024;  // a panel of few pages
 
 // Panels that `rows` rows take at once: sums stay in registers, and memory is fastest when several
 // pages are read in turn (lab log, 2026-11-22, panels that nobody had beside them). With AVX-512 that
@@ -36,7 +37,7 @@ constexpr int together_at_once(int rows) {
 // Whether panels are so short that each is read alone by 3 and 4 rows too: they lie one behind the
 // other in few pages.
 inline bool reads_alone(int64_t rows, int64_t bytes) {
-    return lanes == 16 && rows > 2 && bytes <= 32 * 1024;
+    return lanes == 16 && rows > 2 && bytes <= short_bytes;
 }
 
 // Prefetch distance of a panel that is read beside others: with several, 2 KB is faster than 4 (the
@@ -48,9 +49,15 @@ constexpr int64_t ahead_beside(int panels) {
 // Whether prefetches are interleaved across pages of the same panel, see `PlacesAhead`.
 constexpr bool fetches_places(int panels) { return lanes == 16 && panels == 1; }
 
+// Whether several panels of int4 in groups are prefetched as they are read: long ones, and those of one
+// row, are read faster by the processor's own fetching alone (lab log, 2026-11-26).
+constexpr bool fetches_beside(int rows, int64_t bytes) {
+    return rows > 1 && (lanes == 8 || bytes <= short_bytes);
+}
+
 // With int4, AVX-512 is so fast that the 16 line-fill buffers of the L1 cache limit it: its weights
 // are prefetched into L2.
-inline void fetch_int4(const char* at) {
+HEADWAY_INLINE inline void fetch_int4(const char* at) {
     if constexpr (lanes == 16) fetch_later(at);
     else prefetch(at);
 }
@@ -181,7 +188,7 @@ struct Grouped {
     }
 
     // Adds one block of inputs to the totals.
-    template <int rows, int panels>
+    template <int rows, int panels, bool fetches>
     HEADWAY_INLINE static inline void block(Ints* totals, const int8_t* q, int64_t width,
                                             const int32_t* starts, int64_t blocks, const char* at,
                                             int64_t bytes, int64_t length, PlacesAhead& next) {
@@ -196,7 +203,7 @@ struct Grouped {
                 Dots dots[halves];
                 each<halves>([&](auto half) HEADWAY_INLINE {
                     const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
-                    if (part == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
+                    if (fetches && part == 0 && (half % 2 == 0 || dots_bytes == line_bytes)) {
                         if constexpr (in_bytes) prefetch(here + ahead);
                         else if constexpr (fetches_places(panels)) next.fetch();
                         else fetch_int4(here + ahead);
@@ -226,47 +233,51 @@ struct Grouped {
         }
     }
 
-    // Calls work(half, place, lane) for each half of `panels` panels.
-    template <int panels, class Work>
-    HEADWAY_INLINE static inline void each_half(int64_t bytes, const Work& work) {
-        each<2 * panels>([&](auto half) HEADWAY_INLINE {
-            work(half, half / 2 * bytes, half % 2 * lanes);
-        });
+    // Prefetches `count` bytes of what stands behind the groups. It is read a line now and then, which
+    // no processor foresees: so of several panels that of the next ones is fetched, at the same place.
+    template <int panels>
+    HEADWAY_INLINE static inline void fetch_behind(const char* at, int64_t bytes, int64_t count,
+                                                   PlacesAhead& next) {
+        for (int64_t line = 0; line < count; line += line_bytes) {
+            if constexpr (!in_bytes && fetches_places(panels)) next.fetch();
+            else
+                for (int panel = 0; panel < panels; ++panel)
+                    fetch_int4(at + (panels + panel) * bytes + line);
+        }
     }
 
-    // The scales of a group at `at`, with what it has behind at `behind`, for each half of a panel,
-    // and its offsets. The layout is asked once, not for each half.
-    template <bool adds, int panels>
-    HEADWAY_INLINE static inline void open(const Layout& layout, const char* at, const char* behind,
-                                           int64_t bytes, Floats* scales, Floats* offsets) {
-        const auto read = [&](const Layout& known) HEADWAY_INLINE {
-            each_half<panels>(bytes, [&](auto half, int64_t place, int64_t lane) HEADWAY_INLINE {
-                const char *head = at + place, *shared = behind + place;
-                scales[half] = group_scales(known, head, shared, lane);
-                if constexpr (adds)
-                    offsets[half] = group_offsets(known, head, shared, lane, scales[half]);
-            });
-        };
+    // Calls work with the group's layout in constants, asked once and not for each half of a panel.
+    template <class Work>
+    HEADWAY_INLINE static inline void with_layout(const Layout& layout, const Work& work) {
         constexpr int64_t levels = 32 | (in_bytes ? Layout::in_bytes : 0);
-        if (layout.supers) read(Layout(levels | Layout::in_supers));
-        else if (layout.zeros && !layout.wide) read(Layout(levels | Layout::with_zeros));
-        else if (layout.zeros) read(Layout(levels | Layout::with_zeros | Layout::in_fp32));
-        else if (layout.wide) read(Layout(levels | Layout::in_fp32));
-        else read(Layout(levels));
+        if (layout.supers) work(Layout(levels | Layout::in_supers));
+        else if (layout.zeros && !layout.wide) work(Layout(levels | Layout::with_zeros));
+        else if (layout.zeros) work(Layout(levels | Layout::with_zeros | Layout::in_fp32));
+        else if (layout.wide) work(Layout(levels | Layout::in_fp32));
+        else work(Layout(levels));
     }
 
-    // Adds a group's integers, each times its scale, and then its offset times the sum of the row's
-    // inputs.
+    // Adds the integers of a group at `at`, with what it has behind at `behind`, each times its scale,
+    // and then its offset times the sum of the row's inputs. One half of a panel after the other: the
+    // scales of all would not stay in registers.
     template <bool adds, int rows, int panels>
     HEADWAY_INLINE static inline void join(const Layout& layout, const char* at, const char* behind,
                                            int64_t bytes, const Ints* totals, const float* of_rows,
                                            int64_t groups, Floats* sums) {
         constexpr int halves = 2 * panels;
-        Floats scales[halves], offsets[halves];
-        open<adds, panels>(layout, at, behind, bytes, scales, offsets);
-        each<rows * halves>([&](auto i) HEADWAY_INLINE {
-            sums[i] += __builtin_convertvector(totals[i], Floats) * scales[i % halves];
-            if constexpr (adds) sums[i] += offsets[i % halves] * all(of_rows[i / halves * groups]);
+        with_layout(layout, [&](const Layout& known) HEADWAY_INLINE {
+            each<halves>([&](auto half) HEADWAY_INLINE {
+                const int64_t lane = half % 2 * lanes;
+                const char *head = at + half / 2 * bytes, *shared = behind + half / 2 * bytes;
+                const Floats scale = group_scales(known, head, shared, lane);
+                Floats offset{};
+                if constexpr (adds) offset = group_offsets(known, head, shared, lane, scale);
+                each<rows>([&](auto r) HEADWAY_INLINE {
+                    constexpr int i = r * halves + half;
+                    sums[i] += __builtin_convertvector(totals[i], Floats) * scale;
+                    if constexpr (adds) sums[i] += offset * all(of_rows[r * groups]);
+                });
+            });
         });
     }
 
@@ -286,13 +297,15 @@ struct Grouped {
         const char* behind_at = at + groups * step;
         PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
+        const bool fetches_behind = behind.bytes && (panels == 1 || bytes <= short_bytes);
         int64_t fetched = 0;  // of what stands behind
+        const bool fetches = panels == 1 || (!in_bytes && fetches_beside(rows, bytes));
         for (int64_t input = 0, n = 0; input < width; ++n) {
-            fetch_head<panels>(at, bytes, head, next);
+            if (fetches) fetch_head<panels>(at, bytes, head, next);
             const int64_t shared = behind.of(n);
-            if (behind.bytes && shared >= fetched) {
+            if (fetches_behind && shared >= fetched) {
                 const int64_t count = std::max(behind.bytes, line_bytes);
-                fetch_head<panels>(behind_at + shared, bytes, count, next);
+                fetch_behind<panels>(behind_at + shared, bytes, count, next);
                 fetched = shared + count;
             }
             const char* head_at = at;
@@ -300,8 +313,12 @@ struct Grouped {
             Ints totals[rows * halves] = {};
             const int64_t end = input + group;
             do {
-                block<rows, panels>(totals, q + input, width, starts, blocks, at, bytes, length,
-                                    next);
+                const auto add = [&](auto ahead) HEADWAY_INLINE {
+                    block<rows, panels, ahead>(totals, q + input, width, starts, blocks, at, bytes,
+                                               length, next);
+                };
+                if (fetches) add(std::bool_constant<panels == 1 || (!in_bytes && rows > 1)>{});
+                else add(std::bool_constant<panels == 1>{});
                 at += length * panel_width / (in_bytes ? 1 : 2);
                 input += length;
                 ++starts;
@@ -322,9 +339,7 @@ void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t l
     constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
     if (!reads_alone(rows, panel_bytes(job.inputs, job.layout))) {
-        // one row of super-blocks by three: the scales of six do not stay in registers
-        const bool fewer = rows == 1 && Layout(job.layout).supers;
-        for (; !fewer && panel + together <= last; panel += together)
+        for (; panel + together <= last; panel += together)
             Format::template tile<rows, together>(job, row, panel);
         for (; panel + half <= last; panel += half)
             Format::template tile<rows, half>(job, row, panel);

@@ -137,16 +137,18 @@ inline int64_t group_bytes(const Layout& layout) {
     return head_bytes(layout) + panel_width * (layout.bytes ? layout.group : layout.group / 2);
 }
 
-// What stands behind a panel's groups: how many groups share it, and its bytes.
+// What stands behind a panel's groups: how many groups share it, a power of two, and its bytes.
 struct Behind {
     int64_t groups, bytes;
+    int shift;
 
     explicit Behind(const Layout& layout)
         : groups(layout.supers ? Layout::super_block / layout.group : 1),
-          bytes(layout.supers ? head_bytes(layout) * 2 : layout.zeros ? panel_width : 0) {}
+          bytes(layout.supers ? head_bytes(layout) * 2 : layout.zeros ? panel_width : 0),
+          shift(__builtin_ctzll(groups)) {}
 
     // That of group `n`, counted from the first.
-    int64_t of(int64_t n) const { return n / groups * bytes; }
+    int64_t of(int64_t n) const { return (n >> shift) * bytes; }
 };
 
 // The scales of `lanes` outputs from `lane` on, of a group at `at` with what it has behind.
