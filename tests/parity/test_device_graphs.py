@@ -161,7 +161,7 @@ def test_prompts_and_more_rows_than_any_graph_run_without_one(folder: Path):
     before = Recorder.num_replays
     finish(engine, [greedy(0, [3, 4, 5, 6], 1)])
     assert Recorder.num_replays == before, "a prompt is no decode"
-    finish(engine, [greedy(1, [3, 4], 4)])
+    finish(engine, [greedy(1, [7, 8], 4)])
     assert Recorder.num_replays == before + 3
 
 

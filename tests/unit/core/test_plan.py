@@ -3,6 +3,7 @@
 import inspect
 import types
 import typing
+from collections.abc import Sequence
 
 import msgspec
 import pytest
@@ -56,7 +57,7 @@ def values_of(hint: typing.Any) -> st.SearchStrategy:
         return samplings
     if origin in (types.UnionType, typing.Union):
         return st.one_of([values_of(part) for part in parts])
-    if origin is list:
+    if origin in (list, Sequence):
         return st.lists(values_of(parts[0]), max_size=3)
     if origin is dict:
         return st.dictionaries(values_of(parts[0]), values_of(parts[1]), max_size=3)
