@@ -16,19 +16,10 @@ from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.speculation.rests import Look, Rests
 from headway.engine.speculation.speculation import Speculation
-from parity.tiny import save, tiny_model
+from parity.tiny import TWO_LAYERS, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-}
 WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "use_sliding_window": True,
@@ -56,9 +47,9 @@ class NeverRests(Rests):
 
 @pytest.fixture(scope="module", params=["full", "window"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model = tiny_model("llama", **SHAPE)
+    model = tiny_model("llama", **TWO_LAYERS)
     if request.param == "window":
-        model = tiny_model("qwen3", **SHAPE | WINDOWS)
+        model = tiny_model("qwen3", **TWO_LAYERS | WINDOWS)
     return save(model, tmp_path_factory.mktemp("begun"))
 
 

@@ -10,19 +10,10 @@ import pytest
 
 from drive import engine_for, finish, greedy
 from headway.engine.engine import Engine
-from parity.tiny import save, tiny_model
+from parity.tiny import TWO_LAYERS, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-}
 WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "use_sliding_window": True,
@@ -49,7 +40,7 @@ OTHERS = [[5 + (number * 11 + other) % 50 for number in range(300)] for other in
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, more = MODELS[request.param]
-    return save(tiny_model(family, **SHAPE | more), tmp_path_factory.mktemp("restored"))
+    return save(tiny_model(family, **TWO_LAYERS | more), tmp_path_factory.mktemp("restored"))
 
 
 def made(folder: Path, tmp_path: Path, kind: str, **more: object) -> Engine:

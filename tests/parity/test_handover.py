@@ -20,19 +20,10 @@ from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.runtime.kvstore import handover as wire
 from headway.runtime.kvstore.arena import Place
-from parity.tiny import save, tiny_model
+from parity.tiny import TWO_LAYERS, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 64,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 32,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 512,
-}
 WINDOWS = {
     "layer_types": ["sliding_attention", "full_attention"],
     "use_sliding_window": True,
@@ -50,7 +41,7 @@ UNSEEDED = SamplingParams(temperature=1, max_tokens=40, ignore_eos=True)
 @pytest.fixture(scope="module", params=MODELS)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, more = MODELS[request.param]
-    return save(tiny_model(family, **SHAPE | more), tmp_path_factory.mktemp("handed"))
+    return save(tiny_model(family, **TWO_LAYERS | more), tmp_path_factory.mktemp("handed"))
 
 
 class Pair:

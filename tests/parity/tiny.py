@@ -44,6 +44,16 @@ SIZES = {
     "pad_token_id": None,
     "initializer_range": 0.15,
 }
+TWO_LAYERS = {
+    "vocab_size": 61,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 512,
+}
+"""Of the tests whose blocks are copied, restored or handed over: heads of 32, room for a talk."""
 LATENT = {
     "num_hidden_layers": 3,
     "num_key_value_heads": 8,
