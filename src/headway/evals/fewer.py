@@ -111,9 +111,11 @@ def read(path: Path) -> list[Recorded]:
     """Chats of a JSONL file, a body a line or a batch's line with `body`; UsageError otherwise."""
     found = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise UsageError(f"--data {path}: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--data {path} is not UTF-8 text.", "See docs/evals.md.") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -133,6 +135,8 @@ def read(path: Path) -> list[Recorded]:
         answer = fields.get("answer")
         kept = {k: v for k, v in body.items() if k not in (*LEFT_OUT, "answer")}
         found.append(Recorded(body=kept, answer=answer if isinstance(answer, str) else None))
+    if not found:
+        raise UsageError(f"--data {path} holds no chat.", "Write a chat body a line, as JSON.")
     return found
 
 

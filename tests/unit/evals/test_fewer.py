@@ -107,6 +107,23 @@ def test_files_of_another_shape_are_refused(tmp_path, line, said):
         read(tmp_path / "none")
 
 
+@pytest.mark.parametrize(
+    ("content", "said"), [(b"", "holds no chat"), (b"\n \n", "no chat"), (b"\xff\xfe", "not UTF-8")]
+)
+def test_files_without_a_chat_are_refused(tmp_path, content, said):
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=said):
+        read(path)
+
+
+def test_a_line_ends_with_a_newline_alone(tmp_path):
+    """JSON may hold separators that other text breaks lines at."""
+    chat = {"messages": [{"role": "user", "content": "a\u2028b\x85c"}]}
+    [found] = read(written(tmp_path / "a.jsonl", [chat]))
+    assert found.body == chat
+
+
 def test_what_is_about_sampling_is_not_asked_again(tmp_path):
     line = {"body": {**body(1), "temperature": 2, "stream": True, "tools": [], "max_tokens": 3}}
     [chat] = read(written(tmp_path / "a.jsonl", [line]))
