@@ -225,10 +225,14 @@ def read_prompts(path: Path) -> list[list[str | dict[str, Any]]]:
     or under `body` as a line of a batch.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
     except OSError as error:
         raise UsageError(
             f"--workload prompts: {path}: {error.strerror}.", "Check the path."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"--workload prompts: {path} is not UTF-8 text.", "One prompt a line."
         ) from error
     talks: list[list[str | dict[str, Any]]]
     if path.suffix != ".jsonl":

@@ -218,6 +218,13 @@ def test_recorded_chats_are_sent_with_what_belongs_to_them(tmp_path: Path):
         build(options(workload=f"prompts:{file}", endpoint="chat"), "default")
 
 
+def test_prompts_that_are_no_text_are_refused(tmp_path):
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="not UTF-8"):
+        build(options(workload=f"prompts:{file}"), "default")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
