@@ -11,7 +11,7 @@ from headway.bench.calibrate import read_calibration, write_calibration
 from headway.bench.prompts import IdWriter
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
 from headway.bench.run import Bench, Watch, measure, prepare
-from headway.bench.search import search_rate
+from headway.bench.search import PRECISION, bounds, search_rate
 from headway.bench.talk import Dialect
 from headway.core.options import BenchOptions
 from headway.core.slo import parse_slo
@@ -59,7 +59,11 @@ async def once(url: str, options: BenchOptions, version: str, watch: Watch | Non
 
 
 async def find_goodput(
-    url: str, options: BenchOptions, version: str, watch: Watch | None
+    url: str,
+    options: BenchOptions,
+    version: str,
+    watch: Watch | None,
+    precision: float = PRECISION,
 ) -> Report:
     """Runs at one rate after another; the report is that of the best one (else of the lowest)."""
     base = prepare(url, options)
@@ -72,9 +76,9 @@ async def find_goodput(
         runs[rate] = run, dialect, bench
         return point(rate, build_report(run, version), options.attainment)
 
-    points = await search_rate(at_rate, start=base_rate, highest=options.max_rate)
-    kept = [p for p in points if p.kept]
-    best = max(kept, key=lambda p: p.rate, default=None)
+    points = await search_rate(at_rate, base_rate, options.max_rate, precision)
+    kept, _ = bounds(points)
+    best = next((p for p in reversed(points) if p.kept and p.rate == kept), None)
     found = GoodputSearch(
         attainment=options.attainment,
         best_rate=best.rate if best else None,

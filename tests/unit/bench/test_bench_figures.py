@@ -2,11 +2,13 @@
 
 import asyncio
 import io
+import itertools
 import json
 import re
+from collections import Counter
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,7 +21,7 @@ from headway.bench.latency import latency
 from headway.bench.names import also_called, check_words, per_token_with_ttft
 from headway.bench.percentiles import distribution, slope
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
-from headway.bench.search import search_rate
+from headway.bench.search import bounds, search_rate
 from headway.core.errors import UsageError
 from headway.measure import onepage
 from headway.measure.saved import write
@@ -311,45 +313,64 @@ def test_different_loads_are_said_to_be():
     assert "not the same load: seed: 0 and 3" in written.getvalue()
 
 
-@pytest.mark.parametrize("limit", [0.3, 3.7, 13.0, 900.0, 5000.0])
-def test_the_search_comes_within_ten_percent(limit):
-    async def at_rate(rate: float) -> GoodputPoint:
-        kept = rate <= limit
-        return msgspec.convert(
-            {
-                "rate": rate,
-                "offered_per_s": rate,
-                "attainment": 1.0 if kept else 0.5,
-                "goodput_per_s": rate,
-                "output_tokens_per_s": 0.0,
-                "ttft_p99_s": None,
-                "tpot_p99_s": None,
-                "kept": kept,
-            },
-            GoodputPoint,
-        )
+def goodput_point(rate: float, *, kept: bool) -> GoodputPoint:
+    return GoodputPoint(
+        rate=rate,
+        offered_per_s=rate,
+        attainment=1.0 if kept else 0.5,
+        goodput_per_s=rate,
+        output_tokens_per_s=0.0,
+        ttft_p99_s=None,
+        tpot_p99_s=None,
+        kept=kept,
+    )
 
-    points = asyncio.run(search_rate(at_rate, start=4.0, highest=1000.0))
-    best = max(p.rate for p in points if p.kept)
-    assert min(limit, 1000.0) / 1.1 <= best <= limit
-    assert len(points) <= 14
+
+def searched(
+    keeps: Callable[[float], bool], *, pauses: Iterable[int] = (), **more: float
+) -> list[GoodputPoint]:
+    """A search from 4 to 1000 of a server that keeps some rates; in the runs of these numbers, from
+    1, the machine pauses, and all fail."""
+    numbers = itertools.count(1)
+
+    async def at_rate(rate: float) -> GoodputPoint:
+        return goodput_point(rate, kept=next(numbers) not in pauses and keeps(rate))
+
+    return asyncio.run(search_rate(at_rate, start=4.0, highest=1000.0, **more))
+
+
+@pytest.mark.parametrize("limit", [0.3, 3.7, 13.0, 900.0, 5000.0])
+@pytest.mark.parametrize("precision", [1.1, 1.03])
+def test_the_search_comes_within_its_precision(limit, precision):
+    points = searched(lambda rate: rate <= limit, precision=precision)
+    kept, failed = bounds(points)
+    assert min(limit, 1000.0) / precision <= kept <= limit < max(failed, 1000.1)
+    assert len(points) <= 16
 
 
 def test_a_server_that_never_keeps_is_given_up():
-    async def never(rate: float) -> GoodputPoint:
-        return GoodputPoint(
-            rate=rate,
-            offered_per_s=rate,
-            attainment=0.0,
-            goodput_per_s=0.0,
-            output_tokens_per_s=0.0,
-            ttft_p99_s=None,
-            tpot_p99_s=None,
-            kept=False,
-        )
+    points = searched(lambda rate: False)
+    assert len(points) < 10 and bounds(points)[0] == 0.0
 
-    points = asyncio.run(search_rate(never, start=4.0, highest=1000.0))
-    assert len(points) < 10 and not any(p.kept for p in points)
+
+@pytest.mark.parametrize("pause", range(1, 9))
+def test_one_pause_of_the_machine_does_not_change_the_answer(pause):
+    """It fails a rate that the server keeps: 4 at once, 8 beside 7.3, or one that fails anyway."""
+    points = searched(lambda rate: rate <= 13.0, pauses={pause})
+    assert 13.0 / 1.1 <= bounds(points)[0] <= 13.0
+
+
+def test_a_rate_that_keeps_in_one_run_of_three_does_not_keep():
+    runs: Counter[float] = Counter()
+
+    def keeps(rate: float) -> bool:
+        runs[rate] += 1
+        return rate < 8.0 or (rate == 8.0 and runs[rate] == 2)
+
+    points = searched(keeps)
+    assert [p.kept for p in points if p.rate == 8.0] == [False, True, False]
+    kept, failed = bounds(points)
+    assert kept < 8.0 == failed
 
 
 def test_the_live_line_tells_what_is_on():
