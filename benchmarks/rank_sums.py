@@ -8,7 +8,6 @@ The four are measured in turns, so a neighbour on the machine does the same to e
 
 import argparse
 import multiprocessing
-import shutil
 import socket
 import statistics
 import time
@@ -23,7 +22,7 @@ from common import heading, line
 from headway.core.parallel import Parallel
 from headway.runtime.parallel.distributed import DistributedGroup, meet
 from headway.runtime.parallel.group import Group
-from headway.runtime.parallel.meeting import open_meeting, sums_at
+from headway.runtime.parallel.meeting import Meeting, sums_at
 from headway.runtime.parallel.shared import PATIENCE_S, SharedGroup
 from headway.runtime.parallel.stage import SocketLink
 
@@ -109,8 +108,8 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--turns", type=int, default=9)
     chosen = parser.parse_args()
-    in_memory, _ = open_meeting(Parallel(size=2))
-    shared = sums_at(in_memory, 0)
+    in_memory = Meeting(Parallel(size=2))
+    shared = sums_at(in_memory.folder, 0)
     ends = socket.socketpair()
     with TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
@@ -122,7 +121,7 @@ def main() -> None:
             run(0, shared, meeting, ends[0], *sizes)
         finally:
             other.join(60)
-            shutil.rmtree(in_memory)
+            in_memory.end()
 
 
 if __name__ == "__main__":

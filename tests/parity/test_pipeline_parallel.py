@@ -97,7 +97,7 @@ def test_each_of_four_ranks_holds_a_quarter(tmp_path: Path):
     held = engine_for(folder, max_model_len=128).executor.describe()
     with ranks(folder, tensor_parallel_size=2, pipeline_parallel_size=2) as engine:
         executor = leader_of(engine)
-        assert not executor._meeting.exists()
+        assert not executor._meeting.folder.exists()
         told = executor.describe()
         assert told.kernels["ranks"][0] == "4" and "2 stages of 2 ranks" in told.kernels["ranks"][1]
         assert max(executor.weight_bytes) < 0.27 * held.weight_bytes

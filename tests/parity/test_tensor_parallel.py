@@ -151,7 +151,7 @@ def test_what_drawing_raises_is_rank_0s_alone(folder: Path, monkeypatch: pytest.
     alone = tokens_of(folder, requests(0, 2), sum_parts=2)
     with ranks(folder, tensor_parallel_size=2, sum_parts=2) as engine:
         executor = leader_of(engine)
-        assert not executor._meeting.exists()
+        assert not executor._meeting.folder.exists()
         sampler = executor.own.sampler
         draw = sampler.sample
 

@@ -200,3 +200,24 @@ def test_a_server_that_ends_in_time_leaves_no_watchdog(start_server: StartServer
     live.signal(signal.SIGTERM)
     assert live.wait_end() == 0
     wait_until(lambda: not any(map(alive, below)))
+
+
+@pytest.mark.parametrize("killed", ["engine", "server"])
+def test_who_is_stopped_ends_with_the_one_that_started_it(
+    start_server: StartServer, killed: str
+) -> None:
+    """A rank and the trial of a grammar, stopped with their engine: then it is killed, or the
+    server, whose engine leaves no socket."""
+    live = start_server("--tensor-parallel-size=2", PATIENT).wait_ready()
+    body = {"model": live.model, "prompt": "x", "max_tokens": 4}
+    body["structured_outputs"] = {"regex": "[ab]{2}"}
+    assert live.post("/v1/completions", body)[0] == 200
+    engine = live.engine_pid()
+    below = children(engine)
+    assert len(below) == 2
+    for pid in (engine, *below):
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(engine if killed == "engine" else live.pid, signal.SIGKILL)
+    wait_until(lambda: not any(map(alive, (engine, *below))))
+    if killed == "server":
+        assert list(live.sockets.iterdir()) == []

@@ -22,6 +22,7 @@ import zmq
 
 from headway.core.clock import SystemClock
 from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, ShedError, UsageError
+from headway.core.orphans import wake_when_orphaned
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
 from headway.engine.engine import Engine
@@ -68,6 +69,7 @@ def serve_engine(
     """Run until told to stop; returns the exit status."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
     parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
+    wake_when_orphaned()
     context = zmq.Context()
     pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
     pulse = Pulse()

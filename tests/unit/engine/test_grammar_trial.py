@@ -2,6 +2,10 @@
 
 import os
 import resource
+import select
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from byte_tokenizer import EOS, write_tokenizer
@@ -27,3 +31,33 @@ def test_a_server_with_a_thousand_open_files_compiles_grammars(tmp_path: Path):
         for handle in occupied:
             os.close(handle)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+STARTS_ONE = """
+import sys, time
+from headway.core import grammar
+from headway.core.clock import SystemClock
+from headway.engine.grammar.trial import Trial
+from headway.engine.grammar.vocabulary import VocabularySource
+source = VocabularySource(sys.argv[1], int(sys.argv[2]), (int(sys.argv[3]),))
+trial = Trial(source, 5.0, SystemClock())
+trial.check(grammar.regex("a+", "f"))
+print(trial._process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_trial_that_is_stopped_ends_with_its_engine(tmp_path: Path):
+    """An engine that is stopped with all that it started, and then killed."""
+    write_tokenizer(tmp_path)
+    command = [sys.executable, "-c", STARTS_ONE, str(tmp_path), str(VOCAB), str(EOS)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout is not None
+        trial = os.pidfd_open(int(engine.stdout.readline()))
+        for signalled in (trial, os.pidfd_open(engine.pid)):
+            signal.pidfd_send_signal(signalled, signal.SIGSTOP)
+        engine.kill()
+        engine.wait()
+    waiting = select.poll()
+    waiting.register(trial, select.POLLIN)
+    assert waiting.poll(60_000), "it is stopped still"

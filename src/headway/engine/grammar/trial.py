@@ -23,6 +23,7 @@ import msgspec
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.grammar import Grammar
+from headway.core.orphans import wake_when_orphaned
 from headway.engine.grammar.compiler import as_lark, compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 
@@ -83,6 +84,7 @@ class Trial:
             return self._process
         command = [sys.executable, "-m", "headway.engine.grammar.trial"]
         command += [msgspec.json.encode(self._source).decode(), str(self._limit_s)]
+        command += [str(os.getpid())]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -159,10 +161,10 @@ def write_frame(pipe: IO[bytes], data: bytes) -> None:
 class Watch(threading.Thread):
     """Ends the process when a compilation takes too long, or when the engine is gone."""
 
-    def __init__(self, limit_s: float) -> None:
+    def __init__(self, limit_s: float, parent: int) -> None:
         super().__init__(daemon=True)
         self._limit_s = limit_s
-        self._parent = os.getppid()
+        self._parent = parent
         self._busy = threading.Event()
         self._began_s = 0.0
 
@@ -184,10 +186,12 @@ class Watch(threading.Thread):
         os._exit(1)
 
 
-def main(source_text: str, limit_s: float) -> None:
-    """Load the vocabulary, then answer each grammar with a verdict until the pipe closes."""
+def main(source_text: str, limit_s: float, parent: int) -> None:
+    """Load the vocabulary, then answer each grammar with a verdict until the pipe closes, or the
+    process `parent` is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends this one
-    watch = Watch(limit_s)
+    wake_when_orphaned()
+    watch = Watch(limit_s, parent)
     watch.start()
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -213,6 +217,6 @@ def main(source_text: str, limit_s: float) -> None:
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], float(sys.argv[2]))
+        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
     except HeadwayError as error:
         sys.exit(str(error))

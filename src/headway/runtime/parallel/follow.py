@@ -4,13 +4,13 @@
 draws come with the next plan. It ends when its end of the pair is closed.
 """
 
-import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
+from headway.core.orphans import wake_when_orphaned
 from headway.core.parallel import Parallel
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
@@ -57,7 +57,7 @@ def follow(pipe: Pipe) -> None:
     hello = pipe.orders()
     assert isinstance(hello, Hello)
     parallel, meeting = hello.settings.parallel, Path(hello.meeting)
-    group = join(parallel, meeting, hello.rank, os.getppid())
+    group = join(parallel, meeting, hello.rank, hello.parent)
     before, behind = (socket.socket(fileno=end) if end >= 0 else None for end in hello.ends)
     stage = stage_of(parallel, meeting, hello.rank, (before, behind))
     try:
@@ -88,6 +88,7 @@ def follow(pipe: Pipe) -> None:
 
 def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends the leader
+    wake_when_orphaned()
     try:
         follow(Pipe(socket.socket(fileno=int(sys.argv[1]))))
     except (EOFError, OSError):

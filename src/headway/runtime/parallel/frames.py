@@ -23,7 +23,8 @@ LENGTH = struct.Struct("<I")
 class Hello(msgspec.Struct, tag=True):
     """What a follower is: rank `rank` of the model in `folder`, over the file `meeting`.
 
-    `ends` are its sockets to the stage before and to the next, -1 where there is none.
+    `ends` are its sockets to the stage before and to the next, -1 where there is none. `parent` is
+    the process of rank 0.
     """
 
     folder: str
@@ -33,6 +34,7 @@ class Hello(msgspec.Struct, tag=True):
     rank: int
     meeting: str
     ends: tuple[int, int] = (-1, -1)
+    parent: int = 0
 
 
 class Plan(msgspec.Struct, tag=True):

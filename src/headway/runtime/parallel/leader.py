@@ -8,7 +8,6 @@ fails too, and the engine begins again with new ranks.
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -31,7 +30,7 @@ from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.follow import join, stage_of
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.meeting import open_meeting
+from headway.runtime.parallel.meeting import Meeting
 from headway.runtime.parallel.shared import PATIENCE_S
 from headway.runtime.parallel.stage import Ends
 
@@ -130,7 +129,8 @@ class LeaderExecutor:
         machine: Machine,
         progress: Progress | None = None,
     ) -> None:
-        self._meeting, parallel = open_meeting(settings.parallel)
+        self._meeting = Meeting(settings.parallel)
+        parallel = self._meeting.parallel
         settings = replace(settings, parallel=parallel)
         self._all = Followers(parallel)
         self.followers = self._all.each
@@ -141,7 +141,7 @@ class LeaderExecutor:
             self.close()
             raise
         if parallel.transport != "gloo":
-            shutil.rmtree(self._meeting)  # all have it mapped: a kill leaves nothing behind
+            self._meeting.end()  # all have it mapped: a kill leaves nothing behind
         self._waits = self._raised = False
         self._experts_read = 0
 
@@ -162,12 +162,14 @@ class LeaderExecutor:
                     settings=settings,
                     machine=machine,
                     rank=follower.rank,
-                    meeting=str(self._meeting),
+                    meeting=str(self._meeting.folder),
+                    parent=os.getpid(),
                     ends=follower.ends,
                 )
             )
-        group = join(settings.parallel, self._meeting, 0)
-        stage = stage_of(settings.parallel, self._meeting, 0, self._all.ends)
+        folder_of_all = self._meeting.folder
+        group = join(settings.parallel, folder_of_all, 0)
+        stage = stage_of(settings.parallel, folder_of_all, 0, self._all.ends)
         self.own = OwnPart(folder, spec, settings, machine, progress, group=group, stage=stage)
         self.own.followers = self._all
         own = self.own.describe()
@@ -278,9 +280,9 @@ def is_apart(bad: list[bool], parallel: Parallel) -> bool:
     return any(later < earlier for (later, *_), (earlier, *_) in pairwise(stages))
 
 
-def end(followers: Followers, meeting: Path) -> None:
+def end(followers: Followers, meeting: Meeting) -> None:
     """Let the followers end; they do when their pair is closed."""
-    shutil.rmtree(meeting, ignore_errors=True)
+    meeting.end()
     for own in followers.ends:
         if own is not None:
             own.close()

@@ -2,10 +2,16 @@
 
 sums-0, sums-1, …   of each stage: the memory that its ranks share, or gloo's file
 rows-0, rows-1, …   of each place in a stage: gloo's file of the stages one behind the other
+
+Whoever makes the folder holds a lock on it, which goes with the process. So a process that is
+killed while its ranks start leaves a folder without a lock, and the next one takes it away.
 """
 
+import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -16,32 +22,83 @@ from headway.runtime.parallel.shared import memory_bytes
 log = logging.getLogger(__name__)
 
 SHARED_FOLDER = Path("/dev/shm")
+PREFIX = "headway-meeting-"
+TRIES = 100
+"""Another process may sweep a new folder away before it is locked."""
 NO_ROOM = (
     "%s has no %s bytes for %d ranks (%s): they meet by gloo, which is slower. Give it more room "
     "(a container's --shm-size)."
 )
 
 
-def open_meeting(parallel: Parallel) -> tuple[Path, Parallel]:
-    """(the folder, how ranks meet there): with zeros for what the ranks of a stage share.
+class Meeting:
+    """A new folder for the ranks of `parallel`, with zeros for what the ranks of a stage share.
 
-    Where memory has no room for these, ranks meet by gloo.
+    Where memory has no room for these, `parallel` says that ranks meet by gloo.
     """
-    folder = SHARED_FOLDER if SHARED_FOLDER.is_dir() else None
-    meeting = Path(tempfile.mkdtemp(prefix="headway-ranks-", dir=folder))
-    if parallel.transport != "shared":
-        return meeting, parallel
-    paths = [sums_at(meeting, stage) for stage in range(parallel.stages)]
+
+    def __init__(self, parallel: Parallel) -> None:
+        within = SHARED_FOLDER if SHARED_FOLDER.is_dir() else Path(tempfile.gettempdir())
+        sweep(within)
+        self.folder, self._lock = locked_folder(within)
+        self.parallel = parallel
+        if parallel.transport != "shared":
+            return
+        paths = [sums_at(self.folder, stage) for stage in range(parallel.stages)]
+        try:
+            for path in paths:
+                share(path, parallel.num_together)
+        except OSError as error:
+            for path in paths:
+                path.unlink(missing_ok=True)
+            wanted = parallel.stages * memory_bytes(parallel.num_together)
+            log.warning(NO_ROOM, within, f"{wanted:,}", parallel.num_ranks, error)
+            self.parallel = replace(parallel, transport="gloo")
+
+    def end(self) -> None:
+        """Take the folder away; what ranks have mapped stays theirs. Safe to call twice."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._lock >= 0:
+            os.close(self._lock)
+        self._lock = -1
+
+
+def locked_folder(within: Path) -> tuple[Path, int]:
+    """(a new folder, the descriptor that holds its lock); -1 where nothing can be locked there."""
+    for _ in range(TRIES):
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
+        lock = locked(folder, wait=True)
+        if lock is not None:
+            return folder, lock
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+    return Path(tempfile.mkdtemp(prefix=PREFIX, dir=within)), -1
+
+
+def locked(folder: Path, *, wait: bool = False) -> int | None:
+    """The descriptor of a folder that nobody else has locked; None where somebody has, or where it
+    is gone."""
     try:
-        for path in paths:
-            share(path, parallel.num_together)
-    except OSError as error:
-        for path in paths:
-            path.unlink(missing_ok=True)
-        wanted = parallel.stages * memory_bytes(parallel.num_together)
-        log.warning(NO_ROOM, meeting.parent, f"{wanted:,}", parallel.num_ranks, error)
-        return meeting, replace(parallel, transport="gloo")
-    return meeting, parallel
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            return lock
+    except OSError:
+        pass
+    os.close(lock)
+    return None
+
+
+def sweep(within: Path) -> None:
+    """Take away the folders of processes that were killed: those that nobody has locked."""
+    for folder in within.glob(f"{PREFIX}*"):
+        lock = locked(folder)
+        if lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def share(path: Path, size: int) -> None:

@@ -1,0 +1,81 @@
+"""The folder where ranks find each other: it goes with them, or with the next that is made."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headway.core.parallel import Parallel
+from headway.runtime.parallel import meeting
+from headway.runtime.parallel.meeting import Meeting, locked, sums_at
+
+TWO = Parallel(size=2)
+ELSEWHERE = """
+import sys, time
+from pathlib import Path
+from headway.core.parallel import Parallel
+from headway.runtime.parallel import meeting
+meeting.SHARED_FOLDER = Path(sys.argv[1])
+print(meeting.Meeting(Parallel(size=2)).folder, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def within(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where folders are made, in place of the memory that all servers of a machine share."""
+    monkeypatch.setattr(meeting, "SHARED_FOLDER", tmp_path)
+    return tmp_path
+
+
+@contextmanager
+def another_process(within: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]"]]:
+    """(its folder, a process whose ranks start)."""
+    command = [sys.executable, "-c", ELSEWHERE, str(within)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield Path(process.stdout.readline().strip()), process
+        process.kill()
+
+
+def test_what_a_killed_process_left_is_gone_with_the_next(within: Path):
+    """One that lives keeps its folder, whoever makes others beside it."""
+    with another_process(within) as (left, killed), another_process(within) as (lives, _):
+        assert sums_at(left, 0).stat().st_size == sums_at(lives, 0).stat().st_size > 0
+        Meeting(TWO).end()
+        assert left.exists()
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        own = Meeting(TWO)
+        assert sorted(within.iterdir()) == sorted([lives, own.folder])
+        own.end()
+        own.end()
+        assert list(within.iterdir()) == [lives]
+
+
+def test_who_sweeps_takes_nobodys_new_folder(within: Path):
+    """Eight threads make folders, sweep and end them: each has its own until it ends it."""
+
+    def work(_: int) -> bool:
+        one = Meeting(Parallel(size=2, transport="gloo"))
+        is_there = one.folder.is_dir() and locked(one.folder) is None
+        one.end()
+        return is_there and not one.folder.exists()
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(400)))
+    assert list(within.iterdir()) == []
+
+
+def test_a_link_of_that_name_leads_nowhere(within: Path):
+    """What it leads to is not taken away."""
+    kept = within / "kept"
+    kept.mkdir()
+    (within / f"{meeting.PREFIX}link").symlink_to(kept)
+    Meeting(TWO).end()
+    assert kept.is_dir()
