@@ -35,6 +35,8 @@ IDLE_POLL_MS = 500
 START_PROBE_S = 1.0
 IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
 """Idle moments are probed every 5 s at first, then ever more rarely, for the best changes less."""
+CHECK_SHARE = 0.01
+"""Of the time, what checks of the engine in silent moments may take."""
 Progress = Callable[[int, int], None]
 Join = Callable[[Engine, str], Handover]
 """Joins an engine to others, who fetch its blocks at this address."""
@@ -176,6 +178,7 @@ def run(
     if engine.grammars is not None:
         engine.grammars.on_news = bell.ring
     probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_EVERY_S
+    is_checked, check_at_s = True, probed_s
     while True:
         while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
             if bell.listener.fileno() in heard:
@@ -183,10 +186,13 @@ def run(
             if pair in heard and not take(engine, pair, handover):
                 return
         if engine.has_work:
+            is_checked = False
             with pulse:
                 step(engine, pair, handover)
-            if not engine.has_work:
-                engine.check_integrity()
+        elif not is_checked and engine.clock.now_s() >= check_at_s:
+            with pulse:
+                check_at_s = check(engine)
+            is_checked = True
         elif engine.clock.now_s() - probed_s > pause_s:
             with pulse:
                 engine.executor.probe(
@@ -223,6 +229,18 @@ class Bell:
     def hush(self) -> None:
         """Take what has rung so far."""
         self.listener.recv(4096)
+
+
+def check(engine: Engine) -> float:
+    """Check the engine's books while nobody asks; until when that is enough.
+
+    It visits each block that can be found, some 20 ms for thousands of them, for which a request
+    that comes just then waits. So it is done half a second after the last answer, and seldom.
+    """
+    began_s = engine.clock.now_s()
+    engine.check_integrity()
+    now_s = engine.clock.now_s()
+    return now_s + (now_s - began_s) / CHECK_SHARE
 
 
 def idle_ms(engine: Engine) -> int:

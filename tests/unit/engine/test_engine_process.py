@@ -1,6 +1,8 @@
 """What the engine's process does with a message: also with one that it cannot read."""
 
 import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -56,11 +58,21 @@ def test_what_is_no_message_is_dropped(frame: bytes) -> None:
     assert taken(frame) == []
 
 
+@pytest.fixture
+def bell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The bell of the loop under test, closed behind it: else the process does that."""
+    bell = process.Bell()
+    monkeypatch.setattr(process, "Bell", lambda: bell)
+    yield
+    bell.listener.close()
+    bell._ringer.close()
+
+
+@pytest.mark.usefixtures("bell")
 def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the ceilings of its probe goes what one request takes, as the last steps had it."""
     monkeypatch.setattr(process, "IDLE_PROBE_EVERY_S", 0.0)
-    engine, context, bell = fake_engine(64), zmq.Context.instance(), process.Bell()
-    monkeypatch.setattr(process, "Bell", lambda: bell)
+    engine, context = fake_engine(64), zmq.Context.instance()
     with context.socket(zmq.PAIR) as server, context.socket(zmq.PAIR) as pair:
         server.rcvtimeo = 20_000
         server.bind("inproc://idle-engine")
@@ -74,6 +86,57 @@ def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.Mon
             told = messages.decode_from_engine(server.recv())
         server.send(messages.encode(messages.Stop()))
         loop.join(20)
-    bell.listener.close()
-    bell._ringer.close()
     assert told.alone == pace_alone(engine) and told.alone.num_tokens == 256
+
+
+class Script:
+    """Stands for the poller and for the socket: a request is there when it is asked for one, or
+    nothing comes for as long as the poller waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *coming: Request | None) -> None:
+        self.coming, self.seen = list(coming), list[str]()
+        self.engine = fake_engine(64)
+        monkeypatch.setattr(self.engine, "check_integrity", self.check)
+        monkeypatch.setattr(process.zmq, "Poller", lambda: self)
+        process.run(self.engine, self, process.Pulse())  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        type(self.engine).check_integrity(self.engine)
+        self.seen.append("check")
+        time.sleep(0.1)  # so for ten seconds none besides
+
+    def register(self, *_: object) -> None:
+        pass
+
+    def poll(self, wait_ms: int) -> list[tuple[object, int]]:
+        if self.engine.has_work:
+            assert wait_ms == 0
+            return []
+        if self.coming and self.coming[0] is None:
+            self.seen.append("silence")
+            self.coming.pop(0)
+            return []
+        return [(self, zmq.POLLIN)]
+
+    def recv(self) -> bytes:
+        if not self.coming:
+            return messages.encode(messages.Stop())
+        request = self.coming.pop(0)
+        assert request is not None
+        self.seen.append(f"request {request.request_id}")
+        return messages.encode(messages.Submit(request))
+
+    def send(self, frame: bytes) -> None:
+        pass
+
+
+@pytest.mark.usefixtures("bell")
+def test_an_engine_is_checked_in_silence_and_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a check who comes as soon as the engine has nothing to do."""
+    sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+    one, two, three = [Request(number, [1, 2, 3], sampling) for number in (1, 2, 3)]
+    script = Script(monkeypatch, None, one, two, None, None, three, None)
+    assert script.seen == [
+        *("silence", "request 1", "request 2", "silence", "check", "silence"),
+        *("request 3", "silence"),
+    ]
