@@ -10,30 +10,25 @@ in turn for so long, beside a load that never ends.
 
 import argparse
 import asyncio
-import ctypes
+import itertools
 import json
-import os
 import random
-import signal
-import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import aiohttp
 
-from common import children, get_json, markdown, serving, write_json
+from common import get_json, markdown, serving, write_json
+from ended import WAYS, Ended, Fleet, engines, told_by_way
 from headway.admit.route import Candidate, choose_engine
 from headway.core.request import Request
 from headway.frontend.replicas import Replicas
 
-SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked to end": signal.SIGTERM}
-WAYS = ("killed", "stopped", "hung", "asked to end")
-PTRACE_SEIZE, PTRACE_INTERRUPT, WAIT_ALL = 0x4206, 0x4207, 0x40000000
 WORDS = "river stone light garden winter letter morning engine table forest silver music".split()
 SCHEMA = {
     "type": "object",
@@ -43,6 +38,10 @@ SCHEMA = {
 }
 TOOL = {"type": "function", "function": {"name": "note_person", "parameters": SCHEMA}}
 KINDS = ("greedy", "seeded", "schema", "tools")
+ENDED = ("", "ends", "until the next one answers", "its load", "without", "until it begins")
+"""Of each way the end with the longest time from the signal until a new engine had answered, beside
+what that took to load."""
+ON_THE_WAY_S = 0.25
 EVERY_S = 5.0
 """How long after one engine is whole again the next one is ended."""
 
@@ -62,9 +61,20 @@ class Told:
         return "".join(self.parts), self.reason
 
     @property
+    def longest(self) -> tuple[float, float]:
+        """When the longest time between two chunks began and ended."""
+        gaps = zip(self.times_s, self.times_s[1:])
+        return max(gaps, key=lambda gap: gap[1] - gap[0], default=(0.0, 0.0))
+
+    @property
     def gap_s(self) -> float:
-        """The longest time between two chunks."""
-        return max((b - a for a, b in zip(self.times_s, self.times_s[1:])), default=0.0)
+        begin_s, end_s = self.longest
+        return end_s - begin_s
+
+    def met(self, ends: Sequence[Ended]) -> list[Ended]:
+        """The ends that fall into its longest gap, or just before it: chunks were on their way."""
+        begin_s, end_s = self.longest
+        return [one for one in ends if begin_s - ON_THE_WAY_S <= one.at_s <= end_s]
 
 
 def body_of(number: int, tokens: int) -> dict[str, Any]:
@@ -120,56 +130,37 @@ async def events(got: aiohttp.ClientResponse) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(raw[6:])
 
 
-def engines(pid: int) -> list[int]:
-    """The processes of the server's engines."""
-    return [
-        p for p in children(pid) if b"headway.assemble" in Path(f"/proc/{p}/cmdline").read_bytes()
-    ]
+@asynccontextmanager
+async def session_of() -> AsyncIterator[aiohttp.ClientSession]:
+    """Of as many connections as there are streams."""
+    limit, patience = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(600)
+    async with aiohttp.ClientSession(connector=limit, timeout=patience) as session:
+        yield session
 
 
-def end(pid: int, way: str) -> None:
-    """End an engine in one of the `WAYS`."""
-    if way in SIGNALS:
-        os.kill(pid, SIGNALS[way])
-    else:
-        threading.Thread(target=hold, args=(busiest(pid),), daemon=True).start()
+async def burst(
+    fleet: Fleet, args: argparse.Namespace, count: int, way: str = ""
+) -> tuple[list[Told], list[Ended]]:
+    """So many streams at once; an engine is ended that way once every stream has begun or waits.
 
+    `--clients` others go on until the next one has answered in its place.
+    """
+    ends: list[Ended] = []
+    others = itertools.count(10**6)
+    async with session_of() as session:
 
-def busiest(pid: int) -> int:
-    """The thread of a process that has computed most."""
+        async def until_answered() -> None:
+            while not ends[0].answered_s:
+                await ask(session, fleet.url, next(others), args.tokens)
 
-    def ticks(thread: int) -> int:
-        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])
-
-    return max((int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()), key=ticks)
-
-
-def hold(thread: int) -> None:
-    """Keep a thread of another process where it is until somebody kills that."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
-        if libc.ptrace(ctypes.c_long(request), thread, None, None):
-            why = os.strerror(ctypes.get_errno())
-            print(f"thread {thread} is not held: ptrace says {why}", file=sys.stderr)
-            return
-    while os.WIFSTOPPED(os.waitpid(thread, WAIT_ALL)[1]):
-        pass
-
-
-async def burst(url: str, args: argparse.Namespace, way: str = "", pid: int = 0) -> list[Told]:
-    """All streams at once; an engine is ended that way once every stream has begun or waits."""
-    limit = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=limit, timeout=aiohttp.ClientTimeout(600)
-    ) as session:
-        tasks = [
-            asyncio.create_task(ask(session, url, n, args.tokens)) for n in range(args.streams)
-        ]
+        tasks = [asyncio.create_task(ask(session, fleet.url, n, args.tokens)) for n in range(count)]
         if way:
             await asyncio.sleep(args.after)
-            end(random.Random(way).choice(engines(pid)), way)
-        return await asyncio.gather(*tasks)
+            number = random.Random(way).randrange(args.replicas)
+            ends.append(fleet.end(number, way))
+            asking = [until_answered() for _ in range(args.clients)]
+            await asyncio.gather(fleet.follow(ends[0]), *asking)
+        return await asyncio.gather(*tasks), ends
 
 
 def judge(found: list[Told], expected: list[Told]) -> list[object]:
@@ -181,44 +172,53 @@ def judge(found: list[Told], expected: list[Told]) -> list[object]:
     return [f"{whole} of {len(found)}", equal, f"{gap_s:.2f} s", failures or ""]
 
 
-async def whole_again(url: str, count: int) -> float:
-    """Seconds until every engine is ready."""
-    began_s = time.monotonic()
-    while (
-        sum(e["ready"] for e in (await asyncio.to_thread(get_json, f"{url}/stats"))["engines"])
-        < count
-    ):
+async def whole(url: str, count: int) -> None:
+    """Wait until every engine is ready."""
+    while True:
+        stats = await asyncio.to_thread(get_json, f"{url}/stats")
+        if sum(engine["ready"] for engine in stats["engines"]) == count:
+            return
         await asyncio.sleep(0.1)
-    return time.monotonic() - began_s
 
 
 async def in_turn(
-    url: str, pid: int, args: argparse.Namespace, expected: list[Told]
-) -> list[object]:
+    fleet: Fleet, args: argparse.Namespace, expected: list[Told]
+) -> tuple[list[tuple[int, Told]], list[Ended]]:
     """Each engine in turn is ended in one of the ways, beside a load that goes on."""
     found: list[tuple[int, Told]] = []
-    until_s, numbers, ended = time.monotonic() + 60 * args.minutes, iter(range(10**9)), 0
+    ends: list[Ended] = []
+    until_s, numbers = time.monotonic() + 60 * args.minutes, iter(range(10**9))
+    async with session_of() as session:
 
-    async def client(session: aiohttp.ClientSession) -> None:
-        while time.monotonic() < until_s:
-            number = next(numbers) % args.streams
-            found.append((number, await ask(session, url, number, args.tokens)))
+        async def client() -> None:
+            while time.monotonic() < until_s or not all(one.answered_s for one in ends):
+                number = next(numbers) % args.streams
+                found.append((number, await ask(session, fleet.url, number, args.tokens)))
 
-    limit = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(
-        connector=limit, timeout=aiohttp.ClientTimeout(600)
-    ) as session:
-        clients = [asyncio.create_task(client(session)) for _ in range(args.clients)]
+        clients = [asyncio.create_task(client()) for _ in range(args.clients)]
         while time.monotonic() < until_s - 2 * EVERY_S:
             await asyncio.sleep(EVERY_S)
-            alive = engines(pid)
-            end(alive[ended % len(alive)], args.ways[ended % len(args.ways)])
-            ended += 1
-            await asyncio.sleep(EVERY_S)
-            await whole_again(url, args.replicas)
+            way = args.ways[len(ends) % len(args.ways)]
+            ends.append(fleet.end(len(ends) % args.replicas, way))
+            await fleet.follow(ends[-1])
         await asyncio.gather(*clients)
-    figures = judge([told for _, told in found], [expected[number] for number, _ in found])
-    return [f"{ended} ended in turn, {args.clients} at once", *figures, ""]
+    return found, ends
+
+
+def gaps_told(found: list[Told], ends: list[Ended]) -> str:
+    """The longest gaps with no end in them, with one and with more; what fell into the longest."""
+    by_count: dict[int, Told] = {}
+    for told in found:
+        count = min(len(told.met(ends)), 2)
+        if count not in by_count or told.gap_s > by_count[count].gap_s:
+            by_count[count] = told
+    named = ("no end", "one", "two or more")
+    parts = [f"{by_count[n].gap_s:.2f} s with {named[n]}" for n in sorted(by_count)]
+    worst = max(found, key=lambda told: told.gap_s)
+    begin_s, _ = worst.longest
+    fell = [f"{one.way} {one.at_s - begin_s:+.2f} s" for one in worst.met(ends)]
+    where = ", ".join(fell) or "no end"
+    return f"longest gaps: {', '.join(parts)}; in the longest ({worst.kind}): {where}"
 
 
 def memory_of(pids: list[int]) -> str:
@@ -264,18 +264,26 @@ def choice_us(count: int, rounds: int = 4000) -> float:
     return 1e6 * min(found) / rounds
 
 
-async def measure(url: str, pid: int, args: argparse.Namespace) -> list[list[object]]:
-    """A row for each way, against an undisturbed run."""
-    await whole_again(url, args.replicas)
-    expected = await burst(url, args)
-    rows: list[list[object]] = [["undisturbed", *judge(expected, expected), ""]]
+async def measure(url: str, pid: int, args: argparse.Namespace) -> list[list[list[object]]]:
+    """(a row for each way, against an undisturbed run; a row for each way, of the ends)."""
+    await whole(url, args.replicas)
+    fleet = Fleet(url, pid)
+    expected, _ = await burst(fleet, args, args.streams)
+    rows: list[list[object]] = [["undisturbed", *judge(expected, expected)]]
+    _, alone = await burst(fleet, args, 0, "killed")
+    ended = [[f"beside {args.clients} streams: killed", *row[1:]] for row in told_by_way(alone)]
     for way in args.ways:
-        found = await burst(url, args, way, pid)
+        found, ends = await burst(fleet, args, args.streams, way)
         rows.append([f"one {way}", *judge(found, expected)])
-        rows[-1].append(f"{await whole_again(url, args.replicas):.1f} s")
+        ended += [[f"… and {args.streams} at once: {way}", *row[1:]] for row in told_by_way(ends)]
     if args.minutes:
-        rows.append(await in_turn(url, pid, args, expected))
-    return rows
+        each, ends = await in_turn(fleet, args, expected)
+        found = [told for _, told in each]
+        rows.append([f"{len(ends)} ended in turn, {args.clients} at once"])
+        rows[-1] += judge(found, [expected[number] for number, _ in each])
+        ended += [[f"in turn: {row[0]}", *row[1:]] for row in told_by_way(ends)]
+        print(gaps_told(found, ends) + "\n")
+    return [rows, ended]
 
 
 def main() -> None:
@@ -298,12 +306,11 @@ def main() -> None:
     flags = (f"--replicas={args.replicas}", f"--step-timeout={args.step_timeout:g}")
     print(f"choosing among {args.replicas}: {choice_us(args.replicas):.1f} us a request")
     with serving(args.folder, *flags, "--max-queue=100000", "--max-queue-wait=600") as (url, pid):
-        rows = asyncio.run(measure(url, pid, args))
+        rows, ended = asyncio.run(measure(url, pid, args))
         print(memory_of(engines(pid)) + "\n")
-    print(
-        markdown(["", "complete", "tokens equal", "longest gap", "failures", "whole again"], rows)
-    )
-    write_json(args.json, rows)
+    print(markdown(["", "complete", "tokens equal", "longest gap", "failures"], rows) + "\n")
+    print(markdown(list(ENDED), ended))
+    write_json(args.json, [rows, ended])
 
 
 if __name__ == "__main__":

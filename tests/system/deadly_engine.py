@@ -5,7 +5,8 @@ holds one of these tokens shows it once it has `AFTER` tokens:
 
     DIES        the process is killed
     DIES_ONCE   killed, but not when it is tried again (a file in FOLDER remembers)
-    HANGS       the step never ends
+    HANGS       the step never ends, and computes nothing
+    COMPUTES    the step computes for `LONG_S`, once in a process
     RAISES      the step raises
 """
 
@@ -23,7 +24,9 @@ from headway.core.plan import StepPlan
 from headway.engine.engine import Engine
 from headway.engine.process import serve_engine
 
-DIES, DIES_ONCE, HANGS, RAISES = 90, 91, 92, 93
+DIES, DIES_ONCE, HANGS, RAISES, COMPUTES = 90, 91, 92, 93, 94
+LONG_S = 1.5
+LONG_STEPS = iter([LONG_S])
 AFTER = 3
 VOCAB_SIZE, MAX_LEN = 100, 64
 STEP_S = 0.005
@@ -62,6 +65,12 @@ def hang() -> None:
     time.sleep(3600)
 
 
+def compute() -> None:
+    until_s = time.thread_time() + next(LONG_STEPS, 0.0)
+    while time.thread_time() < until_s:
+        pass
+
+
 def throw() -> None:
     raise RuntimeError("told to raise")
 
@@ -71,6 +80,7 @@ DEEDS: dict[int, Callable[[], None]] = {
     DIES_ONCE: die_once,
     HANGS: hang,
     RAISES: throw,
+    COMPUTES: compute,
 }
 
 

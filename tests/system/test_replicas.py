@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from deadly_engine import DIES, HANGS, MAX_LEN, VOCAB_SIZE
+from deadly_engine import COMPUTES, DIES, HANGS, LONG_S, MAX_LEN, VOCAB_SIZE
 
 from fakes import answer
 from headway.core.errors import EngineDownError, RequestError
@@ -150,6 +150,27 @@ async def test_a_request_that_hangs_its_engine_ends_and_the_others_go_on(
     assert found[:-1] == [alone(prompt) for prompt in prompts]
     assert isinstance(found[-1], RequestError)
     assert found[-1].code == "poison_request"
+
+
+async def test_an_engine_that_is_held_is_found_though_a_step_took_long_before(
+    replicas: Replicas, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that computes is waited for ten times as long as any step took, one that is held is not;
+    and nobody who computes is taken for one that is held."""
+    slow = [ask(replicas, [COMPUTES, n]) for n in range(NUM_ENGINES)]
+    assert await asyncio.gather(*map(tokens_of, slow)) == [
+        alone([COMPUTES, n]) for n in range(NUM_ENGINES)
+    ]
+    for client in replicas.clients:
+        while client._pulse.longest_s < LONG_S:
+            await asyncio.sleep(0.05)
+        client.step_timeout_s = 1.0
+    streams = [ask(replicas, prompt) for prompt in [[4, 1], [HANGS, 3]]]
+    found = await asyncio.gather(*map(tokens_of, streams), return_exceptions=True)
+    assert found[0] == alone([4, 1])
+    assert isinstance(found[1], RequestError) and found[1].code == "poison_request"
+    assert "computed nothing of its step for" in caplog.text
+    assert "was in one step for" not in caplog.text
 
 
 async def test_with_all_engines_gone_requests_wait_for_the_first_that_is_back(

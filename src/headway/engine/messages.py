@@ -89,11 +89,14 @@ class Change(msgspec.Struct, array_like=True, tag=7):
 class Beat(msgspec.Struct, array_like=True):
     """The engine's process lives; its loop has been busy with one step for `busy_s`.
 
-    `longest_s` is the longest that any step took.
+    `longest_s` is the longest that any step took. Of `busy_s` the loop's thread has computed for
+    `computed_s`, and nothing in the last `still_s`.
     """
 
     busy_s: float
     longest_s: float
+    still_s: float = 0.0
+    computed_s: float = 0.0
 
 
 class Loading(msgspec.Struct, array_like=True, tag=1):

@@ -12,6 +12,7 @@ import math
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -37,20 +38,36 @@ IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
 """Idle moments are probed every 5 s at first, then ever more rarely, for the best changes less."""
 CHECK_SHARE = 0.01
 """Of the time, what checks of the engine in silent moments may take."""
+COMPUTES_S = 1e-3
+"""Of processor time since the beat saw it move last: a step that has used less is still."""
 Progress = Callable[[int, int], None]
 Join = Callable[[Engine, str], Handover]
 """Joins an engine to others, who fetch its blocks at this address."""
 
 
 class Pulse:
-    """Since when the loop is busy with one thing, written by the loop and read by the beat."""
+    """Since when the loop is busy with one thing, written by the loop and read by the beat.
 
-    __slots__ = ("_clock", "_since_s", "longest_s")
+    It is made on the loop's thread, whose processor time says whether the loop computes: on a busy
+    machine a step goes on slowly, and one that is held does not go on.
+    """
+
+    __slots__ = (
+        *("_begin_s", "_clock", "_looked_s", "_moved_s", "_processor", "_since_s", "_step_s"),
+        *("_still_s", "longest_s"),
+    )
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._since_s: float | None = None
         self.longest_s = 0.0
+        self._processor: int | None = None
+        if sys.platform == "linux":
+            self._processor = time.pthread_getcpuclockid(threading.get_ident())
+        self._step_s: float | None = None
+        """The step that the beat has seen: since when, of processor time its begin and its last
+        move, and how long it did not move up to the last look."""
+        self._begin_s = self._moved_s = self._still_s = self._looked_s = 0.0
 
     def __enter__(self) -> None:
         self._since_s = self._clock.now_s()
@@ -63,6 +80,27 @@ class Pulse:
     def busy_s(self) -> float:
         since_s = self._since_s
         return 0.0 if since_s is None else self._clock.now_s() - since_s
+
+    def beat(self) -> messages.Beat:
+        """What the server is told; a machine that stood still between two looks was no long step.
+
+        Looks every 0.5 s at a step that is held from its second 1.2 on: 0.5, 1 and 1.5 s busy, and
+        still for 0, 0 and 0.5 s. Where nobody knows what a thread computes it has computed always.
+        """
+        busy_s, now_s = self.busy_s, self._clock.now_s()
+        if self._processor is None:
+            return messages.Beat(busy_s, self.longest_s, 0.0, busy_s)
+        used_s = time.clock_gettime(self._processor)
+        if self._since_s != self._step_s:
+            self._step_s, self._begin_s, self._moved_s = self._since_s, used_s, used_s
+            self._still_s = 0.0
+        elif busy_s == 0 or used_s - self._moved_s >= COMPUTES_S:
+            self._moved_s, self._still_s = used_s, 0.0
+        else:
+            self._still_s += min(now_s - self._looked_s, 2 * messages.BEAT_INTERVAL_S)
+        self._looked_s = now_s
+        computed_s = used_s - self._begin_s if busy_s else 0.0
+        return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s)
 
 
 def serve_engine(
@@ -111,7 +149,7 @@ def beat(context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pu
     """Say twice a second that the process lives; end it when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
-        socket.send(messages.encode(messages.Beat(pulse.busy_s, pulse.longest_s)))
+        socket.send(messages.encode(pulse.beat()))
         time.sleep(messages.BEAT_INTERVAL_S)
     remove_sockets(sockets)
     os._exit(1)

@@ -37,8 +37,11 @@ WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
 RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
+IDLE = messages.Beat(0.0, 0.0)
 HANGS = 10
-"""A step hangs when it takes this many times longer than any before, and --step-timeout."""
+"""A step that computes nothing hangs after --step-timeout. One that computes does so when it has
+computed for that long, and for so many times longer than any took before; or has taken so many
+times that long on a machine that gives it no time."""
 
 
 class ProcessClient:
@@ -91,7 +94,7 @@ class ProcessClient:
         self._pair: zmq.Socket[bytes] | None = None
         self._beat: zmq.Socket[bytes] | None = None
         self._last_beat_s = self._looked_s = 0.0
-        self._pulse = messages.Beat(0.0, 0.0)
+        self._pulse = IDLE
         self._died_s: float | None = None
         self._quarantine = CrashQuarantine(poison)
         self._streams = Streams(tokenizer, self._abort, self._left)
@@ -140,7 +143,7 @@ class ProcessClient:
         self._pair = bind(self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
-        self._pulse = messages.Beat(0.0, 0.0)
+        self._pulse = IDLE
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
@@ -207,7 +210,11 @@ class ProcessClient:
         if silent_s >= limit_s:
             return f"was silent for {silent_s:.1f} s"
         pulse = self._pulse
-        if self.ready and pulse.busy_s > max(self.step_timeout_s, HANGS * pulse.longest_s):
+        if self.ready and pulse.still_s >= self.step_timeout_s:
+            return f"computed nothing of its step for {pulse.still_s:.1f} s"
+        longest_s = max(self.step_timeout_s, HANGS * pulse.longest_s)
+        most_s = HANGS * max(self.step_timeout_s, pulse.longest_s)
+        if self.ready and (pulse.computed_s > longest_s or pulse.busy_s > most_s):
             return f"was in one step for {pulse.busy_s:.1f} s"
         return None
 

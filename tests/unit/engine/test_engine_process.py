@@ -10,6 +10,7 @@ import pytest
 import zmq
 
 from headway.core import grammar as grammars
+from headway.core.clock import VirtualClock
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages, process
 from headway.engine.calibration import pace_alone
@@ -66,6 +67,36 @@ def bell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     bell.listener.close()
     bell._ringer.close()
+
+
+def test_a_step_that_computes_nothing_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks twice a second: a step that computes slowly, then is held; a machine that slept."""
+    pulse, clock, computed = process.Pulse(), VirtualClock(), [0.0]
+    pulse._clock, pulse._processor = clock, 1
+    monkeypatch.setattr(process.time, "clock_gettime", lambda _: computed[0])
+
+    def look(computes_s: float, later_s: float = 0.5) -> tuple[float, ...]:
+        computed[0] += computes_s
+        clock.advance(later_s)
+        told = pulse.beat()
+        return told.busy_s, told.still_s, round(told.computed_s, 4)
+
+    with pulse:
+        assert look(0.25) == (0.5, 0, 0), "of its first look nobody knows what it has computed"
+        assert [look(0.25) for _ in range(2)] == [(1.0, 0, 0.25), (1.5, 0, 0.5)]
+        assert [look(0.0001) for _ in range(2)] == [(2.0, 0.5, 0.5001), (2.5, 1.0, 0.5002)]
+        assert look(0, 60.0) == (62.5, 2.0, 0.5002)
+        assert look(0.1) == (63.0, 0, 0.6002)
+    assert look(0) == look(0) == (0, 0, 0)
+    with pulse:
+        assert look(0.1)[1:] == (0, 0)
+        assert look(0)[1:] == (0.5, 0)
+    with pulse:
+        assert look(0)[1:] == (0, 0), "another step"
+    pulse._processor = None
+    with pulse:
+        assert look(0) == (0.5, 0, 0.5)
+    assert pulse.longest_s == 63.0
 
 
 @pytest.mark.usefixtures("bell")

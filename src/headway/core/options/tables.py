@@ -341,7 +341,8 @@ class ServerOptions:
     )
     step_timeout: Seconds = option(
         Seconds(120.0),
-        "A step that takes longer, and ten times longer than any before, hangs: a new engine.",
+        "A step that computes nothing for so long hangs; so does one that computes for longer, and "
+        "ten times longer than any before: a new engine.",
         low=0.5,
         unit="seconds",
     )
