@@ -1,6 +1,8 @@
 """Ranks that hold parts of each context compute what one rank computes, bit for bit."""
 
+import json
 import random
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +11,13 @@ import pytest
 import torch
 
 from drive import Answers, engine_for, finish
+from headway.core.parallel import Parallel
 from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError
+from headway.runtime.parallel.meeting import shared_by
 from headway.runtime.parallel.rows import deal_rows
+from headway.runtime.parallel.shared import PLACE_BYTES
 from parity.tiny import save, tiny_model
 from ranked import (
     check_a_dead_rank_ends_the_engine,
@@ -22,6 +27,8 @@ from ranked import (
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LONG = {"max_position_embeddings": 4096, "vocab_size": 211}
+CUT = {"hidden_size": 128, "intermediate_size": 384, "head_dim": 16}
+HARDENING = pytest.mark.hardening
 OPTIONS = {"max_model_len": 2048, "max_num_batched_tokens": 256}
 
 
@@ -64,6 +71,54 @@ def test_tokens_and_log_probabilities_are_those_of_one_rank(
     requests += asked(1.0, (0, 505, 700, 1100), logprobs=1)
     one = answers(folder, requests, **{**options, "transport": ""})
     assert answers(folder, requests, decode_context_parallel_size=size, **options) == one
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama", {"dtype": "float32"}),
+        ("qwen2", {"dtype": "bfloat16", "sum_parts": 2}),
+        ("qwen3moe", {"quantization": "int8", "kv_cache_dtype": "int8", "sum_parts": 4}),
+        *(
+            pytest.param(family, {"dtype": "bfloat16", "sum_parts": 2, **more}, marks=HARDENING)
+            for family, more in (
+                *(("qwen3", {}), ("phi3", {}), ("granite", {}), ("smollm3", {})),
+                ("qwen2", {"transport": "gloo"}),
+                ("llama", {"quantization": "int4", "quantization_group": 32}),
+            )
+        ),
+    ],
+)
+def test_ranks_that_share_layers_hold_parts_of_contexts(
+    tmp_path: Path, family: str, options: dict[str, Any]
+):
+    """Two ranks have the even splits, two the odd ones, each of its own heads: greedy as one rank,
+    and with fixed parts seeded, too."""
+    folder = save(tiny_model(family, **LONG, **CUT), tmp_path / "model")
+    requests = asked(0, (20, 1015), logprobs=2)
+    if "sum_parts" in options:
+        requests += asked(1.0, (0, 505, 700, 1100), logprobs=1)
+    one = answers(folder, requests, **{**options, "transport": ""})
+    sizes = {"decode_context_parallel_size": 2, "tensor_parallel_size": 2}
+    found = answers(folder, requests, **sizes, **options)
+    if "sum_parts" in options:
+        assert found == one
+    assert {key: answer.token_ids for key, answer in found.items()} == {
+        key: answer.token_ids for key, answer in one.items()
+    }
+
+
+def test_a_trained_model_says_the_same_on_four_ranks(shared: Path, tmp_path: Path):
+    """Behind the 512 tokens that it was trained for it babbles, everywhere alike."""
+    folder = tmp_path / "stories"
+    shutil.copytree(shared / "models" / "stories260K", folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 2048}))
+    requests = asked(0, (20, 1015)) + asked(1.0, (505, 700))
+    options = {"dtype": "bfloat16", "sum_parts": 2}
+    one = answers(folder, requests, **options)
+    sizes = {"decode_context_parallel_size": 2, "tensor_parallel_size": 2}
+    assert answers(folder, requests, **sizes, **options) == one
 
 
 def test_rows_are_dealt_by_position():
@@ -128,12 +183,36 @@ def test_each_rank_holds_half_of_the_keys_and_values(tmp_path: Path):
         assert blocks == [1120 // 16 - 32, 32]  # of 1,120 tokens: 512 and 96, and 512 between
 
 
+def test_each_of_four_ranks_holds_a_quarter_of_the_keys_and_values(tmp_path: Path):
+    """And half of the weights, but for the norms; one place for logits, where rank 0 draws."""
+    folder = save(tiny_model("llama", **LONG, **CUT), tmp_path / "model")
+    options: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 1}
+    held = engine_for(folder, **options).executor.describe()
+    sizes = {"decode_context_parallel_size": 2, "tensor_parallel_size": 2}
+    with ranks(folder, **sizes, **options) as engine:
+        executor = leader_of(engine)
+        null_block = held.kv_bytes // (2048 // 16 + 1)
+        assert executor.kv_bytes == [(held.kv_bytes + null_block) // 4] * 4
+        assert max(executor.weight_bytes) < 0.55 * held.weight_bytes
+        told = executor.describe().kernels["ranks"]
+        assert told[0] == "4" and "sums in 2 parts, a part of each context on 2 ranks" in told[1]
+        program = executor.own.target.program
+        assert (
+            program is not None and program.num_calls == 1 + 3 * 2
+        )  # two sums and a merge a layer
+    files = shared_by(Parallel(size=2, context=2), tmp_path)
+    assert len(files) == 4 and sum(files.values()) < 2**25 + 20 * PLACE_BYTES
+
+
+@pytest.mark.parametrize("size", [1, 2])
 def test_what_one_rank_alone_raises_ends_the_engine_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ):
-    """Its rows are nobody else's: the others are a meeting apart, and do not wait for it."""
+    """Its rows are nobody else's: the others are a meeting apart, and do not wait for it, nor for
+    who waits for it."""
     folder = save(tiny_model("llama", **LONG), tmp_path / "model")
-    with ranks(folder, decode_context_parallel_size=2, **OPTIONS) as engine:
+    sizes = {"decode_context_parallel_size": 2, "tensor_parallel_size": size}
+    with ranks(folder, **sizes, **OPTIONS) as engine:
         finish(engine, asked(0, (20,)))
         executor = leader_of(engine)
 
@@ -145,7 +224,7 @@ def test_what_one_rank_alone_raises_ends_the_engine_at_once(
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):
             engine.step()
-        assert executor.followers[0].process.wait(10) == 1
+        assert [one.process.wait(20) for one in executor.followers] == [1] * (2 * size - 1)
 
 
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):

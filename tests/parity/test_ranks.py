@@ -20,12 +20,16 @@ from headway.core.options import EngineOptions
 from headway.core.parallel import Parallel
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
-from headway.runtime.parallel import shared
 from headway.runtime.parallel.frames import LENGTH, MAX_BYTES, Done, Hello, Pipe, Plan
 from headway.runtime.parallel.group import Alone, RankLostError, ordered_sum
 from headway.runtime.parallel.leader import LeaderExecutor, is_apart
 from headway.runtime.parallel.meeting import share
-from headway.runtime.parallel.shared import PLACE_BYTES, SharedGroup
+from headway.runtime.parallel.shared import (
+    LOGITS_BYTES,
+    PLACE_BYTES,
+    SharedGroup,
+    memory_bytes,
+)
 from parity.tiny import save, tiny_model
 from ranked import ranks, requests, tokens_of
 
@@ -35,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def meeting(tmp_path: Path) -> Path:
     """A file that three ranks share."""
-    share(tmp_path / "sums", 3)
+    share(tmp_path / "sums", memory_bytes(3, logits=True))
     return tmp_path / "sums"
 
 
@@ -62,12 +66,11 @@ def test_all_ranks_have_the_sum_in_one_order(meeting: Path, dtype: torch.dtype):
             assert torch.equal(sum_TH, expected_TH) and sum_TH.dtype == dtype
 
 
-@pytest.mark.parametrize("room", [2**25, 3 * 10 * 4])
-def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(
-    meeting: Path, monkeypatch: pytest.MonkeyPatch, room: int
-):
+@pytest.mark.parametrize("room", [LOGITS_BYTES, 3 * 10 * 4])
+def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(tmp_path: Path, room: int):
     """At once, and in pieces of three rows where there is room for no more; sums between them."""
-    monkeypatch.setattr(shared, "LOGITS_BYTES", room)
+    meeting = tmp_path / "few"
+    share(meeting, memory_bytes(3) + room)
     sizes = [4, 3, 3]
     asked_RH = torch.arange(7 * 10.0).view(7, 10)
 

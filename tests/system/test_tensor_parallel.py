@@ -20,8 +20,12 @@ BODY = {"prompt": list(range(20, 60)), "max_tokens": 24, "temperature": 0, "igno
         ("--pipeline-parallel-size=2",),
         ("--tensor-parallel-size=2", "--pipeline-parallel-size=2"),
         ("--decode-context-parallel-size=2",),
+        pytest.param(
+            ("--tensor-parallel-size=2", "--decode-context-parallel-size=2"),
+            marks=pytest.mark.hardening,
+        ),
     ],
-    ids=["tensor", "pipeline", "both", "context"],
+    ids=["tensor", "pipeline", "both", "context", "tensor and context"],
 )
 def live(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory

@@ -35,9 +35,11 @@ class Parallel:
 
     `size` ranks compute every layer together, `stages` have some layers each: of a stage's layers
     each of its `size` ranks has a share. `sum_parts` is a multiple of `size`; 0: a part for each.
-    Each context is dealt over `context` ranks (`core.dealt`), which have the whole model each.
+    Each context is dealt over `context` times as many ranks (`core.dealt`): `size` ranks hold a
+    part of it, each the keys and values of its own heads.
 
         size 2, stages 2      ranks 2, 3: the first layers      ranks 0, 1: the last ones, the head
+        size 2, context 2     ranks 2, 3: the odd splits        ranks 0, 1: the even ones
     """
 
     size: int = 1
@@ -297,7 +299,6 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     }
     name = next(name for name, size in sizes.items() if size != 1)
     refused = {
-        "--tensor-parallel-size": parallel.context > 1 and parallel.size > 1,
         "--pipeline-parallel-size": parallel.context > 1 and parallel.stages > 1,
         "--pipeline-parallel-size halves": parallel.num_together > 2 and parallel.halves,
         "--device cuda": device == "cuda",

@@ -43,7 +43,7 @@ from headway.runtime.kvstore.open import default_folder, fingerprint, open_disk
 from headway.runtime.kvstore.transfers import PeerTransfers
 from headway.runtime.medusa import Medusa
 from headway.runtime.native.sampling import NativeSampling
-from headway.runtime.parallel.group import Group
+from headway.runtime.parallel.group import Groups
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
 from headway.runtime.probe import Probe, use_threads
@@ -69,7 +69,7 @@ class TorchExecutor:
         progress: Progress | None = None,
         lookup: Lookup | None = None,
         draft: tuple[Path, ModelSpec] | None = None,
-        group: Group | None = None,
+        groups: Groups = (None, None),
         stage: Stage | None = None,
     ) -> None:
         self.spec, self.settings = spec, settings
@@ -78,7 +78,7 @@ class TorchExecutor:
         use_threads(settings, self.kernels)
         blocks = settings.cache.num_blocks
         self.target = Forward(
-            folder, spec, settings, self.kernels, blocks, progress, lookup, group, stage
+            folder, spec, settings, self.kernels, blocks, progress, lookup, groups, stage
         )
         self.model, self.kv = self.target.model, memory_of(self.target.kv)
         self.transfers = TransferTable(

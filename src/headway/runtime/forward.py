@@ -38,7 +38,7 @@ from headway.runtime.native.linear import PackedWeight
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.native.quantized import PackedLevels
-from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.group import Alone, Group, Groups
 from headway.runtime.parallel.halves import answer, attend
 from headway.runtime.parallel.rows import deal_rows
 from headway.runtime.parallel.shard import Shard
@@ -51,7 +51,7 @@ from headway.runtime.weight_cache import Lookup
 class Forward:
     """The model of `folder`, with `num_blocks` KV blocks for each of its groups.
 
-    With a `group` of ranks, or as a `stage`, it is this rank's part of the model `spec`.
+    With `groups` of ranks, or as a `stage`, it is this rank's part of the model `spec`.
     """
 
     def __init__(
@@ -63,13 +63,11 @@ class Forward:
         num_blocks: tuple[int, ...],
         progress: Progress | None = None,
         lookup: Lookup | None = None,
-        group: Group | None = None,
+        groups: Groups = (None, None),
         stage: Stage | None = None,
     ) -> None:
-        holders = group if settings.parallel.context > 1 else None
-        group = group if group is not None and holders is None else Alone()
-        self.stage, self.holders = stage or Stage(), holders
-        self.has_ranks = group.size > 1
+        group, holders = groups[0] or Alone(), groups[1]
+        self.stage, self.group, self.holders = stage or Stage(), group, holders
         cut = cut_of(spec, settings.parallel, group.rank, settings.quantization.unit)
         shard = Shard(spec, cut, group.rank, group.size)
         self.spec = spec = cut.part_of(spec) if group.size > 1 else spec
@@ -196,7 +194,7 @@ class Forward:
         Where queries are watched each operation is called from Python: the numbers are the same.
         """
         if self.program is not None and batch.watch is None:
-            if self.has_ranks and self.stage.is_first:
+            if self.group.size > 1 and self.stage.is_first:
                 given_TH = self.model.embed(batch.token_ids_T)
             return self.program(batch, given_TH)
         angles = [rope.at(batch.positions_T) for rope in self.ropes]
@@ -207,12 +205,13 @@ class Forward:
         return hidden_TH
 
     def _dealt(self, batch: Batch, holders: Group) -> Tensor:
-        """The rows of all ranks; each computes its own, so what one raises it alone raises."""
+        """The rows of all ranks; each computes its own, so what one raises others do not."""
         dealt = deal_rows(batch, holders)
         try:
             return dealt.together(self._own(dealt.own, None))
         except Exception:
             holders.leave()
+            self.group.leave()
             raise
 
     def _answer(self, batch: Batch, half: Half) -> Tensor:

@@ -56,6 +56,16 @@ def test_each_rank_has_half_of_the_blocks_and_its_own_threads():
     assert two.cache.windows == (0, 0)
 
 
+def test_ranks_that_share_layers_hold_parts_of_contexts():
+    """Of a pool each of 2 ranks has its own KV heads, so there are as many blocks as without."""
+    two = settled(threads=8)
+    four = settled(threads=8, tensor_parallel_size=2)
+    parallel = four.parallel
+    assert (four.threads, parallel.num_ranks, parallel.num_together) == (2, 4, 4)
+    assert four.cache.ranks == 2 and four.cache.num_blocks == two.cache.num_blocks
+    assert not parallel.are_single and four.scheduler.overlap == two.scheduler.overlap
+
+
 def test_a_context_ends_where_one_of_the_ranks_is_full():
     """Of a budget of 44 blocks each rank has 21 beside its null block: the first split of 32 does
     not fit, and a context is 336 tokens."""
@@ -75,7 +85,6 @@ def test_one_group_is_dealt():
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
-        ({}, {"tensor_parallel_size": 2}, "--tensor-parallel-size is not there with it"),
         ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size is not there with it"),
         ({}, {"kv_cache_dtype": "int4"}, "--kv-cache-dtype int4"),
         ({}, {"attention_backend": "sdpa"}, "--attention-backend sdpa"),

@@ -214,7 +214,7 @@ class EngineOptions:
     decode_context_parallel_size: int = option(
         1,
         "Ranks, a process each, that hold a part of each context's keys and values: splits of 512 "
-        "tokens, in turn. Each has the whole model.",
+        "tokens, in turn. Each has the whole model, or --tensor-parallel-size of them together.",
         low=1,
         high=64,
     )

@@ -14,24 +14,31 @@ from headway.core.orphans import wake_when_orphaned
 from headway.core.parallel import Parallel
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
-from headway.runtime.parallel.group import Group, RankLostError
-from headway.runtime.parallel.meeting import rows_at, sums_at
+from headway.runtime.parallel.group import Group, Groups, RankLostError
+from headway.runtime.parallel.meeting import rows_at, splits_at, sums_at
 from headway.runtime.parallel.stage import Ends, Half, Link, SocketLink, Stage
 
 
-def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group | None:
-    """The ranks of a stage, which compute together, by the transport that was chosen."""
-    if parallel.num_together == 1 or parallel.halves:
+def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Groups:
+    """(those who compute layers together with `rank`, those who hold the other parts of contexts);
+    None where it is alone. They meet by the transport that was chosen."""
+    number, place = divmod(rank, parallel.size)
+    together = sums_at(meeting, number), place, parallel.size
+    holders = splits_at(meeting, place), number, parallel.context
+    return meet_at(*together, parallel, parent), meet_at(*holders, parallel, parent)
+
+
+def meet_at(path: Path, rank: int, size: int, parallel: Parallel, parent: int) -> Group | None:
+    """The group of those who meet there; None for one alone."""
+    if size == 1:
         return None
-    path, place = sums_at(meeting, parallel.stage_of(rank)), parallel.place_of(rank)
-    together = parallel.num_together
     if parallel.transport == "gloo":
         from headway.runtime.parallel.distributed import DistributedGroup
 
-        return DistributedGroup(path, place, together)
+        return DistributedGroup(path, rank, size)
     from headway.runtime.parallel.shared import SharedGroup
 
-    return SharedGroup(path, place, together, parent)
+    return SharedGroup(path, rank, size, parent, at_once=parallel.num_together)
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
@@ -57,12 +64,14 @@ def follow(pipe: Pipe) -> None:
     hello = pipe.orders()
     assert isinstance(hello, Hello)
     parallel, meeting = hello.settings.parallel, Path(hello.meeting)
-    group = join(parallel, meeting, hello.rank, hello.parent)
+    groups = join(parallel, meeting, hello.rank, hello.parent)
     before, behind = (socket.socket(fileno=end) if end >= 0 else None for end in hello.ends)
     stage = stage_of(parallel, meeting, hello.rank, (before, behind))
     try:
         executor = TorchExecutor(
-            Path(hello.folder), hello.spec, hello.settings, hello.machine, group=group, stage=stage
+            *(Path(hello.folder), hello.spec, hello.settings, hello.machine),
+            groups=groups,
+            stage=stage,
         )
     except HeadwayError as error:
         pipe.send(Done(str(error), error.cause, error.fix, error.exit_code))

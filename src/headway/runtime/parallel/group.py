@@ -41,6 +41,10 @@ class Group(Protocol):
         ...
 
 
+Groups = tuple[Group | None, Group | None]
+"""Of a rank: who computes layers together with it, and who holds the other parts of contexts."""
+
+
 class Alone:
     """One rank."""
 

@@ -82,7 +82,7 @@ class Followers:
             )
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
-        self.beside = self.each[: parallel.num_together - 1]
+        self.beside = self.each[: parallel.size - 1]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
@@ -168,9 +168,9 @@ class LeaderExecutor:
                 )
             )
         folder_of_all = self._meeting.folder
-        group = join(settings.parallel, folder_of_all, 0)
+        groups = join(settings.parallel, folder_of_all, 0)
         stage = stage_of(settings.parallel, folder_of_all, 0, self._all.ends)
-        self.own = OwnPart(folder, spec, settings, machine, progress, group=group, stage=stage)
+        self.own = OwnPart(folder, spec, settings, machine, progress, groups=groups, stage=stage)
         self.own.followers = self._all
         own = self.own.describe()
         started = [Done(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
@@ -248,12 +248,7 @@ class LeaderExecutor:
         held = self.weight_bytes, self.kv_bytes
         weights, kv = (", ".join(f"{each / 2**20:.1f}" for each in one) for one in held)
         parallel = self.own.settings.parallel
-        how = f"sums in {parallel.num_parts} parts" if parallel.size > 1 else "stages of a pipeline"
-        how = "a part of each context" if parallel.context > 1 else how
-        how = "attention on the first, MLPs on the second" if parallel.halves else how
-        if parallel.size > 1 and parallel.stages > 1:
-            how += f", {parallel.stages} stages of {parallel.size} ranks"
-        why = f"{parallel.transport}, {how}; {weights} MiB of weights, {kv} MiB of KV"
+        why = f"{told(parallel)}; {weights} MiB of weights, {kv} MiB of KV"
         found.kernels["ranks"] = (str(parallel.num_ranks), why)
         found.weight_bytes, found.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
         return found
@@ -265,6 +260,21 @@ class LeaderExecutor:
     def distributions(self) -> list[np.ndarray]:
         """`TorchExecutor.distributions`."""
         return self.own.distributions()
+
+
+def told(parallel: Parallel) -> str:
+    """How ranks meet, and what each of them has."""
+    if parallel.halves:
+        return f"{parallel.transport}, attention on the first, MLPs on the second"
+    how, each = [parallel.transport], f" on {parallel.size} ranks" if parallel.size > 1 else ""
+    if each:
+        how.append(f"sums in {parallel.num_parts} parts")
+    if parallel.context > 1:
+        how.append(f"a part of each context{each}")
+    if parallel.stages > 1:
+        of_many = f"{parallel.stages} stages of {parallel.size} ranks"
+        how.append(of_many if each else "stages of a pipeline")
+    return ", ".join(how)
 
 
 def is_apart(bad: list[bool], parallel: Parallel) -> bool:

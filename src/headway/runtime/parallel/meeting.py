@@ -1,7 +1,9 @@
 """Where the ranks of a model find each other: a folder in memory that only this user reads.
 
-sums-0, sums-1, …   of each stage: the memory that its ranks share, or gloo's file
-rows-0, rows-1, …   of each place in a stage: gloo's file of the stages one behind the other
+sums-0, sums-1, …     of those that compute layers together, rank 0's first: the memory that they
+                      share, or gloo's file
+splits-0, splits-1 …  of those that hold parts of contexts, of the same heads: the same of these
+rows-0, rows-1, …     of each place in a stage: gloo's file of the stages one behind the other
 
 Whoever makes the folder holds a lock on it, which goes with the process. So a process that is
 killed while its ranks start leaves a folder without a lock, and the next one takes it away.
@@ -32,7 +34,7 @@ NO_ROOM = (
 
 
 class Meeting:
-    """A new folder for the ranks of `parallel`, with zeros for what the ranks of a stage share.
+    """A new folder for the ranks of `parallel`, with zeros for what they share.
 
     Where memory has no room for these, `parallel` says that ranks meet by gloo.
     """
@@ -44,15 +46,15 @@ class Meeting:
         self.parallel = parallel
         if parallel.transport != "shared":
             return
-        paths = [sums_at(self.folder, stage) for stage in range(parallel.stages)]
+        sizes = shared_by(parallel, self.folder)
         try:
-            for path in paths:
-                share(path, parallel.num_together)
+            for path, size in sizes.items():
+                share(path, size)
         except OSError as error:
-            for path in paths:
+            for path in sizes:
                 path.unlink(missing_ok=True)
-            wanted = parallel.stages * memory_bytes(parallel.num_together)
-            log.warning(NO_ROOM, within, f"{wanted:,}", parallel.num_ranks, error)
+            wanted = f"{sum(sizes.values()):,}"
+            log.warning(NO_ROOM, within, wanted, parallel.num_ranks, error)
             self.parallel = replace(parallel, transport="gloo")
 
     def end(self) -> None:
@@ -101,15 +103,32 @@ def sweep(within: Path) -> None:
             os.close(lock)
 
 
+def shared_by(parallel: Parallel, meeting: Path) -> dict[Path, int]:
+    """The bytes of each file of memory that ranks share. Logits come to rank 0 alone."""
+    found = {}
+    if parallel.size > 1:
+        for number in range(parallel.num_ranks // parallel.size):
+            found[sums_at(meeting, number)] = memory_bytes(parallel.size, logits=number == 0)
+    if parallel.context > 1:
+        for place in range(parallel.size):
+            found[splits_at(meeting, place)] = memory_bytes(parallel.context)
+    return found
+
+
 def share(path: Path, size: int) -> None:
-    """Make the memory that `size` ranks share; OSError where it does not fit."""
+    """Make a file of so many zeros; OSError where memory has no room for it."""
     with path.open("xb") as file:
-        os.posix_fallocate(file.fileno(), 0, memory_bytes(size))
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
-def sums_at(meeting: Path, stage: int) -> Path:
-    """Where the ranks of a stage meet."""
-    return meeting / f"sums-{stage}"
+def sums_at(meeting: Path, number: int) -> Path:
+    """Where those meet who compute layers together."""
+    return meeting / f"sums-{number}"
+
+
+def splits_at(meeting: Path, place: int) -> Path:
+    """Where those meet who hold parts of contexts, of each the rank at `place`."""
+    return meeting / f"splits-{place}"
 
 
 def rows_at(meeting: Path, place: int) -> Path:

@@ -41,26 +41,35 @@ PAUSE_S = 20e-6
 nobody: a waiting rank kept the core that another rank, or anybody else, had work for."""
 
 
-def memory_bytes(size: int) -> int:
-    """What `size` ranks share."""
-    return size * (LINE + 2 * PLACE_BYTES) + LOGITS_BYTES
+def memory_bytes(size: int, *, logits: bool = False) -> int:
+    """What `size` ranks share, with or without a place for logits."""
+    return size * (LINE + 2 * PLACE_BYTES) + (LOGITS_BYTES if logits else 0)
 
 
 class SharedGroup:
     """Rank `rank` of `size`, over the file at `path`; `parent` is the process that must live."""
 
     def __init__(
-        self, path: Path, rank: int, size: int, parent: int = 0, patience_s: float = PATIENCE_S
+        self,
+        path: Path,
+        rank: int,
+        size: int,
+        parent: int = 0,
+        patience_s: float = PATIENCE_S,
+        at_once: int = 0,
     ) -> None:
+        """`at_once` ranks compute, where that is more than meet here: who waits spins less where
+        they share cores."""
         self.rank, self.size, self.parent, self.patience_s = rank, size, parent, patience_s
         with path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), memory_bytes(size))
+            self._memory = mmap.mmap(file.fileno(), 0)
         self._turns = np.frombuffer(self._memory, np.int64, size * LINE // 8)[:: LINE // 8]
         whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=size * LINE)
-        self._places = whole[:-LOGITS_BYTES].view(2, size, PLACE_BYTES)
-        self._logits = whole[-LOGITS_BYTES:]
+        places, self._logits = whole.tensor_split([size * 2 * PLACE_BYTES])
+        self._places = places.view(2, size, PLACE_BYTES)
         self._turn, self._clock = 0, SystemClock()
-        self._spins = SPINS if size <= len(os.sched_getaffinity(0)) else FEW_SPINS
+        cores = len(os.sched_getaffinity(0))
+        self._spins = SPINS if max(size, at_once) <= cores else FEW_SPINS
 
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
         first = parts_TH[0]
@@ -76,7 +85,7 @@ class SharedGroup:
 
     def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         width = sum(sizes)
-        pieces = own_RP.split(LOGITS_BYTES // (width * own_RP.element_size()))
+        pieces = own_RP.split(self._logits.nbytes // (width * own_RP.element_size()))
         if len(pieces) == 1:
             return self._beside(own_RP, sizes)
         found = []
