@@ -41,8 +41,8 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.candidates import Candidate
-from headway.engine.speculation.controller import PlainStep
-from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.controller import PlainStep, Reach
+from headway.engine.speculation.rests import NeverRests
 from headway.engine.speculation.speculation import Speculation
 from headway.measure.chart import Panel, chart
 from judged import Data, interval, say
@@ -82,15 +82,9 @@ class AlwaysAsking(Asking):
         values: Sequence[list[float]],
         plain: PlainStep,
         shares: Sequence[float] | None = None,
+        least_gain: float = 0.0,
     ) -> list[int]:
         return all_of(values, plain.budget)
-
-
-class NeverRests(Rests):
-    """Looks for guesses in each step."""
-
-    def next(self, num_decodes: int) -> Look:
-        return Look.ASKS if num_decodes else Look.RESTS
 
 
 class Always(Speculation):
@@ -101,6 +95,9 @@ class Always(Speculation):
         self.rests = NeverRests()
         if self.asking is not None:
             self.asking = AlwaysAsking(self.asking.price, cost)
+
+    def _least_taken(self, reach: Reach) -> float:
+        return -1.0
 
     def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
         counts = all_of([candidate.chances for candidate in best], plain.budget)

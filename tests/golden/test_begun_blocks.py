@@ -14,7 +14,7 @@ from drive import Answer, Answers, engine_for, take
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
-from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.rests import NeverRests
 from headway.engine.speculation.speculation import Speculation
 from parity.tiny import TWO_LAYERS, save, tiny_model
 
@@ -36,13 +36,6 @@ KINDS = {
     "float32, guessed": {"dtype": "float32", "speculate": "lookup"},
 }
 PAYS = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
-
-
-class NeverRests(Rests):
-    """Looks for guesses in each step."""
-
-    def next(self, num_decodes: int) -> Look:
-        return Look.ASKS if num_decodes else Look.RESTS
 
 
 @pytest.fixture(scope="module", params=["full", "window"])

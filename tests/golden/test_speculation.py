@@ -10,7 +10,7 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation import Drafts
 from headway.engine.speculation.drafts import fitting
-from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.rests import NeverRests
 from headway.engine.speculation.speculation import Speculation
 
 TEXTS = (
@@ -31,14 +31,6 @@ SHAPE = grammars.json_schema(
     },
     "schema",
 )
-
-
-class NeverRests(Rests):
-    """Looks for guesses in each step: when a grammar is ready is a matter of time, and so is how
-    many steps without a guess came before it."""
-
-    def next(self, num_decodes: int) -> Look:
-        return Look.ASKS if num_decodes else Look.RESTS
 
 
 def some_requests(first: int) -> list[Request]:
@@ -76,7 +68,7 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
         options["draft_model"] = "headway-draft"
     engine = engine_for(model_folder(None), **options)
     speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
-    speculation.rests = NeverRests()
+    speculation.rests = NeverRests()  # when a grammar is ready is a matter of time
     engine.scheduler.drafts.speculator = speculation
     drafts, forced = engine.scheduler.drafts, list[int]()
     for again in range(3):

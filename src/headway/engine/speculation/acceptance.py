@@ -75,9 +75,10 @@ class Own:
 
     def odds(self, source: str, shrink: float = SHRINK) -> float:
         """How many times the expected odds its guesses have."""
-        if source not in self._by_source:
+        seen = self._by_source.get(source)
+        if seen is None:
             return 1.0
-        kept, expected_kept, lost, expected_lost = self._by_source[source]
+        kept, expected_kept, lost, expected_lost = seen
         more = (kept + shrink) / (expected_kept + shrink)
         return more * (expected_lost + shrink) / (lost + shrink)
 
@@ -106,10 +107,12 @@ class Curve:
         self._shares = list(prior)
         self._is_stale = False
 
-    def learn(self, cell: int, kept: bool) -> None:
-        """One guess of this cell was reached, and kept or not."""
-        self._tries[cell] = FADE * self._tries[cell] + 1
-        self._hits[cell] = FADE * self._hits[cell] + kept
+    def learn(self, reached: tuple[int, ...], num_kept: int) -> None:
+        """Guesses of these cells were reached, and the first `num_kept` of them kept."""
+        tries, hits = self._tries, self._hits
+        for depth, cell in enumerate(reached):
+            tries[cell] = FADE * tries[cell] + 1
+            hits[cell] = FADE * hits[cell] + (depth < num_kept)
         self._is_stale = True
 
     @property
@@ -176,6 +179,21 @@ class Acceptance:
             chances.append(chance)
         return chances
 
+    def first(self, source: str, match: Match, own: Own, beside: str = "") -> float:
+        """The chance of the first guess, as `chances` has it: none behind it is likelier.
+
+        >>> round(Acceptance().first("lookup", 2, Own()), 2)
+        0.45
+        """
+        shares = self._curve(source, match, beside).shares
+        if isinstance(match, tuple):
+            share, odds = shares[match[0]], own.odds(source)
+        elif match:
+            share, odds = shares[CELL_OF_LENGTH[match]], own.odds(source)
+        else:
+            share, odds = shares[0], own.odds(source, DRAFTED_SHRINK)
+        return share * odds / (1 + share * (odds - 1))
+
     def shares(self, source: str, match: Match) -> list[float]:
         """Of all requests the share kept of guesses that are reached, by cell."""
         return self._curve(source, match, "").shares
@@ -197,8 +215,7 @@ class Acceptance:
         reached = cells(match, min(num_kept + 1, num_guessed))
         shares = curve.lately
         expected = sum([shares[cell] for cell in reached])
-        for depth, cell in enumerate(reached):
-            curve.learn(cell, depth < num_kept)
+        curve.learn(reached, num_kept)
         own.saw(source, num_kept, expected, len(reached) - num_kept, len(reached) - expected)
 
     def _curve(self, source: str, match: Match, beside: str) -> Curve:

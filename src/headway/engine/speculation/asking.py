@@ -13,9 +13,9 @@ from math import inf
 
 from headway.core.plan import StepResult
 from headway.engine.cost import StepCost
-from headway.engine.speculation.controller import Drafting, PlainStep, choose
+from headway.engine.speculation.controller import PlainStep, choose
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import ONCE_IN, PATIENCE
+from headway.engine.speculation.rests import LEAST_GAIN, ONCE_IN, PATIENCE
 
 log = logging.getLogger(__name__)
 
@@ -24,9 +24,6 @@ PAUSES_S = (10.0, 20.0, 40.0)
 OFF = "off until the engine starts anew"
 FORGOTTEN = 1000
 """After so many steps of guesses its failures are forgotten."""
-LEAST_GAIN = 0.03
-"""The drafter has to raise the rate by this share: for less, what comes of its guesses takes the
-scheduler as long, and steps that seem 3% better are as often worse."""
 PROBE_SHARE = 0.01
 """Of the time, what a drafter that does not pay may take to be seen at all."""
 
@@ -56,17 +53,22 @@ class Asking:
         values: TypingSequence[list[float]],
         plain: PlainStep,
         shares: TypingSequence[float] | None = None,
+        least_gain: float = LEAST_GAIN,
     ) -> list[int]:
         """Of each decode how many; `values` are the chances that they will be kept where they are
-        verified, in `shares[i]` of cases."""
+        verified, in `shares[i]` of cases. They raise the rate by `least_gain` at least."""
         drafting = self.price.drafting
-        if self._num_unpaid < PATIENCE or self._num_unpaid % ONCE_IN == 0:
-            counts = choose(values, plain, self.cost, drafting, shares, LEAST_GAIN)
+        if self.compares:
+            counts = choose(values, plain, self.cost, drafting, shares, least_gain)
             if any(counts):
                 self._num_unpaid = 0
                 return counts
-        self._num_unpaid += 1
-        return self._probe(values, drafting, self.cost.seconds(plain.work))
+        return self.probe([min(len(chances), 1) for chances in values], plain)
+
+    @property
+    def compares(self) -> bool:
+        """Whether it is asked what pays: in each step, but where it does not pay now and then."""
+        return self._num_unpaid < PATIENCE or self._num_unpaid % ONCE_IN == 0
 
     def seconds(self, counts: TypingSequence[int]) -> float:
         """What it takes to guess so many tokens of each decode; the prompt behind a first guess,
@@ -76,15 +78,15 @@ class Asking:
         drafting = self.price.drafting
         return drafting.seconds(max(counts)) + sum(counts) * drafting.row_s
 
-    def _probe(
-        self, values: TypingSequence[list[float]], drafting: Drafting, step_s: float
-    ) -> list[int]:
-        """One guess of every sequence where that is a hundredth of the time since the last: a pass
-        is what costs, and each of its rows tells as much as the first."""
-        counts = [min(len(chances), 1) for chances in values]
-        self._unasked_s += step_s
+    def probe(self, counts: list[int], plain: PlainStep) -> list[int]:
+        """It does not pay: one guess of every sequence that has room, `counts`, where that is a
+        hundredth of the time since the last; a pass is what costs, and each of its rows tells as
+        much as the first."""
+        drafting = self.price.drafting
+        self._num_unpaid += 1
+        self._unasked_s += self.cost.seconds(plain.work)
         if drafting.seconds(1) + sum(counts) * drafting.row_s > PROBE_SHARE * self._unasked_s:
-            return [0] * len(values)
+            return [0] * len(counts)
         self._unasked_s = 0.0
         return counts
 

@@ -2,9 +2,11 @@
 
 from typing import NamedTuple
 
+from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import AGAINST, WITH, Own
-from headway.engine.speculation.drafts import Drafts
+from headway.engine.speculation.drafts import Drafts, fitting
 from headway.engine.speculation.found import UNKNOWN
+from headway.engine.speculation.lookup import Guess
 from headway.engine.speculation.paths import Rival
 from headway.engine.speculation.rests import ONCE_IN, PATIENCE
 from headway.engine.speculation.shadow import Shadow
@@ -38,16 +40,36 @@ class Candidate(NamedTuple):
 NO_CANDIDATE = Candidate(EMPTY, [], [])
 
 
+class Said(NamedTuple):
+    """What somebody guesses of a sequence in a step, and what the drafter says `beside` it."""
+
+    guess: Guess
+    source: str
+    beside: str = ""
+
+    def fitting(self, sequence: Sequence, most: int) -> Drafts:
+        """As far as it may follow `sequence`."""
+        token_ids = fitting(sequence, self.guess.token_ids, most)
+        return Drafts(token_ids, self.source, self.guess.match)
+
+
 class Guessing:
-    """What is known of one sequence's guesses."""
+    """What is known of one sequence's guesses; `shadows` are of the sources that it has, all of
+    them but one for grammars where it has none."""
 
     __slots__ = (
-        *("became", "best", "drafted", "found", "num_paying"),
-        *("num_unpaid", "own", "proposed", "shadows"),
+        *("all_looked", "became", "best", "drafted", "found", "is_open", "num_paying"),
+        *("num_unpaid", "own", "proposed", "said", "shadows"),
     )
 
     def __init__(self, shadows: dict[str, Shadow]) -> None:
         self.own, self.shadows = Own(), shadows
+        self.said: list[Said] = []
+        """What was guessed in this step, and whether every source looked."""
+        self.all_looked = False
+        self.is_open = False
+        """Whether what comes tells of anything: somebody guessed since the last token, or what
+        became of it is not counted yet."""
         self.proposed: list[int] = []
         """What the drafter guesses of the next tokens."""
         self.drafted: list[int] = []
@@ -57,7 +79,7 @@ class Guessing:
         self.became, self.num_paying = UNKNOWN, -1
         """What became of that before; how many guesses of it pay now, -1: not all looked."""
         self.num_unpaid = 0
-        """Steps since a guess of it was verified."""
+        """Looks since a guess of it was verified."""
 
     @property
     def looks(self) -> bool:

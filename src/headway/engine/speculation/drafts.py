@@ -95,8 +95,12 @@ def num_alike(some: list[int], others: list[int]) -> int:
     >>> num_alike([1, 2, 3], [1, 2, 4, 5])
     2
     """
-    pairs = enumerate(zip(some, others))
-    return next((at for at, (a, b) in pairs if a != b), min(len(some), len(others)))
+    count = 0
+    for a, b in zip(some, others):
+        if a != b:
+            break
+        count += 1
+    return count
 
 
 def outcomes(drafts: Drafts, came: list[int]) -> list[tuple[str, int, int]]:

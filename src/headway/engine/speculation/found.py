@@ -70,6 +70,13 @@ class Found:
         lately = self._cases[became]
         lately.becomes, lately.ends = FADE * lately.becomes + 1, FADE * lately.ends
 
+    def passed(self, count: int) -> None:
+        """So many went on of whose guess nothing is known."""
+        if count:
+            lately, kept = self._cases[UNKNOWN], FADE**count
+            lately.becomes = kept * lately.becomes + (1 - kept) / (1 - FADE)
+            lately.ends *= kept
+
     def ended(self, became: int) -> None:
         """And that was the last of its answer."""
         self._cases[became].ends += 1
@@ -88,7 +95,7 @@ class Found:
         return share, Expected(tokens, rows)
 
 
-def became_of(found: Sequence[int], came: Sequence[int]) -> int:
+def became_of(found: list[int], came: list[int]) -> int:
     """What became of the guess `found`, where these tokens came; empty: there was none.
 
     >>> [became_of(found, [5, 6]) for found in ([5, 6, 7], [5], [5, 7], [])]
@@ -97,4 +104,4 @@ def became_of(found: Sequence[int], came: Sequence[int]) -> int:
     both = min(len(found), len(came))
     if not both:
         return UNKNOWN
-    return WENT_ON if list(found[:both]) == list(came[:both]) else BROKE_OFF
+    return WENT_ON if found[:both] == came[:both] else BROKE_OFF

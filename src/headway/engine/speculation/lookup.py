@@ -118,7 +118,8 @@ class Lookup:
         return True
 
     def _search(self, known: int) -> None:
-        """Find the longest match of the last tokens; the latest of equals."""
+        """Find the longest match of the last tokens; the latest of equals. One that is longer than
+        the best so far has one token more in common: who has not is passed over."""
         tokens, mask = self._tokens, len(self._pairs) - 1
         token, before = tokens[-1], tokens[-2]
         best, source = 0, 0
@@ -126,7 +127,11 @@ class Lookup:
         for _ in range(CANDIDATES):
             if place < 2:
                 break
-            if tokens[place - 1] == token and tokens[place - 2] == before:
+            if (
+                tokens[place - 1 - best] == tokens[known - 1 - best]
+                and tokens[place - 1] == token
+                and tokens[place - 2] == before
+            ):
                 match = 2
                 while (
                     match < LONGEST

@@ -1,33 +1,42 @@
 """Steps in which nobody is asked for guesses, where these save less than it takes to choose them.
 
-To ask every source, to compare what it said and to choose takes the scheduler some 60 µs a sequence
-and 0.3 ms a step, and the step waits. That is nothing beside guesses that double the tokens of a
-step, and nearly a tenth of a step of 16 chats, whose guesses pay just so.
+To ask every source, to compare what it said and to choose takes the scheduler some microseconds a
+sequence, and the step waits. That is nothing beside guesses that double the tokens of a step, and
+more than some guesses save.
 
-    16 sequences, a step of 16 ms: choosing takes 1.2 ms
+    32 sequences, and each row takes what a token of a sequence takes
+    whatever anybody guesses       nobody is asked at all: guesses gain 3% at most, were all right
+    16 sequences, a step of 16 ms: choosing takes 0.24 ms, 1.5% of it
     guesses save 8 ms              asked in each step
-    guesses save 0.5 ms            asked in 2 steps of 16, so that more is seen within 14
-    1 sequence, a step of 14 ms: choosing takes 0.1 ms, less than a hundredth
+    guesses save 0.5 ms            asked in 2 steps of 10, which takes 0.3% of the time; nothing is
+                                   verified, for what a step takes is foretold no better than that
+    1 sequence, a step of 14 ms: choosing takes 0.04 ms, less than 0.3%
     whatever guesses save          asked in each step: a short answer is over within 14
 """
 
 from enum import Enum
+from math import ceil
 
 MARGIN = 1.5
 """Guesses have to save so many times what choosing took: what came of them is looked at as well."""
 UNSURE = 0.05
 """And this share of the step beside: of estimates those are chosen that are too high, and a step
 without guesses is foretold that well where most steps have some."""
-IN_VAIN = 0.01
-"""Choosing may take this share of a step and bring nothing."""
+LEAST_GAIN = 0.03
+"""Guesses that take time to make have to raise the rate by this share, and those that take none
+have to be able to: steps that seem 3% better are as often worse."""
+IN_VAIN = 0.003
+"""Of the time, what looks may take that bring nothing, as far as a look in each `CYCLE` allows."""
 LATELY, AT_REST = 8, 2
 """Looks over which both are averaged; what is saved, where few steps look, over fewer."""
 PATIENCE, ONCE_IN = 16, 4
 """After so many steps without a guess that pays, a source or a sequence is looked at in one step of
 four: what is not looked at costs nothing, and who begins to copy is seen three steps later."""
-CYCLE, RESTED = 16, 14
-"""After as many steps of guesses that save too little, nobody is asked in 14 of 16: in the
-first of the others the drafter guesses, in the second that is verified."""
+HOPELESS = 7
+"""Where no guess could pay, so many steps go by until that is reckoned again."""
+CYCLE, LOOKS = 16, 2
+"""After as many steps of guesses that save too little, somebody is asked in 2 of at most 16: in the
+first of them the drafter guesses, in the second that is verified."""
 
 
 class Look(Enum):
@@ -43,37 +52,96 @@ class Rests:
     what choosing took."""
 
     def __init__(self) -> None:
-        self._look = Look.ASKS
+        self.look = Look.ASKS
+        """What the step does that was asked about last."""
         self._saved_s = self._choose_s = 0.0
         """Of a step that looks, lately."""
-        self._num_unpaid = 0
-        """Steps since that was worth it."""
+        self._num_unpaid, self._has_paid = 0, False
+        """Steps since that was worth it, and whether it ever was."""
+        self._place, self._cycle = 0, CYCLE
+        """Steps since the last looks ended, and how many it is from looks to looks."""
+        self._num_hopeless, self._num_rows = 0, 0
+        """So many steps rest in which there are so many decodes or more."""
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether guesses have saved too little for so long that most steps look for none."""
+        return self._num_unpaid > PATIENCE
+
+    @property
+    def least_gain(self) -> float:
+        """The share by which guesses that take time to make have to raise the rate."""
+        return UNSURE if self.is_resting else LEAST_GAIN
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the last step that looked did not pay, or there was none."""
+        return self._num_unpaid != 1 or not self._has_paid
 
     def next(self, num_decodes: int) -> Look:
         """What the next step does; one without decodes has nothing to look for."""
-        self._look = Look.RESTS
+        self.look = Look.RESTS
         if not num_decodes:
-            return self._look
+            return self.look
+        if self._num_hopeless and num_decodes >= self._num_rows:
+            self._num_hopeless -= 1
+            return self.look
+        self._num_hopeless = 0
         self._num_unpaid += 1
-        place = (self._num_unpaid - PATIENCE - 1) % CYCLE
-        self._look = Look.ASKS
-        if self._num_unpaid > PATIENCE and place < RESTED:
-            self._look = Look.RESTS
-        elif self._num_unpaid > PATIENCE and place == CYCLE - 1:
-            self._look = Look.LAST
-        return self._look
+        if not self.is_resting:
+            self.look, self._place = Look.ASKS, 0
+            return self.look
+        self._place += 1
+        left = self._cycle - self._place
+        if left <= 0:
+            self.look, self._place = Look.LAST, 0
+        elif left < LOOKS:
+            self.look = Look.ASKS
+        return self.look
 
-    def chose(self, saved_s: float, step_s: float) -> None:
-        """The guesses of a step are expected to save so many seconds; without it takes `step_s`."""
-        looks = LATELY if self._num_unpaid <= PATIENCE else AT_REST
-        self._saved_s += (saved_s - self._saved_s) / looks
+    def hopes(self, most_gained: float, num_decodes: int) -> bool:
+        """Whether somebody is asked where guesses, all of them right, would raise the rate by this
+        share; else the step rests, and a few more as long as there are as many decodes."""
+        if most_gained > LEAST_GAIN:
+            return True
+        self.look = Look.RESTS
+        self._num_unpaid -= 1
+        self._num_hopeless, self._num_rows = HOPELESS, num_decodes
+        return False
+
+    def chose(self, saved_s: float, step_s: float) -> bool:
+        """The guesses of a step are expected to save so many seconds; without it takes `step_s`.
+
+        Whether they are verified: at rest only where they save enough to end it.
+        """
+        was_resting = self.is_resting
+        self._saved_s += (saved_s - self._saved_s) / (AT_REST if was_resting else LATELY)
         pays_s = (self._saved_s - UNSURE * step_s) / MARGIN
-        if self._choose_s <= max(pays_s, IN_VAIN * step_s):
-            self._num_unpaid = 0
+        may_take_s = IN_VAIN * step_s
+        if self._choose_s <= max(pays_s, may_take_s):
+            self._num_unpaid, self._has_paid = 0, True
+        else:
+            self._cycle = min(ceil(LOOKS * self._choose_s / may_take_s), CYCLE)
+        return not was_resting or not self._num_unpaid
 
     def took(self, choose_s: float) -> None:
         """To choose the guesses of the step took so long."""
-        if self._look is Look.RESTS:
+        if self.look is Look.RESTS:
             return
         before_s = self._choose_s or choose_s
         self._choose_s = before_s + (choose_s - before_s) / LATELY
+
+
+class NeverRests(Rests):
+    """Looks for guesses in each step, and takes all that pay: for measurements and tests, whose
+    steps are not to depend on a clock."""
+
+    def next(self, num_decodes: int) -> Look:
+        self.look = Look.ASKS if num_decodes else Look.RESTS
+        return self.look
+
+    def hopes(self, most_gained: float, num_decodes: int) -> bool:
+        return True
+
+    def chose(self, saved_s: float, step_s: float) -> bool:
+        return True

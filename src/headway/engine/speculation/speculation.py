@@ -28,12 +28,21 @@ from headway.engine.speculation.candidates import (
     NO_CANDIDATE,
     Candidate,
     Guessing,
+    Said,
     said_beside,
 )
-from headway.engine.speculation.controller import CHUNK, PlainStep, choose, least_value, row_price
-from headway.engine.speculation.drafts import Drafts, fitting, num_alike, outcomes
+from headway.engine.speculation.controller import (
+    CHUNK,
+    PlainStep,
+    Reach,
+    choose,
+    least_value,
+    row_price,
+)
+from headway.engine.speculation.drafts import Drafts, num_alike, outcomes
 from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
 from headway.engine.speculation.lookahead import KINDS, Lookahead
+from headway.engine.speculation.lookup import Guess
 from headway.engine.speculation.paths import choose_rivals, find_rival, observe
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.rests import Look, Rests
@@ -41,6 +50,8 @@ from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
 
+FEW = 4
+"""Decodes of which each is compared as a whole: that is sooner done than to say who need not be."""
 LATELY = 16
 """Steps: about as many as a token that comes now shortens the end of an answer by."""
 
@@ -64,7 +75,10 @@ class Speculation:
         self.trials, self.rests, self.found = Trials(cost), Rests(), Found()
         self.busy = 0.0
         """Of the steps lately, the share with prompts beside the decodes."""
-        self.drafting_s = 0.0
+        self.drafting_s = self._drafted_s = 0.0
+        """What the drafter is to take in this step, and was to take in the one before."""
+        self._num_idle = 0
+        """Of those that got a token in this step, who was not asked since the one before."""
 
     @property
     def failure(self) -> str:
@@ -83,7 +97,7 @@ class Speculation:
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
-        self.drafting_s = 0.0
+        self._drafted_s, self.drafting_s = self.drafting_s, 0.0
         look = self.rests.next(len(decodes))
         if look is Look.RESTS:
             return {}
@@ -91,44 +105,51 @@ class Speculation:
         alone = decode_work(decodes, self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s, self.busy, prompts_wait)
         plain = plain._replace(known_worth_s=plain.worth_s(self.cost))
-        if self.lookahead is not None:
-            least = least_value(plain, self.cost, self.config.max_drafts)
-            self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), least)
+        least = 0.0
+        if self.rests.is_doubtful or len(decodes) > FEW:
+            reach = Reach(plain, self.cost, self.config.max_drafts)
+            least = self._least_taken(reach)
+            if self._is_hopeless(reach, plain):
+                self.trials.plain(plain)
+                return {}
         states = [self._state(sequence) for sequence in decodes]
-        price = row_price(plain, self.cost)
-        best = [
-            self._best(sequence, state, price) if state.looks else NO_CANDIDATE
-            for sequence, state in zip(decodes, states, strict=True)
-        ]
+        best = self._candidates(decodes, states, plain, least)
         counts, beside_them = self._num_verified(best, plain)
-        for state, candidate, count in zip(states, best, counts, strict=True):
-            state.best = candidate
-            state.num_unpaid = 0 if count else state.num_unpaid + 1
-        found = {
-            sequence.sequence_id: candidate.first(count, more)
-            for sequence, candidate, count, more in zip(
-                decodes, best, counts, beside_them, strict=True
-            )
-            if count
-        }
+        found = dict[int, Drafts]()
+        for sequence, state, candidate, count, more in zip(
+            decodes, states, best, counts, beside_them, strict=True
+        ):
+            state.best, state.num_unpaid = candidate, 0 if count else state.num_unpaid + 1
+            if count:
+                found[sequence.sequence_id] = candidate.first(count, more)
         if look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
-            asked = self._num_asked(self.asking, decodes, states, counts, plain)
+            asked = self._num_asked(self.asking, decodes, states, counts, plain, least)
             self.drafting_s = self.asking.seconds(asked)
             for sequence, count in zip(decodes, asked, strict=True):
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
-        self.rests.chose(self._saved_s(best, counts, plain), self.cost.seconds(plain.work))
         return found
 
+    def _is_hopeless(self, reach: Reach, plain: PlainStep) -> bool:
+        """Whether nobody is asked, for no guess could pay; but for trials, and where some did."""
+        if not self.rests.is_doubtful or self.trials.is_due(plain):
+            return False
+        return not self.rests.hopes(reach.most_gained(self._refills), reach.num_decodes)
+
+    def _least_taken(self, reach: Reach) -> float:
+        """Guesses that are worth no more than this are looked at no further."""
+        return reach.least_taken
+
     def _saved_s(self, best: list[Candidate], counts: list[int], plain: PlainStep) -> float:
-        """Seconds that the guesses of a step are expected to save, what they take deducted."""
+        """Seconds that the guesses of a step are expected to save, what they take deducted, and
+        what those of them took that were drafted in the step before."""
         if not any(counts):
-            return -self.drafting_s
+            return -self._drafted_s
         work = self.cost.with_guesses(plain.work, plain.starts, counts)
-        tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts)])
+        tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts) if count])
         added_s = self.cost.seconds(work) - self.cost.seconds(plain.work)
-        return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self.drafting_s
+        return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self._drafted_s
 
     def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         """Whether steps have prompts beside the decodes, of late, and what choosing takes."""
@@ -138,55 +159,130 @@ class Speculation:
     def _state(self, sequence: Sequence) -> Guessing:
         state = self._by_id.get(sequence.sequence_id)
         if state is None:
-            shadows = {source.name: Shadow(source.name) for source in self.sources}
-            state = self._by_id[sequence.sequence_id] = Guessing(shadows)
+            names = [source.name for source in self.sources]
+            if sequence.grammar is None:
+                names = [name for name in names if name != Forced.name]
+            state = Guessing({name: Shadow(name) for name in names})
+            self._by_id[sequence.sequence_id] = state
         return state
 
-    def _guesses(
-        self, sequence: Sequence, state: Guessing
-    ) -> tuple[list[tuple[Drafts, str]], bool]:
-        """(Guesses, and what the drafter says to each; whether every source looked)."""
-        most, tokens, num_looked = self.config.max_drafts, sequence.tokens, 0
+    def _ask(self, sequence: Sequence, state: Guessing) -> None:
+        """Let its sources guess; what they guessed before is scored by the tokens that came."""
+        most, tokens, own = self.config.max_drafts, sequence.tokens, state.own
         state.drafted, state.proposed = state.proposed, []
-        guesses = [(Drafts(state.drafted, self.drafter), "")] if state.drafted else []
+        state.is_open = state.all_looked = True
+        state.said = [Said(Guess(state.drafted, 0), self.drafter)] if state.drafted else []
         for source in self.sources:
-            shadow = state.shadows[source.name]
-            if not shadow.looks():
+            shadow = state.shadows.get(source.name)
+            if shadow is None:
                 continue
-            num_looked += 1
+            if not (shadow.looks() or self.rests.is_resting):
+                state.all_looked = False
+                continue
             guess = source.guess(sequence, most)
-            shadow.settle(tokens, self.acceptance, state.own)
+            shadow.settle(tokens, self.acceptance, own)
             if guess.token_ids:
                 beside = said_beside(guess.token_ids, state.drafted)
                 if not isinstance(guess.match, tuple) and guess.match > sequence.num_generated:
                     beside = BEGINS + beside
                 shadow.remember(tokens, guess, beside)
-                guesses.append((Drafts(guess.token_ids, source.name, guess.match), beside))
-        return guesses, num_looked == len(self.sources)
+                state.said.append(Said(guess, source.name, beside))
+
+    def _candidates(
+        self,
+        decodes: TypingSequence[Sequence],
+        states: list[Guessing],
+        plain: PlainStep,
+        least: float,
+    ) -> list[Candidate]:
+        """Of each decode the one that promises most, if a guess is worth more than `least`.
+
+        At rest half of them are asked, and the others in the next look; all at once where that
+        finds something. Where a trial is due, the likeliest guess is looked at whatever it is.
+        """
+        if self.lookahead is not None:
+            worth = least_value(plain, self.cost, self.config.max_drafts)
+            self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), worth)
+        turns, price = [state.looks for state in states], row_price(plain, self.cost)
+        if self.rests.is_resting:
+            late = self.rests.look is Look.LAST
+            turns = [at % 2 == late or bool(each.proposed) for at, each in enumerate(states)]
+        best, firsts = self._asked(decodes, states, turns, price, least)
+        finds = any(candidate.chances for candidate in best)
+        if finds and self.rests.is_resting:
+            turns = [not turn for turn in turns]
+            others, _ = self._asked(decodes, states, turns, price, least)
+            best = [b if turn else a for a, b, turn in zip(best, others, turns)]
+        elif not finds and max(firsts) > 0 and self.trials.is_due(plain):
+            at = firsts.index(max(firsts))
+            best[at] = self._best(decodes[at], states[at], price)
+        return best
+
+    def _asked(
+        self,
+        decodes: TypingSequence[Sequence],
+        states: list[Guessing],
+        turns: list[bool],
+        price: float,
+        least: float,
+    ) -> tuple[list[Candidate], list[float]]:
+        """(Candidates, the best chances of first guesses) of those whose turn it is.
+
+        All are scored before any is compared: what is kept of guesses is reckoned once a step.
+        """
+        for sequence, state, turn in zip(decodes, states, turns, strict=True):
+            if turn:
+                self._ask(sequence, state)
+        refills, best, firsts = self._refills, list[Candidate](), list[float]()
+        for sequence, state, turn in zip(decodes, states, turns, strict=True):
+            candidate, chance = NO_CANDIDATE, 0.0
+            if turn and least > 0:
+                chance = self._first_chance(state)
+            if turn and (least <= 0 or 0 < least < chance + (1 - chance) * refills):
+                candidate = self._best(sequence, state, price)
+            best.append(candidate)
+            firsts.append(chance)
+        return best, firsts
+
+    def _first_chance(self, state: Guessing) -> float:
+        """The best chance of a first guess; whose it is is looked at in the next step again.
+
+        What the drafter is worth beside is told of that guess alone, as none of it pays.
+        """
+        top, found_top, first = 0.0, 0.0, ""
+        state.found, state.num_paying = NO_CANDIDATE, 0 if state.all_looked else -1
+        for said in state.said:
+            (token_ids, match), source, beside = said
+            chance = self.acceptance.first(source, match, state.own, beside)
+            if chance > top:
+                top, first = chance, source
+            if self.asking is not None and source != self.drafter and chance > found_top:
+                found_top = chance
+                state.found = Candidate(Drafts(token_ids, source, match), [chance], [chance])
+        if first in state.shadows:
+            state.shadows[first].num_behind = 0
+        return top
 
     def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
-        """The candidate that promises most tokens beyond the `price` of its rows; all are compared
-        with what comes."""
-        guesses, all_looked = self._guesses(sequence, state)
-        refills = self.lookahead.worth if self.lookahead is not None else 0.0
+        """The candidate that promises most tokens beyond the `price` of its rows."""
         best, worth, others = NO_CANDIDATE, 0.0, []
         found, found_worth = NO_CANDIDATE, 0.0
-        for drafts, beside in guesses:
-            token_ids = fitting(sequence, drafts.token_ids, self.config.max_drafts)
-            if token_ids:
-                drafts = drafts._replace(token_ids=token_ids)
-                chances = self.acceptance.chances(
-                    drafts.source, drafts.match, len(token_ids), state.own, beside
-                )
-                others.append(drafts)
-                promised = sum([chance - price for chance in chances if chance > price])
-                if promised > worth or not best.chances:
-                    values = [chance + (1 - chance) * refills for chance in chances]
-                    best, worth = Candidate(drafts, chances, values), promised
-                if drafts.source != self.drafter and (promised > found_worth or not found.chances):
-                    found, found_worth = Candidate(drafts, chances, chances), promised
+        for said in state.said:
+            drafts = said.fitting(sequence, self.config.max_drafts)
+            if not drafts.token_ids:
+                continue
+            chances = self.acceptance.chances(
+                drafts.source, drafts.match, len(drafts.token_ids), state.own, said.beside
+            )
+            others.append(drafts)
+            promised = sum([chance - price for chance in chances if chance > price])
+            if promised > worth or not best.chances:
+                values = [chance + (1 - chance) * self._refills for chance in chances]
+                best, worth = Candidate(drafts, chances, values), promised
+            if drafts.source != self.drafter and (promised > found_worth or not found.chances):
+                found, found_worth = Candidate(drafts, chances, chances), promised
         state.found, state.num_paying = found, -1
-        if all_looked:
+        if state.all_looked:
             state.num_paying = sum([chance > price for chance in found.chances])
         if len(others) > 1 and self.config.max_paths > 1:
             rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
@@ -196,17 +292,25 @@ class Speculation:
                 state.shadows[ahead.source].num_behind = 0
         return best
 
+    @property
+    def _refills(self) -> float:
+        """What a row of a guess that is wrong brings."""
+        return self.lookahead.worth if self.lookahead is not None else 0.0
+
     def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
         """How many guesses of each candidate are verified, and of its rival."""
         values = [candidate.values for candidate in best]
+        none = [0] * len(values)
+        counts = choose(values, plain, self.cost)
+        saved_s = self._saved_s(best, counts, plain)
+        if not self.rests.chose(saved_s, self.cost.seconds(plain.work)):
+            counts = none.copy()
         if not any(values):
             self.trials.plain(plain)
-            return [0] * len(values), [0] * len(values)
-        counts = choose(values, plain, self.cost)
-        if self.trials.vary(values, counts, plain):
-            return counts, [0] * len(counts)
-        rivals = [candidate.rival for candidate in best]
-        return counts, choose_rivals(rivals, values, counts, plain, self.cost)
+        elif not self.trials.vary(values, counts, plain) and any(counts):
+            rivals = [candidate.rival for candidate in best]
+            return counts, choose_rivals(rivals, values, counts, plain, self.cost)
+        return counts, none
 
     def _num_asked(
         self,
@@ -215,18 +319,25 @@ class Speculation:
         states: list[Guessing],
         counts: list[int],
         plain: PlainStep,
+        least: float,
     ) -> list[int]:
         """Of each decode how many tokens behind this step the drafter is asked for: it is worth
         what it brings beyond what will be found anyway."""
+        rooms = [
+            max(min(self.config.max_proposed, s.max_len - len(s.tokens) - count - 2), 0)
+            for s, count in zip(decodes, counts, strict=True)
+        ]
+        first, drafter = self.acceptance.first, self.drafter
+        if not asking.compares or max([first(drafter, 0, each.own) for each in states]) <= least:
+            return asking.probe([min(room, 1) for room in rooms], plain)
         values, shares, tokens, rows = [], list[float](), 0.0, 0.0
-        for sequence, state, num_riding in zip(decodes, states, counts, strict=True):
-            room = sequence.max_len - len(sequence.tokens) - num_riding - 2
-            most = max(min(self.config.max_proposed, room), 0)
-            values.append(self.acceptance.chances(self.drafter, 0, most, state.own))
+        for sequence, state, num_riding, room in zip(decodes, states, counts, rooms, strict=True):
+            values.append(self.acceptance.chances(self.drafter, 0, room, state.own))
             left, expected = self.found.beside(state.found.chances, num_riding)
             shares.append(left * (1 - state.best.chance_of_end(num_riding, sequence.stop_ids)))
             tokens, rows = tokens + expected.tokens, rows + expected.rows
-        return asking.counts(values, plain._replace(found=Expected(tokens, rows)), shares)
+        plain = plain._replace(found=Expected(tokens, rows))
+        return asking.counts(values, plain, shares, self.rests.least_gain)
 
     def first(self, sequence: Sequence) -> int:
         """How many guesses heads make behind the last token of a prompt.
@@ -253,6 +364,15 @@ class Speculation:
         state = self._by_id.get(sequence.sequence_id)
         if state is None:
             return
+        if state.is_open or sample.drafts:
+            self._learn(sequence, state, drafts, sample)
+            return
+        self._num_idle += 1
+        if self.lookahead is not None:
+            self.lookahead.came(sequence, drafts, sample)
+
+    def _learn(self, sequence: Sequence, state: Guessing, drafts: Drafts, sample: Sample) -> None:
+        """The same where somebody has guessed since the token before."""
         came, num_forced = sample.token_ids, sequence.num_forced
         forced = sequence.tokens[-num_forced:] if num_forced else []
         drafted = num_alike(state.drafted, came) if state.drafted else None
@@ -263,10 +383,12 @@ class Speculation:
                 observe(state.best.rival, state.best.drafts, all_came, self.acceptance, state.own)
             if state.drafted:
                 self._score_drafted(state, all_came)
-        self._score_found(state, came, drafted)
+        if self.asking is not None:
+            self._score_found(state, came, drafted)
         state.best = NO_CANDIDATE
         follows = sample.drafts[:num_forced] == forced  # the drafter did not know them
         state.proposed = sample.drafts[num_forced:] if follows else []
+        state.is_open = bool(state.proposed) or state.became != UNKNOWN
         for each in self.sources:
             each.came(sequence, drafts.others[sample.path - 1] if sample.path else drafts, sample)
 
@@ -298,7 +420,9 @@ class Speculation:
     def ended(self, result: StepResult) -> None:
         """What the drafter took in this step."""
         if self.asking is not None:
+            self.found.passed(self._num_idle)
             self.asking.ended(result)
+        self._num_idle = 0
 
     def left(self, sequence: Sequence) -> None:
         """Forget what is kept of it; an answer that has ended may be given again."""

@@ -157,20 +157,28 @@ class PastAnswers:
         return Guess(found, best)
 
     def _longest(self, tokens: list[int], owner: int) -> tuple[int, int]:
-        """(length of the longest match of the last tokens, the place behind it); 0: none."""
+        """(length of the longest match of the last tokens, the place behind it); 0: none.
+
+        A longer match than the best so far has the token where that one `differs`; most places are
+        passed over for it.
+        """
         token, before, mask = tokens[-1], tokens[-2], self.size - 1
         pair = before * MIXER + token + owner
         best, source = 0, 0
         if len(tokens) > 2:
-            longest = min(COUNTED, len(tokens))
-            place = self._triples[(tokens[-3] * MIXER_OF_FIRST + pair) & mask]
+            longest, past, previous = min(COUNTED, len(tokens)), self._tokens, self._previous
+            place, differs = self._triples[(tokens[-3] * MIXER_OF_FIRST + pair) & mask], token
             for _ in range(CANDIDATES):
-                if not place or best == longest:
+                if not place:
                     break
-                match = self._match(place, tokens, owner, longest)
-                if match > best:
-                    best, source = match, place
-                place = self._previous[place]
+                if past[place - 1 - best] == differs and past[place - 1] == token:
+                    match = self._match(place, tokens, owner, longest)
+                    if match > best:
+                        best, source = match, place
+                        if best == longest:
+                            break
+                        differs = tokens[-1 - best]
+                place = previous[place]
         if not best:
             source = self._pairs[pair & mask]
             best = self._match(source, tokens, owner, 2)

@@ -33,6 +33,12 @@ class Trials:
         self._untried_s += self.cost.seconds(plain.work)
         self._num_guessed = 0
 
+    def is_due(self, plain: PlainStep) -> bool:
+        """Whether guesses that do not seem to pay may be tried in this step."""
+        work = self.cost.with_drafts(plain.work, min(plain.starts), TRIED)
+        step_s = self.cost.seconds(plain.work)
+        return self.cost.seconds(work) - step_s <= SHARE * (self._untried_s + step_s)
+
     def vary(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> bool:
         """Change how many guesses of each sequence are verified, where something may be learned.
 

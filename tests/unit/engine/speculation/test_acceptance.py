@@ -62,6 +62,15 @@ def test_the_share_that_is_kept_is_learned_for_new_requests(share):
     assert second == pytest.approx(share**2, abs=0.2)
 
 
+@given(OBSERVED, st.sampled_from(["lookup", "draft", "lookahead"]), st.integers(0, 40))
+def test_the_first_chance_is_the_first_of_all(observed, source, match):
+    own = Own()
+    acceptance = learned(observed, own)
+    kinds = (match % 10, 3) if source == "lookahead" else match
+    chances = acceptance.chances(source, kinds, 2, own)
+    assert acceptance.first(source, kinds, own) == pytest.approx(chances[0])
+
+
 def test_each_source_has_its_own():
     acceptance = Acceptance()
     before = acceptance.chances("suffixes", 4, 3, Own())

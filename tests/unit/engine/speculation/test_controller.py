@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.engine.cost import KNOTS, NOTHING, NUM_PARTS, Prior, StepCost, Work
-from headway.engine.speculation.controller import FREE, Drafting, PlainStep, choose
+from headway.engine.speculation.controller import (
+    FREE,
+    RIGHT,
+    Drafting,
+    PlainStep,
+    Reach,
+    choose,
+)
 
 
 class Known(StepCost):
@@ -158,6 +165,39 @@ def test_more_acceptance_never_gives_fewer(cost, given, times, drafting):
     large = [[chance / top for chance in chances] for chances in values]
     few, many = (choose(v, plain(starts), cost, drafting) for v in (small, large))
     assert sum(few) <= sum(many)
+
+
+@given(costs(), decodes(6, 8), st.integers(0, 40), WORKS)
+@settings(max_examples=100)
+def test_what_is_worth_less_than_the_least_is_never_taken(cost, given, budget, beside):
+    """So whoever guesses no more than that need not be looked at: the choice is the same."""
+    values, starts = given
+    step = plain(starts, added(beside, starts) if beside else None, budget)
+    least = Reach(step, cost, 8).least_taken
+    worthy = [chances if chances and chances[0] > least else [] for chances in values]
+    assert choose(worthy, step, cost) == choose(values, step, cost)
+
+
+@given(costs(), st.integers(1, 40), st.integers(1, 8), st.floats(0, RIGHT))
+@settings(max_examples=100)
+def test_no_guesses_gain_more_than_is_told_before_anybody_is_asked(cost, count, depth, share):
+    """Whatever their chances are, as long as none is likelier than any is."""
+    starts, chances = [100] * count, [share ** (at + 1) for at in range(depth)]
+    step = plain(starts, None, 999)
+    values = [chances[: depth - at % 2] for at in range(count)]
+    counts = choose(values, step, cost)
+    gain = rate(cost, values, starts, counts) / rate(cost, values, starts, [0] * count) - 1
+    assert gain <= Reach(step, cost, depth).most_gained() + 1e-9
+
+
+def test_rows_that_take_what_a_token_takes_gain_next_to_nothing():
+    """Of 32 sequences, were all guesses right; of one much."""
+    context = {"attended_s": 1e-9, "read_s": 1e-9}
+    dear = StepCost(Prior(0.01, 9e-4, any_sampled_s=1e-3, sampled_s=4e-4, **context))
+    gains = [Reach(plain([100] * n, None, 999), dear, 8).most_gained() for n in (1, 4, 32)]
+    assert gains[0] > 3 and gains[1] > 0.2 and gains[2] < 0.03
+    assert Reach(plain([100]), dear, 8).most_gained(0.9) > gains[0], "wrong ones refill a pool"
+    assert Reach(plain([100], budget=0), dear, 8).most_gained() == 0
 
 
 def test_it_looks_behind_a_dear_row():

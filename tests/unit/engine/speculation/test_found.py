@@ -1,5 +1,7 @@
 """What the drafter is worth beside guesses that cost nothing."""
 
+import pytest
+
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.speculation.asking import Asking
@@ -48,6 +50,19 @@ def test_what_is_drafted_where_answers_end_is_for_nobody():
     share, fewer = found.beside([0.0], 1)
     assert 0.4 * whole < share < 0.6 * whole and fewer.tokens < expected.tokens
     assert found.beside([1.0], 1)[0] == copies().beside([1.0], 1)[0]
+
+
+def test_those_that_nobody_looked_at_are_counted_at_once():
+    one_by_one, at_once = copies(), copies()
+    for _ in range(37):
+        one_by_one.became(UNKNOWN)
+    one_by_one.ended(UNKNOWN)
+    at_once.passed(30)
+    at_once.passed(0)
+    at_once.passed(7)
+    at_once.ended(UNKNOWN)
+    assert at_once.beside([], 0)[0] == pytest.approx(one_by_one.beside([], 0)[0])
+    assert at_once.beside([], 0)[0] < copies().beside([], 0)[0]
 
 
 def test_a_guess_that_is_an_end_token_ends_the_answer_if_it_is_right():

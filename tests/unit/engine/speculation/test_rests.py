@@ -1,7 +1,19 @@
 """Steps in which nobody is asked for guesses: where these save less than choosing takes."""
 
-from headway.engine.speculation.rests import CYCLE, PATIENCE, RESTED, Look, Rests
+import pytest
 
+from headway.engine.speculation.rests import (
+    CYCLE,
+    HOPELESS,
+    IN_VAIN,
+    LOOKS,
+    PATIENCE,
+    Look,
+    NeverRests,
+    Rests,
+)
+
+RESTED = CYCLE - LOOKS
 CHOOSE_S, STEP_S = 0.001, 0.016
 
 
@@ -34,10 +46,20 @@ def test_where_they_save_as_much_as_a_step_is_unsure_most_steps_have_none():
     assert Look.RESTS not in looks(Rests(), 2 * CHOOSE_S, 100, 5 * CHOOSE_S)
 
 
-def test_where_choosing_takes_a_hundredth_of_a_step_all_steps_look():
+def test_where_choosing_takes_three_thousandths_of_a_step_all_steps_look():
     """A short answer among others that guesses bring nothing would be over before the next look."""
-    assert set(looks(Rests(), 0.0, 100, 101 * CHOOSE_S)) == {Look.ASKS}
-    assert Look.RESTS in looks(Rests(), 0.0, 100, 99 * CHOOSE_S)
+    assert set(looks(Rests(), 0.0, 100, 1.01 * CHOOSE_S / IN_VAIN)) == {Look.ASKS}
+    assert Look.RESTS in looks(Rests(), 0.0, 100, 0.9 * CHOOSE_S / IN_VAIN)
+
+
+@pytest.mark.parametrize(("parts", "cycle"), [(2, 4), (3, 6), (7, 14), (8, 16), (100, 16)])
+def test_looks_take_three_thousandths_of_the_time_as_far_as_one_in_sixteen_allows(parts, cycle):
+    """The less choosing takes, the sooner is seen who begins to copy."""
+    step_s = CHOOSE_S / IN_VAIN / (parts - 0.01)
+    found = looks(Rests(), 0.0, 200, step_s)[-5 * cycle :]
+    assert len(found) - found.count(Look.RESTS) == 5 * LOOKS
+    share = 5 * LOOKS * CHOOSE_S / (len(found) * step_s)
+    assert share <= 1.01 * IN_VAIN or cycle == CYCLE
 
 
 def test_where_choosing_takes_no_time_all_steps_look():
@@ -57,6 +79,37 @@ def test_where_they_begin_to_save_much_all_steps_have_them_again():
     assert found[RESTED:] == [Look.ASKS] * 20
 
 
+def test_at_rest_only_guesses_that_end_it_are_verified():
+    """Those that save a hundredth of a step are foretold no better than that."""
+    rests = Rests()
+    assert rests.next(4) is Look.ASKS and rests.chose(0.01 * STEP_S, STEP_S)
+    looks(rests, 0.0, PATIENCE + CYCLE)
+    assert rests.is_resting and not rests.chose(0.01 * STEP_S, STEP_S)
+    assert rests.chose(STEP_S, STEP_S) and not rests.is_resting
+
+
+def test_what_takes_time_to_make_has_to_gain_more_at_rest():
+    rests = Rests()
+    before = rests.least_gain
+    looks(rests, 0.0, PATIENCE + CYCLE)
+    assert rests.least_gain > before
+
+
+def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
+    """And what that took says nothing of what choosing takes."""
+    rests = Rests()
+    looks(rests, 0.0, 8)
+    rests.next(4)
+    assert rests.hopes(0.2, 4) and rests.look is Look.ASKS
+    assert not rests.hopes(0.01, 4) and rests.look is Look.RESTS
+    for _ in range(100):
+        rests.took(0.0)
+    assert looks(rests, CHOOSE_S, HOPELESS + 1) == [Look.RESTS] * HOPELESS + [Look.ASKS]
+    assert not rests.hopes(0.01, 4)
+    assert rests.next(5) is Look.RESTS and rests.next(3) is Look.ASKS, "there are fewer rows"
+    assert Look.RESTS in looks(rests, CHOOSE_S, PATIENCE), "choosing seemed free"
+
+
 def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
     """Nothing was chosen in them, and that took no time."""
     rests = Rests()
@@ -65,3 +118,10 @@ def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
         assert rests.next(0) is Look.RESTS
         rests.took(0.0)
     assert Look.RESTS in looks(rests, CHOOSE_S, 6), "choosing seemed free"
+
+
+def test_who_never_rests_takes_whatever_pays():
+    rests = NeverRests()
+    assert set(looks(rests, 0.0, 3 * CYCLE)) == {Look.ASKS}
+    assert rests.next(0) is Look.RESTS
+    assert rests.hopes(0.0, 4) and rests.chose(-1.0, STEP_S)
