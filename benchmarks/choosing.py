@@ -49,8 +49,8 @@ MACHINES = {
     "dear": {1: 10.5, 4: 11.3, 8: 13, 16: 22, 32: 42, 64: 84, 128: 158, 16384: 28000},
     "cheap": {1: 11.7, 5: 13, 9: 14.4, 16: 19, 32: 28, 64: 43, 128: 72, 16384: 9100},
 }
-"""By number of rows the milliseconds of a step, but for what each takes that is sampled from: of
-headway-tiny in the 0.5B shape in int4 on two cores of an AMD Zen 4, and of a Xeon with AMX tiles."""
+"""By number of rows the milliseconds of a step, but for what sampling takes: of headway-tiny in the
+0.5B shape in int4 on two cores of an AMD Zen 4, and of a Xeon with AMX tiles."""
 ANY_SAMPLED_S, SAMPLED_S, CONTEXT_S = 1.4e-3, {"dear": 5.5e-4, "cheap": 2e-5}, 1e-9
 CONFIG = SpeculationConfig(sources=("lookup", "suffixes", "forced", "draft"), draft_share=0.03)
 RIGHT = 0.9

@@ -8,6 +8,7 @@
     lookahead   what the model said behind wrong guesses, and a window of them
     acceptance  the chance that a guess is kept, from all requests and from its own
     shadow      scores guesses that nobody verified
+    comparing   who is asked in a step, and the best candidate of each sequence
     controller  how many guesses of each sequence bring the most tokens a second
     paths       which other guesses of the same tokens are verified beside them
     asking      when the runtime's drafter is asked

@@ -109,6 +109,10 @@ class Rests:
         self._num_hopeless, self._num_rows = HOPELESS, num_decodes
         return False
 
+    def may_end(self, saved_s: float, step_s: float) -> bool:
+        """Whether guesses that save so much of a step are worth a closer look, at rest."""
+        return saved_s > UNSURE * step_s
+
     def chose(self, saved_s: float, step_s: float) -> bool:
         """The guesses of a step are expected to save so many seconds; without it takes `step_s`.
 

@@ -21,59 +21,44 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import FINISHED, Sequence
-from headway.engine.speculation.acceptance import BEGINS, Acceptance
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.candidates import (
     EMPTY,
     NO_CANDIDATE,
     Candidate,
     Guessing,
-    Said,
-    said_beside,
 )
+from headway.engine.speculation.comparing import Comparing
 from headway.engine.speculation.controller import (
     CHUNK,
     PlainStep,
     Reach,
     choose,
-    least_value,
     row_price,
 )
 from headway.engine.speculation.drafts import Drafts, num_alike, outcomes
 from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
-from headway.engine.speculation.lookahead import KINDS, Lookahead
-from headway.engine.speculation.lookup import Guess
-from headway.engine.speculation.paths import choose_rivals, find_rival, observe
-from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import Look, Rests
-from headway.engine.speculation.shadow import Shadow
-from headway.engine.speculation.sources import Forced, make_sources
-from headway.engine.speculation.trials import Trials
+from headway.engine.speculation.paths import choose_rivals, observe
+from headway.engine.speculation.rests import Look
+from headway.engine.speculation.sources import Forced
 
 FEW = 4
 """Decodes of which each is compared as a whole: that is sooner done than to say who need not be."""
+LOW = 0.3
+"""The same where rows take so little of a token that most guesses are worth them."""
 LATELY = 16
 """Steps: about as many as a token that comes now shortens the end of an answer by."""
 
 
-class Speculation:
+class Speculation(Comparing):
     """The speculator of an engine; see `drafts.Speculator`."""
 
     def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
-        self.config, self.cost = config, cost
-        self.acceptance = Acceptance()
-        self.sources = make_sources(config)
-        self.lookahead = next((s for s in self.sources if isinstance(s, Lookahead)), None)
+        super().__init__(config, cost)
         self.jumps = Forced.name in config.sources
-        self.drafter, self.asking = config.drafter, None
-        if self.drafter:
-            price = DraftPrice(cost, config.draft_share, at_once=config.medusa is not None)
-            self.asking = Asking(price, cost)
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
         """By source: guesses verified, guesses kept."""
-        self._by_id: dict[int, Guessing] = {}
-        self.trials, self.rests, self.found = Trials(cost), Rests(), Found()
-        self.busy = 0.0
+        self.found, self.busy = Found(), 0.0
         """Of the steps lately, the share with prompts beside the decodes."""
         self.drafting_s = self._drafted_s = 0.0
         """What the drafter is to take in this step, and was to take in the one before."""
@@ -105,15 +90,15 @@ class Speculation:
         alone = decode_work(decodes, self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s, self.busy, prompts_wait)
         plain = plain._replace(known_worth_s=plain.worth_s(self.cost))
-        least = 0.0
-        if self.rests.is_doubtful or len(decodes) > FEW:
+        least, price = 0.0, row_price(plain, self.cost)
+        if self.rests.is_doubtful or (len(decodes) > FEW and price > LOW):
             reach = Reach(plain, self.cost, self.config.max_drafts)
             least = self._least_taken(reach)
             if self._is_hopeless(reach, plain):
                 self.trials.plain(plain)
                 return {}
         states = [self._state(sequence) for sequence in decodes]
-        best = self._candidates(decodes, states, plain, least)
+        best = self._candidates(decodes, states, plain, price, least if least > LOW else 0.0)
         counts, beside_them = self._num_verified(best, plain)
         found = dict[int, Drafts]()
         for sequence, state, candidate, count, more in zip(
@@ -155,147 +140,6 @@ class Speculation:
         """Whether steps have prompts beside the decodes, of late, and what choosing takes."""
         self.rests.took(choose_s)
         self.busy += (min(num_prompt_tokens / CHUNK, 1.0) - self.busy) / LATELY
-
-    def _state(self, sequence: Sequence) -> Guessing:
-        state = self._by_id.get(sequence.sequence_id)
-        if state is None:
-            names = [source.name for source in self.sources]
-            if sequence.grammar is None:
-                names = [name for name in names if name != Forced.name]
-            state = Guessing({name: Shadow(name) for name in names})
-            self._by_id[sequence.sequence_id] = state
-        return state
-
-    def _ask(self, sequence: Sequence, state: Guessing) -> None:
-        """Let its sources guess; what they guessed before is scored by the tokens that came."""
-        most, tokens, own = self.config.max_drafts, sequence.tokens, state.own
-        state.drafted, state.proposed = state.proposed, []
-        state.is_open = state.all_looked = True
-        state.said = [Said(Guess(state.drafted, 0), self.drafter)] if state.drafted else []
-        for source in self.sources:
-            shadow = state.shadows.get(source.name)
-            if shadow is None:
-                continue
-            if not (shadow.looks() or self.rests.is_resting):
-                state.all_looked = False
-                continue
-            guess = source.guess(sequence, most)
-            shadow.settle(tokens, self.acceptance, own)
-            if guess.token_ids:
-                beside = said_beside(guess.token_ids, state.drafted)
-                if not isinstance(guess.match, tuple) and guess.match > sequence.num_generated:
-                    beside = BEGINS + beside
-                shadow.remember(tokens, guess, beside)
-                state.said.append(Said(guess, source.name, beside))
-
-    def _candidates(
-        self,
-        decodes: TypingSequence[Sequence],
-        states: list[Guessing],
-        plain: PlainStep,
-        least: float,
-    ) -> list[Candidate]:
-        """Of each decode the one that promises most, if a guess is worth more than `least`.
-
-        At rest half of them are asked, and the others in the next look; all at once where that
-        finds something. Where a trial is due, the likeliest guess is looked at whatever it is.
-        """
-        if self.lookahead is not None:
-            worth = least_value(plain, self.cost, self.config.max_drafts)
-            self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), worth)
-        turns, price = [state.looks for state in states], row_price(plain, self.cost)
-        if self.rests.is_resting:
-            late = self.rests.look is Look.LAST
-            turns = [at % 2 == late or bool(each.proposed) for at, each in enumerate(states)]
-        best, firsts = self._asked(decodes, states, turns, price, least)
-        finds = any(candidate.chances for candidate in best)
-        if finds and self.rests.is_resting:
-            turns = [not turn for turn in turns]
-            others, _ = self._asked(decodes, states, turns, price, least)
-            best = [b if turn else a for a, b, turn in zip(best, others, turns)]
-        elif not finds and max(firsts) > 0 and self.trials.is_due(plain):
-            at = firsts.index(max(firsts))
-            best[at] = self._best(decodes[at], states[at], price)
-        return best
-
-    def _asked(
-        self,
-        decodes: TypingSequence[Sequence],
-        states: list[Guessing],
-        turns: list[bool],
-        price: float,
-        least: float,
-    ) -> tuple[list[Candidate], list[float]]:
-        """(Candidates, the best chances of first guesses) of those whose turn it is.
-
-        All are scored before any is compared: what is kept of guesses is reckoned once a step.
-        """
-        for sequence, state, turn in zip(decodes, states, turns, strict=True):
-            if turn:
-                self._ask(sequence, state)
-        refills, best, firsts = self._refills, list[Candidate](), list[float]()
-        for sequence, state, turn in zip(decodes, states, turns, strict=True):
-            candidate, chance = NO_CANDIDATE, 0.0
-            if turn and least > 0:
-                chance = self._first_chance(state)
-            if turn and (least <= 0 or 0 < least < chance + (1 - chance) * refills):
-                candidate = self._best(sequence, state, price)
-            best.append(candidate)
-            firsts.append(chance)
-        return best, firsts
-
-    def _first_chance(self, state: Guessing) -> float:
-        """The best chance of a first guess; whose it is is looked at in the next step again.
-
-        What the drafter is worth beside is told of that guess alone, as none of it pays.
-        """
-        top, found_top, first = 0.0, 0.0, ""
-        state.found, state.num_paying = NO_CANDIDATE, 0 if state.all_looked else -1
-        for said in state.said:
-            (token_ids, match), source, beside = said
-            chance = self.acceptance.first(source, match, state.own, beside)
-            if chance > top:
-                top, first = chance, source
-            if self.asking is not None and source != self.drafter and chance > found_top:
-                found_top = chance
-                state.found = Candidate(Drafts(token_ids, source, match), [chance], [chance])
-        if first in state.shadows:
-            state.shadows[first].num_behind = 0
-        return top
-
-    def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
-        """The candidate that promises most tokens beyond the `price` of its rows."""
-        best, worth, others = NO_CANDIDATE, 0.0, []
-        found, found_worth = NO_CANDIDATE, 0.0
-        for said in state.said:
-            drafts = said.fitting(sequence, self.config.max_drafts)
-            if not drafts.token_ids:
-                continue
-            chances = self.acceptance.chances(
-                drafts.source, drafts.match, len(drafts.token_ids), state.own, said.beside
-            )
-            others.append(drafts)
-            promised = sum([chance - price for chance in chances if chance > price])
-            if promised > worth or not best.chances:
-                values = [chance + (1 - chance) * self._refills for chance in chances]
-                best, worth = Candidate(drafts, chances, values), promised
-            if drafts.source != self.drafter and (promised > found_worth or not found.chances):
-                found, found_worth = Candidate(drafts, chances, chances), promised
-        state.found, state.num_paying = found, -1
-        if state.all_looked:
-            state.num_paying = sum([chance > price for chance in found.chances])
-        if len(others) > 1 and self.config.max_paths > 1:
-            rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
-            best = best._replace(rival=rival)
-        for ahead in (best.drafts, best.rival.drafts) if best.rival else (best.drafts,):
-            if ahead.source in state.shadows:
-                state.shadows[ahead.source].num_behind = 0
-        return best
-
-    @property
-    def _refills(self) -> float:
-        """What a row of a guess that is wrong brings."""
-        return self.lookahead.worth if self.lookahead is not None else 0.0
 
     def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
         """How many guesses of each candidate are verified, and of its rival."""
