@@ -34,6 +34,9 @@ from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
 
+DEAR = 0.5
+"""A second path takes two rows for its first guess: where each takes half a token, none pays."""
+
 
 class Comparing:
     """The sources of an engine, what is known of their guesses, and who of them is asked."""
@@ -212,7 +215,7 @@ class Comparing:
         state.found, state.num_paying = found, -1
         if state.all_looked:
             state.num_paying = sum([chance > price for chance in found.chances])
-        if len(others) > 1 and self.config.max_paths > 1:
+        if len(others) > 1 and self.config.max_paths > 1 and price < DEAR:
             rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
             best = best._replace(rival=rival)
         for ahead in (best.drafts, best.rival.drafts) if best.rival else (best.drafts,):

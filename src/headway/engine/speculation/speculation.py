@@ -126,15 +126,18 @@ class Speculation(Comparing):
         """Guesses that are worth no more than this are looked at no further."""
         return reach.least_taken
 
-    def _saved_s(self, best: list[Candidate], counts: list[int], plain: PlainStep) -> float:
-        """Seconds that the guesses of a step are expected to save, what they take deducted, and
-        what those of them took that were drafted in the step before."""
+    def _saved_s(
+        self, best: list[Candidate], counts: list[int], plain: PlainStep
+    ) -> tuple[float, float]:
+        """(Seconds that the guesses of a step are expected to save, what they take deducted, and
+        what those of them took that were drafted in the step before; seconds of the step)."""
+        plain_s = self.cost.seconds(plain.work)
         if not any(counts):
-            return -self._drafted_s
-        work = self.cost.with_guesses(plain.work, plain.starts, counts)
+            return -self._drafted_s, plain_s
+        step_s = self.cost.seconds(self.cost.with_guesses(plain.work, plain.starts, counts))
         tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts) if count])
-        added_s = self.cost.seconds(work) - self.cost.seconds(plain.work)
-        return tokens * plain.worth_s(self.cost) / len(counts) - added_s - self._drafted_s
+        taken_s = step_s - plain_s + self._drafted_s
+        return tokens * plain.worth_s(self.cost) / len(counts) - taken_s, step_s
 
     def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         """Whether steps have prompts beside the decodes, of late, and what choosing takes."""
@@ -146,8 +149,8 @@ class Speculation(Comparing):
         values = [candidate.values for candidate in best]
         none = [0] * len(values)
         counts = choose(values, plain, self.cost)
-        saved_s = self._saved_s(best, counts, plain)
-        if not self.rests.chose(saved_s, self.cost.seconds(plain.work)):
+        saved_s, step_s = self._saved_s(best, counts, plain)
+        if not self.rests.chose(saved_s, step_s):
             counts = none.copy()
         if not any(values):
             self.trials.plain(plain)

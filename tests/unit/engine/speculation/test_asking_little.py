@@ -135,6 +135,20 @@ def test_copies_are_seen_within_twenty_steps_though_half_are_asked(streams):
     assert all(traffic.asked[-10:]), "it looks in each step again"
 
 
+def test_what_guesses_save_is_held_against_the_step_with_them():
+    """Eight rows more make a step several times as long, and its seconds are as unsure."""
+    traffic, told = Traffic(MIDDLING, 4), []
+    rests = traffic.speculation.rests
+    rests.chose = lambda saved_s, step_s: told.append((saved_s, step_s)) or True
+    guessed = [traffic.step(copying=4) for _ in range(10)]
+    assert max(guessed) >= 16
+    plain_s = min(step_s for _, step_s in told)
+    for number, (saved_s, step_s) in zip(guessed, told, strict=True):
+        if number:
+            assert step_s > plain_s + 0.9 * number * MIDDLING.sampled_s
+            assert saved_s > 0
+
+
 def test_one_that_copies_among_others_is_asked_in_each_cycle():
     traffic = Traffic(MIDDLING, 16)
     traffic.rest()

@@ -89,10 +89,14 @@ def test_at_rest_only_guesses_that_end_it_are_verified():
 
 
 def test_what_takes_time_to_make_has_to_gain_more_at_rest():
+    """So much that it would be verified: what is drafted and then left was for nothing."""
     rests = Rests()
     before = rests.least_gain
-    looks(rests, 0.0, PATIENCE + CYCLE)
-    assert rests.least_gain > before
+    looks(rests, 0.0, PATIENCE + 2 * CYCLE)
+    assert rests.least_gain > 2 * before
+    assert not rests.chose(0.9 * rests.least_gain * STEP_S, STEP_S)
+    looks(rests, 0.0, CYCLE)
+    assert rests.chose(1.1 * rests.least_gain * STEP_S, STEP_S)
 
 
 def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
