@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,8 +47,10 @@ def asked(temperature: float, lengths: tuple[int, ...], **more: Any) -> list[Req
 
 
 def answers(folder: Path, requests: list[Request], **options: Any) -> Answers:
+    """But for the tokens that were found: who begins when is a matter of time."""
     with ranks(folder, **OPTIONS | options) as engine:
-        return finish(engine, requests)
+        found = finish(engine, requests)
+    return {key: replace(answer, num_cached_tokens=0) for key, answer in found.items()}
 
 
 @pytest.mark.parametrize(
