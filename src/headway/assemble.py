@@ -300,7 +300,7 @@ def make_executor(
         from headway.runtime.parallel.leader import LeaderExecutor
         from headway.runtime.parallel.pipeline import PipelineExecutor
 
-        leader = PipelineExecutor if settings.parallel.are_single else LeaderExecutor
+        leader = PipelineExecutor if settings.parallel.stages > 1 else LeaderExecutor
         return leader(folder, spec, settings, machine, progress)
     lookup = look_up_weights(folder, settings)
     from headway.runtime.cuda.executor import CudaExecutor

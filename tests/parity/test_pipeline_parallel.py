@@ -150,17 +150,21 @@ def test_a_request_that_the_last_stage_alone_cannot_compute_fails_alone(
         check_one_fails_alone(engine, requests(0, 2), alone)
 
 
+@pytest.mark.parametrize("size", [1, 2])
 def test_stages_have_two_steps_and_the_tokens_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ):
-    """Long plans wait until no stage waits; some requests are aborted, some preempted."""
+    """Long plans wait until no stage waits; some requests are aborted, some preempted. Stages are a
+    rank each, or two."""
     folder = save(tiny_model("qwen2"), tmp_path / "model")
     options = {"dtype": "bfloat16", "num_blocks": 24, "max_num_batched_tokens": 24}
+    options |= {"sum_parts": 2} if size == 2 else {}
     asked = requests(1.0, 8, logprobs=1)
     alone = tokens_of(folder, asked, **options)
+    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size}
     for most_unread in (pipeline.MOST_UNREAD, 30):
         monkeypatch.setattr(pipeline, "MOST_UNREAD", most_unread)
-        with ranks(folder, pipeline_parallel_size=2, **options) as engine:
+        with ranks(folder, **cut, **options) as engine:
             executor, held = engine.executor, set()
             assert isinstance(executor, pipeline.PipelineExecutor)
             tokens = {key: list[int]() for key in alone}
@@ -182,11 +186,16 @@ def test_stages_have_two_steps_and_the_tokens_of_one(
             }
 
 
-def test_a_step_whose_masks_raise_is_nobodys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_step_whose_masks_raise_is_nobodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+):
     """The stages have computed it, and it is not collected; its sequences have their tokens."""
     folder = save(tiny_model("llama"), tmp_path / "model")
-    alone = tokens_of(folder, requests(0, 3))
-    with ranks(folder, pipeline_parallel_size=2) as engine:
+    options = {"dtype": "float32"}
+    alone = tokens_of(folder, requests(0, 3), **options)
+    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size}
+    with ranks(folder, **cut, **options) as engine:
         begin, calls = engine_module.begin_masks, count()
 
         class Breaking:

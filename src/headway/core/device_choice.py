@@ -16,8 +16,8 @@ def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tup
                 "Leave it out.",
             )
         return 0, "a step ahead would move the state of a sequence on"
-    stages, size = int(options.pipeline_parallel_size), options.tensor_parallel_size
-    if stages > 1 and size == 1 and device == "cpu":
+    stages = int(options.pipeline_parallel_size)
+    if stages > 1 and device == "cpu":
         if options.overlap is not None:
             return options.overlap, "given"
         return stages - 1, "each stage of the pipeline has a step"
@@ -26,7 +26,7 @@ def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tup
             who = "the null executor" if options.executor == "null" else "a CPU"
             raise UsageError(
                 f"--overlap {options.overlap}: {who} takes one step at a time.",
-                "Leave it out, or use a GPU, or stages of one rank each.",
+                "Leave it out, or use a GPU, or the stages of a pipeline.",
             )
         return 0, "it is computed where it is planned: one step at a time"
     if options.overlap is not None:

@@ -65,11 +65,6 @@ class Parallel:
         """The ranks of a stage: what one raises all raise."""
         return self.size * self.context * (1 + self.halves)
 
-    @property
-    def are_single(self) -> bool:
-        """Whether stages have a rank each: then they may compute different steps at once."""
-        return self.stages > 1 and self.num_together == 1
-
     def stage_of(self, rank: int) -> int:
         """Which stage a rank is of; rank 0 draws, so it is of the last."""
         return self.stages - 1 - rank // self.num_together
@@ -251,9 +246,9 @@ def choose_parallel(
     parallel = replace(parallel, transport=transport)
     refuse_beside(options, device, parallel)
     check_family(model, parallel)
-    at_once = parallel.are_single and options.overlap != 0
+    at_once = stages > 1 and options.overlap != 0
     each = threads if halves else max(threads // parallel.num_together, 1)
-    each = max(threads // stages, 1) if at_once else each
+    each = max(each // stages, 1) if at_once else each
     how = f"given; threads of each: {each}; "
     if context > 1:
         how += f"sums of attention over {transport}: {why}"

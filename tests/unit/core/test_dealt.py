@@ -63,7 +63,7 @@ def test_ranks_that_share_layers_hold_parts_of_contexts():
     parallel = four.parallel
     assert (four.threads, parallel.num_ranks, parallel.num_together) == (2, 4, 4)
     assert four.cache.ranks == 2 and four.cache.num_blocks == two.cache.num_blocks
-    assert not parallel.are_single and four.scheduler.overlap == two.scheduler.overlap
+    assert four.scheduler.overlap == two.scheduler.overlap == 0
 
 
 def test_a_context_ends_where_one_of_the_ranks_is_full():

@@ -160,7 +160,7 @@ def test_stages_with_a_step_each_share_the_threads():
     settings = settled(sized(), pipeline_parallel_size=2, threads=8)
     parallel = settings.parallel
     assert (settings.threads, parallel.num_ranks, parallel.transport) == (4, 2, "socket")
-    assert parallel.are_single and not parallel.is_cut and settings.scheduler.overlap == 1
+    assert not parallel.is_cut and settings.scheduler.overlap == 1
 
 
 def test_stages_that_work_in_turns_have_all_threads():
@@ -174,7 +174,9 @@ def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():
     of_order = replace(machine(), cpu_flags=frozenset({KEEPS_ORDER}))
     settings, _ = resolve(EngineOptions(threads=8, **both), of_order, sized())
     parallel = settings.parallel
-    assert (settings.threads, parallel.num_ranks, parallel.transport) == (4, 4, "shared")
+    assert (settings.threads, parallel.num_ranks, parallel.transport) == (2, 4, "shared")
+    assert settings.scheduler.overlap == 1
+    assert settled(sized(), threads=8, overlap=0, **both).threads == 4
     assert [parallel.stage_of(rank) for rank in range(4)] == [1, 1, 0, 0]
     assert [parallel.place_of(rank) for rank in range(4)] == [0, 1, 0, 1]
     assert settled(sized(), **both).parallel.transport == "gloo"

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -71,7 +72,7 @@ class Followers:
     """The ranks above 0. Where one is `lost`, no later sum can be right.
 
     `ends` are the sockets of rank 0, where ranks are stages that are joined by some; the ranks
-    `beside` it have the head together with it.
+    `beside` it compute its layers and the head together with it, those `before` are all others.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -83,16 +84,17 @@ class Followers:
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
         self.beside = self.each[: parallel.size - 1]
+        self.before = self.each[parallel.size - 1 :]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
 
-    def tell(self, order: Plan | Rows) -> None:
-        """Hand an order to all that it is for; RankLostError where one is gone, or was before."""
+    def tell(self, order: Plan | Rows, whom: Sequence[Follower] | None = None) -> None:
+        """Hand an order to some, or to all; RankLostError where one is gone, or was before."""
         if self.lost is not None:
             raise self.lost
         try:
-            for follower in self.beside if isinstance(order, Rows) else self.each:
+            for follower in self.each if whom is None else whom:
                 follower.pipe.send(order)
         except OSError as error:
             raise self.lose(f"A rank is gone: {error!r}.") from error
@@ -111,7 +113,7 @@ class OwnPart(TorchExecutor):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         if self.settings.parallel.size == 1:
             return super().logits(hidden_RH)
-        self.followers.tell(Rows(len(hidden_RH)))
+        self.followers.tell(Rows(len(hidden_RH)), self.followers.beside)
         try:
             return super().logits(hidden_RH)
         except Exception as error:  # the others wait for what does not come

@@ -3,8 +3,10 @@
     rank 1   step 1 | step 2 | step 3 | …         the first half of the layers
     rank 0            step 1 | step 2 | …         the second half; it draws
 
-A plan goes to the other ranks when it is submitted, and rank 0 computes its own part of the oldest
-when that is collected: both in the order of the plans, so what a step reads is written. The engine
+A plan goes to the other stages when it is submitted, and rank 0 computes its own part of the oldest
+when that is collected: both in the order of the plans, so what a step reads is written. The ranks
+beside it, which compute its layers together with it, get the plan then, so that they have answered
+for the logits of one step before the next: a stage of several ranks is as one. The engine
 deals its sequences to the steps in flight, so that none waits for what another has yet to draw
 (GPipe's micro-batches, Huang et al. 2019; `engine.overlap`).
 """
@@ -47,7 +49,7 @@ class Submitted:
 
 
 class PipelineExecutor(LeaderExecutor):
-    """The leader of stages of one rank each; see `core.plan.OverlappingExecutor`."""
+    """The leader of the stages of a pipeline; see `core.plan.OverlappingExecutor`."""
 
     def __init__(
         self,
@@ -69,7 +71,7 @@ class PipelineExecutor(LeaderExecutor):
         order = Plan(plan)
         if self._steps and len(encode(order)) > MOST_UNREAD:
             self._run_all()
-        self._all.tell(order)
+        self._all.tell(order, self._all.before)
         self._steps.append(Submitted(plan))
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
@@ -134,6 +136,7 @@ class PipelineExecutor(LeaderExecutor):
         if step.is_forwarded:
             return
         step.is_forwarded = True
+        self._all.tell(Plan(step.plan), self._all.beside)
         try:
             self._forward(step.plan)
         finally:

@@ -8,8 +8,8 @@ rank has the embedding and the first layers (GPipe, Huang et al. 2019, without i
 Where a stage has several ranks, all of them have the same rows behind its last sum, and each hands
 them to the one at its place: rank 2 to rank 0, rank 3 to rank 1.
 
-Nothing is added up between stages, so the numbers are those of one rank. Stages of one rank each
-have a step each (`pipeline.py`), others work in turns; who waits for rows waits without a core.
+Nothing is added up between stages, so the numbers are those of one rank. Each has a step
+(`pipeline.py`); who waits for rows waits without a core.
 """
 
 import socket
