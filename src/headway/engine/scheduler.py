@@ -5,18 +5,17 @@ There is no prefill phase and no decode phase. `schedule` spends the budget in t
     1  running sequences with one token to compute (decodes), or some that a grammar forced with
        it: each always fits
     2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
-       that waits starts when there is a row and room for it (`engine.room`)
+       that waits starts when there is a row and room for it (`engine.starts`)
 
 Newcomers come through a gate (`engine.batching`); the waiting ones are in a batch already. Who is
 first, and how much it may take, is the policy's to say (`engine.policy`).
 
 When a decode finds no block, a victim is preempted (`engine.preemption`); its tokens stay known. A
 chunk that finds none waits for the decodes to finish; only when nothing else can advance does it
-preempt. Users above their share give slots to those below it (`engine.reclaim`).
+preempt.
 """
 
 from collections import deque
-from collections.abc import Sequence as TypingSequence
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
@@ -29,7 +28,6 @@ from headway.engine.kv.export import export
 from headway.engine.kv.forgetting import give_up_restore
 from headway.engine.kv.listing import insert, let_go
 from headway.engine.kv.open_blocks import fitting, give_back_full
-from headway.engine.kv.prefix import Hit
 from headway.engine.kv.states import whole_tables
 from headway.engine.overlap import Overlap, sees_all, stands_still
 from headway.engine.policy import Fcfs, Policy
@@ -38,6 +36,7 @@ from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.room import Room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
+from headway.engine.starts import Starts
 
 
 class Scheduler:
@@ -69,10 +68,10 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        self.starts = Starts(self.reclaim, self.room, self.waiting, self.running, self.preempt)
         self.num_preemptions = 0
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
-        self._was_refused = False
         self._step = 0
 
     @property
@@ -87,7 +86,7 @@ class Scheduler:
     @property
     def is_full(self) -> bool:
         """Whether all rows are taken, or somebody lacked blocks in the last step."""
-        return self._was_refused or len(self.running) >= self.max_num_seqs
+        return self.starts.is_full
 
     @property
     def opens_at_s(self) -> float:
@@ -120,8 +119,7 @@ class Scheduler:
     def _plan(self) -> StepPlan:
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
-        may_start = self._reclaim(plan)
-        self._was_refused = not may_start
+        may_start = self.starts.begin(plan)
         decodes = self.policy.decodes(self.overlap.share(self.running), self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
@@ -169,34 +167,13 @@ class Scheduler:
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
 
-    def _reclaim(self, plan: StepPlan) -> bool:
-        """Let users below their share start in the place of those above it (`engine.reclaim`).
-
-        False where one of them waits for a copy to end: nobody else may start in this step.
-        """
-        self.room.changed()
-        if not self.waiting or not self.is_full or len(self.running) > self.max_num_seqs:
-            return True
-        for sequence in self.reclaim.claimants(self.running, self.waiting):
-            if self._fitting(sequence, self.preemption.leaving()) is None:
-                promised = self.room.promised(self.running)
-                victims = self.reclaim.victims(sequence, self.running, promised)
-                for victim in victims:
-                    self.preempt(victim)
-                    self.reclaim.given(victim)
-                if not victims:
-                    continue
-            if not self._start(plan, sequence, lasts=False):
-                return False
-        return True
-
     def _catch_up(
         self, plan: StepPlan, decodes: list[Sequence], budget: int, may_start: bool
     ) -> None:
         """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
         self.room.changed()
         for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
-            if sequence.state == WAITING and not (may_start and self._start(plan, sequence)):
+            if sequence.state == WAITING and not (may_start and self.starts.start(plan, sequence)):
                 may_start = may_start and not firm
             if sequence.state != RUNNING:
                 continue
@@ -217,73 +194,9 @@ class Scheduler:
             if budget == 0:
                 return
 
-    def _start(self, plan: StepPlan, sequence: Sequence, *, lasts: bool = True) -> bool:
-        """Let a waiting sequence run if there is room for it (`engine.room`), where it `lasts`
-        until the running ones end.
-
-        Weaker ones make way where that suffices. One whose KV is in host memory runs when that is
-        back.
-        """
-        if self.preemption.is_flying(sequence):
-            return False
-        hit = self._fitting(sequence, lasts=lasts) or self._make_way(plan, sequence)
-        if hit is None:
-            self._was_refused = True
-            return False
-        self.waiting.remove(sequence)
-        self.running.append(sequence)
-        self.policy.slot_rate.began(self.clock.now_s())
-        self.reclaim.came_back(sequence, hit.num_tokens)
-        self.room.began(sequence, hit)
-        if sequence.host_tables:
-            self.preemption.swap_in(sequence)
-        else:
-            self.kv.reuse(sequence, hit)
-            sequence.state = RUNNING
-            if hit.reads:
-                self.preemption.restore(sequence, hit)
-            self.preemption.count_lost(sequence, hit.num_tokens)
-        return True
-
-    def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
-        """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
-        weaker = self.policy.weaker(sequence, self._unplanned(plan))
-        if not weaker or len(self.running) - len(weaker) >= self.max_num_seqs:
-            return None
-        hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
-        needed = self.kv.still_needed(sequence, hit)
-        leaving = self.preemption.leaving()
-        held = [n + sum(len(s.block_tables[g]) for s in weaker) for g, n in enumerate(leaving)]
-        if not self.kv.has_room([max(n - h, 0) for n, h in zip(needed, held, strict=True)]):
-            return None
-        for victim in weaker:
-            if self._fitting(sequence, self.preemption.leaving()) is not None:
-                return None
-            self.preempt(victim)
-            hit = self._fitting(sequence)
-            if hit is not None:
-                return hit
-        return None
-
-    def _fitting(
-        self, sequence: Sequence, leaving: TypingSequence[int] = (), *, lasts: bool = False
-    ) -> Hit | None:
-        """What `sequence` may begin with, or None where there is no row or no room."""
-        if len(self.running) >= self.max_num_seqs:
-            return None
-        if lasts:
-            return self.room.lasting(sequence, self.running, self._step, self.policy.weaker)
-        return self.room.fitting(sequence, self.running, leaving)
-
-    def _unplanned(self, plan: StepPlan) -> list[Sequence]:
-        """The running sequences that the step does not advance so far, and whose KV is there."""
-        planned = {row.sequence_id for row in plan.scheduled}
-        here = [s for s in self.running if s.state == RUNNING and not stands_still(s)]
-        return [s for s in here if s.sequence_id not in planned]
-
     def _victim(self, plan: StepPlan) -> Sequence:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
-        return self.reclaim.first(self.policy.victims(self._unplanned(plan)), self.running)
+        return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
     def _schedule(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
@@ -393,7 +306,7 @@ class Scheduler:
         self.drafts.ended(result)
         give_back_full(self.kv, self.running)
         if finished:
-            self.running = [s for s in self.running if s.state != FINISHED]
+            self.running[:] = [s for s in self.running if s.state != FINISHED]
         return updates
 
     def _start_forks(self, parent: Sequence) -> None:
