@@ -116,7 +116,7 @@ def counting_engine(
     engine = Engine(
         Ending(), settings, vocab_size=spec.vocab_size, eos_token_ids=(EOS,), prior=prior
     )
-    engine.cost.learn = lambda work, actual_s: None  # type: ignore[method-assign]
+    engine.cost.learn = lambda work, actual_s: actual_s  # type: ignore[method-assign]
     return engine, spec, settings
 
 

@@ -49,9 +49,11 @@ class Chain:
         """Of the tokens only so many are known for sure: no key of more is kept."""
         del self.keys[num_tokens // self._block_size :]
 
-    def block(self, index: int) -> list[int]:
-        """The tokens of block `index`."""
-        return self._tokens[index * self._block_size : (index + 1) * self._block_size]
+    def link(self, index: int, count: int) -> tuple[bytes, bytes, list[int]]:
+        """The key of the first `count` tokens of block `index`, that of the block before it, and
+        these tokens."""
+        begin, key = index * self._block_size, self.part(index, count)
+        return key, self.key(index - 1), self._tokens[begin : begin + count]
 
 
 @cache

@@ -323,14 +323,13 @@ class StepCost:
         waited = record.mask_wait_s or record.transfer_s
         if not record.num_tokens or waited or actual_s <= 0:
             return
-        work = work_done(record)
-        record.predicted_s = predicted_s = self.seconds(work)
-        if self.num_observed:
+        record.predicted_s = predicted_s = self.learn(work_done(record), actual_s)
+        if self.num_observed > 1:
             self._errors.append(abs(predicted_s / actual_s - 1))
-        self.learn(work, actual_s)
 
-    def learn(self, work: Work, actual_s: float) -> None:
-        """One step of the filter; the first step of all sets the scale.
+    def learn(self, work: Work, actual_s: float) -> float:
+        """One step of the filter; the first step of all sets the scale. Returns what had been
+        predicted.
 
         Its state is the logarithm of each part, a measurement that of the step's seconds, which
         rises with a part's logarithm by the share that the part has in the prediction.
@@ -352,6 +351,7 @@ class StepCost:
         covariance -= spread[:, None] * (spread / variance)
         covariance += (self._changes - covariance) * (SURPRISED if excess > 1 else FORGET)
         self._settle()
+        return predicted_s
 
     def _shares(self, work: Work, predicted_s: float) -> np.ndarray:
         """The share that each part has in the predicted seconds of `work`; they add up to 1."""

@@ -4,7 +4,7 @@ Kernels are made for certain numbers of rows: products in int4 by two cores took
 151 us with 4, 5, 6 and 8. So knots lie close where few rows are computed, and then apart.
 """
 
-from itertools import pairwise
+from operator import gt
 
 import numpy as np
 
@@ -51,8 +51,9 @@ def rising(values: list[float], weights: list[float]) -> list[float]:
     >>> rising([1.0, 3.0, 2.0, 4.0], [1.0, 1.0, 1.0, 1.0])
     [1.0, 2.5, 2.5, 4.0]
     """
-    falls = [at for at, (low, high) in enumerate(pairwise(values), 1) if high < low]
-    last, pools = max(falls, default=-1), list[tuple[float, float, int]]()
+    falls = [*map(gt, values, values[1:])]
+    last = len(falls) - falls[::-1].index(True) if True in falls else -1
+    pools: list[tuple[float, float, int]] = []
     for at, (value, weight) in enumerate(zip(values, weights, strict=True)):
         if at > last and (not pools or pools[-1][0] <= value):  # the rest rises
             return [mean for mean, _, count in pools for _ in range(count)] + values[at:]

@@ -173,6 +173,8 @@ class Preemption:
         """The transfers that ended; returns the sequences whose restore came to nothing."""
         if self.kv.tiers is not None:
             self.kv.tiers.take(result.moved, result.tier)
+        if not self._flights:
+            return []
         failed = set(result.transfers_failed)
         for flight in self._flights.values() if failed else ():
             for transfer_id in failed & flight.transfers.keys():

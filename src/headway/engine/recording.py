@@ -86,9 +86,9 @@ def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int
     """(request id, index, tokens computed) of the rows that catch up with their prompts."""
     found = []
     for row in plan.scheduled:
-        sequence = scheduler.by_id(row.sequence_id)
-        num_more = row.num_drafts + row.num_forced
-        if sequence is not None and len(row.token_ids) > num_more + 1:
-            end = row.start + len(row.token_ids)
-            found.append((sequence.request.request_id, sequence.index, end))
+        if len(row.token_ids) > row.num_drafts + row.num_forced + 1:
+            sequence = scheduler.by_id(row.sequence_id)
+            if sequence is not None:
+                end = row.start + len(row.token_ids)
+                found.append((sequence.request.request_id, sequence.index, end))
     return found

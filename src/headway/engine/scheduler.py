@@ -76,8 +76,9 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        under_way = bool(self._released or self.overlap.steps) or self.preemption.has_transfers
-        return self._is_busy or under_way or self.gate.is_open(busy=False)
+        if self._is_busy or self._released or self.overlap.steps:
+            return True
+        return self.preemption.has_transfers or self.gate.is_open(busy=False)
 
     @property
     def num_waiting(self) -> int:
@@ -146,12 +147,21 @@ class Scheduler:
         self._released += sequence_ids
 
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
-        """Pass 1; returns the budget that is left."""
+        """Pass 1; returns the budget that is left.
+
+        Where nobody guesses, those that have room need nothing but their rows.
+        """
         budget, num_stalled = self.max_num_batched_tokens, 0
-        counts = self.drafts.plan(decodes, budget)
+        counts, ready = self.drafts.plan(decodes, budget), list[Sequence]()
+        guesses = self.drafts.speculator is not None
         for sequence, count in zip(decodes, counts, strict=True):
             if budget == 0:
                 break
+            if sequence.room > sequence.computed and not guesses:
+                ready.append(sequence)
+                budget -= 1
+                continue
+            self._schedule_next(plan, ready)
             while sequence.state == RUNNING:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
@@ -163,6 +173,7 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
+        self._schedule_next(plan, ready)
         if self.max_num_batched_tokens - budget > len(plan.scheduled):
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
@@ -198,6 +209,18 @@ class Scheduler:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
         return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
+    def _schedule_next(self, plan: StepPlan, ready: list[Sequence]) -> None:
+        """Add the next token of each decode that is `ready` to the plan; then nobody is."""
+        if not ready:
+            return
+        nothing_new = self.kv.nothing_new
+        plan.scheduled += [
+            ScheduledSequence(s.sequence_id, s.computed, [s.tokens[-1]], nothing_new, True)
+            for s in ready
+        ]
+        self.policy.took(ready, 1)
+        ready.clear()
+
     def _schedule(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
     ) -> bool:
@@ -224,7 +247,7 @@ class Scheduler:
         if sequence.num_forced:
             row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
-        self.policy.took(sequence, count)
+        self.policy.took([sequence], count)
         if self.drafts.speculator is not None:
             self.drafts.ride(row, sequence, drafts)
         return True
@@ -292,13 +315,14 @@ class Scheduler:
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates, finished, now_s, jumps = [], False, self.clock.now_s(), self.drafts.jumps
+        guesses = self.drafts.speculator is not None
         for sample in result.samples:
             sequence = by_id.get(sample.sequence_id)
             if sequence is not None:
                 if sequence.forks:
                     self._start_forks(sequence)
                 updates.append(update := sequence.take(sample, now_s, jumps))
-                if self.drafts.speculator is not None:
+                if guesses:
                     self.drafts.keep(sequence, sample, update)
                 if update.finish_reason is not None:
                     self._finish(sequence)

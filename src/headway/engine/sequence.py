@@ -260,14 +260,13 @@ class Sequence:
         `error` is a token that the grammar does not allow, and never appended: a mask of too many
         steps, or an executor without masks.
         """
-        grammar = self.grammar
-        if grammar is not None and not grammar.accept(token_id):
+        if self.grammar is not None and not self.grammar.accept(token_id):
             return "error"
         tokens = self.tokens
         tokens.append(token_id)
         if token_id in self.stop_ids and self.num_generated > self.request.sampling.min_tokens:
             return "stop"
-        if grammar is not None and grammar.is_complete:
+        if self.grammar is not None and self.grammar.is_complete:
             return "stop"
         return "length" if len(tokens) >= self.max_len else None
 
@@ -276,11 +275,10 @@ class Sequence:
 
         Where it `jumps`, the tokens that its grammar forces behind that are appended too.
         """
-        token_ids, logprobs = sample.token_ids, sample.logprobs
         came: list[int] = []
         update = SequenceUpdate(self.request.request_id, self.index, came)
-        if logprobs is not None:
-            update.logprobs = logprobs
+        if sample.logprobs is not None:
+            update.logprobs = sample.logprobs
         if self.first_token_s is None:
             self.first_token_s = now_s
         if len(self.tokens) == self.num_prompt:
@@ -290,11 +288,11 @@ class Sequence:
                 update.prompt_logprobs = self.prompt_logprobs
         self.num_forced = 0
         jumps = jumps and self.may_jump
-        for token_id in self._following(token_ids) if jumps else token_ids:
+        for token_id in self._following(sample.token_ids) if jumps else sample.token_ids:
             reason = self.append(token_id)
             came.append(token_id)
             if reason is not None:
-                update.logprobs = logprobs[: len(came)] if logprobs else None
+                update.logprobs = sample.logprobs[: len(came)] if sample.logprobs else None
                 update.finish_reason = reason
                 hidden = reason == "stop" and self.hides(token_id)
                 update.stop_token_id = token_id if hidden else None

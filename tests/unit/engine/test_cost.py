@@ -85,6 +85,13 @@ def learned(machine: Machine, works: list[Work], seed: int = 0, noise: float = 0
     return model
 
 
+def test_a_step_tells_what_had_been_predicted_before_it_was_learned():
+    model, work = StepCost(), Work(8, 8, 800, 800)
+    for seconds in (0.2, 0.1, 0.3):
+        predicted_s = model.seconds(work)
+        assert model.learn(work, seconds) == predicted_s != model.seconds(work)
+
+
 def errors(model: StepCost, machine: Machine, works: list[Work], speed: float = 1.0) -> list[float]:
     return sorted(abs(model.seconds(w) / machine.seconds(w) / speed - 1) for w in works)
 

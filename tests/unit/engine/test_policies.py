@@ -89,10 +89,11 @@ def test_tokens_are_shared_by_weight(weights):
         )
     took = world.engine.scheduler.policy.took
 
-    def count(sequence, num_tokens):
-        price = 2 if sequence.computed >= sequence.num_prompt else 1
-        had[int(sequence.request.principal.name)] += num_tokens * price
-        took(sequence, num_tokens)
+    def count(sequences, num_tokens):
+        for sequence in sequences:
+            price = 2 if sequence.computed >= sequence.num_prompt else 1
+            had[int(sequence.request.principal.name)] += num_tokens * price
+        took(sequences, num_tokens)
 
     world.engine.scheduler.policy.took = count
     for _ in range(4000):
@@ -207,6 +208,30 @@ def test_a_greedy_user_comes_behind_a_modest_one():
     world.drain()
     passed = sum(ends(world, one) < ends(world, modest) for one in greedy)
     assert passed - before <= 3
+
+
+@pytest.mark.parametrize("users", [("ann",), ("ann", "bob")])
+def test_rows_together_cost_what_each_costs(users):
+    """A row of the prompt costs a token, one of an answer two, by the weight of its user."""
+    world = roomy("fair", budget=12)
+    for number, weight in enumerate((3.0, 1.0, 1.0)):
+        user = users[number % len(users)]
+        terms = Terms(weight=weight if len(users) > 1 else 3.0)
+        world.add([number] * (30 if number else 4), user=user, terms=terms, max_tokens=9)
+    for _ in range(2):
+        world.step()
+    rows, paid = world.engine.scheduler.running, world.engine.scheduler.policy.users
+    assert {s.computed < s.num_prompt for s in rows} == {True, False}
+    before = {user: paid._counters[user] for user in users}
+    paid.charge(rows, 2)
+    together = {user: paid._counters[user] - before[user] for user in users}
+    assert sum(together[user] * paid.weight(user) for user in users) == pytest.approx(
+        sum(4 if s.computed >= s.num_prompt else 2 for s in rows)
+    )
+    for sequence in rows:
+        paid.charge([sequence], 2)
+    for user in users:
+        assert paid._counters[user] - before[user] == pytest.approx(2 * together[user])
 
 
 def test_a_free_row_goes_to_who_has_had_less():
@@ -348,7 +373,7 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
     single_s, calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
     for _ in range(100):
-        policy.took(sequence, 1)
+        policy.took([sequence], 1)
         policy.kept(sequence, 3)
     burst_s, burst_calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)

@@ -156,7 +156,8 @@ class KVCache:
         when a group has no room. Up to `sequence.room` tokens it need not be asked.
         """
         tables = sequence.block_tables
-        self.drop_unseen(sequence)
+        if self._slides:
+            self.drop_unseen(sequence)
         held = len(tables[0]) + sequence.dropped[0]
         due = self.choosing is not None and self.choosing.num_due(sequence)
         if num_tokens <= held * self.block_size and not sequence.shares_blocks and not due:
@@ -190,6 +191,8 @@ class KVCache:
             blocks = dealt.take(self.dealt, pool, group, begin, needed)
             table.extend(blocks)
             new.append(blocks)
+        if self._is_plain and not sequence.shares_blocks:
+            sequence.room = len(tables[0]) * self.block_size
         return new, copies
 
     def drop_unseen(self, sequence: Sequence) -> None:

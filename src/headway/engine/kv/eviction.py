@@ -56,11 +56,11 @@ class EvictionQueue:
     def push(self, key: Hashable, parent: Hashable, uses: float, cost: float) -> None:
         """The block of `key`, which continues that of `parent`, was released."""
         assert key not in self._entries
-        self._tick += 1
-        value = self._value(self._floor, self._tick, uses, cost)
-        self._entries[key] = (value, self._tick, parent)
-        self._continued[parent] = self._continued.get(parent, 0) + 1
-        if key not in self._continued:
+        tick = self._tick = self._tick + 1
+        self._entries[key] = (self._value(self._floor, tick, uses, cost), tick, parent)
+        continued = self._continued
+        continued[parent] = continued.get(parent, 0) + 1
+        if key not in continued:
             self._offer(key)
 
     def remove(self, key: Hashable) -> None:

@@ -66,7 +66,7 @@ def _list(
     Nobody reads a full one of a group that sees the next token's block alone, but who goes on
     within it: it goes first there.
     """
-    key, parent, tokens = chain.part(at, count), chain.key(at - 1), chain.block(at)[:count]
+    key, parent, tokens = chain.link(at, count)
     cost = 1 + kv.attention_cost * at * kv.block_size
     owner = sequence.request.principal.block_owner()
     for group, (pool, block) in enumerate(zip(kv.pools, blocks, strict=True)):

@@ -15,7 +15,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.admit.queue import QueueOrder
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Turn, behind
-from headway.engine.policy.users import OUTPUT_PRICE, PROMPT_PRICE, name
+from headway.engine.policy.users import name
 from headway.engine.sequence import Sequence
 
 
@@ -25,14 +25,13 @@ class Fair(Fcfs):
     reclaims = True
     queue_order = QueueOrder.SHARES
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
-        """Its user pays: more for a token after the prompt."""
-        is_prompt = sequence.computed < sequence.num_prompt
-        self.users.charge(sequence, num_tokens, PROMPT_PRICE if is_prompt else OUTPUT_PRICE)
+    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+        """Their users pay."""
+        self.users.charge(sequences, num_tokens)
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge(sequence, num_drafts)
+        self.users.charge([sequence], num_drafts)
 
     def turns(
         self,

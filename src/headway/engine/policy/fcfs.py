@@ -73,7 +73,7 @@ class Fcfs:
             head = waiting[0]
             yield Turn(head, budget, True)
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
+    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
         """Nothing to note."""
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:

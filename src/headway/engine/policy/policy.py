@@ -5,7 +5,7 @@ and blocks itself. A policy answers in its own order and hears what came of it:
 
     decodes(running, waiting)         all of them, for most policies
     turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
-    took(sequence, n)                 n tokens of it are in the plan
+    took(sequences, n)                n tokens of each are in the plan
     victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
 """
 
@@ -95,8 +95,8 @@ class Policy(Protocol):
         """
         ...
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
-        """The step computes `num_tokens` of `sequence`."""
+    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+        """The step computes `num_tokens` of each of these."""
         ...
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:

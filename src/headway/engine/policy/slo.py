@@ -46,13 +46,14 @@ from headway.engine.policy.slo_state import (
     SloState,
     arrival,
     deadline_s,
+    find_pace_s,
     halfway_s,
     is_lost,
     missing,
     state,
     takes_s,
 )
-from headway.engine.policy.users import PROMPT_PRICE, Users
+from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 TARGET = 0.8
@@ -98,8 +99,10 @@ class Slo(Fcfs):
         self.users = Users(CREDIT)
         self.token_s = self.alone_s = 0.0
         self._shed: list[Sequence] = []
+        self._idle: set[int] = set()
+        """Of those present the ones of idle classes."""
         self._step_s = self._calm_s = LONGEST_STEP_S
-        self._lane_waits = False
+        self._lane_waits = self._gains = False
         self._beside = NOTHING
         self._behind: list[Sequence] = []
         self._lacking: list[Sequence] = []
@@ -116,6 +119,13 @@ class Slo(Fcfs):
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
         sequence.policy_state = SloState(self.kv.match_prefix(sequence).num_tokens)
         self.users.arrived(sequence)
+        if sequence.request.terms.idle_only:
+            self._idle.add(sequence.sequence_id)
+
+    def left(self, sequence: Sequence) -> None:
+        """Its user may be gone."""
+        super().left(sequence)
+        self._idle.discard(sequence.sequence_id)
 
     def matched_tokens(self, sequence: Sequence) -> int:
         """As they were when it came, or when it was last looked up."""
@@ -172,6 +182,8 @@ class Slo(Fcfs):
 
     def idle_of(self, rows: list[Sequence]) -> list[Sequence]:
         """Those of `rows` that are idle."""
+        if not self._idle:
+            return []
         return [s for s in rows if s.request.terms.idle_only and not self.has_aged(s)]
 
     def bears_s(
@@ -187,19 +199,17 @@ class Slo(Fcfs):
         """
         step_s = calm_s = longest_s
         for sequence in rows:
-            tpot_s, first_s = sequence.request.terms.tpot_s, sequence.first_token_s
-            if tpot_s is None or first_s is None:
-                continue
             kept: SloState = sequence.policy_state
-            if kept.missed or (kept.missed is None and is_lost(sequence)):
+            pace_s = find_pace_s(sequence) if kept.pace_s is None else kept.pace_s
+            if not pace_s:
                 continue
+            burst_s = kept.gained * pace_s
             last = len(sequence.tokens) - sequence.num_prompt + kept.gained - 1
-            due_s = first_s + last * tpot_s * TARGET - now_s
+            due_s = kept.first_s + last * pace_s * TARGET - now_s
             if due_s < 0 and self.misses(sequence, now_s, decode_s):
                 continue
-            burst_s = kept.gained * tpot_s
             if due_s < step_s and burst_s * CATCH_UP < step_s:
-                half_s = halfway_s(first_s - now_s, last / kept.gained, burst_s, decode_s)
+                half_s = halfway_s(kept.first_s - now_s, last / kept.gained, burst_s, decode_s)
                 step_s = min(step_s, max(due_s, burst_s * CATCH_UP, half_s))
             if burst_s * UNHURRIED < calm_s:
                 calm_s = burst_s * UNHURRIED
@@ -380,16 +390,14 @@ class Slo(Fcfs):
         start = sequence.computed or state(sequence).matched
         return self.cost.chunk(until_s, self._beside, start, missing(sequence))
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
-        """Its user pays, the step grows, and those who came earlier and are behind age."""
-        if sequence.computed < sequence.num_prompt:
-            self.users.charge(sequence, num_tokens, PROMPT_PRICE)
-        else:
-            self.users.charge(sequence, num_tokens)
-            kept: SloState = sequence.policy_state
-            if num_tokens == 1 and kept.gained != 1:
-                kept.decoded()
-        if self._behind:
+    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+        """Their users pay, the step grows, and those who came earlier and are behind age."""
+        self.users.charge(sequences, num_tokens)
+        if self._gains and num_tokens == 1:
+            for sequence in sequences:
+                if sequence.computed >= sequence.num_prompt:
+                    state(sequence).decoded()
+        for sequence in sequences if self._behind else ():
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
                 if other.sequence_id < sequence.sequence_id:
@@ -397,8 +405,9 @@ class Slo(Fcfs):
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge(sequence, num_drafts)
+        self.users.charge([sequence], num_drafts)
         state(sequence).kept(num_drafts)
+        self._gains = True
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 

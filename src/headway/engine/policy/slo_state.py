@@ -16,13 +16,17 @@ class SloState:
     `matched` of its tokens were in memory when it was last looked up, while it waits. Of prompts
     that came later `overtaken` tokens were computed while it was behind. `missed` says whether its
     first token came too late; None before that was asked. A step brings `gained` of its tokens in
-    the mean: more than 1 where guesses come.
+    the mean: more than 1 where guesses come. `pace_s` is the objective for each token that it is
+    held to, 0 where there is none or its first came too late; None before its first is there, which
+    came at `first_s`.
     """
 
     matched: int
     overtaken: int = 0
     missed: bool | None = None
     gained: float = 1.0
+    pace_s: float | None = None
+    first_s: float = 0.0
 
     def decoded(self) -> None:
         """A step brings its next token."""
@@ -73,6 +77,16 @@ def is_lost(sequence: Sequence) -> bool:
         given_s = sequence.request.terms.first_token_s(uncached)
         kept.missed = sequence.first_token_s - sequence.arrived_s > given_s
     return kept.missed
+
+
+def find_pace_s(sequence: Sequence) -> float:
+    """`SloState.pace_s`, and keep it once the first token is there."""
+    if sequence.first_token_s is None:
+        return 0.0
+    kept = state(sequence)
+    kept.first_s = sequence.first_token_s
+    kept.pace_s = 0.0 if is_lost(sequence) else sequence.request.terms.tpot_s or 0.0
+    return kept.pace_s
 
 
 def deadline_s(sequence: Sequence) -> float:

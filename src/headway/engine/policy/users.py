@@ -9,6 +9,7 @@ nobody is left everybody has had what they wanted, and all begin anew.
     light  comes with 1,200 of its own → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
 """
 
+from collections.abc import Sequence as TypingSequence
 from math import isclose
 
 from headway.engine.sequence import Sequence
@@ -63,10 +64,17 @@ class Users:
             self._counters.clear()
             self._weight_present = 0.0
 
-    def charge(self, sequence: Sequence, num_tokens: int, price: float = OUTPUT_PRICE) -> None:
-        """`num_tokens` are computed for its user."""
-        user = sequence.request.principal.name
-        self._counters[user] += num_tokens * price / self._weights[user]
+    def charge(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+        """`num_tokens` of each of these are computed for their users: more for those after the
+        prompt."""
+        prices = [PROMPT_PRICE if s.computed < s.num_prompt else OUTPUT_PRICE for s in sequences]
+        if len(self._present) == 1:
+            (user,) = self._present
+            self._counters[user] += num_tokens * sum(prices) / self._weights[user]
+            return
+        for sequence, price in zip(sequences, prices, strict=True):
+            user = name(sequence)
+            self._counters[user] += num_tokens * price / self._weights[user]
 
     def had(self, sequence: Sequence) -> float:
         """The counter of its user."""

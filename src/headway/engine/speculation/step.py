@@ -190,9 +190,9 @@ class StepDrafts:
 
     def ended(self, result: StepResult) -> None:
         """All samples of the step were told."""
-        self._give_back_paths()
-        self.now.riding = {}
         if self.speculator is not None:
+            self._give_back_paths()
+            self.now.riding = {}
             self.speculator.ended(result)
 
     def tell(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepCost) -> None:
