@@ -5,7 +5,7 @@ TPOT (5 − 2) / 3 = 1, gaps 1, 2, 0. They add up to e2e − TTFT and there is o
 """
 
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import sub
 
 from headway.measure.record import Exchange
 
@@ -53,7 +53,7 @@ def latency(x: Exchange) -> Latency | None:
 
 def gaps(x: Exchange) -> list[float]:
     """Gaps between consecutive tokens; of several in a chunk all but the first are 0."""
-    between = [after - before for before, after in pairwise(x.chunk_s)]
+    between = [*map(sub, x.chunk_s[1:], x.chunk_s)]
     if x.chunk_tokens is None or max(x.chunk_tokens) == 1:
         return between
     found = [0.0] * (x.chunk_tokens[0] - 1)

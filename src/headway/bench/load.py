@@ -169,10 +169,14 @@ class Ahead:
 
 
 @contextmanager
-def quiet_gc() -> Iterator[None]:
-    """Only small collections while requests are timed: a full one would hold up all of them."""
+def quiet_gc(*, cleans: bool = True) -> Iterator[None]:
+    """Only small collections while requests are timed: a full one would hold up all of them.
+
+    With `cleans` one full collection comes first.
+    """
     thresholds = gc.get_threshold()
-    gc.collect()
+    if cleans:
+        gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 1_000_000)
     try:

@@ -24,7 +24,8 @@ class Distribution(msgspec.Struct, kw_only=True):
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
     """The distribution of the values that exist; None when none does."""
-    known = np.array([value for value in values if value is not None], dtype=float)
+    known = np.array([*values], dtype=float)  # None becomes NaN
+    known = known[~np.isnan(known)]
     if not len(known):
         return None
     return Distribution(

@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Protocol
 
 import msgspec
@@ -118,7 +119,7 @@ class IdWriter:
         Text has none before a tokenizer has read it: a piece of it is as many ids as its length
         says, alike for texts that begin alike, so that they share what they would share.
         """
-        return [i for piece in prompt for i in self._piece_ids(piece)]
+        return [*chain.from_iterable(map(self._piece_ids, prompt))]
 
     def _piece_ids(self, piece: Piece) -> Sequence[int]:
         if isinstance(piece, Made):

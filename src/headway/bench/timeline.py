@@ -50,7 +50,8 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
     begins = np.array([x.scheduled_s for x, _ in seen])
     ends = np.array([end_s if x.ended_s is None else x.ended_s for x, _ in seen])
     in_air = np.diff([np.clip(edge, begins, ends).sum() for edge in edges])
-    came, _ = np.histogram(chunk_s, edges, weights=tokens)
+    places = np.minimum(np.searchsorted(edges, chunk_s, side="right") - 1, steps - 1)
+    came = np.bincount(places, tokens, steps)
     return Timeline(
         step_s=step_s,
         at_s=[round(float(at), 6) for at in edges[:-1]],
@@ -72,7 +73,7 @@ def percentile(values: list[float], share: float) -> float | None:
 def weights(x: Exchange) -> list[float]:
     """Tokens by chunk: as told, else the answer's tokens spread over its chunks."""
     if x.chunk_tokens is not None:
-        return [*map(float, x.chunk_tokens)]
+        return [*x.chunk_tokens]
     return [x.num_output / len(x.chunk_s)] * len(x.chunk_s)
 
 

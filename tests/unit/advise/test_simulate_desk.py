@@ -28,6 +28,13 @@ def test_who_comes_while_it_is_busy_waits():
     assert desk.free_s == 10.0
 
 
+def test_updates_of_a_step_are_read_one_after_the_other():
+    """A step ends at 5 s: 10 ms out, 1 ms for each before it, half of the door, 0.5 s late."""
+    front = replace(NO_FRONT, out_s=0.01, row_s=0.001, door_s=0.004)
+    assert front.read_s(5.0, 3, 0.5) == pytest.approx([5.512, 5.513, 5.514])
+    assert front.read_s(5.0, 0) == []
+
+
 def test_requests_are_judged_as_lindley_says():
     """10 ms a request, at 70 a second: when each is judged, no step being in the way."""
     times, cost_s = poisson(70, 400), 0.01

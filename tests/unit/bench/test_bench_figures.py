@@ -189,6 +189,22 @@ def test_tokens_are_throughput_times_time(at_s):
     assert sum(times.concurrency) * times.step_s == pytest.approx(0.3 * len(at_s), rel=1e-3)
 
 
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.0, 0.1, 0.25, 0.4, 0.5, 2.0)), st.integers(1, 5)), max_size=30
+    )
+)
+def test_tokens_are_counted_where_they_fall(chunks):
+    """As a histogram over the same edges has it; what comes at an edge belongs to what follows."""
+    chunks.sort()
+    answers = [exchange(0, 0.0, [at for at, _ in chunks] + [2.0], [n for _, n in chunks] + [1])]
+    times = report(answers).timeline
+    edges = np.arange(len(times.at_s) + 1) * times.step_s
+    expected, _ = np.histogram(answers[0].chunk_s, edges, weights=answers[0].chunk_tokens)
+    found = np.array(times.output_tokens_per_s) * times.step_s
+    assert found == pytest.approx(expected)
+
+
 def test_other_tools_words_are_named():
     assert also_called("tpot_s", ["vllm", "aiperf"]) == "vllm: TPOT, aiperf: Inter Token Latency"
     x = exchange(0, 0.0, [2.0, 3.0, 5.0], [1, 1, 2])

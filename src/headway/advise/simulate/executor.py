@@ -25,7 +25,7 @@ from headway.core.plan import (
 )
 from headway.engine.cost import Work
 
-GOLDEN = 0x9E3779B1
+GOLDEN, STRIDE = 0x9E3779B1, 40503
 LOWEST_ID = 32
 """Ids below are special tokens in some vocabularies."""
 
@@ -56,22 +56,28 @@ class Script:
         self.low = LOWEST_ID if self.vocab_size > LOWEST_ID else self.vocab_size - 1
         self.num_ids = self.vocab_size - self.low
 
-    def token(self, seed: int, position: int) -> int:
-        """The token at a position of an answer; never an end token before its time."""
-        if self.lengths and self.end_ids and position + 1 == self.lengths.get(seed):
+    def answer(self, seed: int, num_prompt: int) -> "Answer":
+        """What is answered to a prompt of so many tokens."""
+        length = self.lengths.get(seed) if self.end_ids else None
+        last = -1 if length is None else num_prompt + length - 1
+        return Answer((seed + 1) * GOLDEN - num_prompt * STRIDE, last)
+
+    def token(self, answer: "Answer", at: int) -> int:
+        """The token at a position, the prompt's counted; never an end token before its time."""
+        if at == answer.last:
             return self.end_ids[0]
-        token = self.low + ((seed + 1) * GOLDEN + position * 40503 >> 7) % self.num_ids
+        token = self.low + (answer.origin + at * STRIDE >> 7) % self.num_ids
         while token in self.end_ids:
             token = self.low + (token + 1 - self.low) % self.num_ids
         return token
 
 
 @dataclass(slots=True)
-class Known:
-    """What the executor keeps of a sequence."""
+class Answer:
+    """What the tokens of one sequence follow from: a number, and the position of the end token."""
 
-    seed: int
-    num_prompt: int
+    origin: int
+    last: int
 
 
 class SimulatedExecutor:
@@ -98,7 +104,7 @@ class SimulatedExecutor:
         """What a byte takes that comes from another engine; the two share no link with a third."""
         self._experts = num_experts
         self._random = random.Random(seed)
-        self._known: dict[int, Known] = {}
+        self._answers: dict[int, Answer] = {}
         self._flying: dict[int, tuple[float, float]] = {}
         """Transfer → when it ends, and its seconds."""
         self._copies_end_s = 0.0
@@ -107,13 +113,14 @@ class SimulatedExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         for sequence_id in plan.finished:
-            self._known.pop(sequence_id, None)
+            self._answers.pop(sequence_id, None)
         for new in plan.new:
             self._know(new)
         self._plan = plan
 
     def _know(self, new: NewSequence) -> None:
-        self._known[new.sequence_id] = Known(new.seed + new.index, new.num_prompt_tokens)
+        answer = self._script.answer(new.seed + new.index, new.num_prompt_tokens)
+        self._answers[new.sequence_id] = answer
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
         self._masks = masks
@@ -173,32 +180,31 @@ class SimulatedExecutor:
     def _samples(self, rows: list[ScheduledSequence]) -> list[Sample]:
         """What follows the known tokens of each row that is sampled from."""
         samples, is_ruled = [], bool(self._masks.by_sequence)
+        answers, token = self._answers, self._script.token
         for row in rows:
-            if not row.sample or row.path:
+            if not row.sample:
                 continue
             if is_ruled or row.num_drafts or row.propose:
                 samples.append(self._guessed(row))
                 continue
-            known = self._known[row.sequence_id]
-            position = row.start + len(row.token_ids) - known.num_prompt
-            token = self._script.token(known.seed, position)
-            samples.append(Sample(row.sequence_id, [token]))
+            sequence_id, at = row.sequence_id, row.start + len(row.token_ids)
+            samples.append(Sample(sequence_id, [token(answers[sequence_id], at)]))
         return samples
 
     def _guessed(self, row: ScheduledSequence) -> Sample:
         """The guesses that hold and one token more, as far as the masks allow; new guesses."""
-        known = self._known[row.sequence_id]
-        position = row.start + len(row.token_ids) - row.num_drafts - known.num_prompt
+        answer, token = self._answers[row.sequence_id], self._script.token
+        position = row.start + len(row.token_ids) - row.num_drafts
         tokens: list[int] = []
         for at, draft in enumerate(row.drafts if row.num_drafts else ()):
             if not self._holds(at):
                 break
             tokens.append(draft)
-        tokens.append(self._script.token(known.seed, position + len(tokens)))
+        tokens.append(token(answer, position + len(tokens)))
         masks = self._masks.by_sequence.get(row.sequence_id)
         if masks is not None:
             tokens = under_masks(tokens, masks)
-        guesses = [self._script.token(known.seed, position + 1 + at) for at in range(row.propose)]
+        guesses = [token(answer, position + 1 + at) for at in range(row.propose)]
         return Sample(row.sequence_id, tokens, drafts=guesses)
 
     def _holds(self, position: int) -> bool:

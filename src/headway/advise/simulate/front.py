@@ -77,9 +77,11 @@ class Front:
         """From the body to the engine, past admission."""
         return self.in_s + self.in_token_s * num_prompt
 
-    def read_s(self, ended_s: float, place: int) -> float:
-        """When a client reads the token at this place of those of a step that ended then."""
-        return ended_s + self.out_s + self.row_s * place + (1 - DOOR_SHARE) * self.door_s
+    def read_s(self, ended_s: float, count: int, late_s: float = 0.0) -> list[float]:
+        """When clients read each of so many updates of a step that ended then, all of them late by
+        `late_s`."""
+        out_s, row_s, door_s = ended_s + self.out_s, self.row_s, (1 - DOOR_SHARE) * self.door_s
+        return [out_s + row_s * place + door_s + late_s for place in range(count)]
 
     def refused_s(self, judged_s: float) -> float:
         """When a client reads that it was refused."""

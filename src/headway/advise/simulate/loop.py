@@ -65,8 +65,6 @@ class World:
         together = settings.parallel.size * settings.parallel.context  # stages take turns
         self.front = front.beside(len(replicas) * settings.threads * together)
         self.desk, self.reader = Desk(), Desk()
-        self.late_s = 0.0
-        """By how much the tokens of the present step are late at the server and at the client."""
         self.door = Door(replicas[0].served, replicas)
         self.exchanges: list[Exchange] = []
         self.num_retries = 0
@@ -180,7 +178,11 @@ class World:
             Job(
                 request=request,
                 ticket=ticket,
-                take=asking.take,
+                chunk_s=asking.x.chunk_s,
+                chunk_tokens=asking.chunk_tokens,
+                answer=asking.answer,
+                began=asking.began,
+                ended=asking.ended,
                 fail=lambda error, at_s: asking.refused(error, self.front.refused_s(at_s), tries),
             ),
         )
@@ -213,10 +215,10 @@ class World:
     def _stepped(self, replica: Replica, stepped: Stepped) -> None:
         self.door.heard(self.replicas.index(replica), stepped)
         out_s = stepped.ends_s + self.desk.wait_s(stepped.ends_s)
-        self.late_s = out_s - stepped.ends_s + self.reader.wait_s(out_s)
-        replica.finish(stepped)
-        if stepped.updates:
-            num, front = len(stepped.updates), self.front
+        late_s = out_s - stepped.ends_s + self.reader.wait_s(out_s)
+        num, front = len(stepped.updates), self.front
+        replica.finish(stepped, front.read_s(stepped.ends_s, num, late_s))
+        if num:
             self.desk.work(stepped.ends_s, front.step_cpu_s + num * front.token_cpu_s)
             self.reader.work(out_s, num * front.client_cpu_s)
         self._step(replica, stepped.ends_s)
@@ -225,15 +227,16 @@ class World:
 class Asking:
     """One exchange from its client's side."""
 
-    __slots__ = ("_world", "goes_on", "is_over", "sent_s", "talk", "turn", "x")
+    __slots__ = ("_world", "answer", "chunk_tokens", "is_over", "sent_s", "talk", "turn", "x")
 
     def __init__(self, world: World, talk: Talk, turn: Turn, x: Exchange) -> None:
         self._world, self.talk, self.turn, self.x = world, talk, turn, x
         self.sent_s = x.scheduled_s
         self.is_over = False
-        self.goes_on = len(talk.conversation.turns) > talk.turn + 1
-        """Whether another turn follows, which repeats this one's answer."""
-        x.chunk_tokens = []
+        goes_on = len(talk.conversation.turns) > talk.turn + 1
+        self.answer: list[int] | None = [] if goes_on else None
+        """Its tokens, where another turn follows, which repeats them."""
+        self.chunk_tokens = x.chunk_tokens = list[int]()
 
     def sampling(self, number: int) -> SamplingParams:
         """What the client asks for; the engine learns its limit and no more."""
@@ -246,24 +249,23 @@ class Asking:
             max_tokens=max(limit, self.turn.output_tokens), temperature=0, seed=number
         )
 
-    def take(self, update: SequenceUpdate, ended_s: float, place: int) -> None:
-        """What a step gave it, as the client reads it."""
-        x, tokens = self.x, update.token_ids
-        read_s = self._world.front.read_s(ended_s, place) + self._world.late_s
+    def began(self, update: SequenceUpdate, read_s: float) -> None:
+        """Its first token is read."""
+        x = self.x
+        x.headers_s, x.published_s, x.status = read_s, read_s, 200
+        x.prompt_tokens, x.cached_tokens = len(self.talk.said), update.num_cached_tokens
+
+    def ended(self, update: SequenceUpdate, read_s: float) -> None:
+        """Its last token is read; the only thing that is where it failed before its first."""
+        x = self.x
         if x.headers_s is None:
-            x.headers_s, x.published_s, x.status = read_s, read_s, 200
-            x.prompt_tokens, x.cached_tokens = len(self.talk.said), update.num_cached_tokens
-        if tokens:
-            assert x.chunk_tokens is not None
-            x.chunk_s.append(read_s)
-            x.chunk_tokens.append(len(tokens))
-        if self.goes_on:
-            self.talk.said += tokens
-            self.talk.asked += len(tokens)
-        if update.finish_reason is not None:
-            x.output_tokens = sum(x.chunk_tokens or ())
-            x.finish_reason, x.ended_s = update.finish_reason, read_s
-            self._end(read_s)
+            self.began(update, read_s)
+        if self.answer:
+            self.talk.said += self.answer
+            self.talk.asked += len(self.answer)
+        x.output_tokens = sum(self.chunk_tokens)
+        x.finish_reason, x.ended_s = update.finish_reason, read_s
+        self._end(read_s)
 
     def refused(self, error: RequestError, read_s: float, tries: int) -> None:
         """Try again later, or give up."""

@@ -69,14 +69,21 @@ class Served:
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """One request at a server: who is told what becomes of it."""
+    """One request at a server: what came of it, and who is told.
+
+    `began` and `ended` are called with its first and its last update, and when its client reads it.
+    """
 
     request: Request
     ticket: Ticket
-    take: Callable[[SequenceUpdate, float, int], None]
-    """Called with the update, when its step ended, and its place among those of the step."""
+    chunk_s: list[float]
+    chunk_tokens: list[int]
+    """When each part of the answer is read, and how many tokens it holds."""
+    answer: list[int] | None
+    """All of it, where another turn is to repeat it."""
+    began: Callable[[SequenceUpdate, float], None]
+    ended: Callable[[SequenceUpdate, float], None]
     fail: Callable[[RequestError, float], None]
-    num_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -287,23 +294,28 @@ class Replica:
         if self.hands_over and self.handover is not None:
             self.handover.offer(request.request_id)
 
-    def finish(self, stepped: Stepped) -> None:
-        """The step is over: tell each request what it gained."""
+    def finish(self, stepped: Stepped, read_s: list[float]) -> None:
+        """The step is over: tell each request what it gained, and when that is read."""
         self.is_stepping = False
         jobs, num_all = self.jobs, 0
-        for place, update in enumerate(stepped.updates):
+        for update, at_s in zip(stepped.updates, read_s, strict=True):
             job = jobs.get(update.request_id)
             if job is None:
                 continue
             num_tokens = len(update.token_ids)
-            if num_tokens and not job.num_tokens:
+            if num_tokens:
+                job.chunk_s.append(at_s)
+                job.chunk_tokens.append(num_tokens)
+                num_all += num_tokens
+            if job.answer is not None:
+                job.answer += update.token_ids
+            if update.first_scheduled_s is not None:  # it comes with the first token
                 job.ticket.began(0)
-            job.num_tokens += num_tokens
-            num_all += num_tokens
+                job.began(update, at_s)
             if update.finish_reason is not None:
                 del jobs[update.request_id]
-                job.ticket.close(len(job.request.prompt_token_ids) + job.num_tokens)
-            job.take(update, stepped.ends_s, place)
+                job.ticket.close(len(job.request.prompt_token_ids) + sum(job.chunk_tokens))
+                job.ended(update, at_s)
         self.num_tokens += num_all
         for number, error in stepped.refusals:
             job = self.jobs.pop(number, None)

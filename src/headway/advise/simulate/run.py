@@ -14,6 +14,7 @@ from headway.advise.simulate.outcome import (
     report_of,
 )
 from headway.advise.simulate.replica import Served, fleet
+from headway.bench.load import quiet_gc
 from headway.bench.prompts import IdWriter
 from headway.bench.report import Report
 from headway.bench.run import Bench, prepare
@@ -110,7 +111,8 @@ def once(wanted: Plan, seed: int, scale: float, version: str) -> tuple[Report, W
     options = wanted.bench.options
     writer = IdWriter(options.seed, options.vocab_size)
     world = World(replicas, wanted.front.scaled(scale), writer, wanted.clients, seed)
-    exchanges = world.run(wanted.bench.traffic.conversations)
+    with quiet_gc(cleans=False):
+        exchanges = world.run(wanted.bench.traffic.conversations)
     for replica in replicas:
         replica.engine.check_integrity()
     world.door.admission.check_integrity()
