@@ -9,12 +9,14 @@ though nothing is wrong. Replicas are engines of one server, each of one thread:
 fewer cores than replicas, server and load generator want they take each other's time, and the
 simulation, which gives each a machine of its own, is too hopeful by that. Without the prefix cache:
 each rate of the search sends the same prompts, which the real server would have computed at the
-rate before.
+rate before. The calibration is kept beside the file of `--json`, and used again where it lies
+there; without one it is forgotten.
 """
 
 import argparse
 import asyncio
 import shlex
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +90,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--precision", type=float, default=1.03)
     parser.add_argument("--calibrate-seconds", type=float, default=30.0)
-    parser.add_argument("--calibration", default="calibration.json")
+    parser.add_argument("--calibration", help="one that is there, or where it is to be")
     parser.add_argument(
         "--load", default="--input-len lognormal:150,0.5 --output-len lognormal:80,0.4"
     )
@@ -97,6 +99,14 @@ def main() -> None:
     parser.add_argument("--real-only", action="store_true", help="simulate later, with --from")
     parser.add_argument("--from", dest="source", type=Path, help="real rates of an earlier run")
     given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        kept = given.json.with_suffix(".calibration.json") if given.json else None
+        given.calibration = given.calibration or str(kept or Path(scratch) / "calibration.json")
+        compare(given)
+
+
+def compare(given: argparse.Namespace) -> None:
+    """Real rates, then simulated ones, and their table."""
     base = f"--rate {given.rate} --duration {given.seconds} --slo {given.slo} --seed 5 "
     load = replace(options(BenchOptions, base + given.load), find_goodput=False)
     if not Path(given.calibration).exists():

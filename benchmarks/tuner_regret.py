@@ -332,7 +332,7 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default="headway-tiny")
     parser.add_argument("--simulated", action="store_true", help="no server, a machine by formula")
     parser.add_argument("--file", type=Path, default=Path("regret.json"))
-    parser.add_argument("--calibration", default="regret-calibration.json")
+    parser.add_argument("--calibration", help="default: beside --file")
     parser.add_argument("--flags", default=f"--threads 1 --max-num-seqs {ROWS} --no-log-requests")
     parser.add_argument("--workload", action="append", choices=tuple(WORKLOADS))
     parser.add_argument("--load", type=float, default=1.3, help="times what the default keeps")
@@ -345,6 +345,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=5)
     given = parser.parse_args()
     given.workload = given.workload or list(WORKLOADS)
+    given.calibration = given.calibration or str(given.file.with_suffix(".calibration.json"))
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         if given.simulated:
