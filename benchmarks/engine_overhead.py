@@ -69,7 +69,7 @@ def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[s
         eos_token_ids=(),
         prior=Prior(weights_s=1e-6, token_s=1e-2),  # a guess costs what a decode does: none can pay
     )
-    engine.cost.learn = lambda work, actual_s: actual_s
+    engine.cost.learn = lambda work, actual_s: engine.cost.seconds(work)
     prompt = [token % spec.vocab_size for token in PROMPT]
     for i in range(num_seqs):
         engine.add(Request(i, prompt, SamplingParams(max_tokens=steps + 50)))
