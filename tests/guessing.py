@@ -71,5 +71,8 @@ class Guesser:
     def ended(self, result):
         pass
 
+    def timed(self, record):
+        pass
+
     def left(self, sequence):
         pass

@@ -111,6 +111,9 @@ class Wrong:
     def ended(self, result):
         pass
 
+    def timed(self, record):
+        pass
+
     def left(self, sequence):
         pass
 

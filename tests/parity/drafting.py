@@ -56,6 +56,9 @@ class Proposals:
     def ended(self, result):
         pass
 
+    def timed(self, record):
+        pass
+
     def left(self, sequence):
         self._next.pop(sequence.sequence_id, None)
 

@@ -342,6 +342,7 @@ class Engine:
         record = self.recorder.record(step, result, collected_s, self.grammars)
         if not result.failed:
             self.cost.observe(record)
+            self.scheduler.drafts.timed(record)
         return updates, record
 
     def _collect(self, step: StepInFlight) -> StepResult:

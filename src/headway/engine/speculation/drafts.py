@@ -7,6 +7,7 @@ from headway.core.plan import Sample, StepResult
 from headway.engine.cost import Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.lookup import Match
+from headway.telemetry.records import StepRecord
 
 
 class Drafts(NamedTuple):
@@ -82,6 +83,10 @@ class Speculator(Protocol):
 
     def ended(self, result: StepResult) -> None:
         """The step is over, and every sample of it was told."""
+        ...
+
+    def timed(self, record: StepRecord) -> None:
+        """How long the step took, beside what was foretold."""
         ...
 
     def left(self, sequence: Sequence) -> None:

@@ -7,6 +7,7 @@ from headway.engine.cost import Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.drafts import Drafts
+from headway.telemetry.records import StepRecord
 
 
 class Rehearsal:
@@ -42,6 +43,9 @@ class Rehearsal:
     def ended(self, result: StepResult) -> None:
         if self.asking is not None:
             self.asking.ended(result)
+
+    def timed(self, record: StepRecord) -> None:
+        pass
 
     def left(self, sequence: Sequence) -> None:
         pass

@@ -38,9 +38,11 @@ from headway.engine.speculation.controller import (
 )
 from headway.engine.speculation.drafts import Drafts, num_alike, outcomes
 from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
+from headway.engine.speculation.overrun import Overrun
 from headway.engine.speculation.paths import choose_rivals, observe
 from headway.engine.speculation.rests import Look
 from headway.engine.speculation.sources import Forced
+from headway.telemetry.records import StepRecord
 
 FEW = 4
 """Decodes of which each is compared as a whole: that is sooner done than to say who need not be."""
@@ -62,6 +64,7 @@ class Speculation(Comparing):
         """Of the steps lately, the share with prompts beside the decodes."""
         self.drafting_s = self._drafted_s = 0.0
         """What the drafter is to take in this step, and was to take in the one before."""
+        self.overrun = Overrun()
         self._num_idle = 0
         """Of those that got a token in this step, who was not asked since the one before."""
 
@@ -136,7 +139,7 @@ class Speculation(Comparing):
             return -self._drafted_s, plain_s
         step_s = self.cost.seconds(self.cost.with_guesses(plain.work, plain.starts, counts))
         tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts) if count])
-        taken_s = step_s - plain_s + self._drafted_s
+        taken_s = (1 + self.overrun.share) * step_s - plain_s + self._drafted_s
         return tokens * plain.worth_s(self.cost) / len(counts) - taken_s, step_s
 
     def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
@@ -184,7 +187,8 @@ class Speculation(Comparing):
             shares.append(left * (1 - state.best.chance_of_end(num_riding, sequence.stop_ids)))
             tokens, rows = tokens + expected.tokens, rows + expected.rows
         plain = plain._replace(found=Expected(tokens, rows))
-        return asking.counts(values, plain, shares, self.rests.least_gain)
+        least_gain = self.rests.least_gain + self.overrun.share
+        return asking.counts(values, plain, shares, least_gain)
 
     def first(self, sequence: Sequence) -> int:
         """How many guesses heads make behind the last token of a prompt.
@@ -270,6 +274,10 @@ class Speculation(Comparing):
             self.found.passed(self._num_idle)
             self.asking.ended(result)
         self._num_idle = 0
+
+    def timed(self, record: StepRecord) -> None:
+        """What steps with guesses take besides what is foretold."""
+        self.overrun.saw(record)
 
     def left(self, sequence: Sequence) -> None:
         """Forget what is kept of it; an answer that has ended may be given again."""

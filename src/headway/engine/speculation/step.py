@@ -195,6 +195,11 @@ class StepDrafts:
             self.now.riding = {}
             self.speculator.ended(result)
 
+    def timed(self, record: StepRecord) -> None:
+        """The step was compared with what was foretold of it."""
+        if self.speculator is not None:
+            self.speculator.timed(record)
+
     def tell(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepCost) -> None:
         """Fill in what was guessed, what was right, and what it took; a step that was run again in
         halves has verified nothing."""
