@@ -341,8 +341,7 @@ class Engine:
             updates = [update for update in updates if update.request_id not in refused]
         record = self.recorder.record(step, result, collected_s, self.grammars)
         if not result.failed:
-            self.cost.observe(record)
-            self.scheduler.drafts.timed(record)
+            self.recorder.learn(record)
         return updates, record
 
     def _collect(self, step: StepInFlight) -> StepResult:

@@ -45,6 +45,11 @@ class Recorder:
         record.update_s = self._ended_s - collected_s
         return record
 
+    def learn(self, record: StepRecord) -> None:
+        """What steps take, and what those with guesses take besides."""
+        self.cost.observe(record)
+        self.scheduler.drafts.timed(record)
+
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
         scheduler, cost = self.scheduler, self.cost
