@@ -161,7 +161,7 @@ def test_stages_have_two_steps_and_the_tokens_of_one(
     options |= {"sum_parts": 2} if size == 2 else {}
     asked = requests(1.0, 8, logprobs=1)
     alone = tokens_of(folder, asked, **options)
-    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size}
+    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size, "overlap": 1}
     for most_unread in (pipeline.MOST_UNREAD, 30):
         monkeypatch.setattr(pipeline, "MOST_UNREAD", most_unread)
         with ranks(folder, **cut, **options) as engine:
@@ -194,7 +194,7 @@ def test_a_step_whose_masks_raise_is_nobodys(
     folder = save(tiny_model("llama"), tmp_path / "model")
     options = {"dtype": "float32"}
     alone = tokens_of(folder, requests(0, 3), **options)
-    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size}
+    cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size, "overlap": 1}
     with ranks(folder, **cut, **options) as engine:
         begin, calls = engine_module.begin_masks, count()
 

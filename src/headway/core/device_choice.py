@@ -6,7 +6,9 @@ from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 
 
-def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tuple[int, str]:
+def choose_overlap(
+    options: EngineOptions, device: str, model: ModelSpec, threads: int = 1
+) -> tuple[int, str]:
     """How many steps are submitted beside the one that runs."""
     if model.states is not None and device != "cpu":
         if options.overlap:
@@ -20,6 +22,8 @@ def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tup
     if stages > 1 and device == "cpu":
         if options.overlap is not None:
             return options.overlap, "given"
+        if not are_at_once(options, threads):
+            return 0, "stages take turns: their ranks are more than there are threads"
         return stages - 1, "each stage of the pipeline has a step"
     if device == "cpu" or options.executor == "null":
         if options.overlap:
@@ -32,6 +36,15 @@ def choose_overlap(options: EngineOptions, device: str, model: ModelSpec) -> tup
     if options.overlap is not None:
         return options.overlap, "given"
     return 1, "the next step is planned while the device computes"
+
+
+def are_at_once(options: EngineOptions, threads: int) -> bool:
+    """Whether the stages of a pipeline compute at once, a step each: where `--overlap` is left out
+    and stages have several ranks, those need a thread each."""
+    stages, size = int(options.pipeline_parallel_size), options.tensor_parallel_size
+    if stages < 2 or options.overlap is not None:
+        return stages > 1 and options.overlap != 0
+    return size == 1 or stages * size <= threads
 
 
 def choose_graphs(

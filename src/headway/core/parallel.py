@@ -16,6 +16,7 @@ from itertools import pairwise
 from math import lcm
 
 from headway.core.dealt import SPLIT_TOKENS
+from headway.core.device_choice import are_at_once
 from headway.core.errors import UsageError
 from headway.core.kv_format import kv_format
 from headway.core.machine import Machine
@@ -246,7 +247,7 @@ def choose_parallel(
     parallel = replace(parallel, transport=transport)
     refuse_beside(options, device, parallel)
     check_family(model, parallel)
-    at_once = stages > 1 and options.overlap != 0
+    at_once = are_at_once(options, threads)
     each = threads if halves else max(threads // parallel.num_together, 1)
     each = max(each // stages, 1) if at_once else each
     how = f"given; threads of each: {each}; "

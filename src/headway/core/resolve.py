@@ -108,9 +108,10 @@ def resolve(
     device = reasons.choose("device", choose_device(options, machine))
     dtype = reasons.choose("dtype", choose_dtype(options, model))
     max_num_seqs, batched = choose_step_size(options, device, reasons)
-    overlap = reasons.choose("overlap", choose_overlap(options, device, model))
+    chosen = choose_threads(options, machine, model, dtype)
+    overlap = reasons.choose("overlap", choose_overlap(options, device, model, chosen[0]))
     reasons.choose("policy", (options.policy, POLICIES[options.policy]))
-    threads = reasons.choose("threads", choose_threads(options, machine, model, dtype))
+    threads = reasons.choose("threads", chosen)
     kernels = reasons.choose("kernels", choose_kernels(options, machine, device))
     backend = reasons.choose(
         "attention_backend",

@@ -177,6 +177,8 @@ def test_ranks_of_a_stage_are_neighbours_and_share_its_threads():
     assert (settings.threads, parallel.num_ranks, parallel.transport) == (2, 4, "shared")
     assert settings.scheduler.overlap == 1
     assert settled(sized(), threads=8, overlap=0, **both).threads == 4
+    settings = settled(sized(), threads=2, **both)
+    assert (settings.threads, settings.scheduler.overlap) == (1, 0), "fewer threads than ranks"
     assert [parallel.stage_of(rank) for rank in range(4)] == [1, 1, 0, 0]
     assert [parallel.place_of(rank) for rank in range(4)] == [0, 1, 0, 1]
     assert settled(sized(), **both).parallel.transport == "gloo"

@@ -284,7 +284,8 @@ def test_stages_of_a_pipeline_overlap_on_a_cpu():
     spec, two = model(), {"pipeline_parallel_size": 2}
     assert choose_overlap(EngineOptions(**two), "cpu", spec)[0] == 1
     assert choose_overlap(EngineOptions(**two, overlap=0), "cpu", spec) == (0, "given")
-    assert choose_overlap(EngineOptions(**two, tensor_parallel_size=2), "cpu", spec)[0] == 1
+    four = EngineOptions(**two, tensor_parallel_size=2)
+    assert [choose_overlap(four, "cpu", spec, threads)[0] for threads in (3, 4)] == [0, 1]
     assert choose_overlap(EngineOptions(tensor_parallel_size=2), "cpu", spec)[0] == 0
     assert choose_overlap(EngineOptions(pipeline_parallel_size=HALVES), "cpu", spec)[0] == 0
 

@@ -38,7 +38,7 @@ def meet_at(path: Path, rank: int, size: int, parallel: Parallel, parent: int) -
         return DistributedGroup(path, rank, size)
     from headway.runtime.parallel.shared import SharedGroup
 
-    return SharedGroup(path, rank, size, parent, at_once=parallel.num_ranks)
+    return SharedGroup(path, rank, size, parent, at_once=parallel.num_together)
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
