@@ -2,8 +2,10 @@
 
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -19,6 +21,7 @@ from headway.advise.tune.space import Changes
 from headway.bench.run import prepare
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import BenchOptions, EngineOptions, TuneOptions
+from headway.core.options.field import Seconds
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
 from headway.measure.started import DiedError
@@ -133,6 +136,9 @@ def test_requests_are_judged_in_the_order_in_which_they_were_scheduled():
     assert made.met == [False, True, False, False]
     assert made.ttft_s == pytest.approx([2.0, 0.1, 0.1, None])
     assert made.num_tokens == 15 and made.span_s > 0
+    bounded = replace(LOAD, num_requests=None, duration=Seconds(20))
+    fill(again := Block(changes=A, round=0), prepare("http://nowhere", bounded), came, None)
+    assert msgspec.json.decode(msgspec.json.encode(again), type=Block) == again, "it is kept so"
 
 
 def test_a_setting_is_summed_over_its_blocks():

@@ -159,7 +159,7 @@ class Confirmation:
 def fill(block: Block, bench: Bench, exchanges: list[Exchange], slo: Slo | None) -> None:
     """Judge each request of a block, in the order in which they were scheduled."""
     slos = {each.name: each.slo for each in bench.classes}
-    block.span_s = bench.traffic.span_s
+    block.span_s = float(bench.traffic.span_s)
     for x in sorted(exchanges, key=lambda x: (x.scheduled_s, x.id)):
         times, own = latency(x), slos.get(x.service_class) or slo
         block.met.append(times is not None and not (own and misses(own, x, times)))
