@@ -123,7 +123,8 @@ class Speculation(Comparing):
         """Whether nobody is asked, for no guess could pay; but for trials, and where some did."""
         if not self.rests.is_doubtful or self.trials.is_due(plain):
             return False
-        return not self.rests.hopes(reach.most_gained(self._refills), reach.num_decodes)
+        gained = reach.most_gained(self._refills) - self.overrun.share
+        return not self.rests.hopes(gained, reach.num_decodes)
 
     def _least_taken(self, reach: Reach) -> float:
         """Guesses that are worth no more than this are looked at no further."""
