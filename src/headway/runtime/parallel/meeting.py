@@ -84,12 +84,10 @@ def locked(folder: Path, *, wait: bool = False) -> int | None:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    try:
+    with contextlib.suppress(OSError):  # somebody has it, or took it away meanwhile
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if os.path.samestat(os.fstat(lock), folder.stat()):
             return lock
-    except OSError:
-        pass
     os.close(lock)
     return None
 
