@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,8 @@ from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.meeting import shared_by
-from headway.runtime.parallel.rows import deal_rows
+from headway.runtime.parallel.pipeline import PipelineExecutor
+from headway.runtime.parallel.rows import DEALT, deal_rows
 from headway.runtime.parallel.shared import PLACE_BYTES
 from parity.tiny import save, tiny_model
 from ranked import (
@@ -111,6 +113,64 @@ def test_ranks_that_share_layers_hold_parts_of_contexts(
     }
 
 
+@pytest.mark.parametrize(
+    ("family", "sizes", "options"),
+    [
+        ("llama", {}, {"dtype": "float32"}),
+        ("qwen2", {}, {"dtype": "bfloat16", "overlap": 1}),
+        ("qwen3moe", {}, {"quantization": "int8", "kv_cache_dtype": "int8", "overlap": 1}),
+        *(
+            pytest.param(family, sizes, {"dtype": "bfloat16", **more}, marks=HARDENING)
+            for family, sizes, more in (
+                ("qwen2", {"tensor_parallel_size": 2}, {"sum_parts": 2, "overlap": 1}),
+                ("smollm3", {"pipeline_parallel_size": 3}, {}),
+                ("phi3", {"decode_context_parallel_size": 3}, {"overlap": 1}),
+                ("qwen3", {"tensor_parallel_size": 2}, {"sum_parts": 2, "transport": "gloo"}),
+            )
+        ),
+    ],
+)
+def test_stages_hold_parts_of_contexts(
+    tmp_path: Path, family: str, sizes: dict[str, int], options: dict[str, Any]
+):
+    """Rows go from the rank that holds them in one stage to the one that does in the next: greedy,
+    seeded and log-probabilities as on one rank, with a step in each stage and with one in all."""
+    cut = CUT if "tensor_parallel_size" in sizes else {}
+    folder = save(tiny_model(family, **LONG, **cut), tmp_path / "model")
+    requests = asked(0, (20, 1015), logprobs=2) + asked(1.0, (0, 505, 1100), logprobs=1)
+    one = answers(folder, requests, **{**options, "transport": "", "overlap": None})
+    sizes = {"decode_context_parallel_size": 2, "pipeline_parallel_size": 2} | sizes
+    assert answers(folder, requests, **sizes, **options) == one
+
+
+def test_stages_with_parts_of_contexts_have_two_steps(tmp_path: Path):
+    """Some of whose requests are aborted, some preempted."""
+    folder = save(tiny_model("qwen2", **LONG), tmp_path / "model")
+    requests = asked(1.0, (500, 1015, 20, 600))
+    one = answers(folder, requests, dtype="bfloat16")
+    sizes = {"decode_context_parallel_size": 2, "pipeline_parallel_size": 2, "overlap": 1}
+    with ranks(folder, **OPTIONS, **sizes, dtype="bfloat16") as engine:
+        executor, held = engine.executor, set()
+        assert isinstance(executor, PipelineExecutor)
+        tokens = {key: list[int]() for key in one}
+        for request in requests:
+            engine.add(request)
+        for step in count():
+            if not engine.has_work:
+                break
+            for update in engine.step()[0]:
+                tokens[update.request_id, update.index] += update.token_ids
+            held.add(len(executor._steps))
+            if step == 12:
+                engine.abort(102)
+                engine.scheduler.preempt(engine.scheduler.running[0])
+            engine.check_integrity()
+        assert held == {0, 1} and engine.scheduler.num_preemptions > 0
+    assert {key: tokens[key] for key in tokens if key[0] != 102} == {
+        key: answer.token_ids for key, answer in one.items() if key[0] != 102
+    }
+
+
 def test_a_trained_model_says_the_same_on_four_ranks(shared: Path, tmp_path: Path):
     """Behind the 512 tokens that it was trained for it babbles, everywhere alike."""
     folder = tmp_path / "stories"
@@ -120,8 +180,9 @@ def test_a_trained_model_says_the_same_on_four_ranks(shared: Path, tmp_path: Pat
     requests = asked(0, (20, 1015)) + asked(1.0, (505, 700))
     options = {"dtype": "bfloat16", "sum_parts": 2}
     one = answers(folder, requests, **options)
-    sizes = {"decode_context_parallel_size": 2, "tensor_parallel_size": 2}
-    assert answers(folder, requests, **sizes, **options) == one
+    for other in ("tensor_parallel_size", "pipeline_parallel_size"):
+        sizes = {"decode_context_parallel_size": 2, other: 2}
+        assert answers(folder, requests, **sizes, **options) == one
 
 
 def test_rows_are_dealt_by_position():
@@ -146,6 +207,8 @@ def test_rows_are_dealt_by_position():
     assert [own.token_ids_T.tolist() for own in dealt] == [[1, 2, 3], [4, 5], [1]]
     assert [own.slots_GT[1].tolist() for own in dealt] == [[9, 14, 15], [80, 81], [0]]
     assert [own.query_lens for own in dealt] == [[3], [2], [1]]
+    rows_TH = [own.views[DEALT].alone(own.token_ids_T[:, None]).flatten() for own in dealt]
+    assert [each.tolist() for each in rows_TH] == [[1, 2, 3, 0, 0], [0, 0, 0, 4, 5], [0] * 5]
 
 
 def test_who_is_preempted_says_the_same(tmp_path: Path):
@@ -207,6 +270,25 @@ def test_each_of_four_ranks_holds_a_quarter_of_the_keys_and_values(tmp_path: Pat
     assert len(files) == 4 and sum(files.values()) < 2**25 + 20 * PLACE_BYTES
 
 
+def test_stages_hold_their_layers_of_their_parts(tmp_path: Path):
+    """Of 4 layers 2 of the even splits, 2 of the odd ones, on two ranks each; embedding or head."""
+    folder = save(tiny_model("llama", **LONG, num_hidden_layers=4), tmp_path / "model")
+    options: dict[str, Any] = {"max_model_len": 2048, "max_num_seqs": 1}
+    held = engine_for(folder, **options).executor.describe()
+    sizes = {"decode_context_parallel_size": 2, "pipeline_parallel_size": 2}
+    with ranks(folder, **sizes, **options) as engine:
+        executor = leader_of(engine)
+        null_block = held.kv_bytes // (2048 // 16 + 1)
+        assert executor.kv_bytes == [(held.kv_bytes + null_block) // 4] * 4
+        assert sum(executor.weight_bytes) == 2 * held.weight_bytes
+        assert max(executor.weight_bytes) < 0.55 * held.weight_bytes
+        told = executor.describe().kernels["ranks"]
+        assert told[0] == "4" and "a part of each context, 2 stages of 2 ranks" in told[1]
+        assert not executor._meeting.folder.exists()
+    files = shared_by(Parallel(stages=2, context=2), tmp_path)
+    assert len(files) == 2 and sum(files.values()) < 9 * PLACE_BYTES, "no place for logits"
+
+
 @pytest.mark.parametrize("size", [1, 2])
 def test_what_one_rank_alone_raises_ends_the_engine_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
@@ -228,6 +310,27 @@ def test_what_one_rank_alone_raises_ends_the_engine_at_once(
         with pytest.raises(RankLostError):
             engine.step()
         assert [one.process.wait(20) for one in executor.followers] == [1] * (2 * size - 1)
+
+
+def test_what_one_rank_of_a_stage_alone_raises_ends_the_engine_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The other of its stage ends; the stage before has done its part, and ends with the engine."""
+    folder = save(tiny_model("llama", **LONG), tmp_path / "model")
+    sizes = {"decode_context_parallel_size": 2, "pipeline_parallel_size": 2}
+    with ranks(folder, **sizes, **OPTIONS) as engine:
+        finish(engine, asked(0, (20,)))
+        executor = leader_of(engine)
+
+        def breaks(*given: Any) -> Any:
+            raise ValueError("a bad row")
+
+        monkeypatch.setattr(executor.own.target, "_own", breaks)
+        engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
+        with pytest.raises(RankLostError):
+            engine.step()
+        assert [one.process.wait(20) for one in executor._all.stage] == [1]
+        assert [one.process.poll() for one in executor._all.before] == [None, None]
 
 
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):

@@ -91,6 +91,15 @@ def test_stages_of_two_ranks_each_say_what_one_rank_says(
     assert many == one
 
 
+@pytest.mark.parametrize("sizes", [{}, {"tensor_parallel_size": 2}])
+def test_a_trained_model_says_the_same_in_stages(shared: Path, sizes: dict[str, int]):
+    """Its 5 layers are 2 and 3; greedy, and with fixed parts seeded."""
+    folder, asked = shared / "models" / "stories260K", requests(0, 4) + requests(1.0)[4:]
+    options = {"dtype": "bfloat16", "sum_parts": 2}
+    one = tokens_of(folder, asked, **options)
+    assert tokens_of(folder, asked, pipeline_parallel_size=2, **sizes, **options) == one
+
+
 def test_each_of_four_ranks_holds_a_quarter(tmp_path: Path):
     """Of 4 layers, with a head that is as large as the embedding."""
     folder = save(tiny_model("llama", num_hidden_layers=4), tmp_path / "model")

@@ -1,20 +1,25 @@
 """An engine process whose runtime is the checking fake, and in which some tokens are deadly.
 
-`python deadly_engine.py FOLDER SOCKETS` is what a test's client starts. A sequence whose prompt
-holds one of these tokens shows it once it has `AFTER` tokens:
+`python deadly_engine.py FOLDER SOCKETS [cuda|rank]` is what a test's client starts: an engine whose
+steps its own thread computes, or a GPU, or another process. A sequence whose prompt holds one of
+these tokens shows it once it has `AFTER` tokens:
 
     DIES        the process is killed
     DIES_ONCE   killed, but not when it is tried again (a file in FOLDER remembers)
     HANGS       the step never ends, and computes nothing
     COMPUTES    the step computes for `LONG_S`, once in a process
     RAISES      the step raises
+    SLEEPS      the thread sleeps in a step, as long as `NAPS_S` has it for the next time in FOLDER
 """
 
+import atexit
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -24,8 +29,17 @@ from headway.core.plan import StepPlan
 from headway.engine.engine import Engine
 from headway.engine.process import serve_engine
 
-DIES, DIES_ONCE, HANGS, RAISES, COMPUTES = 90, 91, 92, 93, 94
+DIES, DIES_ONCE, HANGS, RAISES, COMPUTES, SLEEPS = 90, 91, 92, 93, 94, 95
 LONG_S = 1.5
+NAPS_S = (0.5, 3.0)
+RANK = """
+import time
+while True:
+    until_s = time.thread_time() + 0.005
+    while time.thread_time() < until_s: pass
+    time.sleep(0.05)
+"""
+"""A rank that computes a little of each moment."""
 LONG_STEPS = iter([LONG_S])
 AFTER = 3
 VOCAB_SIZE, MAX_LEN = 100, 64
@@ -33,7 +47,9 @@ STEP_S = 0.005
 
 
 class DeadlyExecutor(FakeExecutor):
-    """The fake, with what the tokens do before each step."""
+    """The fake, with what the tokens do before each step; the ids of other ranks."""
+
+    awaited: tuple[int, ...] = ()
 
     def submit(self, plan: StepPlan) -> None:
         time.sleep(STEP_S)
@@ -71,6 +87,13 @@ def compute() -> None:
         pass
 
 
+def nap() -> None:
+    taken = len(list(Path(sys.argv[1]).glob("nap-*")))
+    if taken < len(NAPS_S):
+        (Path(sys.argv[1]) / f"nap-{taken}").touch()
+        time.sleep(NAPS_S[taken])
+
+
 def throw() -> None:
     raise RuntimeError("told to raise")
 
@@ -81,6 +104,7 @@ DEEDS: dict[int, Callable[[], None]] = {
     HANGS: hang,
     RAISES: throw,
     COMPUTES: compute,
+    SLEEPS: nap,
 }
 
 
@@ -89,6 +113,12 @@ def build(_: object) -> Engine:
     executor = DeadlyExecutor(
         block_size=4, num_blocks=(300,), vocab_size=VOCAB_SIZE, max_num_seqs=16
     )
+    if sys.argv[3:] == ["cuda"]:
+        settings = replace(settings, device="cuda")
+    if sys.argv[3:] == ["rank"]:
+        rank = subprocess.Popen([sys.executable, "-c", RANK])
+        atexit.register(rank.kill)
+        executor.awaited = (rank.pid,)
     return Engine(executor, settings, vocab_size=VOCAB_SIZE, eos_token_ids=())
 
 

@@ -41,7 +41,8 @@ def choose_overlap(
 def are_at_once(options: EngineOptions, threads: int) -> bool:
     """Whether the stages of a pipeline compute at once, a step each: where `--overlap` is left out
     and stages have several ranks, those need a thread each."""
-    stages, size = int(options.pipeline_parallel_size), options.tensor_parallel_size
+    stages = int(options.pipeline_parallel_size)
+    size = options.tensor_parallel_size * options.decode_context_parallel_size
     if stages < 2 or options.overlap is not None:
         return stages > 1 and options.overlap != 0
     return size == 1 or stages * size <= threads

@@ -37,10 +37,11 @@ class Parallel:
     `size` ranks compute every layer together, `stages` have some layers each: of a stage's layers
     each of its `size` ranks has a share. `sum_parts` is a multiple of `size`; 0: a part for each.
     Each context is dealt over `context` times as many ranks (`core.dealt`): `size` ranks hold a
-    part of it, each the keys and values of its own heads.
+    part of it, each the keys and values of its own heads, of its stage's layers.
 
         size 2, stages 2      ranks 2, 3: the first layers      ranks 0, 1: the last ones, the head
         size 2, context 2     ranks 2, 3: the odd splits        ranks 0, 1: the even ones
+        context 2, stages 2   ranks 2, 3: the first layers, of the even splits and the odd ones
     """
 
     size: int = 1
@@ -257,7 +258,7 @@ def choose_parallel(
     if stages > 1 or halves:
         turns = f"given; they work in turns, so each has all {threads} threads"
         turns = f"{how}each has a step, of other requests" if at_once else turns
-        turns += f"; {transport}: {why}" if size == 1 else ""
+        turns += f"; {transport}: {why}" if size * context == 1 else ""
         reasons.choose("pipeline_parallel_size", (str(options.pipeline_parallel_size), turns))
     if size > 1:
         reasons.choose("tensor_parallel_size", (size, f"{how}sums over {transport}: {why}"))
@@ -295,7 +296,6 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     }
     name = next(name for name, size in sizes.items() if size != 1)
     refused = {
-        "--pipeline-parallel-size": parallel.context > 1 and parallel.stages > 1,
         "--pipeline-parallel-size halves": parallel.num_together > 2 and parallel.halves,
         "--device cuda": device == "cuda",
         "--speculate": options.speculate != "off",

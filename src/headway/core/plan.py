@@ -359,6 +359,16 @@ class OverlappingExecutor(Executor, Protocol):
         ...
 
 
+@runtime_checkable
+class AwaitingExecutor(Executor, Protocol):
+    """One whose steps other processes compute a part of, while the caller's thread sleeps."""
+
+    @property
+    def awaited(self) -> Sequence[int]:
+        """The ids of these processes."""
+        ...
+
+
 def run(executor: Executor, plan: StepPlan, masks: GrammarMasks | None = None) -> StepResult:
     """submit, sample and collect in a row."""
     executor.submit(plan)

@@ -89,8 +89,9 @@ class Change(msgspec.Struct, array_like=True, tag=7):
 class Beat(msgspec.Struct, array_like=True):
     """The engine's process lives; its loop has been busy with one step for `busy_s`.
 
-    `longest_s` is the longest that any step took. Of `busy_s` the loop's thread has computed for
-    `computed_s`, and nothing in the last `still_s`.
+    `longest_s` is the longest that any step took. Of `busy_s` whoever computes most of its steps,
+    the loop's thread or a rank that this waits for, has computed for `computed_s`, and none of them
+    anything in the last `still_s`.
     """
 
     busy_s: float

@@ -24,6 +24,7 @@ import zmq
 from headway.core.clock import SystemClock
 from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, ShedError, UsageError
 from headway.core.orphans import wake_when_orphaned
+from headway.core.plan import AwaitingExecutor
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
 from headway.engine.engine import Engine
@@ -49,11 +50,12 @@ class Pulse:
     """Since when the loop is busy with one thing, written by the loop and read by the beat.
 
     It is made on the loop's thread, whose processor time says whether the loop computes: on a busy
-    machine a step goes on slowly, and one that is held does not go on.
+    machine a step goes on slowly, and one that is held does not go on. Where the thread sleeps
+    while others compute its step, `watch` knows of them.
     """
 
     __slots__ = (
-        *("_begin_s", "_clock", "_looked_s", "_moved_s", "_processor", "_since_s", "_step_s"),
+        *("_begin_s", "_clock", "_clocks", "_looked_s", "_moved_s", "_since_s", "_step_s"),
         *("_still_s", "longest_s"),
     )
 
@@ -61,13 +63,24 @@ class Pulse:
         self._clock = SystemClock()
         self._since_s: float | None = None
         self.longest_s = 0.0
-        self._processor: int | None = None
+        self._clocks: list[int] = []
+        """The processor time of each who computes; none where nobody knows."""
         if sys.platform == "linux":
-            self._processor = time.pthread_getcpuclockid(threading.get_ident())
+            self._clocks = [time.pthread_getcpuclockid(threading.get_ident())]
         self._step_s: float | None = None
-        """The step that the beat has seen: since when, of processor time its begin and its last
+        """The step that the beat has seen: since when, of processor times its begin and its last
         move, and how long it did not move up to the last look."""
-        self._begin_s = self._moved_s = self._still_s = self._looked_s = 0.0
+        self._begin_s: list[float] = []
+        self._moved_s: list[float] = []
+        self._still_s = self._looked_s = 0.0
+
+    def watch(self, engine: Engine) -> None:
+        """Know who computes the steps of `engine` beside the loop's thread: ranks that this waits
+        for asleep, or a GPU, of which no clock tells, so that all of a step counts as computed."""
+        if engine.settings.device == "cuda":
+            self._clocks = []
+        elif self._clocks and isinstance(engine.executor, AwaitingExecutor):
+            self._clocks = [*self._clocks, *map(clock_of, engine.executor.awaited)]
 
     def __enter__(self) -> None:
         self._since_s = self._clock.now_s()
@@ -85,22 +98,40 @@ class Pulse:
         """What the server is told; a machine that stood still between two looks was no long step.
 
         Looks every 0.5 s at a step that is held from its second 1.2 on: 0.5, 1 and 1.5 s busy, and
-        still for 0, 0 and 0.5 s. Where nobody knows what a thread computes it has computed always.
+        still for 0, 0 and 0.5 s. Where nobody knows what is computed it is computed always.
         """
         busy_s, now_s = self.busy_s, self._clock.now_s()
-        if self._processor is None:
+        if not self._clocks:
             return messages.Beat(busy_s, self.longest_s, 0.0, busy_s)
-        used_s = time.clock_gettime(self._processor)
+        used_s = [processor_s(clock) for clock in self._clocks]
         if self._since_s != self._step_s:
             self._step_s, self._begin_s, self._moved_s = self._since_s, used_s, used_s
             self._still_s = 0.0
-        elif busy_s == 0 or used_s - self._moved_s >= COMPUTES_S:
+        elif busy_s == 0 or most_since(self._moved_s, used_s) >= COMPUTES_S:
             self._moved_s, self._still_s = used_s, 0.0
         else:
             self._still_s += min(now_s - self._looked_s, 2 * messages.BEAT_INTERVAL_S)
         self._looked_s = now_s
-        computed_s = used_s - self._begin_s if busy_s else 0.0
+        computed_s = most_since(self._begin_s, used_s) if busy_s else 0.0
         return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s)
+
+
+def clock_of(pid: int) -> int:
+    """The clock of a process's processor time, as Linux numbers them (clock_getcpuclockid)."""
+    return ~pid << 3 | 2
+
+
+def processor_s(clock: int) -> float:
+    """The processor time of a clock; 0 where its process is gone."""
+    try:
+        return time.clock_gettime(clock)
+    except OSError:
+        return 0.0
+
+
+def most_since(before_s: list[float], now_s: list[float]) -> float:
+    """The most that any of them has computed since."""
+    return max((now - then for then, now in zip(before_s, now_s, strict=False)), default=0.0)
 
 
 def serve_engine(
@@ -122,6 +153,7 @@ def serve_engine(
         failure = messages.Failed(error.cause, error.fix, error.exit_code)
         (sockets / messages.FAILURE_FILE).write_bytes(messages.encode(failure))
         return error.exit_code
+    pulse.watch(engine)
     engine.executor.probe(START_PROBE_S)
     pair.send(messages.encode(introduction(engine)))
     gc.collect()

@@ -177,16 +177,20 @@ class Forward:
             return self._answer(batch, half)
         if half is not None:
             return attend(half, lambda: self._own(batch, None))
-        if self.stage.count == 1:
-            return self._own(batch, None)
-        shape = len(batch.token_ids_T), self.spec.hidden_size
-        return self.stage.run(shape, self.dtype, lambda given_TH: self._own(batch, given_TH))
+        return self._staged(batch)
 
     @property
     def kv_by_layer(self) -> list[KVLayer]:
         """`kv` by the model's layers; those before the stage's own are nobody's here."""
         nobody: Any = None
         return [nobody] * self.stage.layers(self.spec.num_layers).start + self.kv
+
+    def _staged(self, batch: Batch) -> Tensor:
+        """What the layers here make of the rows of the stage before, which the next has got."""
+        if self.stage.count == 1:
+            return self._own(batch, None)
+        shape = len(batch.token_ids_T), self.spec.hidden_size
+        return self.stage.run(shape, self.dtype, lambda given_TH: self._own(batch, given_TH))
 
     def _own(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
         """The layers that are here, behind the rows of the stage before.
@@ -205,10 +209,12 @@ class Forward:
         return hidden_TH
 
     def _dealt(self, batch: Batch, holders: Group) -> Tensor:
-        """The rows of all ranks; each computes its own, so what one raises others do not."""
+        """The rows of all ranks, or where another stage draws this one's among zeros; each computes
+        its own, behind those of the rank at its place, so what one raises others do not."""
         dealt = deal_rows(batch, holders)
         try:
-            return dealt.together(self._own(dealt.own, None))
+            rows_TH = self._staged(dealt.own)
+            return dealt.together(rows_TH) if self.stage.is_last else dealt.alone(rows_TH)
         except Exception:
             holders.leave()
             self.group.leave()

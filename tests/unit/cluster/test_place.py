@@ -5,6 +5,7 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from headway.cli.main import main
@@ -83,6 +84,50 @@ def test_two_hundred_small_instances_are_placed_at_the_least_price():
         else:
             assert found.is_cheapest
             assert found.price == pytest.approx(best)
+
+
+def cheapest_by_subsets(replicas: list[Replica], machines: list[Host]) -> float | None:
+    """The least price, of every set of replicas: a machine more either takes one of its fullest
+    sets from it, or nothing. None where not all can be placed."""
+    masks = np.arange(2 ** len(replicas))
+    bits = masks[:, None] >> np.arange(len(replicas)) & 1
+    sizes = bits @ [replica.num_bytes for replica in replicas]
+    clashes = np.zeros(len(masks), bool)
+    for model in {replica.model for replica in replicas if replica.apart}:
+        clashes |= bits @ [replica.model == model for replica in replicas] > 1
+    least = np.where(masks == 0, 0.0, np.inf)
+    for machine in machines:
+        fits = (sizes <= machine.num_bytes) & ~clashes
+        larger = masks[:, None] | 1 << np.arange(len(replicas))
+        fullest = masks[fits & ~(fits[larger] & (larger != masks[:, None])).any(axis=1)]
+        taken = [least[masks & ~one] + machine.price for one in fullest]
+        least = np.minimum.reduce([least, *taken])
+    return None if least[-1] == np.inf else float(least[-1])
+
+
+def test_two_hundred_instances_of_up_to_twelve_are_placed_at_the_least_price():
+    """Nine replicas in the mean; about half of them have room for all."""
+    source, placed = random.Random(7), 0
+    for number in range(200):
+        replicas, machines = draw(source, EXACT_UP_TO)
+        while len(replicas) < 6:
+            replicas, machines = draw(source, EXACT_UP_TO)
+        replicas, machines = alone(replicas), machines * (1 + number % 3)
+        found, best = place(replicas, machines), cheapest_by_subsets(replicas, machines)
+        check(replicas, machines, found)
+        assert found.is_cheapest == (best is not None)
+        if best is not None:
+            placed += 1
+            assert found.price == pytest.approx(best)
+    assert 60 < placed < 190
+
+
+def test_the_two_oracles_agree():
+    source = random.Random(8)
+    for _ in range(60):
+        replicas, machines = draw(source, 5)
+        replicas = alone(replicas)
+        assert cheapest_by_subsets(replicas, machines) == cheapest(replicas, machines)
 
 
 def test_twelve_replicas_are_searched_to_the_end_and_never_dearer_than_first_fit():

@@ -66,6 +66,17 @@ def test_ranks_that_share_layers_hold_parts_of_contexts():
     assert four.scheduler.overlap == two.scheduler.overlap == 0
 
 
+def test_stages_hold_parts_of_contexts_each_with_a_thread_of_its_own():
+    """Of 2 stages each has 2 ranks; with fewer threads than ranks they take turns."""
+    four = settled(threads=8, pipeline_parallel_size=2)
+    parallel = four.parallel
+    assert (four.threads, parallel.num_ranks, parallel.num_together) == (2, 4, 2)
+    assert four.scheduler.overlap == 1 and four.cache == settled(threads=8).cache
+    assert [parallel.stage_of(rank) for rank in range(4)] == [1, 1, 0, 0]
+    few = settled(threads=2, pipeline_parallel_size=2)
+    assert (few.threads, few.scheduler.overlap) == (1, 0)
+
+
 def test_a_context_ends_where_one_of_the_ranks_is_full():
     """Of a budget of 44 blocks each rank has 21 beside its null block: the first split of 32 does
     not fit, and a context is 336 tokens."""
@@ -85,7 +96,6 @@ def test_one_group_is_dealt():
 @pytest.mark.parametrize(
     ("change", "options", "words"),
     [
-        ({}, {"pipeline_parallel_size": 2}, "--pipeline-parallel-size is not there with it"),
         ({}, {"kv_cache_dtype": "int4"}, "--kv-cache-dtype int4"),
         ({}, {"attention_backend": "sdpa"}, "--attention-backend sdpa"),
         ({}, {"block_size": 24}, "--block-size 24"),

@@ -1,5 +1,8 @@
 """What the engine's process does with a message: also with one that it cannot read."""
 
+import dataclasses
+import os
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -72,7 +75,7 @@ def bell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_step_that_computes_nothing_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks twice a second: a step that computes slowly, then is held; a machine that slept."""
     pulse, clock, computed = process.Pulse(), VirtualClock(), [0.0]
-    pulse._clock, pulse._processor = clock, 1
+    pulse._clock, pulse._clocks = clock, [1]
     monkeypatch.setattr(process.time, "clock_gettime", lambda _: computed[0])
 
     def look(computes_s: float, later_s: float = 0.5) -> tuple[float, ...]:
@@ -93,10 +96,55 @@ def test_a_step_that_computes_nothing_is_told_apart(monkeypatch: pytest.MonkeyPa
         assert look(0)[1:] == (0.5, 0)
     with pulse:
         assert look(0)[1:] == (0, 0), "another step"
-    pulse._processor = None
+    engine = fake_engine(64)
+    engine.settings = dataclasses.replace(engine.settings, device="cuda")
+    pulse.watch(engine)
     with pulse:
         assert look(0) == (0.5, 0, 0.5)
     assert pulse.longest_s == 63.0
+
+
+def test_a_step_that_another_rank_computes_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's thread sleeps while it waits for processes 7 and 8; then one ends, one is held."""
+    used = {1: 5.0, process.clock_of(7): 0.0, process.clock_of(8): 0.0}
+    pulse, clock = process.Pulse(), VirtualClock()
+    pulse._clock, pulse._clocks = clock, [1]
+    engine = fake_engine(64)
+    monkeypatch.setattr(engine.executor, "awaited", [7, 8], raising=False)
+    pulse.watch(engine)
+
+    def read(number: int) -> float:
+        if number not in used:
+            raise OSError("no such process")
+        return used[number]
+
+    monkeypatch.setattr(process.time, "clock_gettime", read)
+
+    def look(*, seven_s: float = 0.0, eight_s: float = 0.0) -> tuple[float, float]:
+        used[process.clock_of(7)] += seven_s
+        used[process.clock_of(8)] += eight_s
+        clock.advance(0.5)
+        told = pulse.beat()
+        return told.still_s, round(told.computed_s, 4)
+
+    with pulse:
+        assert look() == (0, 0)
+        assert look(seven_s=0.2) == (0, 0.2)
+        assert look(seven_s=0.1, eight_s=0.4) == (0, 0.4), "the most of them, not all together"
+        assert look(eight_s=0.0001) == (0.5, 0.4001)
+        used[process.clock_of(9)] = used.pop(process.clock_of(7))
+        clock.advance(0.5)
+        told = pulse.beat()
+        assert (told.still_s, round(told.computed_s, 4)) == (1.0, 0.4001)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="clocks are numbered so by Linux")
+def test_the_clock_of_a_process_is_the_systems() -> None:
+    before_s = process.processor_s(process.clock_of(os.getpid()))
+    until_s = time.process_time() + 0.02
+    while time.process_time() < until_s:
+        pass
+    assert process.processor_s(process.clock_of(os.getpid())) - before_s >= 0.015
 
 
 @pytest.mark.usefixtures("bell")

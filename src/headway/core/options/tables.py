@@ -214,7 +214,7 @@ class EngineOptions:
     decode_context_parallel_size: int = option(
         1,
         "Ranks, a process each, that hold a part of each context's keys and values: splits of 512 "
-        "tokens, in turn. Each has the whole model, or --tensor-parallel-size of them together.",
+        "tokens, in turn. Each computes whole layers, or --tensor-parallel-size of them together.",
         low=1,
         high=64,
     )
@@ -342,7 +342,8 @@ class ServerOptions:
     step_timeout: Seconds = option(
         Seconds(120.0),
         "A step that computes nothing for so long hangs; so does one that computes for longer, and "
-        "ten times longer than any before: a new engine.",
+        "ten times longer than any before: a new engine. On a GPU all of a step counts as "
+        "computed, for its thread may sleep meanwhile.",
         low=0.5,
         unit="seconds",
     )

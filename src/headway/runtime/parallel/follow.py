@@ -23,8 +23,9 @@ def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Group
     """(those who compute layers together with `rank`, those who hold the other parts of contexts);
     None where it is alone. They meet by the transport that was chosen."""
     number, place = divmod(rank, parallel.size)
+    stage, part = divmod(number, parallel.context)
     together = sums_at(meeting, number), place, parallel.size
-    holders = splits_at(meeting, place), number, parallel.context
+    holders = splits_at(meeting, stage * parallel.size + place), part, parallel.context
     return meet_at(*together, parallel, parent), meet_at(*holders, parallel, parent)
 
 

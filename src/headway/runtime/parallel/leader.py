@@ -72,7 +72,8 @@ class Followers:
     """The ranks above 0. Where one is `lost`, no later sum can be right.
 
     `ends` are the sockets of rank 0, where ranks are stages that are joined by some; the ranks
-    `beside` it compute its layers and the head together with it, those `before` are all others.
+    `beside` it compute its layers and the head together with it. Of these and of those that hold
+    the other parts of contexts is its `stage`, those `before` are all others.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -84,7 +85,8 @@ class Followers:
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
         self.beside = self.each[: parallel.size - 1]
-        self.before = self.each[parallel.size - 1 :]
+        self.stage = self.each[: parallel.num_together - 1]
+        self.before = self.each[parallel.num_together - 1 :]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
@@ -194,6 +196,13 @@ class LeaderExecutor:
             raise failure
         return done
 
+    @property
+    def awaited(self) -> list[int]:
+        """The processes of the ranks that rank 0 waits for asleep: those of other stages, and those
+        that it meets by sockets. In shared memory it looks at what the others write."""
+        is_shared = self.own.settings.parallel.transport == "shared"
+        return [one.process.pid for one in (self._all.before if is_shared else self.followers)]
+
     def submit(self, plan: StepPlan) -> None:
         """Start the forward of `plan` on every rank."""
         self._settle()
@@ -274,8 +283,8 @@ def told(parallel: Parallel) -> str:
     if parallel.context > 1:
         how.append(f"a part of each context{each}")
     if parallel.stages > 1:
-        of_many = f"{parallel.stages} stages of {parallel.size} ranks"
-        how.append(of_many if each else "stages of a pipeline")
+        of_many = f"{parallel.stages} stages of {parallel.num_together} ranks"
+        how.append(of_many if parallel.num_together > 1 else "stages of a pipeline")
     return ", ".join(how)
 
 

@@ -2,7 +2,7 @@
 
 sums-0, sums-1, …     of those that compute layers together, rank 0's first: the memory that they
                       share, or gloo's file
-splits-0, splits-1 …  of those that hold parts of contexts, of the same heads: the same of these
+splits-0, splits-1 …  of those that hold parts of contexts, of the same heads and layers: the same
 rows-0, rows-1, …     of each place in a stage: gloo's file of the stages one behind the other
 
 Whoever makes the folder holds a lock on it, which goes with the process. So a process that is
@@ -108,8 +108,8 @@ def shared_by(parallel: Parallel, meeting: Path) -> dict[Path, int]:
         for number in range(parallel.num_ranks // parallel.size):
             found[sums_at(meeting, number)] = memory_bytes(parallel.size, logits=number == 0)
     if parallel.context > 1:
-        for place in range(parallel.size):
-            found[splits_at(meeting, place)] = memory_bytes(parallel.context)
+        for number in range(parallel.num_ranks // parallel.context):
+            found[splits_at(meeting, number)] = memory_bytes(parallel.context)
     return found
 
 
@@ -124,9 +124,9 @@ def sums_at(meeting: Path, number: int) -> Path:
     return meeting / f"sums-{number}"
 
 
-def splits_at(meeting: Path, place: int) -> Path:
-    """Where those meet who hold parts of contexts, of each the rank at `place`."""
-    return meeting / f"splits-{place}"
+def splits_at(meeting: Path, number: int) -> Path:
+    """Where those meet who hold parts of contexts: of each part a stage\'s rank at one place."""
+    return meeting / f"splits-{number}"
 
 
 def rows_at(meeting: Path, place: int) -> Path:

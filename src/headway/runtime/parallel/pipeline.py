@@ -4,8 +4,8 @@
     rank 0            step 1 | step 2 | …         the second half; it draws
 
 A plan goes to the other stages when it is submitted, and rank 0 computes its own part of the oldest
-when that is collected: both in the order of the plans, so what a step reads is written. The ranks
-beside it, which compute its layers together with it, get the plan then, so that they have answered
+when that is collected: both in the order of the plans, so what a step reads is written. The other
+ranks of its stage, which compute its layers with it, get the plan then, so that they have answered
 for the logits of one step before the next: a stage of several ranks is as one. The engine
 deals its sequences to the steps in flight, so that none waits for what another has yet to draw
 (GPipe's micro-batches, Huang et al. 2019; `engine.overlap`).
@@ -136,7 +136,7 @@ class PipelineExecutor(LeaderExecutor):
         if step.is_forwarded:
             return
         step.is_forwarded = True
-        self._all.tell(Plan(step.plan), self._all.beside)
+        self._all.tell(Plan(step.plan), self._all.stage)
         try:
             self._forward(step.plan)
         finally:

@@ -42,6 +42,15 @@ class DealtRows:
         count = self.counts[self.group.rank]
         return self.group.rows(own_TH[:count], self.counts)[self.at_T]
 
+    def alone(self, own_TH: Tensor) -> Tensor:
+        """This rank's rows in the step's order, (T, H), and zeros for those of the others."""
+        count, x_TH = (
+            self.counts[self.group.rank],
+            own_TH.new_zeros(len(self.at_T), own_TH.shape[1]),
+        )
+        x_TH[self.own_T[:count]] = own_TH[:count]
+        return x_TH
+
     def of_own(self, x_TND: Tensor) -> Tensor:
         """This rank's of the step's rows; the one for nobody where it has none."""
         return x_TND[self.own_T]

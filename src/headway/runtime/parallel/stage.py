@@ -5,8 +5,9 @@ rank has the embedding and the first layers (GPipe, Huang et al. 2019, without i
 
     rank 1   embedding, layers 0 … 11 ── rows (T, H) ──▶   rank 0   layers 12 … 23, head
 
-Where a stage has several ranks, all of them have the same rows behind its last sum, and each hands
-them to the one at its place: rank 2 to rank 0, rank 3 to rank 1.
+Where a stage has several ranks, those that share layers have the same rows behind its last sum, and
+those that share contexts each their own. Each hands them to the one at its place: rank 2 to rank 0,
+rank 3 to rank 1.
 
 Nothing is added up between stages, so the numbers are those of one rank. Each has a step
 (`pipeline.py`); who waits for rows waits without a core.
