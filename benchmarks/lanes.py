@@ -149,8 +149,7 @@ class Track:
     def compute_more(self, begin: int) -> None:
         """Compute the prompts from this number on, that each lane finds them in the cache."""
         sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
-        self.policy.number = FIRST
-        self.engine.cost, self.engine.scheduler.drafts.speculator = self.known, self.asking
+        self._serve(FIRST, self.known, self.asking)
         coming = self._phases[begin // PHASE]
         for number, prompt in enumerate(islice(coming, AHEAD), begin):
             self.prompts[number] = prompt
@@ -162,12 +161,17 @@ class Track:
         scheduler = self.engine.scheduler
         return [*scheduler.running, *scheduler.waiting]
 
+    def _serve(self, number: int, cost: StepCost, speculator: Speculation | None) -> None:
+        """The next steps are of the lane with this number, planned and learned by what it knows."""
+        engine = self.engine
+        self.policy.number = number
+        engine.cost = engine.recorder.cost = cost
+        engine.scheduler.drafts.speculator = speculator
+
     def step(self, lane: Lane) -> StepRecord:
         """One step of `lane`, counted."""
-        engine = self.engine
-        self.policy.number = lane.number
-        engine.cost, engine.scheduler.drafts.speculator = lane.cost, lane.speculator
-        updates, record = engine.step()
+        self._serve(lane.number, lane.cost, lane.speculator)
+        updates, record = self.engine.step()
         for update in updates:
             number = update.request_id % LANE
             lane.answers.setdefault(number, []).extend(update.token_ids)

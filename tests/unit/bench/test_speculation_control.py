@@ -10,10 +10,12 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import speculation_control as control
 import speculation_objectives as objectives
+from headway import LLM
+from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.core.slo import Slo
 from headway.engine.speculation.controller import PlainStep
-from lanes import Mark
+from lanes import Mark, Prompt, Track
 
 
 def mark(seconds: float, tokens: int) -> Mark:
@@ -23,6 +25,20 @@ def mark(seconds: float, tokens: int) -> Mark:
 def test_seconds_are_read_at_tokens_between_steps():
     marks = [mark(1.0, 4), mark(3.0, 2)]
     assert control.at_tokens(marks, np.array([0, 2, 4, 5, 6])).tolist() == [0, 0.5, 1, 2.5, 4]
+
+
+def test_each_lane_learns_what_its_own_steps_take():
+    """One whose cost stays as it was at the start measures a controller that nobody runs."""
+    llm = LLM(model_folder("headway-tiny"), max_model_len=256, max_num_seqs=16, policy="fcfs")
+    track = Track(llm, [(Prompt("chats", [n + 5] * 20, 0.0) for n in range(64))])
+    first, second = track.add("off", None), track.add("off again", None)
+    known, before = second.cost.num_observed, first.cost.parts
+    track.fill(first, 2)
+    for _ in range(12):
+        track.step(first)
+    assert first.cost.num_observed > known and first.cost.parts != before
+    assert second.cost.num_observed == known and second.cost.parts == before
+    track.end()
 
 
 def lane(seconds: float, tokens: int = 100) -> dict[str, object]:
