@@ -10,6 +10,8 @@ these tokens shows it once it has `AFTER` tokens:
     COMPUTES    the step computes for `LONG_S`, once in a process
     RAISES      the step raises
     SLEEPS      the thread sleeps in a step, as long as `NAPS_S` has it for the next time in FOLDER
+
+On SIGUSR1 its loop stands still wherever it is: an idle engine between two steps.
 """
 
 import atexit
@@ -123,4 +125,5 @@ def build(_: object) -> Engine:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGUSR1, lambda *_: hang())
     sys.exit(serve_engine(Path(sys.argv[2]), build))

@@ -162,7 +162,7 @@ async def test_an_engine_that_is_held_is_found_though_a_step_took_long_before(
         alone([COMPUTES, n]) for n in range(NUM_ENGINES)
     ]
     for client in replicas.clients:
-        while client._pulse.longest_s < LONG_S:
+        while client._heart.last.longest_s < LONG_S:
             await asyncio.sleep(0.05)
         client.step_timeout_s = 1.0
     streams = [ask(replicas, prompt) for prompt in [[4, 1], [HANGS, 3]]]
@@ -171,6 +171,20 @@ async def test_an_engine_that_is_held_is_found_though_a_step_took_long_before(
     assert isinstance(found[1], RequestError) and found[1].code == "poison_request"
     assert "computed nothing of its step for" in caplog.text
     assert "was in one step for" not in caplog.text
+
+
+async def test_an_idle_engine_that_is_held_is_found_by_the_first_message_it_leaves(
+    replicas: Replicas, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is in no step, and its heartbeat goes on; what it was asked goes on in another."""
+    first = replicas.clients[0]
+    first.step_timeout_s = 1.0
+    assert await tokens_of(ask(replicas, [6, 1], engine=0)) == alone([6, 1])
+    kill(first, signal.SIGUSR1)
+    streams = [ask(replicas, [6, n], engine=0) for n in range(3)]
+    assert await asyncio.gather(*map(tokens_of, streams)) == [alone([6, n]) for n in range(3)]
+    assert first.num_restarts == 1
+    assert "took no message for" in caplog.text
 
 
 async def test_with_all_engines_gone_requests_wait_for_the_first_that_is_back(

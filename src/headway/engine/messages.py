@@ -87,17 +87,18 @@ class Change(msgspec.Struct, array_like=True, tag=7):
 
 
 class Beat(msgspec.Struct, array_like=True):
-    """The engine's process lives; its loop has been busy with one step for `busy_s`.
+    """The engine's process lives; its loop has been busy with one step, or message, for `busy_s`.
 
     `longest_s` is the longest that any step took. Of `busy_s` whoever computes most of its steps,
     the loop's thread or a rank that this waits for, has computed for `computed_s`, and none of them
-    anything in the last `still_s`.
+    anything in the last `still_s`. It has taken `num_taken` messages so far.
     """
 
     busy_s: float
     longest_s: float
     still_s: float = 0.0
     computed_s: float = 0.0
+    num_taken: int = 0
 
 
 class Loading(msgspec.Struct, array_like=True, tag=1):

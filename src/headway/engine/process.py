@@ -56,13 +56,13 @@ class Pulse:
 
     __slots__ = (
         *("_begin_s", "_clock", "_clocks", "_looked_s", "_moved_s", "_since_s", "_step_s"),
-        *("_still_s", "longest_s"),
+        *("_still_s", "longest_s", "num_taken"),
     )
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._since_s: float | None = None
-        self.longest_s = 0.0
+        self.longest_s, self.num_taken = 0.0, 0
         self._clocks: list[int] = []
         """The processor time of each who computes; none where nobody knows."""
         if sys.platform == "linux":
@@ -102,7 +102,7 @@ class Pulse:
         """
         busy_s, now_s = self.busy_s, self._clock.now_s()
         if not self._clocks:
-            return messages.Beat(busy_s, self.longest_s, 0.0, busy_s)
+            return messages.Beat(busy_s, self.longest_s, 0.0, busy_s, self.num_taken)
         used_s = [processor_s(clock) for clock in self._clocks]
         if self._since_s != self._step_s:
             self._step_s, self._begin_s, self._moved_s = self._since_s, used_s, used_s
@@ -113,7 +113,7 @@ class Pulse:
             self._still_s += min(now_s - self._looked_s, 2 * messages.BEAT_INTERVAL_S)
         self._looked_s = now_s
         computed_s = most_since(self._begin_s, used_s) if busy_s else 0.0
-        return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s)
+        return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s, self.num_taken)
 
 
 def clock_of(pid: int) -> int:
@@ -253,8 +253,12 @@ def run(
         while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
             if bell.listener.fileno() in heard:
                 bell.hush()
-            if pair in heard and not take(engine, pair, handover):
-                return
+            if pair in heard:
+                with pulse:
+                    goes_on = take(engine, pair, handover)
+                pulse.num_taken += 1
+                if not goes_on:
+                    return
         if engine.has_work:
             is_checked = False
             with pulse:

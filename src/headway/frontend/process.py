@@ -24,6 +24,7 @@ from headway.core.request import Request
 from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
+from headway.frontend.heartbeat import Heartbeat
 from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
 from headway.frontend.retold import FirstStamp, Retold
 from headway.frontend.sockets import bind, private_folder, readable
@@ -37,11 +38,6 @@ WATCH_INTERVAL_S = 0.25
 MAX_FAILED_STARTS = 5
 RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
-IDLE = messages.Beat(0.0, 0.0)
-HANGS = 10
-"""A step that computes nothing hangs after --step-timeout. One that computes does so when it has
-computed for that long, and for so many times longer than any took before; or has taken so many
-times that long on a machine that gives it no time."""
 
 
 class ProcessClient:
@@ -94,7 +90,7 @@ class ProcessClient:
         self._pair: zmq.Socket[bytes] | None = None
         self._beat: zmq.Socket[bytes] | None = None
         self._last_beat_s = self._looked_s = 0.0
-        self._pulse = IDLE
+        self._heart = Heartbeat()
         self._died_s: float | None = None
         self._quarantine = CrashQuarantine(poison)
         self._streams = Streams(tokenizer, self._abort, self._left)
@@ -143,7 +139,7 @@ class ProcessClient:
         self._pair = bind(self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
-        self._pulse = IDLE
+        self._heart = Heartbeat()
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
@@ -209,14 +205,7 @@ class ProcessClient:
         limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
         if silent_s >= limit_s:
             return f"was silent for {silent_s:.1f} s"
-        pulse = self._pulse
-        if self.ready and pulse.still_s >= self.step_timeout_s:
-            return f"computed nothing of its step for {pulse.still_s:.1f} s"
-        longest_s = max(self.step_timeout_s, HANGS * pulse.longest_s)
-        most_s = HANGS * max(self.step_timeout_s, pulse.longest_s)
-        if self.ready and (pulse.computed_s > longest_s or pulse.busy_s > most_s):
-            return f"was in one step for {pulse.busy_s:.1f} s"
-        return None
+        return self._heart.trouble(self.step_timeout_s) if self.ready else None
 
     @property
     def _ended_from_outside(self) -> bool:
@@ -312,6 +301,7 @@ class ProcessClient:
             self._pair.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
             return False
+        self._heart.num_sent += 1
         # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
         asyncio.get_running_loop().call_soon(self._drain)
         return True
@@ -321,7 +311,7 @@ class ProcessClient:
         while self._beat is not None and readable(self._beat):
             frame = self._beat.recv(zmq.NOBLOCK)
             try:
-                self._pulse = messages.decode_beat(frame)
+                self._heart.hear(messages.decode_beat(frame))
             except msgspec.MsgspecError:
                 continue
             self._last_beat_s = self.clock.now_s()

@@ -1,4 +1,5 @@
-"""Which engines count as hung: those that stand still, or compute beyond all measure."""
+"""Which engines count as hung: those that stand still, or compute beyond all measure, or leave what
+they are sent."""
 
 import asyncio
 from collections.abc import Iterator
@@ -38,7 +39,25 @@ def client() -> Iterator[ProcessClient]:
     ],
 )
 def test_who_hangs(client: ProcessClient, beat: Beat, told: str) -> None:
-    client._pulse = beat
+    client._heart.hear(beat)
     assert (client._trouble() or "") == told
     client.status = "loading 20%"
     assert client._trouble() is None
+
+
+def test_who_takes_no_message_hangs_though_no_step_is_begun(client: ProcessClient) -> None:
+    heart = client._heart
+
+    def look(num_taken: int, busy_s: float = 0.0) -> str:
+        heart.hear(Beat(busy_s, 0.05, num_taken=num_taken))
+        return client._trouble() or ""
+
+    heart.num_sent = 3
+    assert [look(3), look(3)] == ["", ""], "nobody has sent it anything"
+    heart.num_sent = 4
+    assert [look(3) for _ in range(5)] == [*[""] * 4, "took no message for 2.0 s"]
+    assert look(4) == "", "it was slow"
+    heart.num_sent = 9
+    assert [look(taken) for taken in (4, 5, 5, 6, 6, 6, 7, 7, 7)] == [""] * 9, "it goes on"
+    assert [look(7, busy_s) for busy_s in (0.2, 0.7, 1.2, 1.7, 0.2)] == [""] * 5, "it is in a step"
+    assert [look(7) for _ in range(4)][-1] == "took no message for 2.0 s"

@@ -341,9 +341,9 @@ class ServerOptions:
     )
     step_timeout: Seconds = option(
         Seconds(120.0),
-        "A step that computes nothing for so long hangs; so does one that computes for longer, and "
-        "ten times longer than any before: a new engine. On a GPU all of a step counts as "
-        "computed, for its thread may sleep meanwhile.",
+        "A step that computes nothing for so long hangs, and an engine that takes no message; so "
+        "does a step that computes for longer, and ten times longer than any before: a new engine. "
+        "On a GPU all of a step counts as computed, for its thread may sleep meanwhile.",
         low=0.5,
         unit="seconds",
     )
