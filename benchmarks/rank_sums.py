@@ -1,7 +1,8 @@
 """What does it take ranks to add up, and stages to pass rows on? `python benchmarks/rank_sums.py`
 
-Two processes of one machine, bf16, rows of `--hidden` numbers: the median time of a sum over shared
-memory and over gloo, and half of the time that rows take there and back by a socket and by gloo.
+Two processes of one machine, rows of `--hidden` numbers of `--dtype`: the median time of a sum over
+shared memory and over gloo, and half of the time that rows take there and back by a socket and by
+gloo.
 The floor of a sum is what copying the same bytes takes: each rank writes one part and reads two.
 The four are measured in turns, so a neighbour on the machine does the same to each.
 """
@@ -84,7 +85,13 @@ def copy_s(x_TH: Tensor) -> float:
 
 
 def run(
-    rank: int, shared: Path, meeting: Path, end: socket.socket, hidden: int, turns: int
+    rank: int,
+    shared: Path,
+    meeting: Path,
+    end: socket.socket,
+    hidden: int,
+    turns: int,
+    dtype: torch.dtype,
 ) -> None:
     """One rank; rank 0 prints."""
     torch.set_num_threads(1)
@@ -92,7 +99,7 @@ def run(
     if rank == 0:
         print(heading(["rows", *(f"{name}, µs" for name in named), "three copies, µs"]))
     for rows in ROWS:
-        x_TH = torch.randn(rows, hidden).bfloat16()
+        x_TH = torch.randn(rows, hidden).to(dtype)
         found: dict[str, list[float]] = {name: [] for name in named}
         for _ in range(turns):
             for name, work in named.items():
@@ -107,13 +114,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hidden", type=int, default=1536)
     parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     chosen = parser.parse_args()
     in_memory = Meeting(Parallel(size=2))
     shared = sums_at(in_memory.folder, 0)
     ends = socket.socketpair()
     with TemporaryDirectory() as folder:
         meeting = Path(folder) / "meeting"
-        sizes = chosen.hidden, chosen.turns
+        sizes = chosen.hidden, chosen.turns, getattr(torch, chosen.dtype)
         context = multiprocessing.get_context("fork")
         other = context.Process(target=run, args=(1, shared, meeting, ends[1], *sizes))
         other.start()

@@ -67,10 +67,17 @@ class Alone:
 
 
 def ordered_sum(parts: Iterable[Tensor]) -> Tensor:
-    """The parts added in fp32 in their order, rounded once, to their type."""
-    parts = iter(parts)
-    first = next(parts)
+    """The parts added in fp32 in their order, rounded once, to their type; two are so alone.
+
+    >>> import torch
+    >>> one, small = torch.ones(1).bfloat16(), torch.full((1,), 0.003).bfloat16()
+    >>> ordered_sum([one, small]).item(), ordered_sum([one, small, small]).item()
+    (1.0, 1.0078125)
+    """
+    first, *others = parts
+    if len(others) == 1:
+        return first + others[0]
     total = first.float()
-    for part in parts:
+    for part in others:
         total = total + part.float()
     return total.to(first.dtype)

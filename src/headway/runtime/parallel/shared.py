@@ -36,6 +36,8 @@ PATIENCE_S = 30.0
 """Below the time after which an engine counts as hung."""
 SPINS, FEW_SPINS = 2000, 20
 """Looks at a turn before the core is left to others: some 200 us, or 2 where ranks share one."""
+MOST_SEEN = 256
+"""Shapes of sums that are remembered."""
 PAUSE_S = 20e-6
 """And for how long at least, which the system makes some 70 us of. Asking for none leaves it to
 nobody: a waiting rank kept the core that another rank, or anybody else, had work for."""
@@ -68,6 +70,8 @@ class SharedGroup:
         places, self._logits = whole.tensor_split([size * 2 * PLACE_BYTES])
         self._places = places.view(2, size, PLACE_BYTES)
         self._turn, self._clock = 0, SystemClock()
+        self._seen: dict[tuple[object, ...], tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+        """By place and what was added there: where the parts lie, this rank's and all of them."""
         cores = len(os.sched_getaffinity(0))
         self._spins = SPINS if max(size, at_once) <= cores else FEW_SPINS
 
@@ -135,15 +139,26 @@ class SharedGroup:
         return shared_RV
 
     def _sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
-        places = self._places[(self._turn + 1) % 2]
-        first, count = parts_TH[0], len(parts_TH)
-        num_bytes = count * first.nbytes
-        shape = (self.size, count, *first.shape)
-        shared = places[:, :num_bytes].view(first.dtype).unflatten(1, shape[1:])
-        for own, part in zip(shared[self.rank], parts_TH, strict=True):
-            own.copy_(part)
+        own, all_parts = self._parts(len(parts_TH), parts_TH[0])
+        for place, part in zip(own, parts_TH, strict=True):
+            place.copy_(part)
         self._meet()
-        return ordered_sum(shared.flatten(0, 1))
+        return ordered_sum(all_parts)
+
+    def _parts(self, count: int, like: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """Where the next sum of so many parts lies, this rank's and everybody's: found once for
+        each shape, since to find it takes longer than to add up a row."""
+        which = (self._turn + 1) % 2
+        key = which, count, like.shape, like.dtype
+        found = self._seen.get(key)
+        if found is None:
+            places = self._places[which, :, : count * like.nbytes].view(like.dtype)
+            shared = places.view(self.size, count, *like.shape)
+            found = shared[self.rank].unbind(), shared.flatten(0, 1).unbind()
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = found
+        return found
 
     def _meet(self) -> None:
         """A turn: all have done what comes before it."""

@@ -3,6 +3,7 @@
 import pytest
 
 from headway.engine.speculation.rests import (
+    AT_START,
     CYCLE,
     HOPELESS,
     IN_VAIN,
@@ -33,11 +34,31 @@ def test_guesses_that_pay_are_asked_for_in_each_step():
 
 
 def test_where_they_save_little_most_steps_have_none():
-    found = looks(Rests(), CHOOSE_S, 1 + PATIENCE + 2 * CYCLE)[1:]
-    assert set(found[:PATIENCE]) == {Look.ASKS}
-    for begin in (PATIENCE, PATIENCE + CYCLE):
-        assert found[begin : begin + RESTED] == [Look.RESTS] * RESTED
-        assert found[begin + RESTED : begin + CYCLE] == [Look.ASKS, Look.LAST]
+    rests, unpaid = Rests(), 0
+    looks(rests, 10 * CHOOSE_S, 8)
+    while rests.next(4) is Look.ASKS:
+        unpaid = unpaid + 1 if rests.is_doubtful else 0
+        rests.chose(CHOOSE_S, STEP_S)
+        rests.took(CHOOSE_S)
+    assert unpaid == PATIENCE - 1, "the last that paid was the one before these and another"
+    found = [Look.RESTS, *looks(rests, CHOOSE_S, 2 * CYCLE - 1)]
+    assert found == 2 * [*[Look.RESTS] * RESTED, Look.ASKS, Look.LAST]
+
+
+def test_where_none_has_paid_yet_they_are_verified_only_where_they_save_much():
+    """And so few steps look that the start costs no more than the looks of a rest."""
+    rests = Rests()
+    found = looks(rests, 0.04 * STEP_S, AT_START + CYCLE)
+    assert found[:AT_START] == [Look.ASKS] * AT_START
+    assert found[AT_START : AT_START + RESTED] == [Look.RESTS] * RESTED
+    rests = Rests()
+    said = []
+    for _ in range(3):
+        assert rests.next(4) is Look.ASKS
+        said.append(rests.chose(0.5 * STEP_S, STEP_S))
+        rests.took(CHOOSE_S)
+    assert said == [False, True, True], "of the first look nobody knows what it takes"
+    assert rests.chose(0.01 * STEP_S, STEP_S), "they have paid"
 
 
 def test_where_they_save_as_much_as_a_step_is_unsure_most_steps_have_none():
@@ -82,8 +103,9 @@ def test_where_they_begin_to_save_much_all_steps_have_them_again():
 def test_at_rest_only_guesses_that_end_it_are_verified():
     """Those that save a hundredth of a step are foretold no better than that."""
     rests = Rests()
+    looks(rests, STEP_S, 4)
     assert rests.next(4) is Look.ASKS and rests.chose(0.01 * STEP_S, STEP_S)
-    looks(rests, 0.0, PATIENCE + CYCLE)
+    looks(rests, 0.0, 4 * CYCLE)
     assert rests.is_resting and not rests.chose(0.01 * STEP_S, STEP_S)
     assert rests.chose(STEP_S, STEP_S) and not rests.is_resting
 
@@ -102,7 +124,7 @@ def test_what_takes_time_to_make_has_to_gain_more_at_rest():
 def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
     """And what that took says nothing of what choosing takes."""
     rests = Rests()
-    looks(rests, 0.0, 8)
+    looks(rests, 0.0, AT_START - 1)
     rests.next(4)
     assert rests.hopes(0.2, 4) and rests.look is Look.ASKS
     assert not rests.hopes(0.01, 4) and rests.look is Look.RESTS
@@ -117,11 +139,11 @@ def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
 def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
     """Nothing was chosen in them, and that took no time."""
     rests = Rests()
-    assert Look.RESTS not in looks(rests, CHOOSE_S, 14)
+    assert Look.RESTS not in looks(rests, CHOOSE_S, AT_START)
     for _ in range(100):
         assert rests.next(0) is Look.RESTS
         rests.took(0.0)
-    assert Look.RESTS in looks(rests, CHOOSE_S, 6), "choosing seemed free"
+    assert Look.RESTS in looks(rests, CHOOSE_S, 1), "choosing seemed free"
 
 
 def test_who_never_rests_takes_whatever_pays():
