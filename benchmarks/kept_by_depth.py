@@ -63,7 +63,7 @@ class AskedAlways:
     def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
         pass
 
-    def first(self, sequence: Sequence) -> int:
+    def first(self, sequence: Sequence, start: int) -> int:
         return 0
 
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:

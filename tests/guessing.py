@@ -56,7 +56,7 @@ class Guesser:
     def planned(self, num_prompt_tokens, choose_s):
         pass
 
-    def first(self, sequence):
+    def first(self, sequence, start):
         return 0
 
     def came(self, sequence, drafts, sample):

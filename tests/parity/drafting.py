@@ -42,7 +42,7 @@ class Proposals:
     def planned(self, num_prompt_tokens, choose_s):
         pass
 
-    def first(self, sequence):
+    def first(self, sequence, start):
         return min(COUNT, max(sequence.max_len - len(sequence.tokens) - 2, 0))
 
     def came(self, sequence, drafts, sample):

@@ -67,10 +67,11 @@ class Speculator(Protocol):
         guesses took so long."""
         ...
 
-    def first(self, sequence: Sequence) -> int:
+    def first(self, sequence: Sequence, start: int) -> int:
         """How many guesses the runtime's drafter makes behind the token that comes next.
 
-        Asked where a step samples without having been planned as a decode: where a prompt ends.
+        Asked where a step samples without having been planned as a decode: where a prompt ends, of
+        which this step computes what is behind `start`.
         """
         ...
 

@@ -136,7 +136,8 @@ class Rests:
         was_trusted, self._step_s = self._is_trusted, step_s
         self._saved_s += (saved_s - self._saved_s) / (LATELY if was_trusted else AT_REST)
         if self._choose_s is None:
-            return False
+            self._num_unpaid = 0
+            return True
         pays_s = (self._saved_s - UNSURE * step_s) / MARGIN
         may_take_s = IN_VAIN * step_s
         if self._choose_s <= max(pays_s, may_take_s):

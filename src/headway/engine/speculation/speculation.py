@@ -48,6 +48,8 @@ FEW = 4
 """Decodes of which each is compared as a whole: that is sooner done than to say who need not be."""
 LOW = 0.3
 """The same where rows take so little of a token that most guesses are worth them."""
+FIRST_SHARE = 0.03
+"""Of what the model takes for a prompt, what the drafter may: a first token waits so long."""
 LATELY = 16
 """Steps: about as many as a token that comes now shortens the end of an answer by."""
 
@@ -191,14 +193,16 @@ class Speculation(Comparing):
         least_gain = self.rests.least_gain + self.overrun.share
         return asking.counts(values, plain, shares, least_gain)
 
-    def first(self, sequence: Sequence) -> int:
-        """How many guesses heads make behind the last token of a prompt.
+    def first(self, sequence: Sequence, start: int) -> int:
+        """How many guesses are made behind the last token of a prompt, of which this step computes
+        what is behind `start`.
 
-        A model makes none: it would compute the prompt first, and the first token would wait.
+        Heads make them at once. A model computes the prompt first, and the first token waits: none
+        are made where that takes more than `FIRST_SHARE` of what the model itself takes for it.
         """
-        if self.config.medusa is None or self.asking is None or self.asking.failure:
+        if self.asking is None or self.asking.failure or sequence.num_generated:
             return 0
-        if sequence.sequence_id in self._by_id:  # it decodes
+        if self.rests.is_resting or not self.asking.compares or self._waits_long(sequence, start):
             return 0
         state, begin = self._state(sequence), len(sequence.tokens)
         count = min(self.config.max_proposed, sequence.max_len - begin - 2)
@@ -208,6 +212,15 @@ class Speculation(Comparing):
         room = len(chances) * num_decodes
         plain = PlainStep([begin + 1] * num_decodes, decodes, decodes, room)
         return choose([chances] * num_decodes, plain, self.cost, self.asking.price.drafting)[0]
+
+    def _waits_long(self, sequence: Sequence, start: int) -> bool:
+        """Whether the drafter would be long at a prompt of which the model has found much."""
+        if self.config.medusa is not None:
+            return False
+        length = len(sequence.tokens)
+        found = start if sequence.first_scheduled_s is None else sequence.num_cached
+        own_s, whole_s = (self.cost.prefill_s(length - at, at, length) for at in (found, 0))
+        return self.config.draft_share * whole_s > FIRST_SHARE * own_s
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 

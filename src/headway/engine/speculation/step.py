@@ -102,10 +102,10 @@ class StepDrafts:
         return drafts
 
     def ride(self, row: ScheduledSequence, sequence: Sequence, drafts: Drafts) -> None:
-        """Verify the guesses with `row`, whose blocks hold them; heads guess behind a prompt."""
+        """Verify the guesses with `row`, whose blocks hold them; or guess behind a prompt."""
         if drafts is NO_DRAFTS:
             if self.speculator is not None and row.sample:
-                row.propose = self.speculator.first(sequence)
+                row.propose = self.speculator.first(sequence, row.start)
             return
         row.token_ids += drafts.token_ids
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose

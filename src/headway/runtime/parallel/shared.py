@@ -15,6 +15,7 @@ import mmap
 import os
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -154,7 +155,8 @@ class SharedGroup:
         if found is None:
             places = self._places[which, :, : count * like.nbytes].view(like.dtype)
             shared = places.view(self.size, count, *like.shape)
-            found = shared[self.rank].unbind(), shared.flatten(0, 1).unbind()
+            by_rank = [parts.unbind() for parts in shared.unbind()]
+            found = by_rank[self.rank], [*chain.from_iterable(by_rank)]
             if len(self._seen) >= MOST_SEEN:
                 self._seen.clear()
             self._seen[key] = found

@@ -11,7 +11,7 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, num_alike
-from headway.engine.speculation.rests import CYCLE, PATIENCE
+from headway.engine.speculation.rests import CYCLE, PATIENCE, NeverRests
 from headway.engine.speculation.speculation import Speculation
 
 CONTEXT = {"attended_s": 1e-9, "read_s": 1e-9}
@@ -138,8 +138,13 @@ def test_copies_are_seen_within_twenty_steps_though_half_are_asked(streams):
 def test_what_guesses_save_is_held_against_the_step_with_them():
     """Eight rows more make a step several times as long, and its seconds are as unsure."""
     traffic, told = Traffic(MIDDLING, 4), []
-    rests = traffic.speculation.rests
-    rests.chose = lambda saved_s, step_s: told.append((saved_s, step_s)) or True
+
+    class Told(NeverRests):
+        def chose(self, saved_s: float, step_s: float) -> bool:
+            told.append((saved_s, step_s))
+            return True
+
+    traffic.speculation.rests = Told()
     guessed = [traffic.step(copying=4) for _ in range(10)]
     assert max(guessed) >= 16
     plain_s = min(step_s for _, step_s in told)

@@ -49,16 +49,16 @@ def test_where_none_has_paid_yet_they_are_verified_only_where_they_save_much():
     """And so few steps look that the start costs no more than the looks of a rest."""
     rests = Rests()
     found = looks(rests, 0.04 * STEP_S, AT_START + CYCLE)
-    assert found[:AT_START] == [Look.ASKS] * AT_START
-    assert found[AT_START : AT_START + RESTED] == [Look.RESTS] * RESTED
+    assert found[: AT_START + 1] == [Look.ASKS] * (AT_START + 1)
+    assert found[AT_START + 1 :] == [*[Look.RESTS] * RESTED, Look.ASKS]
     rests = Rests()
     said = []
     for _ in range(3):
         assert rests.next(4) is Look.ASKS
-        said.append(rests.chose(0.5 * STEP_S, STEP_S))
+        said.append(rests.chose(0.15 * STEP_S, STEP_S))
         rests.took(CHOOSE_S)
-    assert said == [False, True, True], "of the first look nobody knows what it takes"
-    assert rests.chose(0.01 * STEP_S, STEP_S), "they have paid"
+    assert said == [True, False, False], "of the first look nobody knows what it takes"
+    assert rests.chose(0.5 * STEP_S, STEP_S) and rests.chose(0.0, STEP_S), "they have paid"
 
 
 def test_where_they_save_as_much_as_a_step_is_unsure_most_steps_have_none():
@@ -143,7 +143,7 @@ def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
     for _ in range(100):
         assert rests.next(0) is Look.RESTS
         rests.took(0.0)
-    assert Look.RESTS in looks(rests, CHOOSE_S, 1), "choosing seemed free"
+    assert Look.RESTS in looks(rests, CHOOSE_S, 2), "choosing seemed free"
 
 
 def test_who_never_rests_takes_whatever_pays():
