@@ -50,7 +50,7 @@ from headway.telemetry.calibration import Calibration, HostCost, StepColumns, fi
 
 WORKLOADS = {
     "chats": "--input-len lognormal:60,0.5 --output-len lognormal:80,0.4",
-    "long prompts": "--input-len lognormal:300,0.9 --output-len lognormal:40,0.5",
+    "long prompts": "--input-len lognormal:250,0.7 --output-len lognormal:40,0.5",
     "shared beginnings": "--workload shared-prefix --prefix-len 300 --num-prefixes 3 "
     "--input-len uniform:20-120 --output-len uniform:30-90",
 }
