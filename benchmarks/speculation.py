@@ -60,7 +60,8 @@ RECORD["required"] = list(RECORD["properties"])
 
 @dataclass(slots=True)
 class Run:
-    """What one batch of requests took, counted over the steps that only decode."""
+    """What one batch of requests took, counted over the steps that only decode, and what a drafter
+    took in those that end a prompt."""
 
     tokens: int = 0
     rows: int = 0
@@ -144,6 +145,9 @@ def answer(
         updates, record = engine.step()
         for update in updates:
             answers.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+        if record.num_prefill_tokens and row_costs is None:
+            run.seconds += record.draft_s
+            run.draft_s += record.draft_s
         if record.num_tokens and not record.num_prefill_tokens:
             run.tokens += sum(len(update.token_ids) for update in updates)
             run.rows += record.num_sampled - record.num_drafts
