@@ -15,7 +15,7 @@ from headway.core.plan import StepResult
 from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import PlainStep, choose
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import LEAST_GAIN, ONCE_IN, PATIENCE
+from headway.engine.speculation.rests import IN_VAIN, LEAST_GAIN, ONCE_IN, PATIENCE
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ PAUSES_S = (10.0, 20.0, 40.0)
 OFF = "off until the engine starts anew"
 FORGOTTEN = 1000
 """After so many steps of guesses its failures are forgotten."""
-PROBE_SHARE = 0.01
+PROBE_SHARE = IN_VAIN
 """Of the time, what a drafter that does not pay may take to be seen at all."""
 
 
@@ -79,9 +79,9 @@ class Asking:
         return drafting.seconds(max(counts)) + sum(counts) * drafting.row_s
 
     def probe(self, counts: list[int], plain: PlainStep) -> list[int]:
-        """It does not pay: one guess of every sequence that has room, `counts`, where that is a
-        hundredth of the time since the last; a pass is what costs, and each of its rows tells as
-        much as the first."""
+        """It does not pay: one guess of every sequence that has room, `counts`, where that takes
+        `PROBE_SHARE` of the time since the last; a pass is what costs, and each of its rows tells
+        as much as the first."""
         drafting = self.price.drafting
         self._num_unpaid += 1
         self._unasked_s += self.cost.seconds(plain.work)

@@ -8,8 +8,9 @@ hundred steps of 32 sequences with guesses that without seemed to take 40 ms, an
 
 from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import PlainStep
+from headway.engine.speculation.rests import IN_VAIN
 
-SHARE = 0.01
+SHARE = IN_VAIN
 """Of the time, what guesses that do not seem to pay may take."""
 TRIED = 3
 """Guesses that are tried where none seems to pay."""
@@ -42,7 +43,7 @@ class Trials:
     def vary(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> bool:
         """Change how many guesses of each sequence are verified, where something may be learned.
 
-        More of one sequence where that takes a hundredth of the time since the last; or none.
+        More of one sequence where that takes `SHARE` of the time since the last; or none.
         Whether it did.
         """
         work = self.cost.with_guesses(plain.work, plain.starts, counts)

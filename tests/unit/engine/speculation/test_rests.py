@@ -45,20 +45,23 @@ def test_where_they_save_little_most_steps_have_none():
     assert found == 2 * [*[Look.RESTS] * RESTED, Look.ASKS, Look.LAST]
 
 
-def test_where_none_has_paid_yet_they_are_verified_only_where_they_save_much():
-    """And so few steps look that the start costs no more than the looks of a rest."""
-    rests = Rests()
-    found = looks(rests, 0.04 * STEP_S, AT_START + CYCLE)
-    assert found[: AT_START + 1] == [Look.ASKS] * (AT_START + 1)
-    assert found[AT_START + 1 :] == [*[Look.RESTS] * RESTED, Look.ASKS]
-    rests = Rests()
-    said = []
-    for _ in range(3):
+def test_before_any_has_paid_a_few_are_tried_and_then_only_those_that_save_much():
+    """What their rows take is known by steps that have them; the start costs no more than that."""
+    rests, said = Rests(), []
+    for _ in range(AT_START + 1):
         assert rests.next(4) is Look.ASKS
-        said.append(rests.chose(0.15 * STEP_S, STEP_S))
+        said.append(rests.chose(0.01 * STEP_S, STEP_S))
         rests.took(CHOOSE_S)
-    assert said == [True, False, False], "of the first look nobody knows what it takes"
+    assert said == [True] * AT_START + [False]
+    assert looks(rests, 0.01 * STEP_S, CYCLE) == [*[Look.RESTS] * RESTED, Look.ASKS, Look.LAST]
+    assert not rests.chose(0.15 * STEP_S, STEP_S)
     assert rests.chose(0.5 * STEP_S, STEP_S) and rests.chose(0.0, STEP_S), "they have paid"
+
+
+def test_who_found_nothing_at_the_start_may_try_later():
+    rests = Rests()
+    looks(rests, 0.0, AT_START + 2 * CYCLE)
+    assert rests.is_resting and rests.chose(0.01 * STEP_S, STEP_S)
 
 
 def test_where_they_save_as_much_as_a_step_is_unsure_most_steps_have_none():
@@ -103,7 +106,7 @@ def test_where_they_begin_to_save_much_all_steps_have_them_again():
 def test_at_rest_only_guesses_that_end_it_are_verified():
     """Those that save a hundredth of a step are foretold no better than that."""
     rests = Rests()
-    looks(rests, STEP_S, 4)
+    looks(rests, STEP_S, AT_START)
     assert rests.next(4) is Look.ASKS and rests.chose(0.01 * STEP_S, STEP_S)
     looks(rests, 0.0, 4 * CYCLE)
     assert rests.is_resting and not rests.chose(0.01 * STEP_S, STEP_S)
@@ -114,7 +117,8 @@ def test_what_takes_time_to_make_has_to_gain_more_at_rest():
     """So much that it would be verified: what is drafted and then left was for nothing."""
     rests = Rests()
     before = rests.least_gain
-    looks(rests, 0.0, PATIENCE + 2 * CYCLE)
+    looks(rests, STEP_S, AT_START)
+    looks(rests, 0.0, 4 * CYCLE)
     assert rests.least_gain > 2 * before
     assert not rests.chose(0.9 * rests.least_gain * STEP_S, STEP_S)
     looks(rests, 0.0, CYCLE)

@@ -118,7 +118,7 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
     ]
     for sequence in decodes:
         sequence.computed = len(sequence.tokens) - 1
-    for _ in range(400):
+    for _ in range(1500):
         found = speculation.plan(decodes, work_of([2] * 4, (0,)), 512, inf)
         if found:
             break

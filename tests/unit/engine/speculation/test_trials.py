@@ -23,14 +23,14 @@ def test_where_guesses_gain_little_a_step_now_and_then_has_none():
     assert varied(0.1, 3 * PLAIN_ONCE).count(0) == 3
 
 
-def test_a_trial_is_due_where_it_takes_a_hundredth_of_the_time_since_the_last():
+def test_a_trial_is_due_where_it_takes_three_thousandths_of_the_time_since_the_last():
     dear = StepCost(Prior(weights_s=0.01, token_s=0.01))
     trials, decodes = Trials(dear), Work(1, 1, 100, 100)
     plain, due = PlainStep([100], decodes, decodes, 8), []
     while not (due and due[-1]):
         due.append(trials.is_due(plain))
         trials.plain(plain)
-    assert 200 < len(due) < 400  # three rows take three steps
+    assert 900 < len(due) < 1100  # three rows take three steps
     counts = [0]
     assert trials.vary([[0.1] * 3], counts, plain) and counts == [3]
     assert not trials.is_due(plain)
