@@ -176,15 +176,17 @@ async def test_an_engine_that_is_held_is_found_though_a_step_took_long_before(
 async def test_an_idle_engine_that_is_held_is_found_by_the_first_message_it_leaves(
     replicas: Replicas, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is in no step, and its heartbeat goes on; what it was asked goes on in another."""
+    """It is in no step, and its heartbeat goes on; what it was asked goes on in another. (On a busy
+    machine it may be held while it checks its books: that is found as a step is.)"""
     first = replicas.clients[0]
     first.step_timeout_s = 1.0
     assert await tokens_of(ask(replicas, [6, 1], engine=0)) == alone([6, 1])
+    await asyncio.sleep(0.2)
     kill(first, signal.SIGUSR1)
     streams = [ask(replicas, [6, n], engine=0) for n in range(3)]
     assert await asyncio.gather(*map(tokens_of, streams)) == [alone([6, n]) for n in range(3)]
     assert first.num_restarts == 1
-    assert "took no message for" in caplog.text
+    assert "took no message for" in caplog.text or "computed nothing of" in caplog.text
 
 
 async def test_with_all_engines_gone_requests_wait_for_the_first_that_is_back(
