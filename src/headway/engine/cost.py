@@ -25,7 +25,7 @@ import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
-from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, knot_above, rising
+from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, place, rising
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
@@ -153,6 +153,7 @@ class StepCost:
         self.num_observed = 0
         self._logs = np.log(parts_of(self.prior))
         self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
+        self._change = np.empty((NUM_PARTS, NUM_PARTS))
         self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
         self._errors.clear()
         self._settle()
@@ -182,11 +183,9 @@ class StepCost:
     def _curve(self, tokens: int) -> float:
         """The part of the tokens alone, straight between knots: 48 is half-way from 32 to 64."""
         parts = self._parts
-        above = knot_above(tokens)
-        if not above:
-            return parts[0]
-        below_s, low = parts[above - 1], KNOTS[above - 1]
-        return below_s + (parts[above] - below_s) * (tokens - low) / (KNOTS[above] - low)
+        above, width, beyond = place(tokens)
+        below_s = parts[above - 1]
+        return below_s + (parts[above] - below_s) * beyond / width
 
     def beside(self, work: Work, start: int, count: int) -> Work:
         """`work` and a chunk of `count` tokens from position `start` that samples its last."""
@@ -348,38 +347,35 @@ class StepCost:
         excess = max(abs(error) / limit, 1.0)
         variance = known + NOISE**2 * excess
         self._logs += spread * (error / excess / variance)
-        covariance -= spread[:, None] * (spread / variance)
-        covariance += (self._changes - covariance) * (SURPRISED if excess > 1 else FORGET)
+        change = np.multiply(spread[:, None], spread / variance, out=self._change)
+        covariance -= change
+        np.subtract(self._changes, covariance, out=change)
+        change *= SURPRISED if excess > 1 else FORGET
+        covariance += change
         self._settle()
         return predicted_s
 
     def _shares(self, work: Work, predicted_s: float) -> np.ndarray:
         """The share that each part has in the predicted seconds of `work`; they add up to 1."""
         tokens, sampled, attended, read = work
-        shares = np.zeros(NUM_PARTS)
-        above = knot_above(tokens)
-        if above:
-            low = KNOTS[above - 1]
-            share = (tokens - low) / (KNOTS[above] - low)
-            shares[above - 1], shares[above] = 1 - share, share
-        else:
-            shares[0] = 1.0
-        shares[ANY_SAMPLED], shares[SAMPLED] = sampled > 0, sampled
-        shares[ATTENDED], shares[READ] = attended, read
-        shares *= self._seconds
-        shares /= predicted_s
+        above, width, beyond = place(tokens)
+        some = [(above - 1, 1 - beyond / width), (above, beyond / width)]
+        some += [(SAMPLED, sampled), (ATTENDED, attended), (READ, read)]
+        some += [(ANY_SAMPLED, 1)] if sampled else []
+        shares, parts = np.zeros(NUM_PARTS), self._parts
+        for part, count in some:
+            shares[part] = count * parts[part] / predicted_s
         return shares
 
     def _settle(self) -> None:
         """Take the parts from their logarithms; where the curve falls, its knots meet."""
-        self._seconds = np.exp(self._logs)
-        self._parts: list[float] = self._seconds.tolist()
+        self._parts: list[float] = np.exp(self._logs).tolist()
         curve = self._parts[:NUM_KNOTS]
         if curve != sorted(curve):
             trust = (1 / self._covariance.diagonal()[:NUM_KNOTS]).tolist()
             logs = rising(self._logs[:NUM_KNOTS].tolist(), trust)
             self._logs[:NUM_KNOTS] = logs
-            self._parts[:NUM_KNOTS] = self._seconds[:NUM_KNOTS] = [*map(exp, logs)]
+            self._parts[:NUM_KNOTS] = map(exp, logs)
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
 

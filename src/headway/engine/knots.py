@@ -4,6 +4,8 @@ Kernels are made for certain numbers of rows: products in int4 by two cores took
 151 us with 4, 5, 6 and 8. So knots lie close where few rows are computed, and then apart.
 """
 
+from functools import lru_cache
+from itertools import repeat
 from operator import gt
 
 import numpy as np
@@ -35,6 +37,18 @@ def knot_above(tokens: int) -> int:
     return min(ABOVE[CLOSE] + (tokens - 1).bit_length() - CLOSE.bit_length() + 1, NUM_KNOTS - 1)
 
 
+@lru_cache(maxsize=4096)
+def place(tokens: int) -> tuple[int, int, int]:
+    """(the knot above, how many tokens lie between it and the one below, so many beyond that).
+
+    >>> place(48), place(60), place(1)
+    ((25, 8, 8), (27, 8, 4), (1, 1, 0))
+    """
+    above = max(knot_above(tokens), 1)
+    low = KNOTS[above - 1]
+    return above, KNOTS[above] - low, max(tokens - low, 0)
+
+
 def bends(tokens: int, most: int) -> list[int]:
     """How many of the next `most` tokens end at a knot; `most` is the last.
 
@@ -52,16 +66,18 @@ def rising(values: list[float], weights: list[float]) -> list[float]:
     [1.0, 2.5, 2.5, 4.0]
     """
     falls = [*map(gt, values, values[1:])]
-    last = len(falls) - falls[::-1].index(True) if True in falls else -1
-    pools: list[tuple[float, float, int]] = []
-    for at, (value, weight) in enumerate(zip(values, weights, strict=True)):
-        if at > last and (not pools or pools[-1][0] <= value):  # the rest rises
+    if True not in falls:
+        return values[:]
+    first, last = falls.index(True), len(falls) - falls[::-1].index(True)
+    pools = [*zip(values[:first], weights, repeat(1))]
+    for at in range(first, len(values)):
+        if at > last and pools[-1][0] <= values[at]:  # the rest rises
             return [mean for mean, _, count in pools for _ in range(count)] + values[at:]
-        pool = (value, weight, 1)
+        pool = values[at], weights[at], 1
         while pools and pools[-1][0] > pool[0]:
             mean, more, count = pools.pop()
             both = more + pool[1]
-            pool = ((mean * more + pool[0] * pool[1]) / both, both, count + pool[2])
+            pool = (mean * more + pool[0] * pool[1]) / both, both, count + pool[2]
         pools.append(pool)
     return [mean for mean, _, count in pools for _ in range(count)]
 
