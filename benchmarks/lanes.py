@@ -80,9 +80,11 @@ class OneLane(Fcfs):
         super().__init__(windows)
         self.number = 0
 
-    def decodes(self, running: list[Running], waiting: Sequence[Running]) -> list[Running]:
+    def decodes(
+        self, rows: list[Running], running: list[Running], waiting: Sequence[Running]
+    ) -> list[Running]:
         """Those of the lane."""
-        return super().decodes(self._own(running), waiting)
+        return self._own(rows)
 
     def turns(
         self,

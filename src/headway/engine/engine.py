@@ -329,13 +329,16 @@ class Engine:
         result = self._collect(step)
         collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
         plan, told = step.told(result)
-        updates = self._fail(step, result) + self.scheduler.update(plan, told)
+        failed = self._fail(step, result)
+        updates = [SequenceUpdate(s.request_id, s.index, [], "error") for s in failed]
+        updates += self.scheduler.update(plan, told)
         if proves:
             self._abandon(list(self.scheduler.overlap.steps))
             prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
-        for update in updates:
-            if update.finish_reason is not None:
-                self._leave_by(update)
+        for sequence in failed + self.scheduler.ended:
+            self._leave(sequence)
+            if sequence.grammar is not None and sequence.grammar.error:
+                self._refuse(sequence.request_id, broken_grammar(sequence))
         if self._refusals:
             refused = {request_id for request_id, _ in self._refusals}
             updates = [update for update in updates if update.request_id not in refused]
@@ -389,28 +392,18 @@ class Engine:
         self._submit(plan)
         return self.executor.collect()
 
-    def _leave_by(self, update: SequenceUpdate) -> None:
-        for sequence in self._requests[update.request_id]:
-            if sequence.index == update.index:
-                self._leave(sequence)
-                if sequence.grammar is not None and sequence.grammar.error:
-                    self._refuse(update.request_id, broken_grammar(sequence))
-                return
-
-    def _fail(self, step: StepInFlight, result: StepResult) -> list[SequenceUpdate]:
-        """End the sequences the runtime could not advance, each with an error update; one that has
-        left it since, too, for it would fail again."""
-        updates = []
+    def _fail(self, step: StepInFlight, result: StepResult) -> list[Sequence]:
+        """End the sequences the runtime could not advance; one that has left it since, too, for it
+        would fail again."""
+        failed = []
         for sequence_id, reason in result.failed.items():
             sequence = self.scheduler.by_id(sequence_id) or step.find(sequence_id)
             if sequence is not None:
-                log.error("request %d failed: %s", sequence.request.request_id, reason)
+                log.error("request %d failed: %s", sequence.request_id, reason)
                 self.kv.invalidate(sequence)
                 self.scheduler.finish(sequence)
-                updates.append(
-                    SequenceUpdate(sequence.request.request_id, sequence.index, [], "error")
-                )
-        return updates
+                failed.append(sequence)
+        return failed
 
     def forget(self, owner: bytes) -> None:
         """Nobody finds again what belongs to `owner` (`Principal.block_owner`), or to names that

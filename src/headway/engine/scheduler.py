@@ -18,7 +18,7 @@ preempt.
 from collections import deque
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.plan import ScheduledSequence, StepPlan, StepResult
+from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
 from headway.engine.forks import are_due, before_forks, start_forks
@@ -31,6 +31,7 @@ from headway.engine.kv.open_blocks import fitting, give_back_full
 from headway.engine.kv.states import whole_tables
 from headway.engine.overlap import Overlap, sees_all, stands_still
 from headway.engine.policy import Fcfs, Policy
+from headway.engine.policy.policy import decoding
 from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.room import Room
@@ -69,7 +70,13 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.starts = Starts(self.reclaim, self.room, self.waiting, self.running, self.preempt)
+        self.ended: list[Sequence] = []
+        """Whom the last step has ended."""
         self.num_preemptions = 0
+        self._took: list[Sequence] = []
+        """Who took a token in the last step and goes on."""
+        self._looked_at: tuple[StepPlan | None, list[ScheduledSequence]] = None, []
+        """The newest plan, and its rows but those of steady decodes."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._step = 0
@@ -120,8 +127,10 @@ class Scheduler:
     def _plan(self) -> StepPlan:
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
+        self._looked_at = plan, []
         may_start = self.starts.begin(plan)
-        decodes = self.policy.decodes(self.overlap.share(self.running), self.waiting)
+        running = self.overlap.share(self.running)
+        decodes = self.policy.decodes(self._decoding(running), running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
@@ -131,6 +140,13 @@ class Scheduler:
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
+
+    def _decoding(self, running: list[Sequence]) -> list[Sequence]:
+        """Of `running` those that lack one token, as all do that took one in the last step."""
+        took = self._took
+        if self.overlap.depth or running[: len(took)] != took:
+            return decoding(running)
+        return took + decoding(running[len(took) :])
 
     def next_step(self) -> int:
         """The number of a new step."""
@@ -149,20 +165,16 @@ class Scheduler:
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left.
 
-        Where nobody guesses, those that have room need nothing but their rows.
+        Those that are steady need nothing but their rows.
         """
-        budget, num_stalled = self.max_num_batched_tokens, 0
-        counts, ready = self.drafts.plan(decodes, budget), list[Sequence]()
-        guesses = self.drafts.speculator is not None
-        for sequence, count in zip(decodes, counts, strict=True):
-            if budget == 0:
-                break
-            if sequence.room > sequence.computed and not guesses:
-                ready.append(sequence)
-                budget -= 1
+        budget, begin, num_stalled = self.max_num_batched_tokens, 0, 0
+        counts = self.drafts.plan(decodes, budget)
+        for at, sequence in enumerate(decodes):
+            if sequence.computed < sequence.steady_until:
                 continue
-            self._schedule_next(plan, ready)
-            while sequence.state == RUNNING:
+            budget -= self._schedule_steady(plan, decodes[begin:at], budget)
+            begin, count = at + 1, counts[at]
+            while sequence.state == RUNNING and budget > 0:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
                     break
@@ -173,7 +185,7 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
-        self._schedule_next(plan, ready)
+        budget -= self._schedule_steady(plan, decodes[begin:], budget)
         if self.max_num_batched_tokens - budget > len(plan.scheduled):
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
@@ -209,17 +221,16 @@ class Scheduler:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
         return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
-    def _schedule_next(self, plan: StepPlan, ready: list[Sequence]) -> None:
-        """Add the next token of each decode that is `ready` to the plan; then nobody is."""
-        if not ready:
-            return
-        nothing_new = self.kv.nothing_new
+    def _schedule_steady(self, plan: StepPlan, steady: list[Sequence], most: int) -> int:
+        """Add the next token of each of these to the plan, `most` at most; returns how many."""
+        steady, nothing_new = steady[:most], self.kv.nothing_new
         plan.scheduled += [
             ScheduledSequence(s.sequence_id, s.computed, [s.tokens[-1]], nothing_new, True)
-            for s in ready
+            for s in steady
         ]
-        self.policy.took(ready, 1)
-        ready.clear()
+        if steady:
+            self.policy.decoded(steady)
+        return len(steady)
 
     def _schedule(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
@@ -247,7 +258,8 @@ class Scheduler:
         if sequence.num_forced:
             row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
-        self.policy.took([sequence], count)
+        self._looked_at[1].append(row)
+        self.policy.took(sequence, count)
         if self.drafts.speculator is not None:
             self.drafts.ride(row, sequence, drafts)
         return True
@@ -265,6 +277,7 @@ class Scheduler:
         """
         self.overlap.take_back(victim)
         self.running.remove(victim)
+        self._took = []
         if may_copy and sees_all(victim, self.kv) and self.preemption.is_cheaper(victim):
             self._leave_runtime(victim)
             self.preemption.swap_out(victim)
@@ -297,12 +310,47 @@ class Scheduler:
     # ── update ──────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
-        """Take a step's result: append, stop, release. Aborted sequences are passed over."""
-        by_id, size = self._by_id, self.kv.block_size
+        """Take a step's result: append, stop, release. Aborted sequences are passed over.
+
+        Of a steady sequence (`Sequence.steady_until`) one token more is computed and one more is
+        known, and that is all.
+        """
+        by_id = self._by_id
         for unserved in self.preemption.take(result):
             compute_instead(self, unserved)
-        for row in plan.scheduled:
-            if (sequence := by_id.get(row.sequence_id)) is not None:
+        self._note_computed(plan)
+        for prompt in result.prompt_logprobs:
+            sequence = by_id.get(prompt.sequence_id)
+            if sequence is not None:
+                sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
+        updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
+        took = [by_id.get(sample.sequence_id) for sample in result.samples]
+        for sequence, sample in zip(took, result.samples, strict=True):
+            if sequence is None:
+                continue
+            came = sample.token_ids
+            if sequence.computed < sequence.steady_until:
+                sequence.computed += 1
+                if came[0] not in sequence.stop_ids:
+                    sequence.tokens += came
+                    updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
+                    continue
+            updates.append(self._take(sequence, sample, now_s))
+        self.drafts.ended(result)
+        give_back_full(self.kv, self.running)
+        if self.ended:
+            self.running[:] = [s for s in self.running if s.state != FINISHED]
+        self._took = [s for s in took if s is not None and s.state != FINISHED]
+        return updates
+
+    def _note_computed(self, plan: StepPlan) -> None:
+        """The rows of `plan` are computed; what is full is listed. Steady ones are passed over."""
+        by_id, size = self._by_id, self.kv.block_size
+        newest, looked_at = self._looked_at
+        is_newest = newest is plan and self.drafts.speculator is None
+        for row in looked_at if is_newest else plan.scheduled:
+            sequence = by_id.get(row.sequence_id)
+            if sequence is not None and sequence.computed >= sequence.steady_until:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
                 if computed >= (sequence.num_remembered + 1) * size:
                     insert(self.kv, sequence)
@@ -310,28 +358,19 @@ class Scheduler:
                     export(self.kv, sequence)
                 if sequence.forks and are_due(self.kv, sequence):
                     self._start_forks(sequence)
-        for prompt in result.prompt_logprobs:
-            sequence = by_id.get(prompt.sequence_id)
-            if sequence is not None:
-                sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
-        updates, finished, now_s, jumps = [], False, self.clock.now_s(), self.drafts.jumps
-        guesses = self.drafts.speculator is not None
-        for sample in result.samples:
-            sequence = by_id.get(sample.sequence_id)
-            if sequence is not None:
-                if sequence.forks:
-                    self._start_forks(sequence)
-                updates.append(update := sequence.take(sample, now_s, jumps))
-                if guesses:
-                    self.drafts.keep(sequence, sample, update)
-                if update.finish_reason is not None:
-                    self._finish(sequence)
-                    finished = True
-        self.drafts.ended(result)
-        give_back_full(self.kv, self.running)
-        if finished:
-            self.running[:] = [s for s in self.running if s.state != FINISHED]
-        return updates
+
+    def _take(self, sequence: Sequence, sample: Sample, now_s: float) -> SequenceUpdate:
+        """What `sequence` has gained with `sample`."""
+        if sequence.forks:
+            self._start_forks(sequence)
+        update = sequence.take(sample, now_s, self.drafts.jumps)
+        self.drafts.keep(sequence, sample, update)
+        if update.finish_reason is not None:
+            self.ended.append(sequence)
+            self._finish(sequence)
+        elif self.drafts.speculator is None:
+            sequence.settle(self.kv.block_size if self.kv.indexes else 0)
+        return update
 
     def _start_forks(self, parent: Sequence) -> None:
         """The siblings of `parent` run; those for which there is no row left wait."""
@@ -371,6 +410,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
         with self.overlap.assumed(foresees=self.drafts.speculator is None):
+            assert self._decoding(self.running) == decoding(self.running), "somebody stands still"
             everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
             assert len(self.running) <= self.most_rows
             self.preemption.check_integrity(everybody)

@@ -68,6 +68,7 @@ class Sequence:
         "policy_state",
         "prompt_logprobs",
         "request",
+        "request_id",
         "restored",
         "room",
         "seed",
@@ -75,6 +76,7 @@ class Sequence:
         "shares_blocks",
         "source",
         "state",
+        "steady_until",
         "stop_ids",
         "takes_hits",
         "takes_restores",
@@ -98,6 +100,7 @@ class Sequence:
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
+        self.request_id = request.request_id
         self.index = index
         self.tokens = list(request.prompt_token_ids)
         self.num_prompt = len(self.tokens)
@@ -110,6 +113,9 @@ class Sequence:
         self.shares_blocks = False
         self.room = 0
         """Up to so many tokens `KVCache.extend` has nothing to do for it; 0: it is to be asked."""
+        self.steady_until = 0
+        """While fewer tokens are computed, a step of it fills no block, is not the last for its
+        length, and brings one token that nobody has to be asked about."""
         self.chain: Chain | None = None
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
@@ -276,7 +282,7 @@ class Sequence:
         Where it `jumps`, the tokens that its grammar forces behind that are appended too.
         """
         came: list[int] = []
-        update = SequenceUpdate(self.request.request_id, self.index, came)
+        update = SequenceUpdate(self.request_id, self.index, came)
         if sample.logprobs is not None:
             update.logprobs = sample.logprobs
         if self.first_token_s is None:
@@ -313,6 +319,21 @@ class Sequence:
                 return
             self.num_forced += 1
             yield token_id
+
+    def settle(self, block_size: int) -> None:
+        """It has taken a token: say how long it is steady from now on.
+
+        Its full blocks are to be listed, of `block_size` tokens; 0: none are.
+        """
+        until = min(self.room, self.max_len - 1)
+        if block_size and self.kv_read >= 1:
+            until = min(until, (self.num_remembered + 1) * block_size)
+        is_watched = self.request.sampling.logprobs is not None or self.parcel_id
+        self.steady_until = 0 if is_watched or self.grammar is not None else until - 1
+
+    def unsettle(self) -> None:
+        """Its blocks are no more what they were: it is to be asked about each token."""
+        self.room = self.steady_until = 0
 
     def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Append the entries that are new; a preempted prompt is computed twice, told once."""
@@ -351,6 +372,8 @@ class Sequence:
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self
         if self.state != RUNNING:
             assert not self.known_to_runtime, self
+            assert not self.room and not self.steady_until, self
+        assert self.steady_until <= max(self.room - 1, 0), self
         if self.host_tables:
             assert self.computed > 0 and self.state != RUNNING, self
         elif self.state not in (RUNNING, WAITING_FOR_KV):

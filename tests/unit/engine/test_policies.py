@@ -87,15 +87,20 @@ def test_tokens_are_shared_by_weight(weights):
             max_tokens=30 if user == 0 else 6,
             ignore_eos=True,
         )
-    took = world.engine.scheduler.policy.took
+    policy = world.engine.scheduler.policy
+    took, decoded = policy.took, policy.decoded
 
-    def count(sequences, num_tokens):
+    def count(sequence, num_tokens):
+        price = 2 if sequence.computed >= sequence.num_prompt else 1
+        had[int(sequence.request.principal.name)] += num_tokens * price
+        took(sequence, num_tokens)
+
+    def count_decodes(sequences):
         for sequence in sequences:
-            price = 2 if sequence.computed >= sequence.num_prompt else 1
-            had[int(sequence.request.principal.name)] += num_tokens * price
-        took(sequences, num_tokens)
+            had[int(sequence.request.principal.name)] += 2
+        decoded(sequences)
 
-    world.engine.scheduler.policy.took = count
+    policy.took, policy.decoded = count, count_decodes
     for _ in range(4000):
         world.step()
         waiting = {int(s.request.principal.name) for s in world.engine.scheduler.waiting}
@@ -223,15 +228,19 @@ def test_rows_together_cost_what_each_costs(users):
     rows, paid = world.engine.scheduler.running, world.engine.scheduler.policy.users
     assert {s.computed < s.num_prompt for s in rows} == {True, False}
     before = {user: paid._counters[user] for user in users}
-    paid.charge(rows, 2)
-    together = {user: paid._counters[user] - before[user] for user in users}
-    assert sum(together[user] * paid.weight(user) for user in users) == pytest.approx(
+    for sequence in rows:
+        paid.charge(sequence, 2)
+    each = {user: paid._counters[user] - before[user] for user in users}
+    assert sum(each[user] * paid.weight(user) for user in users) == pytest.approx(
         sum(4 if s.computed >= s.num_prompt else 2 for s in rows)
     )
-    for sequence in rows:
-        paid.charge([sequence], 2)
-    for user in users:
-        assert paid._counters[user] - before[user] == pytest.approx(2 * together[user])
+    decodes = [s for s in rows if s.computed >= s.num_prompt]
+    before = dict(paid._counters)
+    for sequence in decodes:
+        paid.charge(sequence, 1)
+    one_by_one, paid._counters = paid._counters, before
+    paid.charge_decodes(decodes)
+    assert paid._counters == pytest.approx(one_by_one)
 
 
 def test_a_free_row_goes_to_who_has_had_less():
@@ -373,7 +382,7 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
     single_s, calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
     for _ in range(100):
-        policy.took([sequence], 1)
+        policy.took(sequence, 1)
         policy.kept(sequence, 3)
     burst_s, burst_calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
     assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)

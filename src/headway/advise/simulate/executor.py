@@ -25,7 +25,7 @@ from headway.core.plan import (
 )
 from headway.engine.cost import Work
 
-GOLDEN, STRIDE = 0x9E3779B1, 40503
+GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
 LOWEST_ID = 32
 """Ids below are special tokens in some vocabularies."""
 
@@ -60,13 +60,14 @@ class Script:
         """What is answered to a prompt of so many tokens."""
         length = self.lengths.get(seed) if self.end_ids else None
         last = -1 if length is None else num_prompt + length - 1
-        return Answer((seed + 1) * GOLDEN - num_prompt * STRIDE, last)
+        origin = (seed + 1) * GOLDEN - num_prompt * STRIDE
+        return Answer(origin % (self.num_ids << SHIFT), last)
 
     def token(self, answer: "Answer", at: int) -> int:
         """The token at a position, the prompt's counted; never an end token before its time."""
         if at == answer.last:
             return self.end_ids[0]
-        token = self.low + (answer.origin + at * STRIDE >> 7) % self.num_ids
+        token = self.low + (answer.origin + at * STRIDE >> SHIFT) % self.num_ids
         while token in self.end_ids:
             token = self.low + (token + 1 - self.low) % self.num_ids
         return token

@@ -225,6 +225,7 @@ class Replica:
         self.is_stepping = False
         self.busy_s = 0.0
         self.num_steps = self.num_tokens = 0
+        """Steps so far, and tokens of the answers that have ended."""
 
     def submit(self, at_s: float, job: Job) -> None:
         """Send a request on its way; the engine has it at `at_s`."""
@@ -297,26 +298,26 @@ class Replica:
     def finish(self, stepped: Stepped, read_s: list[float]) -> None:
         """The step is over: tell each request what it gained, and when that is read."""
         self.is_stepping = False
-        jobs, num_all = self.jobs, 0
+        jobs = self.jobs
         for update, at_s in zip(stepped.updates, read_s, strict=True):
             job = jobs.get(update.request_id)
             if job is None:
                 continue
-            num_tokens = len(update.token_ids)
-            if num_tokens:
+            tokens = update.token_ids
+            if tokens:
                 job.chunk_s.append(at_s)
-                job.chunk_tokens.append(num_tokens)
-                num_all += num_tokens
+                job.chunk_tokens.append(len(tokens))
             if job.answer is not None:
-                job.answer += update.token_ids
+                job.answer += tokens
             if update.first_scheduled_s is not None:  # it comes with the first token
                 job.ticket.began(0)
                 job.began(update, at_s)
             if update.finish_reason is not None:
                 del jobs[update.request_id]
-                job.ticket.close(len(job.request.prompt_token_ids) + sum(job.chunk_tokens))
+                num_tokens = sum(job.chunk_tokens)
+                self.num_tokens += num_tokens
+                job.ticket.close(len(job.request.prompt_token_ids) + num_tokens)
                 job.ended(update, at_s)
-        self.num_tokens += num_all
         for number, error in stepped.refusals:
             job = self.jobs.pop(number, None)
             if job is not None:

@@ -237,7 +237,7 @@ class KVCache:
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.num_shared = parent.num_shared = num_tokens // self.block_size * self.block_size
         child.shares_blocks = parent.shares_blocks = count > 0
-        parent.room = 0
+        parent.unsettle()
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -254,7 +254,8 @@ class KVCache:
                 pool.release(block)
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
-        sequence.computed = sequence.num_remembered = sequence.room = 0
+        sequence.computed = sequence.num_remembered = 0
+        sequence.unsettle()
         sequence.shares_blocks = False
 
     # ── what is kept elsewhere ──────────────────────────────────────────────────────────────
@@ -265,7 +266,7 @@ class KVCache:
         Whatever else it holds is given back.
         """
         self.drop_unseen(sequence)
-        sequence.room = 0
+        sequence.unsettle()
         end = self.blocks_for(sequence.computed)
         live = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):

@@ -32,7 +32,7 @@ def adopt(kv: KVCache, sequence: Sequence, start: int, blocks: BlocksByGroup) ->
     give_back(kv, [table[first:] for table in sequence.block_tables])
     for table, own in zip(sequence.block_tables, blocks, strict=True):
         table[first:] = own
-    sequence.room = 0
+    sequence.unsettle()
 
 
 def give_back(kv: KVCache, blocks: BlocksByGroup) -> None:

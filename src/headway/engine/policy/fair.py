@@ -25,13 +25,17 @@ class Fair(Fcfs):
     reclaims = True
     queue_order = QueueOrder.SHARES
 
-    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Its user pays."""
+        self.users.charge(sequence, num_tokens)
+
+    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
         """Their users pay."""
-        self.users.charge(sequences, num_tokens)
+        self.users.charge_decodes(sequences)
 
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge([sequence], num_drafts)
+        self.users.charge(sequence, num_drafts)
 
     def turns(
         self,

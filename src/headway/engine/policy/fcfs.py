@@ -15,7 +15,7 @@ from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Turn, behind, decode_work, decoding
+from headway.engine.policy.policy import Turn, behind, decode_work
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
@@ -54,9 +54,11 @@ class Fcfs:
         """Nobody: all are served."""
         return []
 
-    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+    def decodes(
+        self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
+    ) -> list[Sequence]:
         """All, oldest first."""
-        return decoding(running)
+        return rows
 
     def turns(
         self,
@@ -73,7 +75,10 @@ class Fcfs:
             head = waiting[0]
             yield Turn(head, budget, True)
 
-    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nothing to note."""
+
+    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
         """Nothing to note."""
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:

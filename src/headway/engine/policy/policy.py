@@ -5,7 +5,7 @@ and blocks itself. A policy answers in its own order and hears what came of it:
 
     decodes(running, waiting)         all of them, for most policies
     turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
-    took(sequences, n)                n tokens of each are in the plan
+    took(sequence, n), decoded(...)   n tokens of it, or one of each, are in the plan
     victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
 """
 
@@ -75,8 +75,10 @@ class Policy(Protocol):
         """Those it has given up since it was last asked; the engine ends them with an error."""
         ...
 
-    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
-        """Who of the running that lack one token gets it in this step, in order.
+    def decodes(
+        self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
+    ) -> list[Sequence]:
+        """Who of `rows`, the running that lack one token, gets it in this step, in order.
 
         Those left out stand still for a step, and may make way for one of `waiting` (`weaker`).
         """
@@ -95,8 +97,12 @@ class Policy(Protocol):
         """
         ...
 
-    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
-        """The step computes `num_tokens` of each of these."""
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """The step computes `num_tokens` of `sequence`."""
+        ...
+
+    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
+        """The step computes a token of each of these, all behind their prompts."""
         ...
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, behind, decoding
+from headway.engine.policy.policy import Turn, behind
 from headway.engine.sequence import Sequence
 
 
@@ -27,9 +27,11 @@ class Priority(Fcfs):
 
     reclaims = True
 
-    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+    def decodes(
+        self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
+    ) -> list[Sequence]:
         """All by rank, but the last where one of a better priority waits: it may need the place."""
-        rows = sorted(decoding(running), key=rank)
+        rows = sorted(rows, key=rank)
         if rows and waiting and min(map(priority, waiting)) < priority(rows[-1]):
             rows.pop()
         return rows

@@ -39,7 +39,7 @@ from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, on_time
-from headway.engine.policy.policy import Turn, behind, decode_work, decoding
+from headway.engine.policy.policy import Turn, behind, decode_work
 from headway.engine.policy.slo_state import (
     Groups,
     Ranked,
@@ -60,8 +60,6 @@ TARGET = 0.8
 """Share of the TPOT objective that a step aims at: predictions err by a tenth (lab log)."""
 CATCH_UP = 0.65
 """The same when a decode of the step is behind its objective: it must catch up."""
-UNHURRIED = 0.6
-"""Tighter TPOT share when the prompt is already late: it must not slow decodes to their limit."""
 SPARED = 0.5
 """Of the time that requests in time can spare, this share is given to late requests."""
 AGAIN = 512
@@ -138,14 +136,15 @@ class Slo(Fcfs):
 
     # ── decodes ─────────────────────────────────────────────────────────────────────────────
 
-    def decodes(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> list[Sequence]:
+    def decodes(
+        self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
+    ) -> list[Sequence]:
         """All, but of idle classes only as many as the others' next tokens can bear.
 
         For each of other classes that waits one of them stands still: it may need the place.
         """
         self._behind = []
         now_s = self.clock.now_s()
-        rows = decoding(running)
         self._lacking = behind(running) if len(rows) < len(running) else []
         idle = self.idle_of(rows)
         first = [s for s in rows if not self.is_idle(s)] if idle else rows
@@ -198,7 +197,7 @@ class Slo(Fcfs):
         has no objective, or cannot meet it any more, bears any step.
         """
         step_s = calm_s = longest_s
-        for sequence in rows:
+        for sequence in [s for s in rows if s.policy_state.unhurried_s < longest_s]:
             kept: SloState = sequence.policy_state
             pace_s = find_pace_s(sequence) if kept.pace_s is None else kept.pace_s
             if not pace_s:
@@ -211,8 +210,7 @@ class Slo(Fcfs):
             if due_s < step_s and burst_s * CATCH_UP < step_s:
                 half_s = halfway_s(kept.first_s - now_s, last / kept.gained, burst_s, decode_s)
                 step_s = min(step_s, max(due_s, burst_s * CATCH_UP, half_s))
-            if burst_s * UNHURRIED < calm_s:
-                calm_s = burst_s * UNHURRIED
+            calm_s = min(calm_s, kept.unhurried_s)
         return step_s, calm_s
 
     def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
@@ -390,22 +388,24 @@ class Slo(Fcfs):
         start = sequence.computed or state(sequence).matched
         return self.cost.chunk(until_s, self._beside, start, missing(sequence))
 
-    def took(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
-        """Their users pay, the step grows, and those who came earlier and are behind age."""
-        self.users.charge(sequences, num_tokens)
-        if self._gains and num_tokens == 1:
-            for sequence in sequences:
-                if sequence.computed >= sequence.num_prompt:
-                    state(sequence).decoded()
-        for sequence in sequences if self._behind else ():
+    def took(self, sequence: Sequence, num_tokens: int) -> None:
+        """Its user pays, the step grows, and those who came earlier and are behind age."""
+        self.users.charge(sequence, num_tokens)
+        if self._gains and num_tokens == 1 and sequence.computed >= sequence.num_prompt:
+            state(sequence).decoded()
+        if self._behind:
             self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
             for other in self._behind:
                 if other.sequence_id < sequence.sequence_id:
                     state(other).overtaken += num_tokens
 
+    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
+        """Their users pay."""
+        self.users.charge_decodes(sequences)
+
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
-        self.users.charge([sequence], num_drafts)
+        self.users.charge(sequence, num_drafts)
         state(sequence).kept(num_drafts)
         self._gains = True
 

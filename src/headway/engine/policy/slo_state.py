@@ -7,6 +7,8 @@ from headway.engine.sequence import WAITING, Sequence
 
 GAINED_FOLLOWS = 0.1
 """How far the tokens of one step move what steps are taken to bring of a sequence."""
+UNHURRIED = 0.6
+"""Tighter TPOT share when the prompt is already late: it must not slow decodes to their limit."""
 
 
 @dataclass(slots=True)
@@ -18,7 +20,8 @@ class SloState:
     first token came too late; None before that was asked. A step brings `gained` of its tokens in
     the mean: more than 1 where guesses come. `pace_s` is the objective for each token that it is
     held to, 0 where there is none or its first came too late; None before its first is there, which
-    came at `first_s`.
+    came at `first_s`. No step that is shorter than `unhurried_s` hurries it: infinite without such
+    an objective, 0 until its first token is there.
     """
 
     matched: int
@@ -27,14 +30,20 @@ class SloState:
     gained: float = 1.0
     pace_s: float | None = None
     first_s: float = 0.0
+    unhurried_s: float = 0.0
 
     def decoded(self) -> None:
         """A step brings its next token."""
-        self.gained += GAINED_FOLLOWS * (1 - self.gained)
+        self._gain(GAINED_FOLLOWS * (1 - self.gained))
 
     def kept(self, num_tokens: int) -> None:
         """The same step brought so many more."""
-        self.gained += GAINED_FOLLOWS * num_tokens
+        self._gain(GAINED_FOLLOWS * num_tokens)
+
+    def _gain(self, more: float) -> None:
+        self.gained += more
+        if self.pace_s:
+            self.unhurried_s = self.gained * self.pace_s * UNHURRIED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +95,7 @@ def find_pace_s(sequence: Sequence) -> float:
     kept = state(sequence)
     kept.first_s = sequence.first_token_s
     kept.pace_s = 0.0 if is_lost(sequence) else sequence.request.terms.tpot_s or 0.0
+    kept.unhurried_s = kept.gained * kept.pace_s * UNHURRIED if kept.pace_s else inf
     return kept.pace_s
 
 

@@ -64,17 +64,20 @@ class Users:
             self._counters.clear()
             self._weight_present = 0.0
 
-    def charge(self, sequences: TypingSequence[Sequence], num_tokens: int) -> None:
-        """`num_tokens` of each of these are computed for their users: more for those after the
-        prompt."""
-        prices = [PROMPT_PRICE if s.computed < s.num_prompt else OUTPUT_PRICE for s in sequences]
+    def charge(self, sequence: Sequence, num_tokens: int) -> None:
+        """`num_tokens` of `sequence` are computed for its user: more for those after the prompt."""
+        price = PROMPT_PRICE if sequence.computed < sequence.num_prompt else OUTPUT_PRICE
+        user = name(sequence)
+        self._counters[user] += num_tokens * price / self._weights[user]
+
+    def charge_decodes(self, sequences: TypingSequence[Sequence]) -> None:
+        """A token of each of these is computed, all after their prompts."""
         if len(self._present) == 1:
             (user,) = self._present
-            self._counters[user] += num_tokens * sum(prices) / self._weights[user]
+            self._counters[user] += len(sequences) * OUTPUT_PRICE / self._weights[user]
             return
-        for sequence, price in zip(sequences, prices, strict=True):
-            user = name(sequence)
-            self._counters[user] += num_tokens * price / self._weights[user]
+        for user in map(name, sequences):
+            self._counters[user] += OUTPUT_PRICE / self._weights[user]
 
     def had(self, sequence: Sequence) -> float:
         """The counter of its user."""
