@@ -16,6 +16,7 @@ preempt.
 """
 
 from collections import deque
+from itertools import compress
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
@@ -76,7 +77,7 @@ class Scheduler:
         self._took: list[Sequence] = []
         """Who took a token in the last step and goes on."""
         self._looked_at: tuple[StepPlan | None, list[ScheduledSequence]] = None, []
-        """The newest plan, and its rows but those of steady decodes."""
+        """The newest plan, and its rows but those of decodes that stay steady."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._step = 0
@@ -177,6 +178,8 @@ class Scheduler:
             while sequence.state == RUNNING and budget > 0:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
+                    if not self.overlap.depth and sequence.first_token_s is not None:
+                        self._settle(sequence)
                     break
                 victim = self._victim(plan)
                 if (
@@ -224,12 +227,16 @@ class Scheduler:
     def _schedule_steady(self, plan: StepPlan, steady: list[Sequence], most: int) -> int:
         """Add the next token of each of these to the plan, `most` at most; returns how many."""
         steady, nothing_new = steady[:most], self.kv.nothing_new
-        plan.scheduled += [
+        if not steady:
+            return 0
+        rows = [
             ScheduledSequence(s.sequence_id, s.computed, [s.tokens[-1]], nothing_new, True)
             for s in steady
         ]
-        if steady:
-            self.policy.decoded(steady)
+        plan.scheduled += rows
+        last = [s.computed + 1 == s.steady_until for s in steady]
+        self._looked_at[1].extend(compress(rows, last))
+        self.policy.decoded(steady)
         return len(steady)
 
     def _schedule(
@@ -329,7 +336,7 @@ class Scheduler:
             if sequence is None:
                 continue
             came = sample.token_ids
-            if sequence.computed < sequence.steady_until:
+            if sequence.computed + 1 < sequence.steady_until:
                 sequence.computed += 1
                 if came[0] not in sequence.stop_ids:
                     sequence.tokens += came
@@ -350,7 +357,7 @@ class Scheduler:
         is_newest = newest is plan and self.drafts.speculator is None
         for row in looked_at if is_newest else plan.scheduled:
             sequence = by_id.get(row.sequence_id)
-            if sequence is not None and sequence.computed >= sequence.steady_until:
+            if sequence is not None and sequence.computed + 1 >= sequence.steady_until:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
                 if computed >= (sequence.num_remembered + 1) * size:
                     insert(self.kv, sequence)
@@ -368,9 +375,14 @@ class Scheduler:
         if update.finish_reason is not None:
             self.ended.append(sequence)
             self._finish(sequence)
-        elif self.drafts.speculator is None:
-            sequence.settle(self.kv.block_size if self.kv.indexes else 0)
+        else:
+            self._settle(sequence)
         return update
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Where nobody guesses, `sequence` is steady until its block is full."""
+        if self.drafts.speculator is None:
+            sequence.settle(self.kv.block_size if self.kv.indexes else 0)
 
     def _start_forks(self, parent: Sequence) -> None:
         """The siblings of `parent` run; those for which there is no row left wait."""

@@ -114,8 +114,9 @@ class Sequence:
         self.room = 0
         """Up to so many tokens `KVCache.extend` has nothing to do for it; 0: it is to be asked."""
         self.steady_until = 0
-        """While fewer tokens are computed, a step of it fills no block, is not the last for its
-        length, and brings one token that nobody has to be asked about."""
+        """While fewer tokens are computed it is steady: the next needs no block, and brings one of
+        which nothing is to be asked but whether it is a stop token. The last of these tokens fills
+        a block, or is the last but one of the answer; 0: it is to be looked at in each step."""
         self.chain: Chain | None = None
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
@@ -321,15 +322,15 @@ class Sequence:
             yield token_id
 
     def settle(self, block_size: int) -> None:
-        """It has taken a token: say how long it is steady from now on.
+        """It takes a token a step: say how long it is steady from now on.
 
         Its full blocks are to be listed, of `block_size` tokens; 0: none are.
         """
         until = min(self.room, self.max_len - 1)
         if block_size and self.kv_read >= 1:
             until = min(until, (self.num_remembered + 1) * block_size)
-        is_watched = self.request.sampling.logprobs is not None or self.parcel_id
-        self.steady_until = 0 if is_watched or self.grammar is not None else until - 1
+        is_watched = self.request.sampling.logprobs is not None or self.parcel_id or self.forks
+        self.steady_until = 0 if is_watched or self.grammar is not None else until
 
     def unsettle(self) -> None:
         """Its blocks are no more what they were: it is to be asked about each token."""
@@ -373,7 +374,7 @@ class Sequence:
         if self.state != RUNNING:
             assert not self.known_to_runtime, self
             assert not self.room and not self.steady_until, self
-        assert self.steady_until <= max(self.room - 1, 0), self
+        assert self.steady_until <= self.room, self
         if self.host_tables:
             assert self.computed > 0 and self.state != RUNNING, self
         elif self.state not in (RUNNING, WAITING_FOR_KV):

@@ -106,5 +106,5 @@ def test_who_is_watched_is_looked_at_in_each_step():
     world.step()
     watched, plain = world.engine.scheduler.running
     assert watched.steady_until == 0
-    assert plain.steady_until == 7 and plain.computed < 7
+    assert plain.steady_until == 8 and plain.computed < 8
     world.drain()

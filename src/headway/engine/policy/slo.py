@@ -87,9 +87,7 @@ class Slo(Fcfs):
         self, cost: StepCost, clock: Clock, kv: KVCache, config: SchedulerConfig, max_num_seqs: int
     ) -> None:
         super().__init__(cost.windows)
-        self.cost = cost
-        self.kv = kv
-        self.clock = clock
+        self.cost, self.kv, self.clock = cost, kv, clock
         self.config = config
         self.max_num_seqs = max_num_seqs
         self.credit = CREDIT
@@ -106,6 +104,7 @@ class Slo(Fcfs):
         self._lacking: list[Sequence] = []
         self._startable: TypingSequence[Sequence] = ()
         self._looked_up = self._num_decodes = 0
+        self._one = cost.beside(NOTHING, 0, 1)
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
@@ -172,7 +171,7 @@ class Slo(Fcfs):
         """
         if all(s.request.terms.ttft_s is None for s in chain(running, waiting)):
             return UNLIMITED_S
-        shortest_s = self.cost.seconds(self.cost.beside(NOTHING, 0, 1))
+        shortest_s = self.cost.seconds(self._one)
         return max(LONGEST_STEP_S, 4 * shortest_s)
 
     def is_idle(self, sequence: Sequence) -> bool:
