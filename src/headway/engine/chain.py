@@ -53,7 +53,8 @@ class Chain:
         """The key of the first `count` tokens of block `index`, that of the block before it, and
         these tokens."""
         begin, key = index * self._block_size, self.part(index, count)
-        return key, self.key(index - 1), self._tokens[begin : begin + count]
+        parent = self.keys[index - 1] if index else self.root
+        return key, parent, self._tokens[begin : begin + count]
 
 
 @cache

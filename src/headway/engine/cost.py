@@ -274,6 +274,9 @@ class StepCost:
 
     def token_s(self, step_s: float, beside: Work, most: int) -> float:
         """Seconds a prompt token takes in steps of `step_s`, of `most` tokens, beside that work."""
+        whole_s = self.seconds(self.beside(beside, 0, most))
+        if whole_s <= step_s:
+            return whole_s / most
         chunk = max(self.chunk(step_s, beside, 0, most), min(LEAST_CHUNK, most))
         return self.seconds(self.beside(beside, 0, chunk)) / chunk
 

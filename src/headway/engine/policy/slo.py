@@ -94,14 +94,12 @@ class Slo(Fcfs):
         self.sheds = config.late == "shed"
         self.users = Users(CREDIT)
         self.token_s = self.alone_s = 0.0
-        self._shed: list[Sequence] = []
-        self._idle: set[int] = set()
-        """Of those present the ones of idle classes."""
+        self._idle, self._hurried = set[int](), set[int]()
+        """Of those present the ones of idle classes, and with an objective for the first token."""
         self._step_s = self._calm_s = LONGEST_STEP_S
         self._lane_waits = self._gains = False
         self._beside = NOTHING
-        self._behind: list[Sequence] = []
-        self._lacking: list[Sequence] = []
+        self._shed, self._behind, self._lacking = [list[Sequence]() for _ in range(3)]
         self._startable: TypingSequence[Sequence] = ()
         self._looked_up = self._num_decodes = 0
         self._one = cost.beside(NOTHING, 0, 1)
@@ -118,11 +116,14 @@ class Slo(Fcfs):
         self.users.arrived(sequence)
         if sequence.request.terms.idle_only:
             self._idle.add(sequence.sequence_id)
+        if sequence.request.terms.ttft_s is not None:
+            self._hurried.add(sequence.sequence_id)
 
     def left(self, sequence: Sequence) -> None:
         """Its user may be gone."""
         super().left(sequence)
         self._idle.discard(sequence.sequence_id)
+        self._hurried.discard(sequence.sequence_id)
 
     def matched_tokens(self, sequence: Sequence) -> int:
         """As they were when it came, or when it was last looked up."""
@@ -148,7 +149,7 @@ class Slo(Fcfs):
         idle = self.idle_of(rows)
         first = [s for s in rows if not self.is_idle(s)] if idle else rows
         self._beside = self.work_of(first)
-        longest_s, decode_s = self.longest_s(running, waiting), self.cost.seconds(self._beside)
+        longest_s, decode_s = self.longest_s(), self.cost.seconds(self._beside)
         self._step_s, self._calm_s = self.bears_s(first, longest_s, now_s, decode_s)
         self._startable = waiting if len(running) < self.max_num_seqs else ()
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
@@ -164,15 +165,14 @@ class Slo(Fcfs):
             self._beside = more
         return first
 
-    def longest_s(self, running: list[Sequence], waiting: TypingSequence[Sequence]) -> float:
+    def longest_s(self) -> float:
         """How long a step may last for whoever comes meanwhile, on a slow machine four of a token.
 
         Where nobody has an objective for the first token, offline, it may last as it will.
         """
-        if all(s.request.terms.ttft_s is None for s in chain(running, waiting)):
-            return UNLIMITED_S
-        shortest_s = self.cost.seconds(self._one)
-        return max(LONGEST_STEP_S, 4 * shortest_s)
+        return (
+            max(LONGEST_STEP_S, 4 * self.cost.seconds(self._one)) if self._hurried else UNLIMITED_S
+        )
 
     def is_idle(self, sequence: Sequence) -> bool:
         """Whether it takes only what nobody else wants; not so once it has aged."""
