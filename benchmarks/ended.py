@@ -49,9 +49,11 @@ class Fleet:
     """The engines of the server `pid` at `url`, by number."""
 
     def __init__(self, url: str, pid: int) -> None:
-        """Engines are started one after the other: their ages are in the order of the numbers."""
+        """The order of the processes is not that of the server's own numbers."""
         self.url, self._pid = url, pid
-        self.pids = sorted(engines(pid), key=began_s)
+        self.pids = engines(pid)
+        self._away = set[int]()
+        """Those that are followed, by the server's numbers."""
 
     def end(self, number: int, way: str) -> Ended:
         """End an engine in one of the `WAYS`."""
@@ -63,20 +65,26 @@ class Fleet:
         return Ended(way, number, at_s)
 
     async def follow(self, ended: Ended) -> None:
-        """Wait until another engine answers in its place; somebody has to go on asking."""
-        known = set(self.pids)
+        """Wait until another engine answers in its place; somebody has to go on asking.
+
+        Which number it has is seen where the server says that it is not ready.
+        """
+        known, number = set(self.pids), -1
         while not ended.answered_s:
             await asyncio.sleep(LOOK_S)
             if not ended.again_s:
                 for pid in set(engines(self._pid)) - known:
                     self.pids[ended.number], ended.again_s = pid, began_s(pid)
-                continue
-            stats = await asyncio.to_thread(get_json, f"{self.url}/stats")
-            engine = stats["engines"][ended.number]
-            if engine["ready"] and not ended.ready_s:
-                ended.ready_s = time.monotonic()
-            if engine["ready"] and engine["num_running"]:
-                ended.answered_s = time.monotonic()
+            told = (await asyncio.to_thread(get_json, f"{self.url}/stats"))["engines"]
+            if number < 0:
+                away = {at for at, engine in enumerate(told) if not engine["ready"]} - self._away
+                number = min(away, default=-1)
+                self._away |= {number}
+            elif ended.again_s and told[number]["ready"]:
+                ended.ready_s = ended.ready_s or time.monotonic()
+                if told[number]["num_running"]:
+                    ended.answered_s = time.monotonic()
+        self._away.discard(number)
 
 
 def engines(pid: int) -> list[int]:

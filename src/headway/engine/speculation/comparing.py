@@ -5,7 +5,7 @@ compared   the chances of each guess are reckoned, and a second path is looked f
 passed     the first guess is worth less than the cheapest row takes: none of them is chosen,
            whatever the others are, and nothing more is reckoned
 
-at rest    half of the sequences are asked; where these promise to save enough, the others are
+at rest    some of the sequences are asked; where these promise to save enough, the others are
            asked too, and all are compared
 """
 
@@ -29,11 +29,13 @@ from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.lookup import Guess
 from headway.engine.speculation.paths import find_rival
 from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.rests import Rests
 from headway.engine.speculation.shadow import Shadow
 from headway.engine.speculation.sources import Forced, make_sources
 from headway.engine.speculation.trials import Trials
 
+ASKED_AT_REST = 8
+"""Of many sequences: where the traffic changes it does for most of them."""
 DEAR = 0.5
 """A second path takes two rows for its first guess: where each takes half a token, none pays."""
 
@@ -52,6 +54,8 @@ class Comparing:
             self.asking = Asking(price, cost)
         self.trials, self.rests = Trials(cost), Rests()
         self._by_id: dict[int, Guessing] = {}
+        self._num_looks = 0
+        """At rest: who is asked in a look is others than before."""
 
     def _state(self, sequence: Sequence) -> Guessing:
         state = self._by_id.get(sequence.sequence_id)
@@ -105,7 +109,7 @@ class Comparing:
     ) -> list[Candidate]:
         """Of each decode the one that promises most, if a guess is worth more than `least`.
 
-        At rest half of them are asked, and the others in the next look; all at once where that
+        At rest half of them are asked, or few of many, and others in the next look; all where that
         finds something. Where a trial is due, the likeliest guess is looked at whatever it is.
         """
         if self.lookahead is not None:
@@ -113,8 +117,12 @@ class Comparing:
             self.lookahead.begin(self.acceptance.shares(self.lookahead.name, KINDS), worth)
         turns = [state.looks for state in states]
         if self.rests.is_resting:
-            late = self.rests.look is Look.LAST
-            turns = [at % 2 == late or bool(each.proposed) for at, each in enumerate(states)]
+            parts = max(len(states) // ASKED_AT_REST, 2)
+            self._num_looks += 1
+            turns = [
+                (at + self._num_looks) % parts == 0 or bool(each.proposed)
+                for at, each in enumerate(states)
+            ]
         self._ask(decodes, states, turns)
         best, firsts = [NO_CANDIDATE] * len(states), [0.0] * len(states)
         if not self.rests.is_resting:

@@ -1,6 +1,7 @@
 """What a step that finds nothing asks of the sources, and that who begins to copy is seen."""
 
 import random
+from itertools import chain
 from math import inf
 
 import pytest
@@ -108,17 +109,19 @@ def test_rows_that_seem_too_dear_for_any_guess_are_tried_nevertheless():
         pytest.fail("no row was ever tried")
 
 
-def test_at_rest_half_of_the_sequences_are_asked_at_a_time():
-    """In two looks that follow each other everybody."""
-    traffic = Traffic(MIDDLING, 16)
+@pytest.mark.parametrize(("streams", "parts"), [(4, 2), (16, 2), (24, 3)])
+def test_at_rest_some_of_the_sequences_are_asked_at_a_time(streams, parts):
+    """Half of them, or eight; in looks that follow each other everybody."""
+    traffic = Traffic(MIDDLING, streams)
     traffic.rest()
     del traffic.asked[:]
-    for _ in range(4 * CYCLE):
+    for _ in range(2 * parts * CYCLE):
         traffic.step()
     looks = [sorted(asked) for asked in traffic.asked if asked]
-    assert {len(asked) for asked in looks} == {8}
-    for first, second in zip(looks[::2], looks[1::2], strict=True):
-        assert sorted([*first, *second]) == list(range(16))
+    assert {len(asked) for asked in looks} == {streams // parts}
+    for begin in range(0, len(looks) - parts + 1, parts):
+        asked = chain.from_iterable(looks[begin : begin + parts])
+        assert sorted(asked) == list(range(streams))
 
 
 @pytest.mark.parametrize("streams", [4, 16])
