@@ -9,9 +9,10 @@ The second does so once for each of `--speculate`, and for each of `--fixed` wit
 widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
 second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
 those without guesses; tokens a step and sequence, the share of guesses kept, how many second paths
-rode, and what drafting took of the time. Each repeat has prompts of its own, the same for all; what
-a speculator has learned is forgotten for the next row of the table. The tokens are compared: they
-must be the same.
+rode, what drafting took of the time, behind prompts as well, and how long the steps with prompts
+took, times those without guesses. Each repeat has prompts of its own, the same for all, and no
+prefix cache; what a speculator has learned is forgotten for the next row of the table. The tokens
+are compared: they must be the same.
 
 With `--row-costs 0.1` no clock is read: a step takes 10 ms, and a tenth of that more for each row
 beyond the first. So what sources without a model bring is told of a small model on a busy machine.
@@ -71,6 +72,8 @@ class Run:
     forced: int = 0
     draft_s: float = 0.0
     paths: int = 0
+    prompts_s: float = 0.0
+    """Of the steps that compute prompts."""
 
     @property
     def rate(self) -> float:
@@ -148,6 +151,7 @@ def answer(
         if record.num_prefill_tokens and row_costs is None:
             run.seconds += record.draft_s
             run.draft_s += record.draft_s
+            run.prompts_s += record.duration_s
         if record.num_tokens and not record.num_prefill_tokens:
             run.tokens += sum(len(update.token_ids) for update in updates)
             run.rows += record.num_sampled - record.num_drafts
@@ -201,12 +205,13 @@ def main() -> None:
 
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
-    given |= {"quantization": chosen.quantization}
+    given |= {"quantization": chosen.quantization, "prefix_cache": False}
     drafting = {"draft_vocab_size": chosen.draft_vocab_size, "max_drafts": chosen.max_drafts}
     drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
-    heads = "batch,kind,source,tok/s,x off,tokens a step,kept,paths,forced,drafting,same".split(",")
+    heads = "batch,kind,source,tok/s,x off,tokens a step,kept,paths,forced,drafting,prompts,same"
+    heads = heads.split(",")
     print("|", " | ".join(heads), "|")
     print("|", " | ".join(["---"] * len(heads)), "|")
     first = 0
@@ -249,6 +254,7 @@ def main() -> None:
                     same[name] = same[name] and told == expected
                 first += 100_000
             base = statistics.median(run.rate for run in runs["off"])
+            prompts_s = sum(run.prompts_s for run in runs["off"])
             for name, found in runs.items():
                 rate = statistics.median(run.rate for run in found)
                 whole = {f: sum(getattr(run, f) for run in found) for f in Run.__slots__}
@@ -259,6 +265,7 @@ def main() -> None:
                     f"{whole['paths']} | "
                     f"{whole['forced'] / max(whole['tokens'], 1):.0%} | "
                     f"{whole['draft_s'] / whole['seconds']:.0%} | "
+                    f"{whole['prompts_s'] / prompts_s if prompts_s else 1:.2f} | "
                     f"{'yes' if same[name] else 'NO'} |",
                     flush=True,
                 )
