@@ -44,13 +44,18 @@ def table(replicas: "list[Replica]", machines: "list[Host]", found: "Placement")
     """A line for each machine that is used, what is on it and why that takes what it takes."""
     lines = []
     for at, machine in enumerate(machines):
-        own = [r for r, host in zip(replicas, found.hosts, strict=True) if host == at]
+        own = [i for i, host in enumerate(found.hosts) if host == at]
         if not own:
             continue
-        used = sum(replica.num_bytes for replica in own)
-        share = used / machine.num_bytes
-        lines.append(f"{machine.name}: {gib(used)} of {gib(machine.num_bytes)} ({share:.0%})")
-        lines += [f"    {each.model:<20} {gib(each.num_bytes):>10}  {each.why}" for each in own]
+        used = sum(replicas[i].num_bytes for i in own)
+        share = used / machine.total
+        lines.append(f"{machine.name}: {gib(used)} of {gib(machine.total)} ({share:.0%})")
+        for i in own:
+            each, where = replicas[i], ""
+            if machine.devices > 1:
+                numbers = ", ".join(map(str, sorted(found.devices[i])))
+                where = f"device{'s' if each.ranks > 1 else ''} {numbers}: "
+            lines.append(f"    {each.model:<20} {gib(each.num_bytes):>10}  {where}{each.why}")
     kind = "no placement is cheaper" if found.is_cheapest else "the cheapest that was found"
     used = len({at for at in found.hosts if at is not None})
     return "\n".join(
@@ -74,6 +79,7 @@ def as_json(
                 "model": replica.model,
                 "bytes": replica.num_bytes,
                 "machine": None if at is None else machines[at].name,
+                "devices": sorted(found.devices[i]),
                 "why_not": reasons.get(i),
             }
             for i, (replica, at) in enumerate(zip(replicas, found.hosts, strict=True))

@@ -9,10 +9,13 @@
         sequences: 16
         replicas: 2
         apart: true
-      draft: {memory: 3GiB}
+      draft: {memory: 3GiB}                    node: {memory: 80GiB, devices: 8, price: 30}
+      large: {folder: /models/large, ranks: 4}
 
 A model's bytes are those of its weights in that format, and of the KV of so many sequences of that
-length; or `memory` says them. `reserve` of a machine is left free (2GiB by default).
+length; or `memory` says them. A copy on several `ranks` takes a device for each, all of one machine
+(`--tensor-parallel-size`). `memory` of a machine is that of each of its `devices`, of which
+`reserve` is left free (2GiB by default).
 """
 
 from pathlib import Path
@@ -27,6 +30,7 @@ from headway.core.kv_format import APART, ROUNDED, kv_format
 from headway.core.memory_plan import gib, useful_blocks, with_open_blocks
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options.field import parse_bytes
+from headway.core.parallel import MOST_RANKS, Parallel, check_cut, held_by_all
 from headway.core.quantization import Quantization, planned_bytes
 from headway.core.yaml_file import read_yaml
 
@@ -41,6 +45,7 @@ class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     context: int = 0
     sequences: int = 16
     replicas: int = 1
+    ranks: int = 1
     apart: bool = False
 
     def __post_init__(self) -> None:
@@ -53,6 +58,8 @@ class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"kv is {names}, or left out for the model's type")
         if self.context < 0 or self.sequences < 1 or not 1 <= self.replicas <= 10_000:
             raise ValueError("context, sequences and replicas are positive numbers")
+        if not 1 <= self.ranks <= MOST_RANKS:
+            raise ValueError(f"ranks are 1 to {MOST_RANKS}")
 
 
 class HostRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,11 +68,14 @@ class HostRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     memory: str
     price: float = 0.0
     count: int = 1
+    devices: int = 1
     reserve: str = "2GiB"
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 10_000 or not 0 <= self.price < 1e9:
             raise ValueError("count is positive and price not negative")
+        if not 1 <= self.devices <= MOST_RANKS:
+            raise ValueError(f"devices are 1 to {MOST_RANKS}")
 
 
 def read_models(path: Path) -> list[Replica]:
@@ -84,7 +94,8 @@ def read_machines(path: Path) -> list[Host]:
         usable = size(path, name, "memory", row.memory) - size(path, name, "reserve", row.reserve)
         for number in range(1, row.count + 1):
             each = f"{name}-{number}" if row.count > 1 else name
-            found.append(Host(name=each, num_bytes=max(usable, 0), price=row.price))
+            host = Host(name=each, num_bytes=max(usable, 0), price=row.price, devices=row.devices)
+            found.append(host)
     return found
 
 
@@ -121,19 +132,28 @@ def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
     """What one copy of a model takes."""
     if row.memory:
         num_bytes = size(path, name, "memory", row.memory)
-        return Replica(model=name, num_bytes=num_bytes, apart=row.apart, why="as the file says")
-    folder = Path(row.folder)
+        return Replica(
+            model=name,
+            num_bytes=num_bytes,
+            ranks=row.ranks,
+            apart=row.apart,
+            why="as the file says",
+        )
+    folder, rounded = Path(row.folder), Quantization.of(row.quantization)
+    parallel = Parallel(size=row.ranks)
     try:
         spec = read_model_spec(folder if folder.is_absolute() else path.parent / folder)
+        check_cut(spec, parallel, rounded.unit)
     except HeadwayError as error:
         raise UsageError(f"{path}, {name}: {error.cause}", error.fix) from error
-    weights = planned_bytes(Quantization.of(row.quantization), spec, spec.dtype)
+    weights = planned_bytes(rounded, spec, spec.dtype)
+    spec = held_by_all(spec, parallel, rounded.unit)
     context = min(row.context or spec.max_len, spec.max_len)
     kv = kv_bytes(spec, row.kv or spec.dtype, context, row.sequences)
     why = (
         f"weights {gib(weights)}, KV {gib(kv)} for {row.sequences} sequences of {context:,} tokens"
     )
-    return Replica(model=name, num_bytes=weights + kv, apart=row.apart, why=why)
+    return Replica(model=name, num_bytes=weights + kv, ranks=row.ranks, apart=row.apart, why=why)
 
 
 def kv_bytes(spec: ModelSpec, kv_dtype: str, context: int, sequences: int) -> int:

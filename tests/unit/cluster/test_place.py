@@ -12,14 +12,20 @@ from headway.cli.main import main
 from headway.cluster.place import EXACT_UP_TO, Host, Placement, Replica, cost, place, refusals
 
 GIB = 2**30
+EMBEDDED = Path(__file__).resolve().parents[3] / "src/headway/embedded/headway-tiny"
 
 
 def check(replicas: list[Replica], machines: list[Host], found: Placement) -> None:
     """Nothing is on two machines or beyond one; copies that are to be apart are."""
-    assert len(found.hosts) == len(replicas)
+    assert len(found.hosts) == len(found.devices) == len(replicas)
     for at, machine in enumerate(machines):
         own = [r for r, host in zip(replicas, found.hosts, strict=True) if host == at]
-        assert sum(replica.num_bytes for replica in own) <= machine.num_bytes
+        held = [0] * machine.devices
+        for replica, host, devices in zip(replicas, found.hosts, found.devices, strict=True):
+            assert host is None or len(set(devices)) == replica.ranks
+            for device in devices if host == at else ():
+                held[device] += -(-replica.num_bytes // replica.ranks)
+        assert max(held) <= machine.num_bytes
         apart = [replica.model for replica in own if replica.apart]
         assert len(set(apart)) == len(apart)
     assert found.price == pytest.approx(cost(found.hosts, machines))
@@ -43,24 +49,25 @@ def draw(source: random.Random, most: int) -> tuple[list[Replica], list[Host]]:
 
 def cheapest(replicas: list[Replica], machines: list[Host]) -> float | None:
     """By trying everything; None where not all can be placed."""
+    ways = [
+        [
+            (at, devices)
+            for at, machine in enumerate(machines)
+            for devices in itertools.combinations(range(machine.devices), replica.ranks)
+        ]
+        for replica in replicas
+    ]
     best = None
-    for hosts in itertools.product(range(len(machines)), repeat=len(replicas)):
-        left = [machine.num_bytes for machine in machines]
-        on: set[tuple[str, int]] = set()
-        for replica, at in zip(replicas, hosts, strict=True):
-            left[at] -= replica.num_bytes
-            if left[at] < 0 or (replica.apart and (replica.model, at) in on):
-                break
-            on.add((replica.model, at))
-        else:
-            if all(
-                not r.apart
-                or [(q.model, h) for q, h in zip(replicas, hosts, strict=True)].count((r.model, at))
-                == 1
-                for r, at in zip(replicas, hosts, strict=True)
-            ):
-                price = cost(hosts, machines)
-                best = price if best is None else min(best, price)
+    for chosen in itertools.product(*ways):
+        left = [[machine.num_bytes] * machine.devices for machine in machines]
+        for replica, (at, devices) in zip(replicas, chosen, strict=True):
+            for device in devices:
+                left[at][device] -= -(-replica.num_bytes // replica.ranks)
+        on = [(r.model, at) for r, (at, _) in zip(replicas, chosen, strict=True)]
+        alone = (on.count(one) == 1 for one, r in zip(on, replicas, strict=True) if r.apart)
+        if min(map(min, left), default=0) >= 0 and all(alone):
+            price = cost([at for at, _ in chosen], machines)
+            best = price if best is None else min(best, price)
     return best
 
 
@@ -145,6 +152,46 @@ def test_twelve_replicas_are_searched_to_the_end_and_never_dearer_than_first_fit
         assert found.is_cheapest == (None not in found.hosts)
 
 
+def test_replicas_of_several_ranks_are_on_devices_of_one_machine():
+    """Also where the cheapest choice is not the fullest devices; against all there are."""
+    source, placed = random.Random(9), 0
+    for _ in range(150):
+        replicas = [
+            Replica(
+                model=source.choice("ab"),
+                num_bytes=source.choice([2, 3, 5, 8, 12]),
+                ranks=source.choice([1, 1, 2, 3]),
+            )
+            for _ in range(source.randint(1, 4))
+        ]
+        machines = [
+            Host(
+                name=str(n),
+                num_bytes=source.choice([4, 6, 8]),
+                price=source.choice([0, 1, 1.5, 3]),
+                devices=source.choice([1, 2, 3]),
+            )
+            for n in range(source.randint(1, 2))
+        ]
+        found, best = place(replicas, machines), cheapest(replicas, machines)
+        check(replicas, machines, found)
+        if best is None:
+            assert refusals(replicas, machines, found)
+        else:
+            placed += 1
+            assert found.is_cheapest and found.price == pytest.approx(best)
+    assert 20 < placed < 130
+
+
+def test_devices_of_a_machine_are_filled_alike():
+    """Five bytes are on each of four: two on their own, one cut in two."""
+    replicas = [Replica(model="a", num_bytes=5), Replica(model="b", num_bytes=5)]
+    replicas.append(Replica(model="c", num_bytes=10, ranks=2))
+    found = place(replicas, [Host(name="node", num_bytes=16, price=1, devices=4)])
+    check(replicas, [Host(name="node", num_bytes=16, price=1, devices=4)], found)
+    assert sorted(itertools.chain(*found.devices)) == [0, 1, 2, 3]
+
+
 def test_a_thousand_models_on_a_hundred_machines():
     source = random.Random(6)
     replicas = [Replica(model=str(n), num_bytes=source.randint(1, 20) * GIB) for n in range(1000)]
@@ -167,9 +214,8 @@ def test_of_equal_prices_the_fullest_machine_is_as_empty_as_can_be():
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    embedded = Path(__file__).resolve().parents[3] / "src/headway/embedded/headway-tiny"
     (tmp_path / "models.yaml").write_text(
-        f"models:\n  chat: {{folder: {embedded}, quantization: int4, context: 1024, replicas: 2, "
+        f"models:\n  chat: {{folder: {EMBEDDED}, quantization: int4, context: 1024, replicas: 2, "
         f"apart: true}}\n"
         "  big: {memory: 20GiB}\n"
     )
@@ -196,6 +242,27 @@ def test_the_verb_says_what_is_where_and_why(files, capsys):
     assert {each["machine"] for each in told["replicas"]} == {"small-1", "small-2"}
 
 
+def test_ranks_are_said_with_their_devices(files, capsys):
+    """A model of three heads on two ranks, with a copy of the KV head that both read."""
+    models, machines = files / "models.yaml", files / "machines.yaml"
+    models.write_text(
+        models.read_text().replace("replicas: 2, apart: true", "ranks: 2")
+        + "  wide: {memory: 90GiB, ranks: 4}\n  eight: {memory: 8GiB, ranks: 8}\n"
+    )
+    machines.write_text("machines:\n  node: {memory: 32GiB, devices: 4, price: 9}\n")
+    status, said, _ = run(files, capsys, f"--json={files / 'out.json'}")
+    assert status == 5
+    assert "devices 0, 1, 2, 3: as the file says" in said and "of 120 GiB" in said
+    assert "eight has no machine: it takes 8.00 GiB; no machine has 8 devices" in said
+    told = {
+        each["model"]: each for each in json.loads((files / "out.json").read_text())["replicas"]
+    }
+    assert told["wide"]["devices"] == [0, 1, 2, 3] and len(told["chat"]["devices"]) == 2
+    models.write_text("models:\n  wide: {memory: 200GiB, ranks: 4}\n")
+    _, said, _ = run(files, capsys)
+    assert "the largest machine, node, has 30.0 GiB for each rank" in said
+
+
 def test_what_has_no_machine_is_said_in_bytes(files, capsys):
     models = files / "models.yaml"
     models.write_text(
@@ -219,6 +286,8 @@ def test_what_has_no_machine_is_said_in_bytes(files, capsys):
         ("models: {a: {}}", "it needs either folder or memory"),
         ("models: {a: {memory: lots}}", "memory is 'lots'"),
         ("models: {a: {memory: 1GiB, replicas: 0}}", "positive numbers"),
+        ("models: {a: {memory: 1GiB, ranks: 0}}", "ranks are 1 to 64"),
+        (f"models: {{a: {{folder: {EMBEDDED}, ranks: 5}}}}", "--tensor-parallel-size 5"),
         ("models: {a: {memory: 1GiB, quantisation: int4}}", "quantisation"),
         ("models: {a: {folder: nowhere}}", "There is no folder"),
         ("hosts: {}", "has no mapping 'models'"),
