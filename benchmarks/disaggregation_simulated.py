@@ -1,12 +1,14 @@
 """Prefill and decode apart beside chunked prefill in each engine, on eight simulated H100.
 
     python benchmarks/disaggregation_simulated.py [--loads long chat short] [--seconds 40]
+    python benchmarks/disaggregation_simulated.py --loads short --rates 75 94 103 112 [--ways 3 4]
 
 Llama 3.1 8B in bf16; a step takes its bytes over 60% of 3,350 GB/s or its FLOPs over 50% of 989
 TFLOP/s, whichever is longer, and 1.5 ms (`advise.simulate.truth.Roofline`): nobody has measured it.
 Scheduler, caches, admission's choice, parcels and restores are the server's. For each way of
 dividing the engines: the highest rate of requests of which 90% meet both objectives, by bisection,
-and what `admit.split` would have chosen from the rates alone. With `--in-turns` a step takes its
+and what `admit.split` would have chosen from the rates alone. With `--rates` no rate is searched:
+the share of requests that meet both objectives at each of these. With `--in-turns` a step takes its
 bytes and its FLOPs one after the other: nothing of a chunk hides behind what answers read.
 """
 
@@ -98,6 +100,32 @@ def middle(length: str) -> int:
     return (int(low) + int(high)) // 2
 
 
+def searched(house: House, ways: list[Way], asked: tuple[float, float]) -> dict[str, list[float]]:
+    """The highest rate of each way that keeps the attainment."""
+    found = {}
+    for way in ways:
+        bound = 0.7 * ENGINES / sum(asked)
+        if way.prefill:
+            bound = 0.8 / max(asked[0] / way.prefill, asked[1] / (ENGINES - way.prefill))
+        found[way.name] = [house.best_rate(way, bound)[0]]
+        told(house, way, found[way.name])
+    return found
+
+
+def shared(house: House, ways: list[Way], rates: list[float]) -> dict[str, list[float]]:
+    """The share of requests in both objectives, of each way at each of the rates."""
+    found = {}
+    for way in ways:
+        found[way.name] = [house.attained(way, rate) for rate in rates]
+        told(house, way, found[way.name])
+    return found
+
+
+def told(house: House, way: Way, figures: list[float]) -> None:
+    """What was found of a way, for who waits."""
+    print(f"{house.name}: {way.name}: {figures}", file=sys.stderr, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--loads", nargs="*", default=list(LOADS), choices=list(LOADS))
@@ -105,38 +133,35 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=50.0, help="GB/s between two engines")
     parser.add_argument("--ways", type=int, nargs="*", help="numbers of the ways, from 0")
     parser.add_argument("--precision", type=float, default=0.06, help="of a rate")
+    parser.add_argument("--rates", type=float, nargs="*", help="requests/s; none is searched")
     parser.add_argument("--in-turns", action="store_true", help="no overlap within a step")
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
-    told: dict[str, dict[str, float]] = {}
+    ways = WAYS if given.ways is None else [WAYS[number] for number in given.ways]
+    figures: dict[str, dict[str, object]] = {}
     for name in given.loads:
         kind, house = LOADS[name], house_of(LOADS[name], given)
         took = truth(house.spec, InTurns if given.in_turns else Roofline)
         lengths = middle(kind.prompt), middle(kind.output)
         asked = shares(took, lengths, kind.slo.tpot_s or inf, 1.0)
-        guess, rows = 0.7 * ENGINES / sum(asked), []
-        ways = WAYS if given.ways is None else [WAYS[number] for number in given.ways]
-        found = {}
-        for way in ways:
-            bound = guess
-            if way.prefill:
-                fullest = max(asked[0] / way.prefill, asked[1] / (ENGINES - way.prefill))
-                bound = 0.8 / fullest
-            found[way.name] = house.best_rate(way, bound)[0]
-            print(
-                f"{name}: {way.name}: {found[way.name]:.1f} requests/s", file=sys.stderr, flush=True
-            )
-        best = max(found.values()) or 1.0
-        rows = [[way, f"{rate:.1f}", f"{rate / best:.2f}"] for way, rate in found.items()]
+        if given.rates:
+            found = shared(house, ways, given.rates)
+            columns = ["in both objectives at requests/s", *(f"{rate:g}" for rate in given.rates)]
+            rows = [[way, *(f"{share:.0%}" for share in each)] for way, each in found.items()]
+        else:
+            found = searched(house, ways, asked)
+            best = max(found.values())[0] or 1.0
+            columns = ["way", "requests/s in both objectives", "of the best"]
+            rows = [[way, f"{rate:.1f}", f"{rate / best:.2f}"] for way, (rate,) in found.items()]
         chosen = prefill_engines(ENGINES, *asked)
-        print(f"\n{name}: {LOADS[name].prompt} in, {LOADS[name].output} out, {LOADS[name].slo}")
+        print(f"\n{name}: {kind.prompt} in, {kind.output} out, {kind.slo}")
         print(f"by the rates alone: {chosen} prefill, {ENGINES - chosen} decode "
               f"(a request asks {asked[0] * 1e3:.1f} and {asked[1] * 1e3:.1f} ms)\n")  # fmt: skip
-        print(markdown(["way", "requests/s in both objectives", "of the best"], rows), flush=True)
-        told[name] = {**found, "chosen": chosen}
+        print(markdown(columns, rows), flush=True)
+        figures[name] = {**found, "chosen": chosen}
     if given.json:
-        write_json(given.json, told)
-    print(json.dumps(told), file=sys.stderr)
+        write_json(given.json, figures)
+    print(json.dumps(figures), file=sys.stderr)
 
 
 if __name__ == "__main__":

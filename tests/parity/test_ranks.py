@@ -137,6 +137,35 @@ def test_who_raised_says_whether_ranks_are_apart(bad: tuple[int, ...], expected:
     assert is_apart([bool(one) for one in bad], Parallel(size=2, stages=2)) == expected
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_parts_are_added_in_fp32_and_rounded_once(dtype: torch.dtype, count: int):
+    """As many numbers as vectors of any width leave over."""
+    parts = [torch.randn(7, 101).mul(3.0**at).to(dtype) for at in range(count)]
+    total = torch.zeros(7, 101)
+    for part in parts:
+        total = total + part.float()
+    kept = [part.clone() for part in parts]
+    found = ordered_sum(parts)
+    assert torch.equal(found, total.to(dtype)) and found.dtype == dtype
+    assert all(map(torch.equal, parts, kept)), "nobody's part has changed"
+
+
+def test_sums_of_more_shapes_than_are_remembered(meeting: Path, monkeypatch: pytest.MonkeyPatch):
+    """Where their parts lie is found anew, and the first shape's again."""
+    monkeypatch.setattr("headway.runtime.parallel.shared.MOST_SEEN", 8)
+    shapes = [(rows, 8) for rows in (1, *range(1, 20), 1)]
+
+    def work(group: SharedGroup) -> list[Tensor]:
+        return [group.sum([torch.full(shape, float(group.rank))]) for shape in shapes]
+
+    for found in together(meeting, work):
+        assert all(
+            torch.equal(one, torch.full(shape, 3.0))
+            for one, shape in zip(found, shapes, strict=True)
+        )
+
+
 def test_one_rank_adds_the_same_parts():
     parts = torch.randn(4, 5, 16).bfloat16()
     expected = parts.float()

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,9 +35,10 @@ LINE = 64
 PATIENCE_S = 30.0
 """Below the time after which an engine counts as hung."""
 SPINS, FEW_SPINS = 2000, 20
-"""Looks at a turn before the core is left to others: some 200 us, or 2 where ranks share one."""
+"""Looks at a turn before the core is left to others: 140 us, or 1.4 where ranks share one."""
 MOST_SEEN = 256
 """Shapes of sums that are remembered."""
+Views = tuple[Sequence[Tensor], Sequence[Tensor]]
 PAUSE_S = 20e-6
 """And for how long at least, which the system makes some 70 us of. Asking for none leaves it to
 nobody: a waiting rank kept the core that another rank, or anybody else, had work for."""
@@ -66,12 +66,15 @@ class SharedGroup:
         self.rank, self.size, self.parent, self.patience_s = rank, size, parent, patience_s
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._turns = np.frombuffer(self._memory, np.int64, size * LINE // 8)[:: LINE // 8]
+        self._turns = memoryview(self._memory)[: size * LINE].cast("q")
+        self._own_at = rank * LINE // self._turns.itemsize
+        lines = range(0, len(self._turns), LINE // self._turns.itemsize)
+        self._others_at = [at for at in lines if at != self._own_at]
         whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=size * LINE)
         places, self._logits = whole.tensor_split([size * 2 * PLACE_BYTES])
         self._places = places.view(2, size, PLACE_BYTES)
         self._turn, self._clock = 0, SystemClock()
-        self._seen: dict[tuple[object, ...], tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
+        self._seen: dict[tuple[object, ...], Views] = {}
         """By place and what was added there: where the parts lie, this rank's and all of them."""
         cores = len(os.sched_getaffinity(0))
         self._spins = SPINS if max(size, at_once) <= cores else FEW_SPINS
@@ -102,6 +105,11 @@ class SharedGroup:
     def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         width, dtype = own_RW.shape[1], own_RW.dtype
         most = PLACE_BYTES // (width * own_RW.element_size())
+        if max(counts) <= most:
+            own, everybodys = self._rows(tuple(counts), own_RW)
+            own[0].copy_(own_RW)
+            self._meet()
+            return torch.cat(list(everybodys))
         whole = torch.empty(sum(counts), width, dtype=dtype)
         each = whole.split(list(counts))
         each[self.rank].copy_(own_RW)
@@ -120,7 +128,7 @@ class SharedGroup:
         return whole
 
     def leave(self) -> None:
-        self._turns[self.rank] = LEFT
+        self._turns[self._own_at] = LEFT
 
     def _first(self, x_TH: Tensor) -> Tensor:
         place = self._places[(self._turn + 1) % 2, 0, : x_TH.nbytes]
@@ -146,7 +154,7 @@ class SharedGroup:
         self._meet()
         return ordered_sum(all_parts)
 
-    def _parts(self, count: int, like: Tensor) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    def _parts(self, count: int, like: Tensor) -> Views:
         """Where the next sum of so many parts lies, this rank's and everybody's: found once for
         each shape, since to find it takes longer than to add up a row."""
         which = (self._turn + 1) % 2
@@ -157,27 +165,51 @@ class SharedGroup:
             shared = places.view(self.size, count, *like.shape)
             by_rank = [parts.unbind() for parts in shared.unbind()]
             found = by_rank[self.rank], [*chain.from_iterable(by_rank)]
-            if len(self._seen) >= MOST_SEEN:
-                self._seen.clear()
-            self._seen[key] = found
+            self._keep(key, found)
         return found
+
+    def _rows(self, counts: tuple[int, ...], like: Tensor) -> Views:
+        """Where the rows of each rank lie that fit into its place, this rank's and everybody's."""
+        which = (self._turn + 1) % 2
+        key = which, counts, like.shape[1:], like.dtype
+        found = self._seen.get(key)
+        if found is None:
+            width = like.shape[1]
+            each = [
+                place[: count * width * like.element_size()].view(like.dtype).view(count, width)
+                for place, count in zip(self._places[which], counts, strict=True)
+            ]
+            found = [each[self.rank]], each
+            self._keep(key, found)
+        return found
+
+    def _keep(self, key: tuple[object, ...], found: Views) -> None:
+        """Remember where something lies: steps are alike."""
+        if len(self._seen) >= MOST_SEEN:
+            self._seen.clear()
+        self._seen[key] = found
 
     def _meet(self) -> None:
         """A turn: all have done what comes before it."""
         self._turn += 1
-        self._turns[self.rank] = self._turn
-        self._wait()
+        self._turns[self._own_at] = self._turn
+        turns, turn, until_s = self._turns, self._turn, 0.0
+        for at in self._others_at:
+            spins = self._spins
+            while turns[at] < turn:
+                spins -= 1
+                if spins:
+                    continue
+                time.sleep(PAUSE_S)
+                spins, until_s = self._spins, self._late(until_s)
 
-    def _wait(self) -> None:
-        turns, turn, spins, until_s = self._turns, self._turn, 0, 0.0
-        while turns.min() < turn:
-            spins += 1
-            if spins % self._spins:
-                continue
-            time.sleep(PAUSE_S)
-            now_s = self._clock.now_s()
-            until_s = until_s or now_s + self.patience_s
-            is_over = now_s > until_s or turns.min() == LEFT
-            if is_over or (self.parent and os.getppid() != self.parent):
-                late = [rank for rank in range(self.size) if turns[rank] < turn]
-                raise RankLostError(f"Ranks {late} did not come to sum {turn}.")
+    def _late(self, until_s: float) -> float:
+        """Until when others are waited for; RankLostError where that is over, or nobody comes."""
+        now_s, turns, turn = self._clock.now_s(), self._turns, self._turn
+        until_s = until_s or now_s + self.patience_s
+        late = [at for at in self._others_at if turns[at] < turn]
+        is_over = now_s > until_s or any(turns[at] == LEFT for at in late)
+        if late and (is_over or (self.parent and os.getppid() != self.parent)):
+            ranks = [at * turns.itemsize // LINE for at in late]
+            raise RankLostError(f"Ranks {ranks} did not come to sum {turn}.")
+        return until_s
