@@ -154,10 +154,10 @@ class VirtualServer(World):
             self.at(TICK_S, self._tick, TICK_S)
         return super().run(conversations)
 
-    def _stepped(self, replica: Replica, stepped: Stepped) -> None:
+    def _ended(self, replica: Replica, stepped: Stepped) -> None:
         if stepped.record is not None:
             self.records.append(stepped.record)
-        super()._stepped(replica, stepped)
+        super()._ended(replica, stepped)
 
     # ── who looks ───────────────────────────────────────────────────────────────────────────
 

@@ -5,21 +5,30 @@ The file is `telemetry.calibration`'s; `headway simulate`, `plan` and `tune` rea
 
 import math
 import urllib.parse
+from bisect import bisect_right
 from pathlib import Path
+from statistics import median
 
 import aiohttp
 import msgspec
+import numpy as np
 
 from headway.bench.latency import latency
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.measure.client import open_session
-from headway.measure.record import Run
+from headway.measure.record import Exchange, Run
 from headway.measure.saved import write
-from headway.telemetry.calibration import FORMAT, VERSION, Calibration
+from headway.telemetry.calibration import FORMAT, VERSION, WHOLE_LOAD, Calibration
+from headway.telemetry.host_cpu import costs_of
 
 MOST_SECONDS = 300
 TIMEOUT_S = 30.0
+TOGETHER_S = 2e-4
+"""Tokens that are read nearer to each other than this came in one wake of the client."""
+MOST_WAY_S = 0.05
+LEAST_QUIET = 5
+"""Requests that found nobody: so many tell the door, if each arrived so soon after it was sent."""
 LEAST_STEPS = 50
 """Fewer steps than these tell a machine's pace too roughly to simulate by."""
 
@@ -55,10 +64,10 @@ def parse_calibration(data: bytes, source: str) -> Calibration:
             f"{source} is no calibration: {error}.",
             "Write one with headway bench URL --calibrate FILE.",
         ) from error
-    if (found.format, found.version) != (FORMAT, VERSION):
+    if found.format != FORMAT or found.version not in (WHOLE_LOAD, VERSION):
         raise UsageError(
-            f"{source} is {found.format} of version {found.version}; {FORMAT} of version {VERSION} "
-            "is read here.",
+            f"{source} is {found.format} of version {found.version}; {FORMAT} of versions "
+            f"{WHOLE_LOAD} to {VERSION} is read here.",
             "Calibrate again: headway bench URL --calibrate FILE.",
         )
     steps = found.steps
@@ -91,18 +100,71 @@ async def write_calibration(url: str, options: BenchOptions, run: Run) -> None:
             f"Only {len(found.steps)} steps ran; {LEAST_STEPS} are needed to calibrate by.",
             "Raise --duration or --rate.",
         )
-    found.host.door_s = door_seconds(run)
-    found.host.client_cpu_s = client_seconds(url, run)
+    host, near = found.host, is_near(url)
+    host.door_s = quiet_door_seconds(run, host.quiet) if near else None
+    if host.door_s is None:
+        host.door_s = door_seconds(run)
+    if near:
+        host.client_request_cpu_s, host.client_step_cpu_s, host.client_cpu_s = client_costs(run)
     write(options.calibrate, msgspec.json.encode(found))
 
 
-def client_seconds(url: str, run: Run) -> float:
-    """CPU seconds that we took for a token, where we share the server's machine; 0 elsewhere."""
+def is_near(url: str) -> bool:
+    """Whether the server is on our own machine, whose cores and clock we share."""
     host = urllib.parse.urlsplit(url if "://" in url else f"http://{url}").hostname or ""
-    num_tokens = sum(x.num_output for x in run.exchanges)
-    if not (host == "localhost" or host == "::1" or host.startswith("127.")) or not num_tokens:
-        return 0.0
-    return round(run.client.cpu_s / num_tokens, 8)
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def client_costs(run: Run) -> tuple[float, float, float]:
+    """CPU seconds that we took for (a request, a moment in which tokens came, a token): the least
+    squares of the run's seconds, as the server's own are found (`telemetry.host_cpu`); of a run of
+    a few seconds all of it by token."""
+    sent = [x.sent_s for x in run.exchanges if x.sent_s is not None]
+    chunks = [(at_s, n) for x in run.exchanges for at_s, n in zip(x.chunk_s, tokens_of(x))]
+    if not chunks:
+        return 0.0, 0.0, 0.0
+    at_s = np.array([each for each, _ in chunks])
+    order = np.argsort(at_s)
+    at_s, tokens = at_s[order], np.array([n for _, n in chunks])[order]
+    woke_s = at_s[np.diff(at_s, prepend=-1.0) > TOGETHER_S]
+    spent = [(0.0, 0.0), *run.client.spent_s]
+    edges = [at for at, _ in spent]
+    columns = (
+        np.histogram(sent, edges)[0],
+        np.histogram(woke_s, edges)[0],
+        np.histogram(at_s, edges, weights=tokens)[0],
+        np.diff([cpu_s for _, cpu_s in spent]),
+    )
+    costs = costs_of([tuple(map(float, row)) for row in zip(*columns, strict=True)])
+    return costs if any(costs) else (0.0, 0.0, round(run.client.cpu_s / float(tokens.sum()), 8))
+
+
+def tokens_of(x: Exchange) -> list[int]:
+    """How many tokens each chunk holds; all alike where the server does not say."""
+    if x.chunk_tokens is not None:
+        return x.chunk_tokens
+    return [max(round(x.num_output / max(len(x.chunk_s), 1)), 1)] * len(x.chunk_s)
+
+
+def quiet_door_seconds(run: Run, quiet: list[tuple[float, float]]) -> float | None:
+    """By how much the client saw the first token later than the server, the median of those
+    requests that found an engine with nothing to do; None of too few.
+
+    Sent at 0.000 and read at 0.013 here; arrived at 0.001 there, with a TTFT of 0.010: 3 ms.
+    """
+    seen = [
+        (run.started_s + x.sent_s, found.ttft_s - (x.sent_s - x.scheduled_s))
+        for x in run.exchanges
+        if (found := latency(x)) is not None and x.sent_s is not None
+    ]
+    seen.sort()
+    sent = [at_s for at_s, _ in seen]
+    doors = []
+    for arrived_s, ttft_s in quiet:
+        at = bisect_right(sent, arrived_s) - 1
+        if at >= 0 and arrived_s - sent[at] < MOST_WAY_S and seen[at][1] > ttft_s:
+            doors.append(seen[at][1] - ttft_s)
+    return round(median(doors), 7) if len(doors) >= LEAST_QUIET else None
 
 
 def door_seconds(run: Run) -> float | None:

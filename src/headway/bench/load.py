@@ -194,6 +194,7 @@ class Pulse:
         self._late_s: list[float] = []
         self._task: asyncio.Task[None] | None = None
         self._cpu_s = self._wall_s = 0.0
+        self._spent_s: list[tuple[float, float]] = []
 
     async def __aenter__(self) -> "Pulse":
         self._cpu_s, self._wall_s = time.process_time(), self._clock.now_s()
@@ -209,7 +210,11 @@ class Pulse:
         while True:
             due_s = self._clock.now_s() + PULSE_S
             await asyncio.sleep(PULSE_S)
-            self._late_s.append(max(0.0, self._clock.now_s() - due_s))
+            now_s = self._clock.now_s()
+            self._late_s.append(max(0.0, now_s - due_s))
+            if now_s - self._wall_s >= len(self._spent_s) + 1:
+                spent_s = time.process_time() - self._cpu_s
+                self._spent_s.append((round(now_s - self._wall_s, 6), round(spent_s, 6)))
 
     def cost(self) -> ClientCost:
         """So far."""
@@ -217,4 +222,5 @@ class Pulse:
             cpu_s=time.process_time() - self._cpu_s,
             wall_s=self._clock.now_s() - self._wall_s,
             late_s=[round(late, 6) for late in self._late_s],
+            spent_s=self._spent_s,
         )

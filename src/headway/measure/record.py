@@ -53,11 +53,15 @@ class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class ClientCost(msgspec.Struct, kw_only=True):
-    """What the run cost the client: CPU seconds, wall seconds, and how late its loop woke up."""
+    """What the run cost the client: CPU seconds, wall seconds, and how late its loop woke up.
+
+    `spent_s` has (when, CPU seconds until then), about once a second.
+    """
 
     cpu_s: float
     wall_s: float
     late_s: list[float] = []
+    spent_s: list[tuple[float, float]] = []
 
 
 class Load(msgspec.Struct, kw_only=True):

@@ -30,7 +30,9 @@ from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.timeline import Timeline
 from headway.telemetry.traffic import Asked, Origin, take_traffic
 
-FORMAT, VERSION = "headway-calibration", 1
+FORMAT, VERSION = "headway-calibration", 2
+WHOLE_LOAD = 1
+"""Files of this version have the front's medians under the whole load, waiting at it included."""
 MOST_POSITIONS = 64
 MOST_FAN_S = 2e-3
 """Tokens of one step leave nearer to each other than this."""
@@ -60,9 +62,11 @@ class HostCost(msgspec.Struct, kw_only=True):
     `in_s` and `in_token_s` from the arrival of a body to the engine, for each request and each
     token of its prompt; `out_s` from the end of a step to its first token's way out, `row_s` for
     each further token of the same step; `door_s` what a client sees beyond what the server sees.
-    `request_cpu_s`, `step_cpu_s` and `token_cpu_s` are what the server's process computes for each,
-    `client_cpu_s` what a load generator on the same machine does for a token; 0 where not measured.
-    They share `num_cores` with the engine.
+    All but `row_s` are of requests that found an engine with nothing to do, where there were any,
+    for what others wait is not theirs: `quiet` has (arrival on the clock of the steps, TTFT) of
+    these. `request_cpu_s`, `step_cpu_s` and `token_cpu_s` are what the server's process computes
+    for each, `client_…` what a load generator on the same machine does, `client_cpu_s` for a token;
+    0 where not measured. They share `num_cores` with the engine.
     """
 
     in_s: float | None = None
@@ -73,9 +77,12 @@ class HostCost(msgspec.Struct, kw_only=True):
     request_cpu_s: float = 0.0
     step_cpu_s: float = 0.0
     token_cpu_s: float = 0.0
+    client_request_cpu_s: float = 0.0
+    client_step_cpu_s: float = 0.0
     client_cpu_s: float = 0.0
     num_cores: int = 0
     num_requests: int = 0
+    quiet: list[tuple[float, float]] = []
 
 
 class Calibration(msgspec.Struct, kw_only=True):
@@ -104,6 +111,8 @@ class Calibration(msgspec.Struct, kw_only=True):
     """Seconds since 1970."""
     traffic: list[Asked] = []
     """The requests of the same time."""
+    traffic_from_s: float | None = None
+    """When the first of them came, on the clock of the steps."""
     origin: Origin | None = None
     """What the server was started with; None where it does not tell."""
 
@@ -133,6 +142,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
     since = [slot for slot in slots if slot.second >= int(since_s)]
     host.request_cpu_s, host.step_cpu_s, host.token_cpu_s = cpu_costs(since)
     host.num_cores = num_cores()
+    traffic, traffic_from_s = take_traffic(telemetry, since_s)
     return Calibration(
         headway=telemetry.version,
         model=telemetry.names[0],
@@ -151,7 +161,8 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         acceptance=acceptance(records),
         others_share=others_share(telemetry),
         measured_at=round(telemetry.clock.wall_s(), 3),
-        traffic=take_traffic(telemetry, since_s),
+        traffic=traffic,
+        traffic_from_s=traffic_from_s,
     )
 
 
@@ -204,32 +215,39 @@ def others_share(telemetry: Telemetry) -> float | None:
 def host_cost(records: Sequence[StepRecord], timelines: Sequence[Timeline]) -> HostCost:
     """What requests took outside of steps.
 
-    The way in is read off requests that found an engine with nothing to do: nobody else's step was
-    in the way. The way out is that of every first token whose step is known.
+    It is read off requests that found an engine with nothing to do: nobody else's step was in the
+    way, and nobody's tokens left. Where no request found one, the way out is that of every first
+    token whose step is known, and waits for others are in it.
     """
     if not records:
         return HostCost()
     starts = [r.started_s for r in records]
     ends = [r.started_s + r.duration_s for r in records]
     ways_in: list[tuple[int, float]] = []
-    ways_out: list[float] = []
+    ways_out: list[tuple[bool, float]] = []
+    quiet: list[tuple[float, float]] = []
     for timeline in timelines:
         scheduled_s, first_s = timeline.scheduled_s, timeline.first_s
         if scheduled_s is None or first_s is None:
             continue
+        arrived_s = timeline.arrived_s
         at = bisect_right(starts, scheduled_s) - 1
-        if at >= 0 and records[at].idle_s and timeline.arrived_s > starts[at] - records[at].idle_s:
-            ways_in.append((timeline.num_prompt, scheduled_s - timeline.arrived_s))
+        alone = at >= 0 and records[at].idle_s > 0 and arrived_s > starts[at] - records[at].idle_s
+        if alone:
+            ways_in.append((timeline.num_prompt, scheduled_s - arrived_s))
+            quiet.append((round(arrived_s, 6), round(first_s - arrived_s, 7)))
         ended = bisect_right(ends, first_s) - 1
         if ended >= 0 and first_s - ends[ended] < records[ended].duration_s + 1.0:
-            ways_out.append(first_s - ends[ended])
+            ways_out.append((alone, first_s - ends[ended]))
     in_s, in_token_s = straight(ways_in)
+    ways_s = [way_s for alone, way_s in ways_out if alone] or [way_s for _, way_s in ways_out]
     return HostCost(
         in_s=in_s,
         in_token_s=in_token_s,
-        out_s=round(median(ways_out), 7) if ways_out else None,
+        out_s=round(median(ways_s), 7) if ways_s else None,
         row_s=row_seconds(timelines),
         num_requests=len(timelines),
+        quiet=quiet,
     )
 
 

@@ -23,7 +23,11 @@ Floats = NDArray[np.float64]
 
 def cpu_costs(slots: Iterable[Slot]) -> tuple[float, float, float]:
     """CPU seconds of (a request, a step, a token); zeros where too little is known."""
-    rows = [(*work_of(slot), slot.host_s) for slot in slots if slot.host_s]
+    return costs_of([(*work_of(slot), slot.host_s) for slot in slots if slot.host_s])
+
+
+def costs_of(rows: list[tuple[float, float, float, float]]) -> tuple[float, float, float]:
+    """The same of (requests, steps, tokens, CPU seconds) of each second."""
     if sum(tokens > 0 for _, _, tokens, _ in rows) < LEAST_SECONDS:
         return 0.0, 0.0, 0.0
     table = np.array(rows, dtype=float)

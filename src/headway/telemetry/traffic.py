@@ -44,8 +44,9 @@ class Origin(msgspec.Struct, kw_only=True):
 
 def take_traffic(
     telemetry: Telemetry, since_s: float = 0.0, *, with_live: bool = False
-) -> list[Asked]:
-    """The requests that have come since then and are over, in the order in which they came.
+) -> tuple[list[Asked], float | None]:
+    """(the requests that have come since then and are over, in the order in which they came; when
+    the first of them did, None of none).
 
     Of the last seconds these are the short ones; `with_live` those that still run are there too.
     """
@@ -78,10 +79,10 @@ def take_traffic(
                 )
             )
     found.sort(key=lambda asked: asked.at_s)
-    begin_s = found[0].at_s if found else 0.0
+    begin_s = found[0].at_s if found else None
     for asked in found:
-        asked.at_s = round(asked.at_s - begin_s, 6)
-    return found
+        asked.at_s = round(asked.at_s - (begin_s or 0.0), 6)
+    return found, begin_s
 
 
 def at_the_door(telemetry: Telemetry, since_s: float) -> list[Asked]:

@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headway.advise.simulate.front import NO_FRONT, Desk, Front
-from headway.bench.calibrate import client_seconds
-from headway.measure.record import ClientCost, Exchange, Load, Run, Server
+from headway.advise.simulate.cores import Desk
+from headway.advise.simulate.front import NO_FRONT, Front
 from headway.telemetry.calibration import HostCost
 from simulated_house import Formula, poisson, served, talks, world
 
@@ -30,9 +29,9 @@ def test_who_comes_while_it_is_busy_waits():
 
 def test_updates_of_a_step_are_read_one_after_the_other():
     """A step ends at 5 s: 10 ms out, 1 ms for each before it, half of the door, 0.5 s late."""
-    front = replace(NO_FRONT, out_s=0.01, row_s=0.001, door_s=0.004)
-    assert front.read_s(5.0, 3, 0.5) == pytest.approx([5.512, 5.513, 5.514])
-    assert front.read_s(5.0, 0) == []
+    front = replace(NO_FRONT, out_s=0.01, door_s=0.004)
+    assert front.read_s(5.0, 3, 0.5, 0.001) == pytest.approx([5.512, 5.513, 5.514])
+    assert front.read_s(5.0, 0, 0.5, 0.001) == []
 
 
 def test_requests_are_judged_as_lindley_says():
@@ -125,28 +124,6 @@ def test_every_token_still_comes_once_and_in_order():
     made.replicas[0].engine.check_integrity()
 
 
-# ── whose core it is ────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize(
-    ("cores", "threads", "client", "slower"),
-    [
-        (2, 1, 1e-4, 1.5),  # three want two cores: two thirds each
-        (2, 1, 0.0, 1.0),  # nobody beside it but the engine
-        (2, 2, 1e-4, 2.0),  # two threads, server and client: half a core each
-        (3, 1, 1e-4, 1.0),
-        (16, 4, 1e-4, 1.0),
-        (0, 1, 1e-4, 1.0),  # nobody told
-    ],
-)
-def test_cores_are_shared_fairly(cores: int, threads: int, client: float, slower: float):
-    front = busy(token_cpu_s=2e-4, client_cpu_s=client, num_cores=cores)
-    found = front.beside(threads)
-    assert found.token_cpu_s == pytest.approx(slower * 2e-4)
-    assert found.client_cpu_s == pytest.approx(slower * client)
-    assert found.row_s == found.token_cpu_s, "the tokens of a step leave one after another"
-
-
 @pytest.mark.parametrize(
     ("costs", "token_s"),
     [
@@ -161,13 +138,6 @@ def test_the_slower_of_server_and_client_decides(costs: dict[str, float], token_
     found = world(Formula(1e-3), served(), front=busy(**costs)).run(talks([0.0] * 16, answer=200))
     span_s = max(x.ended_s for x in found)
     assert span_s == pytest.approx(16 * 200 * token_s, rel=0.06)
-
-
-def test_requests_and_steps_slow_down_with_it():
-    front = busy(token_cpu_s=1e-4, client_cpu_s=1e-4, request_cpu_s=2e-3, step_cpu_s=1e-5,
-                 num_cores=2)  # fmt: skip
-    found = front.beside(1)
-    assert (found.request_cpu_s, found.step_cpu_s) == pytest.approx((3e-3, 1.5e-5))
 
 
 def test_a_slower_machine_has_a_slower_front():
@@ -186,34 +156,3 @@ def test_a_calibration_that_measured_none_has_no_queue():
     found = Front.of(host)
     assert (found.token_cpu_s, found.request_cpu_s, found.step_cpu_s) == (1e-4, 1e-3, 1e-5)
     assert (found.client_cpu_s, found.num_cores) == (2e-5, 4)
-
-
-@pytest.mark.parametrize(
-    ("url", "share"),
-    [
-        ("http://127.0.0.1:8000/v1", 1),
-        ("localhost:8000", 1),
-        ("http://[::1]:80", 1),
-        ("https://api.example.com", 0),
-        ("http://10.0.0.7:8000", 0),
-    ],
-)
-def test_a_load_generator_counts_where_it_shares_the_machine(url: str, share: int):
-    """3 s for 1,000 tokens of two answers: 3 ms each, if they are taken from the server's cores."""
-    x = Exchange(id=0, scheduled_s=0.0, asked_prompt_tokens=5, asked_output_tokens=500,
-                 output_tokens=500, ended_s=1.0)  # fmt: skip
-    run = Run(
-        started_at=0,
-        started_s=0,
-        load=Load(loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1),
-        server=Server(url=url, model="", endpoint=""),
-        client=ClientCost(cpu_s=3.0, wall_s=10),
-        exchanges=[x, x],
-    )
-    assert client_seconds(url, run) == share * 3e-3
-    assert client_seconds(url, replace_exchanges(run)) == 0.0
-
-
-def replace_exchanges(run: Run) -> Run:
-    """The same run, in which nobody was answered."""
-    return Run(**{name: getattr(run, name) for name in run.__struct_fields__} | {"exchanges": []})

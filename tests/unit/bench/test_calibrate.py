@@ -7,7 +7,13 @@ import msgspec
 import pytest
 
 from fakes import make_settings
-from headway.bench.calibrate import door_seconds, open_calibration
+from headway.bench.calibrate import (
+    client_costs,
+    door_seconds,
+    is_near,
+    open_calibration,
+    quiet_door_seconds,
+)
 from headway.bench.prompts import Ids, IdWriter, Made, Text
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
@@ -78,6 +84,29 @@ def test_the_way_in_is_read_off_requests_that_found_nobody():
     timeline.complete()
     host = host_cost(list(made.steps), list(made.finished))
     assert (host.in_s, host.out_s) == (pytest.approx(0.003), pytest.approx(0.001))
+    assert host.quiet == [(110.0, pytest.approx(0.014))]
+
+
+def test_who_waits_for_others_says_nothing_of_the_way_out():
+    """One finds nobody and its token leaves after 1 ms; three come while a step runs, 9 ms each."""
+    made, clock = telemetry()
+    clock.advance_to(110.0)
+    first = made.begin("a", arrived_s=110.0, num_prompt=8, num_choices=1)
+    late = [made.begin(f"b{n}", arrived_s=110.008, num_prompt=8, num_choices=1) for n in range(3)]
+    made.on_step(step(0, 110.003, 0.010, idle_s=5.0))
+    made.on_step(step(1, 110.013, 0.010))
+    for timelines, scheduled_s, left_s in (([first], 110.003, 110.014), (late, 110.013, 110.032)):
+        clock.advance_to(left_s)
+        for timeline in timelines:
+            timeline.scheduled(scheduled_s, 0)
+            timeline.tokens_left(0, 1)
+            timeline.complete()
+    steps, finished = list(made.steps), list(made.finished)
+    found = host_cost(steps, finished)
+    assert found.out_s == pytest.approx(0.001) and len(found.quiet) == 1
+    crowded = host_cost(steps, [each for each in finished if each.arrived_s > 110.001])
+    assert (crowded.in_s, crowded.quiet) == (None, [])
+    assert crowded.out_s == pytest.approx(0.009), "better than nothing"
 
 
 def test_longer_prompts_take_longer_to_come_in():
@@ -92,24 +121,85 @@ def test_acceptance_by_position():
     assert acceptance([record]) == {"lookup": [1.0, 0.5, 1.0]}
 
 
-def test_the_door_is_what_the_client_sees_beyond_the_server():
-    x = Exchange(
-        id=0, scheduled_s=1.0, sent_s=1.1, asked_prompt_tokens=5, asked_output_tokens=1,
-        chunk_s=[1.4], chunk_tokens=[1], output_tokens=1, ended_s=1.4,
+def exchange(scheduled_s: float, sent_s: float, chunk_s: list[float], tokens=None) -> Exchange:
+    tokens = tokens or [1] * len(chunk_s)
+    return Exchange(
+        id=0, scheduled_s=scheduled_s, sent_s=sent_s, asked_prompt_tokens=5,
+        asked_output_tokens=sum(tokens), chunk_s=chunk_s, chunk_tokens=tokens,
+        output_tokens=sum(tokens), ended_s=chunk_s[-1],
     )  # fmt: skip
+
+
+def run_of(exchanges: list[Exchange], *, started_s=0.0, counters=None, cost=None) -> Run:
+    return Run(
+        started_at=0,
+        started_s=started_s,
+        load=Load(loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1),
+        server=Server(url="", model="", endpoint="", counters=counters or {}),
+        client=cost or ClientCost(cpu_s=0, wall_s=1),
+        exchanges=exchanges,
+    )
+
+
+def test_the_door_is_what_the_client_sees_beyond_the_server():
     counters = {
         "time_to_first_token_seconds_sum": 0.25,
         "time_to_first_token_seconds_count": 1.0,
     }
-    run = Run(
-        started_at=0,
-        started_s=0,
-        load=Load(loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1),
-        server=Server(url="", model="", endpoint="", counters=counters),
-        client=ClientCost(cpu_s=0, wall_s=1),
-        exchanges=[x],
-    )
+    run = run_of([exchange(1.0, 1.1, [1.4])], counters=counters)
     assert door_seconds(run) == pytest.approx(0.05)
+
+
+def test_the_door_is_read_off_requests_that_found_nobody():
+    """Sent at 1.0, 2.0, …, read 13 ms later; there 1 ms later with a TTFT of 10 ms: 3 ms. Another,
+    sent at 1.5, waited 80 ms at the door, and is not one of them."""
+    sent = [1.0 + n for n in range(6)]
+    found = [exchange(at_s - 0.1, at_s, [at_s + 0.013]) for at_s in sent]
+    run = run_of([exchange(1.5, 1.5, [1.6]), *found], started_s=100.0)
+    quiet = [(100.001 + at_s, 0.010) for at_s in sent]
+    assert quiet_door_seconds(run, quiet) == pytest.approx(0.003)
+    assert quiet_door_seconds(run, quiet[:4]) is None, "too few"
+    elsewhere = [(at_s + 500.0, ttft_s) for at_s, ttft_s in quiet]
+    assert quiet_door_seconds(run, elsewhere) is None, "another clock"
+
+
+def test_what_the_load_generator_took_for_each_is_found():
+    """2 ms a request, 0.1 ms a moment in which tokens came, 0.05 ms a token, and 10 ms a second."""
+    exchanges, spent, total = [], [], 0.0
+    for second in range(20):
+        sent = 1 + second % 5
+        bursts, rows = 10 + 7 * second, 1 + second % 4
+        times = [second + 0.001 + n / 200 for n in range(bursts)]
+        for n in range(sent):
+            mine = [rows] * bursts if not n else [1]
+            at = times if not n else times[:1]
+            exchanges.append(exchange(second, second + 0.0005, list(at), mine))
+        tokens = rows * bursts + sent - 1
+        total += 0.01 + 2e-3 * sent + 1e-4 * bursts + 5e-5 * tokens
+        spent.append((second + 1.0, total))
+    run = run_of(exchanges, cost=ClientCost(cpu_s=total, wall_s=20, spent_s=spent))
+    assert client_costs(run) == pytest.approx((2e-3, 1e-4, 5e-5), rel=0.01)
+
+
+def test_of_a_short_run_all_that_the_load_generator_took_is_its_tokens():
+    """3 s for 1,000 tokens of two answers: 3 ms each."""
+    run = run_of([exchange(0.0, 0.0, [1.0], [500])] * 2, cost=ClientCost(cpu_s=3.0, wall_s=10))
+    assert client_costs(run) == (0.0, 0.0, 3e-3)
+    assert client_costs(run_of([])) == (0.0, 0.0, 0.0), "nobody was answered"
+
+
+@pytest.mark.parametrize(
+    ("url", "near"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("localhost:8000", True),
+        ("http://[::1]:80", True),
+        ("https://api.example.com", False),
+        ("http://10.0.0.7:8000", False),
+    ],
+)
+def test_a_load_generator_counts_where_it_shares_the_machine(url: str, near: bool):
+    assert is_near(url) == near
 
 
 def saved(path: Path, **changes) -> str:
@@ -127,13 +217,15 @@ def saved(path: Path, **changes) -> str:
 def test_a_calibration_is_read_again(tmp_path: Path):
     found = open_calibration(saved(tmp_path / "c.json"))
     assert found.model == "tiny" and len(found.steps) == 60 and found.headway == "1.2"
+    assert found.version == 2
+    assert open_calibration(saved(tmp_path / "old.json", version=1)).version == 1
 
 
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
         ({"format": "headway-bench"}, "is headway-bench"),
-        ({"version": 9}, "version 9"),
+        ({"version": 9}, "version 9; headway-calibration of versions 1 to 2"),
         ({"seconds": [0.01]}, "differ in length"),
         ({"seconds": [-0.01] * 60}, "takes no time"),
         ({"tokens": [-1] * 60}, "negative count"),

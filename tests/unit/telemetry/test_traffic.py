@@ -16,10 +16,11 @@ def test_requests_in_the_order_they_came():
     answer(model, clock, "a", [0.5, 0.1, 0.1], num_prompt=20)
     late.tokens_left(0, 4)
     late.complete()
-    found = take_traffic(model)
+    found, from_s = take_traffic(model)
     assert [(asked.prompt, asked.answer) for asked in found] == [(30, 4), (20, 3)]
     assert found[0].at_s == 0.0 and round(found[1].at_s, 3) == 0.2
-    assert take_traffic(model, since_s=clock.now_s() + 1) == []
+    assert from_s == 100.0
+    assert take_traffic(model, since_s=clock.now_s() + 1) == ([], None)
 
 
 def test_those_refused_have_no_answer():
@@ -31,7 +32,7 @@ def test_those_refused_have_no_answer():
     model.refused(busy, begin(model, "b", num_prompt=50))
     clock.advance(1.0)
     model.refused(RequestError("No.", status=400), begin(model, "c"))
-    found = take_traffic(model)
+    found, _ = take_traffic(model)
     assert [(a.at_s, a.prompt, a.answer) for a in found] == [(0.0, 0, None), (1.0, 50, None)]
 
 

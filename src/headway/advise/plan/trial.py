@@ -5,7 +5,7 @@ from math import inf
 from typing import Any
 
 from headway.advise.plan.machines import Candidate
-from headway.advise.simulate.front import NO_FRONT, Front
+from headway.advise.simulate.front import Front
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.outcome import report_of
 from headway.advise.simulate.replica import Served, fleet
@@ -95,9 +95,9 @@ class Trial:
             timeout_s=options.timeout,
             concurrency=at_once,
         )
-        front = Front() if found.label == ROOFLINE else found.front.scaled(scale)
+        front = Front() if found.label == ROOFLINE else found.front.scaled(scale).without_client()
         writer = IdWriter(options.seed, options.vocab_size)
-        world = World(replicas, front or NO_FRONT, writer, clients, seed)
+        world = World(replicas, front, writer, clients, seed, apart=True)
         exchanges = world.run(talks)
         span_s = max((x.scheduled_s for x in exchanges), default=0.0) + 1e-6
         bench = replace(

@@ -73,7 +73,8 @@ class LiveSight:
     def calibration(self, since_s: float) -> Calibration | None:
         found = take_calibration(self._held, self.now_s() - STEPS_S)
         if found is not None:
-            found.traffic = take_traffic(self._held, since_s, with_live=True)
+            asked = take_traffic(self._held, since_s, with_live=True)
+            found.traffic, found.traffic_from_s = asked
             found.origin = self.model.origin()
         return found
 

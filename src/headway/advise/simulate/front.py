@@ -2,13 +2,13 @@
 
     sent → at the server's admission → with the engine → in a step → its end → out → read
 
-Calibrated, these are the medians of the server's own requests; what the host takes of the model's
-cores under load lies in the steps and in the gaps between them. Without a calibration they are
-those of two cores of AMD Zen 5 (docs/simulation.md).
+Calibrated, these are the medians of those of the server's own requests that found nothing to wait
+for. Without a calibration they are those of two cores of AMD Zen 5 (docs/simulation.md).
 
-Medians are of a server that keeps up. What it computes for a request, a step and a token is work of
-a `Desk` besides: who comes before the work of those before is done waits for its end. 0.1 ms a
-token holds 10,000 tokens a second, whatever the engine could do.
+What the server's process computes for a request, a step and a token, and what a load generator does
+on the same machine, is work besides (`cores.Cores`): who comes before the work of those before is
+done waits for its end, and engines are slower meanwhile where there are fewer cores than compute.
+0.1 ms a token holds 10,000 tokens a second, whatever the engine could do.
 """
 
 from dataclasses import dataclass, replace
@@ -17,6 +17,9 @@ from headway.telemetry.calibration import HostCost
 
 DOOR_SHARE = 0.5
 """Of what the client sees beyond the server, so much lies before the request has arrived."""
+SERVER = ("request_cpu_s", "step_cpu_s", "token_cpu_s")
+CLIENT = ("client_request_cpu_s", "client_step_cpu_s", "client_cpu_s")
+"""CPU seconds of the server's process and of a load generator beside it, of `Front`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,8 @@ class Front:
     request_cpu_s: float = 0.0
     step_cpu_s: float = 0.0
     token_cpu_s: float = 0.0
+    client_request_cpu_s: float = 0.0
+    client_step_cpu_s: float = 0.0
     client_cpu_s: float = 0.0
     num_cores: int = 0
 
@@ -47,27 +52,25 @@ class Front:
             request_cpu_s=host.request_cpu_s,
             step_cpu_s=host.step_cpu_s,
             token_cpu_s=host.token_cpu_s,
+            client_request_cpu_s=host.client_request_cpu_s,
+            client_step_cpu_s=host.client_step_cpu_s,
             client_cpu_s=host.client_cpu_s,
             num_cores=host.num_cores,
         )
 
+    @property
+    def has_client(self) -> bool:
+        """Whether a load generator computes on the same machine."""
+        return any(getattr(self, name) for name in CLIENT)
+
     def scaled(self, scale: float) -> "Front":
         """On a machine that takes so many times as long."""
-        names = ("in_s", "out_s", "request_cpu_s", "step_cpu_s", "token_cpu_s", "client_cpu_s")
+        names = ("in_s", "out_s", *SERVER, *CLIENT)
         return replace(self, **{name: scale * getattr(self, name) for name in names})
 
-    def beside(self, threads: int) -> "Front":
-        """The same with what server and client take beside so many threads of engines that compute.
-
-        Cores are shared fairly: on two cores each of an engine's thread, the server and a load
-        generator has two thirds of a core, so 0.1 ms take 0.15 ms; where the client takes nothing,
-        or there are three cores, 0.1 ms.
-        """
-        wanted = threads + 1 + bool(self.client_cpu_s)
-        slower = max(wanted / self.num_cores, 1.0) if self.num_cores else 1.0
-        names = ("request_cpu_s", "step_cpu_s", "token_cpu_s", "client_cpu_s")
-        found = replace(self, **{name: slower * getattr(self, name) for name in names})
-        return replace(found, row_s=max(self.row_s, found.token_cpu_s, found.client_cpu_s))
+    def without_client(self) -> "Front":
+        """The same, asked from other machines."""
+        return replace(self, **dict.fromkeys(CLIENT, 0.0))
 
     def arrives_s(self, sent_s: float) -> float:
         """When the server has the whole body of a request that left then."""
@@ -77,10 +80,10 @@ class Front:
         """From the body to the engine, past admission."""
         return self.in_s + self.in_token_s * num_prompt
 
-    def read_s(self, ended_s: float, count: int, late_s: float = 0.0) -> list[float]:
-        """When clients read each of so many updates of a step that ended then, all of them late by
-        `late_s`."""
-        out_s, row_s, door_s = ended_s + self.out_s, self.row_s, (1 - DOOR_SHARE) * self.door_s
+    def read_s(self, ended_s: float, count: int, late_s: float, row_s: float) -> list[float]:
+        """When clients read each of so many updates of a step that ended then: all late by
+        `late_s`, one `row_s` after the other."""
+        out_s, door_s = ended_s + self.out_s, (1 - DOOR_SHARE) * self.door_s
         return [out_s + row_s * place + door_s + late_s for place in range(count)]
 
     def refused_s(self, judged_s: float) -> float:
@@ -90,19 +93,3 @@ class Front:
 
 NO_FRONT = Front(in_s=0.0, in_token_s=0.0, out_s=0.0, row_s=0.0, door_s=0.0)
 """An engine alone, without a server."""
-
-
-@dataclass(slots=True)
-class Desk:
-    """Who serves all, one after another: a process of one core."""
-
-    free_s: float = 0.0
-    """When it has done all that has come."""
-
-    def wait_s(self, at_s: float) -> float:
-        """How long what comes then waits for what came before."""
-        return max(self.free_s - at_s, 0.0)
-
-    def work(self, at_s: float, seconds: float) -> None:
-        """What came then takes so long."""
-        self.free_s = max(self.free_s, at_s) + seconds

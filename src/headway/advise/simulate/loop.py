@@ -13,12 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from headway.advise.simulate.front import Desk, Front
+from headway.advise.simulate.cores import Cores
+from headway.advise.simulate.front import Front
 from headway.advise.simulate.replica import Door, Job, Replica, Stepped
 from headway.bench.prompts import IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.core.errors import RequestError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
+from headway.core.resolve import Settings
 from headway.measure.record import Exchange
 
 FIRST_PAUSE_S = 0.5
@@ -58,13 +60,23 @@ class World:
     """Replicas, their clients, and time."""
 
     def __init__(
-        self, replicas: list[Replica], front: Front, writer: IdWriter, clients: Clients, seed: int
+        self,
+        replicas: list[Replica],
+        front: Front,
+        writer: IdWriter,
+        clients: Clients,
+        seed: int,
+        *,
+        apart: bool = False,
     ) -> None:
+        """Replicas are engines of one server on one machine; `apart`, servers on machines of their
+        own, each with a front like this."""
         self.replicas, self.writer, self.clients = replicas, writer, clients
-        settings = replicas[0].served.settings
-        together = settings.parallel.size * settings.parallel.context  # stages take turns
-        self.front = front.beside(len(replicas) * settings.threads * together)
-        self.desk, self.reader = Desk(), Desk()
+        self.front, self.apart = front, apart
+        threads, count = threads_of(replicas[0].served.settings), len(replicas)
+        machines = [Cores(front, threads, 1 if apart else count) for _ in range(count if apart else 1)]
+        self.cores = machines if apart else machines * count
+        """Those that each replica computes on."""
         self.door = Door(replicas[0].served, replicas)
         self.exchanges: list[Exchange] = []
         self.num_retries = 0
@@ -72,6 +84,8 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._next_id = 0
+        self._flying: dict[int, Stepped] = {}
+        """Where cores are shared, the step that each engine is in."""
         self._upcoming: Iterator[tuple[int, Conversation]] = iter(())
 
     def at(self, at_s: float, act: Callable[..., None], *given: Any) -> None:
@@ -127,7 +141,17 @@ class World:
         self._send(Asking(self, talk, turn, x), at_s, 0)
 
     def _send(self, asking: "Asking", at_s: float, tries: int) -> None:
-        self.at(self.front.arrives_s(at_s), self._arrive, asking, tries)
+        if self.front.client_request_cpu_s and not self.apart:
+            self.at(at_s, self._leaves, asking, at_s, tries)
+        else:
+            self.at(self.front.arrives_s(at_s), self._arrive, asking, tries)
+
+    def _leaves(self, asking: "Asking", at_s: float, tries: int) -> None:
+        """A client on the server's machine sends it when it has done all before."""
+        asking.sent_s = self.cores[0].sent(at_s)
+        if not tries:
+            asking.x.sent_s = asking.sent_s
+        self.at(self.front.arrives_s(asking.sent_s), self._arrive, asking, tries)
 
     def over(self, talk: Talk, x: Exchange, at_s: float) -> None:
         """An exchange has ended: the next turn, or the next of a closed loop."""
@@ -144,8 +168,7 @@ class World:
     def _arrive(self, asking: "Asking", tries: int) -> None:
         """A whole body is at a server: it is judged when all before it have been served."""
         at_s = self.front.arrives_s(asking.sent_s)
-        now_s = at_s + self.desk.wait_s(at_s)
-        self.desk.work(at_s, self.front.request_cpu_s)
+        now_s = at_s if self.apart else self.cores[0].received(at_s)
         if now_s > at_s:
             self.at(now_s, self._judge, asking, tries, now_s)
         else:
@@ -172,7 +195,8 @@ class World:
         )
         if sampling.seed is not None and not sampling.ignore_eos:
             replica.lengths[sampling.seed] = asking.turn.output_tokens
-        due_s = now_s + self.front.judging_s(len(prompt))
+        served_s = self.cores[ticket.engine].received(now_s) if self.apart else now_s
+        due_s = served_s + self.front.judging_s(len(prompt))
         replica.submit(
             due_s,
             Job(
@@ -209,19 +233,48 @@ class World:
                 self.at(due_s, self._step, replica, due_s)
             return
         stepped = replica.step(now_s)
-        if stepped is not None:
-            self.at(stepped.ends_s, self._stepped, replica, stepped)
+        if stepped is None:
+            return
+        number = self.replicas.index(replica)
+        if self.cores[number].are_scarce and stepped.record is not None:
+            self._flying[number] = stepped
+            stepped.ends_s = self.cores[number].begin(number, now_s, stepped.ends_s - now_s)
+        self.at(stepped.ends_s, self._stepped, replica, stepped, stepped.ends_s)
 
-    def _stepped(self, replica: Replica, stepped: Stepped) -> None:
-        self.door.heard(self.replicas.index(replica), stepped)
-        out_s = stepped.ends_s + self.desk.wait_s(stepped.ends_s)
-        late_s = out_s - stepped.ends_s + self.reader.wait_s(out_s)
-        num, front = len(stepped.updates), self.front
-        replica.finish(stepped, front.read_s(stepped.ends_s, num, late_s))
-        if num:
-            self.desk.work(stepped.ends_s, front.step_cpu_s + num * front.token_cpu_s)
-            self.reader.work(out_s, num * front.client_cpu_s)
-        self._step(replica, stepped.ends_s)
+    def _stepped(self, replica: Replica, stepped: Stepped, due_s: float) -> None:
+        """A step was to end now. It goes on where others have taken its cores since, and is over
+        already where they have left them."""
+        number = self.replicas.index(replica)
+        cores = self.cores[number]
+        if not cores.are_scarce or stepped.record is None:
+            self._ended(replica, stepped)
+            return
+        if self._flying.get(number) is not stepped or stepped.ends_s != due_s:
+            return
+        stepped.ends_s = cores.ends_s(number, due_s)
+        if stepped.ends_s > due_s:
+            self.at(stepped.ends_s, self._stepped, replica, stepped, stepped.ends_s)
+            return
+        del self._flying[number]
+        self._ended(replica, stepped)
+        if number not in self._flying:
+            self._rests(number, due_s)
+
+    def _rests(self, number: int, now_s: float) -> None:
+        """An engine has nothing to do: the others on its cores are faster from now on."""
+        cores = self.cores[number]
+        cores.end(number, now_s)
+        for other, stepped in self._flying.items():
+            if self.cores[other] is cores:
+                stepped.ends_s = cores.ends_s(other, now_s)
+                self.at(stepped.ends_s, self._stepped, self.replicas[other], stepped, stepped.ends_s)
+
+    def _ended(self, replica: Replica, stepped: Stepped) -> None:
+        """A step is over: its tokens leave, and the next begins."""
+        number, ends_s = self.replicas.index(replica), stepped.ends_s
+        self.door.heard(number, stepped)
+        replica.finish(stepped, self.cores[number].read_s(ends_s, len(stepped.updates)))
+        self._step(replica, ends_s)
 
 
 class Asking:
@@ -286,6 +339,11 @@ class Asking:
     def _end(self, at_s: float) -> None:
         self.is_over = True
         self._world.over(self.talk, self.x, at_s)
+
+
+def threads_of(settings: Settings) -> int:
+    """That compute in a step of one engine; stages take turns."""
+    return settings.threads * settings.parallel.size * settings.parallel.context
 
 
 def repeated(

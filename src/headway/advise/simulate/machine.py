@@ -1,11 +1,13 @@
 """The machine under a simulation: settings, truth and belief, from a calibration or a roofline."""
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 
 import msgspec
 
 from headway.advise.simulate.front import Front
+from headway.advise.simulate.stripped import own_seconds
 from headway.advise.simulate.truth import (
     CALIBRATED,
     MEASURED_ALONE,
@@ -30,7 +32,7 @@ from headway.core.plan import Description
 from headway.core.quantization import planned_bytes
 from headway.core.resolve import Settings
 from headway.engine.cost import StepCost, prior_of
-from headway.telemetry.calibration import Calibration, fingerprint
+from headway.telemetry.calibration import WHOLE_LOAD, Calibration, fingerprint
 
 LEAST_DRIFT = 0.03
 """Two hours of one machine differ by at least this."""
@@ -41,6 +43,10 @@ CPU_LAYER_S, CUDA_LAYER_S = 2e-5, 3e-5
 UNMEASURED = (
     "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
     "and 30 to 70% of its FLOP/s."
+)
+OLDER = (
+    "The calibration is of version 1: what it says of the server's front was measured under the "
+    "whole load, so waits there count twice. Calibrate again: headway bench URL --calibrate FILE."
 )
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""
@@ -154,7 +160,11 @@ def calibrated(
             prior_of(spec, description, settings.dtype, calibration.settings.get("kv_dtype", "")),
         )
         notes.append("The calibration is of another format; parts are scaled by the roofline.")
-    fit = Fit(calibration.steps, settings.cache.reaches, prior, ratio)
+    front = Front.of(calibration.host)
+    own_s = own_seconds(calibration, front, *computing(calibration))
+    fit = Fit(calibration.steps, settings.cache.reaches, prior, ratio, own_s)
+    if calibration.version == WHOLE_LOAD:
+        notes.append(OLDER)
     if fit.moved > STEADY:
         notes.append(
             "This machine was not steady enough to calibrate: for the same work the second half "
@@ -167,13 +177,21 @@ def calibrated(
         description=description,
         model=name,
         label=CALIBRATED if same else TRANSFERRED,
-        front=Front.of(calibration.host),
+        front=front,
         belief=fit.belief,
         acceptance=tuple(kept[0]) if kept else (),
         drift=max(fit.drift, fit.moved / 2),
         notes=notes,
         fit=fit,
     )
+
+
+def computing(calibration: Calibration) -> tuple[int, int]:
+    """(threads of an engine, engines) of the server that was calibrated."""
+    names = ("threads", "tensor_parallel_size", "decode_context_parallel_size")
+    threads = prod(int(calibration.settings.get(name, "1")) for name in names)
+    origin = calibration.origin
+    return threads, 1 if origin is None else origin.replicas
 
 
 def raise_unknown(spec: ModelSpec, calibration: Calibration) -> None:

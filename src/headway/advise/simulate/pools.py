@@ -44,8 +44,8 @@ class Pools(World):
             join(replica, str(number), 1 / link_bytes_s)
         self.door.admission.lines.on_roles([replica.hands_over for replica in replicas])
 
-    def _stepped(self, replica: Replica, stepped: Stepped) -> None:
-        super()._stepped(replica, stepped)
+    def _ended(self, replica: Replica, stepped: Stepped) -> None:
+        super()._ended(replica, stepped)
         for number, parcel in stepped.handed:
             self._hand_over(replica, number, parcel, stepped.ends_s)
 

@@ -35,7 +35,7 @@ def outline(plan: Plan) -> str:
     return "\n".join(
         [
             f"{found.model}: {len(traffic.conversations)} conversations in {traffic.span_s:.1f} s "
-            f"on {plan.replicas} server{'s' if plan.replicas > 1 else ''}, {found.label}",
+            f"on {plan.replicas} engine{'s' if plan.replicas > 1 else ''}, {found.label}",
             f"policy {settings.scheduler.policy}, {settings.max_num_seqs} rows, "
             f"{settings.max_num_batched_tokens} tokens a step, "
             f"{(settings.cache.num_blocks[0] - 1) * settings.cache.block_size:,} KV tokens",

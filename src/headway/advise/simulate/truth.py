@@ -74,7 +74,8 @@ class Fit:
     """What the steps of a calibration tell, read once for many runs.
 
     `ratio` scales each part: another format of the same model. `belief` is what the engine's own
-    cost model had learned from these steps, `mean` what a step takes by what it does.
+    cost model had learned from these steps, `mean` what a step takes by what it does. `own_s` is
+    what they took with nobody else on their cores (`stripped.py`), by default what they took.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Fit:
         windows: tuple[int, ...],
         prior: Prior | None = None,
         ratio: Floats | None = None,
+        own_s: Floats | None = None,
     ) -> None:
         works = works_of(steps)
-        self.took = np.array(steps.seconds)
+        self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
         parts, self.expected = fitted(works, self.took, self.belief)
         self.mean = StepCost(prior, windows)

@@ -35,6 +35,8 @@ class Case:
     classes: dict[str, ServiceClass]
     traffic: tuple[Asked, ...]
     replicas: int = 1
+    apart: bool = False
+    """Whether replicas have machines of their own; else they share the one that was calibrated."""
     max_queue: int | None = None
     max_queue_wait_s: float | None = None
 
@@ -144,7 +146,8 @@ def run(case: Case, machinery: Machinery, seed: int, scale: float) -> list[Excha
     replicas = fleet(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
     writer = IdWriter(0, case.spec.vocab_size)
     clients = Clients(answer_limit=limit_of(case))
-    world = World(replicas, machinery.front.scaled(scale), writer, clients, seed)
+    front = machinery.front.scaled(scale)
+    world = World(replicas, front, writer, clients, seed, apart=case.apart)
     return world.run(talks_of(case))
 
 

@@ -247,7 +247,7 @@ def speculate(case: Case, change: Change) -> Case:
 
 def replicas(case: Case, change: Change) -> Case:
     """So many engines, each with a machine of its own as this one."""
-    return replace(case, replicas=max(round(number(change, case.replicas)), 1))
+    return replace(case, replicas=max(round(number(change, case.replicas)), 1), apart=True)
 
 
 def max_queue(case: Case, change: Change) -> Case:

@@ -18,7 +18,14 @@ class SimulateOptions:
     transfer: bool = option(
         False, "Let a calibration of another model or format stand in, scaled by the roofline."
     )
-    replicas: int = option(1, "Servers behind a router.", low=1, high=1024, common=True)
+    replicas: int = option(
+        1,
+        "Engines of one server, as with serve; they share the cores that a calibration tells of. "
+        "Servers on machines of their own: headway plan.",
+        low=1,
+        high=1024,
+        common=True,
+    )
     runs: int = option(
         3, "Simulate this often, the machine's good and bad times drawn anew.", low=1, high=100
     )
