@@ -79,9 +79,7 @@ class Cores:
         row_s = max(front.row_s, slower * front.token_cpu_s, slower * front.client_cpu_s)
         if count:
             self.server.work(now_s, slower * (front.step_cpu_s + count * front.token_cpu_s))
-            self.client.work(
-                out_s, slower * (front.client_step_cpu_s + count * front.client_cpu_s)
-            )
+            self.client.work(out_s, slower * (front.client_step_cpu_s + count * front.client_cpu_s))
         return front.read_s(now_s, count, late_s, row_s)
 
     # ── the engines ─────────────────────────────────────────────────────────────────────────

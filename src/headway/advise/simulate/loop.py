@@ -74,8 +74,10 @@ class World:
         self.replicas, self.writer, self.clients = replicas, writer, clients
         self.front, self.apart = front, apart
         threads, count = threads_of(replicas[0].served.settings), len(replicas)
-        machines = [Cores(front, threads, 1 if apart else count) for _ in range(count if apart else 1)]
-        self.cores = machines if apart else machines * count
+        if apart:
+            self.cores = [Cores(front, threads) for _ in replicas]
+        else:
+            self.cores = [Cores(front, threads, count)] * count
         """Those that each replica computes on."""
         self.door = Door(replicas[0].served, replicas)
         self.exchanges: list[Exchange] = []
@@ -266,8 +268,8 @@ class World:
         cores.end(number, now_s)
         for other, stepped in self._flying.items():
             if self.cores[other] is cores:
-                stepped.ends_s = cores.ends_s(other, now_s)
-                self.at(stepped.ends_s, self._stepped, self.replicas[other], stepped, stepped.ends_s)
+                stepped.ends_s = ends_s = cores.ends_s(other, now_s)
+                self.at(ends_s, self._stepped, self.replicas[other], stepped, ends_s)
 
     def _ended(self, replica: Replica, stepped: Stepped) -> None:
         """A step is over: its tokens leave, and the next begins."""

@@ -63,9 +63,7 @@ def own_seconds(calibration: Calibration, front: Front, threads: int, engines: i
     both_s = both.before(end) - both.before(begin)
     one_s = sum(each.before(end) - each.before(begin) for each in (server, client)) - 2 * both_s
     speeds = [np.minimum(1.0, front.num_cores / (wanted + more)) for more in (0, 1, 2)]
-    found: Floats = (
-        (took - both_s - one_s) * speeds[0] + one_s * speeds[1] + both_s * speeds[2]
-    )
+    found: Floats = (took - both_s - one_s) * speeds[0] + one_s * speeds[1] + both_s * speeds[2]
     return np.maximum(found, LEAST_SHARE * took)
 
 
