@@ -129,13 +129,11 @@ def client_costs(run: Run) -> tuple[float, float, float]:
     woke_s = at_s[np.diff(at_s, prepend=-1.0) > TOGETHER_S]
     spent = [(0.0, 0.0), *run.client.spent_s]
     edges = [at for at, _ in spent]
-    columns = (
-        np.histogram(sent, edges)[0],
-        np.histogram(woke_s, edges)[0],
-        np.histogram(at_s, edges, weights=tokens)[0],
-        np.diff([cpu_s for _, cpu_s in spent]),
-    )
-    costs = costs_of([tuple(map(float, row)) for row in zip(*columns, strict=True)])
+    sent_by = np.histogram(sent, edges)[0].tolist()
+    woke_by = np.histogram(woke_s, edges)[0].tolist()
+    tokens_by = np.histogram(at_s, edges, weights=tokens)[0].tolist()
+    spent_by = np.diff([cpu_s for _, cpu_s in spent]).tolist()
+    costs = costs_of(list(zip(sent_by, woke_by, tokens_by, spent_by, strict=True)))
     return costs if any(costs) else (0.0, 0.0, round(run.client.cpu_s / float(tokens.sum()), 8))
 
 

@@ -70,7 +70,7 @@ class Front:
 
     def without_client(self) -> "Front":
         """The same, asked from other machines."""
-        return replace(self, **dict.fromkeys(CLIENT, 0.0))
+        return replace(self, client_request_cpu_s=0.0, client_step_cpu_s=0.0, client_cpu_s=0.0)
 
     def arrives_s(self, sent_s: float) -> float:
         """When the server has the whole body of a request that left then."""
