@@ -6,8 +6,8 @@ A server of one thread is calibrated on a ramp of other lengths; then the highes
 the attainment is searched by the very same search (`bench.search`), on the real server and on the
 simulated one, to 3%: where both stop within 10%, as `--find-goodput` does, they may be 20% apart
 though nothing is wrong. Replicas are engines of one server, each of one thread: on a machine with
-fewer cores than replicas, server and load generator want they take each other's time, and the
-simulation, which gives each a machine of its own, is too hopeful by that. Without the prefix cache:
+fewer cores than replicas, server and load generator want they share them, in the simulation too,
+which knows nothing of caches and memory that they share besides. Without the prefix cache:
 each rate of the search sends the same prompts, which the real server would have computed at the
 rate before. The calibration is kept beside the file of `--json`, and used again where it lies
 there; without one it is forgotten.

@@ -236,6 +236,7 @@ def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats
     none = np.zeros(len(CROWDS))
     rises = np.concatenate([parts[:1], np.diff(parts[:NUM_KNOTS]), parts[NUM_KNOTS:], none])
     scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(columns(works).mean(0), 1e-9))
+    scale[NUM_PARTS:] = guessed.sum() / sum(work.num_tokens for work in works)
     rows = columns(works) * scale / guessed[:, None]
     target = np.minimum(seconds / guessed, HICCUP)
     gram = rows.T @ rows + TRUST * np.eye(len(rises))
