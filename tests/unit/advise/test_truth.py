@@ -5,9 +5,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.advise.simulate.truth import Fit, Learned, Pace, Roofline, check_same, drift, works_of
+from headway.advise.simulate.truth import (
+    Fit,
+    Learned,
+    Mean,
+    Pace,
+    Roofline,
+    check_same,
+    drift,
+    works_of,
+)
 from headway.core.errors import UsageError
-from headway.engine.cost import Work
+from headway.engine.cost import StepCost, Work
 from headway.telemetry.calibration import Calibration, StepColumns
 
 STEP_S, TOKEN_S, READ_S = 0.004, 2e-4, 1e-8
@@ -67,6 +76,14 @@ def test_a_row_of_many_may_take_more_than_one_of_few():
         work = Work(rows + chunk, rows, 300 * rows, 300 * rows)
         wanted_s = expected_s(work) + 1e-4 * max(rows - 16, 0)
         assert mean.seconds(work) == pytest.approx(wanted_s, rel=0.06), work
+
+
+def test_the_worked_example_of_rows_beside_many():
+    cost = StepCost(None, (0,))
+    alone, beside = Work(24, 24, 0, 0), Work(25, 24, 0, 0)
+    mean = Mean(cost, np.array([2e-5, 5e-5, 0.0, 0.0, 0.0, 1e-5]))
+    assert mean.seconds(alone) - cost.seconds(alone) == pytest.approx(0.72e-3)
+    assert mean.seconds(beside) - cost.seconds(beside) == pytest.approx(0.88e-3)
 
 
 def test_all_seconds_together_are_those_that_were_measured():

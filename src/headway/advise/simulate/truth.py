@@ -112,15 +112,16 @@ class Fit:
 
 class Mean:
     """What a step takes by what it does, without good and bad times: the engine's own model of it,
-    and what a row takes beyond that where it is one of many.
+    and what a row takes beyond that where it is one of many, and beside a prompt.
 
-    Worked example, 0.02 ms beyond 8 rows and 0.05 beyond 16: 24 rows take 16 x 0.02 + 8 x 0.05 =
-    0.72 ms more than by the model.
+    Worked example, 0.02 ms beyond 8 rows, 0.05 beyond 16 and 0.01 beyond 8 beside a prompt: 24
+    rows take 16 x 0.02 + 8 x 0.05 = 0.72 ms more than by the model, 0.88 beside a prompt.
     """
 
     def __init__(self, cost: StepCost, crowd_s: Floats) -> None:
         self.cost = cost
-        self._crowd = [(rows, s) for rows, s in zip(CROWDS, crowd_s.tolist(), strict=True) if s]
+        *alone_s, self._beside_s = crowd_s.tolist()
+        self._crowd = [(rows, s) for rows, s in zip(CROWDS, alone_s, strict=True) if s]
 
     def seconds(self, work: Work) -> float:
         """Of one step."""
@@ -128,6 +129,8 @@ class Mean:
         for rows, row_s in self._crowd:
             if sampled > rows:
                 seconds += (sampled - rows) * row_s
+        if work.num_tokens > sampled > CROWDS[0]:
+            seconds += (sampled - CROWDS[0]) * self._beside_s
         return seconds
 
 
@@ -223,8 +226,8 @@ def taught(
 
 
 def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats, Floats, Floats]:
-    """(seconds of each part, of a row beyond each of `CROWDS`, expected seconds of each step):
-    least squares on relative errors.
+    """(seconds of each part; of a row beyond each of `CROWDS`, and beyond the first beside a
+    prompt; expected seconds of each step): least squares on relative errors.
 
     No part is negative and the curve never falls, for its unknowns are how much it rises from knot
     to knot. What the steps do not show is the belief's, who knows of no crowds.
@@ -233,7 +236,7 @@ def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats
     ratio = float(np.minimum(seconds / guessed, HICCUP).mean())
     guessed *= ratio
     parts = np.array(list(belief.parts.values())) * ratio
-    none = np.zeros(len(CROWDS))
+    none = np.zeros(len(CROWDS) + 1)
     rises = np.concatenate([parts[:1], np.diff(parts[:NUM_KNOTS]), parts[NUM_KNOTS:], none])
     scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(columns(works).mean(0), 1e-9))
     scale[NUM_PARTS:] = guessed.sum() / sum(work.num_tokens for work in works)
@@ -259,7 +262,8 @@ def columns(works: list[Work]) -> Floats:
     rest = np.array([work[1:] for work in works], dtype=float)
     some = (rest[:, :1] > 0).astype(float)
     crowd = np.maximum(rest[:, :1] - np.array(CROWDS, dtype=float), 0.0)
-    return np.concatenate([np.ones((len(works), 1)), reached, some, rest, crowd], axis=1)
+    beside = crowd[:, :1] * (tokens > rest[:, :1])
+    return np.concatenate([np.ones((len(works), 1)), reached, some, rest, crowd, beside], axis=1)
 
 
 def non_negative(gram: Floats, wanted: Floats, start: Floats) -> Floats:
