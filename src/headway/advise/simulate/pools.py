@@ -55,6 +55,9 @@ class Pools(World):
         if job is None:  # its client has left
             return
         target = min(self.decoding, key=lambda each: len(each.jobs))
+        made = sum(job.chunk_tokens)  # an engine counts an answer whole, where it ends
+        replica.num_tokens += made
+        target.num_tokens -= made
         due_s = now_s + RELAY_S
         target.take(due_s, job, parcel, replica.started_s)
         self.door.admission.lines.on_handed(number, self.replicas.index(target))
