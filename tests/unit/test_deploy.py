@@ -146,21 +146,42 @@ def test_compose_mounts_what_is_there() -> None:
     assert source["datasources"][0]["url"] == "http://prometheus:9090"
 
 
-def test_the_chart_gives_what_the_kustomization_gives(tmp_path: Path) -> None:
-    """Rendered where helm is installed: the same container as the base's, by hand kept alike."""
-    helm = shutil.which("helm")
-    if helm is None:
+CHART = DEPLOY / "helm" / "headway"
+
+
+def helm(*arguments: str) -> str:
+    """What helm writes; the package index has it for Linux on x86-64."""
+    own = Path(sys.executable).with_name("helm")
+    found = str(own) if own.exists() else shutil.which("helm")
+    if found is None:
         pytest.skip("helm is not installed")
-    chart = DEPLOY / "helm" / "headway"
-    subprocess.run([helm, "lint", str(chart)], check=True, timeout=60)
-    done = subprocess.run(
-        [helm, "template", "headway", str(chart)], check=True, capture_output=True, text=True
-    )
+    command = [found, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_a_fault_in_the_chart_is_found(tmp_path: Path) -> None:
+    """In what it renders to by Kubernetes' schemas, in a template by helm."""
+    chart, path = tmp_path / "headway", tmp_path / "all.yaml"
+    shutil.copytree(CHART, chart)
+    template = chart / "templates" / "deployment.yaml"
+    whole = template.read_text()
+    template.write_text(whole.replace("containers:", "contains:", 1))
+    path.write_text(helm("template", "headway", str(chart)))
+    status, told = said("kubernetes", path)
+    assert status != 0 and "'containers' is a required property" in told
+    template.write_text(whole.replace("}}", "}", 1))
+    with pytest.raises(subprocess.CalledProcessError):
+        helm("lint", str(chart))
+
+
+def test_the_chart_gives_what_the_kustomization_gives(tmp_path: Path) -> None:
+    """The same container as the base's, by hand kept alike."""
+    helm("lint", str(CHART))
     path = tmp_path / "all.yaml"
-    path.write_text(done.stdout)
+    path.write_text(helm("template", "headway", str(CHART)))
     status, told = said("kubernetes", path)
     assert status == 0, told
-    rendered = next(e for e in yaml.safe_load_all(done.stdout) if e["kind"] == "Deployment")
+    rendered = next(each for each in documents(path) if each["kind"] == "Deployment")
     ours, theirs = (
         each["spec"]["template"]["spec"]["containers"][0] for each in (resources(BASE)[0], rendered)
     )
