@@ -49,7 +49,8 @@ FEW = 4
 LOW = 0.3
 """The same where rows take so little of a token that most guesses are worth them."""
 FIRST_SHARE = 0.03
-"""Of what the model takes for a prompt, what the drafter may: a first token waits so long."""
+"""Of what the model takes for a prompt, what the drafter may: the first token waits for that, and
+for the passes of the guesses."""
 LATELY = 16
 """Steps: about as many as a token that comes now shortens the end of an answer by."""
 
@@ -197,8 +198,8 @@ class Speculation(Comparing):
         """How many guesses are made behind the last token of a prompt, of which this step computes
         what is behind `start`.
 
-        Heads make them at once. A model computes the prompt first, and the first token waits: none
-        are made where that takes more than `FIRST_SHARE` of what the model itself takes for it.
+        Heads make them at once. A model computes the prompt first: none are made where that takes
+        more than `FIRST_SHARE` of what the model itself takes for it.
         """
         if self.asking is None or self.asking.failure or sequence.num_generated:
             return 0
