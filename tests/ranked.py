@@ -3,8 +3,10 @@
 import os
 import random
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
+from headway.runtime.parallel.pipeline import PipelineExecutor
 
 BAD = 99
 """The first token of a prompt that something in a test does not bear."""
@@ -109,3 +112,27 @@ def check_a_dead_rank_ends_the_engine(engine: Engine) -> None:
     engine.add(Request(78, [5, 6], SamplingParams(max_tokens=4)))
     with pytest.raises(RankLostError):
         engine.step()
+
+
+def disturbed(
+    engine: Engine, requests: list[Request], leaves: int, at: int
+) -> dict[tuple[int, int], list[int]]:
+    """The tokens of each sequence, of stages that have two steps, but those of the request that
+    `leaves` behind step `at`, where the oldest of the others is preempted."""
+    executor, held = engine.executor, set()
+    assert isinstance(executor, PipelineExecutor)
+    tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for request in requests:
+        engine.add(request)
+    for step in count():
+        if not engine.has_work:
+            break
+        for update in engine.step()[0]:
+            tokens[update.request_id, update.index] += update.token_ids
+        held.add(len(executor._steps))
+        if step == at:
+            engine.abort(leaves)
+            engine.scheduler.preempt(engine.scheduler.running[0])
+        engine.check_integrity()
+    assert held == {0, 1} and engine.scheduler.num_preemptions > 0
+    return {key: found for key, found in tokens.items() if key[0] != leaves}

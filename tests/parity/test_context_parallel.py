@@ -4,7 +4,6 @@ import json
 import random
 import shutil
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,12 +17,12 @@ from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.meeting import shared_by
-from headway.runtime.parallel.pipeline import PipelineExecutor
 from headway.runtime.parallel.rows import DEALT, deal_rows
 from headway.runtime.parallel.shared import PLACE_BYTES
 from parity.tiny import save, tiny_model
 from ranked import (
     check_a_dead_rank_ends_the_engine,
+    disturbed,
     leader_of,
     ranks,
 )
@@ -150,25 +149,8 @@ def test_stages_with_parts_of_contexts_have_two_steps(tmp_path: Path):
     one = answers(folder, requests, dtype="bfloat16")
     sizes = {"decode_context_parallel_size": 2, "pipeline_parallel_size": 2, "overlap": 1}
     with ranks(folder, **OPTIONS, **sizes, dtype="bfloat16") as engine:
-        executor, held = engine.executor, set()
-        assert isinstance(executor, PipelineExecutor)
-        tokens = {key: list[int]() for key in one}
-        for request in requests:
-            engine.add(request)
-        for step in count():
-            if not engine.has_work:
-                break
-            for update in engine.step()[0]:
-                tokens[update.request_id, update.index] += update.token_ids
-            held.add(len(executor._steps))
-            if step == 12:
-                engine.abort(102)
-                engine.scheduler.preempt(engine.scheduler.running[0])
-            engine.check_integrity()
-        assert held == {0, 1} and engine.scheduler.num_preemptions > 0
-    assert {key: tokens[key] for key in tokens if key[0] != 102} == {
-        key: answer.token_ids for key, answer in one.items() if key[0] != 102
-    }
+        tokens = disturbed(engine, requests, leaves=102, at=12)
+    assert tokens == {key: answer.token_ids for key, answer in one.items() if key[0] != 102}
 
 
 def test_a_trained_model_says_the_same_on_four_ranks(shared: Path, tmp_path: Path):

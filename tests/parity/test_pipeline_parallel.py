@@ -23,6 +23,7 @@ from ranked import (
     break_a_layer,
     check_a_dead_rank_ends_the_engine,
     check_one_fails_alone,
+    disturbed,
     leader_of,
     ranks,
     requests,
@@ -174,25 +175,8 @@ def test_stages_have_two_steps_and_the_tokens_of_one(
     for most_unread in (pipeline.MOST_UNREAD, 30):
         monkeypatch.setattr(pipeline, "MOST_UNREAD", most_unread)
         with ranks(folder, **cut, **options) as engine:
-            executor, held = engine.executor, set()
-            assert isinstance(executor, pipeline.PipelineExecutor)
-            tokens = {key: list[int]() for key in alone}
-            for request in asked:
-                engine.add(request)
-            for step in count():
-                if not engine.has_work:
-                    break
-                for update in engine.step()[0]:
-                    tokens[update.request_id, update.index] += update.token_ids
-                held.add(len(executor._steps))
-                if step == 9:
-                    engine.abort(3)
-                    engine.scheduler.preempt(engine.scheduler.running[0])
-                engine.check_integrity()
-            assert held == {0, 1} and engine.scheduler.num_preemptions > 0
-            assert {key: tokens[key] for key in tokens if key[0] != 3} == {
-                key: alone[key] for key in alone if key[0] != 3
-            }
+            tokens = disturbed(engine, asked, leaves=3, at=9)
+        assert tokens == {key: alone[key] for key in alone if key[0] != 3}
 
 
 @pytest.mark.parametrize("size", [1, 2])
