@@ -120,6 +120,20 @@ def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prom
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
 
 
+def requests_of(prompts: list[Prompt], first: int, temperature: float) -> list[Request]:
+    """Prompts as requests, numbered from `first` on."""
+    return [
+        Request(
+            first + at,
+            token_ids,
+            SamplingParams(
+                temperature=temperature, seed=at, max_tokens=MAX_TOKENS, grammar=grammar
+            ),
+        )
+        for at, (token_ids, grammar) in enumerate(prompts)
+    ]
+
+
 def seconds_of(num_rows: int, row_costs: float) -> float:
     """A step of 10 ms, and of so much of that more for each row beyond the first."""
     return 0.01 * (1 + row_costs * (num_rows - 1))
@@ -232,19 +246,7 @@ def main() -> None:
                     llm.engine.scheduler.drafts.speculator = speculator
                     total, told = Run(), {}
                     for number, part in enumerate(parts):
-                        requests = [
-                            Request(
-                                first + 1000 * number + i,
-                                ids,
-                                SamplingParams(
-                                    temperature=temperature,
-                                    seed=i,
-                                    max_tokens=MAX_TOKENS,
-                                    grammar=grammar,
-                                ),
-                            )
-                            for i, (ids, grammar) in enumerate(part)
-                        ]
+                        requests = requests_of(part, first + 1000 * number, temperature)
                         run, answers = answer(llm, requests, chosen.row_costs)
                         told |= answers
                         for field in Run.__slots__:
