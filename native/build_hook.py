@@ -1,6 +1,7 @@
 """Compiles the native kernels when the package is built or installed, also in place with `-e`.
 
-Without a C++ compiler the package is still whole: torch computes, and `headway doctor` says why.
+Without a C++ compiler the package is still whole: torch computes, numpy learns what steps cost, and
+`headway doctor` says why.
 """
 
 import subprocess
@@ -10,11 +11,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-OUTPUT = Path("src/headway/runtime/native")
+OUTPUTS = "src/headway/runtime/native/_native*.so", "src/headway/engine/_learning*.so"
 
 
 class NativeBuildHook(BuildHookInterface):
-    """Runs CMake on native/ and adds the module to the wheel."""
+    """Runs CMake on native/ and adds the modules to the wheel."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """`version` is "standard" or "editable"."""
@@ -22,7 +23,7 @@ class NativeBuildHook(BuildHookInterface):
         build = root / "build" / "native"
         configure = ["cmake", "-S", str(root / "native"), "-B", str(build), "-G", "Ninja"]
         configure += ["--fresh", f"-DPython_EXECUTABLE={sys.executable}"]
-        for stale in (root / OUTPUT).glob("_native*.so"):
+        for stale in [path for pattern in OUTPUTS for path in root.glob(pattern)]:
             stale.unlink()
         try:
             self._run(configure)

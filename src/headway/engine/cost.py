@@ -18,19 +18,26 @@ the prior's, scaled by what was seen.
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import exp, log, sqrt
+from math import log
 from typing import NamedTuple
 
 import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
-from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, place, rising
+from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, place
+from headway.engine.learning import (
+    ANY_SAMPLED,
+    ATTENDED,
+    NUM_PARTS,
+    READ,
+    SAMPLED,
+    State,
+    learner,
+)
 from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
-ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_KNOTS, NUM_KNOTS + 4)
-NUM_PARTS = NUM_KNOTS + 4
 KEPT_ERRORS = 512
 LEAST_PART_S = 1e-12
 
@@ -151,23 +158,31 @@ class StepCost:
     def forget(self) -> None:
         """Know nothing but the prior again."""
         self.num_observed = 0
-        self._logs = np.log(parts_of(self.prior))
-        self._covariance = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
-        self._change = np.empty((NUM_PARTS, NUM_PARTS))
-        self._changes = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
+        self._state = state = State.empty(CLIP, NOISE, SURPRISED, FORGET)
+        state.logs[:] = np.log(parts_of(self.prior))
+        state.covariance[:] = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
+        state.changes[:] = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
+        self._learn = learner(state)
         self._errors.clear()
-        self._settle()
+        self._parts = state.settle()
 
     def believe(self, other: "StepCost") -> None:
         """Know what `other` knows: one that has learned from a file spares many from doing so."""
         self.num_observed = other.num_observed
-        self._logs, self._covariance = other._logs.copy(), other._covariance.copy()
-        self._settle()
+        self._state.logs[:] = other._state.logs
+        self._state.covariance[:] = other._state.covariance
+        self._parts = self._state.settle()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StepCost":
+        """One that knows the same and learns apart."""
+        twin = StepCost(self.prior, self.windows)
+        twin.believe(self)
+        return twin
 
     def take_parts(self, parts: np.ndarray) -> None:
         """Predict by these seconds of each part, none of them negative, the curve rising."""
-        self._logs = np.log(np.maximum(parts, LEAST_PART_S))
-        self._settle()
+        self._state.logs[:] = np.log(np.maximum(parts, LEAST_PART_S))
+        self._parts = self._state.settle()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
 
@@ -340,45 +355,11 @@ class StepCost:
         self.num_observed += 1
         error = log(actual_s / predicted_s)
         if self.num_observed == 1:
-            self._logs += error
+            self._state.logs += error
             error = 0.0
-        covariance = self._covariance
-        shares = self._shares(work, predicted_s)
-        spread = covariance @ shares
-        known = float(shares @ spread)
-        limit = CLIP * sqrt(known + NOISE**2)
-        excess = max(abs(error) / limit, 1.0)
-        variance = known + NOISE**2 * excess
-        self._logs += spread * (error / excess / variance)
-        change = np.multiply(spread[:, None], spread / variance, out=self._change)
-        covariance -= change
-        np.subtract(self._changes, covariance, out=change)
-        change *= SURPRISED if excess > 1 else FORGET
-        covariance += change
-        self._settle()
+        tokens, *rest = work
+        self._parts = self._learn(*place(tokens), *rest, predicted_s, error)
         return predicted_s
-
-    def _shares(self, work: Work, predicted_s: float) -> np.ndarray:
-        """The share that each part has in the predicted seconds of `work`; they add up to 1."""
-        tokens, sampled, attended, read = work
-        above, width, beyond = place(tokens)
-        some = [(above - 1, 1 - beyond / width), (above, beyond / width)]
-        some += [(SAMPLED, sampled), (ATTENDED, attended), (READ, read)]
-        some += [(ANY_SAMPLED, 1)] if sampled else []
-        shares, parts = np.zeros(NUM_PARTS), self._parts
-        for part, count in some:
-            shares[part] = count * parts[part] / predicted_s
-        return shares
-
-    def _settle(self) -> None:
-        """Take the parts from their logarithms; where the curve falls, its knots meet."""
-        self._parts: list[float] = np.exp(self._logs).tolist()
-        curve = self._parts[:NUM_KNOTS]
-        if curve != sorted(curve):
-            trust = (1 / self._covariance.diagonal()[:NUM_KNOTS]).tolist()
-            logs = rising(self._logs[:NUM_KNOTS].tolist(), trust)
-            self._logs[:NUM_KNOTS] = logs
-            self._parts[:NUM_KNOTS] = map(exp, logs)
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
 
@@ -410,9 +391,9 @@ class StepCost:
         parts, curve = self._parts, self._parts[:NUM_KNOTS]
         assert all(part > 0 and np.isfinite(part) for part in parts), parts
         assert all(low <= high for low, high in pairwise(curve)), curve
-        assert np.allclose(np.exp(self._logs), parts), "the logarithms are not the parts'"
-        assert np.isfinite(self._covariance).all()
-        assert (self._covariance.diagonal() > 0).all(), "a variance is not positive"
+        assert np.allclose(np.exp(self._state.logs), parts), "the logarithms are not the parts'"
+        assert np.isfinite(self._state.covariance).all()
+        assert (self._state.covariance.diagonal() > 0).all(), "a variance is not positive"
 
 
 def parts_of(prior: Prior) -> np.ndarray:
