@@ -151,11 +151,11 @@ class Admission:
             for entry in self.lines.entries
             if in_order or service_class.idle_only or not entry.idle_only
         ]
+        if sum([entry.num_waiting for entry in counted]) < most:
+            return
         users = Counter({user: 0})
         for entry in counted:
             users[entry.user] += entry.num_waiting
-        if users.total() < most:
-            return
         share = most / len(users)
         waiting = sum(min(count, most) for count in users.values())
         if in_order or users[user] >= share or waiting >= 2 * most:

@@ -76,11 +76,21 @@ def num_tokens(prompt: Prompt) -> int:
 def draws(key: str, count: int, below: int) -> NDArray[np.int64]:
     """`count` numbers in [0, below) that follow from `key` (splitmix64 from its hash)."""
     start = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
-    x = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN + np.uint64(start)
-    x = (x ^ (x >> SHIFT_1)) * MIX_1
-    x = (x ^ (x >> SHIFT_2)) * MIX_2
+    x = multiples(1 << (count - 1).bit_length())[:count] + np.uint64(start)
+    x ^= x >> SHIFT_1
+    x *= MIX_1
+    x ^= x >> SHIFT_2
+    x *= MIX_2
     x ^= x >> SHIFT_3
-    return ((x >> HALF) % np.uint64(below)).astype(np.int64)
+    x >>= HALF
+    x %= np.uint64(below)
+    return x.astype(np.int64)
+
+
+@lru_cache(maxsize=32)
+def multiples(count: int) -> NDArray[np.uint64]:
+    """The first `count` multiples of GOLDEN, from the first on."""
+    return np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
 
 
 class Writer(Protocol):

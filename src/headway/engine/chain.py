@@ -8,16 +8,17 @@ Equal keys mean equal tokens from the first on, of one salt and one adapter; who
 salt can neither make a key nor meet one by chance.
 """
 
-import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, lru_cache
+from hashlib import sha256
+from typing import Any
 
 
 class Chain:
     """The keys of one sequence's full blocks, each computed once, when it is asked for first."""
 
-    __slots__ = ("_block_size", "_pack", "_tokens", "keys", "root")
+    __slots__ = ("_block_size", "_pack", "_tokens", "found", "keys", "root")
 
     def __init__(self, tokens: list[int], root: bytes, block_size: int) -> None:
         self._tokens = tokens
@@ -25,16 +26,17 @@ class Chain:
         self._pack = packer(block_size)
         self.root = root
         self.keys: list[bytes] = []
+        self.found: tuple[Any, Any] | None = None
+        """What was asked of the prefix cache last, and what it held."""
 
     def key(self, index: int) -> bytes:
         """The key of block `index`, all of whose tokens are known; -1 is the root."""
         if index < 0:
             return self.root
-        keys, size = self.keys, self._block_size
-        while len(keys) <= index:
-            begin = len(keys) * size
-            tokens = self._pack(*self._tokens[begin : begin + size])
-            keys.append(hashlib.sha256((keys[-1] if keys else self.root) + tokens).digest())
+        keys, size, pack = self.keys, self._block_size, self._pack
+        for begin in range(len(keys) * size, (index + 1) * size, size):
+            before = keys[-1] if keys else self.root
+            keys.append(sha256(before + pack(*self._tokens[begin : begin + size])).digest())
         return keys[index]
 
     def part(self, index: int, count: int) -> bytes:
@@ -43,11 +45,20 @@ class Chain:
             return self.key(index)
         begin = index * self._block_size
         tokens = packer(count)(*self._tokens[begin : begin + count])
-        return hashlib.sha256(self.key(index - 1) + tokens).digest()
+        return sha256(self.key(index - 1) + tokens).digest()
 
     def cut(self, num_tokens: int) -> None:
         """Of the tokens only so many are known for sure: no key of more is kept."""
+        self.found = None
         del self.keys[num_tokens // self._block_size :]
+
+    def links(self, begin: int, end: int) -> Iterator[tuple[bytes, bytes, list[int]]]:
+        """Of each block from `begin` to `end` - 1, all full, what `link` says."""
+        self.key(end - 1)
+        size, tokens, own = self._block_size, self._tokens, self.keys[begin:end]
+        before = [self.keys[begin - 1] if begin else self.root, *own]
+        starts = range(begin * size, end * size, size)
+        return zip(own, before, [tokens[start : start + size] for start in starts])
 
     def link(self, index: int, count: int) -> tuple[bytes, bytes, list[int]]:
         """The key of the first `count` tokens of block `index`, that of the block before it, and
@@ -67,4 +78,4 @@ def packer(block_size: int) -> Callable[..., bytes]:
 def root_key(salt: str, adapter: str) -> bytes:
     """Where the chains of one salt and one adapter begin."""
     parts = (part.encode("utf-8", "surrogatepass") for part in (salt, adapter))
-    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+    return sha256(b"".join(sha256(part).digest() for part in parts)).digest()

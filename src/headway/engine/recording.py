@@ -53,8 +53,10 @@ class Recorder:
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
         scheduler, cost = self.scheduler, self.cost
-        used = [pool.num_used for pool in scheduler.kv.pools]
-        used = [sum(used)] if scheduler.kv.dealt is not None else used
+        kv = scheduler.kv
+        used = [pool.num_used for pool in kv.pools]
+        usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools, strict=True)])
+        used = [sum(used)] if kv.dealt is not None else used
         record = StepRecord(
             step=plan.step,
             started_s=started_s,
@@ -63,7 +65,7 @@ class Recorder:
             num_tokens=0,
             num_sampled=0,
             kv_blocks_used=sum(used),
-            kv_usage=scheduler.kv.usage,
+            kv_usage=usage,
             num_preemptions=scheduler.num_preemptions,
             group_blocks_used=used,
         )
@@ -82,8 +84,8 @@ class Recorder:
             record.prefilling = prefilling(scheduler, plan)
         record.transfer_s = result.transfer_s
         scheduler.preemption.tell(record)
-        if scheduler.kv.tiers is not None:
-            scheduler.kv.tiers.tell(record)
+        if kv.tiers is not None:
+            kv.tiers.tell(record)
         return record
 
 

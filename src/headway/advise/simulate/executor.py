@@ -24,6 +24,7 @@ from headway.core.plan import (
     Transfer,
 )
 from headway.engine.cost import Work
+from headway.telemetry.records import IS_SAMPLED, START, TOKEN_IDS
 
 GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
 LOWEST_ID = 32
@@ -180,8 +181,9 @@ class SimulatedExecutor:
 
     def _samples(self, rows: list[ScheduledSequence]) -> list[Sample]:
         """What follows the known tokens of each row that is sampled from."""
-        samples, is_ruled = [], bool(self._masks.by_sequence)
-        answers, token = self._answers, self._script.token
+        samples, is_ruled, answers = [], bool(self._masks.by_sequence), self._answers
+        token, low, num_ids = self._script.token, self._script.low, self._script.num_ids
+        ends = self._script.end_ids
         for row in rows:
             if not row.sample:
                 continue
@@ -189,7 +191,11 @@ class SimulatedExecutor:
                 samples.append(self._guessed(row))
                 continue
             sequence_id, at = row.sequence_id, row.start + len(row.token_ids)
-            samples.append(Sample(sequence_id, [token(answers[sequence_id], at)]))
+            answer = answers[sequence_id]
+            came = low + (answer.origin + at * STRIDE >> SHIFT) % num_ids  # mostly `Script.token`
+            if at == answer.last or came in ends:
+                came = token(answer, at)
+            samples.append(Sample(sequence_id, [came]))
         return samples
 
     def _guessed(self, row: ScheduledSequence) -> Sample:
@@ -221,12 +227,12 @@ class SimulatedExecutor:
 
 def work_of_rows(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Work:
     """What a step of these rows does, counted as `telemetry.records.count_work` does."""
-    starts = [row.start for row in rows]
-    lengths = [len(row.token_ids) for row in rows]
+    starts = [*map(START, rows)]
+    lengths = [*map(len, map(TOKEN_IDS, rows))]
     tokens = sum(lengths)
     read = sum(starts) + tokens
     if tokens == len(rows):
-        sampled, attended = sum([row.sample for row in rows]), read
+        sampled, attended = sum(map(IS_SAMPLED, rows)), read
     else:
         sampled = sum([row.sample + row.num_drafts for row in rows])
         attended = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])

@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.engine.cost import NUM_PARTS, SAMPLED, Prior, StepCost, Work, parts_of
+from headway.engine.cost import Prior, StepCost, Work, parts_of
 from headway.engine.knots import KNOTS, NUM_KNOTS
+from headway.engine.learning import NUM_PARTS, SAMPLED
 from headway.telemetry.calibration import Calibration, StepColumns
 
 Floats = NDArray[np.float64]

@@ -29,8 +29,9 @@ from contextlib import contextmanager
 from headway.core.cache_config import CacheConfig
 from headway.core.kv_format import LEAST_OPEN
 from headway.core.plan import NULL_BLOCK, BlockCopy, BlocksByGroup
+from headway.engine.chain import Chain
 from headway.engine.kv import dealt
-from headway.engine.kv.choosing import Choosing, unshare
+from headway.engine.kv.choosing import Choosing, unshare_kept
 from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import (
@@ -69,7 +70,7 @@ class KVCache:
         self.states = States.of(config, len(self.pools))
         self.choosing = Choosing.of(config)
         self.dealt = config.dealt
-        self._is_plain = not (self._slides or self.choosing or self.dealt)
+        self._is_plain = not (self._slides or self.choosing or self.dealt or self.states)
         self.indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
 
@@ -156,6 +157,8 @@ class KVCache:
         when a group has no room. Up to `sequence.room` tokens it need not be asked.
         """
         tables = sequence.block_tables
+        if self._is_plain and not sequence.shares_blocks:
+            return self._grow(sequence, num_tokens)
         if self._slides:
             self.drop_unseen(sequence)
         held = len(tables[0]) + sequence.dropped[0]
@@ -182,7 +185,7 @@ class KVCache:
             taken[-1] = self.states.num_taken(sequence, self.pools[-1], needed, copies_needed)
         if not self.has_room(taken):
             return None
-        copies = self._unshare(sequence, first_written) if copies_needed else []
+        copies = unshare_kept(sequence, first_written, self.pools) if copies_needed else []
         new: list[list[int]] = []
         for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
             if self.states is not None and group == self.states.group:
@@ -194,6 +197,23 @@ class KVCache:
         if self._is_plain and not sequence.shares_blocks:
             sequence.room = len(tables[0]) * self.block_size
         return new, copies
+
+    def _grow(
+        self, sequence: Sequence, num_tokens: int
+    ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
+        """`extend`, where a table only ever grows and nobody shares its last block."""
+        tables, size = sequence.block_tables, self.block_size
+        needed = -(-num_tokens // size) - len(tables[0])
+        new = self.nothing_new
+        if needed > 0:
+            for pool in self.pools:
+                if pool.num_free < needed:
+                    return None
+            new = [pool.take_some(needed) for pool in self.pools]
+            for table, blocks in zip(tables, new, strict=True):
+                table.extend(blocks)
+        sequence.room = len(tables[0]) * size
+        return new, []
 
     def drop_unseen(self, sequence: Sequence) -> None:
         """Give back the blocks of window groups that no token to come will see."""
@@ -207,19 +227,6 @@ class KVCache:
                         pool.release(table[index])
                         table[index] = NULL_BLOCK
                 sequence.first_live[group] = first_live
-
-    def _unshare(self, sequence: Sequence, index: int) -> list[BlockCopy]:
-        """Give `sequence` a block of its own at `index` where it shares it with others.
-
-        Only the block written next can be shared and partly filled; those before it are full and
-        stay shared, those after it do not exist yet.
-        """
-        copies = []
-        for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):
-            if pool.is_kept(table[index]):
-                copies.append(unshare(sequence, group, index, pool))
-        sequence.shares_blocks = False
-        return copies
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Let `child` share the blocks that hold the first `num_tokens` of `parent`."""
@@ -250,8 +257,7 @@ class KVCache:
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             table, live = sequence.block_tables[group], self.live(sequence, group)
             kept = min(self.sink_blocks[group], len(live))
-            for block in live[kept:] + live[:kept] if window else reversed(live):
-                pool.release(block)
+            pool.release_all(live[kept:] + live[:kept] if window else live[::-1])
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
         sequence.computed = sequence.num_remembered = 0
@@ -333,10 +339,27 @@ class KVCache:
 
         With `partly` it may end within a block, where enough of that is of use.
         """
-        none, size = Hit.none(len(self.pools)), self.block_size
+        size = self.block_size
         if not self.indexes or not sequence.takes_hits or sequence.host_tables:
-            return none
+            return Hit.none(len(self.pools))
         chain, most = sequence.keys(size), sequence.most_found
+        if not self._finds_again:
+            return self._match(sequence, chain, most, partly=partly)
+        asked = len(sequence.tokens), most, partly, [index.num_changes for index in self.indexes]
+        found = chain.found
+        if found is None or found[0] != asked:
+            chain.found = found = asked, self._match(sequence, chain, most, partly=partly)
+        hit: Hit = found[1]
+        return hit
+
+    @property
+    def _finds_again(self) -> bool:
+        """Whether a newcomer finds what it found before, while the same blocks can be found."""
+        return self.tiers is None and self.states is None and self.dealt is None
+
+    def _match(self, sequence: Sequence, chain: Chain, most: int, *, partly: bool) -> Hit:
+        """As `match_prefix`, of the first `most` tokens."""
+        size = self.block_size
         here, indexes = dealt.listed(self.dealt, self.indexes), self.indexes
         count = blocks_held(chain, most // size, here, size, self.windows, self.sink_blocks)
         if self.states is not None:
@@ -355,7 +378,7 @@ class KVCache:
             if below is not None:
                 return below
         if not keys:
-            return none
+            return Hit.none(len(self.pools))
         firsts = [first_seen(num_tokens, window) // size for window in self.windows]
         tables = [
             with_gap(dealt.found(self.dealt, index, live_of(keys, first, kept)), first, kept)

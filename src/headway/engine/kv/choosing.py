@@ -134,3 +134,14 @@ def unshare(sequence: Sequence, group: int, index: int, pool: BlockPool) -> Bloc
     source, table[index] = table[index], pool.take()
     pool.release(source)
     return BlockCopy(sequence.sequence_id, index, group, source, table[index])
+
+
+def unshare_kept(sequence: Sequence, index: int, pools: list[BlockPool]) -> list[BlockCopy]:
+    """Give `sequence` blocks of its own at `index` where others need those it has.
+
+    Only the block written next can be shared and partly filled; those before it are full and stay
+    shared, those after it do not exist yet.
+    """
+    kept = [pool.is_kept(t[index]) for pool, t in zip(pools, sequence.block_tables, strict=True)]
+    sequence.shares_blocks = False
+    return [unshare(sequence, group, index, pools[group]) for group, k in enumerate(kept) if k]

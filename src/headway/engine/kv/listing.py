@@ -11,7 +11,6 @@ anything: guesses that were wrong, or what a step computes that is in flight.
 """
 
 from headway.core.plan import NULL_BLOCK
-from headway.engine.chain import Chain
 from headway.engine.kv.cache import KVCache
 from headway.engine.kv.prefix import Cached, is_of_use
 from headway.engine.kv.tiers import OPEN_WINDOW
@@ -24,13 +23,14 @@ def insert(kv: KVCache, sequence: Sequence) -> None:
     begin, end = sequence.num_remembered, min(sequence.computed, sequence.num_exact) // size
     if begin >= end or not kv.indexes or sequence.is_forgotten or any(sequence.dropped):
         return
-    chain, states = sequence.keys(size), kv.states
-    for at in range(begin, end):
-        blocks = [
-            table[at] if states is None or states.lists(sequence, group, at) else NULL_BLOCK
-            for group, table in enumerate(sequence.block_tables)
-        ]
-        _list(kv, sequence, blocks, chain, at, size)
+    links, states = sequence.keys(size).links(begin, end), kv.states
+    tables = sequence.block_tables
+    for at, link in enumerate(links, begin):
+        blocks = [table[at] for table in tables]
+        if states is not None:
+            listed = [states.lists(sequence, group, at) for group in range(len(tables))]
+            blocks = [b if is_listed else NULL_BLOCK for b, is_listed in zip(blocks, listed)]
+        _list(kv, sequence, blocks, link, at, size)
     sequence.num_remembered = end
 
 
@@ -55,24 +55,29 @@ def insert_begun(kv: KVCache, sequence: Sequence) -> None:
         return
     blocks = [table[at] for table in sequence.block_tables]
     if kv.dealt is not None or NULL_BLOCK not in blocks:
-        _list(kv, sequence, blocks, sequence.keys(kv.block_size), at, count)
+        _list(kv, sequence, blocks, sequence.keys(kv.block_size).link(at, count), at, count)
 
 
 def _list(
-    kv: KVCache, sequence: Sequence, blocks: list[int], chain: Chain, at: int, count: int
+    kv: KVCache,
+    sequence: Sequence,
+    blocks: list[int],
+    link: tuple[bytes, bytes, list[int]],
+    at: int,
+    count: int,
 ) -> None:
     """List a block of each group, but the null block, for `count` tokens at this place.
 
     Nobody reads a full one of a group that sees the next token's block alone, but who goes on
     within it: it goes first there.
     """
-    key, parent, tokens = chain.link(at, count)
-    cost = 1 + kv.attention_cost * at * kv.block_size
+    size, tiers = kv.block_size, kv.tiers
+    cost = 1 + kv.attention_cost * at * size
     owner = sequence.request.principal.block_owner()
-    for group, (pool, block) in enumerate(zip(kv.pools, blocks, strict=True)):
+    for group, block in enumerate(blocks):
         if block != NULL_BLOCK:
-            is_read = count < kv.block_size or kv.windows[group] != OPEN_WINDOW
-            uses = count / kv.block_size if is_read else 0.0
-            pool.insert(block, Cached(key, parent, tokens, cost, owner, uses))
-            if kv.tiers is not None:
-                kv.tiers.found(group, block)
+            is_read = count < size or kv.windows[group] != OPEN_WINDOW
+            uses = count / size if is_read else 0.0
+            kv.pools[group].insert(block, Cached(*link, cost, owner, uses))
+            if tiers is not None:
+                tiers.found(group, block)

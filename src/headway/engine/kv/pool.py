@@ -66,6 +66,18 @@ class BlockPool:
         self.references[block] = 1
         return block
 
+    def take_some(self, count: int) -> list[int]:
+        """So many, one after the other."""
+        free = self._free
+        if len(free) < count:
+            return [self.take() for _ in range(count)]
+        blocks = free[: -count - 1 : -1]
+        del free[-count:]
+        references = self.references
+        for block in blocks:
+            references[block] = 1
+        return blocks
+
     def share(self, block: int) -> None:
         """One more reference to a block in use."""
         assert self.references[block] > 0 and block != NULL_BLOCK
@@ -88,6 +100,16 @@ class BlockPool:
         self.references[block] = references
         if references == 0 and (self.index is None or not self.index.released(block)):
             self._free.append(block)
+
+    def release_all(self, blocks: list[int]) -> None:
+        """`release` each, in this order."""
+        references, index, free = self.references, self.index, self._free
+        for block in blocks:
+            left = references[block] - 1
+            assert left >= 0 and block != NULL_BLOCK
+            references[block] = left
+            if left == 0 and (index is None or not index.released(block)):
+                free.append(block)
 
     def insert(self, block: int, cached: Cached) -> None:
         """`block`, which somebody refers to, can be found as `cached` from now on.

@@ -54,7 +54,7 @@ class PrefixIndex:
     end of a conversation without its beginning, does not.
     """
 
-    __slots__ = ("_chained", "_newest", "block_of", "cached", "num_tokens", "queue")
+    __slots__ = ("_chained", "_newest", "block_of", "cached", "num_changes", "num_tokens", "queue")
 
     def __init__(self, num_blocks: int, policy: str, *, chained: bool = True) -> None:
         self._chained = chained
@@ -63,6 +63,8 @@ class PrefixIndex:
         self.queue = EvictionQueue(policy)
         self.num_tokens = 0
         """Of all blocks that can be found."""
+        self.num_changes = 0
+        """How often a block came or went that can be found: as long as it stays, all finds do."""
         self._newest: dict[tuple[bytes, int], bytes] = {}
         """(key, first token of a continuation) → key of the newest such continuation."""
 
@@ -71,11 +73,13 @@ class PrefixIndex:
 
     def add(self, block: int, cached: Cached) -> None:
         """`block`, which somebody refers to, holds `cached` from now on, unless another does."""
-        if cached.key not in self.block_of and self.cached[block] is None:
-            self.block_of[cached.key] = block
+        key, tokens = cached.key, cached.tokens
+        if key not in self.block_of and self.cached[block] is None:
+            self.block_of[key] = block
             self.cached[block] = cached
-            self.num_tokens += len(cached.tokens)
-            self._newest[cached.parent, cached.tokens[0]] = cached.key
+            self.num_changes += 1
+            self.num_tokens += len(tokens)
+            self._newest[cached.parent, tokens[0]] = key
 
     def newest(self, parent: bytes, token: int) -> Cached | None:
         """The newest continuation of `parent` that begins with `token`."""
@@ -87,6 +91,7 @@ class PrefixIndex:
         cached = self.cached[block]
         assert cached is not None
         self.cached[block] = None
+        self.num_changes += 1
         self.num_tokens -= len(cached.tokens)
         del self.block_of[cached.key]
         if self._newest.get((cached.parent, cached.tokens[0])) == cached.key:

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.engine.cost import KNOTS, NOTHING, NUM_PARTS, Prior, StepCost, Work
+from headway.engine.cost import NOTHING, Prior, StepCost, Work
+from headway.engine.knots import KNOTS
+from headway.engine.learning import NUM_PARTS
 from headway.engine.speculation.controller import (
     FREE,
     RIGHT,
