@@ -1,7 +1,8 @@
 """What a step and a streamed token cost beside the model: `python benchmarks/engine_overhead.py`.
 
 The executor does nothing, so all that is left is ours. Part 1 runs the engine in this process and
-times scheduling and book-keeping a step, without guesses and where `auto` finds none that pay.
+times scheduling and book-keeping a step, without guesses and where `auto` finds none that pay, and
+beside that what the cost model learns from each.
 Part 2 starts the real server with 32 streams on it and divides the CPU time of both processes by
 the tokens streamed, and that of the server's process by the requests where each is a chat of one
 token; a bare ASGI application that sends as many chunks of the same size through the same HTTP
@@ -28,7 +29,7 @@ from headway.assemble import plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
-from headway.engine.cost import Prior
+from headway.engine.cost import Prior, StepCost, work_done
 from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
 
@@ -50,7 +51,10 @@ uvicorn.run(app, port=int(sys.argv[1]), http="h11", loop="uvloop", log_level="er
 
 
 def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[str, float]:
-    """Milliseconds a decode step of `num_seqs` spends outside the executor, message included."""
+    """Milliseconds a decode step of `num_seqs` spends outside the executor, message included.
+
+    `lesson_us`, in microseconds, is what a cost model of its own learns from each.
+    """
     options = EngineOptions(
         max_num_seqs=num_seqs,
         max_num_batched_tokens=8192,
@@ -75,17 +79,21 @@ def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[s
         engine.add(Request(i, prompt, SamplingParams(max_tokens=steps + 50)))
     while engine.scheduler.waiting:
         engine.step()
-    costs = []
+    costs, lessons, cost = [], [], StepCost()
     for _ in range(steps):
         before = time.perf_counter()
         updates, record = engine.step()
         messages.encode(messages.Steps(updates, record))
         costs.append(time.perf_counter() - before - record.execute_s)
+        before = time.perf_counter()
+        cost.learn(work_done(record), 0.02)
+        lessons.append(time.perf_counter() - before)
     assert record.num_sampled == num_seqs
     return {
         "median_ms": statistics.median(costs) * 1e3,
         "mean_ms": statistics.mean(costs) * 1e3,
         "p95_ms": sorted(costs)[int(steps * 0.95)] * 1e3,
+        "lesson_us": statistics.median(lessons) * 1e6,
     }
 
 
@@ -214,13 +222,13 @@ def main() -> None:
     from headway.cli.common import model_folder
 
     folder = model_folder(str(chosen.folder) if chosen.folder else None)
-    print("sequences   guesses   ms a step (mean)   median   p95")
+    print("sequences   guesses   ms a step (mean)   median   p95     its lesson, µs")
     for num_seqs in (1, 32, 256):
         for speculate in ("off", "auto"):
             cost = step_cost(folder, num_seqs, chosen.steps, speculate)
             print(
                 f"{num_seqs:>9}   {speculate:>7}   {cost['mean_ms']:>16.3f}   "
-                f"{cost['median_ms']:>6.3f}   {cost['p95_ms']:.3f}"
+                f"{cost['median_ms']:>6.3f}   {cost['p95_ms']:.3f}   {cost['lesson_us']:>6.1f}"
             )
     print("\nCPU microseconds a streamed token, 32 streams (medians of repeats)")
     runs = [token_cost(folder, 32, chosen.tokens) for _ in range(chosen.repeats)]

@@ -357,8 +357,9 @@ class StepCost:
         if self.num_observed == 1:
             self._state.logs += error
             error = 0.0
-        tokens, *rest = work
-        self._parts = self._learn(*place(tokens), *rest, predicted_s, error)
+        tokens, sampled, attended, read = work
+        where = place(tokens)
+        self._parts = self._learn(*where, sampled, attended, read, predicted_s, error)
         return predicted_s
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
