@@ -343,7 +343,7 @@ class KVCache:
         if not self.indexes or not sequence.takes_hits or sequence.host_tables:
             return Hit.none(len(self.pools))
         chain, most = sequence.keys(size), sequence.most_found
-        if not self._finds_again:
+        if self.tiers is not None or self.states is not None or self.dealt is not None:
             return self._match(sequence, chain, most, partly=partly)
         asked = len(sequence.tokens), most, partly, [index.num_changes for index in self.indexes]
         found = chain.found
@@ -351,11 +351,6 @@ class KVCache:
             chain.found = found = asked, self._match(sequence, chain, most, partly=partly)
         hit: Hit = found[1]
         return hit
-
-    @property
-    def _finds_again(self) -> bool:
-        """Whether a newcomer finds what it found before, while the same blocks can be found."""
-        return self.tiers is None and self.states is None and self.dealt is None
 
     def _match(self, sequence: Sequence, chain: Chain, most: int, *, partly: bool) -> Hit:
         """As `match_prefix`, of the first `most` tokens."""
