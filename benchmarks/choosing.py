@@ -156,7 +156,9 @@ class Replay:
             sequence.computed = len(sequence.tokens) - 1
         plain = work = work_of([sequence.computed for sequence in decodes], cost.windows)
         with meter:
-            found = speculation.plan(decodes, plain, BUDGET - len(decodes), inf)
+            found = dict[int, Drafts]()
+            if speculation.looks(len(decodes)):
+                found = speculation.plan(decodes, plain, BUDGET - len(decodes), inf)
         looked = speculation.rests.look is not Look.RESTS
         choose_s = (meter.total - before) * (CALL_S if meter.counts_calls else 1)
         with meter:
@@ -171,7 +173,8 @@ class Replay:
         for sequence, sample in zip(decodes, samples):
             sequence.take(sample, 0.0)
         with meter:
-            for sequence, sample, drafts in zip(decodes, samples, kept):
+            heard = [each for each in zip(decodes, kept, samples) if speculation.hears(each[0])]
+            for sequence, drafts, sample in heard:
                 speculation.came(sequence, drafts, sample)
         over = [s for s, following in self.running if s.num_generated >= len(following)]
         for sequence in over:
@@ -184,7 +187,7 @@ class Replay:
         draft_s = 4e-4 + 1e-4 * max(asked) + 1e-5 * sum(asked) if asked else 0.0
         timings = StepTimings(draft_s=draft_s)
         with meter:
-            speculation.ended(StepResult(0, samples, timings=timings))
+            speculation.ended(StepResult(0, samples, timings=timings), len(decodes) - len(heard))
         cost.learn(work, step_s * self.rng.gauss(1, NOISE))
         spent = self.spent
         spent.rows[looked] += len(decodes)

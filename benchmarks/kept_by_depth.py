@@ -40,6 +40,12 @@ class AskedAlways:
         self.tried, self.kept = [0] * most, [0] * most
         self._next: dict[int, list[int]] = {}
 
+    def looks(self, num_decodes: int) -> bool:
+        return self.source is None or self.source.looks(num_decodes)
+
+    def rested(self, sequences: list[Sequence]) -> None:
+        pass
+
     def plan(
         self,
         decodes: list[Sequence],
@@ -77,7 +83,10 @@ class AskedAlways:
         if self.source is not None:
             self.source.came(sequence, drafts, sample)
 
-    def ended(self, result: StepResult) -> None:
+    def hears(self, sequence: Sequence) -> bool:
+        return True
+
+    def ended(self, result: StepResult, num_unheard: int) -> None:
         pass
 
     def left(self, sequence: Sequence) -> None:

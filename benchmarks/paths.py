@@ -79,7 +79,8 @@ def replay(answers: list[Answer], share: float, max_paths: int) -> Run:
 def step(speculation: Speculation, sequence: Sequence, following: list[int], run: Run) -> None:
     """Verify what the speculator says against what follows."""
     plain = work_of([sequence.computed], (0,))
-    found = speculation.plan([sequence], plain, MOST_TOKENS, inf)
+    looks = speculation.looks(1)
+    found = speculation.plan([sequence], plain, MOST_TOKENS, inf) if looks else {}
     drafts: Drafts = found.get(sequence.sequence_id, NO_DRAFTS)
     paths = [drafts.token_ids, *(other.token_ids for other in drafts.others)]
     num_kept = max(num_alike(path, following[:-1]) for path in paths)

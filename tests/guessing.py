@@ -4,12 +4,20 @@ import random
 from collections.abc import Callable
 
 from headway.engine.sequence import Sequence
-from headway.engine.speculation import Drafts
+from headway.engine.speculation import Drafts, Speculator
 from headway.engine.speculation.drafts import fitting, outcomes
 
 LONGEST = 9
 NUM_OTHERS = (0, 0, 1, 1, 2)
 """So many paths ride beside the first, with equal chances."""
+
+
+def ask(speculation: Speculator, decodes: list[Sequence], *given, **more) -> dict[int, Drafts]:
+    """The guesses of a step with these decodes; none where it looks for none."""
+    if not speculation.looks(len(decodes)):
+        speculation.rested(decodes)
+        return {}
+    return speculation.plan(decodes, *given, **more)
 
 
 class Guesser:
@@ -28,6 +36,12 @@ class Guesser:
         self.num_guessed = self.num_kept = 0
         self.num_adopted = 0
         """How often other guesses than the first were kept."""
+
+    def looks(self, num_decodes):
+        return True
+
+    def rested(self, sequences):
+        pass
 
     def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         found = {}
@@ -68,7 +82,10 @@ class Guesser:
         self.num_kept += num_kept
         self.num_adopted += any(kept for _, _, kept in found[1:])
 
-    def ended(self, result):
+    def hears(self, sequence):
+        return True
+
+    def ended(self, result, num_unheard):
         pass
 
     def timed(self, record):

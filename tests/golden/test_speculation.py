@@ -90,6 +90,12 @@ class Wrong:
     def __init__(self) -> None:
         self.told: list[tuple[list[int], int]] = []
 
+    def looks(self, num_decodes):
+        return True
+
+    def rested(self, sequences):
+        pass
+
     def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         return {
             each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
@@ -108,7 +114,10 @@ class Wrong:
                 self.told.append(([*before, *drafts.token_ids[:at]], token_id))
             assert len(sample.behind) == len(drafts.token_ids)
 
-    def ended(self, result):
+    def hears(self, sequence):
+        return True
+
+    def ended(self, result, num_unheard):
         pass
 
     def timed(self, record):

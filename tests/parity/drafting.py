@@ -24,6 +24,12 @@ class Proposals:
         self._next: dict[int, list[int]] = {}
         self.num_kept = self.num_guessed = 0
 
+    def looks(self, num_decodes):
+        return True
+
+    def rested(self, sequences):
+        pass
+
     def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
@@ -53,7 +59,10 @@ class Proposals:
         if proposed and sequence.request.sampling.greedy:
             self.told.append((list(sequence.tokens), proposed))
 
-    def ended(self, result):
+    def hears(self, sequence):
+        return True
+
+    def ended(self, result, num_unheard):
         pass
 
     def timed(self, record):

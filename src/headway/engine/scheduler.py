@@ -75,7 +75,7 @@ class Scheduler:
         """Whom the last step has ended."""
         self.num_preemptions = 0
         self._took: list[Sequence] = []
-        """Who took a token in the last step and goes on."""
+        """Who took a token in the last step and goes on; nobody where one was preempted since."""
         self._looked_at: tuple[StepPlan | None, list[ScheduledSequence]] = None, []
         """The newest plan, and its rows but those of decodes that stay steady."""
         self._by_id: dict[int, Sequence] = {}
@@ -137,7 +137,7 @@ class Scheduler:
             self._catch_up(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
-        self.drafts.branch(plan, self.max_num_batched_tokens)
+        self.drafts.branch(plan, self.max_num_batched_tokens, self._looked_at[1])
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
@@ -169,16 +169,14 @@ class Scheduler:
         Those that are steady need nothing but their rows.
         """
         budget, begin, num_stalled = self.max_num_batched_tokens, 0, 0
-        counts = self.drafts.plan(decodes, budget)
-        for at, sequence in enumerate(decodes):
-            if sequence.computed < sequence.steady_until:
-                continue
+        for at, count in self.drafts.plan(decodes, budget):
             budget -= self._schedule_steady(plan, decodes[begin:at], budget)
-            begin, count = at + 1, counts[at]
+            begin, sequence = at + 1, decodes[at]
             while sequence.state == RUNNING and budget > 0:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
-                    if not self.overlap.depth and sequence.first_token_s is not None:
+                    is_plain = self.drafts.of(sequence) is NO_DRAFTS
+                    if is_plain and not self.overlap.depth and sequence.first_token_s is not None:
                         self._settle(sequence)
                     break
                 victim = self._victim(plan)
@@ -225,7 +223,12 @@ class Scheduler:
         return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
     def _schedule_steady(self, plan: StepPlan, steady: list[Sequence], most: int) -> int:
-        """Add the next token of each of these to the plan, `most` at most; returns how many."""
+        """Add the next token of each of these to the plan, `most` at most; returns how many.
+
+        Who was preempted since the step began is among them still.
+        """
+        if not self._took:
+            steady = [s for s in steady if s.state == RUNNING]
         steady, nothing_new = steady[:most], self.kv.nothing_new
         if not steady:
             return 0
@@ -331,7 +334,7 @@ class Scheduler:
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
-        took = [by_id.get(sample.sequence_id) for sample in result.samples]
+        took, num_looked_at = [by_id.get(sample.sequence_id) for sample in result.samples], 0
         for sequence, sample in zip(took, result.samples, strict=True):
             if sequence is None:
                 continue
@@ -342,8 +345,9 @@ class Scheduler:
                     sequence.tokens += came
                     updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
                     continue
+            num_looked_at += 1
             updates.append(self._take(sequence, sample, now_s))
-        self.drafts.ended(result)
+        self.drafts.ended(result, len(updates) - num_looked_at)
         give_back_full(self.kv, self.running)
         if self.ended:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
@@ -354,8 +358,7 @@ class Scheduler:
         """The rows of `plan` are computed; what is full is listed. Steady ones are passed over."""
         by_id, size = self._by_id, self.kv.block_size
         newest, looked_at = self._looked_at
-        is_newest = newest is plan and self.drafts.speculator is None
-        for row in looked_at if is_newest else plan.scheduled:
+        for row in looked_at if newest is plan else plan.scheduled:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None and sequence.computed + 1 >= sequence.steady_until:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
@@ -380,8 +383,9 @@ class Scheduler:
         return update
 
     def _settle(self, sequence: Sequence) -> None:
-        """Where nobody guesses, `sequence` is steady until its block is full."""
-        if self.drafts.speculator is None:
+        """Where nobody who guesses is to hear of its next token, `sequence` is steady until its
+        block is full."""
+        if not self.drafts.hears(sequence):
             sequence.settle(self.kv.block_size if self.kv.indexes else 0)
 
     def _start_forks(self, parent: Sequence) -> None:

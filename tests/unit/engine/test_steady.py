@@ -1,10 +1,12 @@
 """A steady decode is let pass at once, and nothing tells it from one that is looked at each step.
 
 Two engines are given the same requests; in one of them no sequence is ever steady. All that the
-runtime is told, all that clients are told and all that is recorded is the same, whatever happens.
+runtime is told, all that clients are told and all that is recorded is the same, whatever happens;
+also where sources and a drafter guess in some steps, and in others nobody.
 """
 
 import logging
+import random
 from unittest.mock import patch
 
 import msgspec
@@ -12,9 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes, swap_settings
+from engine_world import EXAMPLES, VOCAB, World, additions, make_settings, perform, shapes, swap_settings
+from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
 from headway.engine.sequence import Sequence
+from headway.engine.speculation.lookup import Guess
+from headway.engine.speculation.rests import Look, Rests
+from headway.engine.speculation.sources import FromPastAnswers
+from headway.engine.speculation.speculation import Speculation
+from late_world import LateWorld
 
 TERMS = Terms(ttft_s=0.5, tpot_s=0.05)
 operations = st.lists(
@@ -40,6 +48,11 @@ class Told(World):
         self.told: list[bytes] = []
         self.num_steady = 0
 
+    def _guessed(self):
+        speculation = self.engine.scheduler.drafts.speculator
+        counts = speculation.counts.values() if speculation is not None else ()
+        return sum(count for count, _ in counts), sum(kept for _, kept in counts)
+
     def step(self):
         scheduler = self.engine.scheduler
         self.num_steady += sum(s.computed < s.steady_until for s in scheduler.running)
@@ -48,20 +61,92 @@ class Told(World):
         return updates, record
 
 
-def run(shape, chosen) -> Told:
-    """A world in which all of these operations were done."""
-    world = Told(shape)
+class ToldLate(Told, LateWorld):
+    """The same with steps in flight."""
+
+
+class Dozing(Rests):
+    """Looks and rests at random, and finds at random that it pays."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.rng = random.Random(seed)
+        self.num_resting, self.num_looks = 0, 0
+
+    is_resting = property(lambda self: self.num_resting > 3)
+    is_doubtful = property(lambda self: self.num_resting % 2 == 1)
+
+    def next(self, num_decodes):
+        self.num_resting -= 1
+        self.look = Look.RESTS
+        if num_decodes and self.num_resting < 0:
+            self.num_resting = self.rng.choice((0, 0, 1, 2, 5, 9, 20))
+            self.look = self.rng.choice((Look.ASKS, Look.ASKS, Look.LAST))
+            self.num_looks += 1
+        return self.look
+
+    def hopes(self, most_gained, num_decodes):
+        if self.rng.random() < 0.3:
+            self.look = Look.RESTS
+        return self.look is not Look.RESTS
+
+    def may_end(self, saved_s, step_s):
+        return self.rng.random() < 0.5
+
+    def chose(self, saved_s, step_s):
+        return self.rng.random() < 0.8
+
+
+class Knowing:
+    """A source that knows the answer up to a wrong token now and then."""
+
+    name = "lookup"
+
+    def __init__(self, truth, seed: int) -> None:
+        self.truth, self.rng = truth, random.Random(seed)
+
+    def guess(self, sequence, most):
+        found = self.truth(sequence)[sequence.num_generated :][: self.rng.randint(0, most)]
+        if found and self.rng.random() < 0.3:
+            found[-1] = (found[-1] + 1) % VOCAB
+        return Guess(found, len(found))
+
+    def came(self, sequence, drafts, sample):
+        pass
+
+    def left(self, sequence):
+        pass
+
+
+def let_guess(world: World, seed: int) -> Speculation:
+    """Give `world` a speculator that rests and wakes at random."""
+    sources = ("lookup", "suffixes", "draft") if seed % 3 else ("lookup", "suffixes")
+    config = SpeculationConfig(sources=sources, max_drafts=4, draft_share=0.01)
+    speculation = Speculation(config, world.engine.cost)
+    speculation.rests = Dozing(seed)
+    speculation.sources = [Knowing(world._truth, seed), FromPastAnswers()]
+    world.engine.scheduler.drafts.speculator = speculation
+    rng = random.Random(seed)
+    world.executor.propose = lambda count: [rng.randrange(VOCAB) for _ in range(count)]
+    return speculation
+
+
+def run(shape, chosen, seed: int | None = None) -> Told:
+    """A world in which all of these operations were done; with a `seed` somebody guesses."""
+    world = ToldLate(shape) if shape.scheduler.overlap else Told(shape)
+    if seed is not None:
+        let_guess(world, seed)
     for operation in chosen:
         perform(world, operation)
     world.drain()
     return world
 
 
-def both(shape, chosen) -> tuple[Told, Told]:
+def both(shape, chosen, seed: int | None = None) -> tuple[Told, Told]:
     """The same world twice; in the second nobody is steady."""
     with patch.object(Sequence, "settle", lambda self, block_size: None):
-        slow = run(shape, chosen)
-    return run(shape, chosen), slow
+        slow = run(shape, chosen, seed)
+    return run(shape, chosen, seed), slow
 
 
 @settings(max_examples=max(EXAMPLES // 2, 1))
@@ -75,6 +160,45 @@ def test_steady_or_not_all_is_the_same(shape, chosen):
         logging.disable(logging.NOTSET)
     assert fast.told == slow.told
     assert not slow.num_steady
+
+
+@settings(max_examples=max(EXAMPLES // 2, 1))
+@given(shapes, operations, st.integers(0, 1000))
+def test_steady_or_not_guesses_are_the_same(shape, chosen, seed):
+    """Who is asked is not steady until it is heard what came; what nobody heard of is made up for
+    when it is asked again, or has ended."""
+    logging.disable(logging.CRITICAL)
+    try:
+        fast, slow = both(shape, chosen, seed)
+    finally:
+        logging.disable(logging.NOTSET)
+    assert fast.told == slow.told
+    assert not slow.num_steady
+    learned, other = (world.engine.scheduler.drafts.speculator for world in (fast, slow))
+    assert learned.counts == other.counts
+    assert msgspec.json.encode(learned.found._cases[2].becomes) == msgspec.json.encode(
+        other.found._cases[2].becomes
+    )
+
+
+@pytest.mark.parametrize("seed", range(1, 7))
+@pytest.mark.parametrize("kind", ["plain", "swap", "late"])
+def test_between_looks_decodes_are_steady(kind, seed):
+    """Long answers, some of which are preempted, and looks between rests: guesses are verified and
+    kept, the two are the same, and many rows are steady nevertheless."""
+    how = {"num_blocks": (40,), "block_size": 8, "max_model_len": 100, "max_num_seqs": 6}
+    how |= {"budget": 64, "policy": ["slo", "fcfs"][seed % 2], "overlap": int(kind == "late")}
+    shape = swap_settings(**how) if kind == "swap" else make_settings(**how)
+    asked = {"n": 1, "max_tokens": 60, "ignore_eos": True, "stop_token_ids": []}
+    chosen = [("add", [k] * (5 + 3 * k), asked, 0, "ab"[k % 2], TERMS) for k in range(9)]
+    chosen += [("step", 30), ("abort", 3, None)]
+    fast, slow = both(shape, chosen, seed)
+    assert fast.told == slow.told
+    rows = sum(len(msgspec.msgpack.decode(told)[0][2]) for told in fast.told)
+    assert fast.num_steady > rows / 8
+    speculation = fast.engine.scheduler.drafts.speculator
+    assert speculation.rests.num_looks > 5
+    assert sum(kept for _, kept in speculation.counts.values()) > 20
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "fair", "priority", "slo"])

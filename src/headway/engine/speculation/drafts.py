@@ -46,6 +46,15 @@ class Speculator(Protocol):
         """What the runtime's drafter is going to take in the step that was planned last."""
         ...
 
+    def looks(self, num_decodes: int) -> bool:
+        """Whether the next step, with so many decodes, asks `plan` for guesses. One that does not
+        has none, and brings tokens of which nobody is to hear."""
+        ...
+
+    def rested(self, sequences: TypingSequence[Sequence]) -> None:
+        """The next step has no guesses; these of its decodes may be new, or are to be heard of."""
+        ...
+
     def plan(
         self,
         decodes: TypingSequence[Sequence],
@@ -78,12 +87,18 @@ class Speculator(Protocol):
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         """Of one path all but the last token of `sample` were right; `sequence` has them by now.
 
-        Called for everybody who got a token, with or without drafts.
+        Called for everybody who got a token, with or without drafts, but for some of whom it does
+        not hear (`hears`).
         """
         ...
 
-    def ended(self, result: StepResult) -> None:
-        """The step is over, and every sample of it was told."""
+    def hears(self, sequence: Sequence) -> bool:
+        """Whether `came` has to tell of the next token of `sequence`, and when that is there. What
+        nobody heard of is in `Sequence.tokens` when it is looked at again."""
+        ...
+
+    def ended(self, result: StepResult, num_unheard: int) -> None:
+        """The step is over, and every sample of it was told, but so many of whom nobody hears."""
         ...
 
     def timed(self, record: StepRecord) -> None:

@@ -207,6 +207,11 @@ class Lookahead:
             self.pool.add(window.user, before, token, following, True)
             before = token
 
+    def hears(self, sequence: Sequence) -> bool:
+        """Whether there is a window, which moves on with the next token."""
+        window = self._by_id.get(sequence.sequence_id)
+        return window is not None and bool(window.said)
+
     def left(self, sequence: Sequence) -> None:
         """Its n-grams are overwritten in time."""
         self._by_id.pop(sequence.sequence_id, None)

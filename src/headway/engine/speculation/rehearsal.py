@@ -19,6 +19,12 @@ class Rehearsal:
     def __init__(self, asking: Asking | None = None, depth: int = 0, num_guesses: int = 0) -> None:
         self.asking, self._depth, self.num_guesses = asking, depth, num_guesses
 
+    def looks(self, num_decodes: int) -> bool:
+        return True
+
+    def rested(self, sequences: TypingSequence[Sequence]) -> None:
+        pass
+
     def plan(
         self,
         decodes: TypingSequence[Sequence],
@@ -40,7 +46,10 @@ class Rehearsal:
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         pass
 
-    def ended(self, result: StepResult) -> None:
+    def hears(self, sequence: Sequence) -> bool:
+        return True
+
+    def ended(self, result: StepResult, num_unheard: int) -> None:
         if self.asking is not None:
             self.asking.ended(result)
 

@@ -78,6 +78,17 @@ class Speculation(Comparing):
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
+    def looks(self, num_decodes: int) -> bool:
+        """Whether the step looks for guesses (`rests`)."""
+        self._drafted_s, self.drafting_s = self.drafting_s, 0.0
+        return self.rests.next(num_decodes) is not Look.RESTS
+
+    def rested(self, sequences: TypingSequence[Sequence]) -> None:
+        """Begin to count the steps of those that are new, for what the drafter is worth."""
+        if self.asking is not None:
+            for sequence in sequences:
+                self._state(sequence)
+
     def plan(
         self,
         decodes: TypingSequence[Sequence],
@@ -88,10 +99,6 @@ class Speculation(Comparing):
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
-        self._drafted_s, self.drafting_s = self.drafting_s, 0.0
-        look = self.rests.next(len(decodes))
-        if look is Look.RESTS:
-            return {}
         starts = [len(sequence.tokens) for sequence in decodes]
         alone = decode_work(decodes, self.cost.windows)
         plain = PlainStep(starts, alone, beside, budget, most_s, self.busy, prompts_wait)
@@ -113,7 +120,7 @@ class Speculation(Comparing):
             state.best, state.num_unpaid = candidate, 0 if count else state.num_unpaid + 1
             if count:
                 found[sequence.sequence_id] = candidate.first(count, more)
-        if look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
+        if self.rests.look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
             asked = self._num_asked(self.asking, decodes, states, counts, plain, least)
             self.drafting_s = self.asking.seconds(asked)
             for sequence, count in zip(decodes, asked, strict=True):
@@ -283,10 +290,18 @@ class Speculation(Comparing):
             state.became = became_of(token_ids, came)
         self.found.became(state.became)
 
-    def ended(self, result: StepResult) -> None:
+    def hears(self, sequence: Sequence) -> bool:
+        """Whether somebody has guessed of it since the last token, or its steps are to be counted
+        (`rested`), or what lookahead keeps goes with the next token."""
+        state = self._by_id.get(sequence.sequence_id)
+        if state is None:
+            return self.asking is not None
+        return state.is_open or (self.lookahead is not None and self.lookahead.hears(sequence))
+
+    def ended(self, result: StepResult, num_unheard: int) -> None:
         """What the drafter took in this step."""
         if self.asking is not None:
-            self.found.passed(self._num_idle)
+            self.found.passed(self._num_idle + num_unheard)
             self.asking.ended(result)
         self._num_idle = 0
 

@@ -68,22 +68,42 @@ class StepDrafts:
         """Tokens that came in this step because a grammar forced them."""
         return self.now.num_forced
 
-    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[int]:
-        """How many known tokens of each decode the step computes, of `budget` in all: one, and of
-        those that are forced what fits. What is left is for guesses."""
+    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[tuple[int, int]]:
+        """(Place in `decodes`, known tokens that the step computes) of all but the steady ones: of
+        `budget` in all one token, and of those that are forced what fits. What is left is for
+        guesses. Whose guesses are asked for is not steady, until it is known what came of them."""
+        places = [at for at, s in enumerate(decodes) if s.computed >= s.steady_until]
         if self.speculator is None:
-            return [1] * len(decodes)
-        counts, spare = [], max(budget - len(decodes), 0)
-        for sequence in decodes:
-            counts.append(1 + min(sequence.num_missing - 1, spare))
-            spare -= counts[-1] - 1
+            return [(at, 1) for at in places]
+        forced, spare = dict[int, int](), max(budget - len(decodes), 0)
+        for at in places:
+            if decodes[at].num_forced:
+                forced[at] = min(decodes[at].num_missing - 1, spare)
+                spare -= forced[at]
         self.now = Guesses()
+        if self.speculator.looks(len(decodes)):
+            self._choose(decodes, spare)
+            places = [at for at, s in enumerate(decodes) if s.computed >= s.steady_until]
+        else:
+            self.speculator.rested([decodes[at] for at in places])
+        return [(at, 1 + forced.get(at, 0)) for at in places]
+
+    def _choose(self, decodes: TypingSequence[Sequence], spare: int) -> None:
+        """Let the speculator say what is guessed, where `spare` tokens are left."""
+        assert self.speculator is not None
         beside, most_s, waits = self.policy.beside_drafts(decodes)
         began_s = self.clock.now_s()
         self.now.by_id = self.speculator.plan(decodes, beside, spare, most_s, prompts_wait=waits)
         self.now.choose_s = self.clock.now_s() - began_s
         self.policy.drafts_for(self.speculator.drafting_s)
-        return counts
+        hears, found = self.speculator.hears, self.now.by_id
+        for sequence in decodes:
+            if sequence.steady_until and (sequence.sequence_id in found or hears(sequence)):
+                sequence.steady_until = 0
+
+    def hears(self, sequence: Sequence) -> bool:
+        """Whether a speculator is to hear of the next token of `sequence`."""
+        return self.speculator is not None and self.speculator.hears(sequence)
 
     def of(self, sequence: Sequence) -> Drafts:
         """The guesses that ride with `sequence`."""
@@ -114,17 +134,18 @@ class StepDrafts:
             beside = sum([1 + len(other.token_ids) for other in drafts.others])
             self.policy.drafted(sequence, row.num_drafts + beside)
 
-    def branch(self, plan: StepPlan, most: int) -> None:
+    def branch(
+        self, plan: StepPlan, most: int, looked_at: TypingSequence[ScheduledSequence]
+    ) -> None:
         """Let other paths ride where there are blocks that nobody needs in this step, and of its
-        tokens, `most` in all, some are left.
+        tokens, `most` in all, some are left. `looked_at` are its rows but those of steady decodes.
 
         One that copies a block already has none: what is copied is not there before the step. Nor
         has one that computes forced tokens.
         """
         if self.speculator is None:
             return
-        rows = plan.scheduled  # no path is among them yet
-        rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in rows]
+        rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in looked_at]
         self.speculator.planned(sum(rest), self.now.choose_s)
         if not self.now.riding:
             return
@@ -188,12 +209,13 @@ class StepDrafts:
             drafts = drafts._replace(token_ids=[], others=())
         self.speculator.came(sequence, drafts, sample)
 
-    def ended(self, result: StepResult) -> None:
-        """All samples of the step were told."""
+    def ended(self, result: StepResult, num_steady: int) -> None:
+        """All samples of the step were told, but those of so many steady sequences."""
         if self.speculator is not None:
-            self._give_back_paths()
-            self.now.riding = {}
-            self.speculator.ended(result)
+            if self.now.by_id:
+                self._give_back_paths()
+                self.now.riding = {}
+            self.speculator.ended(result, num_steady)
 
     def timed(self, record: StepRecord) -> None:
         """The step was compared with what was foretold of it."""

@@ -6,6 +6,7 @@ from math import inf
 
 import pytest
 
+from guessing import ask
 from headway.core.plan import Sample, StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
@@ -67,7 +68,7 @@ class Traffic:
             sequence.computed = len(sequence.tokens) - 1
         self.asked.append([])
         work = work_of([sequence.computed for sequence in decodes], (0,))
-        found, num_guessed = speculation.plan(decodes, work, 512, inf), 0
+        found, num_guessed = ask(speculation, decodes, work, 512, inf), 0
         speculation.planned(0, CHOOSE_S)
         for sequence in decodes:
             drafts, coming = found.get(sequence.sequence_id, NO_DRAFTS), []
@@ -79,7 +80,7 @@ class Traffic:
             num_guessed += len(drafts.token_ids)
             sequence.take(sample, 0.0)
             speculation.came(sequence, drafts, sample)
-        speculation.ended(StepResult(0, []))
+        speculation.ended(StepResult(0, []), 0)
         return num_guessed
 
     def rest(self) -> None:

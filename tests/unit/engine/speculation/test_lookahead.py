@@ -7,6 +7,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guessing import ask
 from headway.core.plan import Sample
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
@@ -213,7 +214,7 @@ def num_riding(row_s: float, model) -> float:
     sequence, counts = sequence_of([1, 2, 3]), []
     while len(sequence.tokens) < 300:
         sequence.computed = len(sequence.tokens) - 1
-        found = speculation.plan([sequence], work_of([sequence.computed], (0,)), 512, float("inf"))
+        found = ask(speculation, [sequence], work_of([sequence.computed], (0,)), 512, float("inf"))
         drafts = found.get(1, Drafts([]))
         guessed = drafts.token_ids
         counts.append(len(guessed))

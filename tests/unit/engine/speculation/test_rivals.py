@@ -5,6 +5,7 @@ from math import inf
 
 import pytest
 
+from guessing import ask
 from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
@@ -170,7 +171,7 @@ def replay(share: float, max_paths: int) -> tuple[float, int, int]:
     while len(sequence.tokens) < most:
         known = sequence.computed = len(sequence.tokens) - 1
         plain = work_of([known], (0,))
-        drafts = speculation.plan([sequence], plain, 512, inf).get(1, NO_DRAFTS)
+        drafts = ask(speculation, [sequence], plain, 512, inf).get(1, NO_DRAFTS)
         others = [other.token_ids for other in drafts.others]
         following = list(range(known + 1, min(known + 9, most)))
         kept = max(num_alike(each, following[:-1]) for each in [drafts.token_ids, *others])

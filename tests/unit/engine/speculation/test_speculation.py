@@ -3,6 +3,7 @@
 from dataclasses import replace
 from math import inf
 
+from guessing import ask
 from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import MedusaSpec, SpeculationConfig
@@ -32,7 +33,7 @@ def test_rows_that_seemed_dear_are_tried_again():
     counts = []
     for _ in range(3000):
         beside = work_of([sequence.computed], (0,))
-        found = speculation.plan([sequence], beside, 512, float("inf"))
+        found = ask(speculation, [sequence], beside, 512, float("inf"))
         drafts = found.get(1)
         count = len(drafts.token_ids) if drafts else 0
         work = cost.with_drafts(beside, sequence.computed + 1, count) if count else beside
@@ -64,7 +65,7 @@ def test_what_the_drafter_contradicts_does_not_ride():
         at = sequence.num_generated
         sequence.computed = len(sequence.tokens) - 1
         beside = work_of([sequence.computed], (0,))
-        drafts = speculation.plan([sequence], beside, 512, inf).get(1, NO_DRAFTS)
+        drafts = ask(speculation, [sequence], beside, 512, inf).get(1, NO_DRAFTS)
         guessed, came = drafts.token_ids, truth[at:]
         kept = next((n for n, token in enumerate(guessed) if token != came[n]), len(guessed))
         if came[0] >= 100:
@@ -86,7 +87,7 @@ def test_a_drafter_that_knows_where_answers_end_is_believed():
         for kept, drafted in (([6], [9, 2]), ([9, 2, 30], [])):
             sequence.computed = len(sequence.tokens) - 1
             beside = work_of([sequence.computed], (0,))
-            drafts = speculation.plan([sequence], beside, 512, inf).get(number, NO_DRAFTS)
+            drafts = ask(speculation, [sequence], beside, 512, inf).get(number, NO_DRAFTS)
             assert drafts.token_ids == kept[:-1]
             sample = Sample(number, kept, drafts=drafted)
             sequence.take(sample, 0.0)
@@ -102,7 +103,7 @@ def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
     request = Request(1, [7, 8, 9, 5, 6, 3, 4, 7], SamplingParams(temperature=0))
     sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
     sequence.computed = len(sequence.tokens) - 1
-    riding = speculation.plan([sequence], work_of([sequence.computed], (0,)), 512, inf)[1]
+    riding = ask(speculation, [sequence], work_of([sequence.computed], (0,)), 512, inf)[1]
     assert riding.source == "lookup" and riding.propose == DRAFTING.max_drafts
 
 
@@ -119,7 +120,7 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
     for sequence in decodes:
         sequence.computed = len(sequence.tokens) - 1
     for _ in range(1500):
-        found = speculation.plan(decodes, work_of([2] * 4, (0,)), 512, inf)
+        found = ask(speculation, decodes, work_of([2] * 4, (0,)), 512, inf)
         if found:
             break
     assert [drafts.propose for drafts in found.values()] == [1, 1, 1, 1]
@@ -135,7 +136,7 @@ def test_who_gains_nothing_is_looked_at_now_and_then():
     for step in range(300):
         sequence.computed = len(sequence.tokens) - 1
         work = work_of([sequence.computed], (0,))
-        drafts = speculation.plan([sequence], work, 512, inf).get(1, NO_DRAFTS)
+        drafts = ask(speculation, [sequence], work, 512, inf).get(1, NO_DRAFTS)
         assert step < 200 or len(looked) < 200 / 4 + 30
         sample = Sample(1, [9 + step % 7])
         sequence.take(sample, 0.0)
@@ -219,7 +220,7 @@ def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
     speculation.came(sequence, NO_DRAFTS, sample)
     sequence.computed = len(sequence.tokens) - 1
     beside = work_of([sequence.computed], (0,))
-    found = speculation.plan([sequence], beside, 512, float("inf"))
+    found = ask(speculation, [sequence], beside, 512, float("inf"))
     assert found[1].token_ids == [2, 3, 4] and found[1].propose
 
 
@@ -238,7 +239,7 @@ def test_how_every_prompt_ends_tells_nothing_of_the_answer():
         for came in (100 + number, 200 + number, 300 + number, 2):
             sequence.computed = len(sequence.tokens) - 1
             beside = work_of([sequence.computed], (0,))
-            drafts = speculation.plan([sequence], beside, 512, inf).get(number, NO_DRAFTS)
+            drafts = ask(speculation, [sequence], beside, 512, inf).get(number, NO_DRAFTS)
             if came == 100 + number:
                 counts.append(len(drafts.token_ids))
             sample = Sample(number, [came])
