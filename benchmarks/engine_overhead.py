@@ -1,8 +1,9 @@
 """What a step and a streamed token cost beside the model: `python benchmarks/engine_overhead.py`.
 
 The executor does nothing, so all that is left is ours. Part 1 runs the engine in this process and
-times scheduling and book-keeping a step, without guesses and where `auto` finds none that pay, and
-beside that what the cost model learns from each.
+times scheduling and book-keeping a step, without guesses and where `auto` finds none that pay
+(most of its steps rest, as the median tells; some reckon whether any guess could pay), and beside
+that what the cost model learns from each.
 Part 2 starts the real server with 32 streams on it and divides the CPU time of both processes by
 the tokens streamed, and that of the server's process by the requests where each is a chat of one
 token; a bare ASGI application that sends as many chunks of the same size through the same HTTP

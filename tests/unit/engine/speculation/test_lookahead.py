@@ -116,15 +116,18 @@ def test_what_is_known_from_the_text_is_not_what_the_model_said():
 
 def test_what_was_said_behind_a_wrong_guess_is_guessed_when_it_comes_to_that():
     source, sequence = Lookahead(), sequence_of([1, 2, 3])
+    assert not source.hears(sequence)
     guess = source.guess(sequence, 3)
-    assert guess.match[0] == FILL, "nothing is known yet"
+    assert guess.match[0] == FILL and not source.hears(sequence), "nothing is known yet"
     drafts = Drafts([40, 50, 60], source.name, guess.match)
     sample = Sample(1, [4], behind=[51, 61, 71])
     sequence.take(sample, 0.0)
     source.came(sequence, drafts, sample)
     guess = source.guess(sequence, 4)
     assert guess.token_ids[:3] == [51, 61, 71] and guess.match[:3] == (WINDOW,) * 3
+    assert source.hears(sequence), "the window moves on with the next token"
     source.came(sequence, Drafts([]), Sample(1, [40]))
+    assert not source.hears(sequence)
     sequence.tokens += [40, 50]
     guess = source.guess(sequence, 2)
     assert (guess.token_ids[0], guess.match[0]) == (61, FOUND + 3), "behind 40 50 it said 61"
