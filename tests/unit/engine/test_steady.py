@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine_world import EXAMPLES, VOCAB, World, additions, make_settings, perform, shapes, swap_settings
+from engine_world import (
+    EXAMPLES,
+    VOCAB,
+    World,
+    additions,
+    make_settings,
+    perform,
+    shapes,
+    swap_settings,
+)
 from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
 from headway.engine.sequence import Sequence
