@@ -6,8 +6,10 @@ A server of one thread is calibrated on a ramp of other lengths; then the highes
 the attainment is searched by the very same search (`bench.search`), on the real server and on the
 simulated one, to 3%: where both stop within 10%, as `--find-goodput` does, they may be 20% apart
 though nothing is wrong. Replicas are engines of one server, each of one thread: on a machine with
-fewer cores than replicas, server and load generator want they share them, in the simulation too,
-which knows nothing of caches and memory that they share besides. Without the prefix cache:
+fewer cores than replicas, server and load generator want they share them, in the simulation too.
+Calibrated are as many engines as the most of `--replicas`, on a ramp that leaves each alone at first
+and has all of them busy at its end, so that it tells what they take from each other besides, by
+caches and memory: how much that is the table says. Without the prefix cache:
 each rate of the search sends the same prompts, which the real server would have computed at the
 rate before. The calibration is kept beside the file of `--json`, and used again where it lies
 there; without one it is forgotten.
@@ -22,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from common import markdown, serving, write_json
+from headway.advise.simulate.machine import machinery
 from headway.advise.simulate.run import once, plan
 from headway.bench.report import GoodputPoint
 from headway.bench.run import hastened
@@ -40,15 +43,23 @@ def options(table: type, text: str) -> Any:
 
 
 def calibrate(given: argparse.Namespace) -> None:
-    """One server under a ramp from a tenth of the rate to twice as much."""
+    """The most replicas under a ramp from a tenth of the rate to twice as much, and a quarter more
+    for each replica beyond the first."""
+    most = max(replicas_of(given))
     load = options(
         BenchOptions,
         f"--input-len uniform:20-500 --output-len uniform:10-120 --arrivals ramp "
-        f"--ramp-from {given.rate / 10} --rate {2 * given.rate} --seed 991 "
+        f"--ramp-from {given.rate / 10} --rate {given.rate * (7 + most) / 4} --seed 991 "
         f"--duration {given.calibrate_seconds} --calibrate {given.calibration}",
     )
-    with serving(given.folder, QUIET, *shlex.split(given.flags)) as (url, _):
+    flags = [QUIET, *shlex.split(given.flags), f"--replicas={most}"]
+    with serving(given.folder, *flags) as (url, _):
         asyncio.run(bench_once(url, load, "benchmark", None))
+
+
+def replicas_of(given: argparse.Namespace) -> list[int]:
+    """Of how many engines each server is."""
+    return [int(part) for part in given.replicas.split(",")]
 
 
 def real(given: argparse.Namespace, load: BenchOptions, replicas: int) -> list[GoodputPoint]:
@@ -112,7 +123,7 @@ def compare(given: argparse.Namespace) -> None:
     if not Path(given.calibration).exists():
         calibrate(given)
     found: list[dict[str, Any]] = []
-    for replicas in [int(part) for part in given.replicas.split(",")]:
+    for replicas in replicas_of(given):
         found.append({"replicas": replicas, "real": measured(given, load, replicas)})
         write_json(given.json, found)
     if given.real_only:
@@ -134,6 +145,11 @@ def compare(given: argparse.Namespace) -> None:
         )
     write_json(given.json, found)
     print(markdown(["servers", "real, requests/s", "simulated", "interval", "off"], rows))
+    told = SimulateOptions(calibration=given.calibration)
+    front = machinery(model_folder(given.folder), told, options(EngineOptions, given.flags)).front
+    print(
+        f"\nEach engine in a step makes the others' steps {front.beside:.0%} longer, cores aside."
+    )
 
 
 def measured(given: argparse.Namespace, load: BenchOptions, replicas: int) -> float:

@@ -1,11 +1,13 @@
 """Simulated servers for tests: a truth that is a formula, traffic that is drawn, no machine."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
 from fakes import make_settings
+from headway.advise.simulate.cores import Cores
 from headway.advise.simulate.front import NO_FRONT, Front
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.replica import Replica, Served
@@ -98,6 +100,35 @@ def steady_steps(count: int = 400) -> StepColumns:
         found.attended.append(read)
         found.read.append(read)
         now_s += found.seconds[-1]
+    return found
+
+
+NAMES = ("started_s", "seconds", "tokens", "sampled", "attended", "read", "engine")
+
+
+def two_engines(
+    expected_s: Callable[[Work], float], beside: float, count: int = 1500
+) -> StepColumns:
+    """Steps of two engines that begin whenever, by the simulator's own rule: each takes what is
+    expected, 5% more or less, and for each other in a step that share longer."""
+    rng = np.random.default_rng(4)
+    cores = Cores(replace(NO_FRONT, beside=beside or 1e-9), threads=1, engines=2)
+    found, begun, due, now_s = StepColumns(), dict[int, tuple[float, Work]](), [0.0, 1e-3], 0.0
+    while len(found) < count:
+        for engine in begun:
+            due[engine] = cores.ends_s(engine, now_s)
+        now_s, engine = min((at_s, engine) for engine, at_s in enumerate(due))
+        if engine not in begun:
+            rows, chunk = int(rng.integers(1, 33)), int(rng.choice([0, 0, 64, 256]))
+            work = Work(rows + chunk, rows, 300 * rows, 300 * rows)
+            begun[engine] = now_s, work
+            cores.begin(engine, now_s, expected_s(work) * rng.normal(1, 0.05))
+            continue
+        began_s, work = begun.pop(engine)
+        cores.end(engine, now_s)
+        due[engine] = now_s + float(rng.choice([1e-4, 2e-2]))
+        for name, value in zip(NAMES, (began_s, now_s - began_s, *work, engine), strict=True):
+            getattr(found, name).append(value)
     return found
 
 

@@ -42,7 +42,8 @@ class StepColumns(msgspec.Struct, kw_only=True):
     """Steps in the order in which they ran, a value each.
 
     `seconds` from the end of the step before, where work waited, to its own end, without what a
-    drafter took. Work is counted as in `StepRecord`; `read` is summed over KV groups.
+    drafter took. Work is counted as in `StepRecord`; `read` is summed over KV groups. `engine` says
+    who ran each, of several; a file without it is of one.
     """
 
     started_s: list[float] = []
@@ -51,6 +52,7 @@ class StepColumns(msgspec.Struct, kw_only=True):
     sampled: list[int] = []
     attended: list[int] = []
     read: list[int] = []
+    engine: list[int] = []
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -179,6 +181,9 @@ def columns(records: Iterable[StepRecord]) -> StepColumns:
         found.sampled.append(r.num_sampled)
         found.attended.append(r.attended_tokens)
         found.read.append(sum(r.kv_tokens_read))
+        found.engine.append(r.engine)
+    if not any(found.engine):
+        found.engine.clear()
     return found
 
 

@@ -10,12 +10,27 @@ from fakes import make_settings
 from headway.advise.simulate.cores import Cores
 from headway.advise.simulate.front import NO_FRONT, Front
 from headway.advise.simulate.loop import Clients, World
+from headway.advise.simulate.machine import Machinery, machinery
 from headway.advise.simulate.replica import Replica
 from headway.advise.simulate.stripped import Busy, beside, own_seconds
+from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter
-from headway.telemetry.calibration import StepColumns
-from headway.telemetry.traffic import Asked
-from simulated_house import Formula, measured, poisson, served, talks, world
+from headway.cli.common import model_folder
+from headway.core.options import EngineOptions, SimulateOptions
+from headway.core.service import service_classes
+from headway.engine.cost import Work
+from headway.telemetry.calibration import Calibration, StepColumns
+from headway.telemetry.traffic import Asked, Origin
+from simulated_house import (
+    Formula,
+    measured,
+    measured_here,
+    poisson,
+    served,
+    talks,
+    two_engines,
+    world,
+)
 
 TWO = replace(NO_FRONT, num_cores=2)
 BOTH = replace(TWO, token_cpu_s=1e-3, client_cpu_s=1e-3)
@@ -67,6 +82,29 @@ def test_an_engine_that_rests_leaves_its_core_to_the_other():
     assert cores.begin(1, 0.0, 8e-3) == pytest.approx(16e-3)
     cores.end(0, 4e-3)
     assert cores.ends_s(1, 4e-3) == pytest.approx(10e-3)
+
+
+def test_engines_slow_each_other_with_cores_enough():
+    """A quarter: 4 of the 8 ms are done when the other begins, 4 more take 5; of its 8 it has done
+    4 by then, and has the rest alone."""
+    for num_cores in (0, 4):
+        front = replace(NO_FRONT, num_cores=num_cores, beside=0.25)
+        cores = Cores(front, threads=1, engines=2)
+        assert cores.are_shared and not cores.are_scarce
+        assert cores.begin(0, 0.0, 8e-3) == pytest.approx(8e-3)
+        assert cores.begin(1, 4e-3, 8e-3) == pytest.approx(14e-3)
+        assert cores.ends_s(0, 8e-3) == pytest.approx(9e-3)
+        cores.end(0, 9e-3)
+        assert cores.ends_s(1, 9e-3) == pytest.approx(13e-3)
+    assert not Cores(front, threads=1).are_shared, "one engine has nobody beside it"
+
+
+def test_engines_slow_each_other_and_share_cores():
+    """Three on two cores are two thirds as fast, and each takes 1.5 times as long besides."""
+    cores = Cores(replace(TWO, beside=0.25), threads=1, engines=3)
+    cores.begin(0, 0.0, 4e-3)
+    cores.begin(1, 0.0, 4e-3)
+    assert cores.begin(2, 0.0, 4e-3) == pytest.approx(4e-3 * 1.5 * 1.5)
 
 
 def test_only_what_computes_takes_a_core():
@@ -188,6 +226,26 @@ def columns(began: list[float], took: list[float], rows: list[int]) -> StepColum
     return StepColumns(
         started_s=began, seconds=took, tokens=rows, sampled=rows, attended=rows, read=rows
     )
+
+
+def test_a_calibration_of_two_engines_tells_what_they_take_from_each_other(tmp_path):
+    """Of one engine's nothing is known, and the simulation says so."""
+
+    def found(made: Calibration) -> Machinery:
+        path = tmp_path / "here.json"
+        path.write_bytes(msgspec.json.encode(made))
+        told = SimulateOptions(calibration=str(path), replicas=2)
+        return machinery(model_folder(None), told, EngineOptions())
+
+    one = measured_here(EngineOptions())
+    alone = found(one)
+    assert alone.front.beside == 0 and any("One engine was calibrated" in n for n in alone.notes)
+    spec, settings, _, _ = plan_settings(model_folder(None), EngineOptions())
+    steps = two_engines(lambda work: 0.02 + 5e-5 * work.num_tokens, beside=0.3)
+    origin = Origin(spec=spec, settings=settings, classes=service_classes(), replicas=2)
+    both = found(msgspec.structs.replace(one, steps=steps, origin=origin))
+    assert both.front.beside == pytest.approx(0.3, abs=0.03) and not both.notes
+    assert both.fit.mean.seconds(Work(20, 20, 6000, 6000)) == pytest.approx(0.021, rel=0.05)
 
 
 def test_what_others_took_of_a_step_is_taken_out():

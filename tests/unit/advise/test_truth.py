@@ -13,11 +13,13 @@ from headway.advise.simulate.truth import (
     Roofline,
     check_same,
     drift,
+    others_in_steps,
     works_of,
 )
 from headway.core.errors import UsageError
 from headway.engine.cost import StepCost, Work
 from headway.telemetry.calibration import Calibration, StepColumns
+from simulated_house import two_engines
 
 STEP_S, TOKEN_S, READ_S = 0.004, 2e-4, 1e-8
 
@@ -52,6 +54,33 @@ def test_the_mean_is_found():
     fit = Fit(measured(), (0,))
     for work in (Work(1, 1, 400, 400), Work(20, 20, 9000, 9000), Work(276, 20, 9000, 9000)):
         assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
+
+
+@pytest.mark.parametrize("beside", [0.0, 0.3])
+def test_what_engines_take_from_each_other_is_found(beside):
+    """Some steps had another beside them, some not, some in part: the share is found, and the mean
+    is of a step that has nobody beside it."""
+    steps = two_engines(expected_s, beside)
+    others = others_in_steps(steps)
+    assert 0.2 < others.mean() < 0.9 and {*others.flat} == {0.0, 1.0}
+    fit = Fit(steps, (0,))
+    assert fit.beside == pytest.approx(beside, abs=0.03)
+    for work in (Work(20, 20, 6000, 6000), Work(276, 20, 6000, 6000)):
+        assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
+    assert fit.took.sum() == pytest.approx(fit.expected.sum(), rel=0.02)
+
+
+def test_nobody_is_beside_one_engine():
+    assert not others_in_steps(measured()).any() and Fit(measured(), (0,)).beside == 0
+    steps = measured(4)
+    steps.engine = [0, 1, 0, 1]
+    steps.started_s, steps.seconds = [0.0, 4.0, 10.0, 30.0], [10.0, 10.0, 10.0, 1.0]
+    assert others_in_steps(steps).tolist() == [
+        [0, 0, 1, 1, 1],  # at 1, 3, 5, 7 and 9 s; the second ran from 4 to 14 s
+        [1, 1, 1, 1, 1],
+        [1, 1, 0, 0, 0],
+        [0, 0, 0, 0, 0],
+    ]
 
 
 def test_a_row_of_many_may_take_more_than_one_of_few():

@@ -71,6 +71,14 @@ def test_steps_that_waited_for_somebody_are_left_out():
     assert take_calibration(made, since_s=1.05).steps.seconds == pytest.approx([0.022])
 
 
+def test_who_ran_each_step_is_told_where_there_are_several_engines():
+    made, _ = telemetry()
+    made.on_step(step(0, 1.0, 0.01))
+    assert take_calibration(made).steps.engine == []
+    made.on_step(step(0, 1.001, 0.02, engine=1))
+    assert take_calibration(made).steps.engine == [0, 1]
+
+
 def test_the_way_in_is_read_off_requests_that_found_nobody():
     """One arrives at 10.000 at an idle engine, whose step begins at 10.003 and ends at 10.013;
     its token leaves at 10.014."""
@@ -227,6 +235,7 @@ def test_a_calibration_is_read_again(tmp_path: Path):
         ({"format": "headway-bench"}, "is headway-bench"),
         ({"version": 9}, "version 9; headway-calibration of versions 1 to 2"),
         ({"seconds": [0.01]}, "differ in length"),
+        ({"engine": [1]}, "differ in length"),
         ({"seconds": [-0.01] * 60}, "takes no time"),
         ({"tokens": [-1] * 60}, "negative count"),
         ({"steps": 7}, "is no calibration"),

@@ -5,6 +5,9 @@ two cores, an engine of one thread: its step of 8 ms begins when the server has 
 write and the client 2 ms to read. Three want two cores, so each has two thirds of one for 3 ms, in
 which 2 ms of each are done; the other 6 ms of the step follow alone: it ends after 9 ms.
 
+Engines slow each other besides, by caches and memory (`Front.beside`): a step of 8 ms that another
+engine is in a step beside takes 10 ms where each other engine adds a quarter, with cores enough.
+
 Server and client are a queue each: who comes before the work of those before is done waits. What
 they take is known when it comes, by who computes then; what a step takes follows from all that
 happens until it ends.
@@ -44,6 +47,8 @@ class Cores:
         self.server, self.client = Desk(), Desk()
         self.are_scarce = 0 < self.num < threads * engines + self.others
         """Whether it can happen that more compute than there are cores."""
+        self.are_shared = self.are_scarce or (engines > 1 and front.beside > 0)
+        """Whether what others do can make a step longer."""
         self._left: dict[int, float] = {}
         """Engine → what its step has still to do, in seconds of cores of its own."""
         self._at_s = 0.0
@@ -88,7 +93,7 @@ class Cores:
         """When a step ends that begins now and would take so long alone, as things stand."""
         self._advance(now_s)
         self._left[engine] = seconds
-        return self._ends_s(now_s, seconds) if self.are_scarce else now_s + seconds
+        return self._ends_s(now_s, seconds) if self.are_shared else now_s + seconds
 
     def ends_s(self, engine: int, now_s: float) -> float:
         """The same of a step that has begun; now, where it is over."""
@@ -107,14 +112,16 @@ class Cores:
         first_s, last_s = self.server.free_s, self.client.free_s
         if first_s > last_s:
             first_s, last_s = last_s, first_s
-        wanted = self.threads * len(self._left)
-        both, one, none = (min(1.0, self.num / (wanted + more)) for more in (2, 1, 0))
+        wanted, others = self.threads * len(self._left), max(len(self._left) - 1, 0)
+        cores = self.num if self.are_scarce else wanted + 2
+        slower = 1 + self.front.beside * others
+        both, one, none = (min(1.0, cores / (wanted + more)) / slower for more in (2, 1, 0))
         return first_s, last_s, (both, one, none)
 
     def _advance(self, now_s: float) -> None:
         """Let all steps go on until now."""
         at_s, self._at_s = self._at_s, max(now_s, self._at_s)
-        if not self.are_scarce or not self._left or now_s <= at_s:
+        if not self.are_shared or not self._left or now_s <= at_s:
             return
         first_s, last_s, (both, one, none) = self._pieces()
         first_s = min(max(first_s, at_s), now_s)

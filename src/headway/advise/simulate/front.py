@@ -38,6 +38,8 @@ class Front:
     client_step_cpu_s: float = 0.0
     client_cpu_s: float = 0.0
     num_cores: int = 0
+    beside: float = 0.0
+    """By what share a step takes longer for each other engine that is in one, cores aside."""
 
     @classmethod
     def of(cls, host: HostCost) -> "Front":

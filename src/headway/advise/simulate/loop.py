@@ -238,7 +238,7 @@ class World:
         if stepped is None:
             return
         number = self.replicas.index(replica)
-        if self.cores[number].are_scarce and stepped.record is not None:
+        if self.cores[number].are_shared and stepped.record is not None:
             self._flying[number] = stepped
             stepped.ends_s = self.cores[number].begin(number, now_s, stepped.ends_s - now_s)
         self.at(stepped.ends_s, self._stepped, replica, stepped, stepped.ends_s)
@@ -248,7 +248,7 @@ class World:
         already where they have left them."""
         number = self.replicas.index(replica)
         cores = self.cores[number]
-        if not cores.are_scarce or stepped.record is None:
+        if not cores.are_shared or stepped.record is None:
             self._ended(replica, stepped)
             return
         if self._flying.get(number) is not stepped or stepped.ends_s != due_s:

@@ -48,6 +48,10 @@ OLDER = (
     "The calibration is of version 1: what it says of the server's front was measured under the "
     "whole load, so waits there count twice. Calibrate again: headway bench URL --calibrate FILE."
 )
+ONE_ENGINE = (
+    "One engine was calibrated: what several take from each other but cores, caches and memory, is "
+    "not known. Calibrate a server of as many: headway serve --replicas N."
+)
 STEP_S = 5e-4
 """What a step takes on the host: schedule, update, messages."""
 
@@ -102,7 +106,10 @@ def machinery(folder: Path, options: SimulateOptions, engine: EngineOptions) -> 
     if not options.transfer:
         check_same(calibration, fingerprint(spec), settings.told())
     settings = as_measured(settings, calibration, engine, same)
-    return calibrated(folder.name, spec, settings, calibration)
+    found = calibrated(folder.name, spec, settings, calibration)
+    if options.replicas > 1 and computing(calibration)[1] == 1:
+        found.notes.append(ONE_ENGINE)
+    return found
 
 
 def refuse_unmeasured(engine: EngineOptions) -> None:
@@ -163,6 +170,7 @@ def calibrated(
     front = Front.of(calibration.host)
     own_s = own_seconds(calibration, front, *computing(calibration))
     fit = Fit(calibration.steps, settings.cache.reaches, prior, ratio, own_s)
+    front = replace(front, beside=fit.beside)
     if calibration.version == WHOLE_LOAD:
         notes.append(OLDER)
     if fit.moved > STEADY:

@@ -57,7 +57,7 @@ def own_seconds(calibration: Calibration, front: Front, threads: int, engines: i
         return took
     begin = np.array(steps.started_s)
     end = begin + took
-    wanted = threads * beside(begin, end) if engines > 1 else np.full(len(took), threads)
+    wanted = threads * np.minimum(beside(begin, end), engines)
     server, client = busy_times(calibration, front, end, wanted)
     both = server.and_also(client)
     both_s = both.before(end) - both.before(begin)

@@ -40,6 +40,10 @@ STEADY = 0.2
 CROWDS = (8, 16, 32, 64, 128)
 """Beyond so many rows a row may take more: their keys and values no longer fit the caches, and a
 server that is full has its hands full."""
+MOMENTS = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+"""Of a step: who is in one beside it is counted at each."""
+MOST_BESIDE, SEARCHED = 2.0, 12
+"""The largest share that is looked for, and how often the interval is cut by the golden section."""
 EMPTY_STEP_S = 2e-4
 """A step that computes nothing: it is planned and told."""
 
@@ -80,6 +84,8 @@ class Fit:
     `ratio` scales each part: another format of the same model. `belief` is what the engine's own
     cost model had learned from these steps, `mean` what a step takes by what it does. `own_s` is
     what they took with nobody else on their cores (`stripped.py`), by default what they took.
+    `beside` is the share by which a step takes longer for each other engine that is in one, 0 where
+    one engine was measured; it is taken out of all the rest.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class Fit:
         works = works_of(steps)
         self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
+        self.beside, self.took = apart(works, self.took, others_in_steps(steps), self.belief)
         parts, crowd_s, self.expected = fitted(works, self.took, self.belief)
         mean = StepCost(prior, windows)
         mean.take_parts(parts if ratio is None else parts * ratio)
@@ -224,6 +231,53 @@ def taught(
     for work, took in zip(works, seconds, strict=True):
         belief.learn(work, took)
     return belief
+
+
+def others_in_steps(steps: StepColumns) -> Floats:
+    """How many other engines were in a step at each of the `MOMENTS` of every step, a row each;
+    zeros where the file does not tell who ran which, as of one engine."""
+    engine, took = np.array(steps.engine), np.array(steps.seconds)
+    begin = np.array(steps.started_s)
+    moments = begin[:, None] + took[:, None] * MOMENTS
+    found = np.zeros(moments.shape)
+    for number in np.unique(engine):
+        own = engine == number
+        ends = np.minimum(begin[own] + took[own], np.append(begin[own][1:], np.inf))
+        index = np.searchsorted(begin[own], moments)
+        found += (index > 0) & (moments < ends[index - 1]) & ~own[:, None]
+    return found
+
+
+def apart(
+    works: list[Work], seconds: Floats, others: Floats, belief: StepCost
+) -> tuple[float, Floats]:
+    """(By what share a step takes longer for each of the `others` in one; seconds of each step with
+    nobody beside it): the share by which these are most alike for the same work.
+
+    Worked example: 8 ms alone, 10 beside another, 9.1 of which 5.1 were beside: with a quarter all
+    are 8 ms, for 5.1 ms at four fifths of the speed are 4.1.
+    """
+    if not others.any():
+        return 0.0, seconds
+
+    def alone(share: float) -> Floats:
+        found: Floats = seconds * (1 / (1 + share * others)).mean(axis=1)
+        return found
+
+    def spread(share: float) -> float:
+        own = alone(share)
+        expected = fitted(works, own, belief)[2]
+        return float(((np.minimum(own / expected, HICCUP) - 1) ** 2).mean())
+
+    low, high = 0.0, MOST_BESIDE
+    for _ in range(SEARCHED):
+        step = (high - low) * (5**0.5 - 1) / 2
+        if spread(high - step) < spread(low + step):
+            high = low + step
+        else:
+            low = high - step
+    share = (low + high) / 2
+    return share, alone(share)
 
 
 def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats, Floats, Floats]:
