@@ -7,9 +7,9 @@ the attainment is searched by the very same search (`bench.search`), on the real
 simulated one, to 3%: where both stop within 10%, as `--find-goodput` does, they may be 20% apart
 though nothing is wrong. Replicas are engines of one server, each of one thread: on a machine with
 fewer cores than replicas, server and load generator want they share them, in the simulation too.
-Calibrated are as many engines as the most of `--replicas`, on a ramp that leaves each alone at first
-and has all of them busy at its end, so that it tells what they take from each other besides, by
-caches and memory: how much that is the table says. Without the prefix cache:
+Calibrated are as many engines as the most of `--replicas`, on a ramp that leaves each alone at
+first and has all of them busy at its end: so it tells what they take from each other besides, by
+caches and memory, which is printed below the table. Without the prefix cache:
 each rate of the search sends the same prompts, which the real server would have computed at the
 rate before. The calibration is kept beside the file of `--json`, and used again where it lies
 there; without one it is forgotten.
@@ -147,9 +147,7 @@ def compare(given: argparse.Namespace) -> None:
     print(markdown(["servers", "real, requests/s", "simulated", "interval", "off"], rows))
     told = SimulateOptions(calibration=given.calibration)
     front = machinery(model_folder(given.folder), told, options(EngineOptions, given.flags)).front
-    print(
-        f"\nEach engine in a step makes the others' steps {front.beside:.0%} longer, cores aside."
-    )
+    print(f"\nAn engine in a step makes the others' steps {front.beside:.0%} longer, cores aside.")
 
 
 def measured(given: argparse.Namespace, load: BenchOptions, replicas: int) -> float:
