@@ -72,8 +72,8 @@ def parse_calibration(data: bytes, source: str) -> Calibration:
         )
     steps = found.steps
     lists = (steps.seconds, steps.tokens, steps.sampled, steps.attended, steps.read)
-    more = [steps.engine] if steps.engine else []
-    if any(len(values) != len(steps.started_s) for values in (*lists, *more)):
+    lengths = {len(values) for values in lists} | {len(steps.engine) or len(steps)}
+    if lengths != {len(steps.started_s)}:
         raise UsageError(f"{source}: its columns of steps differ in length.", "Calibrate again.")
     if any(not (value > 0 and math.isfinite(value)) for value in steps.seconds):
         raise UsageError(f"{source}: a step takes no time, or less.", "Calibrate again.")
