@@ -6,14 +6,14 @@ imported here and not before. `python -m headway.assemble` is what the server's 
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core.clock import Clock
 from headway.core.embedded import model_folder
-from headway.core.errors import HeadwayError, UsageError
+from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.kv_layers import narrowing
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
@@ -31,8 +31,10 @@ from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.handover import Handover
+from headway.engine.messages import WEIGHTS_VARIABLE
 
 if TYPE_CHECKING:
+    from headway.runtime.shared_weights import SharedWeights
     from headway.runtime.weight_cache import Lookup
 
 Progress = Callable[[int, int], None]
@@ -54,9 +56,12 @@ class Assembled:
 
 
 def plan_settings(
-    folder: Path, options: EngineOptions
+    folder: Path, options: EngineOptions, there: int = 0
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
-    """Everything that is decided before weights are read: what `--dry-run` prints."""
+    """Everything that is decided before weights are read: what `--dry-run` prints.
+
+    Of the weights so many bytes are `there` already, in memory that this engine shares.
+    """
     whole = read_spec(folder, options)
     spec = as_served(whole, options)
     draft = read_draft(folder, options, spec)
@@ -65,6 +70,7 @@ def plan_settings(
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
+    machine = replace(machine, free_bytes=min(machine.free_bytes + there, machine.total_bytes))
     drafting = None if draft is None else draft[1]
     settings, reasons = resolve(options, machine, spec, drafting, beside)
     if settings.device != "cpu":
@@ -212,10 +218,17 @@ def assemble(
     *,
     clock: Clock | None = None,
     progress: Progress | None = None,
+    weights: Sequence[int] = (),
 ) -> Assembled:
-    """Load the model of `folder` and join it to an engine; raises HeadwayError."""
-    spec, settings, reasons, machine = plan_settings(folder, options)
-    executor = make_executor(folder, options, spec, settings, machine, progress)
+    """Load the model of `folder` and join it to an engine; raises HeadwayError.
+
+    `weights`: descriptors of memory where several engines have theirs, `runtime.shared_weights`.
+    """
+    from headway.runtime.shared_weights import filled_bytes
+
+    there = filled_bytes(weights)
+    spec, settings, reasons, machine = plan_settings(folder, options, there)
+    executor = make_executor(folder, options, spec, settings, machine, progress, weights)
     engine = Engine(
         executor,
         settings,
@@ -288,6 +301,7 @@ def make_executor(
     settings: Settings,
     machine: Machine,
     progress: Progress | None,
+    weights: Sequence[int] = (),
 ) -> Executor:
     """The executor named by `--executor`."""
     if options.executor == "null":
@@ -302,16 +316,49 @@ def make_executor(
 
         leader = PipelineExecutor if settings.parallel.stages > 1 else LeaderExecutor
         return leader(folder, spec, settings, machine, progress)
-    lookup = look_up_weights(folder, settings)
+    draft = read_draft(folder, options, spec)
+    shared = share_weights(folder, settings, draft, weights)
+    is_there = bool(shared) and not shared[0].fills
+    lookup = None if is_there else look_up_weights(folder, settings)
     from headway.runtime.cuda.executor import CudaExecutor
     from headway.runtime.executor import TorchExecutor
     from headway.runtime.memory import keep_freed
 
-    draft = read_draft(folder, options, spec)
     kind = TorchExecutor if settings.device == "cpu" else CudaExecutor
-    executor = kind(folder, spec, settings, machine, progress, lookup, draft)
+    try:
+        executor = kind(folder, spec, settings, machine, progress, lookup, draft, shared=shared)
+    except OSError as error:
+        raise CapacityError(
+            f"Memory for weights that the engines share could not be had: {error}.",
+            "Serve a smaller model, or free memory.",
+        ) from error
     keep_freed()  # not before: what loading frees goes back to the system
     return executor
+
+
+def share_weights(
+    folder: Path,
+    settings: Settings,
+    draft: tuple[Path, ModelSpec] | None,
+    weights: Sequence[int],
+) -> "list[SharedWeights]":
+    """Where the model's weights lie, and its drafter's, for several engines; [] where each has its
+    own. The first is entered if nobody else is about it.
+    """
+    if not weights or settings.device != "cpu" or settings.load_format == "dummy":
+        return []
+    from headway.runtime.native.available import best_instruction_set, compiled_module
+    from headway.runtime.shared_weights import SharedWeights
+    from headway.runtime.weight_key import Key, text_of_drafter
+
+    instruction_set, _ = best_instruction_set()
+    kernels = compiled_module() if instruction_set else None
+    key = Key(folder=folder, settings=settings, instruction_set=instruction_set, kernels=kernels)
+    drafter = replace(key, folder=draft[0]).text_of_files() if draft else text_of_drafter(folder)
+    texts = key.text_of_files(), drafter
+    found = [SharedWeights(one, text) for one, text in zip(weights, texts, strict=True)]
+    found[0].enter(waits=False)
+    return found
 
 
 def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
@@ -343,11 +390,12 @@ def main(arguments: list[str]) -> int:
     from headway.engine.process import serve_engine
 
     def build(progress: Progress) -> Engine:
-        return assemble(folder, tables[EngineOptions], progress=progress).engine
+        return assemble(folder, tables[EngineOptions], progress=progress, weights=shared).engine
 
     def join(engine: Engine, address: str) -> Handover:
         return join_peers(engine, folder, address)
 
+    shared = [int(one) for one in os.environ.get(WEIGHTS_VARIABLE, "").split(",") if one]
     sockets, folder, rest = Path(arguments[0]), Path(arguments[1]), arguments[2:]
     has_peers = rest[:1] == [PEERS]
     tables, _, _ = read_options([EngineOptions, LogOptions], rest[has_peers:], {})

@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -141,12 +142,13 @@ def make_clients(
     peers = [PEERS] if options.prefill_replicas else []
     shared = share_of_machine(folder, engine_options, count)
     poison: dict[bytes, None] = {}
+    weights = share_weights(shared, count)
 
     def command(sockets: Path) -> list[str]:
         arguments = [*peers, *to_arguments(shared), *to_arguments(logs)]
         return [sys.executable, "-m", "headway.assemble", str(sockets), str(folder), *arguments]
 
-    return [
+    clients = [
         ProcessClient(
             command,
             tokenizer=tokenizer,
@@ -159,9 +161,27 @@ def make_clients(
             on_death=partial(telemetry.on_death, engine),
             on_progress=progress if engine == 0 else lambda done, total: None,
             poison=poison,
+            weights=weights,
         )
         for engine in range(count)
     ]
+    for descriptor in weights:
+        weakref.finalize(clients[0], os.close, descriptor)
+    return clients
+
+
+def share_weights(options: EngineOptions, count: int) -> list[int]:
+    """Memory where several engines have the model's weights once, and its drafter's; [] for one.
+
+    A GPU's weights lie on the GPU, and ranks have parts of their own.
+    """
+    ranks = options.tensor_parallel_size, options.decode_context_parallel_size
+    is_cut = any(size > 1 for size in ranks) or options.pipeline_parallel_size != 1
+    if count == 1 or options.device == "cuda" or is_cut:
+        return []
+    from headway.runtime.shared_weights import make_shared
+
+    return make_shared(2)
 
 
 def on_step_of(telemetry: "Telemetry", engine: int, record: "StepRecord") -> None:

@@ -26,6 +26,9 @@ BEAT_INTERVAL_S = 0.5
 FAULT = "internal_error"
 PARENT_VARIABLE = "HEADWAY_PARENT"
 """In the engine's environment: the process id of the server that started it."""
+WEIGHTS_VARIABLE = "HEADWAY_SHARED_WEIGHTS"
+"""And descriptors, "7,8", of memory for weights that several engines share: the model's, its
+drafter's."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):

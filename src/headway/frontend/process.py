@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -59,12 +59,14 @@ class ProcessClient:
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_orphans: Callable[[Streams, bool], None] = lambda streams, from_outside: None,
         poison: dict[bytes, None] | None = None,
+        weights: Sequence[int] = (),
     ) -> None:
         """`stamp` tells the model's files apart: an engine that read others is not let in.
 
         `on_orphans` is given the streams of an engine that died, and whether it was ended from
         outside; it may take some away, the rest waits for the next engine. `poison` is shared by
-        the engines of one model: requests that are not tried again.
+        the engines of one model: requests that are not tried again. So are `weights`, descriptors
+        of memory.
         """
         self.command = command
         self._files = FirstStamp(stamp)
@@ -78,6 +80,7 @@ class ProcessClient:
         self.on_death = on_death
         self.on_progress = on_progress
         self.on_orphans = on_orphans
+        self._weights = tuple(weights)
         self.on_handover: Callable[[messages.HandoverNews], None] = lambda news: None
         self.info: messages.Ready | None = None
         self.status = "starting"
@@ -140,10 +143,15 @@ class ProcessClient:
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
         self._heart = Heartbeat()
+        own = {
+            messages.PARENT_VARIABLE: str(os.getpid()),
+            messages.WEIGHTS_VARIABLE: ",".join(map(str, self._weights)),
+        }
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, messages.PARENT_VARIABLE: str(os.getpid())},
+            env={**os.environ, **own},
+            pass_fds=self._weights,
         )
 
     def _unbind(self) -> None:

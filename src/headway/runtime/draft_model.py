@@ -18,6 +18,7 @@ from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import Kernels
 from headway.runtime.riding import RidingDrafter
+from headway.runtime.shared_weights import SharedWeights
 
 
 class DraftModel(RidingDrafter):
@@ -34,6 +35,7 @@ class DraftModel(RidingDrafter):
         state: WorkerState,
         vocab_size: int,
         progress: Progress | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
         num_blocks = settings.cache.num_blocks[settings.speculation.draft_group]
         of_groups = (num_blocks,) * len(spec.kv_groups)
@@ -41,7 +43,7 @@ class DraftModel(RidingDrafter):
         if cache.open_blocks:  # the model's are rounded when they are full, the drafter's stay
             cache = replace(cache, open_blocks=False, dtype=settings.dtype)
         own = replace(settings, cache=cache)
-        self.forward = Forward(folder, spec, own, kernels, of_groups, progress)
+        self.forward = Forward(folder, spec, own, kernels, of_groups, progress, shared=shared)
         size = settings.speculation.draft_vocab_size
         vocabulary = DraftVocabulary(self.forward, size) if size else None
         super().__init__(self.forward, vocabulary, settings, state, spec.max_len, vocab_size)

@@ -131,4 +131,4 @@ def parts_of(packed: Tensor | PackedWeight | PackedLevels) -> list[Tensor]:
     """The tensors of a prepared weight, each in the order of the outputs."""
     if isinstance(packed, Tensor):
         return [packed]
-    return packed.tensors if isinstance(packed, PackedLevels) else [packed.panels]
+    return packed.tensors

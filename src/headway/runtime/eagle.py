@@ -45,6 +45,8 @@ from headway.runtime.layers import Attention, Build, GatedMLP, Linear, RMSNorm, 
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.riding import RidingDrafter
+from headway.runtime.shared_weights import SharedWeights
+from headway.runtime.sharing import Sharing
 from headway.runtime.tensor_files import readable
 
 
@@ -69,7 +71,14 @@ class EagleLayer(nn.Module):
 class EagleForward:
     """The layer of `folder` on the model of `target`, with its KV memory; `riding.Layers`."""
 
-    def __init__(self, folder: Path, eagle: EagleSpec, target: Forward, num_blocks: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        eagle: EagleSpec,
+        target: Forward,
+        num_blocks: int,
+        shared: SharedWeights | None = None,
+    ) -> None:
         settings, self.kernels, self.model = target.settings, target.kernels, target.model
         rope, spec = spec_of(eagle, target.spec)
         attention, _ = choose_attention(settings, self.kernels.library)
@@ -77,11 +86,22 @@ class EagleForward:
         build = Build(spec=spec, kernels=self.kernels, attention=attention, **like)
         self.layer = EagleLayer(build, eagle)
         self._rope = target.ropes[rope]
-        read_layer(self.layer, folder / EAGLE_FILE, eagle)
-        self._linears = [part for part in self.layer.modules() if isinstance(part, Linear)]
+        named = self.layer.named_modules()
+        linears = {name: part for name, part in named if isinstance(part, Linear)}
+        self._linears = list(linears.values())
         for linear in self._linears:
             linear.kernel = self.kernels.of_drafter
-            linear.prepare()
+        sharing = Sharing.of(self.layer, linears, shared)
+        if sharing is not None and sharing.is_whole:
+            sharing.take()
+        else:
+            read_layer(self.layer, folder / EAGLE_FILE, eagle)
+            for name, linear in linears.items():
+                linear.prepare()
+                if sharing is not None:
+                    sharing.put(name)
+            if sharing is not None:
+                sharing.seal()
         own = KVGroupSpec(layers=(0,), num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)
         kv_dtype = torch.int8 if settings.cache.dtype == "int8" else target.dtype
         size, device = settings.cache.block_size, settings.device
@@ -136,10 +156,17 @@ class Eagle(RidingDrafter):
 
     name = "EAGLE"
 
-    def __init__(self, folder: Path, eagle: EagleSpec, target: Forward, state: WorkerState) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        eagle: EagleSpec,
+        target: Forward,
+        state: WorkerState,
+        shared: SharedWeights | None = None,
+    ) -> None:
         settings, spec = target.settings, target.spec
         num_blocks = settings.cache.num_blocks[settings.speculation.draft_group]
-        self.forward = EagleForward(folder, eagle, target, num_blocks)
+        self.forward = EagleForward(folder, eagle, target, num_blocks, shared)
         self._norm = target.model.norm
         self.states_BSH = torch.zeros(
             *(num_blocks, settings.cache.block_size, spec.hidden_size),

@@ -48,6 +48,7 @@ from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
 from headway.runtime.probe import Probe, use_threads
 from headway.runtime.sampler import NO_TOKEN, Sampler
+from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.transfers import TransferTable, make_transfers
 from headway.runtime.weight_cache import Lookup
 
@@ -71,14 +72,17 @@ class TorchExecutor:
         draft: tuple[Path, ModelSpec] | None = None,
         groups: Groups = (None, None),
         stage: Stage | None = None,
+        shared: Sequence[SharedWeights] = (),
     ) -> None:
+        """`shared`: where the model's weights lie, and its drafter's, if several engines have
+        them."""
         self.spec, self.settings = spec, settings
         self.device = settings.device
         self.kernels = choose_kernels(settings, machine)
         use_threads(settings, self.kernels)
-        blocks = settings.cache.num_blocks
+        blocks, (own, drafters) = settings.cache.num_blocks, shared or (None, None)
         self.target = Forward(
-            folder, spec, settings, self.kernels, blocks, progress, lookup, groups, stage
+            folder, spec, settings, self.kernels, blocks, progress, lookup, groups, stage, own
         )
         self.model, self.kv = self.target.model, memory_of(self.target.kv)
         self.transfers = TransferTable(
@@ -91,13 +95,13 @@ class TorchExecutor:
         self.drafter: Drafter | None = None
         medusa, eagle = settings.speculation.medusa, settings.speculation.eagle
         if medusa is not None:
-            self.drafter = Medusa(folder, medusa, self.target)
+            self.drafter = Medusa(folder, medusa, self.target, drafters)
         elif eagle is not None:
-            self.drafter = Eagle(folder, eagle, self.target, self.state)
+            self.drafter = Eagle(folder, eagle, self.target, self.state, drafters)
         elif draft is not None:
             kernels = self.kernels.of_draft(settings, draft[1])
             self.drafter = DraftModel(
-                *draft, settings, kernels, self.state, spec.vocab_size, progress
+                *draft, settings, kernels, self.state, spec.vocab_size, progress, drafters
             )
         self._probe = Probe(self.kernels, settings, machine, self.target.weights)
         self._clock = SystemClock()

@@ -44,6 +44,7 @@ from headway.runtime.parallel.rows import deal_rows
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.parallel.stage import Half, Stage
 from headway.runtime.rope import RopeTable
+from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.states import allocate_states
 from headway.runtime.weight_cache import Lookup
 
@@ -65,6 +66,7 @@ class Forward:
         lookup: Lookup | None = None,
         groups: Groups = (None, None),
         stage: Stage | None = None,
+        shared: SharedWeights | None = None,
     ) -> None:
         group, holders = groups[0] or Alone(), groups[1]
         self.stage, self.group, self.holders = stage or Stage(), group, holders
@@ -88,7 +90,7 @@ class Forward:
         architecture = MODELS[spec.architecture]
         self.model = (architecture.decoder or Decoder)(build, architecture)
         self.linears = load_model(
-            self.model, spec, settings, kernels, folder, progress, lookup, shard
+            self.model, spec, settings, kernels, folder, progress, lookup, shard, shared
         )
         try:
             self.ropes = [

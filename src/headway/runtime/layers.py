@@ -163,6 +163,15 @@ class RowLinear(Linear):
         self.prepared = [self.kernel.prepare(part) for part in cut]
         self.weight = None
 
+    def restore(self, prepared: list[Any]) -> None:
+        self.prepared, self.weight = prepared, None
+
+    @property
+    def shapes(self) -> list[tuple[int, int]]:
+        """(outputs, inputs) of each part, before they are prepared."""
+        ((outputs, _),) = super().shapes
+        return [(outputs, end - begin) for begin, end in pairwise(self.bounds)]
+
     def take(self, parts: Sequence[RoundedWeight | None]) -> None:
         (whole,) = parts
         assert whole is not None and self.weight is not None

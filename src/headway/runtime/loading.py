@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from headway.core.model_spec import ModelSpec
 from headway.core.resolve import Settings
@@ -22,13 +21,15 @@ from headway.runtime.checkpoint import (
 )
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels import Kernels
-from headway.runtime.kernels.parts import Parts, PartsLinear
 from headway.runtime.latent import KVUp
 from headway.runtime.layers import Linear
 from headway.runtime.models import Decoder
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.packed_blobs import blob_sizes, bytes_of, from_blobs, kernels_of
 from headway.runtime.parallel.shard import Shard
+from headway.runtime.shared_weights import SharedWeights
+from headway.runtime.sharing import Sharing
 from headway.runtime.weight_cache import Blobs, Lookup
 
 LinearLike = Linear | ExpertLinear
@@ -44,10 +45,12 @@ def load_model(
     progress: Progress | None = None,
     lookup: Lookup | None = None,
     shard: Shard | None = None,
+    shared: SharedWeights | None = None,
 ) -> list[LinearLike]:
     """Fill `model` and pack its linear layers; returns those. Raises CheckpointError.
 
-    `shard`: what a rank reads, where `model` and `spec` are its part of the whole.
+    `shard`: what a rank reads, where `model` and `spec` are its part of the whole. With `shared`
+    they lie in the memory that several engines have, where they can; OSError where it is short.
     """
     linears: dict[str, LinearLike] = {}
     for name, module in model.named_modules():
@@ -60,6 +63,10 @@ def load_model(
         fill_randomly(model, settings.seed)
         for module in linears.values():
             module.prepare()
+        return list(linears.values())
+    sharing = Sharing.of(model, linears, shared)
+    if sharing is not None and sharing.is_whole:
+        sharing.take()
         return list(linears.values())
     packed = {} if lookup is None else cached_weights(model, linears, kernels, lookup)
 
@@ -79,9 +86,13 @@ def load_model(
                 module.take(rounded)
             else:
                 module.take(rounded[0])
+            if sharing is not None:
+                sharing.put(each)
 
     held = {*packed, "embedding"} if packed else ()
     load_weights(model, spec, folder, progress, ready, held, shard)
+    if sharing is not None:
+        sharing.seal()
     if lookup is not None and not packed:
         lookup.store(blobs_of(model, linears))
     return list(linears.values())
@@ -115,34 +126,16 @@ def cached_weights(
     for name, module in linears.items():
         if not is_kept(module.kernel):
             continue
-        index, packed[name] = 0, []
-        for outputs, inputs in module.shapes:
-            matrices = []
-            for kernel, rows in kernels_of(module.kernel, outputs):
-                blob = found.get(f"{name}.{index}")
-                if blob is None or len(blob) != kernel.blob_bytes(rows, inputs):
-                    return {}
-                numbers = torch.frombuffer(blob, dtype=torch.uint8)
-                matrices.append(kernel.from_blob(numbers, rows, inputs))
-                index += 1
-            whole = (
-                Parts(matrices, module.kernel.kernels)
-                if isinstance(module.kernel, PartsLinear)
-                else matrices[0]
-            )
-            packed[name].append(whole)
-        expected += index
+        sizes = blob_sizes(module.kernel, module.shapes)
+        blobs = [found.get(f"{name}.{index}", memoryview(b"")) for index in range(len(sizes))]
+        if [len(blob) for blob in blobs] != sizes:
+            return {}
+        packed[name] = from_blobs(module.kernel, module.shapes, blobs)
+        expected += len(sizes)
     if expected != len(found):
         return {}
     embedding.data = torch.frombuffer(found[EMBEDDING], dtype=embedding.dtype).view_as(embedding)
     return packed
-
-
-def kernels_of(kernel: Any, outputs: int) -> list[tuple[Any, int]]:
-    """(kernel, outputs) of each matrix of a layer."""
-    if isinstance(kernel, PartsLinear):
-        return list(zip(kernel.kernels, kernel.outputs, strict=True))
-    return [(kernel, outputs)]
 
 
 def is_kept(kernel: Any) -> bool:
@@ -159,8 +152,3 @@ def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
             for index, weight in enumerate(module.matrices):
                 blobs[f"{name}.{index}"] = [bytes_of(part) for part in weight.tensors]
     return blobs
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
-    return tensor.detach().view(torch.uint8).numpy().data

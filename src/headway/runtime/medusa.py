@@ -29,6 +29,8 @@ from headway.runtime.checkpoint_files import MEDUSA_FILE
 from headway.runtime.draft_vocabulary import DraftVocabulary
 from headway.runtime.drafter import Wanted
 from headway.runtime.forward import Forward
+from headway.runtime.shared_weights import SharedWeights
+from headway.runtime.sharing import shared_matrices
 from headway.runtime.tensor_files import readable
 
 
@@ -41,33 +43,34 @@ class Medusa:
     name = "Medusa"
     kv_bytes = 0
 
-    def __init__(self, folder: Path, medusa: MedusaSpec, target: Forward) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        medusa: MedusaSpec,
+        target: Forward,
+        shared: SharedWeights | None = None,
+    ) -> None:
         self.model = target.model
         self._kernel = target.kernels.of_drafter
         size = target.settings.speculation.draft_vocab_size
         self.vocabulary = DraftVocabulary(target, size) if size else None
         path, like = folder / MEDUSA_FILE, {"dtype": target.dtype, "device": target.settings.device}
+        num_layers, num_heads, hidden = medusa.num_layers, medusa.num_heads, target.spec.hidden_size
+        layers = [(f"{h}.{i}.linear", hidden) for h in range(num_heads) for i in range(num_layers)]
+        outputs = [(f"{head}.{num_layers}", target.spec.vocab_size) for head in range(num_heads)]
+        outputs = [] if medusa.shares_head else outputs
         with readable(path), safe_open(path, framework="pt") as file:
 
             def read(name: str) -> Tensor:
                 return read_tensor(file, path, name).to(**like)
 
-            self.heads = [
-                [
-                    (
-                        self._kernel.prepare(read(f"{head}.{layer}.linear.weight")),
-                        read(f"{head}.{layer}.linear.bias"),
-                    )
-                    for layer in range(medusa.num_layers)
-                ]
-                for head in range(medusa.num_heads)
-            ]
-            self.outputs = []
-            if not medusa.shares_head:
-                self.outputs = [
-                    self._kernel.prepare(read(f"{head}.{medusa.num_layers}.weight"))
-                    for head in range(medusa.num_heads)
-                ]
+            sizes = {name: (rows, hidden) for name, rows in layers + outputs}
+            packed = shared_matrices(
+                self._kernel, sizes, lambda name: read(f"{name}.weight"), shared
+            )
+            blocks = [(packed[name], read(f"{name}.bias")) for name, _ in layers]
+        self.heads = [blocks[i : i + num_layers] for i in range(0, len(blocks), num_layers)]
+        self.outputs = [packed[name] for name, _ in outputs]
 
     def follow(self, plan: StepPlan) -> None:
         """Nothing is kept for blocks; tokens of prompts are noted."""

@@ -19,7 +19,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec.quantized import OLD_CONFIGS
 from headway.core.resolve import Settings
-from headway.runtime.checkpoint_files import MALFORMED, find_files
+from headway.runtime.checkpoint_files import EAGLE_FILE, MALFORMED, MEDUSA_FILE, find_files
 
 LAYOUT = 1
 """Counted up when Python fuses or names the layers of a model otherwise."""
@@ -38,18 +38,32 @@ class Key:
     folder: Path
     settings: Settings
     instruction_set: str
-    kernels: Path
-    """The compiled module."""
+    kernels: Path | None
+    """The compiled module, where there is one."""
 
     def text(self, digests: Path, clock: Clock | None = None) -> str:
         """JSON of all of it; digests of files are remembered in `digests`.
 
         Raises OSError and CheckpointError where the files cannot be read.
         """
-        files = [*model_files(self.folder), self.kernels]
+        files = self.files
         clock = clock or SystemClock()
         with ThreadPoolExecutor(HASHERS) as pool:
             found = list(pool.map(lambda path: content_digest(path, digests, clock), files))
+        return self._text([[path.name, one] for path, one in zip(files, found, strict=True)])
+
+    def text_of_files(self) -> str:
+        """The same with what tells files apart that nobody has copied: what is read at one moment,
+        not hashed. Raises OSError and CheckpointError."""
+        return self._text([[str(path.resolve()), identity(path)] for path in self.files])
+
+    @property
+    def files(self) -> list[Path]:
+        """All that the bytes depend on."""
+        kernels = [] if self.kernels is None else [self.kernels]
+        return [*model_files(self.folder), *kernels]
+
+    def _text(self, files: list[Any]) -> str:
         quantization = self.settings.quantization
         facts = {
             "version": __version__,
@@ -57,9 +71,15 @@ class Key:
             "instruction_set": self.instruction_set,
             "dtype": self.settings.dtype,
             "formats": [[pattern, asdict(format)] for pattern, format in quantization.formats],
-            "files": [[path.name, digest] for path, digest in zip(files, found, strict=True)],
+            "files": files,
         }
         return json.dumps(facts, sort_keys=True)
+
+
+def text_of_drafter(model: Path) -> str:
+    """`Key.text_of_files` of the layer or the heads that draft and lie in the model's folder."""
+    beside = [path for name in (MEDUSA_FILE, EAGLE_FILE) if (path := model / name).is_file()]
+    return json.dumps([[str(path.resolve()), identity(path)] for path in beside])
 
 
 def model_files(model: Path) -> list[Path]:

@@ -249,7 +249,8 @@ def choose_linear(
     """(the kernel, (its name, why))."""
     dtype = settings.dtype
     if library is not None:
-        return NativeLinear(library), ("native", f"{library.instruction_set}, {dtype} as it is")
+        why = f"{library.instruction_set}, {dtype} as it is"
+        return NativeLinear(library, getattr(torch, dtype)), ("native", why)
     if settings.device != "cpu":
         return PlainLinear(reference.linear), ("torch", "torch's own is the fastest there is here")
     if settings.pack_weights and onednn.available():

@@ -4,6 +4,7 @@ An AVX2 core widens bf16 as it reads, so that a GEMM moves half the bytes of an 
 multiplies as fast; see native/linear.inl.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,11 @@ class PackedWeight:
         return padded_inputs(self.inputs)
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """What it is of."""
+        return [self.panels]
+
+    @property
     def nbytes(self) -> int:
         return int(self.panels.nbytes)
 
@@ -40,25 +46,37 @@ def padded_inputs(inputs: int) -> int:
 
 
 class NativeLinear:
-    """x · weightᵀ + bias on packed weights, sums in fp32."""
+    """x · weightᵀ + bias on packed weights, sums in fp32. `dtype` is that of blobs."""
 
     few_rows = 0
 
-    def __init__(self, library: NativeLibrary) -> None:
-        self._library = library
+    def __init__(self, library: NativeLibrary, dtype: torch.dtype = torch.float32) -> None:
+        self._library, self._dtype = library, dtype
         self._scratch = torch.empty(0)
 
     def prepare(self, weight_OH: Tensor) -> PackedWeight:
         """The weight in panels; as many bytes, outputs and inputs rounded up."""
         weight = weight_OH.detach().contiguous()
         outputs, inputs = weight.shape
-        width = 2 * self._library.lanes
-        size = -(-outputs // width) * width, padded_inputs(inputs)
-        panels = torch.empty(size, dtype=weight.dtype)
+        panels = torch.empty(self._size(outputs, inputs), dtype=weight.dtype)
         self._library.calls.pack_linear(
             address(weight), address(panels), outputs, inputs, TYPES[weight.dtype]
         )
         return PackedWeight(panels, outputs, inputs, weight.dtype)
+
+    def _size(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """Outputs and inputs of all panels."""
+        width = 2 * self._library.lanes
+        return -(-outputs // width) * width, padded_inputs(inputs)
+
+    def blob_bytes(self, outputs: int, inputs: int) -> int:
+        """Bytes of a weight's panels."""
+        return math.prod(self._size(outputs, inputs)) * self._dtype.itemsize
+
+    def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedWeight:
+        """The weight whose panels these bytes are."""
+        panels = blob.view(self._dtype).view(self._size(outputs, inputs))
+        return PackedWeight(panels, outputs, inputs, self._dtype)
 
     @recordable("linear")
     def __call__(self, x_TH: Tensor, weight: PackedWeight, bias_O: Tensor | None) -> Tensor:

@@ -1,0 +1,183 @@
+"""Weights in memory that the engines of one server share: written by the first, mapped by all.
+
+The server makes an anonymous file in memory (memfd_create) and hands it to its engines. Who locks
+it first writes the weights there as they are packed, and seals it, after which nobody can write;
+the others wait for the lock and map what is sealed, read-only. The kernel takes the lock from a
+process that ends, however it ends: a file that is unlocked and not sealed was left half written,
+and whoever finds it begins anew. It has no name in any folder, and goes with the last process that
+holds it. Needs Linux, and no torch.
+
+    blobs, from multiples of 64 on | index, JSON | its length, 8 bytes
+"""
+
+import ctypes
+import fcntl
+import json
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Sequence
+
+from headway.runtime.weight_cache import ALIGNMENT
+
+NAME = "headway weights"
+HUGE_PAGE = 1 << 21
+MADV_COLLAPSE = 25
+PROT_NONE, MAP_FIXED, MAP_NORESERVE = 0, 0x10, 0x4000
+LENGTH = struct.Struct("<Q")
+
+
+def make_shared(count: int) -> list[int]:
+    """Descriptors of so many empty files in memory, for `SharedWeights`; [] where there are none.
+
+    They are the user's alone, and processes started later have them only where they are given.
+    """
+    if sys.platform != "linux":
+        return []
+    found = []
+    for _ in range(count):
+        found.append(os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.fchmod(found[-1], 0o600)
+    return found
+
+
+def filled_bytes(descriptors: Sequence[int]) -> int:
+    """Bytes of memory that these files take by now."""
+    return sum(os.fstat(descriptor).st_blocks * 512 for descriptor in descriptors)
+
+
+class SharedWeights:
+    """One such file, as one engine sees it. `key`: equal text, equal bytes.
+
+    Call `enter`; then read `blobs` where the file `is_whole`, or where this engine `fills` it
+    `reserve` room, `keep` every blob and `seal` it. Where neither holds the weights are its own.
+    """
+
+    def __init__(self, descriptor: int, key: str) -> None:
+        self._descriptor, self._key = descriptor, key
+        self._entries: dict[str, tuple[int, int]] = {}
+        self._end, self._room = 0, 0
+        self._address = 0
+        self.is_whole = self.fills = self.is_of_others = False
+
+    def enter(self, *, waits: bool = True) -> None:
+        """Find the file whole, or fill it; where another engine does that wait for it, if `waits`.
+
+        A file with weights of another key `is_of_others`. Raises OSError.
+        """
+        if self.is_whole or self.fills or self.is_of_others:
+            return
+        if not is_sealed(self._descriptor):
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            except BlockingIOError:
+                return
+        if is_sealed(self._descriptor):
+            self._unlock()
+            self._open()
+            return
+        os.ftruncate(self._descriptor, 0)  # what an engine that ended has left
+        self.fills = True
+
+    def leave(self) -> None:
+        """Fill it no more: it is as empty as before, for the next engine that enters."""
+        if self.fills:
+            self.fills = False
+            os.ftruncate(self._descriptor, 0)
+            self._unlock()
+
+    def reserve(self, sizes: Sequence[int]) -> None:
+        """Blobs of these bytes will be kept. Raises OSError."""
+        assert self.fills
+        self._map(sum(size + ALIGNMENT for size in sizes))
+
+    def keep(self, name: str, parts: Sequence[memoryview]) -> memoryview:
+        """Write a blob, in parts, and give its bytes in the file. Raises OSError (no memory)."""
+        assert self.fills and name not in self._entries
+        begin = at = -(-self._end // ALIGNMENT) * ALIGNMENT
+        for part in parts:
+            at = self._write(part, at)
+        assert at <= self._room, "more than was announced"
+        self._entries[name], self._end = (begin, at - begin), at
+        return self._bytes(begin, at - begin)
+
+    def seal(self) -> None:
+        """All is kept: let the others read it. Raises OSError."""
+        assert self.fills
+        index = json.dumps({"key": self._key, "blobs": self._entries}).encode()
+        self._write(memoryview(index + LENGTH.pack(len(index))), self._end)
+        self._collapse()
+        seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+        fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
+        self.fills, self.is_whole = False, True
+        self._unlock()
+
+    @property
+    def blobs(self) -> dict[str, memoryview]:
+        """Name → its bytes, of a file that is whole. Writing them ends the process."""
+        assert self.is_whole
+        return {name: self._bytes(*place) for name, place in self._entries.items()}
+
+    def _unlock(self) -> None:
+        fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
+
+    def _open(self) -> None:
+        """Map a sealed file, if it is of our key."""
+        size = os.fstat(self._descriptor).st_size
+        (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, size - LENGTH.size))
+        index = json.loads(os.pread(self._descriptor, length, size - LENGTH.size - length))
+        if index["key"] != self._key:
+            self.is_of_others = True
+            return
+        self._map(size)
+        self._entries = {name: (begin, count) for name, (begin, count) in index["blobs"].items()}
+        self.is_whole = True
+
+    def _write(self, data: memoryview, at: int) -> int:
+        """Write all of `data`; returns where it ends."""
+        while data:
+            written = os.pwrite(self._descriptor, data, at)
+            data, at = data[written:], at + written
+        return at
+
+    def _map(self, num_bytes: int) -> None:
+        """Have so many bytes of the file, which may be shorter yet, from a multiple of 2 MiB on.
+
+        For good: weights are read as long as there is an engine.
+        """
+        self._room = num_bytes
+        window = _mmap(0, num_bytes + HUGE_PAGE, PROT_NONE, mmap.MAP_ANONYMOUS, -1)
+        begin = -(-window // HUGE_PAGE) * HUGE_PAGE
+        self._address = _mmap(begin, num_bytes, mmap.PROT_READ, MAP_FIXED, self._descriptor)
+
+    def _bytes(self, begin: int, count: int) -> memoryview:
+        return memoryview((ctypes.c_ubyte * count).from_address(self._address + begin)).cast("B")
+
+    def _collapse(self) -> None:
+        """Bring what is kept into huge pages, where the system does that; all engines have them.
+
+        Raises nothing: without them a step of one sequence takes some percent longer.
+        """
+        libc = ctypes.CDLL(None, use_errno=True)
+        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
+            libc.madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(self._end), advice)
+
+
+def is_sealed(descriptor: int) -> bool:
+    """Whether the file is whole."""
+    return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+
+
+def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor: int) -> int:
+    """mmap(2), private and without a claim to memory; OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = libc.mmap
+    call.restype = ctypes.c_void_p
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    flags |= mmap.MAP_PRIVATE | MAP_NORESERVE
+    found = call(address or None, max(num_bytes, 1), protection, flags, descriptor, 0)
+    if found is None or found == ctypes.c_void_p(-1).value:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(found)

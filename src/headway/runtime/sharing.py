@@ -1,0 +1,173 @@
+"""A model's weights into memory that engines share, or from there.
+
+What is packed lies there packed, all other parameters as they are: whoever finds the file whole
+reads nothing of the checkpoint and packs nothing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headway.runtime.experts import ExpertLinear
+from headway.runtime.kernels.table import PlainLinear
+from headway.runtime.layers import Linear
+from headway.runtime.native.fp8 import NativeFp8Linear
+from headway.runtime.native.linear import NativeLinear
+from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.runtime.packed_blobs import blob_sizes, bytes_of, from_blobs, kernels_of
+from headway.runtime.shared_weights import SharedWeights
+
+log = logging.getLogger(__name__)
+
+PACKS = NativeLinear | NativeQuantizedLinear | NativeFp8Linear
+LinearLike = Linear | ExpertLinear
+
+
+class Sharing:
+    """The weights of `module`, whose linear layers have their kernels and are not prepared yet."""
+
+    def __init__(
+        self, module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights
+    ) -> None:
+        self._module, self._linears, self._shared = module, linears, shared
+        self._shapes = {name: one.shapes for name, one in linears.items() if packs(one.kernel)}
+
+    @staticmethod
+    def of(
+        module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights | None
+    ) -> "Sharing | None":
+        """The same where the weights can be shared and this engine writes or finds them there.
+
+        Waits for the engine that is about it. None: they are this engine's own. Raises OSError.
+        """
+        if shared is None:
+            return None
+        if not can_share(one.kernel for one in linears.values()):
+            log.info("weights that torch packs lie in the memory of each engine")
+            shared.leave()
+            return None
+        shared.enter()
+        found = Sharing(module, linears, shared)
+        if shared.fills:
+            shared.reserve([size for sizes in found._sizes().values() for size in sizes])
+            return found
+        if shared.is_whole and found._fits():
+            return found
+        log.warning("the model's files have changed since the first engine read them")
+        return None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all is there: `take` it, in place of `put` and `seal`."""
+        return self._shared.is_whole
+
+    def _sizes(self) -> dict[str, list[int]]:
+        """Module or parameter → bytes of each of its blobs."""
+        sizes = {n: blob_sizes(self._linears[n].kernel, all) for n, all in self._shapes.items()}
+        weights = {f"{name}.weight" for name in sizes}
+        for name, parameter in self._module.named_parameters():
+            if name not in weights:
+                sizes[name] = [parameter.nbytes]
+        return sizes
+
+    def _fits(self) -> bool:
+        """Whether a whole file has what this model needs."""
+        blobs = {name: len(blob) for name, blob in self._shared.blobs.items()}
+        wanted = {
+            f"{name}.{i}" if name in self._shapes else name: size
+            for name, sizes in self._sizes().items()
+            for i, size in enumerate(sizes)
+        }
+        return blobs == wanted
+
+    def take(self) -> None:
+        """Give the module all its weights."""
+        blobs = self._shared.blobs
+        for name, shapes in self._shapes.items():
+            count = len(blob_sizes(self._linears[name].kernel, shapes))
+            self._restore(name, [blobs[f"{name}.{i}"] for i in range(count)])
+        for name, parameter in self._module.named_parameters():
+            lie_in(blobs[name], parameter)
+        self._prepare_plain()
+
+    def put(self, name: str) -> None:
+        """A layer is prepared: what it has packed lies in the shared memory from now on."""
+        if name in self._shapes:
+            matrices = self._linears[name].matrices
+            self._restore(
+                name,
+                [
+                    self._shared.keep(f"{name}.{i}", [bytes_of(part) for part in one.tensors])
+                    for i, one in enumerate(matrices)
+                ],
+            )
+
+    def seal(self) -> None:
+        """The module has all its weights: share the rest of them, and let others read."""
+        for name, parameter in self._module.named_parameters():
+            lie_in(self._shared.keep(name, [bytes_of(parameter.contiguous())]), parameter)
+        self._prepare_plain()
+        self._shared.seal()
+
+    def _restore(self, name: str, blobs: list[memoryview]) -> None:
+        module = self._linears[name]
+        module.restore(from_blobs(module.kernel, self._shapes[name], blobs))
+
+    def _prepare_plain(self) -> None:
+        """Layers that multiply a weight as it is have it anew."""
+        for name, module in self._linears.items():
+            if name not in self._shapes:
+                module.prepare()
+
+
+def shared_matrices(
+    kernel: Any,
+    shapes: Mapping[str, tuple[int, int]],
+    read: Callable[[str], Tensor],
+    shared: SharedWeights | None,
+) -> dict[str, Any]:
+    """Name → a matrix of these (outputs, inputs) as `kernel` prepares it, one kernel for all.
+
+    Where they lie in shared memory they are not read. Raises OSError.
+    """
+    sizes: dict[str, int] = {}
+    if shared is not None and packs(kernel):
+        shared.enter()
+        sizes = {name: kernel.blob_bytes(*shape) for name, shape in shapes.items()}
+    found = shared.blobs if shared is not None and shared.is_whole else {}
+    if sizes and {name: len(blob) for name, blob in found.items()} == sizes:
+        return {name: of_blob(kernel, found[name], shapes[name]) for name in shapes}
+    if shared is None or not shared.fills or not sizes:
+        return {name: kernel.prepare(read(name)) for name in shapes}
+    shared.reserve(list(sizes.values()))
+    prepared: dict[str, Any] = {}
+    for name, shape in shapes.items():
+        matrix = kernel.prepare(read(name))
+        blob = shared.keep(name, [bytes_of(part) for part in matrix.tensors])
+        prepared[name] = of_blob(kernel, blob, shape)
+    shared.seal()
+    return prepared
+
+
+def of_blob(kernel: Any, blob: memoryview, shape: tuple[int, int]) -> Any:
+    """The matrix whose bytes these are."""
+    return from_blobs(kernel, [shape], [blob])[0]
+
+
+def packs(kernel: Any) -> bool:
+    """Whether the kernel packs, into bytes that can be kept."""
+    return all(isinstance(one, PACKS) for one, _ in kernels_of(kernel, 0))
+
+
+def can_share(kernels: Iterable[Any]) -> bool:
+    """Whether all of them pack into bytes that can be kept, or read weights as they are."""
+    return all(packs(kernel) or isinstance(kernel, PlainLinear) for kernel in kernels)
+
+
+def lie_in(blob: memoryview, parameter: nn.Parameter) -> None:
+    """Let a parameter's numbers be those bytes."""
+    if len(blob):
+        parameter.data = torch.frombuffer(blob, dtype=parameter.dtype).view_as(parameter)
