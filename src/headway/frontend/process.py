@@ -40,6 +40,12 @@ RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
 
 
+def environment(weights: Sequence[int]) -> dict[str, str]:
+    """An engine's: ours, who started it and what memory it shares."""
+    own = {messages.PARENT_VARIABLE: str(os.getpid())}
+    return {**os.environ, **own, messages.WEIGHTS_VARIABLE: ",".join(map(str, weights))}
+
+
 class ProcessClient:
     """One engine process, kept alive."""
 
@@ -143,14 +149,10 @@ class ProcessClient:
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
         self._heart = Heartbeat()
-        own = {
-            messages.PARENT_VARIABLE: str(os.getpid()),
-            messages.WEIGHTS_VARIABLE: ",".join(map(str, self._weights)),
-        }
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
-            env={**os.environ, **own},
+            env=environment(self._weights),
             pass_fds=self._weights,
         )
 
