@@ -141,7 +141,9 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     `steps` are percents, `requests` what the canary must have told at each of them, of all that
     is in `needs`; `shadow` is the percent of which it is sent copies before the first step;
-    `alpha` is the chance that a version which is no worse is rolled back.
+    `alpha` is the chance that a version which is no worse is rolled back; `target` the share of
+    requests that is to meet `slo`, of both arms: no step ends while its error budget burns, 0 is
+    no budget.
     """
 
     name: str
@@ -153,6 +155,7 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     alpha: float = 0.01
     shadow: float = 0
     slo: str = ""
+    target: float = 0
     needs: tuple[Guard, ...] = ("errors", "goodput")
     force: bool = False
 
@@ -166,6 +169,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("shadow must be a percent between 0 and 100")
         if not self.canary or not self.needs:
             raise ValueError("canary and needs must name at least one each")
+        if self.target and not (self.slo and 0.5 <= self.target < 1):
+            raise ValueError("target must be 0.5 to below 1, of requests that meet a slo")
         if self.slo:
             try:
                 parse_slo(self.slo)

@@ -7,7 +7,8 @@ Five guards compare the canary with the control at the same time, each by how of
 happens (`evidence`): errors; goodput (objectives missed, or without any an answer token slower
 than half more than the control's median); validity; quality (outcomes of tasks); cost (dearer than
 half more than the median). They share `alpha`, the chance that a version which is no worse is ever
-rolled back. What is not known counts for nobody: it neither rolls back nor lets a step end.
+rolled back. What is not known counts for nobody: it neither rolls back nor lets a step end. With a
+`target` no step ends while both arms together burn the model's error budget (`burn`).
 """
 
 import hashlib
@@ -19,7 +20,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headway.core.clock import Clock
 from headway.core.slo import Slo
+from headway.gateway.burn import ErrorBudget, Minute
 from headway.gateway.config import RolloutRow
 from headway.gateway.evidence import Evidence
 
@@ -66,6 +69,8 @@ class Kept(msgspec.Struct, kw_only=True):
     step: int
     known: dict[str, list[int]]
     evidence: dict[str, Evidence]
+    minutes: list[Minute] = []
+    """Of the error budget."""
 
 
 class Rollout:
@@ -77,9 +82,11 @@ class Rollout:
         slo: Slo | None,
         on_change: Callable[[Change], None] | None = None,
         on_kept: Callable[[bytes], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.row = row
         self.slo = slo
+        self.budget = ErrorBudget(row.target, clock) if row.target else None
         self.state = "shadow" if row.shadow else "canary"
         self.step, self.reason = 0, ""
         self.evidence = {name: Evidence(self.bound(name)) for name in ALPHA_SHARES}
@@ -139,6 +146,8 @@ class Rollout:
 
     def _add(self, canary: bool, sample: Sample) -> None:
         slow = sample.missed
+        if self.budget is not None and slow is not None:
+            self.budget.add(slow)
         if slow is None and self.slo is None:
             slow = self._is_more("goodput", canary, sample.token_s)
         events = {
@@ -174,9 +183,14 @@ class Rollout:
         return bad
 
     def _is_step_over(self) -> bool:
-        """Whether both arms have told enough of all that is needed, and nothing leans."""
+        """Whether both arms have told enough of all that is needed, nothing leans and the error
+        budget does not burn."""
         enough = all(min(self._known[name]) >= self.row.requests for name in self._needs)
-        return enough and all(each.value <= LEANING for each in self.evidence.values())
+        leans = any(each.value > LEANING for each in self.evidence.values())
+        return enough and not leans and not self._burns()
+
+    def _burns(self) -> str:
+        return "" if self.budget is None else self.budget.burns()
 
     @property
     def _needs(self) -> list[str]:
@@ -228,6 +242,8 @@ class Rollout:
         self.evidence |= {
             name: each for name, each in told.evidence.items() if name in ALPHA_SHARES
         }
+        if self.budget is not None:
+            self.budget.minutes.extend(told.minutes)
         for name, each in self.evidence.items():
             each.bound = self.bound(name)
         if (told.state, told.step) == (state, step):
@@ -235,12 +251,21 @@ class Rollout:
 
     def kept(self) -> bytes:
         """What `restore` takes: the evidence, and how far this step is."""
+        minutes = [] if self.budget is None else list(self.budget.minutes)
         return msgspec.json.encode(
-            Kept(state=self.state, step=self.step, known=self._known, evidence=self.evidence)
+            Kept(
+                state=self.state,
+                step=self.step,
+                known=self._known,
+                evidence=self.evidence,
+                minutes=minutes,
+            )
         )
 
     def snapshot(self) -> dict[str, Any]:
         """What `/stats` shows of it."""
+        burns = self._burns() if self.state in RUNNING else ""
+        waits = [name for name in self._needs if min(self._known[name]) < self.row.requests]
         return {
             "name": self.row.name,
             "version": self.row.version,
@@ -249,11 +274,8 @@ class Rollout:
             "state": self.state,
             "share": self.share,
             "reason": self.reason,
-            "waits_for": [
-                name for name in self._needs if min(self._known[name]) < self.row.requests
-            ]
-            if self.state in RUNNING
-            else [],
+            "waits_for": waits + ["budget"] * bool(burns) if self.state in RUNNING else [],
+            "burns": burns,
             "guards": {
                 name: {
                     "evidence": each.value,
@@ -269,6 +291,8 @@ class Rollout:
         """A rollout that has ended has a reason; evidence above its bound ends one."""
         assert self.state in (*RUNNING, "promoted", "rolled back")
         assert 0 <= self.step < len(self.row.steps) and 0 <= self.share <= 1
+        if self.budget is not None:
+            self.budget.check_integrity()
         for name, each in self.evidence.items():
             each.check_integrity()
             assert self.state not in RUNNING or each.value < self.bound(name)

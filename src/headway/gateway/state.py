@@ -298,7 +298,8 @@ def make_rollout(state: State, row: RolloutRow) -> Rollout:
     def keep(evidence: bytes) -> None:
         state.ledger.write(ledger.KEEP, row.name, row.version, evidence)
 
-    rollout = Rollout(row, parse_slo(row.slo) if row.slo else None, changed, keep)
+    slo = parse_slo(row.slo) if row.slo else None
+    rollout = Rollout(row, slo, changed, keep, state.clock)
     return rollout
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from gateway_world import Gateway, Stub, world
+from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
 from headway.core.slo import parse_slo
 from headway.gateway.arm import is_invalid
@@ -23,6 +24,67 @@ def rollout_of(**fields: Any) -> Rollout:
     """A rollout whose goodput nobody waits for, unless a field says it."""
     row = converted("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
     return Rollout(row, parse_slo(row.slo) if row.slo else None)
+
+
+def with_budget(clock: VirtualClock, **fields: Any) -> Rollout:
+    """One whose budget is a miss in a hundred."""
+    wanted = {**ROW, "steps": [50], "requests": 30, "slo": "ttft=1s", "target": 0.99, **fields}
+    row = converted("test", wanted, RolloutRow)
+    return Rollout(row, parse_slo(row.slo), clock=clock)
+
+
+def minutes_of(rollout: Rollout, clock: VirtualClock, count: int, missed: float) -> None:
+    """So many minutes with ten requests each, of which both arms miss this share."""
+    for _ in range(count):
+        for number in range(10):
+            sample = Sample(error=False, missed=number // 2 < 5 * missed)
+            rollout.add(number % 2 == 1, sample)
+        clock.advance(60.0)
+    rollout.check_integrity()
+
+
+@pytest.mark.parametrize(("missed", "minutes"), [(0.2, 30), (1.0, 30)])
+def test_no_step_ends_while_the_error_budget_burns(missed: float, minutes: int) -> None:
+    """Both arms miss alike, so no guard speaks; it goes on once the last half hour is better."""
+    clock = VirtualClock()
+    rollout = with_budget(clock)
+    minutes_of(rollout, clock, minutes, missed)
+    told = rollout.snapshot()
+    assert rollout.state == "canary" and told["waits_for"] == ["budget"]
+    assert told["burns"].startswith(f"{missed:.1%} in 1h and {missed:.1%} in 5m missed")
+    minutes_of(rollout, clock, 4, 0.0)
+    assert rollout.state == "canary"
+    minutes_of(rollout, clock, 30, 0.0)
+    assert rollout.state == "promoted" and rollout.snapshot()["burns"] == ""
+
+
+def test_a_budget_burns_slowly_over_hours() -> None:
+    """A tenth is no 14.4 times one in a hundred, but beyond six times it."""
+    clock = VirtualClock()
+    rollout = with_budget(clock, requests=10_000)
+    minutes_of(rollout, clock, 90, 0.2)
+    minutes_of(rollout, clock, 20, 0.0)
+    assert "in 6h and " in rollout.snapshot()["burns"]
+    minutes_of(rollout, clock, 30, 0.0)
+    assert rollout.snapshot()["burns"] == ""
+
+
+def test_a_budget_goes_on_over_a_restart_and_none_holds_nothing() -> None:
+    clock = VirtualClock()
+    rollout = with_budget(clock)
+    minutes_of(rollout, clock, 30, 0.2)
+    again = with_budget(clock)
+    again.restore(rollout.state, rollout.step, rollout.reason, rollout.kept())
+    assert again.snapshot()["burns"] == rollout.snapshot()["burns"] != ""
+    without = with_budget(clock, target=0)
+    minutes_of(without, clock, 30, 0.2)
+    assert without.state == "promoted"
+
+
+@pytest.mark.parametrize("fields", [{"target": 0.99}, {"target": 1, "slo": "ttft=1s"}])
+def test_a_target_is_of_objectives(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"target must be 0\.5 to below 1"):
+        converted("test", {**ROW, **fields}, RolloutRow)
 
 
 def simulated(rollout: Rollout, control: float, canary: float, seed: int, most: int) -> int:
