@@ -66,8 +66,18 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """None of nothing."""
-    return float(np.percentile(values, share)) if values else None
+    """Straight between neighbours, to the bit as numpy's, which takes 50 µs for a handful of
+    values; None of nothing.
+
+    >>> percentile([4.0, 1.0, 2.0], 75), percentile([], 50)
+    (3.0, None)
+    """
+    if not values:
+        return None
+    values, place = sorted(values), (len(values) - 1) * (share / 100)
+    at = int(place)
+    low, high, part = values[at], values[min(at + 1, len(values) - 1)], place - at
+    return high - (high - low) * (1 - part) if part >= 0.5 else low + (high - low) * part
 
 
 def weights(x: Exchange) -> list[float]:

@@ -22,6 +22,7 @@ from headway.bench.names import also_called, check_words, per_token_with_ttft
 from headway.bench.percentiles import distribution, slope
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
 from headway.bench.search import bounds, search_rate
+from headway.bench.timeline import percentile
 from headway.core.errors import UsageError
 from headway.measure import onepage
 from headway.measure.saved import write
@@ -422,3 +423,10 @@ def test_metrics_are_read_under_any_prefix():
         and found["kv_cache_usage_perc"] == 0.25
     )
     assert found["prompt_tokens_total"] == 1000.0 and "other_total" not in found
+
+
+@given(
+    st.lists(st.floats(0, 1e3), min_size=1, max_size=30), st.sampled_from([0, 12.5, 50, 99, 100])
+)
+def test_a_percentile_of_a_step_is_numpys(values, share):
+    assert percentile(values, share) == float(np.percentile(values, share))

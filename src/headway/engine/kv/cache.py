@@ -141,7 +141,8 @@ class KVCache:
         if not self._is_plain:
             each = [self.still_needed(sequence) for sequence in sequences]
             return [sum([needed[group] for needed in each]) for group in groups]
-        wholes = [(-(-len(s.tokens) // size), s.block_tables) for s in sequences]
+        lacking = [s for s in sequences if s.room < len(s.tokens)]
+        wholes = [(-(-len(s.tokens) // size), s.block_tables) for s in lacking]
         return [sum([max(n - len(tables[g]), 0) for n, tables in wholes]) for g in groups]
 
     def has_room(self, needed: list[int]) -> bool:

@@ -176,7 +176,7 @@ class BlockPool:
         assert held == self.references, "reference counts differ from the block tables"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
-        assert not any(map(held.__getitem__, free)), "a block in use is free"
+        assert not any(map(held.__getitem__, self._free)), "a block in use is free"
         cached = set()
         if self.index is not None:
             self.index.check_integrity(self.references)

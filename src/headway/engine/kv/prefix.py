@@ -120,7 +120,8 @@ class PrefixIndex:
         """Assert that keys and blocks agree and that the free ones wait in the queue."""
         listed = {c.key: b for b, c in enumerate(self.cached) if c is not None}
         assert listed == self.block_of, "keys and blocks differ"
-        assert self.num_tokens == sum(len(c.tokens) for c in self.cached if c is not None)
+        known = [self.cached[block] for block in listed.values()]
+        assert self.num_tokens == sum([len(c.tokens) for c in known if c is not None])
         free = [key for key, block in listed.items() if references[block] == 0]
         self.queue.check_integrity(free)
         for (parent, token), key in self._newest.items():

@@ -342,8 +342,9 @@ class Slo(Fcfs):
 
     def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> Ranked:
         """Who is in time where users who have had more come behind, by steps of half the credit."""
-        step = max(self.credit / 2, 1.0)
-        least = self.users.least
+        if not jobs:
+            return Ranked(end_s=now_s)
+        step, least = max(self.credit / 2, 1.0), self.users.least
         ranks: dict[int, list[tuple[Due, Sequence]]] = {}
         for job in jobs:
             rank = int((self.users.had(job[1]) - least) / step)
