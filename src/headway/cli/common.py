@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from headway.core import embedded
 from headway.core.gguf.header import is_gguf
 from headway.core.memory_plan import gib
-from headway.core.options import EngineOptions, to_arguments
+from headway.core.options import EngineOptions, EvalOptions, to_arguments
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from headway.evals.url import UrlModel
     from headway.frontend.shorten.scorer import Scorer
 
 EMBEDDED = embedded.EMBEDDED
@@ -98,3 +101,16 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
         if field.name in sources:
             value = getattr(options, field.name)
             print(f"{field.name:<22} {value!s:<14} from the {sources[field.name]}")
+
+
+def served_model(url: str, options: EvalOptions, model: str) -> "AbstractContextManager[UrlModel]":
+    """The model at `url` that an evaluation asks; with no name the first that is served."""
+    from headway.evals.url import open_url
+
+    return open_url(
+        url,
+        model=model,
+        api_key=options.api_key,
+        concurrency=options.concurrency,
+        timeout_s=options.timeout,
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.cli import fewer, kv_gate, shortened
-from headway.cli.common import engine_arguments, model_folder
+from headway.cli.common import engine_arguments, model_folder, served_model
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions
 
@@ -181,17 +181,11 @@ class Sources:
         self, what: str | None, model_name: str, engine: EngineOptions | None = None
     ) -> Iterator[tuple["Model", str]]:
         """The model of a URL or a folder, and where it is."""
-        from headway.evals.url import is_url, open_url
+        from headway.evals.url import is_url
 
         options = self._options
         if what is not None and is_url(what):
-            with open_url(
-                what,
-                model=model_name,
-                api_key=options.api_key,
-                concurrency=options.concurrency,
-                timeout_s=options.timeout,
-            ) as served:
+            with served_model(what, options, model_name) as served:
                 yield served, served.url
             return
         from headway.whole_model import FolderModel

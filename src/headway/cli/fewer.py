@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.cli.common import served_model
 from headway.core.errors import UsageError
 from headway.core.options import EvalOptions
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 def evaluate(call: "Call") -> int:
     """Ask, print the table."""
     from headway.evals.fewer import Column, ask, read, table, with_examples
-    from headway.evals.url import is_url, open_url
+    from headway.evals.url import is_url
     from headway.measure.saved import write
 
     options: EvalOptions = call.options[EvalOptions]
@@ -42,13 +43,7 @@ def evaluate(call: "Call") -> int:
         same = f"{sum(column.same)} of {len(column.same)} answers the same"
         print(f"{column.examples} examples: {same}", file=sys.stderr)
 
-    with open_url(
-        url,
-        model=options.model,
-        api_key=options.api_key,
-        concurrency=options.concurrency,
-        timeout_s=options.timeout,
-    ) as model:
+    with served_model(url, options, options.model) as model:
         report = ask(
             model,
             chats,

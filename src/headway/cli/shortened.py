@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.cli.common import served_model
 from headway.core.errors import UsageError
 from headway.core.options import EvalOptions
 
@@ -18,7 +19,7 @@ def evaluate(call: "Call") -> int:
     """Ask, print the table; 5 when the gate is asked for and chance cuts as well."""
     from headway.evals.shortened import SKILLS, Column, ask, table
     from headway.evals.skills.suite import LEVELS
-    from headway.evals.url import is_url, open_url
+    from headway.evals.url import is_url
     from headway.measure.saved import write
 
     options: EvalOptions = call.options[EvalOptions]
@@ -39,13 +40,7 @@ def evaluate(call: "Call") -> int:
         right, asked, _, _ = column.share()
         print(f"keep {column.keep:g}, {column.method}: {right} of {asked} right", file=sys.stderr)
 
-    with open_url(
-        url,
-        model=options.model,
-        api_key=options.api_key,
-        concurrency=options.concurrency,
-        timeout_s=options.timeout,
-    ) as model:
+    with served_model(url, options, options.model) as model:
         report = ask(
             model,
             questions=options.questions,
