@@ -7,12 +7,12 @@ the attainment is searched by the very same search (`bench.search`), on the real
 simulated one, to 3%: where both stop within 10%, as `--find-goodput` does, they may be 20% apart
 though nothing is wrong. Replicas are engines of one server, each of one thread: on a machine with
 fewer cores than replicas, server and load generator want they share them, in the simulation too.
-Calibrated are as many engines as the most of `--replicas`, on a ramp that leaves each alone at
-first and has all of them busy at its end: so it tells what they take from each other besides, by
-caches and memory, which is printed below the table. Without the prefix cache:
-each rate of the search sends the same prompts, which the real server would have computed at the
-rate before. The calibration is kept beside the file of `--json`, and used again where it lies
-there; without one it is forgotten.
+Each number of engines has a calibration of as many, on a ramp that leaves each alone at first and
+has all of them busy at its end: so it tells what they take from each other besides, by caches and
+memory, which is printed below the table. (By a calibration of two engines one was foretold to keep
+19% less than it kept.) Without the prefix cache: each rate of the search sends the same prompts,
+which the real server would have computed at the rate before. The calibrations are kept beside the
+file of `--json`, and used again where they lie there; without one they are forgotten.
 """
 
 import argparse
@@ -42,17 +42,21 @@ def options(table: type, text: str) -> Any:
     return read_options([table], shlex.split(text), {})[0][table]
 
 
-def calibrate(given: argparse.Namespace) -> None:
-    """The most replicas under a ramp from a tenth of the rate to twice as much, and a quarter more
-    for each replica beyond the first."""
-    most = max(replicas_of(given))
+def calibration_of(given: argparse.Namespace, replicas: int) -> str:
+    """The file that tells of as many engines; one that was given tells of all."""
+    return given.calibration or str(given.kept.with_suffix(f".calibration{replicas}.json"))
+
+
+def calibrate(given: argparse.Namespace, replicas: int) -> None:
+    """So many engines under a ramp from a tenth of the rate to twice as much, and a quarter more
+    for each beyond the first."""
     load = options(
         BenchOptions,
         f"--input-len uniform:20-500 --output-len uniform:10-120 --arrivals ramp "
-        f"--ramp-from {given.rate / 10} --rate {given.rate * (7 + most) / 4} --seed 991 "
-        f"--duration {given.calibrate_seconds} --calibrate {given.calibration}",
+        f"--ramp-from {given.rate / 10} --rate {given.rate * (7 + replicas) / 4} --seed 991 "
+        f"--duration {given.calibrate_seconds} --calibrate {calibration_of(given, replicas)}",
     )
-    flags = [QUIET, *shlex.split(given.flags), f"--replicas={most}"]
+    flags = [QUIET, *shlex.split(given.flags), f"--replicas={replicas}"]
     with serving(given.folder, *flags) as (url, _):
         asyncio.run(bench_once(url, load, "benchmark", None))
 
@@ -75,9 +79,8 @@ def simulated(
     given: argparse.Namespace, load: BenchOptions, replicas: int, case: int
 ) -> list[GoodputPoint]:
     """The same search in simulation, in one of the machine's drawn cases."""
-    told = SimulateOptions(
-        calibration=given.calibration, replicas=replicas, served_slo=[given.slo], runs=1
-    )
+    path = calibration_of(given, replicas)
+    told = SimulateOptions(calibration=path, replicas=replicas, served_slo=[given.slo], runs=1)
     engine: EngineOptions = options(EngineOptions, given.flags)
 
     async def at_rate(rate: float) -> GoodputPoint:
@@ -101,7 +104,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--precision", type=float, default=1.03)
     parser.add_argument("--calibrate-seconds", type=float, default=30.0)
-    parser.add_argument("--calibration", help="one that is there, or where it is to be")
+    parser.add_argument("--calibration", help="one for all, there or to be made")
     parser.add_argument(
         "--load", default="--input-len lognormal:150,0.5 --output-len lognormal:80,0.4"
     )
@@ -111,8 +114,7 @@ def main() -> None:
     parser.add_argument("--from", dest="source", type=Path, help="real rates of an earlier run")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
-        kept = given.json.with_suffix(".calibration.json") if given.json else None
-        given.calibration = given.calibration or str(kept or Path(scratch) / "calibration.json")
+        given.kept = given.json or Path(scratch) / "plan_check.json"
         compare(given)
 
 
@@ -120,10 +122,10 @@ def compare(given: argparse.Namespace) -> None:
     """Real rates, then simulated ones, and their table."""
     base = f"--rate {given.rate} --duration {given.seconds} --slo {given.slo} --seed 5 "
     load = replace(options(BenchOptions, base + given.load), find_goodput=False)
-    if not Path(given.calibration).exists():
-        calibrate(given)
     found: list[dict[str, Any]] = []
     for replicas in replicas_of(given):
+        if not Path(calibration_of(given, replicas)).exists():
+            calibrate(given, replicas)
         found.append({"replicas": replicas, "real": measured(given, load, replicas)})
         write_json(given.json, found)
     if given.real_only:
@@ -145,7 +147,7 @@ def compare(given: argparse.Namespace) -> None:
         )
     write_json(given.json, found)
     print(markdown(["servers", "real, requests/s", "simulated", "interval", "off"], rows))
-    told = SimulateOptions(calibration=given.calibration)
+    told = SimulateOptions(calibration=calibration_of(given, max(replicas_of(given))))
     front = machinery(model_folder(given.folder), told, options(EngineOptions, given.flags)).front
     print(f"\nAn engine in a step makes the others' steps {front.beside:.0%} longer, cores aside.")
 

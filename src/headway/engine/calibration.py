@@ -89,7 +89,7 @@ def verify_guesses(engine: Engine, names: "count[int]", budget_s: float) -> None
     engine.flush()
     engine.step()
     widest = [r for r in rows if cost.seconds(Work(r, r, r, r)) < WIDEST_SHARE * budget_s]
-    learning, engine.cost = engine.cost, deepcopy(engine.cost)
+    learning, engine.recorder.cost = engine.recorder.cost, deepcopy(engine.recorder.cost)
     for number, num_rows in enumerate([max(widest, default=1), *rows * ROUNDS]):
         need_s = cost.seconds(Work(num_rows, num_rows, num_rows, num_rows))
         known = sum([sequence.num_known for sequence in engine.scheduler.running])
@@ -97,7 +97,7 @@ def verify_guesses(engine: Engine, names: "count[int]", budget_s: float) -> None
             rehearsal.num_guesses = num_rows - 1
             engine.step()
         if not number:
-            engine.cost = learning
+            engine.recorder.cost = learning
     engine.abort(name)
     while engine.has_work:
         engine.step()

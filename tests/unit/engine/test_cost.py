@@ -2,7 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import count, pairwise
 from math import exp, inf
 from typing import NamedTuple
 
@@ -17,7 +17,13 @@ from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine import messages
-from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
+from headway.engine.calibration import (
+    calibrate,
+    calibrate_guesses,
+    pace_alone,
+    run_prompts,
+    verify_guesses,
+)
 from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of
 from headway.engine.engine import Engine
 from headway.engine.knots import rising
@@ -370,6 +376,36 @@ def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
     assert isinstance(engine.scheduler.drafts.speculator, Speculation)
     assert not engine.has_work
     engine.check_integrity()
+
+
+class Growing(Machine):
+    """A machine whose buffers grow: a step that is wider than all before takes twice as long."""
+
+    def __init__(self, *given: object, **named: object) -> None:
+        self.widest = [1]
+
+    def seconds(self, work: Work) -> float:
+        grows = work.num_tokens > max(self.widest)
+        self.widest.append(work.num_tokens)
+        return super().seconds(work) * (2 if grows else 1)
+
+
+def test_the_first_of_the_widest_steps_is_not_learned_from():
+    machine = Growing(weights_s=0.008)
+    engine, _ = timed_engine(machine=machine)
+    engine.scheduler.drafts.speculator = Speculation(
+        SpeculationConfig(sources=("lookup",)), engine.cost
+    )
+    with engine.kv.unlisted():
+        run_prompts(engine, count(9000), 1, 1, 4)
+        taught, done = engine.cost.num_observed, len(machine.widest)
+        verify_guesses(engine, count(9100), 2.0)
+    assert max(machine.widest) >= 8 and engine.recorder.cost is engine.cost
+    assert engine.cost.num_observed - taught == len(machine.widest) - done - 1
+    for rows in range(2, 9):
+        work = Work(rows, rows, rows, rows)
+        wanted_s = Machine.seconds(machine, work)
+        assert engine.cost.seconds(work) == pytest.approx(wanted_s, rel=0.1), rows
 
 
 def test_a_slow_machine_is_calibrated_no_longer():
