@@ -1,58 +1,26 @@
 """The cost model of a step: what it learns, what it never does, what its answers agree with."""
 
 import random
-from dataclasses import dataclass, field
-from itertools import count, pairwise
+from itertools import pairwise
 from math import exp, inf
-from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fakes import FakeExecutor, make_settings
 from headway.core.clock import VirtualClock
-from headway.core.plan import Description, StepPlan
+from headway.core.plan import Description
 from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine import messages
-from headway.engine.calibration import (
-    calibrate,
-    calibrate_guesses,
-    pace_alone,
-    run_prompts,
-    verify_guesses,
-)
+from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
 from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of
 from headway.engine.engine import Engine
 from headway.engine.knots import rising
 from headway.engine.speculation import Speculation
 from telemetry_cases import Ready, ceilings, llama, step, telemetry
-
-
-class Machine(NamedTuple):
-    """A made-up machine: until the weights are read, further tokens cost nothing."""
-
-    host_s: float = 0.001
-    weights_s: float = 0.04
-    token_s: float = 0.004
-    head_s: float = 0.008
-    sampled_s: float = 2e-4
-    attended_s: float = 2e-7
-    read_s: float = 3e-6
-
-    def seconds(self, work: Work) -> float:
-        head_s = self.head_s if work.num_sampled else 0.0
-        return (
-            self.host_s
-            + max(self.weights_s, work.num_tokens * self.token_s)
-            + head_s
-            + work.num_sampled * self.sampled_s
-            + work.attended_tokens * self.attended_s
-            + work.kv_tokens_read * self.read_s
-        )
-
+from timed import Machine, timed_engine
 
 MACHINES = st.builds(
     Machine,
@@ -247,44 +215,6 @@ def test_the_prior_is_the_roofline_of_the_machine():
 # ── in the engine ───────────────────────────────────────────────────────────────────────────
 
 
-@dataclass
-class Timed(FakeExecutor):
-    """The fake on a made-up machine: a step moves the virtual clock by what it takes there."""
-
-    clock: VirtualClock = field(default_factory=VirtualClock)
-    machine: Machine = Machine()
-    new_s: float = 0.0
-    """Of each sequence that comes, whatever it computes."""
-
-    def submit(self, plan: StepPlan) -> None:
-        rows = [(row.start, len(row.token_ids)) for row in plan.scheduled]
-        work = Work(
-            sum(n for _, n in rows),
-            sum(row.sample for row in plan.scheduled),
-            sum(start + i + 1 for start, n in rows for i in range(n)),
-            sum(start + n for start, n in rows),
-        )
-        if rows:
-            self.clock.advance(self.machine.seconds(work) + self.new_s * len(plan.new))
-        super().submit(plan)
-
-    def describe(self) -> Description:
-        return Description(device="fake")
-
-
-def timed_engine(max_num_seqs=8, budget=128, **more) -> tuple[Engine, Timed]:
-    given_settings = make_settings(
-        max_model_len=600,
-        max_num_seqs=max_num_seqs,
-        budget=budget,
-        block_size=16,
-        num_blocks=(400,),
-    )
-    executor = Timed(16, (400,), 50, **more)
-    engine = Engine(executor, given_settings, vocab_size=50, eos_token_ids=(), clock=executor.clock)
-    return engine, executor
-
-
 def run_load(engine: Engine, count: int = 20) -> list:
     """Requests of mixed lengths, arriving while others run; the records of all their steps."""
     draw, records = random.Random(6), []
@@ -349,63 +279,6 @@ def test_calibration_is_bounded_and_helps_the_first_user():
         work = engine.cost.beside(NOTHING, 0, size)
         took_s = executor.machine.seconds(work)
         assert engine.cost.seconds(work) == pytest.approx(took_s, rel=0.15)
-
-
-class Stepped(Machine):
-    """A machine whose kernels take 5, 6 and 7 rows as long as 8."""
-
-    def seconds(self, work: Work) -> float:
-        rows = 8 if 5 <= work.num_tokens < 8 else work.num_tokens
-        return super().seconds(work._replace(num_tokens=rows))
-
-
-def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
-    """Its fifth row takes as long as four more: on a line from 4 to 8 it would seem to take one."""
-    machine = Stepped(weights_s=0.008)
-    engine, executor = timed_engine(machine=machine)
-    engine.scheduler.drafts.speculator = Speculation(
-        SpeculationConfig(sources=("lookup",)), engine.cost
-    )
-    calibrate(engine, budget_s=2.0)
-    begun_s = executor.clock.now_s()
-    calibrate_guesses(engine, budget_s=2.0)
-    assert executor.clock.now_s() - begun_s < 1.5
-    for rows in range(1, 9):
-        work = Work(rows, rows, rows, rows)
-        assert engine.cost.seconds(work) == pytest.approx(machine.seconds(work), rel=0.06), rows
-    assert isinstance(engine.scheduler.drafts.speculator, Speculation)
-    assert not engine.has_work
-    engine.check_integrity()
-
-
-class Growing(Machine):
-    """A machine whose buffers grow: a step that is wider than all before takes twice as long."""
-
-    def __init__(self, *given: object, **named: object) -> None:
-        self.widest = [1]
-
-    def seconds(self, work: Work) -> float:
-        grows = work.num_tokens > max(self.widest)
-        self.widest.append(work.num_tokens)
-        return super().seconds(work) * (2 if grows else 1)
-
-
-def test_the_first_of_the_widest_steps_is_not_learned_from():
-    machine = Growing(weights_s=0.008)
-    engine, _ = timed_engine(machine=machine)
-    engine.scheduler.drafts.speculator = Speculation(
-        SpeculationConfig(sources=("lookup",)), engine.cost
-    )
-    with engine.kv.unlisted():
-        run_prompts(engine, count(9000), 1, 1, 4)
-        taught, done = engine.cost.num_observed, len(machine.widest)
-        verify_guesses(engine, count(9100), 2.0)
-    assert max(machine.widest) >= 8 and engine.recorder.cost is engine.cost
-    assert engine.cost.num_observed - taught == len(machine.widest) - done - 1
-    for rows in range(2, 9):
-        work = Work(rows, rows, rows, rows)
-        wanted_s = Machine.seconds(machine, work)
-        assert engine.cost.seconds(work) == pytest.approx(wanted_s, rel=0.1), rows
 
 
 def test_a_slow_machine_is_calibrated_no_longer():
