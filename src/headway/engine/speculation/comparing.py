@@ -14,7 +14,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.acceptance import BEGINS, Acceptance
+from headway.engine.speculation.acceptance import BEGINS, Acceptance, Own
 from headway.engine.speculation.asking import Asking
 from headway.engine.speculation.candidates import (
     NO_CANDIDATE,
@@ -31,9 +31,11 @@ from headway.engine.speculation.paths import find_rival
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.rests import Rests
 from headway.engine.speculation.shadow import Shadow
-from headway.engine.speculation.sources import Forced, make_sources
+from headway.engine.speculation.sources import Forced, FromItself, make_sources
 from headway.engine.speculation.trials import Trials
 
+MADE_UP = 2
+"""At rest, guesses that a sequence is asked for of tokens that are known by now."""
 ASKED_AT_REST = 8
 """Of many sequences: where the traffic changes it does for most of them."""
 DEAR = 0.5
@@ -90,6 +92,8 @@ class Comparing:
                 if not (shadow.looks() or is_resting):
                     state.all_looked = False
                     continue
+                if is_resting and isinstance(source, FromItself):
+                    self._make_up(sequence, source, shadow, own)
                 guess = source.guess(sequence, most)
                 shadow.settle(tokens, acceptance, own)
                 if guess.token_ids:
@@ -98,6 +102,21 @@ class Comparing:
                         beside = BEGINS + beside
                     shadow.remember(tokens, guess, beside)
                     said.append(Said(guess, source.name, beside))
+
+    def _make_up(self, sequence: Sequence, source: FromItself, shadow: Shadow, own: Own) -> None:
+        """Score what `source` would have guessed since it was asked last: of traffic that has
+        changed the first look tells, not the one behind it."""
+        tokens, most, acceptance = sequence.tokens, self.config.max_drafts, self.acceptance
+        for _ in range(MADE_UP):
+            shadow.settle(tokens, acceptance, own)
+            at = max(shadow.next_at(len(tokens), most), sequence.num_prompt + 1)
+            if at >= len(tokens):
+                return
+            guess = source.would_have_guessed(sequence, most, at)
+            if not guess.token_ids:
+                return
+            begins = guess.match > at - sequence.num_prompt
+            shadow.remember(tokens[:at], guess, BEGINS if begins else "")
 
     def _candidates(
         self,

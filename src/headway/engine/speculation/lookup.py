@@ -63,13 +63,13 @@ class Lookup:
         self._latest = array("i", bytes(4 * size))
         self._previous = array("i")
 
-    def take_in(self, most: int = INTAKE) -> None:
-        """Index up to `most` of the tokens that are known and have one behind them."""
+    def take_in(self, most: int = INTAKE, known: int = 0) -> None:
+        """Index up to `most` of the first `known` tokens, 0: of all, that have one behind them."""
         tokens = self._tokens
         if len(tokens) > len(self._pairs):
             self._clear(2 * len(self._pairs))
         begin = len(self._previous)
-        end = min(len(tokens) - 1, begin + most)
+        end = min((known or len(tokens)) - 1, begin + most)
         pairs, latest, previous = self._pairs, self._latest, self._previous
         mask = len(pairs) - 1
         before = tokens[begin - 1] if begin else -1
@@ -79,8 +79,11 @@ class Lookup:
             pairs[slot] = latest[token & mask] = place
             before = token
 
-    def guess(self, most: int) -> Guess:
+    def guess(self, most: int, at: int = 0) -> Guess:
         """Up to `most` tokens that may come next; takes in what was appended since the last call.
+
+        Given `at`, it is what it would have said when so many tokens were known; it has not heard
+        of later ones yet.
 
         Where the source ends at the sequence's own end, the guess goes on with itself: behind
         `a b a b` it is `a b a b a b …`.
@@ -90,9 +93,9 @@ class Lookup:
         >>> Lookup([4, 7, 7]).guess(3)
         Guess(token_ids=[7, 7, 7], match=1)
         """
-        self.take_in()
         tokens = self._tokens
-        known = len(tokens)
+        known = max(at, len(self._previous) + 1) if at else len(tokens)
+        self.take_in(known=known)
         if known < 2 or most < 1:
             return Guess([], 0)
         if not self._goes_on(known):
@@ -100,7 +103,7 @@ class Lookup:
         self._seen, source = known, self._source
         if not self._match:
             return Guess([], 0)
-        found = tokens[source : source + most]
+        found = tokens[source : min(source + most, known)]
         if len(found) < most:
             found = (found * (most // len(found) + 1))[:most]
         return Guess(found, min(self._match, COUNTED))
@@ -121,7 +124,7 @@ class Lookup:
         """Find the longest match of the last tokens; the latest of equals. One that is longer than
         the best so far has one token more in common: who has not is passed over."""
         tokens, mask = self._tokens, len(self._pairs) - 1
-        token, before = tokens[-1], tokens[-2]
+        token, before = tokens[known - 1], tokens[known - 2]
         best, source = 0, 0
         place = self._pairs[(before * MIXER + token) & mask]
         for _ in range(CANDIDATES):

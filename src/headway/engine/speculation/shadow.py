@@ -55,6 +55,11 @@ class Shadow:
         if not self._guess.token_ids and len(tokens) >= self._start:
             self._guess, self._start, self._beside = guess, len(tokens), beside
 
+    def next_at(self, known: int, most: int) -> int:
+        """Behind how many of `known` tokens the next guess of `most` is made so late that these
+        decide it."""
+        return max(self._start, known - most)
+
     def close(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """The sequence is over: what came so far is all that decides."""
         self.settle(tokens, acceptance, own)

@@ -43,6 +43,13 @@ class FromItself:
             lookup = self._by_id[sequence.sequence_id] = Lookup(sequence.tokens)
         return lookup.guess(most)
 
+    def would_have_guessed(self, sequence: Sequence, most: int, at: int) -> Guess:
+        """What it would have said when `at` tokens were known; it has not heard of later ones."""
+        lookup = self._by_id.get(sequence.sequence_id)
+        if lookup is None:
+            lookup = self._by_id[sequence.sequence_id] = Lookup(sequence.tokens)
+        return lookup.guess(most, at)
+
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         pass
 
