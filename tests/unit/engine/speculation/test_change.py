@@ -1,4 +1,4 @@
-"""A change of traffic while guesses rest: the first look tells of what came since the one before."""
+"""Traffic that changes while guesses rest: a look tells of what came since the one before."""
 
 import random
 from math import inf
