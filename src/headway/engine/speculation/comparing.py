@@ -115,7 +115,7 @@ class Comparing:
             guess = source.would_have_guessed(sequence, most, at)
             if not guess.token_ids:
                 return
-            begins = guess.match > at - sequence.num_prompt
+            begins = isinstance(guess.match, int) and guess.match > at - sequence.num_prompt
             shadow.remember(tokens[:at], guess, BEGINS if begins else "")
 
     def _candidates(
