@@ -84,14 +84,17 @@ class Traffic:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_copies_are_found_within_twenty_steps(seed: int):
-    """Behind answers that repeat nothing, all streams begin to copy at once, where guesses gain."""
+    """Behind answers that repeat nothing, all streams begin to copy at once, where guesses gain.
+
+    The first look tells of them: were it the one behind it, half as much would be guessed at most.
+    """
     traffic = Traffic(seed)
     for _ in range(40 + seed):
         traffic.step(copies=False)
     assert traffic.speculation.rests.is_resting
     traffic.end([sequence for sequence, _ in traffic.running])
     guessed = [traffic.step(copies=True) for _ in range(30)]
-    assert sum(guessed[:20]) > STREAMS, guessed
+    assert sum(guessed[:20]) > 10 * STREAMS, guessed
     assert sum(guessed[20:]) > sum(guessed[:10])
 
 
