@@ -197,8 +197,8 @@ def speculators_of(
     return found
 
 
-def main() -> None:
-    """Measure and print the table."""
+def given_options() -> argparse.Namespace:
+    """What is measured, from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path, help="drafting model, for draft and auto")
@@ -214,7 +214,12 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
     parser.add_argument("--row-costs", type=float, help="no clock: a row's share of a step")
     parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
-    chosen = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and print the table."""
+    chosen = given_options()
     use_instruction_set(chosen.instruction_set)
 
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
