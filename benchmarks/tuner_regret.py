@@ -1,20 +1,25 @@
 """The tuner's regret: what its choice is short of the best of a whole grid of settings.
 
-    python benchmarks/tuner_regret.py headway-tiny --simulated         three minutes, no server
+    python benchmarks/tuner_regret.py headway-tiny --simulated         five minutes, no server
+    python benchmarks/tuner_regret.py headway-tiny --simulated --contradict policy
     python benchmarks/tuner_regret.py headway-tiny --file regret.json  50 minutes, in pieces
+    python benchmarks/tuner_regret.py headway-tiny --file regret.json --replay
 
-Three workloads, 16 settings of rows, tokens a step and policy. `headway tune`'s own search chooses
-among them in simulation, its own confirmation runs the best three and the default on real servers,
-seven runs in all. Then every setting runs on a real server, the same arrivals for all of a round,
-which nobody was chosen by, the order turned from round to round. Each run is kept in `--file` as it
-ends: the script goes on where it stopped, so that a grid fits several quiet hours. Rates are
-`--load` times what the default keeps in simulation, and the objective for a token is what a step of
-a quarter of the rows takes, so that settings differ on any machine.
+Three workloads, 16 settings of rows, tokens a step and policy. `headway tune`'s own search ranks
+them in simulation, its own rule takes three finalists, its own confirmation runs them and the
+default on real servers, seven runs in all. Then every setting runs on a real server, the same
+arrivals for all of a round, which nobody was chosen by, the order turned from round to round. Each
+run is kept in `--file` as it ends: the script goes on where it stopped, so that a grid fits several
+quiet hours. Rates are `--load` times what the default keeps in simulation, and the objective for a
+token is what a step of a quarter of the rows takes, so that settings differ on any machine.
 
 Regret is 1 - goodput of the choice / goodput of the best, with the 95% of a paired bootstrap
-between the two; the best of 16 is best by luck too, so it is an upper bound. `--simulated` does the
-same on a machine by formula (20 ms a step, 3 ms a token, 10% by chance): the exhaustive grid is
-simulated with arrivals and moments of the machine that the search did not have.
+between the two; the best of 16 is best by luck too, so it is an upper bound. `--replay` takes the
+tuner's seven runs from the grid of the file, from each of its rounds on: what it would choose, with
+no server. `--simulated` does all of it on a machine by formula (20 ms a step, 3 ms a token, 10% by
+chance): the tuner's runs and the grid are simulated with arrivals and moments of the machine that
+the search did not have. With `--contradict policy` the search is wrong about it: the
+machine serves `fcfs` as the search has `slo`, and the other way round; of rows most as fewest.
 """
 
 import argparse
@@ -22,7 +27,8 @@ import asyncio
 import shlex
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -30,11 +36,12 @@ import msgspec
 import numpy as np
 
 from common import markdown, serving
-from headway.advise.simulate.run import Plan, once, plan
-from headway.advise.tune.confirm import MOST_RUNS, Block, Confirmation, paired_gain, summed
+from headway.advise.simulate.run import NOWHERE, Plan, once, plan
+from headway.advise.tune.confirm import MOST_RUNS, Block, Confirmation, fill, paired_gain, summed
+from headway.advise.tune.finalists import Finalists, turned
 from headway.advise.tune.outcome import choose
 from headway.advise.tune.search import Search
-from headway.advise.tune.space import Changes, Knob, ordered, said
+from headway.advise.tune.space import KNOBS, Changes, Knob, ordered, said
 from headway.assemble import plan_settings
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import hastened
@@ -62,6 +69,8 @@ the tuner's own."""
 TTFT_STEPS = 60
 """The objective of a first token: so many of a token's."""
 SEARCH_STEPS, KEPT = 9, 0.9
+HEAD = ["workload", "spread", "default/s", "best/s", "chosen/s", "regret"]
+SIMULATED_HEAD = [*HEAD, "of the search alone"]
 
 
 class Landscape(msgspec.Struct, kw_only=True):
@@ -72,7 +81,9 @@ class Landscape(msgspec.Struct, kw_only=True):
     chosen: Changes = ()
     why: str = ""
     finalists: list[Changes] = []
-    """The default and the best of the search, for real runs."""
+    """What the tuner ran for real, the default first."""
+    taken: list[str] = []
+    """Why it ran each."""
     blocks: list[Block] = []
 
     def block(self, changes: Changes, number: int) -> Block | None:
@@ -88,10 +99,8 @@ def options(table: type, text: str):
 
 def knobs() -> list[Knob]:
     """The tuner's, with the values of the grid."""
-    return [
-        Knob(name=name, now=lambda s: None, values=lambda s, values=values: list(values))
-        for name, values in GRID.items()
-    ]
+    own = {row.name: row for row in KNOBS}
+    return [replace(own[name], values=lambda s, v=values: list(v)) for name, values in GRID.items()]
 
 
 def grid(settings: Settings) -> list[Changes]:
@@ -200,51 +209,23 @@ def search_of(given: argparse.Namespace, text: str, seed: int) -> Search:
     )
 
 
-def landscape(given: argparse.Namespace, name: str) -> Landscape:
-    """A workload and what the search says of it."""
-    text = load_of(given, WORKLOADS[name])
-    points = search_of(given, text, given.seed).run(knobs(), 96, given.seed)
-    chosen, why = choose(points, [], "goodput")
-    best = [p.changes for p in points if p.changes][: given.trials]
-    return Landscape(name=name, load=text, chosen=chosen, why=why, finalists=[(), *best])
+def tune(given: argparse.Namespace, found: Landscape, runs: Confirmation) -> Changes:
+    """Searched, and confirmed by these runs; what the search alone would choose."""
+    search = search_of(given, found.load, given.seed)
+    points = search.run(knobs(), 96, given.seed)
+    finalists = Finalists(search=search, knobs=knobs())
+    runs.after = finalists.after
+    confirmed = runs.run([(), *finalists.choose(points, given.trials)])
+    found.finalists = [each.changes for each in confirmed]
+    found.taken = [finalists.taken.get(changes, "") for changes in found.finalists]
+    found.chosen, found.why = choose(points, confirmed, "goodput")
+    return choose(points, [], "goodput")[0]
 
 
-def simulated(given: argparse.Namespace) -> list[list[str]]:
-    """The search's choice beside the whole grid, on arrivals and moments it did not have."""
-    rows = []
-    for name in given.workload:
-        found = landscape(given, name)
-        held_out = search_of(given, found.load, given.seed + HELD_OUT)
-        points = {
-            changes: held_out.point(changes, given.conversations, 3)
-            for changes in grid(held_out.plan.machinery.settings)
-        }
-        top = max(points.values(), key=lambda point: point.goodput)
-        worst = min(points.values(), key=lambda point: point.goodput)
-        own = points[found.chosen].goodput
-        rows.append(
-            [
-                name,
-                f"{1 - worst.goodput / top.goodput:.0%}",
-                f"{points[()].goodput:.3f}",
-                f"{top.goodput:.3f} ({top.name})",
-                f"{own:.3f} ({said(found.chosen)})",
-                f"{1 - own / top.goodput:.1%}",
-            ]
-        )
-        print(markdown(HEAD, rows[-1:]), flush=True)
-    return rows
-
-
-HEAD = ["workload", "spread", "default/s", "best/s", "chosen/s", "regret"]
-
-
-# ── real servers ────────────────────────────────────────────────────────────────────────────
-
-
-def confirmation(given: argparse.Namespace, found: Landscape) -> Confirmation:
+def confirmation(kind: type, given: argparse.Namespace, found: Landscape, **more) -> Confirmation:
+    """The tuner's runs of this kind, one less than it may start: a calibration is one too."""
     load = options(BenchOptions, found.load)
-    return Confirmation(
+    return kind(
         folder=model_folder(given.folder),
         engine=engine_of(given),
         load=load,
@@ -254,29 +235,114 @@ def confirmation(given: argparse.Namespace, found: Landscape) -> Confirmation:
         until_s=float("inf"),
         flags=(f"--slo={load.slo[0]}", "--no-log-requests"),
         watch=lambda text: print(f"{found.name}: {text}", flush=True),
-        blocks=[b for b in found.blocks if b.round >= CONFIRMED],
+        **more,
     )
 
 
-def confirm(given: argparse.Namespace, found: Landscape, save) -> None:
-    """The tuner's own real runs: the default and the finalists in turns, and what wins."""
-    runs = confirmation(given, found)
-    turns = [(number, changes) for number in range(MOST_RUNS) for changes in found.finalists]
-    for number, changes in turns[: MOST_RUNS - 1]:
-        if found.block(changes, CONFIRMED + number) is None:
-            block = runs.block(changes, CONFIRMED + number)
-            runs.blocks.append(block)
-            found.blocks.append(block)
-            save()
-    search = search_of(given, found.load, given.seed)
-    points = [search.point(changes, 150, 1) for changes in found.finalists]
-    found.chosen, found.why = choose(points, runs.results(found.finalists), "goodput")
-    save()
+# ── a machine by formula ────────────────────────────────────────────────────────────────────
 
 
-def exhaust(given: argparse.Namespace, found: Landscape, save) -> None:
+@dataclass(slots=True, kw_only=True)
+class Simulated(Confirmation):
+    """Runs that are simulated, on a machine that may contradict the search in one option."""
+
+    search: Search
+    contradict: str
+
+    def block(self, changes: Changes, number: int) -> Block:
+        bench = self.traffic(NOWHERE, number)
+        wanted = self.search.planned(mirrored(self.search, changes, self.contradict), bench)
+        _, world = once(wanted, HELD_OUT + number, 1.0, "benchmark")
+        made = Block(changes=changes, round=number)
+        fill(made, bench, world.exchanges, self.slo)
+        return made
+
+
+def mirrored(search: Search, changes: Changes, name: str) -> Changes:
+    """A setting with one option on the other side: the most rows for the fewest."""
+    if not name:
+        return changes
+    ladder = [*GRID[name], None]
+    value = ladder[-1 - ladder.index(dict(changes).get(name))]
+    return turned(changes, name, value, search.plan.machinery.settings)
+
+
+def simulated(given: argparse.Namespace) -> list[list[str]]:
+    """The tuner's choice beside the whole grid, on arrivals and moments its search did not have."""
+    rows, wrong = [], given.contradict
+    for name in given.workload:
+        found = Landscape(name=name, load=load_of(given, WORKLOADS[name]))
+        held_out = search_of(given, found.load, given.seed + HELD_OUT)
+        runs = confirmation(Simulated, given, found, search=held_out, contradict=wrong)
+        runs.block_s = given.conversations / 2 / runs.load.rate
+        alone = tune(given, found, runs)
+        goodput = {}
+        for changes in grid(held_out.plan.machinery.settings):
+            served = mirrored(held_out, changes, wrong)
+            goodput[changes] = held_out.point(served, given.conversations, 3).goodput
+        tell(found)
+        rows.append([name, *compared(goodput, found.chosen, alone)])
+        print(markdown(SIMULATED_HEAD, rows[-1:]), flush=True)
+    return rows
+
+
+def compared(goodput: dict[Changes, float], chosen: Changes, alone: Changes) -> list[str]:
+    """A row of the simulated table, without its workload."""
+    top = max(goodput, key=lambda changes: goodput[changes])
+    best, own = goodput[top], goodput[chosen]
+    return [
+        f"{1 - min(goodput.values()) / best:.0%}",
+        f"{goodput[()]:.3f}",
+        f"{best:.3f} ({said(top)})",
+        f"{own:.3f} ({said(chosen)})",
+        f"{1 - own / best:.1%}",
+        f"{1 - goodput[alone] / best:.1%}",
+    ]
+
+
+def tell(found: Landscape) -> None:
+    """What ran for real, and why."""
+    for changes, why in zip(found.finalists[1:], found.taken[1:]):
+        print(f"{found.name}: {said(changes)}: {why}")
+    print(f"{found.name}: {found.why}", flush=True)
+
+
+# ── real servers ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept(Confirmation):
+    """Real runs that are in the file as they end, and are not made again."""
+
+    found: Landscape
+    save: Callable[[], None]
+
+    def block(self, changes: Changes, number: int) -> Block:
+        made = self.found.block(changes, CONFIRMED + number)
+        if made is None:
+            made = Confirmation.block(self, changes, CONFIRMED + number)
+            self.found.blocks.append(made)
+            self.save()
+        return made
+
+
+@dataclass(slots=True, kw_only=True)
+class Replayed(Confirmation):
+    """The tuner's runs taken from the grid, from one of its rounds on."""
+
+    found: Landscape
+    first: int
+    rounds: int
+
+    def block(self, changes: Changes, number: int) -> Block:
+        made = self.found.block(changes, (self.first + number) % self.rounds)
+        assert made is not None, f"the file has no run of {said(changes)}"
+        return msgspec.structs.replace(made, round=number)
+
+
+def exhaust(given: argparse.Namespace, found: Landscape, save: Callable[[], None]) -> None:
     """Every setting of the grid, round by round."""
-    runs = confirmation(given, found)
+    runs = confirmation(Confirmation, given, found)
     settings = grid(search_of(given, found.load, given.seed).plan.machinery.settings)
     for number in range(given.rounds):
         shift = number * len(settings) // given.rounds
@@ -310,27 +376,47 @@ def regret(given: argparse.Namespace, found: Landscape) -> list[str]:
 
 def real(given: argparse.Namespace) -> list[list[str]]:
     """All workloads; what is in the file is not run again."""
-    found: dict[str, Landscape] = {}
-    if given.file.exists():
-        found = msgspec.json.decode(given.file.read_bytes(), type=dict[str, Landscape])
+    kept = read(given.file) if given.file.exists() else {}
 
     def save() -> None:
-        given.file.write_bytes(msgspec.json.encode(found))
+        given.file.write_bytes(msgspec.json.encode(kept))
 
     for name in given.workload:
-        if name not in found:
-            found[name] = landscape(given, name)
+        if name not in kept:
+            kept[name] = Landscape(name=name, load=load_of(given, WORKLOADS[name]))
             save()
-        confirm(given, found[name], save)
-        exhaust(given, found[name], save)
-        print(f"{name}: {found[name].why}", flush=True)
-    return [regret(given, found[name]) for name in given.workload]
+        found = kept[name]
+        tune(given, found, confirmation(Kept, given, found, found=found, save=save))
+        save()
+        exhaust(given, found, save)
+        tell(found)
+    return [regret(given, kept[name]) for name in given.workload]
+
+
+def replay(given: argparse.Namespace) -> list[list[str]]:
+    """The workloads that the file has, with the tuner's runs from each round of the grid on."""
+    rows = []
+    for name, found in read(given.file).items():
+        rounds = 1 + max(block.round for block in found.blocks if block.round < CONFIRMED)
+        for first in range(rounds if name in given.workload else 0):
+            more = {"found": found, "first": first, "rounds": rounds}
+            tune(given, found, confirmation(Replayed, given, found, **more))
+            tell(found)
+            rows.append([f"{name}, from round {first + 1} on", *regret(given, found)[1:]])
+    return rows
+
+
+def read(path: Path) -> dict[str, Landscape]:
+    """The workloads of a file, by name."""
+    return msgspec.json.decode(path.read_bytes(), type=dict[str, Landscape])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", default="headway-tiny")
     parser.add_argument("--simulated", action="store_true", help="no server, a machine by formula")
+    parser.add_argument("--contradict", default="", choices=tuple(GRID), help="with --simulated")
+    parser.add_argument("--replay", action="store_true", help="no server, the runs of --file")
     parser.add_argument("--file", type=Path, default=Path("regret.json"))
     parser.add_argument("--calibration", help="default: beside --file")
     parser.add_argument("--flags", default=f"--threads 1 --max-num-seqs {ROWS} --no-log-requests")
@@ -351,10 +437,10 @@ def main() -> None:
         if given.simulated:
             given.calibration = str(Path(scratch) / "formula.json")
             by_formula(given, Path(given.calibration))
-        elif not Path(given.calibration).exists():
+        elif not (given.replay or Path(given.calibration).exists()):
             measure(given)
-        rows = simulated(given) if given.simulated else real(given)
-    print(markdown(HEAD, rows))
+        rows = (simulated if given.simulated else replay if given.replay else real)(given)
+    print(markdown(SIMULATED_HEAD if given.simulated else HEAD, rows))
     print(f"{(time.monotonic() - began_s) / 60:.1f} minutes")
 
 

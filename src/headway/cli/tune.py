@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from headway.cli.main import Call
 
 QUIET_S = 2.0
+SHOWN = 12
+"""Rows of the table at most, beside those that ran for real."""
 
 
 def tune(call: "Call") -> int:
@@ -79,10 +81,12 @@ def show(found: "Tuned") -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 160)
     real = {each.changes: each for each in found.confirmed}
-    table = Table(title=f"finalists, {found.label}", title_justify="left")
+    table = Table(title=f"last rung and finalists, {found.label}", title_justify="left")
     for name in ("setting", "goodput", "in SLO", "TTFT p50", "TPOT p50", "real", "gain", "95%"):
         table.add_column(name, justify="left" if name == "setting" else "right")
-    for point in found.points[:12]:
+    for number, point in enumerate(found.points):
+        if number >= SHOWN and point.changes not in real:
+            continue
         row = [escape(point.name), f"{point.goodput:.2f}/s", percent(point.in_slo)]
         row += [duration(point.ttft_s), duration(point.tpot_s)]
         one = real.get(point.changes)

@@ -13,11 +13,20 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from headway.advise.tune import confirm, run
-from headway.advise.tune.confirm import Block, Confirmation, Confirmed, fill, paired_gain, summed
+from headway.advise.tune.confirm import (
+    Block,
+    Confirmation,
+    Confirmed,
+    evening,
+    fill,
+    paired_gain,
+    summed,
+)
+from headway.advise.tune.finalists import Finalists
 from headway.advise.tune.outcome import choose
 from headway.advise.tune.run import MOST_RUNS, Tuning
 from headway.advise.tune.search import Point
-from headway.advise.tune.space import Changes
+from headway.advise.tune.space import Changes, chosen
 from headway.bench.run import prepare
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import BenchOptions, EngineOptions, TuneOptions
@@ -25,6 +34,7 @@ from headway.core.options.field import Seconds
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
 from headway.measure.started import DiedError
+from tuned_world import landscape
 
 SLO = ["ttft=500ms,tpot=50ms"]
 LOAD = BenchOptions(rate=8, num_requests=100, input_len="200", output_len="20", slo=SLO, seed=2)
@@ -151,6 +161,23 @@ def test_a_setting_is_summed_over_its_blocks():
     assert nothing.goodput == 0 and nothing.ttft_s is None
 
 
+def test_a_round_counts_as_a_mean_one():
+    """The default meets 20 and 40, A 40 and 60: 60 and 100 where 80 is the mean. B meets 50 in the
+    second round alone, which is 40 in a mean one: more than the default, less than A."""
+    met = {((), 0): 20, (A, 0): 40, ((), 1): 40, (A, 1): 60, (B, 1): 50}
+    made = scripted(0)
+    for (changes, number), count in met.items():
+        made.blocks.append(block([True] * count + [False] * (100 - count), changes, number))
+    assert evening(made.blocks) == {0: 80 / 60, 1: 80 / 100}
+    assert [each.evened for each in made.results([B])] == [4.0]
+    found = {each.changes: each.evened for each in made.results([(), A, B])}
+    assert found[()] == pytest.approx((20 * 80 / 60 + 40 * 0.8) / 20)
+    assert found[()] < found[B] < found[A]
+    dead = Block(changes=A, round=2, died="It ended with status 3.")
+    assert evening([*made.blocks, dead]) == evening(made.blocks), "a run that died is no round"
+    assert evening([]) == {} and evening([block([False] * 9)]) == {0: 1.0}
+
+
 # ── whose turn it is ────────────────────────────────────────────────────────────────────────
 
 
@@ -219,6 +246,26 @@ def test_the_least_promising_leaves_when_not_all_can_come_again():
     assert Counter(one.changes for one in made.blocks) == {(): 2, A: 2, B: 2, C: 1}
 
 
+def test_what_the_first_round_makes_runs_in_the_place_of_the_least_promising():
+    """Seven runs: of four in the first round the default, the best and the new one are left."""
+    told: list[dict[Changes, float]] = []
+    made = scripted(7, {(): 0.3, A: 0.7, B: 0.6, C: 0.2, INT8: 0.9})
+    made.after = lambda scores: told.append(scores) or INT8
+    found = made.run(FOUR)
+    assert told == [{(): 3.0, A: 7.0, B: 6.0, C: 2.0}]
+    assert Counter(one.changes for one in made.blocks) == {(): 2, A: 2, B: 1, C: 1, INT8: 1}
+    assert [each.changes for each in found] == [*FOUR, INT8]
+    assert choose([point(())], found, "goodput")[0] == INT8
+
+
+def test_who_died_in_the_first_round_says_nothing_of_the_second():
+    told: list[dict[Changes, float]] = []
+    made = scripted(7, dying={B: 0})
+    made.after = lambda scores: told.append(scores)
+    made.run(FOUR)
+    assert [*told[0]] == [(), A, C]
+
+
 def test_when_time_is_over_what_there_is_is_judged():
     """The clock stands at the end: nothing begins, and nothing is claimed."""
     made = scripted(8, until_s=time.monotonic() + 0.5)
@@ -274,7 +321,7 @@ def point(changes: Changes, goodput: float = 10.0) -> Point:
 def real(changes: Changes, gain: float = 0.0, low: float = 0.0, **more) -> Confirmed:
     fields = {"ttft_s": 0.2, "tpot_s": 0.03, "tokens_per_s": 100.0} | more
     return Confirmed(
-        changes=changes, runs=2, goodput=10 * (1 + gain), in_slo=0.9, gain=gain,
+        changes=changes, runs=2, goodput=10, evened=10 * (1 + gain), in_slo=0.9, gain=gain,
         gain_interval=(low, 2 * gain - low), **fields,
     )  # fmt: skip
 
@@ -332,6 +379,16 @@ def test_without_a_real_run_the_words_say_so():
 # ── the gate ────────────────────────────────────────────────────────────────────────────────
 
 
+def passed(tuning: Tuning, points: list[Point], path: Path) -> list[Changes]:
+    """Its finalists, where nothing but the ranking tells them apart."""
+    made = Finalists(
+        search=landscape({}),
+        knobs=chosen([], gate=True),
+        passes=lambda changes: tuning.may_answer(changes, path),
+    )
+    return made.choose(points, 3)
+
+
 def gated(monkeypatch, verdicts: dict[Changes, int], base: int = 0) -> tuple[Tuning, list[tuple]]:
     """A tuning whose evaluations end with these statuses, and what was asked of them."""
     asked: list[tuple] = []
@@ -360,7 +417,7 @@ def test_what_answers_otherwise_is_evaluated_once_and_what_fails_is_passed_over(
     """int4 is surely worse; int8 passes; another policy answers as the default does."""
     tuning, asked = gated(monkeypatch, {INT4: run.GATE_FAILED, INT8: 0})
     points = [point(INT4), point(INT8), point(A), point(()), point(B), point(C)]
-    assert tuning.passed(points, tmp_path) == [INT8, A, B]
+    assert passed(tuning, points, tmp_path) == [INT8, A, B]
     assert tuning.gated == {
         "quantization=int4": "surely worse: refused", "quantization=int8": "passed",
     }  # fmt: skip
@@ -371,7 +428,7 @@ def test_what_answers_otherwise_is_evaluated_once_and_what_fails_is_passed_over(
 
 def test_an_evaluation_that_breaks_refuses_too(monkeypatch, tmp_path: Path):
     tuning, _ = gated(monkeypatch, {INT8: 1})
-    assert tuning.passed([point(INT8), point(())], tmp_path) == []
+    assert passed(tuning, [point(INT8), point(())], tmp_path) == []
     assert tuning.gated == {"quantization=int8": "not evaluated (status 1): refused"}
     broken, _ = gated(monkeypatch, {INT8: 0}, base=2)
     another = tmp_path / "another"

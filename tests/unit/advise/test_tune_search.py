@@ -1,14 +1,12 @@
 """The tuner's search on landscapes that are known: planted optima, ties, and what it costs.
 
-`Landscape` answers what a setting scores by a formula, in no time; the rungs, the ranking and the
-leaving out of changes are the tuner's own.
+`Landscape` (tuned_world.py) answers what a setting scores by a formula, in no time; the rungs, the
+ranking and the leaving out of changes are the tuner's own.
 """
 
-import math
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -28,46 +26,9 @@ from headway.core.errors import UsageError
 from headway.core.options import BenchOptions, EngineOptions
 from headway.core.options.simulate import SimulateOptions
 from simulated_house import measured_here
+from tuned_world import SETTINGS, Landscape, landscape, point, worth_of
 
-SETTINGS = make_settings(
-    num_blocks=(1251,), block_size=16, max_num_seqs=64, budget=512, max_model_len=2048, policy="slo"
-)
 FREE = [knob.name for knob in KNOBS if not knob.changes_tokens]
-
-
-@dataclass(slots=True)
-class Landscape(Search):
-    """Points by formula: `worth` of each (option, value) is multiplied; 10/s is the default."""
-
-    worth: dict[tuple[str, Any], float] = field(default_factory=dict)
-    impossible: frozenset[tuple[str, Any]] = frozenset()
-    asked: list[tuple[Changes, int, int]] = field(default_factory=list)
-
-    def machine(self, changes: Changes):
-        hit = self.impossible & set(changes)
-        if hit:
-            self.refused[str(sorted(hit))] = "planted"
-        return None if hit else SimpleNamespace(settings=SETTINGS, label="planted")
-
-    def point(self, changes: Changes, conversations: int, cases: int) -> Point:
-        self.asked.append((changes, conversations, cases))
-        self.num_simulated += 1
-        good = 10 * math.prod(self.worth.get(each, 1.0) for each in changes)
-        return point(changes, good)
-
-
-def landscape(worth: dict[tuple[str, Any], float], **more: Any) -> Landscape:
-    known = SimpleNamespace(machinery=SimpleNamespace(settings=SETTINGS))
-    return Landscape(
-        folder=Path(), engine=EngineOptions(), calibration=None, plan=known, worth=worth, **more
-    )
-
-
-def point(changes: Changes, goodput: float, **more: float) -> Point:
-    fields = {"in_slo": 0.9, "ttft_s": 0.2, "tpot_s": 0.03, "tokens_per_s": 100.0} | more
-    return Point(changes=changes, goodput=goodput, **fields)
-
-
 VALUES = {row.name: row.values(SETTINGS) for row in KNOBS}
 
 
@@ -133,7 +94,7 @@ def test_the_best_is_never_worse_than_the_default_and_never_carries_ballast(data
     assert best.goodput >= 0.99 * max(goodputs.values())
     for change in best.changes:
         rest = tuple(each for each in best.changes if each != change)
-        without = 10 * math.prod(made.worth[each] for each in rest)
+        without = worth_of(rest, made.worth)
         assert without < best.goodput * (1 - searching.SAME / 2)
 
 

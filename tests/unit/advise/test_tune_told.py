@@ -282,6 +282,20 @@ def test_without_a_calibration_the_default_is_measured_under_a_ramp(monkeypatch,
     assert asked[-1][1].arrivals != "ramp"
 
 
+def test_it_says_why_each_setting_ran_for_real(capsys):
+    """Also of one that the table would leave out: the fourteenth of the ranking."""
+    many = [point((("aging", n),), 20.0 - n) for n in range(12)]
+    why = "the default, policy turned: -18.0% in simulation"
+    found = tuned(points=[*many, point((), 8.0), point(B, 7.0)],
+                  confirmed=[real(()), real(B, 0.2, taken=why)])  # fmt: skip
+    verb.show(found)
+    told = capsys.readouterr().out
+    assert f"real run, policy=fcfs: {why}" in told and "real run, default" not in told
+    (row,) = (line for line in told.splitlines() if "policy=fcfs" in line and "7.00/s" in line)
+    assert "+20.0%" in row
+    assert json.loads(as_json(found))["confirmed"][1]["taken"] == why
+
+
 def test_progress_is_told_now_and_then_and_a_real_run_always(capsys):
     watch = verb.progress()
     for number in range(50):

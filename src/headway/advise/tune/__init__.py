@@ -2,7 +2,8 @@
 
 space.py      what may be changed, and to what
 search.py     successive halving over simulated settings, the same arrivals for all
-confirm.py    the best and the default on real servers, in turns; paired bootstrap
+finalists.py  who runs for real: the best, and where the simulation may be wrong
+confirm.py    the finalists and the default on real servers, in turns; paired bootstrap
 outcome.py    what came of it, as JSON and YAML
 page.py       the curve of TTFT against TPOT, and where the choice lies
 """

@@ -61,6 +61,10 @@ class Confirmed(msgspec.Struct, kw_only=True):
     gain: float = 0.0
     gain_interval: tuple[float, float] = (0.0, 0.0)
     died: str = ""
+    taken: str = ""
+    """Why it was run."""
+    evened: float = 0.0
+    """`goodput` in a mean round, also of a setting that was in some of the rounds alone."""
 
     @property
     def name(self) -> str:
@@ -82,37 +86,51 @@ class Confirmation:
     flags: tuple[str, ...] = ()
     """More flags of the server: what it is told of classes."""
     watch: Callable[[str], None] = lambda text: None
+    after: Callable[[dict[Changes, float]], Changes | None] = lambda scores: None
+    """One more setting, by the goodput of each in the first round; None: there is none."""
     blocks: list[Block] = field(default_factory=list)
 
     def run(self, settings: list[Changes]) -> list[Confirmed]:
-        """Rounds until runs or time end; after the first the least promising one leaves where not
-        all can come again."""
-        left, number = list(settings), 0
+        """Rounds until runs or time end. After the first the least promising leaves where not all
+        can come again, or where another setting comes in its place."""
+        asked, left, number = list(settings), list(settings), 0
         while left and self.runs_left > 0:
+            if number == 1:
+                left = self.with_another(left)
+                asked += [changes for changes in left if changes not in asked]
             if number and len(left) > self.runs_left:
-                left = self.without_last(left)
+                left = self.best(left, self.runs_left)
             if number and len(left) < 2:  # the default alone shows nothing more
                 break
             shift = number % len(left)
             for changes in left[shift:] + left[:shift]:
                 if self.runs_left <= 0 or not self.has_time():
-                    return self.results(settings)
+                    return self.results(asked)
                 self.blocks.append(self.block(changes, number))
                 self.runs_left -= 1
                 if self.blocks[-1].died and changes in left:
                     left = [each for each in left if each != changes]
             number += 1
-        return self.results(settings)
+        return self.results(asked)
 
     def has_time(self) -> bool:
         """Whether another block of at least a few seconds ends in time."""
         return time.monotonic() + LEAST_BLOCK_S < self.until_s
 
-    def without_last(self, left: list[Changes]) -> list[Changes]:
-        """All but those with the least goodput so far; the default stays."""
-        found = {c.changes: c.goodput for c in self.results(left)}
+    def with_another(self, left: list[Changes]) -> list[Changes]:
+        """Those of the first round, or in the place of the least promising what it makes worth a
+        try; only where it runs beside the default and the best."""
+        room = min(self.runs_left, len(left))
+        if room < 3:
+            return left
+        another = self.after({each.changes: each.goodput for each in self.results(left)})
+        return left if another is None else [*self.best(left, room - 1), another]
+
+    def best(self, left: list[Changes], count: int) -> list[Changes]:
+        """So many of them: the default and those with the most goodput so far."""
+        found = {each.changes: each.evened for each in self.results(left)}
         order = sorted(left[1:], key=lambda changes: -found[changes])
-        return [left[0], *order[: max(self.runs_left - 1, 0)]]
+        return [left[0], *order[: max(count - 1, 0)]]
 
     def block(self, changes: Changes, number: int) -> Block:
         """One run of one setting."""
@@ -145,10 +163,14 @@ class Confirmation:
     def results(self, settings: list[Changes]) -> list[Confirmed]:
         """What each came to, and its gain over the default in the rounds that both have."""
         default = {b.round: b for b in self.blocks if b.changes == settings[0] and not b.died}
+        factors = evening(self.blocks)
         found = []
         for changes in settings:
             mine = [b for b in self.blocks if b.changes == changes]
             one = summed(changes, mine)
+            good = [b for b in mine if not b.died]
+            met = sum(sum(b.met) * factors[b.round] for b in good)
+            one.evened = met / (sum(b.span_s for b in good) or 1.0)
             pairs = [(default[b.round], b) for b in mine if b.round in default and not b.died]
             if pairs and changes != settings[0]:
                 one.gain, one.gain_interval = paired_gain(pairs)
@@ -166,6 +188,23 @@ def fill(block: Block, bench: Bench, exchanges: list[Exchange], slo: Slo | None)
         block.ttft_s.append(None if times is None else times.ttft_s)
         block.tpot_s.append(None if times is None else times.tpot_s)
         block.num_tokens += x.num_output if times is not None else 0
+
+
+def evening(blocks: list[Block]) -> dict[int, float]:
+    """Round → what makes its goodput that of a mean round, by the settings that ran in all of them.
+
+    In two rounds the default meets 20 and 40 requests, another 40 and 60: 60 and 100, 80 in the
+    mean. A third that meets 50 in the second round alone is counted 50 * 80 / 100 = 40.
+    """
+    met: dict[Changes, dict[int, int]] = {}
+    for block in blocks:
+        if not block.died:
+            met.setdefault(block.changes, {})[block.round] = sum(block.met)
+    rounds = {number for each in met.values() for number in each}
+    always = [each for each in met.values() if each.keys() == rounds]
+    level = {number: sum(each[number] for each in always) for number in rounds}
+    mean = sum(level.values()) / max(len(level), 1)
+    return {number: mean / level[number] if level[number] else 1.0 for number in rounds}
 
 
 def summed(changes: Changes, blocks: list[Block]) -> Confirmed:

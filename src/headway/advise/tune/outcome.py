@@ -61,7 +61,7 @@ def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tupl
             return (), "Nothing to gain: no other setting ran to its end."
         low, high = best.gain_interval
         return (), (
-            f"Nothing to gain: of {len(points)} finalists the best on the real server, "
+            f"Nothing to gain: of {len(confirmed) - 1} finalists the best on the real server, "
             f"{best.name}, has {best.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) beside the "
             "default."
         )
@@ -69,7 +69,7 @@ def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tupl
     low, high = best.gain_interval
     return best.changes, (
         f"{best.name}: {best.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) on the real server "
-        f"beside the default, in {best.runs} runs each."
+        f"beside the default, in {best.runs} run{'s each' if best.runs > 1 else ''}."
     )
 
 
@@ -86,7 +86,7 @@ def wins(one: Confirmed, base: Confirmed, prefer: str) -> bool:
 def worth(one: Confirmed, prefer: str) -> float:
     """What is preferred, more is better."""
     return {
-        "goodput": one.goodput,
+        "goodput": one.evened,
         "ttft": 1 / (one.ttft_s or 1e9),
         "tpot": 1 / (one.tpot_s or 1e9),
         "throughput": one.tokens_per_s,
@@ -156,6 +156,7 @@ def write_whole(path: str, text: str) -> None:
 def lines_of(found: Tuned) -> list[str]:
     """What the terminal shows beside the tables."""
     lines = [found.why]
+    lines += [f"real run, {each.name}: {each.taken}" for each in found.confirmed if each.taken]
     lines += [f"not tried, {name}: {why}" for name, why in list(found.refused.items())[:5]]
     lines += [f"gate, {name}: {said_}" for name, said_ in found.gated.items()]
     lines += [f"died, {each.name}: {each.died}" for each in found.confirmed if each.died]

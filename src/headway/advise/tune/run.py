@@ -13,8 +13,9 @@ import msgspec
 
 from headway.advise.simulate.run import NOWHERE, plan
 from headway.advise.tune.confirm import MOST_RUNS, Confirmation, Confirmed
+from headway.advise.tune.finalists import Finalists
 from headway.advise.tune.outcome import Tuned, choose
-from headway.advise.tune.search import Point, Search
+from headway.advise.tune.search import Search
 from headway.advise.tune.space import Changes, changes_tokens, chosen, options_of, said
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import prepare
@@ -55,26 +56,20 @@ class Tuning:
         knobs = chosen(self.options.knobs, gate=self.options.gate)
         self.load = checked(self.load)
         with tempfile.TemporaryDirectory(prefix="headway-tune-") as scratch:
-            calibration = self.options.calibration or self.calibrate(Path(scratch) / "here.json")
-            told = SimulateOptions(calibration=calibration, served_slo=self.load.slo)
-            wanted = plan(self.folder, told, self.load, self.engine)
-            search = Search(
-                folder=self.folder,
-                engine=self.engine,
-                calibration=open_calibration(calibration),
-                plan=wanted,
-                prefer=self.options.prefer,
-                watch=self.watch,
-            )
+            search = self.search(Path(scratch))
             points = search.run(knobs, self.options.candidates, self.load.seed)
-            best = self.passed(points, Path(scratch))
-        confirmed = self.confirm(best) if self.options.trials else []
+            finalists = Finalists(
+                search=search, knobs=knobs, passes=lambda each: self.may_answer(each, Path(scratch))
+            )
+            best = finalists.choose(points, max(self.options.trials, 1))
+            confirmed = self.confirm(best, finalists) if self.options.trials else []
+        points = finalists.simulated(points)
         usable = [p for p in points if said(p.changes) not in self.failed]
         setting, why = choose(usable, confirmed, self.options.prefer)
-        settings = wanted.machinery.settings
+        machinery = search.plan.machinery
         return Tuned(
-            model=wanted.machinery.model,
-            label=wanted.machinery.label,
+            model=machinery.model,
+            label=machinery.label,
             prefer=self.options.prefer,
             chosen=setting,
             why=why,
@@ -86,7 +81,20 @@ class Tuning:
             real_runs=MOST_RUNS - self.runs_left,
             seconds=round(time.monotonic() - self.started_s, 1),
             extrapolated=search.extrapolated,
-            defaults={row.name: row.now(settings) for row in knobs},
+            defaults={row.name: row.now(machinery.settings) for row in knobs},
+        )
+
+    def search(self, scratch: Path) -> Search:
+        """Of settings under the load, on a machine that was measured, now if it was not before."""
+        calibration = self.options.calibration or self.calibrate(scratch / "here.json")
+        told = SimulateOptions(calibration=calibration, served_slo=self.load.slo)
+        return Search(
+            folder=self.folder,
+            engine=self.engine,
+            calibration=open_calibration(calibration),
+            plan=plan(self.folder, told, self.load, self.engine),
+            prefer=self.options.prefer,
+            watch=self.watch,
         )
 
     @property
@@ -127,21 +135,12 @@ class Tuning:
         left_s = self.until_s - time.monotonic()
         return max(min(self.options.block, left_s / runs - START_S), 2.0)
 
-    def passed(self, points: list[Point], scratch: Path) -> list[Changes]:
-        """The best settings beside the default that may answer as they do."""
-        found: list[Changes] = []
-        for point in points:
-            if len(found) >= max(self.options.trials, 1):
-                break
-            if point.changes and self.may_answer(point.changes, scratch):
-                found.append(point.changes)
-        return found
-
     def may_answer(self, changes: Changes, scratch: Path) -> bool:
         """Whether the gate lets the answers of this setting pass, where they are others."""
-        if not changes_tokens(changes):
-            return True
-        base, name = scratch / "base.json", said(changes)
+        name = said(changes)
+        if not changes_tokens(changes) or name in self.gated:
+            return name not in self.failed
+        base = scratch / "base.json"
         questions = f"--questions={self.options.questions}"
         if not base.exists():
             self.watch("the default is evaluated for the gate")
@@ -158,8 +157,8 @@ class Tuning:
         )
         return status == 0
 
-    def confirm(self, best: list[Changes]) -> list[Confirmed]:
-        """The default and the best on real servers, in turns."""
+    def confirm(self, best: list[Changes], finalists: Finalists) -> list[Confirmed]:
+        """The default and the finalists on real servers, in turns."""
         slos = parse_classes(self.load.slo)
         confirmation = Confirmation(
             folder=self.folder,
@@ -171,8 +170,11 @@ class Tuning:
             until_s=self.until_s,
             flags=self.flags,
             watch=self.watch,
+            after=finalists.after,
         )
         found = confirmation.run([(), *best])
+        for each in found:
+            each.taken = finalists.taken.get(each.changes, "")
         self.runs_left = confirmation.runs_left
         return found
 

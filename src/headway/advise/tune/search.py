@@ -112,7 +112,7 @@ class Search:
             rest = tuple(each for each in best.changes if each != change)
             if self.machine(rest) is None:
                 continue
-            point = self.point(rest, RUNGS[-1][0], FINAL_CASES)
+            point = self.final(rest)
             if self.score(point) >= self.score(best) * (1 - SAME * (self.score(best) > 0)):
                 best = point
         return best
@@ -136,18 +136,14 @@ class Search:
             "throughput": point.tokens_per_s,
         }[self.prefer]
 
+    def final(self, changes: Changes) -> Point:
+        """One setting as in the last rung."""
+        return self.point(changes, RUNGS[-1][0], FINAL_CASES)
+
     def point(self, changes: Changes, conversations: int, cases: int) -> Point:
         """One setting on the first so many conversations."""
-        machinery = self.machine(changes)
-        assert machinery is not None, "a setting that cannot be is not simulated"
-        bench = shortened(self.plan.bench, conversations)
-        served = replace(
-            self.plan.served,
-            settings=machinery.settings,
-            description=machinery.description,
-            belief=machinery.belief,
-        )
-        plan = replace(self.plan, bench=bench, machinery=machinery, served=served)
+        plan = self.planned(changes, shortened(self.plan.bench, conversations))
+        machinery = plan.machinery
         runs = [
             once(plan, seed, scale, "tune")
             for seed, scale in machinery.cases(cases, self.plan.seed)[:cases]
@@ -156,6 +152,18 @@ class Search:
         if not changes:
             self.extrapolated = runs[0][1].replicas[0].truth.reach.share
         return point_of(changes, [report for report, _ in runs], machinery.label)
+
+    def planned(self, changes: Changes, bench: Bench) -> Plan:
+        """One setting under this traffic."""
+        machinery = self.machine(changes)
+        assert machinery is not None, "a setting that cannot be is not simulated"
+        served = replace(
+            self.plan.served,
+            settings=machinery.settings,
+            description=machinery.description,
+            belief=machinery.belief,
+        )
+        return replace(self.plan, bench=bench, machinery=machinery, served=served)
 
     def machine(self, changes: Changes) -> Machinery | None:
         """The machine with these settings; None where they cannot be, as `refused` then says."""

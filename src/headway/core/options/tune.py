@@ -20,7 +20,8 @@ class TuneOptions:
     )
     trials: int = option(
         3,
-        "The best so many are run on the real server, in turns with the default; 0: none.",
+        "So many settings are run on the real server, in turns with the default: the best, and "
+        "those that tell most where the simulation may be wrong; 0: none.",
         low=0,
         high=3,
         common=True,

@@ -1,0 +1,197 @@
+"""Which settings run for real: the best, and those that show where the simulation is wrong.
+
+The first finalist is the best of the simulated ranking. Each further one is the first with one
+option turned: what it changes goes back to the default's value, another option to that of its other
+values that simulates best. Names (a policy) are turned before numbers, since a number near the best
+tells little; then what changes the simulation most, since there a mistake costs most; what changes
+it by less than 2% is not turned. Where no option is left the next of the ranking follow. The first
+round of real runs adds one: the best of the round, with each value replaced that lost by 2% in a
+pair of settings that differ in it alone. Where that is nothing new and the best is the first with a
+number turned, the number goes on to the end of its direction; else the next option is turned.
+
+The default has 64 rows under `slo`; simulated are 8 rows at 50/s, 8 rows with 128 tokens a step at
+48, 16 rows at 47, 8 rows under `fcfs` at 41. The finalists are 8 rows, 8 rows under `fcfs` (-18%)
+and 8 rows with 128 tokens (-4%); of rows the default tells. In the first round the default has
+23/s, and the three 26, 34 and 28: both turns beat the first. So 8 rows with 128 tokens under `fcfs`
+run in the second round, beside the default and the best of the first.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Any
+
+from headway.advise.tune.outcome import LEAST_GAIN
+from headway.advise.tune.search import RUNGS, Point, Search
+from headway.advise.tune.space import KNOBS, Changes, Knob, ordered, said
+from headway.core.resolve import Settings
+
+CONVERSATIONS = RUNGS[1][0]
+"""Of the traffic, to see what an option changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One option of the first finalist at another value; None is the default's."""
+
+    name: str
+    value: Any
+    effect: float
+    """What the turn adds to the first's score in simulation, a share of the larger of both."""
+    is_name: bool
+
+    def __str__(self) -> str:
+        return f"{self.name} turned: {self.effect:+.1%} in simulation"
+
+
+@dataclass(slots=True, kw_only=True)
+class Finalists:
+    """The settings that run for real; `taken` has the reason of each."""
+
+    search: Search
+    knobs: list[Knob]
+    passes: Callable[[Changes], bool] = lambda changes: True
+    """Whether the gate lets the answers of a setting pass."""
+    taken: dict[Changes, str] = field(default_factory=dict)
+    first: Changes = ()
+    turns: list[Turn] = field(default_factory=list)
+    """Those of the first that have not run, the most telling before the others."""
+
+    @property
+    def settings(self) -> Settings:
+        """The default's."""
+        return self.search.plan.machinery.settings
+
+    def choose(self, points: list[Point], count: int) -> list[Changes]:
+        """At most so many beside the default, of the ranked points of a search."""
+        ranking = [point.changes for point in points]
+        self.first = next((c for c in ranking if not c or self.passes(c)), ())
+        self.take(self.first, "the best in simulation")
+        if len(self.taken) < count:
+            self.turns = self.doubts()
+        while self.turns and len(self.taken) < count:
+            turn = self.turns.pop(0)
+            made = turned(self.first, turn.name, turn.value, self.settings)
+            self.take(made, f"{said(self.first)}, {turn}")
+        for changes in ranking:
+            if len(self.taken) < count:
+                self.take(changes, "the next in simulation")
+        return list(self.taken)
+
+    def after(self, scores: dict[Changes, float]) -> Changes | None:
+        """One more, by the goodput of each setting in the first round of real runs."""
+        best = max(scores, key=lambda changes: scores[changes])
+        why = f"{said(best)}, the best of the first round"
+        made = best
+        for name, lost, won in losses(scores):
+            if dict(made).get(name) == lost:
+                made = turned(made, name, won, self.settings)
+        if self.take(made, f"{why}, with what won there alone"):
+            return made
+        made = self.onward(best)
+        if self.take(made, f"{why}, further in the same direction"):
+            return made
+        while self.turns:
+            turn = self.turns.pop(0)
+            mine = dict(self.first).get(turn.name)
+            value = turn.value if dict(best).get(turn.name) == mine else mine
+            made = turned(best, turn.name, value, self.settings)
+            if self.take(made, f"{why}, {turn}"):
+                return made
+        return None
+
+    def take(self, changes: Changes, why: str) -> bool:
+        """Whether this one runs now: it is new, is not the default, can be and may be."""
+        if not changes or changes in self.taken or self.search.machine(changes) is None:
+            return False
+        if not self.passes(changes):
+            return False
+        self.taken[changes] = why
+        return True
+
+    def doubts(self) -> list[Turn]:
+        """Each option of the first turned alone, the most telling before the others."""
+        self.search.watch("each option of the best is turned")
+        score = self.score(self.first)
+        found = [turn for row in self.knobs if (turn := self.turn(row, score))]
+        told = [turn for turn in found if abs(turn.effect) >= LEAST_GAIN]
+        return sorted(told, key=lambda turn: (not turn.is_name, -abs(turn.effect)))
+
+    def turn(self, row: Knob, score: float) -> Turn | None:
+        """This option turned, beside the first with its score; None where that makes nothing that
+        can be, or the default, which runs anyway."""
+        values = row.values(self.settings)
+        is_changed = row.name in dict(self.first)
+        scores = []
+        for value in [None] if is_changed else values:
+            made = turned(self.first, row.name, value, self.settings)
+            if made not in ((), self.first) and self.search.machine(made) is not None:
+                scores.append((self.score(made), value))
+        if not scores:
+            return None
+        best, value = max(scores, key=lambda pair: pair[0])
+        return Turn(
+            name=row.name,
+            value=value,
+            effect=(best - score) / (max(best, score) or 1.0),
+            is_name=isinstance(values[0], str),
+        )
+
+    def onward(self, best: Changes) -> Changes:
+        """Where it is the first with one number turned: that number at the end of its direction.
+
+        64 rows lost to 32, and 8 are the fewest that may be tried: 8 rows.
+        """
+        name = apart(self.first, best)
+        row = next((row for row in self.knobs if row.name == name), None)
+        if row is None or isinstance(row.values(self.settings)[0], str):
+            return best
+        now = row.now(self.settings)
+        ladder = sorted({now, *row.values(self.settings)})
+        lost, won = (dict(each).get(name, now) for each in (self.first, best))
+        end = ladder[-1] if won > lost else ladder[0]
+        return turned(best, name, None if end == now else end, self.settings)
+
+    def score(self, changes: Changes) -> float:
+        """What is preferred, of a stretch of the traffic; more is better."""
+        return self.search.score(self.search.point(changes, CONVERSATIONS, 1))
+
+    def simulated(self, points: list[Point]) -> list[Point]:
+        """The points with those of the finalists that are not among them, ranked."""
+        known = {point.changes for point in points}
+        more = [self.search.final(changes) for changes in self.taken if changes not in known]
+        return self.search.ranked([*points, *more])
+
+
+def turned(changes: Changes, name: str, value: Any, settings: Settings) -> Changes:
+    """A setting with one option at another value; None is the default's."""
+    given = {each: its for each, its in changes if each != name}
+    if value is not None:
+        given[name] = value
+    return ordered(list(given.items()), settings)
+
+
+def losses(scores: dict[Changes, float]) -> Iterator[tuple[str, Any, Any]]:
+    """(option, the value that lost, the one that won) of each two settings that differ in one
+    option alone, by 2% at least; the clearest last.
+
+    8 rows have 26/s and 8 rows under `fcfs` 34/s: ("policy", None, "fcfs").
+    """
+    pairs = [sorted(pair, key=lambda c: scores[c]) for pair in combinations(scores, 2)]
+    pairs.sort(key=lambda pair: scores[pair[1]] / max(scores[pair[0]], 1e-9))
+    for lost, won in pairs:
+        name = apart(lost, won)
+        if name and scores[won] > scores[lost] * (1 + LEAST_GAIN):
+            yield name, dict(lost).get(name), dict(won).get(name)
+
+
+def apart(first: Changes, second: Changes) -> str:
+    """The one option in which two settings differ, "" where there are several.
+
+    What does something under one policy alone goes with the policy.
+    """
+    one, other = dict(first), dict(second)
+    rows = [row for row in KNOBS if one.get(row.name) != other.get(row.name)]
+    if "policy" in [row.name for row in rows]:
+        rows = [row for row in rows if not row.policy]
+    return rows[0].name if len(rows) == 1 else ""
