@@ -76,7 +76,7 @@ class Finalists:
         for changes in ranking:
             if len(self.taken) < count:
                 self.take(changes, "the next in simulation")
-        return list(self.taken)
+        return list(self.taken)[:count]
 
     def after(self, scores: dict[Changes, float]) -> Changes | None:
         """One more, by the goodput of each setting in the first round of real runs."""

@@ -61,7 +61,7 @@ class Tuning:
             finalists = Finalists(
                 search=search, knobs=knobs, passes=lambda each: self.may_answer(each, Path(scratch))
             )
-            best = finalists.choose(points, max(self.options.trials, 1))
+            best = finalists.choose(points, self.options.trials)
             confirmed = self.confirm(best, finalists) if self.options.trials else []
         points = finalists.simulated(points)
         usable = [p for p in points if said(p.changes) not in self.failed]
