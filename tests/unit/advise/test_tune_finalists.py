@@ -252,12 +252,16 @@ def test_all_options_of_the_tuner_are_turned():
     assert turns[:3] == [POLICY, "late", "prefix_cache_policy"], "names before numbers"
 
 
-def test_where_none_is_wanted_nothing_is_simulated():
+@pytest.mark.parametrize(
+    ("worth", "asked"), [(EXAMPLE, [(EIGHT,)]), ({each: 0.9 for each in EXAMPLE}, [])]
+)
+def test_where_none_is_wanted_nothing_is_simulated(worth: Worth, asked: list[Changes]):
     """With `--trials 0` the gate alone is asked, about the best."""
-    for worth, asked in ((EXAMPLE, [(EIGHT,)]), ({each: 0.9 for each in EXAMPLE}, [])):
-        search, gated = landscape(worth), list[Changes]()
-        points = search.run(knobs(), 96, 0)
-        search.asked.clear()
-        made = Finalists(search=search, knobs=knobs(), passes=lambda c: gated.append(c) or True)
-        assert made.choose(points, 0) == [] and search.asked == []
-        assert list(dict.fromkeys(gated)) == asked
+    search, gated = landscape(worth), dict[Changes, bool]()
+    points = search.run(knobs(), 96, 0)
+    search.asked.clear()
+    made = Finalists(
+        search=search, knobs=knobs(), passes=lambda changes: gated.setdefault(changes, True)
+    )
+    assert made.choose(points, 0) == [] and search.asked == []
+    assert list(gated) == asked
