@@ -164,7 +164,7 @@ def test_a_loss_is_of_two_percent_in_one_option():
 # ── what comes of it ────────────────────────────────────────────────────────────────────────
 
 FACTOR = st.floats(0.5, 1.6)
-RUNS = hypothesis_settings(max_examples=60, deadline=None)
+RUNS = hypothesis_settings(max_examples=30, deadline=None)
 
 
 @st.composite
