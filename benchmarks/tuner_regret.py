@@ -222,9 +222,9 @@ def tune(given: argparse.Namespace, found: Landscape, runs: Confirmation) -> Cha
     return choose(points, [], "goodput")[0]
 
 
-def confirmation(kind: type, given: argparse.Namespace, found: Landscape, **more) -> Confirmation:
+def confirmation(kind: type, given: argparse.Namespace, one: Landscape, **more) -> Confirmation:
     """The tuner's runs of this kind, one less than it may start: a calibration is one too."""
-    load = options(BenchOptions, found.load)
+    load = options(BenchOptions, one.load)
     return kind(
         folder=model_folder(given.folder),
         engine=engine_of(given),
@@ -234,7 +234,7 @@ def confirmation(kind: type, given: argparse.Namespace, found: Landscape, **more
         runs_left=MOST_RUNS - 1,
         until_s=float("inf"),
         flags=(f"--slo={load.slo[0]}", "--no-log-requests"),
-        watch=lambda text: print(f"{found.name}: {text}", flush=True),
+        watch=lambda text: print(f"{one.name}: {text}", flush=True),
         **more,
     )
 

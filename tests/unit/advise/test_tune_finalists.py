@@ -253,7 +253,7 @@ def test_all_options_of_the_tuner_are_turned():
 
 
 @pytest.mark.parametrize(
-    ("worth", "asked"), [(EXAMPLE, [(EIGHT,)]), ({each: 0.9 for each in EXAMPLE}, [])]
+    ("worth", "asked"), [(EXAMPLE, [(EIGHT,)]), (dict.fromkeys(EXAMPLE, 0.9), [])]
 )
 def test_where_none_is_wanted_nothing_is_simulated(worth: Worth, asked: list[Changes]):
     """With `--trials 0` the gate alone is asked, about the best."""
