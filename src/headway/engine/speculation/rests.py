@@ -37,7 +37,7 @@ AT_START = 8
 """The same before any guess has paid, and steps in which guesses are verified that seem to pay
 there, so that it is known what their rows take: 22 steps of 32 chats took 7% longer than without,
 and 16 copies that verified none went on without guesses that gain a twentieth."""
-HOPELESS = 7
+HOPELESS = 15
 """Where no guess could pay, so many steps go by until that is reckoned again."""
 CYCLE, LOOKS = 16, 2
 """After as many steps of guesses that save too little, somebody is asked in 2 of at most 16: in the
@@ -72,6 +72,8 @@ class Rests:
         """Steps since the last looks ended, and how many it is from looks to looks."""
         self._num_hopeless, self._num_rows = 0, 0
         """So many steps rest in which there are so many decodes or more."""
+        self.is_hopeless = False
+        """Whether the step that was asked about last rests since no guess could pay."""
 
     @property
     def is_resting(self) -> bool:
@@ -99,11 +101,12 @@ class Rests:
 
     def next(self, num_decodes: int) -> Look:
         """What the next step does; one without decodes has nothing to look for."""
-        self.look = Look.RESTS
+        self.look, self.is_hopeless = Look.RESTS, False
         if not num_decodes:
             return self.look
         if self._num_hopeless and num_decodes >= self._num_rows:
             self._num_hopeless -= 1
+            self.is_hopeless = True
             return self.look
         self._num_hopeless = 0
         self._num_unpaid += 1
@@ -123,7 +126,7 @@ class Rests:
         share; else the step rests, and a few more as long as there are as many decodes."""
         if most_gained > LEAST_GAIN:
             return True
-        self.look = Look.RESTS
+        self.look, self.is_hopeless = Look.RESTS, True
         self._num_unpaid -= 1
         self._num_hopeless, self._num_rows = HOPELESS, num_decodes
         return False

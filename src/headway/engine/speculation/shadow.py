@@ -62,6 +62,8 @@ class Shadow:
 
     def close(self, tokens: list[int], acceptance: Acceptance, own: Own) -> None:
         """The sequence is over: what came so far is all that decides."""
+        if not self._guess.token_ids:
+            return
         self.settle(tokens, acceptance, own)
         guess, came = self._guess, len(tokens) - self._start
         if guess.token_ids and came > 0:

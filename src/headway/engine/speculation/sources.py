@@ -10,6 +10,9 @@ from headway.engine.speculation.lookahead import Lookahead
 from headway.engine.speculation.lookup import NO_GUESS, Guess, Lookup
 from headway.engine.speculation.suffixes import TAIL, PastAnswers
 
+MOST_ENDED = 16
+"""Answers that wait to be taken in, where nobody asks for guesses."""
+
 
 class Source(Protocol):
     """Guesses what follows a sequence; `name` is as `--speculate` and the metrics have it."""
@@ -64,8 +67,18 @@ class FromPastAnswers:
 
     def __init__(self) -> None:
         self.past = PastAnswers()
+        self._ended: list[tuple[str, list[int], list[int]]] = []
+        """Answers that are not taken in yet: some at once take less than one by one."""
+
+    def take_in(self) -> None:
+        """Take in all that has ended."""
+        ended, self._ended = self._ended, []
+        for answer in ended:
+            self.past.add(*answer)
 
     def guess(self, sequence: Sequence, most: int) -> Guess:
+        if self._ended:
+            self.take_in()
         return self.past.guess(sequence.request.principal.cache_salt, sequence.tokens, most)
 
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
@@ -76,7 +89,9 @@ class FromPastAnswers:
             begin = sequence.num_prompt
             tail = sequence.tokens[max(0, begin - TAIL) : begin]
             salt = sequence.request.principal.cache_salt
-            self.past.add(salt, tail, sequence.tokens[begin:])
+            self._ended.append((salt, tail, sequence.tokens[begin:]))
+            if len(self._ended) >= MOST_ENDED:
+                self.take_in()
 
 
 class Forced:

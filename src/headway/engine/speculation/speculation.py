@@ -68,6 +68,8 @@ class Speculation(Comparing):
         self.drafting_s = self._drafted_s = 0.0
         """What the drafter is to take in this step, and was to take in the one before."""
         self.overrun = Overrun()
+        self._least = 0, 0.0
+        """Of so many decodes, what a guess was worth at most without being taken, lately."""
         self._num_idle = 0
         """Of those that got a token in this step, who was not asked since the one before."""
 
@@ -107,6 +109,7 @@ class Speculation(Comparing):
         if self.rests.is_doubtful or (len(decodes) > FEW and price > LOW):
             reach = Reach(plain, self.cost, self.config.max_drafts)
             least = self._least_taken(reach)
+            self._least = len(decodes), least
             if self._is_hopeless(reach, plain):
                 self.trials.plain(plain)
                 return {}
@@ -206,16 +209,21 @@ class Speculation(Comparing):
         what is behind `start`.
 
         Heads make them at once. A model computes the prompt first: none are made where that takes
-        more than `FIRST_SHARE` of what the model itself takes for it.
+        more than `FIRST_SHARE` of what the model itself takes for it. Nor are any where the next
+        step would not verify them: it rests, or they are worth less than a row takes.
         """
         if self.asking is None or self.asking.failure or sequence.num_generated:
             return 0
-        if self.rests.is_resting or not self.asking.compares or self._waits_long(sequence, start):
+        if self.rests.is_resting or self.rests.is_hopeless or not self.asking.compares:
+            return 0
+        if self._waits_long(sequence, start):
             return 0
         state, begin = self._state(sequence), len(sequence.tokens)
         count = min(self.config.max_proposed, sequence.max_len - begin - 2)
         chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
-        num_decodes = len(self._by_id)
+        num_decodes, (known, least) = len(self._by_id), self._least
+        if not chances or (num_decodes >= known and chances[0] <= least):
+            return 0
         decodes = work_of([begin] * num_decodes, self.cost.windows)
         room = len(chances) * num_decodes
         plain = PlainStep([begin + 1] * num_decodes, decodes, decodes, room)

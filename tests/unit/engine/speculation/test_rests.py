@@ -140,6 +140,23 @@ def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
     assert Look.RESTS in looks(rests, CHOOSE_S, PATIENCE), "choosing seemed free"
 
 
+def test_it_is_known_of_each_step_whether_it_rests_without_hope():
+    """Not of one in which nobody decodes: its prompts are verified alone."""
+    rests = Rests()
+    rests.next(4)
+    assert not rests.is_hopeless and not rests.hopes(0.01, 4) and rests.is_hopeless
+    for _ in range(HOPELESS):
+        assert rests.next(4) is Look.RESTS and rests.is_hopeless
+    rests.next(4)
+    assert not rests.is_hopeless and not rests.hopes(0.01, 4)
+    rests.next(0)
+    assert not rests.is_hopeless
+    rests.next(4)
+    assert rests.is_hopeless
+    rests.next(3)
+    assert not rests.is_hopeless
+
+
 def test_steps_of_prompts_alone_say_nothing_of_what_choosing_takes():
     """Nothing was chosen in them, and that took no time."""
     rests = Rests()

@@ -210,6 +210,29 @@ def test_a_drafter_does_not_guess_behind_a_prompt_of_which_the_model_found_most(
     assert not speculation._waits_long(sequence, 950), "a step before has computed them"
 
 
+def test_nothing_is_guessed_behind_a_prompt_that_the_next_step_would_not_verify():
+    """Beside 32 decodes whose rows take what a token takes; alone it is."""
+    dear = Prior(weights_s=1e-4, token_s=0.01, any_sampled_s=1e-4, sampled_s=0.0)
+    config = SpeculationConfig(sources=("medusa",), draft_share=1e-3, medusa=HEADS)
+    speculation = Speculation(config, StepCost(dear))
+    decodes = [copying_sequence() for _ in range(32)]
+    for number, sequence in enumerate(decodes):
+        sequence.sequence_id = number
+        sequence.take(Sample(number, [1]), 0.0)
+        sequence.computed = len(sequence.tokens) - 1
+    asked = list[int]()
+    choose = speculation.acceptance.chances
+    speculation.acceptance.chances = lambda *given: asked.append(1) or choose(*given)
+    beside = work_of([each.computed for each in decodes], (0,))
+    assert not ask(speculation, decodes, beside, 512, inf) and speculation.rests.is_hopeless
+    newcomer = copying_sequence()
+    assert speculation.first(newcomer, 0) == 0 and not asked, "it is not even reckoned"
+    speculation.looks(0)
+    speculation.cost = speculation.asking.cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
+    speculation._by_id.clear()
+    assert speculation.first(newcomer, 0) == 3
+
+
 def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
     config = SpeculationConfig(sources=("medusa",), draft_share=0.1, medusa=HEADS)
     cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
