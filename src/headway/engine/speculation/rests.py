@@ -26,6 +26,9 @@ token than without, and seemed to take less.)"""
 LEAST_GAIN = 0.03
 """Guesses that take time to make have to raise the rate by this share, and those that take none
 have to be able to: steps that seem 3% better are as often worse."""
+LEAST_HOPE = 0.1
+"""What guesses have to be able to gain where none has paid of late: not all of them will be right,
+and what a row takes is foretold no better."""
 IN_VAIN = 0.003
 """Of the time, what looks may take that bring nothing, as far as a look in each `CYCLE` allows."""
 LATELY, AT_REST = 8, 2
@@ -41,7 +44,8 @@ HOPELESS = 15
 """Where no guess could pay, so many steps go by until that is reckoned again."""
 CYCLE, LOOKS = 16, 2
 """After as many steps of guesses that save too little, somebody is asked in 2 of at most 16: in the
-first of them the drafter guesses, in the second that is verified."""
+first of them the drafter guesses, in the second that is verified. Where the drafter is not asked
+there is no second."""
 
 
 class Look(Enum):
@@ -124,12 +128,19 @@ class Rests:
     def hopes(self, most_gained: float, num_decodes: int) -> bool:
         """Whether somebody is asked where guesses, all of them right, would raise the rate by this
         share; else the step rests, and a few more as long as there are as many decodes."""
-        if most_gained > LEAST_GAIN:
+        has_paid = self._has_paid and not self.is_resting
+        if most_gained > (LEAST_GAIN if has_paid else LEAST_HOPE):
             return True
         self.look, self.is_hopeless = Look.RESTS, True
         self._num_unpaid -= 1
         self._num_hopeless, self._num_rows = HOPELESS, num_decodes
         return False
+
+    def asked(self, drafter: bool) -> None:
+        """Whether the drafter guesses in this step; else the next look, at rest, has nothing to
+        verify."""
+        if self.is_resting and not drafter:
+            self._place = 0
 
     def may_end(self, saved_s: float, step_s: float) -> bool:
         """Whether guesses that save so much of a step are worth a closer look, at rest."""

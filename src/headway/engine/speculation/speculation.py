@@ -40,7 +40,7 @@ from headway.engine.speculation.drafts import Drafts, num_alike, outcomes
 from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
 from headway.engine.speculation.overrun import Overrun
 from headway.engine.speculation.paths import choose_rivals, observe
-from headway.engine.speculation.rests import Look
+from headway.engine.speculation.rests import ONCE_IN, Look
 from headway.engine.speculation.sources import Forced
 from headway.telemetry.records import StepRecord
 
@@ -123,14 +123,25 @@ class Speculation(Comparing):
             state.best, state.num_unpaid = candidate, 0 if count else state.num_unpaid + 1
             if count:
                 found[sequence.sequence_id] = candidate.first(count, more)
-        if self.rests.look is Look.ASKS and self.asking is not None and self.asking.is_able(plain):
+        if self._asks_drafter(plain):
+            assert self.asking is not None
             asked = self._num_asked(self.asking, decodes, states, counts, plain, least)
             self.drafting_s = self.asking.seconds(asked)
             for sequence, count in zip(decodes, asked, strict=True):
                 if count:
                     drafts = found.get(sequence.sequence_id, EMPTY)
                     found[sequence.sequence_id] = drafts._replace(propose=count)
+        self.rests.asked(self.drafting_s > 0)
         return found
+
+    def _asks_drafter(self, plain: PlainStep) -> bool:
+        """Whether it is reckoned what the drafter's guesses are worth: at rest in one look of
+        four, for that takes as long as all others."""
+        if self.asking is None or self.rests.look is not Look.ASKS:
+            return False
+        if self.rests.is_resting and self._num_looks % ONCE_IN:
+            return False
+        return self.asking.is_able(plain)
 
     def _is_hopeless(self, reach: Reach, plain: PlainStep) -> bool:
         """Whether nobody is asked, for no guess could pay; but for trials, and where some did."""

@@ -158,13 +158,14 @@ def test_what_guesses_save_is_held_against_the_step_with_them():
             assert saved_s > 0
 
 
-def test_one_that_copies_among_others_is_asked_in_each_cycle():
+def test_one_that_copies_among_others_is_asked_in_every_other_cycle():
+    """Half of 16 are, in one look of a cycle."""
     traffic = Traffic(MIDDLING, 16)
     traffic.rest()
     del traffic.asked[:]
-    for _ in range(2 * CYCLE):
+    for _ in range(4 * CYCLE):
         traffic.step(copying=1)
-    assert sum(0 in asked for asked in traffic.asked) >= 2
+    assert 2 <= sum(0 in asked for asked in traffic.asked) <= 3
 
 
 def test_what_came_while_nobody_was_asked_is_not_looked_at():

@@ -7,6 +7,8 @@ from headway.engine.speculation.rests import (
     CYCLE,
     HOPELESS,
     IN_VAIN,
+    LEAST_GAIN,
+    LEAST_HOPE,
     LOOKS,
     PATIENCE,
     Look,
@@ -138,6 +140,29 @@ def test_nobody_is_asked_where_guesses_gain_nothing_were_they_all_right():
     assert not rests.hopes(0.01, 4)
     assert rests.next(5) is Look.RESTS and rests.next(3) is Look.ASKS, "there are fewer rows"
     assert Look.RESTS in looks(rests, CHOOSE_S, PATIENCE), "choosing seemed free"
+
+
+def test_where_none_has_paid_of_late_guesses_have_to_be_able_to_gain_more():
+    rests = Rests()
+    looks(rests, 0.0, AT_START + 2)
+    assert rests.is_resting and not rests.hopes(0.9 * LEAST_HOPE, 4)
+    rests = Rests()
+    looks(rests, STEP_S, 3)
+    assert rests.hopes(0.9 * LEAST_HOPE, 4) and not rests.hopes(0.9 * LEAST_GAIN, 4)
+
+
+def test_without_a_drafters_guesses_to_verify_a_cycle_has_one_look():
+    for drafter, most in ((False, 1), (True, 2)):
+        rests, found = Rests(), []
+        looks(rests, 0.0, AT_START + 2)
+        for _ in range(4 * CYCLE):
+            found.append(rests.next(4))
+            if found[-1] is not Look.RESTS:
+                rests.chose(0.0, STEP_S)
+                rests.asked(drafter)
+            rests.took(CHOOSE_S if found[-1] is not Look.RESTS else 0.0)
+        assert found.count(Look.ASKS) in (3, 4, 5)
+        assert found.count(Look.LAST) == (0 if most == 1 else found.count(Look.ASKS))
 
 
 def test_it_is_known_of_each_step_whether_it_rests_without_hope():
