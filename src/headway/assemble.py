@@ -16,7 +16,7 @@ from headway.core.embedded import model_folder
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.kv_layers import narrowing
 from headway.core.logs import set_up_logs
-from headway.core.machine import Accelerator, Machine, probe_machine, processor_name
+from headway.core.machine import Accelerator, Machine, memory, probe_machine, processor_name
 from headway.core.model_files import TOKENIZER_FILE, has_document, read_document
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions, LogOptions, read_options
@@ -319,7 +319,7 @@ def make_executor(
     draft = read_draft(folder, options, spec)
     shared = share_weights(folder, settings, draft, weights)
     is_there = bool(shared) and not shared[0].fills
-    lookup = None if is_there else look_up_weights(folder, settings)
+    lookup = None if is_there else look_up_weights(folder, settings, alone=not shared)
     from headway.runtime.cuda.executor import CudaExecutor
     from headway.runtime.executor import TorchExecutor
     from headway.runtime.memory import keep_freed
@@ -348,7 +348,7 @@ def share_weights(
     if not weights or settings.device != "cpu" or settings.load_format == "dummy":
         return []
     from headway.runtime.native.available import best_instruction_set, compiled_module
-    from headway.runtime.shared_weights import SharedWeights
+    from headway.runtime.shared_weights import SharedWeights, patience_s
     from headway.runtime.weight_key import Key, text_of_drafter
 
     instruction_set, _ = best_instruction_set()
@@ -356,13 +356,18 @@ def share_weights(
     key = Key(folder=folder, settings=settings, instruction_set=instruction_set, kernels=kernels)
     drafter = replace(key, folder=draft[0]).text_of_files() if draft else text_of_drafter(folder)
     texts = key.text_of_files(), drafter
-    found = [SharedWeights(one, text) for one, text in zip(weights, texts, strict=True)]
+    longest_s = patience_s(sum(path.stat().st_size for path in key.files))
+    found = [SharedWeights(one, text, longest_s) for one, text in zip(weights, texts, strict=True)]
     found[0].enter(waits=False)
     return found
 
 
-def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
-    """Begin to look for the packed weights of `folder`, where some are kept; needs no torch."""
+def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> "Lookup | None":
+    """Begin to look for the packed weights of `folder`, where some are kept; needs no torch.
+
+    An engine that is `alone` has them in memory of its own, where the plan leaves so much free;
+    one that shares them copies them from the file.
+    """
     from headway.runtime.native.available import best_instruction_set, compiled_module
     from headway.runtime.weight_cache import Lookup, WeightCache, default_folder
     from headway.runtime.weight_key import Key
@@ -379,7 +384,9 @@ def look_up_weights(folder: Path, settings: Settings) -> "Lookup | None":
         instruction_set=instruction_set,
         kernels=compiled_module(),
     )
-    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key)
+    sizes = zip(settings.cache.num_blocks, settings.cache.block_bytes, strict=True)
+    room_bytes = memory()[1] - sum(count * size for count, size in sizes) if alone else 0
+    return Lookup(WeightCache(cache, settings.weight_cache_bytes), key, room_bytes)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,9 +1,13 @@
 """Engines that share their weights: the second reads and packs nothing, and computes the same."""
 
+import errno
 import os
+import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,12 +17,15 @@ from recipes.tiny.eagle import Eagle
 from recipes.tiny.model import Shape
 from safetensors.torch import load_file, save_file
 
-from drive import engine_for, finish
-from headway.assemble import make_executor
+from drive import KV_BYTES, engine_for, finish
+from headway.assemble import assemble, make_executor, plan_settings
+from headway.core.clock import SystemClock
 from headway.core.embedded import model_folder
+from headway.core.errors import CapacityError
+from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
-from headway.runtime import eagle, loading, medusa
+from headway.runtime import eagle, loading, medusa, shared_weights, sharing
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.shared_weights import filled_bytes, is_sealed, make_shared
@@ -158,6 +165,82 @@ def test_changed_files_are_read(tmp_path, weights, work):
     assert "load_weights" in work
     assert answers(second) == answers(engine_for(folder, **options)) != before
     assert answers(first) == before
+
+
+PACKER = """
+import os, signal, sys
+from headway.runtime.shared_weights import SharedWeights
+shared = SharedWeights(int(sys.argv[1]), "")
+shared.enter()
+shared.reserve([1000])
+shared.keep("a", [memoryview(bytes(1000))])
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.fixture
+def stopped(weights: list[int]) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process that began to fill them, and stands still."""
+    command = [sys.executable, "-c", PACKER, str(weights[0])]
+    engine = subprocess.Popen(command, pass_fds=weights)
+    os.waitid(os.P_PID, engine.pid, os.WSTOPPED | os.WNOWAIT)
+    yield engine
+    engine.kill()
+    engine.wait()
+
+
+def test_beside_one_that_hangs_an_engine_has_its_own(
+    tmp_path, weights, work, stopped, monkeypatch, caplog
+):
+    """Until that one is gone, and the next engine fills what is shared."""
+    monkeypatch.setattr(shared_weights, "STALLED_S", 0.2)
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    options = {"quantization": "int4", "skip_tokenizer_init": True}
+    wanted = answers(engine_for(folder, **options))
+    own = sharing_engine(folder, weights, **options)
+    assert answers(own) == wanted and not is_sealed(weights[0])
+    assert f"process {stopped.pid} has packed nothing" in caplog.text
+    stopped.send_signal(signal.SIGKILL)
+    stopped.wait()
+    first = sharing_engine(folder, weights, **options)
+    assert is_sealed(weights[0]) and answers(first) == answers(own) == wanted
+
+
+def test_without_room_beside_one_that_hangs_nobody_starts(tmp_path, weights, stopped, monkeypatch):
+    monkeypatch.setattr(shared_weights, "STALLED_S", 0.2)
+    monkeypatch.setattr(sharing, "memory", lambda: (10**9, 1000))
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    with pytest.raises(CapacityError, match="hangs, and there is no room beside") as refused:
+        sharing_engine(folder, weights, skip_tokenizer_init=True)
+    assert isinstance(refused.value.__cause__, OSError)
+    assert refused.value.__cause__.errno == errno.ENOMEM
+
+
+def test_what_is_there_is_free_for_the_plan(tmp_path, weights, work, monkeypatch):
+    """With half of the weights' memory free beside the KV's an engine starts where they are there.
+
+    It plans what it would on a machine with so much more memory, and no more than there is in all.
+    """
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    given: dict[str, object] = {"skip_tokenizer_init": True, "device": "cpu", "threads": 1}
+    options, clock = EngineOptions(**given, kv_memory=KV_BYTES), SystemClock()
+    first = assemble(folder, options, clock=clock, weights=weights).engine
+    there, real = filled_bytes(weights), plan_settings(folder, options)[3]
+
+    def have_free(num_bytes: int) -> None:
+        found = replace(real, free_bytes=num_bytes)
+        monkeypatch.setattr("headway.assemble.probe_machine", lambda *_: found)
+
+    have_free(KV_BYTES + there // 2)
+    with pytest.raises(CapacityError, match="left after the weights"):
+        assemble(folder, options, clock=clock)
+    work.clear()
+    second = assemble(folder, options, clock=clock, weights=weights).engine
+    assert work == [] and answers(second) == answers(first)
+    wanted = plan_settings(folder, EngineOptions(**given), there)[:3]
+    have_free(KV_BYTES + there // 2 + there)
+    assert plan_settings(folder, EngineOptions(**given))[:3] == wanted
+    assert plan_settings(folder, options, 2**60)[3].free_bytes == real.total_bytes
 
 
 def drafting(folder: Path, weights: list[int], **options: object) -> tuple[Engine, Proposals]:

@@ -1,8 +1,10 @@
-"""Two engines of a server have the model's weights once, by the system's own books."""
+"""Where weights lie by the system's books: once for two engines, in huge pages for one alone."""
 
+import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +16,16 @@ from live_server import LiveServer, alive, engines, wait_until
 from safetensors.torch import save_file
 from tiny_model import tiny_config, write_json, write_tokenizer
 
+from headway.runtime.memory import gives_huge_pages
+from headway.runtime.native.available import best_instruction_set
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no memfd")
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 1024, 4096, 8, 8, 2
 LEAST_BYTES = LAYERS * 4 * HIDDEN * (2 * HIDDEN + 2 * HIDDEN // 4 + 3 * INTERMEDIATE)
 """Of the packed layers in fp32: 480 MiB, several times what an engine has beside them."""
+LEVELS_BYTES = LEAST_BYTES // 8
+"""Of the same in int4."""
 MAPPED = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \d+ +(.*)$")
 
 
@@ -107,3 +114,59 @@ def test_two_engines_have_them_once(server: LiveServer):
     server.signal(signal.SIGTERM)
     assert server.wait_end() == 0
     assert not any(alive(pid) for pid in (second, third))
+
+
+ALONE = """
+import ctypes, json, sys
+from pathlib import Path
+folder, quantization, has_huge_pages = sys.argv[1:]
+if has_huge_pages != "True":
+    assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
+from headway import LLM, SamplingParams
+llm = LLM(folder, quantization=quantization, threads=1, kv_memory="16MiB", speculate="off")
+asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
+(found,) = llm.generate([[7, 9, 11]], asked, use_tqdm=False)
+print(json.dumps([list(found.outputs[0].token_ids), Path("/proc/self/smaps").read_text()]))
+"""
+
+
+def alone(folder: Path, quantization: str, *, huge: bool = True) -> tuple[list[int], int, int]:
+    """(tokens, bytes in huge pages, of packed weights on disk bytes that are mapped) of a process
+    that has an engine."""
+    arguments = [sys.executable, "-c", ALONE, str(folder), quantization, str(huge)]
+    said = subprocess.run(arguments, stdout=subprocess.PIPE, check=True).stdout
+    tokens, smaps = json.loads(said.splitlines()[-1])
+    in_huge = in_file = 0
+    is_file = False
+    for line in smaps.splitlines():
+        mapped = MAPPED.match(line)
+        if mapped:
+            is_file = mapped[1].endswith(".weights")
+        elif line.startswith("AnonHugePages:"):
+            in_huge += int(line.split()[1]) * 1024
+        elif line.startswith("Rss:") and is_file:
+            in_file += int(line.split()[1]) * 1024
+    return tokens, in_huge, in_file
+
+
+@pytest.mark.parametrize("quantization", ["int4", "int8"])
+def test_one_engine_alone_has_them_in_huge_pages(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quantization: str
+):
+    """From the second start on, which reads what the first packed; where there are none it maps.
+
+    The same tokens each time.
+    """
+    if not best_instruction_set()[0]:
+        pytest.skip(best_instruction_set()[1])
+    if not gives_huge_pages():
+        pytest.skip("the system gives no huge pages")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    packed, _, in_file = alone(folder, quantization)
+    assert in_file == 0
+    read, in_huge, in_file = alone(folder, quantization)
+    least = LEVELS_BYTES * (2 if quantization == "int8" else 1)
+    assert in_huge > 0.8 * least and in_file < 0.1 * least
+    mapped, in_huge, in_file = alone(folder, quantization, huge=False)
+    assert in_huge == 0 and in_file >= least
+    assert packed == read == mapped

@@ -30,10 +30,9 @@ from headway.runtime.packed_blobs import blob_sizes, bytes_of, from_blobs, kerne
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.sharing import Sharing
-from headway.runtime.weight_cache import Blobs, Lookup
+from headway.runtime.weight_cache import EMBEDDING, Blobs, Lookup
 
 LinearLike = Linear | ExpertLinear
-EMBEDDING = "embedding.weight"
 
 
 def load_model(

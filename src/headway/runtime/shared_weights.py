@@ -4,8 +4,9 @@ The server makes an anonymous file in memory (memfd_create) and hands it to its 
 it first writes the weights there as they are packed, and seals it, after which nobody can write;
 the others wait for the lock and map what is sealed, read-only. The kernel takes the lock from a
 process that ends, however it ends: a file that is unlocked and not sealed was left half written,
-and whoever finds it begins anew. It has no name in any folder, and goes with the last process that
-holds it. Needs Linux, and no torch.
+and whoever finds it begins anew. A process that hangs keeps the lock: who waits for it, and sees
+nothing packed for long, has weights of its own. The file has no name in any folder, and goes with
+the last process that holds it. Needs Linux, and no torch.
 
     blobs, from multiples of 64 on | index, JSON | its length, 8 bytes
 """
@@ -13,19 +14,29 @@ holds it. Needs Linux, and no torch.
 import ctypes
 import fcntl
 import json
+import logging
 import mmap
 import os
 import struct
 import sys
+import time
 from collections.abc import Sequence
 
+from headway.core.clock import Clock, SystemClock
+from headway.runtime.memory import HUGE_PAGE, collapse
 from headway.runtime.weight_cache import ALIGNMENT
 
+log = logging.getLogger(__name__)
+
 NAME = "headway weights"
-HUGE_PAGE = 1 << 21
-MADV_COLLAPSE = 25
 PROT_NONE, MAP_FIXED, MAP_NORESERVE = 0, 0x10, 0x4000
 LENGTH = struct.Struct("<Q")
+LOCK = struct.Struct("@hhqqi4x")
+"""`struct flock`: type, whence, start, length, process."""
+LOOK_S = 0.02
+STALLED_S, SLOW_BYTES_S = 60.0, 50e6
+"""Where nothing is packed for the first, and what reading the files takes at the second, an engine
+hangs: it hashes a checkpoint before it packs. Chosen for a slow disk, not measured."""
 
 
 def make_shared(count: int) -> list[int]:
@@ -47,32 +58,54 @@ def filled_bytes(descriptors: Sequence[int]) -> int:
     return sum(os.fstat(descriptor).st_blocks * 512 for descriptor in descriptors)
 
 
+def patience_s(num_bytes: int) -> float:
+    """How long an engine that reads files of so many bytes may pack nothing.
+
+    >>> patience_s(10**9)
+    80.0
+    """
+    return STALLED_S + num_bytes / SLOW_BYTES_S
+
+
+class Standstill:
+    """Whether a number, looked at again and again, has stayed the same for `longest_s`."""
+
+    def __init__(self, longest_s: float, clock: Clock | None = None) -> None:
+        self._longest_s, self._clock = longest_s, clock or SystemClock()
+        self._last, self._since_s = -1, self._clock.now_s()
+
+    def goes_on(self, number: int) -> bool:
+        """It is this now."""
+        now_s = self._clock.now_s()
+        if number != self._last:
+            self._last, self._since_s = number, now_s
+        return now_s - self._since_s >= self._longest_s
+
+
 class SharedWeights:
     """One such file, as one engine sees it. `key`: equal text, equal bytes.
 
     Call `enter`; then read `blobs` where the file `is_whole`, or where this engine `fills` it
     `reserve` room, `keep` every blob and `seal` it. Where neither holds the weights are its own.
+    It `gave_up` where another engine has packed nothing for `patience_s`.
     """
 
-    def __init__(self, descriptor: int, key: str) -> None:
-        self._descriptor, self._key = descriptor, key
+    def __init__(self, descriptor: int, key: str, patience_s: float = STALLED_S) -> None:
+        self._descriptor, self._key, self._patience_s = descriptor, key, patience_s
         self._entries: dict[str, tuple[int, int]] = {}
         self._end, self._room = 0, 0
         self._address = 0
-        self.is_whole = self.fills = self.is_of_others = False
+        self.is_whole = self.fills = self.is_of_others = self.gave_up = False
 
     def enter(self, *, waits: bool = True) -> None:
         """Find the file whole, or fill it; where another engine does that wait for it, if `waits`.
 
         A file with weights of another key `is_of_others`. Raises OSError.
         """
-        if self.is_whole or self.fills or self.is_of_others:
+        if self.is_whole or self.fills or self.is_of_others or self.gave_up:
             return
-        if not is_sealed(self._descriptor):
-            try:
-                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
-            except BlockingIOError:
-                return
+        if not is_sealed(self._descriptor) and not self._lock(waits):
+            return
         if is_sealed(self._descriptor):
             self._unlock()
             self._open()
@@ -119,6 +152,28 @@ class SharedWeights:
         assert self.is_whole
         return {name: self._bytes(*place) for name, place in self._entries.items()}
 
+    def _lock(self, waits: bool) -> bool:
+        """Have the lock; where another engine has it wait, if so, as long as that one packs."""
+        standstill = Standstill(self._patience_s)
+        while True:
+            try:
+                fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not waits:
+                    return False
+            else:
+                return True
+            if standstill.goes_on(filled_bytes([self._descriptor])):
+                self.gave_up = True
+                log.warning(
+                    "process %d has packed nothing of the weights for %.0f s: this engine has them "
+                    "in memory of its own, beside those of the others",
+                    packer_of(self._descriptor),
+                    self._patience_s,
+                )
+                return False
+            time.sleep(LOOK_S)
+
     def _unlock(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
@@ -155,18 +210,20 @@ class SharedWeights:
         return memoryview((ctypes.c_ubyte * count).from_address(self._address + begin)).cast("B")
 
     def _collapse(self) -> None:
-        """Bring what is kept into huge pages, where the system does that; all engines have them.
-
-        Raises nothing: without them a step of one sequence takes some percent longer.
-        """
-        libc = ctypes.CDLL(None, use_errno=True)
-        for advice in (mmap.MADV_HUGEPAGE, MADV_COLLAPSE):
-            libc.madvise(ctypes.c_void_p(self._address), ctypes.c_size_t(self._end), advice)
+        """Bring what is kept into huge pages; all engines have them."""
+        collapse(self._bytes(0, self._end))
 
 
 def is_sealed(descriptor: int) -> bool:
     """Whether the file is whole."""
     return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
+
+
+def packer_of(descriptor: int) -> int:
+    """The process that has the file's lock, 0 for none."""
+    asked = LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, process = LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    return 0 if kind == fcntl.F_UNLCK else int(process)
 
 
 def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor: int) -> int:

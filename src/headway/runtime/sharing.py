@@ -4,6 +4,7 @@ What is packed lies there packed, all other parameters as they are: whoever find
 reads nothing of the checkpoint and packs nothing.
 """
 
+import errno
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from headway.core.machine import memory
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.layers import Linear
@@ -41,7 +43,8 @@ class Sharing:
     ) -> "Sharing | None":
         """The same where the weights can be shared and this engine writes or finds them there.
 
-        Waits for the engine that is about it. None: they are this engine's own. Raises OSError.
+        Waits for the engine that is about it, unless that one hangs. None: they are this engine's
+        own. Raises OSError.
         """
         if shared is None:
             return None
@@ -51,8 +54,12 @@ class Sharing:
             return None
         shared.enter()
         found = Sharing(module, linears, shared)
+        sizes = [size for sizes in found._sizes().values() for size in sizes]
+        if shared.gave_up:
+            check_room(sum(sizes))
+            return None
         if shared.fills:
-            shared.reserve([size for sizes in found._sizes().values() for size in sizes])
+            shared.reserve(sizes)
             return found
         if shared.is_whole and found._fits():
             return found
@@ -150,6 +157,12 @@ def shared_matrices(
         prepared[name] = of_blob(kernel, blob, shape)
     shared.seal()
     return prepared
+
+
+def check_room(num_bytes: int) -> None:
+    """OSError unless there is memory for so much that the plan has counted as there already."""
+    if num_bytes > memory()[1]:
+        raise OSError(errno.ENOMEM, "an engine that packs them hangs, and there is no room beside")
 
 
 def of_blob(kernel: Any, blob: memoryview, shape: tuple[int, int]) -> Any:

@@ -1,11 +1,15 @@
 """Packed weights on disk, so that a second start neither reads the checkpoint nor rounds it.
 
 A file is named by all that its bytes depend on: the content of the checkpoint, type and format, the
-compiled kernels and their instruction set. It is mapped, not copied, so that processes share it,
-and believed only after its size, its header and every blob have been compared with their SHA-256;
-anything else is ignored and written anew. Files are the user's alone (0600 in a folder of 0700),
-appear whole by a rename, never change afterwards, and the least recently used go when together they
-are beyond the limit. Nothing here needs torch: a lookup runs while it is imported.
+compiled kernels and their instruction set. It is believed only after its size, its header and every
+blob have been compared with their SHA-256; anything else is ignored and written anew. Files are the
+user's alone (0600 in a folder of 0700), appear whole by a rename, never change afterwards, and the
+least recently used go when together they are beyond the limit. Nothing here needs torch: a lookup
+runs while it is imported.
+
+What a step reads whole is read into memory in huge pages, which those of a file are not. The
+embedding, of which a step reads a few rows, is mapped; so is all where there are no huge pages or
+no room.
 
     headway weights 1\\n | SHA-256 of the header | its length, 8 bytes | header, JSON | blobs, from
     multiples of 64 on
@@ -21,7 +25,7 @@ import stat
 import struct
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from typing import Any
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError
 from headway.runtime.checkpoint_files import MALFORMED
+from headway.runtime.memory import collapse, gives_huge_pages, zeros
 from headway.runtime.weight_key import Key, make_own, open_own
 
 log = logging.getLogger(__name__)
@@ -37,6 +42,9 @@ MAGIC = b"headway weights 1\n"
 START = len(MAGIC) + hashlib.sha256().digest_size + 8
 MAX_HEADER_BYTES = 1 << 26
 ALIGNMENT = 64
+CHUNK = 1 << 19
+"""Bytes that are hashed while a core's second cache has them."""
+EMBEDDING = "embedding.weight"
 SUFFIX, UNFINISHED = ".weights", ".part"
 ABANDONED_S = 3600.0
 """A file that a dead writer left unfinished."""
@@ -46,7 +54,7 @@ READERS = 4
 Blobs = dict[str, list[memoryview]]
 """Name → its bytes, in parts."""
 Found = dict[str, memoryview]
-"""Name → its bytes in a mapped file; a change of them stays in this process."""
+"""Name → its bytes in memory or a mapped file; a change of them stays in this process."""
 
 
 def default_folder() -> Path | None:
@@ -69,12 +77,15 @@ class WeightCache:
         """The file of what `key` describes."""
         return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
-    def read(self, key: str) -> Found | None:
-        """The blobs stored under `key`, verified; None where there are none to be trusted."""
+    def read(self, key: str, room_bytes: int = 0) -> Found | None:
+        """The blobs stored under `key`, verified; None where there are none to be trusted.
+
+        They may take so much memory of their own.
+        """
         path = self.path(key)
         try:
             with open_own(path) as file:
-                found = read_blobs(file, key)
+                found = read_blobs(file, key, room_bytes)
             if found is not None:
                 now_s = self._clock.wall_s()
                 os.utime(path, (now_s, now_s))
@@ -152,16 +163,26 @@ def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
     lengths = {name: sum(part.nbytes for part in parts) for name, parts in blobs.items()}
     with ThreadPoolExecutor(READERS) as pool:
         digests = dict(zip(blobs, pool.map(digest_of, blobs.values()), strict=True))
-    entries: dict[str, tuple[int, int, str]] = {}
-    at = 0
-    for name, length in lengths.items():
-        entries[name] = (at, length, digests[name])
-        at += -(-length // ALIGNMENT) * ALIGNMENT
-    text = json.dumps({"key": key, "bytes": at, "blobs": entries}).encode()
+    places, end = placed(lengths)
+    entries = {name: (at, lengths[name], digests[name]) for name, at in places.items()}
+    text = json.dumps({"key": key, "bytes": end, "blobs": entries}).encode()
     text += b" " * (-(START + len(text)) % ALIGNMENT)
     first = START + len(text)
     header = MAGIC + hashlib.sha256(text).digest() + struct.pack("<Q", len(text)) + text
-    return header, {name: first + begin for name, (begin, _, _) in entries.items()}, first + at
+    return header, {name: first + at for name, at in places.items()}, first + end
+
+
+def placed(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
+    """(where each blob begins, where the last ends), rounded up.
+
+    >>> placed({"a": 65, "b": 0, "c": 1})
+    ({'a': 0, 'b': 128, 'c': 128}, 192)
+    """
+    places, end = {}, 0
+    for name, length in lengths.items():
+        places[name] = end
+        end += -(-length // ALIGNMENT) * ALIGNMENT
+    return places, end
 
 
 def digest_of(parts: list[memoryview]) -> str:
@@ -172,11 +193,45 @@ def digest_of(parts: list[memoryview]) -> str:
     return digest.hexdigest()
 
 
-def read_blobs(file: Any, key: str) -> Found | None:
+def read_blobs(file: Any, key: str, room_bytes: int = 0) -> Found | None:
     """The blobs of an open file, each compared with its digest; None for another key's.
 
-    Raises ValueError, or what JSON and arithmetic raise, when the file is not what was written.
+    All but the embedding are read into memory, where they fit into `room_bytes` of it. Raises
+    ValueError, or what JSON and arithmetic raise, when the file is not what was written.
     """
+    first, header = read_header(file)
+    num_bytes, entries = first + header["bytes"], header["blobs"]
+    if header["key"] != key:
+        return None
+    if os.fstat(file.fileno()).st_size != num_bytes:
+        raise ValueError("it is truncated")
+    memory = memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY))
+    found = {
+        name: memory[first + begin : first + begin + size]
+        for name, (begin, size, _) in entries.items()
+    }
+    places, end = placed({name: len(blob) for name, blob in found.items() if name != EMBEDDING})
+    room = own_memory(end, room_bytes)
+    if room is not None:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads ahead twice as far
+    own = {} if room is None else {n: room[at : at + len(found[n])] for n, at in places.items()}
+
+    def verify(name: str) -> bool:
+        begin, size, digest = entries[name]
+        if room is None:
+            return bool(digest_of([found[name]]) == digest)
+        return digest_at(file.fileno(), first + begin, size, own.get(name)) == digest
+
+    with ThreadPoolExecutor(READERS) as pool:
+        if not all(pool.map(verify, found)):
+            raise ValueError("its numbers are damaged")
+    if room is not None:
+        collapse(room)  # what was not to be had in one piece at once
+    return found | own
+
+
+def read_header(file: Any) -> tuple[int, dict[str, Any]]:
+    """(where the blobs begin, the header); ValueError, or what JSON raises."""
     head = file.read(START)
     if len(head) < START or not head.startswith(MAGIC):
         raise ValueError("it does not begin as packed weights do")
@@ -186,33 +241,45 @@ def read_blobs(file: Any, key: str) -> Found | None:
     text = file.read(length)
     if hashlib.sha256(text).digest() != head[len(MAGIC) : -8]:
         raise ValueError("its header is damaged")
-    header = json.loads(text)
-    first, num_bytes = START + length, header["bytes"]
-    if header["key"] != key:
-        return None
-    if os.fstat(file.fileno()).st_size != first + num_bytes:
-        raise ValueError("it is truncated")
-    memory = memoryview(mmap.mmap(file.fileno(), first + num_bytes, access=mmap.ACCESS_COPY))
-    found = {
-        name: memory[first + begin : first + begin + size]
-        for name, (begin, size, _) in header["blobs"].items()
-    }
+    return START + length, json.loads(text)
 
-    def verify(name: str) -> bool:
-        return bool(digest_of([found[name]]) == header["blobs"][name][2])
 
-    with ThreadPoolExecutor(READERS) as pool:
-        if not all(pool.map(verify, found)):
-            raise ValueError("its numbers are damaged")
-    return found
+def own_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
+    """So many bytes in huge pages; None where there are none, or no room."""
+    try:
+        if num_bytes > room_bytes:
+            why = f"of the memory {max(room_bytes, 0)} bytes have no other use"
+        elif not gives_huge_pages():
+            why = "the system gives no huge pages"
+        else:
+            return memoryview(zeros(num_bytes))
+    except OSError as error:
+        why = str(error)
+    log.debug("packed weights of %d bytes stay in their file: %s", num_bytes, why)
+    return None
+
+
+def digest_at(descriptor: int, at: int, size: int, memory: memoryview | None) -> str:
+    """SHA-256 of so many bytes of a file, which are read into `memory` if it is there."""
+    digest, done = hashlib.sha256(), 0
+    scratch = memoryview(bytearray(CHUNK if memory is None else 0))
+    while done < size:
+        whole = scratch[: size - done] if memory is None else memory[done : done + CHUNK]
+        count = os.preadv(descriptor, [whole], at + done)
+        if not count:
+            raise ValueError("it is truncated")
+        digest.update(whole[:count])
+        done += count
+    return digest.hexdigest()
 
 
 class Lookup:
     """A search that runs in a thread of its own while the rest of the program is imported."""
 
-    def __init__(self, cache: WeightCache, key: Key) -> None:
+    def __init__(self, cache: WeightCache, key: Key, room_bytes: int = 0) -> None:
+        """`room_bytes`: of memory for what is found, see `WeightCache.read`."""
         self.instruction_set = key.instruction_set
-        self._cache, self._key = cache, key
+        self._cache, self._key, self._room_bytes = cache, key, room_bytes
         self._text: str | None = None
         self._found: Found | None = None
         self._thread = threading.Thread(target=self._search, name="weight cache", daemon=True)
@@ -223,7 +290,7 @@ class Lookup:
             self._text = self._key.text(self._cache.folder / "digests")
         except (OSError, HeadwayError):  # loading says what is wrong with it
             return
-        self._found = self._cache.read(self._text)
+        self._found = self._cache.read(self._text, self._room_bytes)
 
     def result(self) -> Found | None:
         """What the cache has, or None; waits for the search."""

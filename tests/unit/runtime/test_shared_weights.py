@@ -1,5 +1,6 @@
 """Weights in memory that processes share: whole or not there, whoever is killed whenever."""
 
+import logging
 import os
 import random
 import signal
@@ -10,7 +11,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.runtime.shared_weights import SharedWeights, filled_bytes, is_sealed, make_shared
+from headway.core.clock import VirtualClock
+from headway.runtime.shared_weights import (
+    SharedWeights,
+    Standstill,
+    filled_bytes,
+    is_sealed,
+    make_shared,
+    packer_of,
+    patience_s,
+)
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no memfd")
 
@@ -20,9 +30,11 @@ ENGINE = f"""
 import os, signal, sys
 from headway.runtime.shared_weights import SharedWeights
 
-descriptor, dies_at = int(sys.argv[1]), int(sys.argv[2])
+descriptor, dies_at, stops_at = map(int, sys.argv[1:])
 
 def step(number):
+    if number == stops_at:
+        os.kill(os.getpid(), signal.SIGSTOP)
     if number == dies_at:
         print("here", flush=True)
         sys.stdin.read()
@@ -48,8 +60,8 @@ for i in range({NUM_BLOBS}):
     assert bytes(shared.blobs[str(i)]) == bytes((i + at) % 251 for at in range({BLOB_BYTES})), i
 print("read", flush=True)
 """
-"""An engine that says where it is and ends there; the last two steps are before and behind the
-seal."""
+"""An engine that says where it is and ends there, or stops until it is told to go on; the last two
+steps are before and behind the seal."""
 
 
 @pytest.fixture
@@ -59,8 +71,8 @@ def descriptor() -> Iterator[int]:
     os.close(found)
 
 
-def begin(descriptor: int, dies_at: int = -1) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", ENGINE, str(descriptor), str(dies_at)]
+def begin(descriptor: int, dies_at: int = -1, stops_at: int = -1) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", ENGINE, *map(str, (descriptor, dies_at, stops_at))]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     return subprocess.Popen(command, pass_fds=[descriptor], text=True, **pipes)
 
@@ -187,6 +199,59 @@ def test_kills_at_any_moment(descriptor: int):
         (empty,) = make_shared(1)
         os.dup2(empty, descriptor, inheritable=False)
         os.close(empty)
+
+
+@pytest.fixture
+def stopped(descriptor: int) -> Iterator["subprocess.Popen[str]"]:
+    """One that is stopped in the middle and has the lock."""
+    engine = begin(descriptor, stops_at=NUM_BLOBS // 2)
+    os.waitid(os.P_PID, engine.pid, os.WSTOPPED | os.WNOWAIT)
+    yield engine
+    engine.kill()
+    engine.communicate()
+
+
+def test_who_packs_and_is_stopped_is_not_waited_for(descriptor: int, stopped, caplog):
+    """A warning names it; when it goes on it fills the file, and who comes then shares it."""
+    waiting = SharedWeights(descriptor, "one", patience_s=0.3)
+    with caplog.at_level(logging.WARNING):
+        waiting.enter()
+    assert waiting.gave_up and not waiting.fills and not waiting.is_whole
+    assert f"process {stopped.pid} has packed nothing" in caplog.text
+    assert packer_of(descriptor) == stopped.pid and not is_sealed(descriptor)
+    waiting.enter()  # it does not wait again
+    waiting.leave()
+    assert filled_bytes([descriptor]) >= NUM_BLOBS // 2 * BLOB_BYTES, "what it packed is there"
+    stopped.send_signal(signal.SIGCONT)
+    assert end(stopped) == ["fills", "read"]
+    assert end(begin(descriptor)) == ["read"] and packer_of(descriptor) == 0
+
+
+def test_who_goes_on_in_time_is_waited_for(descriptor: int, stopped):
+    waiting = begin(descriptor)
+    stopped.send_signal(signal.SIGCONT)
+    assert end(waiting) == ["read"] and end(stopped) == ["fills", "read"]
+
+
+def test_as_long_as_it_grows_it_does_not_stand_still():
+    """Nine seconds between two blobs are no ten; an engine that begins anew makes it smaller."""
+    clock = VirtualClock()
+    standstill = Standstill(10.0, clock)
+    for number in (0, 5, 6, 0, 1):
+        assert not standstill.goes_on(number)
+        clock.advance(9.0)
+        assert not standstill.goes_on(number)
+        clock.advance(0.9)
+    assert not standstill.goes_on(1)
+    clock.advance(0.2)
+    assert standstill.goes_on(1)
+    assert not standstill.goes_on(2)
+
+
+def test_larger_models_may_take_longer():
+    """A minute, and what a disk takes that reads 50 MB a second."""
+    assert patience_s(0) == 60.0
+    assert patience_s(140 * 10**9) == 60 + 2800
 
 
 def test_there_are_none_elsewhere(monkeypatch: pytest.MonkeyPatch):

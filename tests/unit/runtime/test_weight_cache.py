@@ -1,6 +1,8 @@
 """Packed weights on disk: believed only when every byte is right, bounded, the user's alone."""
 
+import logging
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -15,19 +17,21 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from headway.core.clock import SystemClock, VirtualClock
 from headway.runtime import weight_key
-from headway.runtime.weight_cache import MAGIC, Blobs, WeightCache, default_folder
+from headway.runtime.memory import gives_huge_pages
+from headway.runtime.weight_cache import EMBEDDING, MAGIC, Blobs, WeightCache, default_folder
 from headway.runtime.weight_key import content_digest
 
 LIMIT = 1 << 20
 
 
 def blobs(seed: int = 1, size: int = 1000) -> Blobs:
-    """Three, one in two parts, one empty."""
+    """Four: one in two parts, one empty, one that stays in the file where others do not."""
     text = bytes((seed + i) % 251 for i in range(size))
     return {
         "a.0": [memoryview(text)],
         "b.0": [memoryview(text[:7]), memoryview(text[7:90])],
         "c.0": [memoryview(b"")],
+        EMBEDDING: [memoryview(text[:99])],
     }
 
 
@@ -52,10 +56,11 @@ def test_what_was_written_is_read_and_nothing_else(cache):
     cache.check_integrity()
 
 
-def test_what_is_read_stays_and_is_ours_to_change(cache):
+@pytest.mark.parametrize("room_bytes", [0, LIMIT])
+def test_what_is_read_stays_and_is_ours_to_change(cache, room_bytes):
     """A change stays in this process; what comes in place of the file changes nothing."""
     cache.write("one", blobs())
-    found, again = cache.read("one"), cache.read("one")
+    found, again = cache.read("one", room_bytes), cache.read("one", room_bytes)
     found["a.0"][0] = 99
     assert plain(again) == plain(cache.read("one")) == joined(blobs())
     cache.write("one", blobs(2))
@@ -64,8 +69,12 @@ def test_what_is_read_stays_and_is_ours_to_change(cache):
 
 
 @settings(max_examples=150, deadline=None)
-@given(at=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
-def test_one_changed_byte_anywhere_is_a_miss(at, flip):
+@given(
+    at=st.floats(0, 1, exclude_max=True),
+    flip=st.integers(1, 255),
+    room_bytes=st.sampled_from([0, LIMIT]),
+)
+def test_one_changed_byte_anywhere_is_a_miss(at, flip, room_bytes):
     """In the magic, a digest, a length, the header or a blob; what fills up to 64 is not read."""
     with tempfile.TemporaryDirectory() as folder:
         cache = WeightCache(Path(folder) / "weights", LIMIT)
@@ -74,11 +83,11 @@ def test_one_changed_byte_anywhere_is_a_miss(at, flip):
         content = bytearray(path.read_bytes())
         content[int(at * len(content))] ^= flip
         path.write_bytes(content)
-        assert plain(cache.read("one")) in (None, joined(blobs()))
+        assert plain(cache.read("one", room_bytes)) in (None, joined(blobs()))
         if int(at * len(content)) < len(MAGIC) + 40 + 100:
-            assert cache.read("one") is None
+            assert cache.read("one", room_bytes) is None
         cache.write("one", blobs())
-        assert plain(cache.read("one")) == joined(blobs())
+        assert plain(cache.read("one", room_bytes)) == joined(blobs())
 
 
 @pytest.mark.parametrize("keep", [0, 5, 40, 200, 700, 1400])
@@ -86,7 +95,7 @@ def test_a_truncated_file_is_a_miss_and_is_written_anew(cache, keep):
     cache.write("one", blobs())
     path = cache.path("one")
     os.truncate(path, keep)
-    assert cache.read("one") is None
+    assert cache.read("one") is cache.read("one", LIMIT) is None
     cache.write("one", blobs())
     assert plain(cache.read("one")) == joined(blobs())
 
@@ -168,9 +177,9 @@ class Operations(RuleBasedStateMachine):
         self.cache.write(key, blobs(seed, size))
         self.written[key] = blobs(seed, size)
 
-    @rule(key=st.sampled_from("abcdef"))
-    def read(self, key):
-        found = plain(self.cache.read(key))
+    @rule(key=st.sampled_from("abcdef"), room_bytes=st.sampled_from([0, 9_000, 1 << 20]))
+    def read(self, key, room_bytes):
+        found = plain(self.cache.read(key, room_bytes))
         assert found is None or found == joined(self.written[key])
 
     @rule(key=st.sampled_from("abcdef"), at=st.floats(0, 1, exclude_max=True))
@@ -227,6 +236,87 @@ def test_the_folder_is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert default_folder() == tmp_path / ".cache" / "headway" / "weights"
+
+
+# ── memory of one's own ─────────────────────────────────────────────────────────────────────────
+
+LARGE = 9 << 20
+READER = """
+import ctypes, logging, sys
+from pathlib import Path
+from headway.runtime.weight_cache import WeightCache
+folder, room_bytes, has_huge_pages = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+if not has_huge_pages:
+    assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
+logging.basicConfig(level=logging.DEBUG, stream=sys.stdout, format="%(message)s")
+found = WeightCache(Path(folder), 1 << 30).read("one", room_bytes)
+assert sum(map(sum, found.values())) == int(sys.argv[4])
+print(Path("/proc/self/smaps").read_text())
+"""
+
+
+def held(cache: WeightCache, room_bytes: int, *, huge: bool = True) -> tuple[int, int, str]:
+    """(bytes in huge pages, bytes of the file that are mapped, what is told) of a process."""
+    total = sum(sum(map(sum, parts)) for parts in large().values())
+    arguments = [str(cache.folder), str(room_bytes), str(huge), str(total)]
+    said = subprocess.check_output([sys.executable, "-c", READER, *arguments], text=True)
+    sizes = dict.fromkeys(("AnonHugePages", "Rss of the file"), 0)
+    in_file = False
+    for line in said.splitlines():
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            in_file = line.endswith(".weights")
+        elif line.startswith("AnonHugePages:"):
+            sizes["AnonHugePages"] += int(line.split()[1]) << 10
+        elif line.startswith("Rss:") and in_file:
+            sizes["Rss of the file"] += int(line.split()[1]) << 10
+    return sizes["AnonHugePages"], sizes["Rss of the file"], said
+
+
+def large() -> Blobs:
+    return {"a.0": [memoryview(bytes(range(256)) * (LARGE >> 8))], EMBEDDING: [memoryview(b"ab")]}
+
+
+@pytest.fixture
+def large_cache(tmp_path: Path) -> WeightCache:
+    if sys.platform != "linux":
+        pytest.skip("there is no smaps")
+    cache = WeightCache(tmp_path / "weights", 1 << 30)
+    cache.write("one", large())
+    return cache
+
+
+def test_what_a_step_reads_lies_in_huge_pages(large_cache):
+    """Of 9 MiB at least 6 whatever they begin at; the embedding's page alone is the file's."""
+    if not gives_huge_pages():
+        pytest.skip("the system gives no huge pages")
+    huge, in_file, _ = held(large_cache, LARGE + 64)
+    assert huge >= 6 << 20
+    assert 0 < in_file < 1 << 20
+
+
+def test_without_room_it_stays_in_the_file(large_cache):
+    huge, in_file, said = held(large_cache, LARGE - 1)
+    assert huge == 0 and in_file >= LARGE
+    assert "stay in their file: of the memory" in said
+
+
+def test_without_huge_pages_it_stays_in_the_file(large_cache):
+    """In a process that may have none, whatever the system's settings are."""
+    huge, in_file, said = held(large_cache, 1 << 30, huge=False)
+    assert huge == 0 and in_file >= LARGE
+    assert "stay in their file: the system gives no huge pages" in said
+
+
+def test_memory_that_is_refused_is_told(cache, monkeypatch, caplog):
+    def refuse(num_bytes: int) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    cache.write("one", blobs())
+    monkeypatch.setattr("headway.runtime.weight_cache.gives_huge_pages", lambda: True)
+    monkeypatch.setattr("headway.runtime.weight_cache.zeros", refuse)
+    with caplog.at_level(logging.DEBUG):
+        assert plain(cache.read("one", LIMIT)) == joined(blobs())
+    assert "Cannot allocate memory" in caplog.text
 
 
 # ── content of the checkpoint ───────────────────────────────────────────────────────────────────
