@@ -25,8 +25,10 @@ def check(
         )
     sampling = request.sampling
     sampling.check_vocabulary(vocab_size)
+    if not sampling.min_tokens:
+        return
     ends = eos_token_ids | set(sampling.stop_token_ids)
-    if sampling.min_tokens and ends.issuperset(sampling.allowed_token_ids or range(vocab_size)):
+    if ends.issuperset(sampling.allowed_token_ids or range(vocab_size)):
         raise RequestError(
             "Every token that is allowed is an end token, which min_tokens forbids.",
             param="min_tokens",

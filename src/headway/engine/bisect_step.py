@@ -21,7 +21,7 @@ from headway.core.errors import ExecutorLostError
 from headway.core.plan import Executor, ScheduledSequence, StepPlan, StepResult, TierNews, run
 from headway.core.request import Request, SamplingParams
 from headway.engine.overlap import StepInFlight
-from headway.engine.scheduler import Scheduler, compute_instead
+from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 
 NOBODY = 0
@@ -179,6 +179,6 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     scheduler.kv.release(nobody)
     scheduler.release([sequence_id])
     for unserved in scheduler.preemption.take(trial.result):
-        compute_instead(scheduler, unserved)
+        scheduler.starts.compute_instead(unserved)
     if trial.result.failed:
         raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")

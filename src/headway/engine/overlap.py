@@ -29,8 +29,8 @@ passed over. Its blocks are free at once, for whoever gets them writes behind th
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult, sampled_in
@@ -41,9 +41,11 @@ from headway.engine.policy.policy import decoding
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import Guesses
 
+AS_IT_IS = nullcontext()
+"""Where no step is in flight nothing is assumed."""
 
-@dataclass(slots=True, kw_only=True)
-class StepInFlight:
+
+class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     """A step that was submitted and not collected, and whom it advances, row by row.
 
     `started_s` and `planned_s` are when its planning began and ended; `first` is what
@@ -54,13 +56,13 @@ class StepInFlight:
     started_s: float
     planned_s: float
     guesses: Guesses
-    sequences: list[Sequence] = field(default_factory=list)
+    sequences: list[Sequence] = []
     first: tuple[int, int, dict[str, int]] = (0, 0, {})
     is_ahead: bool = False
     """Whether another ran when it was planned."""
     masks: StepMasks | None = None
     error: Exception | None = None
-    left: set[int] = field(default_factory=set)
+    left: set[int] = set()
     """Sequences that the runtime was to forget since it was planned."""
 
     @property
@@ -131,7 +133,7 @@ class Overlap:
         Without `foresees` no sampled token is assumed: somebody guesses from the tokens.
         """
         foresees = foresees and self.foresees
-        return self._assumed(foresees=foresees) if self.steps else nullcontext()
+        return self._assumed(foresees=foresees) if self.steps else AS_IT_IS
 
     def share(self, running: list[Sequence]) -> list[Sequence]:
         """Of `running` those that the next step may advance: where nothing is foreseen, of the

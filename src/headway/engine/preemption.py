@@ -309,6 +309,8 @@ class Preemption:
 
     def tell(self, record: StepRecord) -> None:
         """Note who was preempted since the last step, and what that cost; the counts begin anew."""
+        if not (self.preempted or self._num_swapped or self._num_lost_tokens):
+            return
         record.preempted, self.preempted = self.preempted, []
         record.num_swapped, record.num_swapped_tokens = self._num_swapped, self._num_swapped_tokens
         record.num_lost_tokens = self._num_lost_tokens

@@ -16,7 +16,6 @@ preempt.
 """
 
 from collections import deque
-from itertools import compress
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
@@ -26,7 +25,6 @@ from headway.engine.forks import are_due, before_forks, start_forks
 from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
 from headway.engine.kv.export import export
-from headway.engine.kv.forgetting import give_up_restore
 from headway.engine.kv.listing import insert, let_go
 from headway.engine.kv.open_blocks import fitting, give_back_full
 from headway.engine.kv.states import whole_tables
@@ -39,6 +37,7 @@ from headway.engine.room import Room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 from headway.engine.starts import Starts
+from headway.engine.steady import Grown, add_rows, goes_on, grow
 
 
 class Scheduler:
@@ -108,6 +107,11 @@ class Scheduler:
         """Whether somebody of a batch is still here."""
         return bool(self.running or self.waiting)
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether nobody guesses, and no step is planned ahead of another."""
+        return self.drafts.speculator is None and not self.overlap.depth
+
     def add(self, sequence: Sequence) -> None:
         """Take a newcomer; it is in the queue at once if the rule of batching lets it."""
         self.gate.add(sequence)
@@ -166,17 +170,23 @@ class Scheduler:
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1; returns the budget that is left.
 
-        Those that are steady need nothing but their rows.
+        Those that are steady need nothing but their rows, and some a block with them.
         """
         budget, begin, num_stalled = self.max_num_batched_tokens, 0, 0
+        grown, is_plain = Grown(), self._is_plain
         for at, count in self.drafts.plan(decodes, budget):
-            budget -= self._schedule_steady(plan, decodes[begin:at], budget)
-            begin, sequence = at + 1, decodes[at]
+            may_grow = is_plain and self._took and at - begin < budget  # nobody was preempted
+            new = grow(self.kv, decodes[at]) if may_grow else None
+            if new is not None:
+                grown.append((at - begin, new))
+                continue
+            budget -= self._schedule_steady(plan, decodes[begin:at], budget, grown)
+            begin, sequence, grown = at + 1, decodes[at], []
             while sequence.state == RUNNING and budget > 0:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
-                    is_plain = self.drafts.of(sequence) is NO_DRAFTS
-                    if is_plain and not self.overlap.depth and sequence.first_token_s is not None:
+                    is_alone = self.drafts.of(sequence) is NO_DRAFTS
+                    if is_alone and not self.overlap.depth and sequence.first_token_s is not None:
                         self._settle(sequence)
                     break
                 victim = self._victim(plan)
@@ -186,7 +196,7 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
-        budget -= self._schedule_steady(plan, decodes[begin:], budget)
+        budget -= self._schedule_steady(plan, decodes[begin:], budget, grown)
         if self.max_num_batched_tokens - budget > len(plan.scheduled):
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
@@ -222,24 +232,19 @@ class Scheduler:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
         return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
-    def _schedule_steady(self, plan: StepPlan, steady: list[Sequence], most: int) -> int:
+    def _schedule_steady(
+        self, plan: StepPlan, steady: list[Sequence], most: int, grown: Grown
+    ) -> int:
         """Add the next token of each of these to the plan, `most` at most; returns how many.
 
-        Who was preempted since the step began is among them still.
+        Who was preempted since the step began is among them still, and nobody has grown then.
         """
         if not self._took:
             steady = [s for s in steady if s.state == RUNNING]
-        steady, nothing_new = steady[:most], self.kv.nothing_new
-        if not steady:
-            return 0
-        rows = [
-            ScheduledSequence(s.sequence_id, s.computed, [s.tokens[-1]], nothing_new, True)
-            for s in steady
-        ]
-        plan.scheduled += rows
-        last = [s.computed + 1 == s.steady_until for s in steady]
-        self._looked_at[1].extend(compress(rows, last))
-        self.policy.decoded(steady)
+        steady = steady[:most]
+        if steady:
+            self._looked_at[1].extend(add_rows(plan, steady, grown, self.kv))
+            self.policy.decoded(steady)
         return len(steady)
 
     def _schedule(
@@ -325,33 +330,39 @@ class Scheduler:
         Of a steady sequence (`Sequence.steady_until`) one token more is computed and one more is
         known, and that is all.
         """
-        by_id = self._by_id
+        by_id, is_plain = self._by_id, self._is_plain
         for unserved in self.preemption.take(result):
-            compute_instead(self, unserved)
+            self.starts.compute_instead(unserved)
         self._note_computed(plan)
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
-        took, num_looked_at = [by_id.get(sample.sequence_id) for sample in result.samples], 0
-        for sequence, sample in zip(took, result.samples, strict=True):
+        took, num_looked_at = list[Sequence](), 0
+        for sample in result.samples:
+            sequence = by_id.get(sample.sequence_id)
             if sequence is None:
                 continue
             came = sample.token_ids
-            if sequence.computed + 1 < sequence.steady_until:
+            is_steady = sequence.computed + 1 < sequence.steady_until
+            if is_steady:
                 sequence.computed += 1
-                if came[0] not in sequence.stop_ids:
-                    sequence.tokens += came
-                    updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
-                    continue
+            is_passed = is_steady or (is_plain and goes_on(sequence))
+            if is_passed and came[0] not in sequence.stop_ids:
+                sequence.tokens += came
+                updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
+                took.append(sequence)
+                continue
             num_looked_at += 1
             updates.append(self._take(sequence, sample, now_s))
+            if sequence.state != FINISHED:
+                took.append(sequence)
         self.drafts.ended(result, len(updates) - num_looked_at)
         give_back_full(self.kv, self.running)
         if self.ended:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
-        self._took = [s for s in took if s is not None and s.state != FINISHED]
+        self._took = took
         return updates
 
     def _note_computed(self, plan: StepPlan) -> None:
@@ -433,11 +444,3 @@ class Scheduler:
             self.reclaim.check_integrity(self.waiting)
             held = [blocks for step in self.overlap.steps for blocks in step.guesses.held]
             self.kv.check_integrity([*everybody, *self.preemption.guests], *held)
-
-
-def compute_instead(scheduler: Scheduler, sequence: Sequence) -> None:
-    """What `sequence` waited for did not come: it is the first of the queue again."""
-    scheduler.running.remove(sequence)
-    give_up_restore(scheduler.kv, sequence)
-    sequence.state = WAITING
-    scheduler.waiting.appendleft(sequence)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as TypingSequence
 
 from headway.core.plan import StepPlan
+from headway.engine.kv.forgetting import give_up_restore
 from headway.engine.kv.prefix import Hit
 from headway.engine.overlap import stands_still
 from headway.engine.policy import Policy
 from headway.engine.reclaim import Reclaim
 from headway.engine.room import Room
-from headway.engine.sequence import RUNNING, Sequence
+from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 
 class Starts:
@@ -136,6 +137,13 @@ class Starts:
         if len(self.running) >= self.reclaim.max_num_seqs:
             return None
         return self.room.fitting(sequence, self.running, leaving)
+
+    def compute_instead(self, sequence: Sequence) -> None:
+        """What `sequence` waited for did not come: it is the first of the queue again."""
+        self.running.remove(sequence)
+        give_up_restore(self.kv, sequence)
+        sequence.state = WAITING
+        self.waiting.appendleft(sequence)
 
     def unplanned(self, plan: StepPlan) -> list[Sequence]:
         """The running sequences that the step does not advance so far, and whose KV is there."""

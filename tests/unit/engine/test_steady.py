@@ -26,6 +26,7 @@ from engine_world import (
 )
 from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
+from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.lookup import Guess
 from headway.engine.speculation.rests import Look, Rests
@@ -241,3 +242,22 @@ def test_who_is_watched_is_looked_at_in_each_step():
     assert watched.steady_until == 0
     assert plain.steady_until == 8 and plain.computed < 8
     world.drain()
+
+
+@pytest.mark.parametrize("prefix_cache", ["", "lru"])
+def test_who_only_needs_a_block_is_steady(prefix_cache):
+    """40 tokens in blocks of 4: the prompt is planned by itself, and of the answer the first token
+    and the last are looked at."""
+    shape = make_settings(
+        block_size=4, num_blocks=(64,), max_model_len=100, prefix_cache=prefix_cache
+    )
+    world = World(shape)
+    asked = world.add([1, 2, 3], max_tokens=40, ignore_eos=True, stop_token_ids=[])
+    planned, taken = Scheduler._schedule, Scheduler._take
+    with (
+        patch.object(Scheduler, "_schedule", autospec=True, side_effect=planned) as plan,
+        patch.object(Scheduler, "_take", autospec=True, side_effect=taken) as take,
+    ):
+        world.drain()
+    assert plan.call_count == 1 and take.call_count == 2
+    assert len(world.of(asked)[0].tokens) == 40

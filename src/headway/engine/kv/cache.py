@@ -71,13 +71,10 @@ class KVCache:
         self.choosing = Choosing.of(config)
         self.dealt = config.dealt
         self._is_plain = not (self._slides or self.choosing or self.dealt or self.states)
+        self.is_one_table = self._is_plain and len(self.pools) == 1
+        """Whether a sequence has one table, which only grows."""
         self.indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
-
-    @property
-    def usage(self) -> float:
-        """Share of the blocks in use, of the fullest group."""
-        return max(pool.num_used / (pool.num_blocks - 1) for pool in self.pools)
 
     @property
     def num_used(self) -> int:
@@ -99,7 +96,8 @@ class KVCache:
         """
         tables, first_live = sequence.block_tables, sequence.first_live
         computed, copied = sequence.computed, False
-        hit = None if sequence.host_tables else hit
+        if sequence.host_tables or (self._is_plain and hit is not None and not hit.num_tokens):
+            hit = None
         whole = self.blocks_for(len(sequence.tokens))
         if self.dealt is not None:
             return dealt.still_needed(self.dealt, self.pools, sequence, hit, whole)
@@ -296,6 +294,8 @@ class KVCache:
     def num_live(self, sequences: list[Sequence]) -> list[int]:
         """How many blocks these refer to, by group."""
         groups = range(len(self.pools))
+        if self._is_plain:
+            return [sum([len(s.block_tables[group]) for s in sequences]) for group in groups]
         return [sum([len(self.live(s, group)) for s in sequences]) for group in groups]
 
     def leave(self, sequence: Sequence) -> None:

@@ -24,14 +24,20 @@ def insert(kv: KVCache, sequence: Sequence) -> None:
     if begin >= end or not kv.indexes or sequence.is_forgotten or any(sequence.dropped):
         return
     links, states = sequence.keys(size).links(begin, end), kv.states
-    tables = sequence.block_tables
+    sequence.num_remembered, tables = end, sequence.block_tables
+    if kv.is_one_table and kv.tiers is None:
+        cost, owner = kv.attention_cost, sequence.request.principal.block_owner()
+        contents = [
+            Cached(*link, 1 + cost * at * size, owner) for at, link in enumerate(links, begin)
+        ]
+        kv.pools[0].insert_all(tables[0][begin:end], contents)
+        return
     for at, link in enumerate(links, begin):
         blocks = [table[at] for table in tables]
         if states is not None:
             listed = [states.lists(sequence, group, at) for group in range(len(tables))]
             blocks = [b if is_listed else NULL_BLOCK for b, is_listed in zip(blocks, listed)]
         _list(kv, sequence, blocks, link, at, size)
-    sequence.num_remembered = end
 
 
 def let_go(kv: KVCache, sequence: Sequence, *, is_sound: bool) -> None:

@@ -3,16 +3,17 @@
 Given the number of blocks it hands out ids 1 … num_blocks - 1; id 0 is the null block, never given
 out. It promises that a block is free exactly when nobody refers to it. Worked example:
 
-    BlockPool(4)    free 1 2 3
+    BlockPool(4)    fresh 1 2 3
     take() → 1      references 1: 1
     share(1)        references 1: 2      a fork refers to it too
     release(1)      references 1: 1      still not free
 
-With a policy, a free block whose content is known stays findable: `take` hands out the others
-first, and then what the policy values least.
+What was given back goes first, newest first, then blocks that nobody has had yet. With a policy, a
+free block whose content is known stays findable: `take` hands out the others first, and then what
+the policy values least.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from headway.core.plan import NULL_BLOCK
 from headway.engine.kv.prefix import Cached, PrefixIndex, common
@@ -24,14 +25,17 @@ class BlockPool:
     `chained` as in PrefixIndex.
     """
 
-    __slots__ = ("_free", "index", "num_blocks", "on_evicted", "references")
+    __slots__ = ("_free", "_fresh", "index", "num_blocks", "on_evicted", "references")
 
     def __init__(self, num_blocks: int, policy: str = "", *, chained: bool = True) -> None:
         assert num_blocks >= 2, "a pool needs the null block and one more"
         self.num_blocks = num_blocks
         self.references = [0] * num_blocks
         self.references[NULL_BLOCK] = 1
-        self._free = list(range(num_blocks - 1, 0, -1))
+        self._free: list[int] = []
+        """Blocks that were given back and hold nothing that can be found."""
+        self._fresh = NULL_BLOCK + 1
+        """From this one on nobody has had a block."""
         self.index = PrefixIndex(num_blocks, policy, chained=chained) if policy else None
         self.on_evicted: Callable[[int, Cached], None] = lambda block, cached: None
         """Told of a block that is given out, and of what it held until now."""
@@ -39,7 +43,8 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks that nobody refers to, cached ones included."""
-        return len(self._free) + (len(self.index.queue) if self.index is not None else 0)
+        cached = len(self.index.queue) if self.index is not None else 0
+        return self.num_blocks - self._fresh + len(self._free) + cached
 
     @property
     def num_used(self) -> int:
@@ -59,6 +64,9 @@ class BlockPool:
         """A free block, now with one reference; the caller has checked `num_free`."""
         if self._free:
             block = self._free.pop()
+        elif self._fresh < self.num_blocks:
+            block = self._fresh
+            self._fresh += 1
         else:
             assert self.index is not None, "no block is free"
             block, cached = self.index.evict()
@@ -67,12 +75,15 @@ class BlockPool:
         return block
 
     def take_some(self, count: int) -> list[int]:
-        """So many, one after the other."""
-        free = self._free
-        if len(free) < count:
+        """So many, one or more, one after the other."""
+        free, begin, end = self._free, self._fresh, self._fresh + count
+        if len(free) >= count:
+            blocks = free[: -count - 1 : -1]
+            del free[-count:]
+        elif not free and end <= self.num_blocks:
+            blocks, self._fresh = list(range(begin, end)), end
+        else:
             return [self.take() for _ in range(count)]
-        blocks = free[: -count - 1 : -1]
-        del free[-count:]
         references = self.references
         for block in blocks:
             references[block] = 1
@@ -103,13 +114,24 @@ class BlockPool:
 
     def release_all(self, blocks: list[int]) -> None:
         """`release` each, in this order."""
-        references, index, free = self.references, self.index, self._free
+        references, unused = self.references, list[int]()
         for block in blocks:
             left = references[block] - 1
             assert left >= 0 and block != NULL_BLOCK
             references[block] = left
-            if left == 0 and (index is None or not index.released(block)):
-                free.append(block)
+            if left == 0:
+                unused.append(block)
+        self._free += unused if self.index is None else self.index.released_all(unused)
+
+    def insert_all(self, blocks: Iterable[int], contents: Iterable[Cached]) -> None:
+        """`insert` each; mostly nothing is listed that continues what comes before it."""
+        index = self.index
+        assert index is not None
+        for block, cached in zip(blocks, contents, strict=True):
+            if index.is_continued(cached.parent, cached.tokens[0]):
+                self.insert(block, cached)
+            else:
+                index.add(block, cached)
 
     def insert(self, block: int, cached: Cached) -> None:
         """`block`, which somebody refers to, can be found as `cached` from now on.
@@ -167,13 +189,14 @@ class BlockPool:
 
     def check_integrity(self, tables: list[list[int]]) -> None:
         """Assert that the counts are exactly the references held by `tables`."""
-        held = [0] * self.num_blocks
+        held, num_fresh = [0] * self._fresh, self.num_blocks - self._fresh
         held[NULL_BLOCK] = 1
         for table in tables:
             for block in table:
-                assert block != NULL_BLOCK, "the null block was given out"
+                assert NULL_BLOCK != block < self._fresh, "a block that was not given out"
                 held[block] += 1
-        assert held == self.references, "reference counts differ from the block tables"
+        assert held == self.references[: self._fresh], "counts differ from the block tables"
+        assert self.references.count(0) == held.count(0) + num_fresh, "a fresh block is in use"
         free = set(self._free)
         assert len(free) == len(self._free), "a block is free twice"
         assert not any(map(held.__getitem__, self._free)), "a block in use is free"

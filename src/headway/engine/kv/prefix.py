@@ -13,6 +13,8 @@ from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
 
+import msgspec
+
 from headway.core.plan import NULL_BLOCK
 from headway.engine.chain import Chain
 from headway.engine.kv.eviction import EvictionQueue
@@ -21,29 +23,18 @@ Entry = TypeVar("Entry", int, bytes)
 """Of a block table a block, of what may become one a key."""
 
 
-class Cached:
+class Cached(msgspec.Struct, eq=False, gc=False):
     """What one block holds: its key, its parent's, its tokens, and how often it was used.
 
     A block that is filled in part begins with a part of one use: it saves as much less.
     """
 
-    __slots__ = ("cost", "key", "owner", "parent", "tokens", "uses")
-
-    def __init__(
-        self,
-        key: bytes,
-        parent: bytes,
-        tokens: list[int],
-        cost: float,
-        owner: bytes = b"",
-        uses: float = 1,
-    ) -> None:
-        self.key = key
-        self.parent = parent
-        self.tokens = tokens
-        self.cost = cost
-        self.owner = owner
-        self.uses = uses
+    key: bytes
+    parent: bytes
+    tokens: list[int]
+    cost: float
+    owner: bytes = b""
+    uses: float = 1
 
 
 class PrefixIndex:
@@ -86,6 +77,10 @@ class PrefixIndex:
         key = self._newest.get((parent, token))
         return None if key is None else self.cached[self.block_of[key]]
 
+    def is_continued(self, parent: bytes, token: int) -> bool:
+        """Whether something is listed that continues `parent` with `token`."""
+        return (parent, token) in self._newest
+
     def drop(self, block: int) -> None:
         """`block` holds nothing any more that can be found; it is not in the queue."""
         cached = self.cached[block]
@@ -99,12 +94,20 @@ class PrefixIndex:
 
     def released(self, block: int) -> bool:
         """Nobody refers to `block` any more; whether it stays findable."""
-        cached = self.cached[block]
-        if cached is None:
-            return False
-        parent = cached.parent if self._chained else None
-        self.queue.push(cached.key, parent, cached.uses, cached.cost)
-        return True
+        return not self.released_all([block])
+
+    def released_all(self, blocks: list[int]) -> list[int]:
+        """Nobody refers to these any more, one after the other; returns those that nobody finds."""
+        held, chained, queue = self.cached, self._chained, self.queue
+        lost = []
+        for block in blocks:
+            cached = held[block]
+            if cached is None:
+                lost.append(block)
+                continue
+            parent = cached.parent if chained else None
+            queue.push(cached.key, parent, cached.uses, cached.cost)
+        return lost
 
     def evict(self) -> tuple[int, Cached]:
         """The block that goes first, and what it held; it holds nothing any more."""
@@ -118,12 +121,12 @@ class PrefixIndex:
 
     def check_integrity(self, references: list[int]) -> None:
         """Assert that keys and blocks agree and that the free ones wait in the queue."""
-        listed = {c.key: b for b, c in enumerate(self.cached) if c is not None}
-        assert listed == self.block_of, "keys and blocks differ"
-        known = [self.cached[block] for block in listed.values()]
-        assert self.num_tokens == sum([len(c.tokens) for c in known if c is not None])
-        free = [key for key, block in listed.items() if references[block] == 0]
-        self.queue.check_integrity(free)
+        known = [(key, block, self.cached[block]) for key, block in self.block_of.items()]
+        keys = [None if cached is None else cached.key for _, _, cached in known]
+        assert keys == list(self.block_of), "keys and blocks differ"
+        assert len(known) == len(self.cached) - self.cached.count(None), "a block has no key"
+        assert self.num_tokens == sum([len(c.tokens) for _, _, c in known if c is not None])
+        self.queue.check_integrity([key for key, block, _ in known if references[block] == 0])
         for (parent, token), key in self._newest.items():
             cached = self.cached[self.block_of[key]]
             assert cached is not None and (cached.parent, cached.tokens[0]) == (parent, token)

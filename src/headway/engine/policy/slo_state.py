@@ -1,7 +1,9 @@
 """What `policy.slo` knows of one sequence: what it keeps of it, and what follows from that."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
+
+import msgspec
 
 from headway.engine.sequence import WAITING, Sequence
 
@@ -46,8 +48,7 @@ class SloState:
             self.unhurried_s = self.gained * self.pace_s * UNHURRIED
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Groups:
+class Groups(msgspec.Struct, frozen=True, kw_only=True):
     """Who is behind, in the order of their turns."""
 
     aged: list[Sequence]
@@ -57,15 +58,14 @@ class Groups:
     idle: list[Sequence]
 
 
-@dataclass(slots=True, kw_only=True)
-class Ranked:
+class Ranked(msgspec.Struct, kw_only=True):
     """Those in time in their order, those late by the rank of their users, least served first.
 
     The last in time ends at `end_s`; all of them could begin `spare_s` later.
     """
 
-    in_time: list[Sequence] = field(default_factory=list)
-    late: list[list[Sequence]] = field(default_factory=list)
+    in_time: list[Sequence] = []
+    late: list[list[Sequence]] = []
     end_s: float
     spare_s: float = inf
 
