@@ -20,12 +20,12 @@ import msgspec
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
-from headway.admit.seen import Seen
+from headway.admit.seen import Seen, pages_of
 from headway.core.clock import Clock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.request import SamplingParams
 from headway.core.scheduler_config import SchedulerConfig
-from headway.core.service import Limits, ServiceClass
+from headway.core.service import UNLIMITED, Limits, ServiceClass
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
 from headway.edge.rates import MAX_RETRY_S, Meter, too_many
@@ -61,8 +61,7 @@ class Rules:
         return self.scheduler.late == "shed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdmissionRequest:
+class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a request wants, once its prompts are encoded.
 
     `prompt_param` and `answer_param` are the client's names for them; the second is None where it
@@ -164,11 +163,11 @@ class Admission:
     def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
         """What this user uses of the class's limits, where its key has none of its own."""
         own = caller.meter.limits
-        wanted = service_class.limits
-        shadowed = {
-            name: None for name in Limits.__struct_fields__ if getattr(own, name) is not None
-        }
-        limits = msgspec.structs.replace(wanted, **shadowed) if shadowed else wanted
+        limits = service_class.limits
+        if own != UNLIMITED:
+            names = Limits.__struct_fields__
+            shadowed = {name: None for name in names if getattr(own, name) is not None}
+            limits = msgspec.structs.replace(limits, **shadowed)
         whose = caller.principal.name, service_class.name
         meter = self._meters.get(whose)
         if meter is None or meter.limits != limits:
@@ -264,7 +263,7 @@ class Ticket:
     """One request that was let in, until `close`."""
 
     __slots__ = (
-        *("_admission", "_caller", "_held", "_open", "_prompts", "_salt", "_service_class"),
+        *("_admission", "_caller", "_held", "_open", "_pages", "_service_class"),
         *("late", "meter", "entry"),
     )
 
@@ -280,8 +279,8 @@ class Ticket:
         self._caller = caller
         self._service_class = service_class
         self._held = [0, 0]
-        self._prompts: list[list[int]] = []
-        self._salt = ""
+        self._pages: list[list[int]] | None = None
+        """By prompt, where they are known."""
         self._open = True
         admission.num_admitted += 1
         self.entry = entry
@@ -300,12 +299,13 @@ class Ticket:
         self._hold(asked)
         entry = self.entry
         entry.n, entry.answer = asked.sampling.n, longest_answer(asked)
-        self._prompts, self._salt = asked.prompts or [], asked.salt
         lines = self._admission.lines
-        lines.place(entry, asked.lengths, asked.salt, asked.prompts)
+        if lines.remember and asked.prompts is not None:
+            self._pages = [pages_of(asked.salt, prompt) for prompt in asked.prompts]
+        lines.place(entry, asked.lengths, self._pages)
         line = lines.line_of(entry)
         longest = round(max(asked.lengths) * line.forecast.uncached)
-        if line.seen is not None and asked.prompts is not None:
+        if self._pages is not None:
             longest = max(entry.left.values())
         usual = self._service_class.objectives(longest)
         slo = asked.slo or usual
@@ -345,8 +345,8 @@ class Ticket:
         """One of its prompts has its first token."""
         line = self._line
         line.forecast.began(self.entry, number)
-        if line.seen is not None and self._prompts:
-            line.seen.add(self._salt, self._prompts[number])
+        if line.seen is not None and self._pages is not None:
+            line.seen.add(self._pages[number])
 
     def close(self, num_tokens: int = 0) -> None:
         """The request is over and took `num_tokens`; safe to call twice."""

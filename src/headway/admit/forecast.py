@@ -183,14 +183,15 @@ class Forecast:
                     entry.left[number], max(0, entry.lengths[number] - computed)
                 )
                 entry.untouched.discard(number)
-        spent_s = record.duration_s + record.gap_s
-        self.step_s = record.duration_s
+        duration_s, num_prefill = record.duration_s, record.num_prefill_tokens
+        spent_s = duration_s + record.gap_s
+        self.step_s = duration_s
         if record.num_decode_tokens and (record.has_more or self._gained > 1):
             self._gained += GAINED_FOLLOWS * (record.tokens_per_decode - self._gained)
-        if record.num_prefill_tokens or self.entries:
+        if num_prefill or self.entries:
             keep = 0.5 ** (spent_s / HALF_LIFE_S)
             self._seconds = self._seconds * keep + spent_s
-            self._tokens = self._tokens * keep + record.num_prefill_tokens
+            self._tokens = self._tokens * keep + num_prefill
         if record.num_queried_tokens:
             keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
             self._queried = self._queried * keep + record.num_queried_tokens
@@ -238,8 +239,9 @@ class Forecast:
 
     def tokens(self, entry: QueueEntry) -> float:
         """Prompt tokens of an entry that are still to be computed."""
-        started = sum(entry.left[n] for n in entry.left if n not in entry.untouched)
-        return started + sum(entry.left[n] for n in entry.untouched) * self.uncached
+        left = sum(entry.left.values())
+        untouched = sum([entry.left[n] for n in entry.untouched])
+        return left - untouched + untouched * self.uncached
 
     def before(self, newcomer: QueueEntry) -> Iterator[QueueEntry]:
         """Whom the newcomer has to wait for, itself not included."""

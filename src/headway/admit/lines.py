@@ -24,12 +24,12 @@ class Line:
     begins: bool = True
 
     def measured(
-        self, entry: QueueEntry, lengths: list[int], salt: str, prompts: list[list[int]] | None
+        self, entry: QueueEntry, lengths: list[int], pages: list[list[int]] | None
     ) -> None:
         """The prompts of `entry`, as far as this engine would have to compute them."""
         found = None
-        if self.seen is not None and prompts is not None:
-            found = [self.seen.found(salt, prompt) for prompt in prompts]
+        if self.seen is not None and pages is not None:
+            found = [*map(self.seen.found, pages, lengths)]
         self.forecast.measured(entry, lengths, found)
 
 
@@ -38,6 +38,8 @@ class Lines:
 
     def __init__(self, lines: list[Line]) -> None:
         self.of = lines
+        self.remember = any(line.seen is not None for line in lines)
+        """Whether it is known what engines have computed."""
         self.on_step: Callable[[StepRecord], None] = lambda record: None
         """Told of each step, for who changes roles."""
 
@@ -71,20 +73,21 @@ class Lines:
         line.num_requests += 1
         line.forecast.enter(entry)
 
-    def place(
-        self, entry: QueueEntry, lengths: list[int], salt: str, prompts: list[list[int]] | None
-    ) -> None:
-        """Choose the engine that is to answer, by its queue and by what it has computed."""
+    def place(self, entry: QueueEntry, lengths: list[int], pages: list[list[int]] | None) -> None:
+        """Choose the engine that is to answer, by its queue and by what it has computed.
+
+        `pages` of each prompt, as of `seen.pages_of`; None where they are not known.
+        """
         taking = self.taking
         if len(taking) > 1:
             candidates = []
             for number in taking:
                 line = self.of[number]
-                line.measured(entry, lengths, salt, prompts)
+                line.measured(entry, lengths, pages)
                 held = line.num_requests - (number == entry.engine)
                 candidates.append(Candidate(line.forecast.wait_s(entry), held))
             self._hand_over(entry, taking[choose_engine(candidates)])
-        self.line_of(entry).measured(entry, lengths, salt, prompts)
+        self.line_of(entry).measured(entry, lengths, pages)
 
     def leave(self, entry: QueueEntry) -> None:
         """The request is over."""

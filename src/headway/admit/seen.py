@@ -8,7 +8,6 @@ the same with another question is seen up to 1,472, and 178 are to be computed.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterator
 
 PAGE_TOKENS = 64
 MOST_PAGES = 65_536
@@ -31,28 +30,30 @@ class Seen:
         self.most_pages = min(max(num_tokens // PAGE_TOKENS, 1), MOST_PAGES)
         self._pages.clear()
 
-    def found(self, salt: str, prompt: list[int]) -> int:
-        """How many tokens `prompt` begins with that were computed, but for its last."""
+    def found(self, pages: list[int], num_tokens: int) -> int:
+        """How many tokens a prompt of `num_tokens` in these pages begins with that were computed,
+        but for its last."""
         count = 0
-        for page in chain(salt, prompt):
+        for page in pages:
             if page not in self._pages:
                 break
             self._pages.move_to_end(page)
             count += PAGE_TOKENS
-        return min(count, max(len(prompt) - 1, 0))
+        return min(count, max(num_tokens - 1, 0))
 
-    def add(self, salt: str, prompt: list[int]) -> None:
-        """`prompt` is computed."""
-        for page in chain(salt, prompt):
+    def add(self, pages: list[int]) -> None:
+        """A prompt of these pages is computed."""
+        for page in pages:
             self._pages[page] = None
             self._pages.move_to_end(page)
         while len(self._pages) > self.most_pages:
             self._pages.popitem(last=False)
 
 
-def chain(salt: str, prompt: list[int]) -> Iterator[int]:
+def pages_of(salt: str, prompt: list[int]) -> list[int]:
     """One hash for each whole page, of it and all before it."""
-    page = hash(salt)
+    page, pages = hash(salt), list[int]()
     for start in range(0, len(prompt) - PAGE_TOKENS + 1, PAGE_TOKENS):
         page = hash((page, *prompt[start : start + PAGE_TOKENS]))
-        yield page
+        pages.append(page)
+    return pages

@@ -62,9 +62,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             self.stop = [self.stop]
         if self.top_k == -1:
             self.top_k = 0
-        for name, (low, high) in RANGES.items():
+        for name, usual, low, high in CHECKED:
             value = getattr(self, name)
-            if value is not USUAL[name] and (value is not None or name not in OPTIONAL):
+            if value is not usual and (value is not None or name not in OPTIONAL):
                 check_range(name, value, low, high, integer=name in INTEGERS)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise RequestError(
@@ -89,7 +89,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 param="stop",
                 code="array_above_max_length",
             )
-        if any(not isinstance(text, str) or not text for text in self.stop):
+        if self.stop and any(not isinstance(text, str) or not text for text in self.stop):
             raise RequestError(
                 "stop must hold non-empty strings.", param="stop", code="invalid_value"
             )
@@ -155,7 +155,8 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
 
 
 USUAL = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
-"""What needs no check, mostly all of it."""
+CHECKED = [(name, USUAL[name], low, high) for name, (low, high) in RANGES.items()]
+"""(Field, what needs no check, lowest and highest value): mostly all of them are as usual."""
 OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
 INTEGERS = {"n", "top_k", "min_tokens", *OPTIONAL}
 ID_LISTS = ("stop_token_ids", "allowed_token_ids")

@@ -67,9 +67,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def over(self, other: "Limits") -> "Limits":
         """These where they say something, else `other`'s."""
+        if self == UNLIMITED:
+            return other
         names = self.__struct_fields__
         given = {n: v for n in names if (v := getattr(self, n)) is not None}
         return msgspec.structs.replace(other, **given) if given else other
+
+
+UNLIMITED = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,23 @@
 """The forecast of waiting: what it learns from steps, from the cache and from who is refused."""
 
-from dataclasses import replace
+from functools import partial
 from math import inf
 
 import pytest
+from msgspec import structs
 
 from admission_house import CLASSES, House, step
 from headway.admit.admission import AdmissionRequest
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.queue import QueueOrder
-from headway.admit.seen import Seen
+from headway.admit.seen import Seen, pages_of
 from headway.core.errors import OverloadedError
 from headway.core.request import SamplingParams
 from headway.core.slo import Slo
+
+
+def found_of(seen: Seen, salt: str, prompt: list[int]) -> int:
+    return seen.found(pages_of(salt, prompt), len(prompt))
 
 
 def test_progress_counts():
@@ -120,23 +125,23 @@ def test_what_was_computed_before_is_not_waited_for_again():
     ticket.measure(first)
     assert ticket.entry.left == {0: 1650}
     ticket.began(0)
-    seen = house.admission.lines.of[0].seen
-    assert seen.found("alice", system + [9] * 150) == 1472
-    assert seen.found("bob", system + question) == 0
-    assert seen.found("alice", system[:64]) == 63
+    found = partial(found_of, house.admission.lines.of[0].seen)
+    assert found("alice", system + [9] * 150) == 1472
+    assert found("bob", system + question) == 0
+    assert found("alice", system[:64]) == 63
     again = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
-    again.measure(replace(first, prompts=[system + [9] * 150]))
+    again.measure(structs.replace(first, prompts=[system + [9] * 150]))
     assert again.entry.left == {0: 178}
 
 
 def test_what_was_seen_is_bounded():
     """The least recently used pages go first."""
     seen = Seen(most_pages=4)
-    seen.add("", [1] * 128)
-    seen.add("", [2] * 192)
+    seen.add(pages_of("", [1] * 128))
+    seen.add(pages_of("", [2] * 192))
     assert len(seen) == 4
-    assert seen.found("", [2] * 300) == 192
-    assert seen.found("", [1] * 300) == 0  # its first page is gone
+    assert found_of(seen, "", [2] * 300) == 192
+    assert found_of(seen, "", [1] * 300) == 0  # its first page is gone
 
 
 def test_answers_end_sooner_where_guesses_come():

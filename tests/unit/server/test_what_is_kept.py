@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from headway.admit.seen import pages_of
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.request import Request, SamplingParams
@@ -36,18 +37,18 @@ def test_no_more_prompts_are_seen_than_the_engine_has_memory_for() -> None:
     seen = served(telemetry(VirtualClock())).admission.lines.of[0].seen
     assert seen is not None
     for number in range(200):
-        seen.add("", [number] * 130)
+        seen.add(pages_of("", [number] * 130))
     assert len(seen) == 25
-    assert seen.found("", [199] * 130) == 128
+    assert seen.found(pages_of("", [199] * 130), 130) == 128
 
 
 def test_an_engine_that_begins_anew_has_seen_nothing() -> None:
     model = telemetry(VirtualClock())
     seen = served(model).admission.lines.of[0].seen
     assert seen is not None and model.ready is not None
-    seen.add("", [1] * 130)
+    seen.add(pages_of("", [1] * 130))
     model.on_ready(model.ready)
-    assert seen.found("", [1] * 130) == 0
+    assert seen.found(pages_of("", [1] * 130), 130) == 0
 
 
 @pytest.mark.parametrize("size", [10, 1000])
