@@ -10,7 +10,7 @@ import msgspec
 
 from headway.bench.latency import Latency
 from headway.bench.percentiles import Distribution, distribution, slope
-from headway.bench.timeline import Timeline, tokens_in
+from headway.bench.timeline import Timeline, tokens_of
 from headway.measure.record import Exchange, Load, Run
 
 LAG_LIMIT_S = 0.010
@@ -114,7 +114,7 @@ def verdict(name: str, wrong: list[int], total: int) -> Check:
 
 def tokens_add_up(run: Run, seen: list[Seen], times: Timeline) -> Check:
     """Throughput × time over the steps of the timeline is the number of tokens that came."""
-    total = sum(tokens_in(x, 0.0, float("inf")) for x, _ in seen)
+    total = sum([tokens_of(x) for x, _ in seen])
     rated = sum(times.output_tokens_per_s) * times.step_s
     return Check(
         name="sum of tokens = throughput × time",

@@ -4,14 +4,14 @@ Worked example, scheduled at 0, chunks at 2, 3 and 5 s with 1, 1 and 2 tokens: T
 TPOT (5 − 2) / 3 = 1, gaps 1, 2, 0. They add up to e2e − TTFT and there is one less than tokens.
 """
 
-from dataclasses import dataclass, field
 from operator import sub
+
+import msgspec
 
 from headway.measure.record import Exchange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Latency:
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds; None where an answer is too short to have one. `gaps_s` are ITLs where `exact`,
     else gaps between chunks whose number of tokens nobody told."""
 
@@ -19,7 +19,7 @@ class Latency:
     publish_s: float | None
     e2e_s: float
     tpot_s: float | None
-    gaps_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = []
     exact: bool = True
 
     @property

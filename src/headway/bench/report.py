@@ -178,10 +178,8 @@ def class_report(
     """The part of one class; where there is no other its figures and rates are those `of_all`."""
     mine = [pair for pair in counted if pair[0].service_class == name]
     all_mine = [pair for pair in seen if pair[0].service_class == name]
-    missed: Counter[str] = Counter()
-    if name in slos:
-        for x, timed in mine:
-            missed.update(misses(slos[name], x, timed))
+    judged = mine if name in slos else []
+    missed = Counter(chain.from_iterable([misses(slos[name], x, t) for x, t in judged]))
     figures, rates = of_all or (figures_of(mine), rates_of(run, all_mine, mine, slos))
     allowed = (1 - run.load.attainment) * len(mine)
     spent = None if rates.attainment is None else (1 - rates.attainment) * len(mine)

@@ -87,10 +87,17 @@ def weights(x: Exchange) -> list[float]:
     return [x.num_output / len(x.chunk_s)] * len(x.chunk_s)
 
 
+def tokens_of(x: Exchange) -> float:
+    """Tokens of one answer that came."""
+    if not x.chunk_s:
+        return 0.0
+    return float(x.num_output if x.chunk_tokens is None else sum(x.chunk_tokens))
+
+
 def tokens_in(x: Exchange, from_s: float, to_s: float) -> float:
     """Tokens of one answer that came in [from_s, to_s]."""
     if not x.chunk_s:
         return 0.0
     if from_s <= min(x.chunk_s) and max(x.chunk_s) <= to_s:
-        return float(x.num_output if x.chunk_tokens is None else sum(x.chunk_tokens))
+        return tokens_of(x)
     return sum([w for at_s, w in zip(x.chunk_s, weights(x)) if from_s <= at_s <= to_s])

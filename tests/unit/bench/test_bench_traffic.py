@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.bench import prompts
 from headway.bench.arrivals import ARRIVALS, Pace
 from headway.bench.classes import build_all, read_classes
 from headway.bench.lengths import parse_length
@@ -109,6 +110,20 @@ def test_made_pieces_follow_from_their_key():
     assert ids != json.loads(IdWriter(seed=4).json(prompt))
     assert min(ids) >= 32 and max(ids) < 500
     assert max(json.loads(IdWriter(0, 64).json((Made("x", 500),)))) < 64
+
+
+@pytest.mark.parametrize("most", [1, 300, 16_384])
+def test_prompts_that_are_drawn_at_once_are_the_same(monkeypatch, most):
+    """However many of them: the rest is drawn when it is asked for."""
+    monkeypatch.setattr(prompts, "MOST_FORESEEN", most)
+    asked = [(Made("prefix 1", 20), Made(f"request {n}", 1 + 9 * n)) for n in range(12)]
+    asked.append((Ids((1, 2)), Made("empty", 0)))
+    alone, together = IdWriter(3, 480), IdWriter(3, 480)
+    together.foresee(asked)
+    assert sum(piece.tokens for piece in together._foreseen) <= most
+    assert [*map(together.ids, asked)] == [*map(alone.ids, asked)]
+    together.foresee([])
+    assert together.ids(asked[2]) == alone.ids(asked[2])
 
 
 def test_ids_of_a_trace_are_kept_or_folded():
