@@ -35,7 +35,7 @@ from headway.engine.learning import (
     State,
     learner,
 )
-from headway.telemetry.records import StepRecord
+from headway.telemetry.records import Counted, StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
 KEPT_ERRORS = 512
@@ -63,7 +63,7 @@ inflated by this share of the prior's, so that a change that persists is learned
 
 
 class Work(NamedTuple):
-    """What a step does, counted as `telemetry.records.count_work` does; KV summed over groups."""
+    """What a step does, counted as `telemetry.records.counted` does; KV summed over groups."""
 
     num_tokens: int
     num_sampled: int
@@ -88,22 +88,16 @@ NOTHING = Work(0, 0, 0, 0)
 
 def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
     """What decodes do whose contexts have these lengths; `windows` by KV group."""
-    count = len(starts)
+    count, total = len(starts), sum(starts)
     reads = [
-        sum([min(start, window - 1) for start in starts]) if window else sum(starts)
-        for window in windows
+        sum([min(start, window - 1) for start in starts]) if window else total for window in windows
     ]
-    return Work(count, count, sum(starts) + count, sum(reads) + count * len(reads))
+    return Work(count, count, total + count, sum(reads) + count * len(reads))
 
 
-def work_done(record: StepRecord) -> Work:
-    """What the step of `record` did."""
-    return Work(
-        record.num_tokens,
-        record.num_sampled,
-        record.attended_tokens,
-        sum(record.kv_tokens_read),
-    )
+def work_done(told: StepRecord | Counted) -> Work:
+    """What a step did of which this is told."""
+    return Work(told.num_tokens, told.num_sampled, told.attended_tokens, sum(told.kv_tokens_read))
 
 
 LEAST_CHUNK = 16
@@ -189,8 +183,10 @@ class StepCost:
     def seconds(self, work: Work) -> float:
         """Predicted seconds of a step that does `work`, the gap before it included."""
         tokens, sampled, attended, read = work
-        parts = self._parts
-        seconds = self._curve(tokens) + parts[ATTENDED] * attended + parts[READ] * read
+        parts, (above, width, beyond) = self._parts, place(tokens)
+        below_s = parts[above - 1]
+        curve_s = below_s + (parts[above] - below_s) * beyond / width  # as `_curve`
+        seconds = curve_s + parts[ATTENDED] * attended + parts[READ] * read
         if sampled:
             seconds += parts[ANY_SAMPLED] + parts[SAMPLED] * sampled
         return seconds

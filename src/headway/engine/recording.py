@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from headway.core.plan import StepPlan, StepResult
+from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.engine.cost import StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
-from headway.telemetry.records import StepRecord, count_work
+from headway.telemetry.records import Counted, StepRecord, counted
 
 
 class Recorder:
@@ -15,6 +15,8 @@ class Recorder:
 
     def __init__(self, scheduler: Scheduler, cost: StepCost, has_work: Callable[[], bool]) -> None:
         self.scheduler, self.cost, self.has_work = scheduler, cost, has_work
+        self.count: Callable[[list[ScheduledSequence], tuple[int, ...]], Counted] = counted
+        """What the rows of a step do; for who knows it already."""
         self._ended_s: float | None = None
         self._was_idle = False
 
@@ -29,7 +31,9 @@ class Recorder:
         if step.is_ahead and self._ended_s is not None:
             started_s = planned_s = max(self._ended_s, planned_s)
         record = self._work(step.plan, result, started_s)
-        record.num_queried_tokens, record.num_cached_tokens, record.restored_tokens = step.first
+        if step.plan.new:
+            record.num_queried_tokens, record.num_cached_tokens = step.first[:2]
+            record.restored_tokens = step.first[2]
         if step.masks is not None:
             record.mask_s, record.mask_wait_s = step.masks.mask_s, step.masks.wait_s
         if grammars is not None:
@@ -52,37 +56,43 @@ class Recorder:
 
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
-        scheduler, cost = self.scheduler, self.cost
-        kv = scheduler.kv
+        scheduler, cost, timings = self.scheduler, self.cost, result.timings
+        kv, policy = scheduler.kv, scheduler.policy
         used = [pool.num_used for pool in kv.pools]
-        usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools, strict=True)])
+        usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools)])
         used = [sum(used)] if kv.dealt is not None else used
+        work = self.count(plan.scheduled, cost.windows)
         record = StepRecord(
             step=plan.step,
             started_s=started_s,
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
-            num_tokens=0,
-            num_sampled=0,
+            num_tokens=work.num_tokens,
+            num_sampled=work.num_sampled,
             kv_blocks_used=sum(used),
             kv_usage=usage,
             num_preemptions=scheduler.num_preemptions,
+            num_decode_tokens=work.num_decode_tokens,
+            attended_tokens=work.attended_tokens,
+            kv_tokens_read=work.kv_tokens_read,
             group_blocks_used=used,
+            prepare_s=timings.prepare_s,
+            forward_s=timings.forward_s,
+            sample_s=timings.sample_s,
+            draft_s=timings.draft_s,
+            experts_read=result.experts_read,
+            prefill_s_per_token=policy.token_s,
+            alone_s_per_token=policy.alone_s,
+            row_s=policy.slot_rate.row_s(scheduler.clock.now_s()),
+            transfer_s=result.transfer_s,
+            num_drafts=work.num_drafts,
+            num_forced_rows=work.num_forced_rows,
         )
-        count_work(record, plan.scheduled, cost.windows)
-        timings = result.timings
-        record.prepare_s, record.forward_s = timings.prepare_s, timings.forward_s
-        record.sample_s, record.draft_s = timings.sample_s, timings.draft_s
         scheduler.drafts.tell(record, plan, result, cost)
-        record.experts_read = result.experts_read
-        record.prefill_s_per_token = scheduler.policy.token_s
-        record.alone_s_per_token = scheduler.policy.alone_s
-        record.row_s = scheduler.policy.slot_rate.row_s(scheduler.clock.now_s())
         if scheduler.is_full:
             record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
         if record.num_prefill_tokens:
             record.prefilling = prefilling(scheduler, plan)
-        record.transfer_s = result.transfer_s
         scheduler.preemption.tell(record)
         if kv.tiers is not None:
             kv.tiers.tell(record)
@@ -92,7 +102,7 @@ class Recorder:
 def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int]]:
     """(request id, index, tokens computed) of the rows that catch up with their prompts."""
     found = []
-    for row in plan.scheduled:
+    for row in [row for row in plan.scheduled if len(row.token_ids) > 1]:
         if len(row.token_ids) > row.num_drafts + row.num_forced + 1:
             sequence = scheduler.by_id(row.sequence_id)
             if sequence is not None:

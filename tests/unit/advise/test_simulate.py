@@ -133,6 +133,24 @@ def test_those_who_wait_too_long_leave_and_their_rows_come_free():
     assert not made.replicas[0].jobs
 
 
+def test_only_the_first_who_may_leave_is_waited_for():
+    """200 clients in the air are one event, and each leaves at its own time."""
+    made = world(Formula(0.1), served(max_num_seqs=1, max_queue_wait_s=1e6), timeout_s=1.0)
+    waiting = []
+
+    def step(replica, now_s, step=made._step):
+        waiting.append(sum(act == made._leave for _, _, act, _ in made._heap))
+        step(replica, now_s)
+
+    made._step = step  # type: ignore[method-assign]
+    times = [0.01 * number for number in range(200)]
+    found = made.run(talks(times, answer=30, prompt=4))
+    assert max(waiting) == 1
+    assert {x.error for x in found} == {"timeout"}
+    assert [x.ended_s for x in found] == pytest.approx([at_s + 1.0 for at_s in times])
+    assert not made._waiting and not made.replicas[0].jobs
+
+
 def test_two_replicas_take_twice_as_much():
     """The router spreads what comes, and each prompt goes to where its beginning was computed."""
     conversations = talks(poisson(150, 600), prompt=32)

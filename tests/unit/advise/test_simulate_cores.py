@@ -107,6 +107,19 @@ def test_engines_slow_each_other_and_share_cores():
     assert cores.begin(2, 0.0, 4e-3) == pytest.approx(4e-3 * 1.5 * 1.5)
 
 
+def test_where_nobody_computes_beside_the_engine_nothing_waits():
+    """Then nothing is kept of who waits for whom, and all is read as if it were."""
+    plain, kept = Cores(Front(), threads=1, engines=2), Cores(Front(), threads=1, engines=2)
+    assert not plain.matter and Cores(BOTH, threads=1).matter
+    kept.matter = True
+    rng, now_s = np.random.default_rng(1), 0.0
+    for _ in range(200):
+        now_s += float(rng.exponential(0.001))
+        count = int(rng.integers(0, 4))
+        assert plain.read_s(now_s, count) == kept.read_s(now_s, count)
+        assert plain.received(now_s) == kept.received(now_s) == now_s
+
+
 def test_only_what_computes_takes_a_core():
     """The server alone has its core beside one engine; a queue of it still makes others wait."""
     cores = Cores(replace(BOTH, client_cpu_s=0.0), threads=1)

@@ -4,11 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.plan import ScheduledSequence
-from headway.telemetry.records import count_work
-from telemetry_cases import step
+from headway.telemetry.records import Counted, counted
 
 rows = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=20
+)
+mixed = st.lists(
+    st.tuples(st.integers(0, 99), st.integers(1, 4), st.booleans(), st.integers(0, 3)), max_size=9
 )
 
 
@@ -16,18 +18,20 @@ def advance(number, start, length, sample, drafts=0):
     return ScheduledSequence(number, start, [0] * length, [[]], sample, drafts)
 
 
+def num_prefill(found: Counted) -> int:
+    return found.num_tokens - found.num_decode_tokens
+
+
 def test_the_worked_example():
-    record = step()
-    count_work(record, [advance(1, 99, 1, True), advance(2, 8, 4, False)], (0,))
-    assert (record.num_tokens, record.num_decode_tokens, record.num_prefill_tokens) == (5, 1, 4)
-    assert record.attended_tokens == 142 and record.kv_tokens_read == [112]
+    found = counted([advance(1, 99, 1, True), advance(2, 8, 4, False)], (0,))
+    assert (found.num_tokens, found.num_decode_tokens, num_prefill(found)) == (5, 1, 4)
+    assert found.attended_tokens == 142 and found.kv_tokens_read == [112]
 
 
 @given(rows, st.integers(1, 64))
 def test_it_is_the_slow_count(drawn, window):
     plan = [advance(i, *row) for i, row in enumerate(drawn)]
-    record = step()
-    count_work(record, plan, (0, window))
+    found = counted(plan, (0, window))
     attended, full, seen = 0, 0, 0
     for row in plan:
         end = row.start + len(row.token_ids)
@@ -36,28 +40,43 @@ def test_it_is_the_slow_count(drawn, window):
         seen += len(
             {k for p in range(row.start, end) for k in range(max(0, p - window + 1), p + 1)}
         )
-    assert record.attended_tokens == attended
-    assert record.kv_tokens_read == [full, seen]
-    assert record.num_tokens == sum(len(row.token_ids) for row in plan)
-    assert record.num_decode_tokens == sum(r.sample and len(r.token_ids) == 1 for r in plan)
+    assert found.attended_tokens == attended
+    assert found.kv_tokens_read == [full, seen]
+    assert found.num_tokens == sum(len(row.token_ids) for row in plan)
+    assert found.num_sampled == sum(row.sample for row in plan)
+    assert found.num_decode_tokens == sum(r.sample and len(r.token_ids) == 1 for r in plan)
+
+
+@given(mixed)
+def test_guesses_and_forced_tokens_are_counted_row_by_row(drawn):
+    """Rows of a known token, guesses behind it, or forced tokens before it, beside plain ones."""
+    plan = [advance(0, 7, 1, True), advance(1, 5, 2, False)]
+    for number, (start, length, guesses, path) in enumerate(drawn, 2):
+        row = advance(number, start, length, not path, length - 1 if guesses or path else 0)
+        row.path, row.num_forced = path if length > 1 else 0, 0 if guesses or path else length - 1
+        plan.append(row)
+    found = counted(plan, (0,))
+    assert found.num_sampled == sum(row.sample + row.num_drafts for row in plan)
+    assert found.num_forced_rows == sum(row.num_forced for row in plan)
+    behind = sum(len(row.token_ids) - (not row.path) for row in plan if row.num_drafts)
+    assert found.num_drafts == behind
+    decoding = [r for r in plan if r.path or r.num_drafts or r.num_forced or r.sample]
+    assert found.num_decode_tokens == sum(len(row.token_ids) for row in decoding)
 
 
 def test_drafts_to_verify_are_decodes():
-    record = step()
-    count_work(record, [advance(1, 10, 4, True, drafts=3), advance(2, 0, 4, True)], (0,))
-    assert (record.num_decode_tokens, record.num_prefill_tokens) == (4, 4)
+    found = counted([advance(1, 10, 4, True, drafts=3), advance(2, 0, 4, True)], (0,))
+    assert (found.num_decode_tokens, num_prefill(found)) == (4, 4)
 
 
 def test_a_step_that_only_tells():
-    record = step()
-    count_work(record, [], (0, 16))
-    assert record.num_tokens == 0 and record.kv_tokens_read == [0, 0]
+    found = counted([], (0, 16))
+    assert found.num_tokens == 0 and found.kv_tokens_read == [0, 0]
 
 
 def test_another_path_decodes_as_well():
     """What it computes again is no prompt."""
-    record = step()
     path = ScheduledSequence(1, 10, [0] * 3, [[]], False, 2, path=1)
-    count_work(record, [advance(1, 10, 4, True, drafts=3), path], (0,))
-    assert (record.num_decode_tokens, record.num_prefill_tokens) == (7, 0)
-    assert record.kv_tokens_read == [14 + 13]
+    found = counted([advance(1, 10, 4, True, drafts=3), path], (0,))
+    assert (found.num_decode_tokens, num_prefill(found)) == (7, 0)
+    assert found.kv_tokens_read == [14 + 13]

@@ -15,7 +15,7 @@ happens until it ends.
 
 from dataclasses import dataclass
 
-from headway.advise.simulate.front import Front
+from headway.advise.simulate.front import CLIENT, SERVER, Front
 
 LEAST_S = 1e-9
 """Of a step that is over but for rounding."""
@@ -49,6 +49,9 @@ class Cores:
         """Whether it can happen that more compute than there are cores."""
         self.are_shared = self.are_scarce or (engines > 1 and front.beside > 0)
         """Whether what others do can make a step longer."""
+        computes = any(getattr(front, name) for name in (*SERVER, *CLIENT))
+        self.matter = self.are_shared or computes
+        """Whether anything ever waits: not where neither server nor client computes."""
         self._left: dict[int, float] = {}
         """Engine → what its step has still to do, in seconds of cores of its own."""
         self._at_s = 0.0
@@ -70,6 +73,8 @@ class Cores:
 
     def received(self, now_s: float) -> float:
         """When the server gets to a request that arrives now."""
+        if not self.matter:
+            return now_s
         served_s = now_s + self.server.wait_s(now_s)
         self._advance(now_s)
         self.server.work(now_s, self.slower() * self.front.request_cpu_s)
@@ -77,6 +82,8 @@ class Cores:
 
     def read_s(self, now_s: float, count: int) -> list[float]:
         """A step has ended with so many updates: when clients read each."""
+        if not self.matter:
+            return self.front.read_s(now_s, count, 0.0, self.front.row_s)
         self._advance(now_s)
         front, slower = self.front, self.slower()
         out_s = now_s + self.server.wait_s(now_s)

@@ -23,8 +23,8 @@ from headway.core.plan import (
     StepResult,
     Transfer,
 )
-from headway.engine.cost import Work
-from headway.telemetry.records import IS_SAMPLED, START, TOKEN_IDS
+from headway.engine.cost import Work, work_done
+from headway.telemetry.records import Counted, counted
 
 GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
 LOWEST_ID = 32
@@ -112,6 +112,8 @@ class SimulatedExecutor:
         self._copies_end_s = 0.0
         self._plan: StepPlan | None = None
         self._masks = GrammarMasks()
+        self._counted: tuple[list[ScheduledSequence], tuple[int, ...], Counted] | None = None
+        """The rows that were computed last, in these windows, and what they do."""
 
     def submit(self, plan: StepPlan) -> None:
         for sequence_id in plan.finished:
@@ -130,9 +132,9 @@ class SimulatedExecutor:
     def collect(self) -> StepResult:
         plan, self._plan = self._plan, None
         assert plan is not None, "collect without submit"
-        work = work_of_rows(plan.scheduled, self._windows)
+        work = self.count(plan.scheduled, self._windows)
         copied_s = sum([self._bytes_s(copy.group, 1) for copy in plan.copies])
-        self._clock.advance(self._truth.seconds(work) + copied_s)
+        self._clock.advance(self._truth.seconds(work_done(work)) + copied_s)
         for transfer in plan.transfers:
             self._begin(transfer)
         if not plan.scheduled and self._flying:  # nobody is advanced before a copy ends
@@ -145,6 +147,13 @@ class SimulatedExecutor:
             transfer_s=transfer_s,
             experts_read=self._experts_read(work.num_tokens),
         )
+
+    def count(self, rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
+        """What the rows of a step do, counted once for the executor and the step's record."""
+        known = self._counted
+        if known is None or known[0] is not rows or known[1] != windows:
+            known = self._counted = rows, windows, counted(rows, windows)
+        return known[2]
 
     def _bytes_s(self, group: int, num_blocks: int) -> float:
         size = self._block_bytes[group] if group < len(self._block_bytes) else 0
@@ -223,26 +232,6 @@ class SimulatedExecutor:
 
     def probe(self, budget_s: float) -> None:
         """There is nothing to measure."""
-
-
-def work_of_rows(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Work:
-    """What a step of these rows does, counted as `telemetry.records.count_work` does."""
-    starts = [*map(START, rows)]
-    lengths = [*map(len, map(TOKEN_IDS, rows))]
-    tokens = sum(lengths)
-    read = sum(starts) + tokens
-    if tokens == len(rows):
-        sampled, attended = sum(map(IS_SAMPLED, rows)), read
-    else:
-        sampled = sum([row.sample + row.num_drafts for row in rows])
-        attended = sum([n * s + n * (n + 1) // 2 for s, n in zip(starts, lengths)])
-    reads = sum(
-        [
-            sum([min(s, window - 1) + n for s, n in zip(starts, lengths)]) if window else read
-            for window in windows
-        ]
-    )
-    return Work(tokens, sampled, attended, reads)
 
 
 def under_masks(tokens: list[int], masks: list[bytes]) -> list[int]:

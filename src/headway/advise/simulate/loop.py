@@ -6,6 +6,7 @@ read and thought about. The same traffic, seed and truth give the same exchanges
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -26,6 +27,10 @@ from headway.measure.record import Exchange
 FIRST_PAUSE_S = 0.5
 """Before the first retry where the refusal does not say; doubled for the next, as OpenAI's and
 Anthropic's clients do."""
+
+
+DRAWN_AT_ONCE = 64
+"""Conversations whose first prompts are drawn together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +91,14 @@ class World:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self._next_id = 0
+        self._waiting: deque[tuple[float, Asking, int]] = deque()
+        """(When the client leaves, its exchange, the number of its request), in this order."""
         self._flying: dict[int, Stepped] = {}
         """Where cores are shared, the step that each engine is in."""
         self._upcoming: Iterator[tuple[int, Conversation]] = iter(())
+        self._talks: list[Conversation] = []
+        self._num_drawn = 0
+        """Of so many conversations the first prompts are drawn."""
 
     def at(self, at_s: float, act: Callable[..., None], *given: Any) -> None:
         """Call `act` then."""
@@ -97,6 +107,7 @@ class World:
 
     def run(self, conversations: list[Conversation]) -> list[Exchange]:
         """All conversations to their ends; the exchanges in the order in which they were sent."""
+        self._talks = conversations
         if self.clients.concurrency is None:
             for number, conversation in enumerate(conversations):
                 self.at(conversation.at_s, self._begin, number, conversation, conversation.at_s)
@@ -121,7 +132,16 @@ class World:
             self._begin(*following, now_s)
 
     def _begin(self, number: int, conversation: Conversation, at_s: float) -> None:
+        if number >= self._num_drawn:
+            self._draw(number)
         self._say(Talk(number, conversation), at_s)
+
+    def _draw(self, number: int) -> None:
+        """Draw the first prompts of the conversation of this number and of some that follow."""
+        self._num_drawn = number + DRAWN_AT_ONCE
+        begin = number % max(len(self._talks), 1)
+        first = [talk.turns[0] for talk in self._talks[begin : begin + DRAWN_AT_ONCE]]
+        self.writer.foresee([turn.system + turn.prompt for turn in first])
 
     def _say(self, talk: Talk, at_s: float) -> None:
         """Send the next turn: all that was said, and what is new."""
@@ -213,17 +233,24 @@ class World:
             ),
         )
         self.at(due_s, self._step, replica, due_s)
-        self.at(asking.sent_s + self.clients.timeout_s, self._leave, asking, request.request_id)
+        leaves_s = asking.sent_s + self.clients.timeout_s
+        if not self._waiting:
+            self.at(leaves_s, self._leave, leaves_s)
+        self._waiting.append((leaves_s, asking, request.request_id))
 
-    def _leave(self, asking: "Asking", number: int) -> None:
-        """A client that has waited too long leaves."""
-        replica = next((each for each in self.replicas if number in each.jobs), None)
-        if asking.is_over or replica is None:
-            return
-        at_s = asking.sent_s + self.clients.timeout_s
-        replica.drop(at_s, number)
-        asking.failed("timeout", "", at_s)
-        self.at(at_s, self._step, replica, at_s)
+    def _leave(self, now_s: float) -> None:
+        """Clients that have waited too long leave."""
+        while self._waiting:
+            at_s, asking, number = self._waiting[0]
+            replica = next((each for each in self.replicas if number in each.jobs), None)
+            if replica is not None and not asking.is_over:
+                if at_s > now_s:
+                    self.at(at_s, self._leave, at_s)
+                    return
+                replica.drop(at_s, number)
+                asking.failed("timeout", "", at_s)
+                self.at(at_s, self._step, replica, at_s)
+            self._waiting.popleft()
 
     def _step(self, replica: Replica, now_s: float) -> None:
         """Let an engine run that has something to do."""

@@ -8,8 +8,9 @@ and joins the step after, as at a real server.
 import dataclasses
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
@@ -67,8 +68,7 @@ class Served:
         )
 
 
-@dataclass(slots=True, kw_only=True)
-class Job:
+class Job(msgspec.Struct, kw_only=True, eq=False):
     """One request at a server: what came of it, and who is told.
 
     `began` and `ended` are called with its first and its last update, and when its client reads it.
@@ -86,15 +86,14 @@ class Job:
     fail: Callable[[RequestError, float], None]
 
 
-@dataclass(slots=True)
-class Stepped:
+class Stepped(msgspec.Struct, eq=False):
     """A step that has been computed, and ends in the future of the world."""
 
     ends_s: float
     updates: list[SequenceUpdate]
     record: StepRecord | None
-    refusals: list[tuple[int, RequestError]] = field(default_factory=list)
-    handed: list[tuple[int, bytes]] = field(default_factory=list)
+    refusals: list[tuple[int, RequestError]] = []
+    handed: list[tuple[int, bytes]] = []
     """Requests that have left, and their parcels."""
 
 
@@ -210,6 +209,8 @@ class Replica:
             clock=self.clock,
             prior=prior,
         )
+        if isinstance(executor, SimulatedExecutor):
+            self.engine.recorder.count = executor.count  # it has counted them already
         if served.belief is not None:
             self.engine.cost.believe(served.belief)
         else:
