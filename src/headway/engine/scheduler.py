@@ -37,7 +37,7 @@ from headway.engine.room import Room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 from headway.engine.starts import Starts
-from headway.engine.steady import Grown, add_rows, goes_on, grow
+from headway.engine.steady import Grown, add_rows, asks_nobody, goes_on, grow
 
 
 class Scheduler:
@@ -107,11 +107,6 @@ class Scheduler:
         """Whether somebody of a batch is still here."""
         return bool(self.running or self.waiting)
 
-    @property
-    def _is_plain(self) -> bool:
-        """Whether nobody guesses, and no step is planned ahead of another."""
-        return self.drafts.speculator is None and not self.overlap.depth
-
     def add(self, sequence: Sequence) -> None:
         """Take a newcomer; it is in the queue at once if the rule of batching lets it."""
         self.gate.add(sequence)
@@ -173,7 +168,7 @@ class Scheduler:
         Those that are steady need nothing but their rows, and some a block with them.
         """
         budget, begin, num_stalled = self.max_num_batched_tokens, 0, 0
-        grown, is_plain = Grown(), self._is_plain
+        grown, is_plain = Grown(), asks_nobody(self.drafts, self.overlap)
         for at, count in self.drafts.plan(decodes, budget):
             may_grow = is_plain and self._took and at - begin < budget  # nobody was preempted
             new = grow(self.kv, decodes[at]) if may_grow else None
@@ -330,7 +325,7 @@ class Scheduler:
         Of a steady sequence (`Sequence.steady_until`) one token more is computed and one more is
         known, and that is all.
         """
-        by_id, is_plain = self._by_id, self._is_plain
+        by_id, is_plain = self._by_id, asks_nobody(self.drafts, self.overlap)
         for unserved in self.preemption.take(result):
             self.starts.compute_instead(unserved)
         self._note_computed(plan)

@@ -12,10 +12,17 @@ from itertools import compress
 
 from headway.core.plan import BlocksByGroup, ScheduledSequence, StepPlan
 from headway.engine.kv import KVCache
+from headway.engine.overlap import Overlap
 from headway.engine.sequence import Sequence
+from headway.engine.speculation import StepDrafts
 
 Grown = list[tuple[int, BlocksByGroup]]
 """(Place among the decodes, new blocks) of those that took room with their rows."""
+
+
+def asks_nobody(drafts: StepDrafts, overlap: Overlap) -> bool:
+    """Whether nobody guesses, and no step is planned ahead of another."""
+    return drafts.speculator is None and not overlap.depth
 
 
 def grow(kv: KVCache, sequence: Sequence) -> BlocksByGroup | None:

@@ -2,7 +2,6 @@
 
 import logging
 from collections import Counter
-from dataclasses import replace as replace_asked
 
 import pytest
 from hypothesis import given, settings
@@ -284,7 +283,7 @@ def test_a_wide_request_fills_the_queue_for_its_own_user_alone():
     """One request of 300 prompts beside a queue of 16: others still get their places."""
     house = House(max_queue=16)
     wide = asked_for(20)
-    wide = replace_asked(wide, lengths=[20] * 300)
+    wide = replace(wide, lengths=[20] * 300)
     house.arrive(caller=house.caller("A")).measure(wide)
     house.ask(20, caller=house.caller("B"))
     with pytest.raises(OverloadedError):
