@@ -71,8 +71,7 @@ class KVCache:
         self.choosing = Choosing.of(config)
         self.dealt = config.dealt
         self._is_plain = not (self._slides or self.choosing or self.dealt or self.states)
-        self.is_one_table = self._is_plain and len(self.pools) == 1
-        """Whether a sequence has one table, which only grows."""
+        self.is_one_table = self._is_plain and len(self.pools) == 1  # which only grows
         self.indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
 
