@@ -84,6 +84,8 @@ class Stub:
         """Nats between each token and the next likeliest, where log-probabilities are asked for."""
         self.fingerprint = fingerprint
         self.boot, self.elsewhere = "1", ""
+        self.drains = False
+        """Whether it lives and takes no more requests, as a Headway server that ends."""
         self.asked: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.num_tokens = 0
@@ -125,16 +127,24 @@ class Stub:
     async def _load(self, _: web.Request) -> web.Response:
         if not self.headway:
             return web.json_response({}, status=404)
-        return web.json_response({self.model: self.load})
+        return web.json_response({} if self.drains else {self.model: self.load})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         self.asked.append(await request.json())
+        if self.drains:
+            return self._not_ready()
         return web.json_response({"object": "list", "data": []})
+
+    def _not_ready(self) -> web.Response:
+        error = {"message": "The model is not ready (draining).", "code": "not_ready"}
+        return web.json_response({"error": error}, status=503)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         body = msgspec.json.decode(await request.read())
         self.asked.append(body)
         self.headers.append(dict(request.headers))
+        if self.drains:
+            return self._not_ready()
         fault = self.fault(len(self.asked))
         if fault.startswith("status"):
             error = {"message": "secret 10.0.0.1", "code": "some_code", "param": "x"}

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,45 @@ def test_a_killed_server_costs_no_stream_a_token(
         assert count > 0 and not estimated, "what was shown is known to the token"
         sums = gateway.rows("SELECT SUM(output_tokens), SUM(estimated) FROM requests")
         assert sums == [(12 * 400, 0)]
+    finally:
+        gateway.close()
+        victim.close()
+
+
+def test_a_server_that_drains_costs_no_request(
+    tiny_model: Path, servers: list[LiveServer]
+) -> None:
+    """It ends what it began and refuses what comes: each round has more requests than might be
+    tried again, and all are answered, until it is gone and once more."""
+    flags = ("--kv-memory=32MiB", "--served-model-name=tiny", "--drain-timeout=60")
+    victim = LiveServer(tiny_model, *flags).wait_ready()
+    gateway = LiveGateway(victim.url, servers[0].url)
+    try:
+        with (
+            openai.OpenAI(base_url=victim.url + "/v1", api_key="x", max_retries=0) as direct,
+            openai.OpenAI(base_url=gateway.url + "/v1", api_key="x", max_retries=0) as client,
+            ThreadPoolExecutor(32) as pool,
+        ):
+
+            def ask(asked: openai.OpenAI, count: int) -> str:
+                return texts_of(
+                    asked.chat.completions.create(
+                        model="tiny", messages=MESSAGES, max_tokens=count, seed=1, stream=True,
+                        extra_body={"ignore_eos": True},
+                    )  # fmt: skip
+                )
+
+            expected = ask(client, 8)
+            told = victim.metric("generation_tokens_total")
+            running = [pool.submit(ask, direct, 400) for _ in range(8)]
+            wait_until(lambda: victim.metric("generation_tokens_total") > told)
+            victim.process.send_signal(signal.SIGTERM)
+            is_over = False
+            while not is_over:
+                is_over = victim.process.poll() is not None
+                asked = [pool.submit(ask, client, 8) for _ in range(24)]
+                assert {each.result() for each in asked} == {expected}
+            assert all(each.result() for each in running), "what it began"
     finally:
         gateway.close()
         victim.close()

@@ -47,5 +47,5 @@ class Members:
             new = self.file.with_suffix(".new")
             new.write_bytes(msgspec.yaml.encode({"upstreams": rows}))
             os.replace(new, self.file)
+            self.changed()  # where that fails the next look tries it again
             self.written = urls
-            self.changed()

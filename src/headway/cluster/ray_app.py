@@ -3,8 +3,9 @@
     serve run headway.cluster.ray_app:app folder=/models/chat least=1 most=4
 
 A request does not go through Ray: its proxy costs milliseconds, and a stream is broken when its
-replica dies. Each replica of `Server` runs `headway serve` and tells the gateway that it is there;
-the one replica of `Gateway` runs `headway gateway` over those, and streams go on in another one.
+replica dies. Each replica of `Server` runs `headway serve` and tells the gateway that it is there,
+and that it ends before it takes no more requests; the one replica of `Gateway` runs `headway
+gateway` over those, and streams go on in another one.
 Ray starts a server again whose `/health` fails. How many there are `scale_policy` says, by the
 attainment that is predicted (`scale.py`), not by how busy they are.
 
@@ -33,8 +34,8 @@ from headway.core.errors import HeadwayError, UsageError
 log = logging.getLogger(__name__)
 
 KEY_ENV = "HEADWAY_API_KEY"
-TELL_S = 3.0
-"""How often a server says that it is there."""
+TELL_S, LEAVE_S = 3.0, 3.0
+"""How often a server says that it is there, and how long it says that it ends."""
 TIMEOUT_S = 10.0
 MINUTE = 60
 """The window of `/stats` that attainment is read from."""
@@ -101,16 +102,22 @@ class Server:
         )
         self.child = Child(command, drain_s=wanted.drain_s, ready_s=wanted.ready_s)
         self._ends = threading.Event()
-        threading.Thread(target=self._tell_on, daemon=True).start()
+        self._teller = threading.Thread(target=self._tell_on, daemon=True)
+        self._teller.start()
 
     def _tell_on(self) -> None:
         """Say that it is there until it ends; a gateway that is being started again hears later."""
         while not self._ends.wait(TELL_S):
-            try:
-                if self.child.is_alive:
-                    gateway().hear.remote(self.child.url).result(timeout_s=TIMEOUT_S)
-            except Exception as error:  # whatever Ray raises while the gateway is not there
-                log.warning("the gateway did not hear of %s: %r", self.child.url, error)
+            if self.child.is_alive:
+                self._tell("hear", TIMEOUT_S)
+        self._tell("leave", LEAVE_S)
+
+    def _tell(self, what: str, limit_s: float) -> None:
+        """Call this method of the gateway with its URL."""
+        try:
+            getattr(gateway(), what).remote(self.child.url).result(timeout_s=limit_s)
+        except Exception as error:  # whatever Ray raises while the gateway is not there
+            log.warning("the gateway was not told to %s %s: %r", what, self.child.url, error)
 
     def url(self) -> str:
         """Where it listens."""
@@ -128,9 +135,11 @@ class Server:
         return told | {"target": self.wanted.attainment, "lead_s": self.wanted.lead_s}
 
     def __del__(self) -> None:
-        """Called by Ray when the replica is to end: answers that run are drained."""
-        if hasattr(self, "_ends"):
+        """Called by Ray when the replica is to end: nobody asks it any more, and answers that run
+        are drained."""
+        if hasattr(self, "_teller"):
             self._ends.set()
+            self._teller.join(TIMEOUT_S)
             self.child.stop()
 
 
@@ -185,13 +194,23 @@ class Gateway:
         with self._lock:
             self.members.hear(url, self.clock.now_s())
 
+    def leave(self, url: str) -> None:
+        """A server ends."""
+        with self._lock:
+            self.members.leave(url, self.clock.now_s())
+
     def _reload(self) -> None:
         """Who is there has changed."""
         if self.child is not None and self.child.is_alive:
             self.child.hang_up()
             return
         host = self.wanted.host or "0.0.0.0"
-        flags = [f"--host={host}", f"--port={self.wanted.port}", *self.wanted.gateway_flags]
+        flags = [
+            f"--host={host}",
+            f"--port={self.wanted.port}",
+            f"--drain-timeout={self.wanted.drain_s:g}",
+            *self.wanted.gateway_flags,
+        ]
         command = command_of("gateway", str(self.members.file), *flags)
         self.child = Child(command, drain_s=self.wanted.drain_s, ready_s=TIMEOUT_S * 6)
 
@@ -293,7 +312,7 @@ def options_of(wanted: Wanted) -> dict[str, Any]:
         "ray_actor_options": {"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
         "health_check_period_s": TELL_S,
         "health_check_timeout_s": 3 * TIMEOUT_S,
-        "graceful_shutdown_timeout_s": wanted.drain_s + TIMEOUT_S,
+        "graceful_shutdown_timeout_s": wanted.drain_s + 2 * TIMEOUT_S,
     }
 
 
@@ -306,5 +325,10 @@ def app(arguments: dict[str, Any]) -> Any:
     takes: dict[str, Any] = {"num_cpus": 0.1}
     if wanted.gateway_resource:
         takes["resources"] = {wanted.gateway_resource: 0.001}
-    own = {"name": "gateway", "num_replicas": 1, "ray_actor_options": takes}
+    own = {
+        "name": "gateway",
+        "num_replicas": 1,
+        "ray_actor_options": takes,
+        "graceful_shutdown_timeout_s": wanted.drain_s + 2 * TIMEOUT_S,
+    }
     return serve.deployment(Gateway).options(**own).bind(wanted, servers)

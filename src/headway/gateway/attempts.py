@@ -2,8 +2,9 @@
 
     pool of its model, by its policy ─► the others of that pool ─► pools of its fallbacks
 
-The first attempt is free; each further one takes from the retry budget, and waits a while for room
-in it where an upstream stands ready. A failure that is the client's making ends the way, as does
+The first attempt is free, as is the next behind one who said that it serves nothing now, which
+costs nobody work; each further one takes from the retry budget, and waits a while for room in it
+where an upstream stands ready. A failure that is the client's making ends the way, as does
 the deadline; what cannot be answered is 502, 503 or 504.
 """
 
@@ -33,6 +34,8 @@ PATIENCE_S, TURN_S = WINDOW_S, 0.05
 """So long a retry waits for room in the budget, which comes back within its window."""
 BUSY = {"overloaded", "rate_limit_exceeded"}
 """Codes of an upstream that lives and has too much to do."""
+AWAY = {"not_ready", "shutting_down"}
+"""Codes of a Headway server that serves nothing now: it loads, drains, or its engine restarts."""
 
 
 class AttemptError(Exception):
@@ -64,6 +67,8 @@ class Way:
         self._is_second_round = False
         self._waits = True
         """Whether a retry waits for the budget: not where all have too much to do."""
+        self._was_away = False
+        """Whether the last one that was asked serves nothing now."""
         self.num_attempts = 0
 
     @property
@@ -83,8 +88,10 @@ class Way:
         free = free or not self.num_attempts or self._is_second_for_canary()
         until_s = now_s() + PATIENCE_S
         found = self._chosen(only)
+        free = free or (self._was_away and not found.is_away)
         while not (free or budget.take()):
-            if not self._waits or found.breaker.state != "closed" or now_s() >= until_s:
+            waits = self._waits and not found.is_away and found.breaker.state == "closed"
+            if not waits or now_s() >= until_s:
                 self._state.metrics.add("retries_denied")
                 raise self._last or self._nobody()
             await asyncio.sleep(TURN_S)
@@ -147,6 +154,8 @@ class Way:
             upstream.breaker.failed()
         else:
             upstream.breaker.given_up()
+        self._was_away = failure.outcome == "away"
+        upstream.is_away = upstream.is_away or self._was_away
         self._without.add(upstream)
         if failure.outcome == "refused":
             self._refused.add(upstream)
@@ -241,6 +250,8 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
             status=503 if status == 503 else 502 if status != 504 else 504,
             retry_after_s=(retry_after_s or 1.0) if status == 503 else None,
         )
+        if upstream.is_headway and status == 503 and code in AWAY:
+            return AttemptError("away", error, counts=False)
         return AttemptError(f"status_{status}", error, again=status in AGAIN)
     error = RequestError(
         message_of(upstream, told, status),

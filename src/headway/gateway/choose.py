@@ -2,6 +2,7 @@
 
     fits      context, tools, schemas, images, embeddings, the model's name
     healthy   its breaker allows it and the last looks found it
+    there     it did not say that it serves nothing now, unless all did
     policy    time: the least expected seconds to the first token; least, round_robin, weighted,
               pinned
 
@@ -51,9 +52,11 @@ class Pool:
     ) -> Upstream | None:
         """The next upstream to ask; None where no healthy one fits.
 
-        A pool that is not the `last` to be asked gives nobody where breakers allow none of it.
+        A pool that is not the `last` to be asked gives nobody where breakers allow none of it, or
+        where all of it serve nothing now.
         """
         fitting = [each for each in self.fitting(asked) if not each.is_down]
+        fitting = [each for each in fitting if not each.is_away] or (fitting if last else [])
         allowed = [each for each in fitting if each.breaker.allows]
         if len(allowed) < PANIC_SHARE * len(fitting) and (allowed or last):
             allowed = fitting

@@ -38,9 +38,10 @@ async def post(state: State, request: Request, needs: frozenset[str]) -> Respons
     asked, without = Asked(model=model, needs=needs), set[Upstream]()
     state.budget.request()
     last: RequestError | None = None
-    for number in range(MAX_TRIES):
+    left, free = MAX_TRIES, True
+    while left:
         upstream = state.pools[route.name].choose(asked, without)
-        if upstream is None or (number and not state.budget.take()):
+        if upstream is None or not (free or state.budget.take()):
             break
         body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
         try:
@@ -50,6 +51,8 @@ async def post(state: State, request: Request, needs: frozenset[str]) -> Respons
             without.add(upstream)
             if not failure.again:
                 break
+            free = failure.outcome == "away"
+            left -= not free
     raise last or RequestError(
         f"No upstream of {model[:80]} has this endpoint.", code="no_upstream", status=503
     )
@@ -94,6 +97,7 @@ async def answered(
         msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except AttemptError as failure:
         (upstream.breaker.failed if failure.counts else upstream.breaker.given_up)()
+        upstream.is_away = upstream.is_away or failure.outcome == "away"
         raise
     except FAILURES as error:
         upstream.breaker.failed()

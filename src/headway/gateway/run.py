@@ -95,5 +95,7 @@ async def run_out(state: State, timeout_s: float) -> None:
     """Wait until nothing is in flight at any upstream, at most so long."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + timeout_s
-    while loop.time() < until_s and any(e.speed.flights for e in state.upstreams.values()):
+    while loop.time() < until_s and any(
+        each.speed.flights for each in [*state.upstreams.values(), *state.retiring]
+    ):
         await asyncio.sleep(POLL_S)

@@ -33,7 +33,7 @@ from headway.telemetry.tasks import Retries, Tasks
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_S = 1.0
+FIRST_LOOK_S, RETIRES_S = 1.0, 0.05
 MAX_RESPONSES = 100_000
 DEFAULT_AT_ONCE = 16
 
@@ -65,6 +65,8 @@ class State:
     """By the name of their model row."""
     copies: set["asyncio.Task[None]"] = field(default_factory=set)
     """Copies on their way to canaries that answer nobody yet."""
+    retiring: dict[Upstream, "asyncio.Task[None]"] = field(default_factory=dict)
+    """Upstreams that are no more, while requests are in flight there."""
     responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Id of a stored response → its owner, and the upstream that keeps it."""
     drift: DriftWatch = field(init=False)
@@ -147,7 +149,15 @@ class State:
             if each not in before:
                 each.start()
         for each in gone:
-            await each.close()
+            self.retiring[each] = asyncio.create_task(self._retire(each))
+
+    async def _retire(self, upstream: Upstream) -> None:
+        """Close its connections when nothing is in flight there, at the latest after a drain."""
+        until_s = self.clock.now_s() + self.options.drain_timeout
+        while upstream.speed.flights and self.clock.now_s() < until_s:
+            await asyncio.sleep(RETIRES_S)
+        await upstream.close()
+        del self.retiring[upstream]
 
     async def _restore(self, rollouts: Iterable[Rollout]) -> None:
         """Go on where the ledger says these were; what was rolled back stays so without `force`."""
@@ -165,7 +175,9 @@ class State:
         await self.drift.stop()
         for copy in list(self.copies):
             copy.cancel()
-        for each in self.upstreams.values():
+        for task in self.retiring.values():
+            task.cancel()
+        for each in [*self.upstreams.values(), *self.retiring]:
             await each.close()
         await self.scorers.close()
         await self.ledger.close()
@@ -221,7 +233,8 @@ class State:
         """Whether an upstream of this model may be asked now."""
         _, row = self.route(model)
         return any(
-            each.breaker.allows and not each.is_down for each in self.pools[row.name].upstreams
+            each.breaker.allows and not (each.is_down or each.is_away)
+            for each in self.pools[row.name].upstreams
         )
 
     def num_at_once(self, model: str) -> int:
@@ -248,7 +261,7 @@ class State:
         """What `/metrics` tells beside the counters."""
         for each in self.upstreams.values():
             label = (("upstream", each.name),)
-            up = each.breaker.allows and not each.is_down
+            up = each.breaker.allows and not (each.is_down or each.is_away)
             yield "upstream_up", label, float(up)
             yield "upstream_in_flight", label, len(each.speed.flights)
             yield "upstream_queue_seconds", label, each.speed.queue_s

@@ -442,7 +442,7 @@ class _Attempted:
             account.estimated = False
             told = self._marks.usage()
             return Usage(told.prompt + self._before, told.cached, told.output), False
-        if outcome in ("connect", "refused", "busy"):
+        if outcome in ("connect", "refused", "busy", "away"):
             return Usage(), False
         speed = self._upstream.speed
         prompt = round(speed.tokens_of(self._incoming.prompt_bytes))

@@ -81,6 +81,8 @@ class Upstream:
         """Whether its chats tell log-probabilities, once that is known."""
         self.looked = False
         """Whether a look has found it at least once."""
+        self.is_away = False
+        """Whether it said that it serves nothing now: it loads, drains, or its engine restarts."""
         self.on_lost: set[Callable[[], None]] = set()
         """Called when it is found to be down: what waits for its first byte waits in vain."""
         self._key = key_of(row)
@@ -186,7 +188,8 @@ class Upstream:
             self.on_lost.discard(lost)
 
     def take_load(self, headers: Mapping[str, str]) -> None:
-        """What a Headway server says of itself with an answer."""
+        """What a Headway server says of itself with an answer that it gives."""
+        self.is_away = False
         told = headers.get(LOAD_HEADER.decode())
         if told is None or not self.is_headway:
             return
@@ -243,7 +246,7 @@ class Upstream:
             return
         if self.is_down:
             log.info("upstream %s is up", self.name)
-        self.num_lost, self.looked = 0, True
+        self.num_lost, self.looked, self.is_away = 0, True, False
         self.breaker.revive()
 
     async def _look_at_load(self) -> bool:
@@ -253,6 +256,7 @@ class Upstream:
             return False
         loads = msgspec.json.decode(data, type=dict[str, Load])
         if not loads:
+            self.is_away = True
             raise ValueError("it serves nothing yet")
         self._take(loads.get(self.row.model) or next(iter(loads.values())))
         return True

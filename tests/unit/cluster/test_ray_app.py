@@ -144,6 +144,35 @@ def test_who_is_silent_or_leaves_is_not_named_but_for_the_last(tmp_path):
     assert room.written[-1] == ["http://s4/v1"]
 
 
+def test_a_gateway_that_could_not_be_started_is_tried_again(tmp_path):
+    """Its port is still that of the gateway before it."""
+    tries: list[str] = []
+
+    def changed() -> None:
+        tries.append("")
+        if len(tries) == 1:
+            raise HeadwayError("The port is taken.", "")
+
+    members = Members(tmp_path / "gateway.yaml", changed)
+    with pytest.raises(HeadwayError, match="taken"):
+        members.hear("http://s1", 0.0)
+    assert members.written == ()
+    for now_s in (3.0, 6.0):
+        members.hear("http://s1", now_s)
+    assert members.written == ("http://s1",) and len(tries) == 2
+
+
+def test_a_server_that_ends_is_named_no_more(monkeypatch):
+    monkeypatch.setattr(ray_app.Gateway, "_reload", lambda self: None)
+    gateway = ray_app.Gateway(ray_app.wanted_of({"folder": "/m"}))
+    for url in ("http://s1", "http://s2"):
+        gateway.hear(url)
+    gateway.leave("http://s1")
+    assert gateway.there() == ["http://s2"]
+    gateway.leave("http://s2")
+    assert gateway.there() == ["http://s2"], "a gateway needs one"
+
+
 def test_servers_that_want_a_key_are_asked_with_it(tmp_path, monkeypatch):
     room = Room(tmp_path, "HEADWAY_API_KEY")
     room.members.hear("http://s1", 0.0)
@@ -243,3 +272,42 @@ def test_a_server_that_does_not_answer_is_not_healthy():
     server.child.is_alive = False
     with pytest.raises(HeadwayError, match="has ended"):
         server.check_health()
+
+
+class FakeChild:
+    """A server that is there; what happens to it is written down."""
+
+    def __init__(self, command: list[str], *, drain_s: float, ready_s: float) -> None:
+        self.url, self.is_alive = "http://s1", True
+        self.happened: list[str] = []
+
+    def stop(self) -> None:
+        self.happened.append("stop")
+
+
+def handle(server: Any, is_there: bool) -> SimpleNamespace:
+    """The gateway's, as Ray gives it to this server."""
+
+    def method(what: str) -> SimpleNamespace:
+        def result(timeout_s: float) -> None:
+            if not is_there:
+                raise TimeoutError
+            server.child.happened.append(what)
+
+        return SimpleNamespace(remote=lambda url: SimpleNamespace(result=result))
+
+    return SimpleNamespace(hear=method("hear"), leave=method("leave"))
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_server_says_that_it_ends_before_it_drains(monkeypatch, is_there: bool):
+    """Without a gateway it ends all the same."""
+    monkeypatch.setattr(ray_app, "Child", FakeChild)
+    monkeypatch.setattr(ray_app, "TELL_S", 0.01)
+    monkeypatch.setattr(ray_app, "gateway", lambda: handle(server, is_there))
+    server = ray_app.Server(ray_app.wanted_of({"folder": "/m", "host": "127.0.0.1"}))
+    happened = server.child.happened
+    if is_there:
+        wait_until(lambda: "hear" in happened)
+    server.__del__()
+    assert happened[-2:] == ["leave", "stop"] if is_there else happened == ["stop"]
