@@ -133,9 +133,7 @@ def test_a_killed_server_costs_no_stream_a_token(
         victim.close()
 
 
-def test_a_server_that_drains_costs_no_request(
-    tiny_model: Path, servers: list[LiveServer]
-) -> None:
+def test_a_server_that_drains_costs_no_request(tiny_model: Path, servers: list[LiveServer]) -> None:
     """It ends what it began and refuses what comes: each round has more requests than might be
     tried again, and all are answered, until it is gone and once more."""
     flags = ("--kv-memory=32MiB", "--served-model-name=tiny", "--drain-timeout=60")
@@ -149,12 +147,15 @@ def test_a_server_that_drains_costs_no_request(
         ):
 
             def ask(asked: openai.OpenAI, count: int) -> str:
-                return texts_of(
-                    asked.chat.completions.create(
-                        model="tiny", messages=MESSAGES, max_tokens=count, seed=1, stream=True,
-                        extra_body={"ignore_eos": True},
-                    )  # fmt: skip
+                stream = asked.chat.completions.create(
+                    model="tiny",
+                    messages=MESSAGES,
+                    max_tokens=count,
+                    seed=1,
+                    stream=True,
+                    extra_body={"ignore_eos": True},
                 )
+                return texts_of(stream)
 
             expected = ask(client, 8)
             told = victim.metric("generation_tokens_total")

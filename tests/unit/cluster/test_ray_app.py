@@ -162,9 +162,10 @@ def test_a_gateway_that_could_not_be_started_is_tried_again(tmp_path):
     assert members.written == ("http://s1",) and len(tries) == 2
 
 
-def test_a_server_that_ends_is_named_no_more(monkeypatch):
+def test_a_server_that_ends_is_named_no_more(monkeypatch, request):
     monkeypatch.setattr(ray_app.Gateway, "_reload", lambda self: None)
     gateway = ray_app.Gateway(ray_app.wanted_of({"folder": "/m"}))
+    request.addfinalizer(gateway._folder.cleanup)
     for url in ("http://s1", "http://s2"):
         gateway.hear(url)
     gateway.leave("http://s1")

@@ -72,7 +72,7 @@ async def test_where_all_drain_that_is_said() -> None:
         answers = await asyncio.gather(*(live.chat() for _ in range(10)))
         assert {answer.status for answer in answers} == {503}
         assert {answer.json["error"]["code"] for answer in answers} == {"not_ready"}
-        assert all(answer.headers["retry-after"] == "1" for answer in answers)
+        assert all(answer.headers["Retry-After"] == "1" for answer in answers)
         assert 10 <= len(a.asked) <= 15, "the budget is for those who do not help"
         assert live.state.takes_lines("tiny") is False
         a.drains = False
