@@ -159,7 +159,7 @@ def test_a_server_that_drains_costs_no_request(tiny_model: Path, servers: list[L
 
             expected = ask(client, 8)
             told = victim.metric("generation_tokens_total")
-            running = [pool.submit(ask, direct, 400) for _ in range(8)]
+            running = pool.submit(ask, direct, 400)
             wait_until(lambda: victim.metric("generation_tokens_total") > told)
             victim.process.send_signal(signal.SIGTERM)
             is_over = False
@@ -167,7 +167,7 @@ def test_a_server_that_drains_costs_no_request(tiny_model: Path, servers: list[L
                 is_over = victim.process.poll() is not None
                 asked = [pool.submit(ask, client, 8) for _ in range(24)]
                 assert {each.result() for each in asked} == {expected}
-            assert all(each.result() for each in running), "what it began"
+            assert running.result(), "what it began"
     finally:
         gateway.close()
         victim.close()
