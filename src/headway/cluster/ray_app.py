@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 KEY_ENV = "HEADWAY_API_KEY"
 TELL_S, LEAVE_S = 3.0, 3.0
 """How often a server says that it is there, and how long it says that it ends."""
+TOLD_S = 30.0
+"""So long a new server waits for the gateway to know it: then Ray ends an old one."""
 TIMEOUT_S = 10.0
 MINUTE = 60
 """The window of `/stats` that attainment is read from."""
@@ -89,7 +91,7 @@ class Server:
     """One `headway serve`, as a replica of Ray Serve."""
 
     def __init__(self, wanted: Wanted) -> None:
-        """Start it and wait until it is ready. Raises HeadwayError."""
+        """Start it and wait until it is ready and the gateway knows it. Raises HeadwayError."""
         self.wanted = wanted
         host = wanted.host or own_address()
         command = command_of(
@@ -101,23 +103,28 @@ class Server:
             *wanted.flags,
         )
         self.child = Child(command, drain_s=wanted.drain_s, ready_s=wanted.ready_s)
-        self._ends = threading.Event()
+        self._ends, self._told = threading.Event(), threading.Event()
         self._teller = threading.Thread(target=self._tell_on, daemon=True)
         self._teller.start()
+        self._told.wait(TOLD_S)
 
     def _tell_on(self) -> None:
         """Say that it is there until it ends; a gateway that is being started again hears later."""
-        while not self._ends.wait(TELL_S):
-            if self.child.is_alive:
-                self._tell("hear", TIMEOUT_S)
+        while True:
+            if self.child.is_alive and self._tell("hear", TIMEOUT_S):
+                self._told.set()
+            if self._ends.wait(TELL_S):
+                break
         self._tell("leave", LEAVE_S)
 
-    def _tell(self, what: str, limit_s: float) -> None:
-        """Call this method of the gateway with its URL."""
+    def _tell(self, what: str, limit_s: float) -> bool:
+        """Whether this method of the gateway could be called with its URL."""
         try:
             getattr(gateway(), what).remote(self.child.url).result(timeout_s=limit_s)
         except Exception as error:  # whatever Ray raises while the gateway is not there
             log.warning("the gateway was not told to %s %s: %r", what, self.child.url, error)
+            return False
+        return True
 
     def url(self) -> str:
         """Where it listens."""

@@ -286,14 +286,14 @@ class FakeChild:
         self.happened.append("stop")
 
 
-def handle(server: Any, is_there: bool) -> SimpleNamespace:
-    """The gateway's, as Ray gives it to this server."""
+def handle(happened: list[str], is_there: bool) -> SimpleNamespace:
+    """The gateway's, as Ray gives it to a server."""
 
     def method(what: str) -> SimpleNamespace:
         def result(timeout_s: float) -> None:
             if not is_there:
                 raise TimeoutError
-            server.child.happened.append(what)
+            happened.append(what)
 
         return SimpleNamespace(remote=lambda url: SimpleNamespace(result=result))
 
@@ -301,14 +301,14 @@ def handle(server: Any, is_there: bool) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_server_says_that_it_ends_before_it_drains(monkeypatch, is_there: bool):
+def test_a_server_comes_and_leaves_before_it_drains(monkeypatch, is_there: bool):
     """Without a gateway it ends all the same."""
     monkeypatch.setattr(ray_app, "Child", FakeChild)
-    monkeypatch.setattr(ray_app, "TELL_S", 0.01)
-    monkeypatch.setattr(ray_app, "gateway", lambda: handle(server, is_there))
+    monkeypatch.setattr(ray_app, "TOLD_S", 60.0 if is_there else 0.1)
+    happened: list[str] = []
+    monkeypatch.setattr(ray_app, "gateway", lambda: handle(happened, is_there))
     server = ray_app.Server(ray_app.wanted_of({"folder": "/m", "host": "127.0.0.1"}))
-    happened = server.child.happened
-    if is_there:
-        wait_until(lambda: "hear" in happened)
+    assert happened == ["hear"] * is_there, "before Ray takes it for started"
+    server.child.happened = happened
     server.__del__()
     assert happened[-2:] == ["leave", "stop"] if is_there else happened == ["stop"]
