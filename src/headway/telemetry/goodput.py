@@ -46,6 +46,11 @@ class Ended:
     def met(self) -> bool:
         return self.missed == ()
 
+    @property
+    def arrived_s(self) -> float:
+        """When it came; of one that was refused at the door, when that was."""
+        return self.ended_s - (self.e2e_s or 0.0)
+
 
 def judge(
     slo: Slo,

@@ -1,10 +1,10 @@
 """Who asked lately and met what: what `--retune` goes by. Times and lengths, no text, no names."""
 
 from collections.abc import Iterable
+from itertools import chain
 from statistics import fmean, median
 from typing import NamedTuple
 
-from headway.telemetry.goodput import REFUSED
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 
@@ -112,15 +112,16 @@ def middle(values: Iterable[float | None]) -> float | None:
 
 def judged_lately(telemetry: Telemetry, since_s: float) -> list[Judged]:
     """The requests that have come since then and whose fate is known: those that are over, were
-    refused at the door, or wait for a first token that is late already."""
-    found = []
-    for timeline in telemetry.finished:
-        ended = timeline.ended
-        if timeline.arrived_s < since_s or ended is None or ended.missed is None:
+    refused at the door, or wait for a first token that is late already. At most five minutes of
+    them, however many they are."""
+    now_s, found = telemetry.clock.now_s(), list[Judged]()
+    slots, _ = telemetry.slots.last(max(WINDOWS_S), now_s)
+    for ended in chain.from_iterable(s.ended for s in slots if s.second >= int(since_s)):
+        if ended.missed is None or ended.arrived_s < since_s:
             continue
         found.append(
             Judged(
-                timeline.arrived_s,
+                ended.arrived_s,
                 ended.met,
                 ended.service_class,
                 ended.prompt_tokens,
@@ -129,18 +130,10 @@ def judged_lately(telemetry: Telemetry, since_s: float) -> list[Judged]:
                 ended.tpot_s,
             )
         )
-    now_s = telemetry.clock.now_s()
     for timeline in telemetry.live:
         late = timeline.first_s is None and timeline.slo.missed(
             now_s - timeline.arrived_s, None, None, now_s - timeline.arrived_s
         )
         if late and timeline.arrived_s >= since_s:
             found.append(Judged(timeline.arrived_s, False, timeline.service_class.name))
-    slots, _ = telemetry.slots.last(max(WINDOWS_S), now_s)
-    found += [
-        Judged(ended.ended_s, False, ended.service_class)
-        for slot in slots
-        for ended in slot.ended
-        if ended.outcome == REFUSED and not ended.prompt_tokens and ended.ended_s >= since_s
-    ]
     return sorted(found, key=lambda each: each.at_s)

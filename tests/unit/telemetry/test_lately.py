@@ -5,7 +5,7 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.errors import OverloadedError
 from headway.core.service import service_classes
-from headway.telemetry.lately import judged_lately
+from headway.telemetry.lately import judged_lately, shape_of
 from headway.telemetry.live import Telemetry
 from simulated_house import SPEC
 
@@ -49,3 +49,15 @@ def test_who_says_nothing_of_the_server_is_left_out(telemetry):
     left.left()
     moved.moved()
     assert judged_lately(telemetry, 0.0) == []
+
+
+def test_all_of_a_busy_server_are_seen_not_the_newest_alone(telemetry):
+    """More than it keeps timelines of: 300 a second, 20 s of them."""
+    for second in range(20):
+        for number in range(300):
+            begin(telemetry, f"{second}-{number}").complete()
+        telemetry.clock.advance(1.0)
+    assert len(telemetry.finished) < 3000
+    assert len(judged_lately(telemetry, 0.0)) == 6000
+    found = judged_lately(telemetry, 110.0)
+    assert shape_of(found, 10.0).per_s == pytest.approx(300)
