@@ -8,7 +8,7 @@ from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.lookahead import Lookahead
 from headway.engine.speculation.lookup import NO_GUESS, Guess, Lookup
-from headway.engine.speculation.suffixes import TAIL, PastAnswers
+from headway.engine.speculation.suffixes import MOST_ADDED, TAIL, PastAnswers
 
 MOST_ENDED = 16
 """Answers that wait to be taken in, where nobody asks for guesses."""
@@ -89,7 +89,7 @@ class FromPastAnswers:
             begin = sequence.num_prompt
             tail = sequence.tokens[max(0, begin - TAIL) : begin]
             salt = sequence.request.principal.cache_salt
-            self._ended.append((salt, tail, sequence.tokens[begin:]))
+            self._ended.append((salt, tail, sequence.tokens[begin : begin + MOST_ADDED]))
             if len(self._ended) >= MOST_ENDED:
                 self.take_in()
 

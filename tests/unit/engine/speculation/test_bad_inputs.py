@@ -10,9 +10,10 @@ from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
-from headway.engine.speculation.sources import FromItself, FromPastAnswers
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.sources import MOST_ENDED, FromItself, FromPastAnswers
 from headway.engine.speculation.speculation import Speculation
-from headway.engine.speculation.suffixes import PastAnswers
+from headway.engine.speculation.suffixes import MOST_ADDED, PastAnswers
 
 LENGTH, TOKEN = 100_000, 7
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
@@ -65,7 +66,31 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
         engine.check_integrity()
         assert sum(told) == 900 and max(told) == 9 and len(told) < 120
         assert not itself._by_id, "nothing is kept of a sequence that is over"
+    past.take_in()
     assert past.past.num_bytes <= 16 << 20
+    past.past.check_integrity()
+
+
+def test_answers_that_wait_to_be_taken_in_are_few_short_and_found_by_the_next_guess():
+    past = FromPastAnswers()
+
+    def sequence(number: int, answer: list[int]) -> Sequence:
+        request = Request(number, [7, 8], SamplingParams())
+        found = Sequence(
+            number, request, 0, num_groups=1, stop_ids=frozenset(), max_len=9999, seed=0
+        )
+        found.tokens += answer
+        return found
+
+    for number in range(MOST_ENDED + 3):
+        ended = sequence(number, [100 + number, *range(200, 200 + 2 * MOST_ADDED)])
+        ended.state = FINISHED
+        past.left(ended)
+        assert len(past._ended) < MOST_ENDED
+        assert all(len(answer) <= MOST_ADDED for _, _, answer in past._ended)
+    assert len(past._ended) == 3
+    assert past.guess(sequence(99, [100 + MOST_ENDED + 2]), 2).token_ids == [200, 201]
+    assert not past._ended
     past.past.check_integrity()
 
 
