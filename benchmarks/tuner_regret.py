@@ -1,6 +1,6 @@
 """The tuner's regret: what its choice is short of the best of a whole grid of settings.
 
-    python benchmarks/tuner_regret.py headway-tiny --simulated         five minutes, no server
+    python benchmarks/tuner_regret.py headway-tiny --simulated         ten minutes, no server
     python benchmarks/tuner_regret.py headway-tiny --simulated --contradict policy
     python benchmarks/tuner_regret.py headway-tiny --file regret.json  50 minutes, in pieces
     python benchmarks/tuner_regret.py headway-tiny --file regret.json --replay
