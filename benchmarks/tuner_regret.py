@@ -218,7 +218,8 @@ def tune(given: argparse.Namespace, found: Landscape, runs: Confirmation) -> Cha
     confirmed = runs.run([(), *finalists.choose(points, given.trials)])
     found.finalists = [each.changes for each in confirmed]
     found.taken = [finalists.taken.get(changes, "") for changes in found.finalists]
-    found.chosen, found.why = choose(points, confirmed, "goodput")
+    simulated = finalists.simulated(points)
+    found.chosen, found.why = choose(simulated, confirmed, "goodput")
     return choose(points, [], "goodput")[0]
 
 

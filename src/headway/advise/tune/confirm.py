@@ -60,6 +60,11 @@ class Confirmed(msgspec.Struct, kw_only=True):
     tokens_per_s: float
     gain: float = 0.0
     gain_interval: tuple[float, float] = (0.0, 0.0)
+    simulated: float | None = None
+    """The gain that was simulated."""
+    together: float = 0.0
+    """What simulation and real runs say together, with its 95% (together.py)."""
+    together_interval: tuple[float, float] = (0.0, 0.0)
     died: str = ""
     taken: str = ""
     """Why it was run."""

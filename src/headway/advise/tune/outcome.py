@@ -10,6 +10,7 @@ import msgspec
 from headway.advise.tune.confirm import Confirmed
 from headway.advise.tune.search import Point
 from headway.advise.tune.space import Changes
+from headway.advise.tune.together import join
 from headway.core.errors import UsageError
 
 LEAST_GAIN = 0.02
@@ -44,8 +45,9 @@ class Tuned(msgspec.Struct, kw_only=True):
 def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tuple[Changes, str]:
     """(the setting, why): confirmed where there were real runs, else the simulation's.
 
-    A setting wins over the default only with a gain whose 95% lie above 0; with another preference
-    also where its goodput is surely not a twentieth below the default's and it is better in that.
+    A setting wins over the default only with a gain whose 95% lie above 0, by real runs and
+    simulation together; with another preference also where its goodput is surely not a twentieth
+    below the default's and it is better in that.
     """
     default = next(point for point in points if not point.changes)
     if not confirmed:
@@ -54,29 +56,37 @@ def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tupl
     if base.died:
         return (), f"The default itself does not run: {base.died}"
     alive = [each for each in confirmed[1:] if not each.died and each.runs]
+    join(alive, points)
     winners = [each for each in alive if wins(each, base, prefer)]
     if not winners:
-        best = max(alive, key=lambda each: each.gain, default=None)
+        best = max(alive, key=lambda each: each.together, default=None)
         if best is None:
             return (), "Nothing to gain: no other setting ran to its end."
-        low, high = best.gain_interval
-        return (), (
-            f"Nothing to gain: of {len(confirmed) - 1} finalists the best on the real server, "
-            f"{best.name}, has {best.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) beside the "
-            "default."
-        )
+        return (), f"Nothing to gain: of {len(confirmed) - 1} finalists the best is {gained(best)}."
     best = max(winners, key=lambda each: worth(each, prefer))
-    low, high = best.gain_interval
-    return best.changes, (
-        f"{best.name}: {best.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) on the real server "
-        f"beside the default, in {best.runs} run{'s each' if best.runs > 1 else ''}."
+    return best.changes, f"{gained(best)}, in {best.runs} run{'s each' if best.runs > 1 else ''}."
+
+
+def gained(one: Confirmed) -> str:
+    """A setting's gain as it is told: what ran, what was simulated, and both together."""
+    low, high = one.gain_interval
+    text = (
+        f"{one.name}: {one.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) on the real server "
+        "beside the default"
+    )
+    if one.simulated is None:
+        return text
+    low, high = one.together_interval
+    return (
+        f"{text}; {one.simulated:+.1%} simulated; together {one.together:+.1%} "
+        f"({low:+.1%} to {high:+.1%})"
     )
 
 
 def wins(one: Confirmed, base: Confirmed, prefer: str) -> bool:
     """Whether it is surely better than the default."""
-    low, _ = one.gain_interval
-    if low > 0 and one.gain >= LEAST_GAIN:
+    low, _ = one.together_interval
+    if low > 0 and one.together >= LEAST_GAIN:
         return True
     if prefer == "goodput" or low < -0.05:
         return False
@@ -86,7 +96,7 @@ def wins(one: Confirmed, base: Confirmed, prefer: str) -> bool:
 def worth(one: Confirmed, prefer: str) -> float:
     """What is preferred, more is better."""
     return {
-        "goodput": one.evened,
+        "goodput": 1 + one.together,
         "ttft": 1 / (one.ttft_s or 1e9),
         "tpot": 1 / (one.tpot_s or 1e9),
         "throughput": one.tokens_per_s,
