@@ -410,6 +410,7 @@ class Engine:
         begin with it; the disk erases it."""
         everybody = [s for sequences in self._requests.values() for s in sequences]
         forget_owner(self.kv, owner, everybody)
+        self.scheduler.drafts.forget_owner(owner)
         self._untold = True
 
     def warm_up(self) -> None:

@@ -1,7 +1,7 @@
 """What a key asks to be forgotten: POST /cache/forget, and revoked keys of the key file.
 
-Only keys and values go, in memory and on a disk: stored responses, files and batches have deletes
-of their own.
+Keys and values go, in memory and on a disk, and past answers that guesses come from: stored
+responses, files and batches have deletes of their own.
 """
 
 from typing import Any

@@ -109,6 +109,10 @@ class Speculator(Protocol):
         """A sequence is over, or was preempted: what is kept for its next step is of no use."""
         ...
 
+    def forget_owner(self, owner: bytes) -> None:
+        """Nothing is guessed again from what belongs to `owner` (`Principal.block_owner`)."""
+        ...
+
 
 def num_alike(some: list[int], others: list[int]) -> int:
     """With how many equal tokens two lists begin.

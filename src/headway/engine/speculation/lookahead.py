@@ -65,7 +65,7 @@ class Pool:
 
     def __init__(self, size: int = SIZE) -> None:
         assert size & (size - 1) == 0
-        self._mask = size - 1
+        self.size, self._mask = size, size - 1
         self._keys = array("q", [0]) * size
         self._entries = array("i", [0]) * size
 
@@ -113,11 +113,13 @@ class Pool:
 class Window:
     """What is kept of one sequence."""
 
-    __slots__ = ("kinds", "owner", "said", "taken", "user")
+    __slots__ = ("author", "kinds", "owner", "said", "taken", "user")
 
     def __init__(self, sequence: Sequence) -> None:
         self.owner = (sequence.sequence_id + 1) * MIXER_OF_SEQUENCE
-        self.user = owner_of(sequence.request.principal.cache_salt)
+        principal = sequence.request.principal
+        self.author = principal.block_owner()
+        self.user = self.owner if sequence.is_forgotten else owner_of(principal.cache_salt)
         self.taken = max(len(sequence.tokens) - SEED, 1)
         """How many tokens the pool knows of it."""
         self.said: list[int] = []
@@ -215,3 +217,11 @@ class Lookahead:
     def left(self, sequence: Sequence) -> None:
         """Its n-grams are overwritten in time."""
         self._by_id.pop(sequence.sequence_id, None)
+
+    def forget_owner(self, owner: bytes) -> None:
+        """N-grams do not tell whose they are, so everybody's go; who runs on and is forgotten
+        leaves none to others from now on."""
+        self.pool = Pool(self.pool.size)
+        for window in self._by_id.values():
+            if window.author.startswith(owner):
+                window.user = window.owner

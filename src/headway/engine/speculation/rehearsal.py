@@ -58,3 +58,6 @@ class Rehearsal:
 
     def left(self, sequence: Sequence) -> None:
         pass
+
+    def forget_owner(self, owner: bytes) -> None:
+        pass

@@ -31,6 +31,11 @@ class Source(Protocol):
         """A sequence is over, or was preempted: what is kept of it may go."""
         ...
 
+    def forget_owner(self, owner: bytes) -> None:
+        """Nothing is guessed again from what belongs to `owner` (`Principal.block_owner`), or to
+        names that begin with it, in other sequences than its own."""
+        ...
+
 
 class FromItself:
     """What followed the last tokens where they stood in prompt or answer before."""
@@ -59,6 +64,9 @@ class FromItself:
     def left(self, sequence: Sequence) -> None:
         self._by_id.pop(sequence.sequence_id, None)
 
+    def forget_owner(self, owner: bytes) -> None:
+        pass
+
 
 class FromPastAnswers:
     """The same in past answers of the same user; an answer that has ended may be given again."""
@@ -67,7 +75,7 @@ class FromPastAnswers:
 
     def __init__(self) -> None:
         self.past = PastAnswers()
-        self._ended: list[tuple[str, list[int], list[int]]] = []
+        self._ended: list[tuple[str, list[int], list[int], bytes]] = []
         """Answers that are not taken in yet: some at once take less than one by one."""
 
     def take_in(self) -> None:
@@ -85,13 +93,18 @@ class FromPastAnswers:
         pass
 
     def left(self, sequence: Sequence) -> None:
-        if sequence.state == FINISHED and sequence.num_generated:
-            begin = sequence.num_prompt
+        is_kept = sequence.state == FINISHED and not sequence.is_forgotten
+        if is_kept and sequence.num_generated:
+            begin, principal = sequence.num_prompt, sequence.request.principal
             tail = sequence.tokens[max(0, begin - TAIL) : begin]
-            salt = sequence.request.principal.cache_salt
-            self._ended.append((salt, tail, sequence.tokens[begin : begin + MOST_ADDED]))
+            answer = sequence.tokens[begin : begin + MOST_ADDED]
+            self._ended.append((principal.cache_salt, tail, answer, principal.block_owner()))
             if len(self._ended) >= MOST_ENDED:
                 self.take_in()
+
+    def forget_owner(self, owner: bytes) -> None:
+        self.take_in()
+        self.past.forget_owner(owner)
 
 
 class Forced:
@@ -108,6 +121,9 @@ class Forced:
         pass
 
     def left(self, sequence: Sequence) -> None:
+        pass
+
+    def forget_owner(self, owner: bytes) -> None:
         pass
 
 

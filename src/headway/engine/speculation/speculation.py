@@ -338,3 +338,8 @@ class Speculation(Comparing):
                 shadow.close(sequence.tokens, self.acceptance, state.own)
         for source in self.sources:
             source.left(sequence)
+
+    def forget_owner(self, owner: bytes) -> None:
+        """Nothing is guessed again from what belongs to `owner` (`Principal.block_owner`)."""
+        for source in self.sources:
+            source.forget_owner(owner)

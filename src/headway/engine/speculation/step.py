@@ -255,3 +255,8 @@ class StepDrafts:
         """The runtime forgets `sequence`."""
         if self.speculator is not None:
             self.speculator.left(sequence)
+
+    def forget_owner(self, owner: bytes) -> None:
+        """Nothing is guessed again from what belongs to `owner` (`Principal.block_owner`)."""
+        if self.speculator is not None:
+            self.speculator.forget_owner(owner)

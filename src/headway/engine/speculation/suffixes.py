@@ -62,13 +62,17 @@ class PastAnswers:
         self._next = 1
         self._held: Counter[int] = Counter()
         """By owner, tokens of its answers that are whole."""
+        self._authors: dict[int, bytes] = {}
+        """By where a whole answer begins, who got it: `Principal.block_owner`."""
 
     @property
     def num_bytes(self) -> int:
         """What is held now; at most `BYTES_PER_TOKEN` for each token of the size."""
         return 8 * self.size + (BYTES_PER_TOKEN - 8) * len(self._tokens)
 
-    def add(self, salt: str, prompt_tail: list[int], answer: list[int]) -> None:
+    def add(
+        self, salt: str, prompt_tail: list[int], answer: list[int], author: bytes = b""
+    ) -> None:
         """Keep an answer behind the end of its prompt, and forget the oldest where it is full."""
         most = max(min(MOST_ADDED, self.size - 2), 0)
         kept = [*prompt_tail[-TAIL:], *answer][:most]
@@ -81,6 +85,7 @@ class PastAnswers:
         self._next = end = begin + count
         self._overwrite(begin, end)
         self._held[owner] += count
+        self._authors[begin] = author
         self._tokens[begin:end] = array("i", [*kept, END])
         self._owners[begin:end] = array("q", [owner]) * count
         self._previous[begin:end] = array("i", [0]) * count
@@ -118,12 +123,24 @@ class PastAnswers:
     def _overwrite(self, begin: int, end: int) -> None:
         """What is there belongs to nobody; nor does what remains of the last answer."""
         for at, close in self._answers(begin, end):
-            owner = self._owners[at]
-            if owner != NOBODY:
-                self._held[owner] -= close - at
-                if not self._held[owner]:
-                    del self._held[owner]
-                self._owners[at:close] = array("q", [NOBODY]) * (close - at)
+            if self._owners[at] != NOBODY:
+                self._give_up(at, close)
+
+    def _give_up(self, begin: int, end: int) -> None:
+        """An answer is nobody's any more."""
+        owner, count = self._owners[begin], end - begin
+        self._held[owner] -= count
+        if not self._held[owner]:
+            del self._held[owner]
+        del self._authors[begin]
+        self._owners[begin:end] = array("q", [NOBODY]) * count
+
+    def forget_owner(self, author: bytes) -> None:
+        """Erase the answers of `author` (`Principal.block_owner`), or of names that begin so."""
+        for begin in [at for at, who in self._authors.items() if who.startswith(author)]:
+            end = self._tokens.index(END, begin) + 1
+            self._give_up(begin, end)
+            self._tokens[begin : end - 1] = array("i", [0]) * (end - 1 - begin)
 
     def _index(self, begin: int, end: int) -> None:
         """Name the places of an answer as the latest."""
@@ -206,12 +223,17 @@ class PastAnswers:
         assert all(0 <= place < held for place in (*self._triples, *self._pairs))
         assert all(0 <= place < held for place in self._previous)
         owned: Counter[int] = Counter()
+        whole = set()
         for begin, end in self._answers(1, held):
             owners = set(self._owners[begin:end])
             assert len(owners) == 1, "an answer has two owners"
-            owned[owners.pop()] += end - begin
+            owner = owners.pop()
+            owned[owner] += end - begin
+            if owner != NOBODY:
+                whole.add(begin)
         del owned[NOBODY]
         assert owned == self._held, "what each holds is miscounted"
+        assert whole == self._authors.keys(), "an answer has no author, or an author no answer"
 
 
 @lru_cache(maxsize=4096)

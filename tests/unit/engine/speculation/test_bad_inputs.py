@@ -87,7 +87,7 @@ def test_answers_that_wait_to_be_taken_in_are_few_short_and_found_by_the_next_gu
         ended.state = FINISHED
         past.left(ended)
         assert len(past._ended) < MOST_ENDED
-        assert all(len(answer) <= MOST_ADDED for _, _, answer in past._ended)
+        assert all(len(answer) <= MOST_ADDED for _, _, answer, _ in past._ended)
     assert len(past._ended) == 3
     assert past.guess(sequence(99, [100 + MOST_ENDED + 2]), 2).token_ids == [200, 201]
     assert not past._ended
