@@ -14,17 +14,13 @@ Stein's Estimator and its Generalizations", 1975). All of it in logarithms, as g
 from collections.abc import Iterable
 from math import exp, log, sqrt
 
-from headway.advise.tune.confirm import Confirmed
+from headway.advise.tune.confirm import LEAST, SURE, Confirmed
 from headway.advise.tune.search import Point
 
 NEAREST = 0.15
 """No simulation is taken to be less off than this."""
-SURE = 1.96
-"""Standard errors to the end of a 95% interval."""
 LEAST_ERROR = 0.005
 """Of a real gain, however many requests it is of."""
-LEAST = 0.01
-"""Of a goodput beside the default's; the logarithm of nothing is none."""
 
 
 def join(alive: list[Confirmed], points: Iterable[Point]) -> None:
