@@ -14,11 +14,14 @@ from functools import cache, lru_cache
 from hashlib import sha256
 from typing import Any
 
+TOKEN_BYTES = 4
+"""Of each that is `packed`."""
+
 
 class Chain:
     """The keys of one sequence's full blocks, each computed once, when it is asked for first."""
 
-    __slots__ = ("_block_size", "_pack", "_tokens", "found", "keys", "root")
+    __slots__ = ("_block_size", "_pack", "_packed", "_tokens", "found", "keys", "root")
 
     def __init__(self, tokens: list[int], root: bytes, block_size: int) -> None:
         self._tokens = tokens
@@ -26,6 +29,8 @@ class Chain:
         self._pack = packer(block_size)
         self.root = root
         self.keys: list[bytes] = []
+        self._packed: list[bytes] = []
+        """By key the tokens of its block."""
         self.found: tuple[Any, Any] | None = None
         """What was asked of the prefix cache last, and what it held."""
 
@@ -33,10 +38,13 @@ class Chain:
         """The key of block `index`, all of whose tokens are known; -1 is the root."""
         if index < 0:
             return self.root
-        keys, size, pack = self.keys, self._block_size, self._pack
+        keys, size, tokens, pack = self.keys, self._block_size, self._tokens, self._pack
+        before = keys[-1] if keys else self.root
         for begin in range(len(keys) * size, (index + 1) * size, size):
-            before = keys[-1] if keys else self.root
-            keys.append(sha256(before + pack(*self._tokens[begin : begin + size])).digest())
+            own = pack(*tokens[begin : begin + size])
+            before = sha256(before + own).digest()
+            keys.append(before)
+            self._packed.append(own)
         return keys[index]
 
     def part(self, index: int, count: int) -> bytes:
@@ -44,28 +52,35 @@ class Chain:
         if count == self._block_size:
             return self.key(index)
         begin = index * self._block_size
-        tokens = packer(count)(*self._tokens[begin : begin + count])
-        return sha256(self.key(index - 1) + tokens).digest()
+        return sha256(self.key(index - 1) + packed(self._tokens[begin : begin + count])).digest()
 
     def cut(self, num_tokens: int) -> None:
         """Of the tokens only so many are known for sure: no key of more is kept."""
         self.found = None
-        del self.keys[num_tokens // self._block_size :]
+        count = num_tokens // self._block_size
+        del self.keys[count:], self._packed[count:]
 
-    def links(self, begin: int, end: int) -> Iterator[tuple[bytes, bytes, list[int]]]:
+    def links(self, begin: int, end: int) -> Iterator[tuple[bytes, bytes, bytes]]:
         """Of each block from `begin` to `end` - 1, all full, what `link` says."""
         self.key(end - 1)
-        size, tokens, own = self._block_size, self._tokens, self.keys[begin:end]
-        before = [self.keys[begin - 1] if begin else self.root, *own]
-        starts = range(begin * size, end * size, size)
-        return zip(own, before, [tokens[start : start + size] for start in starts])
+        keys = self.keys
+        before = keys[begin - 1 : end - 1] if begin else [self.root, *keys]
+        return zip(keys[begin:end], before, self._packed[begin:end])
 
-    def link(self, index: int, count: int) -> tuple[bytes, bytes, list[int]]:
+    def link(self, index: int, count: int) -> tuple[bytes, bytes, bytes]:
         """The key of the first `count` tokens of block `index`, that of the block before it, and
-        these tokens."""
+        these tokens, `packed`."""
         begin, key = index * self._block_size, self.part(index, count)
-        parent = self.keys[index - 1] if index else self.root
-        return key, parent, self._tokens[begin : begin + count]
+        return key, self.key(index - 1), packed(self._tokens[begin : begin + count])
+
+
+def packed(tokens: list[int]) -> bytes:
+    """As keys are made of them: little-endian int32.
+
+    >>> packed([1, 2])
+    b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
+    """
+    return packer(len(tokens))(*tokens)
 
 
 @cache

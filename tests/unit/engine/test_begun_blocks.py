@@ -15,7 +15,7 @@ from cached_world import CachedWorld
 from engine_world import CHEAP, VOCAB, World, make_settings
 from headway.core.plan import TierNews
 from headway.core.principal import Principal
-from headway.engine.chain import Chain, root_key
+from headway.engine.chain import Chain, packed, root_key
 from headway.engine.kv import BlockPool
 from headway.engine.kv.prefix import Cached, PrefixIndex
 
@@ -45,7 +45,7 @@ def restart(old: CachedWorld) -> CachedWorld:
 def listed(talk: CachedWorld, group: int = 0) -> list[int]:
     """Of each block that can be found how many tokens it holds, in order."""
     index = talk.engine.kv.pools[group].index
-    return sorted(len(cached.tokens) for cached in index.cached if cached is not None)
+    return sorted(cached.num_tokens for cached in index.cached if cached is not None)
 
 
 # ── in memory ───────────────────────────────────────────────────────────────────────────────────
@@ -166,7 +166,7 @@ def test_a_wrong_guess_is_never_listed():
                 text += [*talk.gained[request_id, 0].tokens, rng.randrange(VOCAB)]
         index = talk.engine.kv.pools[0].index
         for cached in filter(None, index.cached):
-            assert any(cached.tokens == text[at : at + len(cached.tokens)] for text in texts
+            assert any(cached.packed == packed(text[at : at + cached.num_tokens]) for text in texts
                        for at in range(0, len(text), 8))  # fmt: skip
         assert talk.executor.had_drafts
 
@@ -174,8 +174,8 @@ def test_a_wrong_guess_is_never_listed():
 def test_the_queue_gives_out_a_block_begun_before_a_full_one_of_its_age():
     pool = BlockPool(3, "lfu")
     blocks = [pool.take(), pool.take()]
-    pool.insert(blocks[0], Cached(b"full", b"", [1, 2, 3, 4], 1.0))
-    pool.insert(blocks[1], Cached(b"begun", b"full", [5, 6], 1.0, uses=0.5))
+    pool.insert(blocks[0], Cached(b"full", b"", packed([1, 2, 3, 4]), 1.0))
+    pool.insert(blocks[1], Cached(b"begun", b"full", packed([5, 6]), 1.0, uses=0.5))
     for block in blocks:
         pool.release(block)
     assert [pool.take(), pool.take()] == blocks[::-1]
@@ -203,14 +203,15 @@ def test_of_what_begins_alike_the_longest_is_listed(histories):
     for parent, tokens, is_released in histories:
         block = pool.take()
         key = bytes([parent, *tokens])
-        pool.insert(block, Cached(key, bytes([parent]), tokens, 1.0, uses=len(tokens) / 4))
+        own = Cached(key, bytes([parent]), packed(tokens), 1.0, uses=len(tokens) / 4)
+        pool.insert(block, own)
         index = pool.index
         assert isinstance(index, PrefixIndex)
-        newest = index.newest(bytes([parent]), tokens[0])
+        newest = index.newest(own.place)
         assert newest is not None
-        for count in range(1, len(newest.tokens)):
-            begins = bytes([parent, *newest.tokens[:count]])
-            assert newest.tokens[: len(tokens)] != tokens or begins not in index.block_of or (
+        for count in range(1, newest.num_tokens):
+            begins = newest.key[: 1 + count]
+            assert not newest.packed.startswith(own.packed) or begins not in index.block_of or (
                 begins != key and bytes([parent, *tokens[:count]]) == begins)  # fmt: skip
         if is_released:
             pool.release(block)

@@ -1,11 +1,13 @@
 """Blocks many at a time: given out, listed and given back as one after the other."""
 
+import gc
 import random
 
 import pytest
 
 from headway.core.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
+from headway.engine.chain import packed
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert, let_go
 from headway.engine.kv.pool import BlockPool
@@ -41,17 +43,31 @@ def contents(rng: random.Random) -> list[Cached]:
     for _ in range(rng.randint(1, 4)):
         tokens = [rng.randint(1, 2) for _ in range(rng.choice((2, 4, 4)))]
         key = parent + b"/" + bytes(tokens)
-        found.append(Cached(key, parent, tokens, rng.random(), uses=rng.choice((0.5, 1.0))))
+        uses = rng.choice((0.5, 1.0))
+        found.append(Cached(key, parent, packed(tokens), rng.random(), uses=uses))
         parent = key
     return found
 
 
 def state(index: PrefixIndex) -> object:
     listed = [
-        None if c is None else (c.key, c.parent, c.tokens, c.cost, c.owner, c.uses)
+        None if c is None else (c.key, c.parent, c.packed, c.cost, c.owner, c.uses)
         for c in index.cached
     ]
     return index.block_of, listed, index._newest, index.num_tokens, index.num_changes
+
+
+def test_the_garbage_collector_looks_at_nothing_of_a_block():
+    """There are as many as the memory has blocks, and while they are young it would visit all."""
+    pool = BlockPool(30, "lfu")
+    blocks, made = pool.take_some(8), contents(random.Random(0)) + contents(random.Random(1))
+    pool.insert_all(blocks[: len(made)], made)
+    pool.release_all(blocks)
+    index = pool.index
+    assert index is not None and len(index.queue) == len(index) > 3
+    tables = (index.block_of, index._newest, index.queue._entries)
+    held = [each for table in tables for item in table.items() for each in item]
+    assert not any(map(gc.is_tracked, [*held, *made]))
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "cost"])

@@ -17,7 +17,7 @@ from engine_world import make_settings
 from fakes import with_cache
 from headway.core.clock import VirtualClock
 from headway.core.principal import Principal
-from headway.engine.chain import Chain, root_key
+from headway.engine.chain import Chain, packed, root_key
 from headway.engine.kv import BlockPool
 from headway.engine.kv.eviction import POLICIES, EvictionQueue
 from headway.engine.kv.prefix import Cached
@@ -239,7 +239,7 @@ def listed(pool: BlockPool, names: str, parents: str) -> dict[str, int]:
     blocks = {name: pool.take() for name in names}
     for name, parent in zip(names, parents, strict=True):
         key, before = name.encode(), parent.encode()
-        pool.index.add(blocks[name], Cached(key, before, [ord(name)], 1.0))
+        pool.index.add(blocks[name], Cached(key, before, packed([ord(name)]), 1.0))
     return blocks
 
 

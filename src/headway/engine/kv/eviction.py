@@ -25,6 +25,8 @@ swept away when it is more than half.
 from collections.abc import Callable, Hashable, Iterable
 from heapq import heapify, heappop, heappush
 
+import msgspec
+
 Value = Callable[[float, int, float, float], float]
 """(floor, time of release, uses, cost) → the value."""
 
@@ -36,6 +38,17 @@ POLICIES: dict[str, Value] = {
 STALE_AT_LEAST = 64
 
 
+class Entry(msgspec.Struct, eq=False, gc=False):
+    """A block in the queue: its value, when it was released, and what it continues.
+
+    There are as many as blocks, so the garbage collector does not look at them.
+    """
+
+    value: float
+    tick: int
+    parent: Hashable
+
+
 class EvictionQueue:
     """Keys of blocks that are free and cached, each behind its continuations."""
 
@@ -43,7 +56,7 @@ class EvictionQueue:
 
     def __init__(self, policy: str) -> None:
         self._value = POLICIES[policy]
-        self._entries: dict[Hashable, tuple[float, int, Hashable]] = {}
+        self._entries: dict[Hashable, Entry] = {}
         self._continued: dict[Hashable, int] = {}
         """By key: how many of its continuations are in the queue."""
         self._heap: list[tuple[float, int, Hashable]] = []
@@ -57,7 +70,7 @@ class EvictionQueue:
         """The block of `key`, which continues that of `parent`, was released."""
         assert key not in self._entries
         tick = self._tick = self._tick + 1
-        self._entries[key] = (self._value(self._floor, tick, uses, cost), tick, parent)
+        self._entries[key] = Entry(self._value(self._floor, tick, uses, cost), tick, parent)
         continued = self._continued
         continued[parent] = continued.get(parent, 0) + 1
         if key not in continued:
@@ -65,7 +78,7 @@ class EvictionQueue:
 
     def remove(self, key: Hashable) -> None:
         """The block is in use again, or holds nothing any more."""
-        _, _, parent = self._entries.pop(key)
+        parent = self._entries.pop(key).parent
         left = self._continued[parent] - 1
         if left:
             self._continued[parent] = left
@@ -86,15 +99,15 @@ class EvictionQueue:
     def _is_offered(self, key: Hashable, tick: int) -> bool:
         """Whether the heap's entry is the key's last and nothing in the queue continues it."""
         entry = self._entries.get(key)
-        return entry is not None and entry[1] == tick and key not in self._continued
+        return entry is not None and entry.tick == tick and key not in self._continued
 
     def _offer(self, key: Hashable) -> None:
-        value, tick, _ = self._entries[key]
-        heappush(self._heap, (value, tick, key))
+        entry = self._entries[key]
+        heappush(self._heap, (entry.value, entry.tick, key))
         if len(self._heap) > 2 * len(self._entries) + STALE_AT_LEAST:
             self._heap = [
-                (value, tick, key)
-                for key, (value, tick, _) in self._entries.items()
+                (entry.value, entry.tick, key)
+                for key, entry in self._entries.items()
                 if key not in self._continued
             ]
             heapify(self._heap)
@@ -103,8 +116,8 @@ class EvictionQueue:
         """Assert that exactly `keys` are queued, and each that may go is on offer."""
         assert set(keys) == set(self._entries), "the queue holds other blocks than are free"
         continued: dict[Hashable, int] = {}
-        for _, _, parent in self._entries.values():
-            continued[parent] = continued.get(parent, 0) + 1
+        for entry in self._entries.values():
+            continued[entry.parent] = continued.get(entry.parent, 0) + 1
         assert continued == self._continued, "continuations are counted wrongly"
         offered = {key for _, tick, key in self._heap if self._is_offered(key, tick)}
         assert offered == self._entries.keys() - continued.keys(), "a block can never go"

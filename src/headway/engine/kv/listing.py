@@ -27,8 +27,9 @@ def insert(kv: KVCache, sequence: Sequence) -> None:
     sequence.num_remembered, tables = end, sequence.block_tables
     if kv.is_one_table and kv.tiers is None:
         cost, owner = kv.attention_cost, sequence.request.principal.block_owner()
-        costs = [1 + cost * at * size for at in range(begin, end)]
-        contents = [Cached(*link, dear, owner) for link, dear in zip(links, costs)]
+        contents = [
+            Cached(*link, 1 + cost * at * size, owner) for at, link in enumerate(links, begin)
+        ]
         kv.pools[0].insert_all(tables[0][begin:end], contents)
         return
     for at, link in enumerate(links, begin):
@@ -67,7 +68,7 @@ def _list(
     kv: KVCache,
     sequence: Sequence,
     blocks: list[int],
-    link: tuple[bytes, bytes, list[int]],
+    link: tuple[bytes, bytes, bytes],
     at: int,
     count: int,
 ) -> None:

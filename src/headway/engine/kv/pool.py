@@ -124,14 +124,12 @@ class BlockPool:
         self._free += unused if self.index is None else self.index.released_all(unused)
 
     def insert_all(self, blocks: Iterable[int], contents: Iterable[Cached]) -> None:
-        """`insert` each; mostly nothing is listed that continues what comes before it."""
+        """`insert` each; mostly nothing is listed in its place."""
         index = self.index
         assert index is not None
         for block, cached in zip(blocks, contents, strict=True):
-            if index.is_continued(cached.parent, cached.tokens[0]):
+            if not index.add(block, cached, first=True):
                 self.insert(block, cached)
-            else:
-                index.add(block, cached)
 
     def insert(self, block: int, cached: Cached) -> None:
         """`block`, which somebody refers to, can be found as `cached` from now on.
@@ -140,12 +138,12 @@ class BlockPool:
         be found any more.
         """
         assert self.index is not None
-        newest = self.index.newest(cached.parent, cached.tokens[0])
+        newest = self.index.newest(cached.place)
         if newest is not None:
-            alike = common(newest.tokens, cached.tokens)
-            if alike == len(cached.tokens):
+            alike = common(newest.packed, cached.packed)
+            if alike == cached.num_tokens:
                 return
-            if alike == len(newest.tokens):
+            if alike == newest.num_tokens:
                 self._drop(self.index, self.index.block_of[newest.key])
         self.index.add(block, cached)
 

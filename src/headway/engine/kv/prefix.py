@@ -11,12 +11,13 @@ behind. A block that was left half filled (`engine.kv.listing`) is found in the 
 from collections.abc import Container
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from headway.core.plan import NULL_BLOCK
-from headway.engine.chain import Chain
+from headway.engine.chain import TOKEN_BYTES, Chain, packed
 from headway.engine.kv.eviction import EvictionQueue
 
 Entry = TypeVar("Entry", int, bytes)
@@ -26,15 +27,25 @@ Entry = TypeVar("Entry", int, bytes)
 class Cached(msgspec.Struct, eq=False, gc=False):
     """What one block holds: its key, its parent's, its tokens, and how often it was used.
 
-    A block that is filled in part begins with a part of one use: it saves as much less.
+    A block that is filled in part begins with a part of one use: it saves as much less. There are
+    as many as blocks, so nothing of it is looked at by the garbage collector.
     """
 
     key: bytes
     parent: bytes
-    tokens: list[int]
+    packed: bytes
     cost: float
     owner: bytes = b""
     uses: float = 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.packed) // TOKEN_BYTES
+
+    @property
+    def place(self) -> bytes:
+        """Where it goes on, and with which token: what `PrefixIndex.newest` is asked for."""
+        return self.parent + self.packed[:TOKEN_BYTES]
 
 
 class PrefixIndex:
@@ -56,30 +67,33 @@ class PrefixIndex:
         """Of all blocks that can be found."""
         self.num_changes = 0
         """How often a block came or went that can be found: as long as it stays, all finds do."""
-        self._newest: dict[tuple[bytes, int], bytes] = {}
-        """(key, first token of a continuation) → key of the newest such continuation."""
+        self._newest: dict[bytes, bytes] = {}
+        """Place → key of the newest that was listed there."""
 
     def __len__(self) -> int:
         return len(self.block_of)
 
-    def add(self, block: int, cached: Cached) -> None:
-        """`block`, which somebody refers to, holds `cached` from now on, unless another does."""
-        key, tokens = cached.key, cached.tokens
+    def add(self, block: int, cached: Cached, *, first: bool = False) -> bool:
+        """`block`, which somebody refers to, holds `cached` from now on, unless another does.
+
+        As the `first` in its place alone: False where something is listed there.
+        """
+        key, packed = cached.key, cached.packed
+        place = cached.parent + packed[:TOKEN_BYTES]
+        if first and place in self._newest:
+            return False
         if key not in self.block_of and self.cached[block] is None:
             self.block_of[key] = block
             self.cached[block] = cached
             self.num_changes += 1
-            self.num_tokens += len(tokens)
-            self._newest[cached.parent, tokens[0]] = key
+            self.num_tokens += len(packed) // TOKEN_BYTES
+            self._newest[place] = key
+        return True
 
-    def newest(self, parent: bytes, token: int) -> Cached | None:
-        """The newest continuation of `parent` that begins with `token`."""
-        key = self._newest.get((parent, token))
+    def newest(self, place: bytes) -> Cached | None:
+        """The newest of those that go on there (`Cached.place`)."""
+        key = self._newest.get(place)
         return None if key is None else self.cached[self.block_of[key]]
-
-    def is_continued(self, parent: bytes, token: int) -> bool:
-        """Whether something is listed that continues `parent` with `token`."""
-        return (parent, token) in self._newest
 
     def drop(self, block: int) -> None:
         """`block` holds nothing any more that can be found; it is not in the queue."""
@@ -87,10 +101,11 @@ class PrefixIndex:
         assert cached is not None
         self.cached[block] = None
         self.num_changes += 1
-        self.num_tokens -= len(cached.tokens)
+        self.num_tokens -= cached.num_tokens
         del self.block_of[cached.key]
-        if self._newest.get((cached.parent, cached.tokens[0])) == cached.key:
-            del self._newest[cached.parent, cached.tokens[0]]
+        place = cached.place
+        if self._newest.get(place) == cached.key:
+            del self._newest[place]
 
     def released(self, block: int) -> bool:
         """Nobody refers to `block` any more; whether it stays findable."""
@@ -121,15 +136,16 @@ class PrefixIndex:
 
     def check_integrity(self, references: list[int]) -> None:
         """Assert that keys and blocks agree and that the free ones wait in the queue."""
-        known = [(key, block, self.cached[block]) for key, block in self.block_of.items()]
-        keys = [None if cached is None else cached.key for _, _, cached in known]
-        assert keys == list(self.block_of), "keys and blocks differ"
+        blocks, keys = list(self.block_of.values()), list(self.block_of)
+        known = [cached for cached in map(self.cached.__getitem__, blocks) if cached is not None]
+        assert [cached.key for cached in known] == keys, "keys and blocks differ"
         assert len(known) == len(self.cached) - self.cached.count(None), "a block has no key"
-        assert self.num_tokens == sum([len(c.tokens) for _, _, c in known if c is not None])
-        self.queue.check_integrity([key for key, block, _ in known if references[block] == 0])
-        for (parent, token), key in self._newest.items():
+        assert self.num_tokens == sum([cached.num_tokens for cached in known])
+        free = [not references[block] for block in blocks]
+        self.queue.check_integrity(compress(keys, free))
+        for place, key in self._newest.items():
             cached = self.cached[self.block_of[key]]
-            assert cached is not None and (cached.parent, cached.tokens[0]) == (parent, token)
+            assert cached is not None and cached.place == place
 
     def check_table(self, table: list[int], chain: Chain, full: int, *, shared: bool) -> None:
         """Assert that a sequence's blocks are listed under its own tokens, or not at all."""
@@ -251,10 +267,10 @@ def begun_block(
     if (count + 1) * size == len(tokens):
         key = chain.key(count)
     if key is None or key not in indexes[0].block_of:
-        newest = indexes[0].newest(chain.key(count - 1), rest[0])
+        newest = indexes[0].newest(chain.key(count - 1) + packed(rest[:1]))
         if newest is None:
             return None
-        key, rest = newest.key, rest[: common(rest, newest.tokens)]
+        key, rest = newest.key, rest[: common(packed(rest), newest.packed)]
     held = all(key in index.block_of for index in indexes)
     return (key, len(rest)) if held and is_of_use(len(rest), size) else None
 
@@ -299,11 +315,11 @@ def with_gap(blocks: list[int], first_live: int, kept: int) -> list[int]:
     return blocks[:head] + [NULL_BLOCK] * (first_live - head) + blocks[head:]
 
 
-def common(some: TypingSequence[int], more: TypingSequence[int]) -> int:
-    """How many tokens two lists begin with alike."""
+def common(some: bytes, more: bytes) -> int:
+    """How many tokens two that are `packed` begin with alike."""
     count = 0
     for one, other in zip(some, more, strict=False):
         if one != other:
             break
         count += 1
-    return count
+    return count // TOKEN_BYTES

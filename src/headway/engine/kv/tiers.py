@@ -110,7 +110,7 @@ class Tiers:
     def _is_read(self, group: int, cached: Cached) -> bool:
         """Whether a prompt that begins with the block reads it: not where the next token would
         see nothing of a full one."""
-        return not (self.are_open[group] and len(cached.tokens) == self.block_size)
+        return not (self.are_open[group] and cached.num_tokens == self.block_size)
 
     @property
     def has_due(self) -> bool:
