@@ -20,6 +20,7 @@ from headway.core.options import BenchOptions, EngineOptions, read_options
 from headway.core.options.simulate import SimulateOptions
 from headway.measure.started import DiedError, Started
 from simulated_house import measured_here
+from tuned_world import point
 
 FOLDER = model_folder(None)
 SLO = ["ttft=500ms,tpot=50ms"]
@@ -111,8 +112,8 @@ def test_a_setting_that_cannot_be_is_told_and_not_simulated(tmp_path: Path, monk
 def test_the_front_has_what_no_other_beats(tmp_path: Path):
     found = search(tmp_path).run(chosen(["max_num_seqs"], gate=False), 6, seed=0)
     edge = list(front(found))
-    for point in edge:
-        assert not any(p.ttft_s < point.ttft_s and p.tpot_s < point.tpot_s for p in found)
+    for each in edge:
+        assert not any(p.ttft_s < each.ttft_s and p.tpot_s < each.tpot_s for p in found)
 
 
 # ── real runs ───────────────────────────────────────────────────────────────────────────────
@@ -173,7 +174,11 @@ def test_turns_and_their_bound():
 
 def test_no_time_no_run():
     made = scripted(8, until_s=0.0)
-    assert [each.runs for each in made.run([(), A])] == [0, 0]
+    found = made.run([(), A])
+    assert [each.runs for each in found] == [0, 0]
+    points = [point(A, 12.0), point((), 10.0)]
+    setting, why = outcome.choose(points, found, "goodput")
+    assert setting == () and "no time was left: give more --minutes" in why and "+20.0%" in why
 
 
 def test_who_is_chosen(tmp_path: Path):

@@ -147,6 +147,22 @@ def test_each_rung_asks_fewer_settings_about_more(count: int):
         assert any(c == () and n == conversations for c, n, _ in made.asked), "the default is there"
 
 
+@pytest.mark.parametrize(("seconds", "most"), [(1e9, 1000), (60.0, 62), (0.0, 15)])
+def test_a_search_without_time_leaves_out_combinations_and_the_last_of_the_ranking(
+    seconds: float, most: int
+):
+    """A second each: of 60 the first rung has 18, the default and options alone. What matters is
+    found nevertheless, four settings in each rung at the least, and what was left out is told."""
+    made = landscape({("max_num_seqs", 8): 1.3}, seconds=seconds)
+    made.clock = lambda: float(len(made.asked))
+    found = made.run(chosen([], gate=False), 96, seed=0)
+    assert found[0].changes == (("max_num_seqs", 8),) and len(found) >= 4
+    assert any(not each.changes for each in found)
+    rungs = Counter(conversations for _, conversations, _ in made.asked)
+    assert len(made.asked) <= most and min(rungs.values()) >= 4
+    assert (made.num_left_out > 0) == (seconds < 1e9)
+
+
 def test_the_same_seed_searches_the_same_and_another_does_not():
     knobs = chosen([], gate=False)
     first, again, other = (candidates(knobs, SETTINGS, 96, seed) for seed in (3, 3, 4))

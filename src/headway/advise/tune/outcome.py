@@ -32,6 +32,8 @@ class Tuned(msgspec.Struct, kw_only=True):
     gated: dict[str, str]
     """Setting that changes tokens → what its evaluation said."""
     num_simulated: int
+    num_left_out: int = 0
+    """Settings that the search had no time for."""
     real_runs: int
     seconds: float
     extrapolated: float
@@ -52,6 +54,9 @@ def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tupl
     default = next(point for point in points if not point.changes)
     if not confirmed:
         return by_simulation(points, default, prefer)
+    if not any(each.runs for each in confirmed):
+        _, simulated = by_simulation(points, default, prefer)
+        return (), f"Not confirmed, for no time was left: give more --minutes. {simulated}"
     base = confirmed[0]
     if base.died:
         return (), f"The default itself does not run: {base.died}"
@@ -170,6 +175,8 @@ def lines_of(found: Tuned) -> list[str]:
     lines += [f"not tried, {name}: {why}" for name, why in list(found.refused.items())[:5]]
     lines += [f"gate, {name}: {said_}" for name, said_ in found.gated.items()]
     lines += [f"died, {each.name}: {each.died}" for each in found.confirmed if each.died]
+    if found.num_left_out:
+        lines.append(f"{found.num_left_out} settings were left out of the search: more --minutes")
     if found.extrapolated:
         lines.append(f"{found.extrapolated:.0%} of the default's steps lie beyond the calibration")
     return lines

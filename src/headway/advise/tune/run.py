@@ -31,6 +31,8 @@ LEAST_REQUESTS = 400
 """The search's traffic, where nobody says how much."""
 START_S = 10.0
 """What a real run takes beside its block: start and end."""
+SEARCH_SHARE = 1 / 3
+"""Of the time, what the search may take; the rest is for real runs."""
 RAMP = (0.2, 1.8)
 """A calibration's load, from and to so many times the rate."""
 GATE_FAILED = 5
@@ -78,6 +80,7 @@ class Tuning:
             refused=search.refused,
             gated=self.gated,
             num_simulated=search.num_simulated,
+            num_left_out=search.num_left_out,
             real_runs=MOST_RUNS - self.runs_left,
             seconds=round(time.monotonic() - self.started_s, 1),
             extrapolated=search.extrapolated,
@@ -94,6 +97,7 @@ class Tuning:
             calibration=open_calibration(calibration),
             plan=plan(self.folder, told, self.load, self.engine),
             prefer=self.options.prefer,
+            seconds=SEARCH_SHARE * (self.until_s - time.monotonic()),
             watch=self.watch,
         )
 

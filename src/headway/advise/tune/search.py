@@ -7,9 +7,10 @@ the first, what won alone is put together: the best two options, the best three,
 The best is then made simpler: a change without which nothing is lost is left out.
 """
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from math import log
+from math import inf, log
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,11 @@ from headway.telemetry.calibration import Calibration
 
 RUNGS = ((150, 1.0), (400, 1 / 3), (1500, 1 / 8))
 """(conversations, share of the candidates) of each rung."""
+RUNG_ENDS = (0.3, 0.6, 1.0)
+"""When each rung ends, of the search's time: what it has not come to by then is left out, the last
+of the ranking first, in the first rung combinations."""
+LEAST_IN_RUNG = 4
+"""So many settings are in each rung whatever it takes."""
 FINAL_CASES = 3
 NEAR = 0.05
 """Goodputs within this of the best are alike for who prefers something else."""
@@ -63,6 +69,11 @@ class Search:
     refused: dict[str, str] = field(default_factory=dict)
     """Setting → why it cannot be."""
     num_simulated: int = 0
+    seconds: float = inf
+    """What the rungs may take."""
+    num_left_out: int = 0
+    """Settings for which a rung had no time."""
+    clock: Callable[[], float] = time.monotonic
     extrapolated: float = 0.0
     """Of the default's steps, the share that is larger than any that was measured."""
     watch: Callable[[str], None] = lambda text: None
@@ -73,15 +84,20 @@ class Search:
         settings = self.plan.machinery.settings
         left = [c for c in candidates(knobs, settings, count, seed) if self.machine(c) is not None]
         points: list[Point] = []
+        began_s = self.clock()
         for rung, (conversations, share) in enumerate(RUNGS):
-            most = max(round(count * share), 4)
+            most = max(round(count * share), LEAST_IN_RUNG)
             if points:
                 together = self.together(points) if rung == 1 else []
-                left = [point.changes for point in self.ranked(points)[:most]]
-                left += [c for c in [(), *together] if c not in left]
+                top = [point.changes for point in self.ranked(points)[:most]]
+                left = list(dict.fromkeys([(), *top, *together]))
             cases = FINAL_CASES if rung == len(RUNGS) - 1 else 1
             points = []
             for number, changes in enumerate(left):
+                is_late = self.clock() - began_s > RUNG_ENDS[rung] * self.seconds
+                if is_late and number >= LEAST_IN_RUNG:
+                    self.num_left_out += len(left) - number
+                    break
                 self.watch(f"{number + 1} of {len(left)} settings, {conversations} conversations")
                 points.append(self.point(changes, conversations, cases))
         best = self.ranked(points)[0]
