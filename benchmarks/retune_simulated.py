@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 
@@ -47,7 +48,7 @@ from headway.measure.record import Exchange
 from headway.telemetry.calibration import Calibration, HostCost, columns, fingerprint
 from headway.telemetry.lately import Judged
 from headway.telemetry.records import StepRecord
-from headway.telemetry.traffic import Asked, Origin
+from headway.telemetry.traffic import Followed, Origin, Stretch
 
 STEP_S, TOKEN_S, ATTENDED_S, NOISE = 0.020, 3.0e-3, 0.7e-6, 0.1
 TICK_S, ANSWERED_AFTER_S, STEPS_S = 5.0, 10.0, 300.0
@@ -221,11 +222,9 @@ class VirtualServer(World):
         )
         return found
 
-    def calibration(self, since_s: float) -> Calibration:
+    def calibration(self) -> Calibration:
         settings = self.settings()
         began_s = self.replica.started_s + self.time_s - STEPS_S
-        come = self.since(since_s)
-        over = {x.id for x in come if x.ended_s is not None and x.ended_s <= self.time_s}
         return Calibration(
             headway="1",
             model="virtual",
@@ -239,19 +238,43 @@ class VirtualServer(World):
             group_blocks=[count - 1 for count in settings.cache.num_blocks],
             vocab_size=self.door.served.spec.vocab_size,
             alone=Alone(),
-            steps=columns([r for r in self.records[-4096:] if r.started_s >= began_s]),
+            steps=columns([r for r in self.records[-8192:] if r.started_s >= began_s]),
             host=HostCost(in_s=0.0, out_s=0.0, door_s=0.0),
-            traffic=[
-                Asked(
-                    x.scheduled_s - come[0].scheduled_s,
-                    x.asked_prompt_tokens,
-                    0,
-                    (x.output_tokens or None) if x.id in over else None,
-                    service_class=x.service_class,
-                )
-                for x in come
-            ],
             origin=Origin(spec=self.door.served.spec, settings=settings, classes=self.door.classes),
+        )
+
+    def stretch(self, since_s: float) -> Stretch:
+        found = [self.follow(x, since_s) for x in self.exchanges if self.lasted(x, since_s)]
+        return Stretch(
+            requests=found,
+            from_s=0.0,
+            until_s=self.time_s - since_s,
+            clock_s=self.replica.started_s + since_s,
+        )
+
+    def lasted(self, x: Exchange, since_s: float) -> bool:
+        """Whether it had come by now, and was not over then."""
+        return x.scheduled_s < self.time_s and (x.ended_s is None or x.ended_s > since_s)
+
+    def follow(self, x: Exchange, since_s: float) -> Followed:
+        """What became of it by now."""
+        chunks = zip(x.chunk_s, x.chunk_tokens or (), strict=True)
+        told = [(at_s, count) for at_s, count in chunks if at_s <= self.time_s]
+        is_over = x.ended_s is not None and x.ended_s <= self.time_s
+        count, age_s = sum(count for _, count in told), self.time_s - x.scheduled_s
+        ttft_s = told[0][0] - x.scheduled_s if told else None
+        tpot_s = (told[-1][0] - told[0][0]) / (count - 1) if count > 1 else None
+        slo = self.door.class_of(x.service_class).objectives(x.asked_prompt_tokens)
+        known = self.judge(x)
+        return Followed(
+            at_s=x.scheduled_s - since_s,
+            prompt=x.asked_prompt_tokens,
+            cached=0,
+            answer=count or None,
+            service_class=x.service_class,
+            ttft_s=ttft_s,
+            took_s=x.ended_s - x.scheduled_s if is_over else None,
+            met=known.met if known else not slo.missed(ttft_s or age_s, tpot_s, None, age_s),
         )
 
     def change(self, changes: Changes) -> None:
@@ -327,7 +350,10 @@ def main() -> None:
             f"{change.at_s:6.0f} s {change.changes} for {change.was}: {change.outcome} "
             f"({change.why})"
         )
+    asked = [each for each in told.asked if each.seen is not None]
+    off = [abs(each.seen - each.simulated) for each in asked]
     print(f"{told.num_simulated} simulations; {took_s:.0f} s of CPU in all")
+    print(f"of the last {len(off)} simulated shares half are off by {median(off):.1%} at most")
     if given.json:
         given.json.write_text(json.dumps({"grid": grid, "retune": own, "start": start}))
 

@@ -41,6 +41,12 @@ class Ended:
     """Whether a grammar held its answer."""
     looped_tokens: int = 0
     """Tokens at the end of its answers that repeat what stood before them."""
+    cached_tokens: int = 0
+    """Of its prompts, found in the cache."""
+    n: int = 1
+    """Its sequences, which share `output_tokens`."""
+    limit: int | None = None
+    """The `max_tokens` that it asked for."""
 
     @property
     def met(self) -> bool:

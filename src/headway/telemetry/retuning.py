@@ -28,14 +28,29 @@ class Retune(msgspec.Struct, kw_only=True):
     why: str = ""
 
 
+class AskedOf(msgspec.Struct, kw_only=True):
+    """One question. Shares are of the requests of the `seconds` before it: `seen`, and `simulated`
+    with the settings of then; of a change that is watched only what the old ones are simulated to
+    have made of them. `at_s` is on the scale of `now_s`."""
+
+    at_s: float
+    seen: float | None
+    simulated: float
+    seconds: float
+    num_requests: int
+    cpu_s: float
+    why: str
+
+
 class Retuning(msgspec.Struct, kw_only=True):
     """All that `--retune` has done. `state` in a sentence; `settings` are those that may change, as
-    they are, `started` as they were; `changes` the last 20, the newest last. `cpu_s` is what its
-    process has computed."""
+    they are, `started` as they were; `changes` and `asked` the last 20, the newest last. `cpu_s` is
+    what its process has computed."""
 
     state: str = "waits for traffic"
     settings: Changes = {}
     started: Changes = {}
     changes: list[Retune] = []
+    asked: list[AskedOf] = []
     num_simulated: int = 0
     cpu_s: float = 0.0

@@ -3,14 +3,16 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
 import pytest
 
 from fakes import make_settings
 from headway.advise.retune import controller as rules
 from headway.advise.retune.controller import Controller, slower
-from headway.advise.retune.question import Answer, Question
+from headway.advise.retune.question import Answer, Begun, Question
 from headway.core.live_settings import Changes, with_changes
 from headway.telemetry.lately import Judged, Kept, Shape, kept_of, shape_of
+from headway.telemetry.traffic import Stretch
 from simulated_house import measured
 
 STARTED = make_settings(max_num_seqs=64, budget=512, policy="slo")
@@ -41,9 +43,12 @@ class Scripted:
     def judged(self, since_s):
         return [each for each in self.log if each.at_s >= since_s]
 
-    def calibration(self, since_s):
-        self.asked_since = since_s
+    def calibration(self):
         return measured(STARTED)
+
+    def stretch(self, since_s):
+        self.asked_since = since_s
+        return Stretch(until_s=self.time_s - since_s)
 
     def change(self, changes):
         self.changed.append(changes)
@@ -201,6 +206,47 @@ def test_simulations_have_their_share_of_a_core():
     assert until_asked(one, sight, 10_000) is not None
     earned_s = (100.0 - rules.CPU_SAVED_S) / rules.CPU_SHARE
     assert sight.time_s >= earned_s > spent_s
+
+
+def test_all_of_the_time_together_they_have_no_more_than_their_share():
+    """Each question takes 9 s: the first is asked at once, the second when there is room for it."""
+    sight = Scripted()
+    one, asked_s = Controller(sight, STARTED), []
+    while sight.time_s < 4000:
+        if until_asked(one, sight, 5.0) is not None:
+            one.take(Answer(cpu_s=9.0, why="none"))
+            asked_s.append(sight.time_s)
+        assert one.told.cpu_s <= rules.CPU_SAVED_S + rules.CPU_SHARE * sight.time_s
+    assert asked_s[0] < 50 and asked_s[1] >= 6 / rules.CPU_SHARE
+    assert 5 <= len(asked_s) <= 9
+    assert [each.cpu_s for each in one.told.asked] == [9.0] * len(asked_s)
+
+
+def test_a_simulation_that_is_not_trusted_changes_nothing_and_says_so():
+    sight = Scripted(share=0.66)
+    one = Controller(sight, STARTED)
+    until_asked(one, sight)
+    why = "its simulation says 95% in SLO where 66% were seen: not trusted"
+    one.take(Answer(is_trusted=False, why=why, seen=0.66, now=0.95, num_requests=1600))
+    assert one.told.state == why and sight.changed == []
+    assert (one.told.asked[0].seen, one.told.asked[0].simulated) == (0.66, 0.95)
+    assert until_asked(one, sight).kind == "propose", "it asks again later"
+
+
+def test_what_is_judged_begins_with_those_who_were_there_before():
+    sight = Scripted(share=0.5, under_change=0.4)
+    one = Controller(sight, STARTED)
+    until_asked(one, sight)
+    begun = [Begun(1.0, True, 100, 0, 10)]
+    one.take(msgspec.structs.replace(BETTER, begun=begun))
+    changed_s = sight.time_s
+    asked = until_asked(one, sight)
+    assert asked.kind == "judge" and asked.begun == begun
+    assert sight.asked_since == changed_s + rules.SETTLES_S, "not what met rows of before"
+    one.take(Answer(changes=asked.changes, then=0.9))
+    assert one.watched is None
+    asked = until_asked(one, sight)
+    assert asked.kind == "propose" and sight.asked_since > changed_s + rules.FIRST_LOOK_S
 
 
 def test_changes_are_limited_an_hour(monkeypatch):

@@ -19,8 +19,8 @@ TALK, DRAFT = (Kind("talk", 4.5, 20, 24),), (Kind("draft", 2.4, 20, 60),)
 @pytest.fixture(autouse=True)
 def little(monkeypatch):
     """Less of the traffic is simulated than a server would."""
-    monkeypatch.setattr(trial, "SCREEN_CPU_S", 0.02)
-    monkeypatch.setattr(trial, "FINAL_CPU_S", 0.04)
+    monkeypatch.setattr(trial, "PROPOSE_CPU_S", 1.5)
+    monkeypatch.setattr(trial, "JUDGE_CPU_S", 0.2)
 
 
 def test_a_planted_bad_change_is_undone_within_three_minutes():
@@ -31,8 +31,8 @@ def test_a_planted_bad_change_is_undone_within_three_minutes():
     def planted(asked):
         if asked.kind == "judge" or asked.left_alone:
             return own(asked) if asked.kind == "judge" else Answer(why="nothing")
-        case = trial.Trial.of(asked)
-        now = case.see(case.case, case.pairs[0]).share
+        part = trial.Trial.of(asked).shortened(0.1)
+        now = part.see(part.begin({}), 1.0).share
         return Answer(changes={"max_num_seqs": 1}, gain=0.5, gain_interval=(0.2, 0.8), now=now)
 
     server.answered = planted

@@ -13,9 +13,10 @@ simulation that is always too hopeful speaks for a change:
     seen before 70% │ simulated before 90%, since 80% │ expected 60% │ seen since 62%: kept
     seen before 70% │ simulated before 90%, since 90% │ expected 70% │ seen since 40%: back
 
-It asks 40 s after the traffic has changed, then ever more rarely, at most every 10 minutes, and
-not at all while nearly all are in their objectives; it simulates for 2% of a core at most, and
-changes something 12 times an hour at most.
+What a simulation of the present settings says is held against what was seen of the same requests;
+where the two are far apart nothing is proposed. It asks 40 s after the traffic has changed, then
+ever more rarely, at most every 10 minutes, and not at all while nearly all are in their objectives;
+it simulates for 2% of a core at most, and 12 s, and changes something 12 times an hour at most.
 """
 
 import logging
@@ -29,7 +30,8 @@ from headway.core.live_settings import Changes, difference, live_values, with_ch
 from headway.core.resolve import Settings
 from headway.telemetry.calibration import Calibration
 from headway.telemetry.lately import Judged, Kept, Shape, kept_of, shape_of
-from headway.telemetry.retuning import KEPT, ROLLED_BACK, UNPROVED, Retune, Retuning
+from headway.telemetry.retuning import KEPT, ROLLED_BACK, UNPROVED, AskedOf, Retune, Retuning
+from headway.telemetry.traffic import Stretch
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +42,9 @@ FIRST_S, MOST_PAUSE_S = 40.0, 600.0
 LEAST_RECENT, LEAST_REQUESTS = 12, 20
 ENOUGH = 0.97
 """With so many in their objectives there is nothing to gain."""
-CPU_SHARE, CPU_SAVED_S = 0.02, 30.0
-"""Of one core, and how much of it may be saved up for when the traffic changes."""
+CPU_SHARE, CPU_SAVED_S = 0.02, 12.0
+"""Of one core, and how much of it is there at the start: a question is not asked where the last one
+tells that it would take more."""
 MOST_AN_HOUR, HOUR_S = 12, 3600.0
 SETTLES_S, FIRST_LOOK_S, LOOKS_EVERY_S, WATCH_S, GIVES_UP_S = 15.0, 40.0, 20.0, 120.0, 170.0
 """From a change to the first request that is counted (those before meet the rows and the queue of
@@ -72,8 +75,12 @@ class Sight(Protocol):
         """Those in force; None while no engine is ready."""
         ...
 
-    def calibration(self, since_s: float) -> Calibration | None:
-        """Steps of late and the traffic since then."""
+    def calibration(self) -> Calibration | None:
+        """Steps of late."""
+        ...
+
+    def stretch(self, since_s: float) -> Stretch:
+        """The traffic since then."""
         ...
 
     def change(self, changes: Changes) -> None:
@@ -110,7 +117,10 @@ class Controller:
         self._shape: Shape | None = None
         self._pause_s, self._next_s = FIRST_S, self._began_s
         self._asked: Question | None = None
-        self._asked_s = 0.0
+        self._asked_s = self._settled_s = 0.0
+        """When it asked last, and from when on the present settings alone are seen."""
+        self._question_cpu_s = 0.0
+        """What the last question took."""
         self._left_alone: deque[tuple[float, Changes]] = deque()
         self._changes_s: deque[float] = deque()
 
@@ -130,15 +140,17 @@ class Controller:
         asked, self._asked = self._asked, None
         self.told.num_simulated += answer.num_simulated
         self.told.cpu_s += answer.cpu_s
+        self.told.asked = [*self.told.asked, told_of(answer, self._asked_s)][-SHOWN:]
         now_s = self.sight.now_s()
         if asked is None or self.sight.settings() is None:
             return
         if self.watched is not None:
             self._judge(answer, now_s)
-        elif answer.changes and self._apply(answer, now_s):
             return
-        else:
-            self._rest(f"nothing to gain: {answer.why}", now_s)
+        self._question_cpu_s = answer.cpu_s
+        if answer.changes and self._apply(answer, now_s):
+            return
+        self._rest(f"nothing to gain: {answer.why}" if answer.is_trusted else answer.why, now_s)
 
     def gave_up(self, why: str) -> None:
         """No answer comes to the last question."""
@@ -150,7 +162,7 @@ class Controller:
     def _look(self, now_s: float) -> Question | None:
         """Ask where the traffic is other than before, or there is more of it."""
         self._notice(now_s)
-        since_s = max(self._changed_s, now_s - WINDOW_S)
+        since_s = max(self._changed_s, self._settled_s, now_s - WINDOW_S)
         if now_s < self._next_s or now_s - since_s < FIRST_S:
             return None
         kept = kept_of(self.sight.judged(since_s))
@@ -160,14 +172,14 @@ class Controller:
         if kept.share >= ENOUGH:
             self.told.state = f"nothing to gain: {kept.share:.0%} of the requests are in SLO"
             return None
-        spent_s = self.told.cpu_s - CPU_SHARE * (now_s - self._began_s)
+        spent_s = self.told.cpu_s + self._question_cpu_s - CPU_SHARE * (now_s - self._began_s)
         while self._changes_s and self._changes_s[0] < now_s - HOUR_S:
             self._changes_s.popleft()
         if spent_s > CPU_SAVED_S or len(self._changes_s) >= MOST_AN_HOUR:
             why = "simulations" if spent_s > CPU_SAVED_S else "changes"
             self.told.state = f"waits: it has had its share of {why} for now"
             return None
-        calibration = self.sight.calibration(since_s)
+        calibration = self.sight.calibration()
         if calibration is None:
             return None
         self.told.state = f"simulates: {kept.share:.0%} of {kept.num} requests are in SLO"
@@ -176,6 +188,7 @@ class Controller:
         return Question(
             kind="propose",
             calibration=calibration,
+            stretch=self.sight.stretch(since_s),
             started=self.started,
             left_alone=[changes for _, changes in self._left_alone],
         )
@@ -206,7 +219,7 @@ class Controller:
         then = with_changes(settings, answer.changes, self.started)
         if then == settings:
             return False
-        since_s = max(self._changed_s, self._asked_s - WINDOW_S)
+        since_s = max(self._changed_s, self._settled_s, self._asked_s - WINDOW_S)
         requests = self.sight.judged(since_s)
         before, shape = kept_of(requests), shape_of(requests, max(now_s - since_s, 1e-9))
         told = Retune(
@@ -219,6 +232,7 @@ class Controller:
             why=answer.why,
         )
         self.sight.change(answer.changes)
+        self._settled_s = now_s + SETTLES_S
         self._changes_s.append(now_s)
         self.told.changes = [*self.told.changes, told][-SHOWN:]
         self.told.state = f"watches {said(answer.changes)}"
@@ -243,7 +257,7 @@ class Controller:
         if now_s < watched.next_s:
             return None
         watched.next_s = now_s + LOOKS_EVERY_S
-        requests = self.sight.judged(watched.changed_s + SETTLES_S)
+        requests = self.sight.judged(self._settled_s)
         after, age_s = kept_of(requests), now_s - watched.changed_s
         if after.num < LEAST_REQUESTS:
             if age_s >= GIVES_UP_S:
@@ -255,12 +269,14 @@ class Controller:
             return None
         if age_s < WATCH_S and after.share >= watched.before.share:
             return None
-        calibration = self.sight.calibration(watched.changed_s + SETTLES_S)
+        calibration = self.sight.calibration()
         if calibration is None:
             return None
         return Question(
             kind="judge",
             calibration=calibration,
+            stretch=self.sight.stretch(self._settled_s),
+            begun=watched.simulated.begun,
             started=self.started,
             changes=watched.told.was,
         )
@@ -269,7 +285,7 @@ class Controller:
         """Keep the change, undo it, or look at it for longer."""
         watched = self.watched
         assert watched is not None
-        after = kept_of(self.sight.judged(watched.changed_s + SETTLES_S))
+        after = kept_of(self.sight.judged(self._settled_s))
         before, told, is_last = watched.before, watched.told, now_s - watched.changed_s >= WATCH_S
         moved = answer.then - watched.simulated.now if answer.changes else 0.0
         expected = min(max(before.share + moved, 0.0), 1.0)
@@ -291,6 +307,7 @@ class Controller:
         watched, self.watched = self.watched, None
         assert watched is not None
         self.sight.change(watched.told.was)
+        self._settled_s = now_s + SETTLES_S
         if outcome == ROLLED_BACK:
             self._left_alone.append((now_s, watched.told.changes))
         watched.told.outcome, watched.told.why = outcome, why
@@ -347,6 +364,19 @@ def grown(
         return 1.0
     moved = then / first if first and then else 1.0
     return after / (before * moved)
+
+
+def told_of(answer: Answer, at_s: float) -> AskedOf:
+    """A question that was answered, as `/stats` has it."""
+    return AskedOf(
+        at_s=round(at_s, 3),
+        seen=None if answer.seen is None else round(answer.seen, 4),
+        simulated=round(answer.then if answer.seen is None else answer.now, 4),
+        seconds=round(answer.seconds, 1),
+        num_requests=answer.num_requests,
+        cpu_s=round(answer.cpu_s, 3),
+        why=answer.why,
+    )
 
 
 def said(changes: Changes) -> str:

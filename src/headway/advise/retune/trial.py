@@ -1,164 +1,188 @@
 """The traffic of late, simulated with the present settings and with others.
 
-All settings get the same arrivals and the same moments of the machine (common random numbers), so
-a difference is the settings'. How sure it is has two sides: the arrivals are one draw, so it is
-told in blocks of them, and the machine has other moments, so it is told over several runs.
+All settings get the same arrivals, the same requests that are under way when it begins and the same
+moments of the machine (common random numbers), so a difference is the settings'. Whether the
+simulation of the present settings is right is seen on the requests themselves: the server has
+served them.
 
-    block of 5 s     1   2   3   4           met now 3, 5, 4, 2   then 5, 5, 6, 5 of 6 each
-    gained           2   0   2   3           7 of 24, ± 2.5 by how much the blocks differ
+    of 1,560 requests    seen 66% in SLO, simulated 61%: what it says of others is heard
+                         seen 66% in SLO, simulated 95%: it is not
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import ceil, inf
 from statistics import fmean
 
-import msgspec
 import numpy as np
 
 from headway.advise.retune.candidates import candidates, finer
+from headway.advise.retune.gain import gained, loser
 from headway.advise.retune.question import Answer, Question
+from headway.advise.retune.replay import Replay, Scene, Seen, begun_at, completed
 from headway.advise.simulate.machine import Machinery
-from headway.advise.what_if.case import LEAST_REQUESTS, Case, case_of, run
-from headway.advise.what_if.compare import missed
-from headway.bench.latency import latency
+from headway.advise.simulate.truth import Floats
+from headway.advise.what_if.case import LEAST_REQUESTS, LEAST_STEPS, Case, case_of
+from headway.bench.load import quiet_gc
 from headway.core.errors import UsageError
 from headway.core.live_settings import Changes, with_changes
-from headway.telemetry.lately import BLOCK_S, middle
+from headway.core.slo import DEFAULT_CLASS
+from headway.telemetry.traffic import Followed
 
-SCREEN_CPU_S, FINAL_CPU_S = 0.06, 0.15
-"""What one simulation of a candidate may compute, and one of the best two in each moment."""
-STEP_CPU_S, TOKEN_CPU_S = 1e-4, 1e-5
-"""About what a simulated step and a token of it take: so many seconds of traffic fit."""
-FINALISTS, RUNS = 2, 1
+PROPOSE_CPU_S, JUDGE_CPU_S = 8.0, 1.0
+"""About what a question may compute: so much of the traffic is simulated, of all that is told."""
+STEP_CPU_S, TOKEN_CPU_S, REQUEST_CPU_S, QUEUED_CPU_S = 1e-4, 1e-5, 3e-4, 1.5e-6
+"""About what a simulated step, a token of it and a request take; the last is for each that waits,
+at each step and each newcomer."""
+LEAST_S = 2.0
+"""Of the traffic; where less can be simulated nothing is."""
+ROUNDS = (0.25, 0.5, 1.0)
+"""Of the traffic: on the first part all are tried, on the second the best third, on all of it the
+best two."""
+KEPT, FINALISTS, FINER, RUNS = 1 / 3, 2, 2, 1
+MOST_TAIL = 0.2
+"""Those that came in the last seconds are not counted, for their fate is open: as many as the
+longest objective for a first token, at most this share of the traffic."""
+TRUSTED = 0.15
+"""The simulation of the present settings may be off what was seen by so many of the requests."""
 LEAST_GAIN = 0.03
 """What a change must promise."""
-SURE = 1.64
-"""Standard errors to the end of a 90% interval."""
-CLASS_LOSS, LEAST_OF_CLASS = 0.05, 10
-"""No class of at least so many requests may lose more of its requests than this share."""
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the clients of one simulated run saw, in the order in which they asked."""
-
-    at_s: list[float]
-    met: np.ndarray
-    classes: list[str]
-    ttft_s: float | None
-    tpot_s: float | None
-
-    @property
-    def share(self) -> float:
-        return float(self.met.mean())
 
 
 @dataclass(slots=True)
 class Trial:
-    """One question's simulations."""
+    """One question's simulations, of traffic that ends when it was asked."""
 
+    asked: Question
     case: Case
+    requests: list[Followed]
+    """All of the traffic, what is not known of it guessed."""
     machinery: Machinery
+    first_s: float
+    until_s: float
     num_simulated: int = 0
     pairs: list[tuple[int, float]] = field(default_factory=list)
 
     @classmethod
     def of(cls, asked: Question) -> "Trial":
         """The server as it told of itself; UsageError where that is too little."""
-        case = case_of(asked.calibration)
+        stretch = asked.stretch
+        asked.calibration.traffic = list(stretch.requests)
+        case = case_of(asked.calibration, most_tokens=inf)
+        came_s = [each.at_s for each in stretch.requests]
+        until_s = came_s[-1] if stretch.until_s is None else stretch.until_s
         machinery = case.machinery()
-        trial = cls(case, machinery, pairs=machinery.cases(RUNS, 0))
-        trial.case = trial.shortened(FINAL_CPU_S)
-        return trial
-
-    def shortened(self, cpu_s: float) -> Case:
-        """The last of the traffic, as much as is simulated in so many seconds of CPU.
-
-        20 steps and 160 tokens a second of it take 3.6 ms, so 0.1 s are 28 s of traffic.
-        """
-        case, steps = self.case, self.case.calibration.steps
-        busy_s = steps.started_s[-1] + steps.seconds[-1] - steps.started_s[0]
-        tokens = sum((a.answer or 0) * max(a.n, 1) for a in case.traffic)
-        step_s = STEP_CPU_S * len(steps) / max(busy_s, 1e-9)
-        second_s = step_s + TOKEN_CPU_S * tokens / max(spell_s(case), 1e-9)
-        begin_s = case.traffic[-1].at_s - cpu_s / second_s
-        count = max(sum(asked.at_s >= begin_s for asked in case.traffic), LEAST_REQUESTS)
-        return replace(case, traffic=case.traffic[-count:])
+        machinery.front = replace(machinery.front, door_s=0.0)  # times as a server sees them
+        requests = completed(stretch.requests, until_s)
+        first_s = came_s[0] if stretch.from_s is None else stretch.from_s
+        if stretch.clock_s is not None:  # of what was before nobody knows the steps
+            first_s = max(first_s, asked.calibration.steps.started_s[0] - stretch.clock_s)
+        return cls(
+            asked,
+            replace(case, traffic=tuple(requests)),
+            requests,
+            machinery,
+            first_s,
+            until_s,
+            pairs=machinery.cases(RUNS, 0),
+        )
 
     def prefill_s(self, tokens: int) -> float:
         """What a prompt takes alone, as the engine believes."""
         assert self.machinery.belief is not None, "a calibrated engine has learned"
         return self.machinery.belief.prefill_s(tokens, 0, self.case.settings.max_num_batched_tokens)
 
-    def see(self, case: Case, pair: tuple[int, float]) -> Seen:
-        """One run."""
-        self.num_simulated += 1
-        begin_s = case.traffic[0].at_s + spell_s(case)
-        found = run(warmed(case), self.machinery, *pair)
-        found = [x for x in found if x.scheduled_s >= begin_s]
-        times = [latency(x) for x in found]
-        return Seen(
-            at_s=[x.scheduled_s for x in found],
-            met=np.array([not missed(x, case.classes) for x in found], dtype=float),
-            classes=[x.service_class for x in found],
-            ttft_s=middle([each.ttft_s if each else None for each in times]),
-            tpot_s=middle([each.tpot_s if each else None for each in times]),
-        )
+    def second_cpu_s(self) -> float:
+        """What it takes to simulate a second of the traffic.
 
-    def see_all(self, case: Case) -> list[Seen]:
-        """A run for each moment of the machine."""
-        return [self.see(case, pair) for pair in self.pairs]
+        127 steps, 150 requests and 960 tokens of answers, 20 that wait: 0.076 s.
+        """
+        steps, span_s = self.case.calibration.steps, max(self.until_s - self.first_s, 1e-9)
+        busy_s = steps.started_s[-1] + steps.seconds[-1] - steps.started_s[0]
+        requests = self.asked.stretch.requests
+        tokens = sum((each.answer or 0) * max(each.n, 1) for each in requests)
+        steps_per_s, per_s = len(steps) / max(busy_s, 1e-9), len(requests) / span_s
+        queued_s = QUEUED_CPU_S * self.num_waiting * (steps_per_s + per_s)
+        work_s = TOKEN_CPU_S * tokens / span_s + REQUEST_CPU_S * per_s
+        return STEP_CPU_S * steps_per_s + work_s + queued_s
+
+    def steps_since(self, from_s: float) -> tuple[Floats, Floats] | None:
+        """(expected, real) seconds of the steps of the same time; None where those are too few."""
+        fit, zero_s = self.machinery.fit, self.asked.stretch.clock_s
+        if fit is None or zero_s is None:
+            return None
+        inside = np.array(self.case.calibration.steps.started_s) >= zero_s + from_s
+        return (fit.expected[inside], fit.took[inside]) if inside.sum() >= LEAST_STEPS else None
+
+    @property
+    def num_waiting(self) -> int:
+        """How many wait now."""
+        requests = self.asked.stretch.requests
+        return sum(each.ttft_s is None and each.took_s is None for each in requests)
+
+    def shortened(self, cpu_s: float) -> "Part":
+        """The last of the traffic, as much as one simulation of so many seconds of CPU has."""
+        came_s, seconds = [each.at_s for each in self.case.traffic], cpu_s / self.second_cpu_s()
+        if seconds < min(LEAST_S, self.until_s - self.first_s):
+            raise UsageError(
+                f"{LEAST_S:g} s of it are too much to simulate: {self.num_waiting:,} wait.",
+                "A shorter --max-queue-wait refuses those that nobody can serve in time.",
+            )
+        from_s = min(self.until_s - seconds, came_s[-min(LEAST_REQUESTS, len(came_s))])
+        return Part(self, max(from_s, self.first_s))
 
 
 @dataclass(slots=True)
-class Gained:
-    """Of the requests, the share that only one setting meets: its mean and standard error."""
+class Part:
+    """The traffic from `from_s` on, and its simulations."""
 
-    now: float
-    then: float
-    error: float
+    trial: Trial
+    from_s: float
+    scene: Scene = field(init=False)
+
+    def __post_init__(self) -> None:
+        trial = self.trial
+        begun = trial.asked.begun or begun_at(trial.requests, self.from_s)
+        self.scene = Scene(
+            case=trial.case,
+            machinery=trial.machinery,
+            steps=trial.steps_since(self.from_s),
+            started=trial.asked.started,
+            from_s=self.from_s,
+            begun=begun,
+        )
 
     @property
-    def ratio(self) -> tuple[float, float, float]:
-        """(then / now − 1, from, to): a gain of 90% surety."""
-        base = max(self.now, 0.02)
-        gain = self.then - self.now
-        low, high = gain - SURE * self.error, gain + SURE * self.error
-        return gain / base, low / base, high / base
+    def seconds(self) -> float:
+        return self.trial.until_s - self.from_s
 
+    def counted_s(self, share: float) -> float:
+        """Of the first share of it, how long those come that are counted.
 
-def gained(now: list[Seen], then: list[Seen]) -> Gained:
-    """`then` beside `now`, run by run."""
-    means = [float((b.met - a.met).mean()) for a, b in zip(now, then, strict=True)]
-    first = now[0]
-    blocks: dict[int, list[float]] = {}
-    for at_s, a, b in zip(first.at_s, first.met, then[0].met, strict=True):
-        blocks.setdefault(int(at_s // BLOCK_S), []).append(float(b - a))
-    sums = [sum(each) - means[0] * len(each) for each in blocks.values()]
-    count = len(sums)
-    by_arrivals = (sum(s * s for s in sums) * count / max(count - 1, 1)) ** 0.5 / len(first.met)
-    by_machine = float(np.std(means)) / len(means) ** 0.5
-    return Gained(
-        now=fmean(each.share for each in now),
-        then=fmean(each.share for each in then),
-        error=float((by_arrivals**2 + by_machine**2) ** 0.5),
-    )
+        With an objective of 0.3 s the first 9.7 s of 10 s.
+        """
+        own = self.trial.case.classes
+        names = {each.service_class for each in self.trial.case.traffic}
+        classes = [own.get(name) or own[DEFAULT_CLASS] for name in names]
+        ttft_s = max(each.objectives(0).ttft_s or 0.0 for each in classes)
+        return share * self.seconds - min(ttft_s, MOST_TAIL * share * self.seconds)
 
+    def begin(self, changes: Changes, pair: int = 0) -> Replay:
+        """One simulation, in one of the machine's moments."""
+        self.trial.num_simulated += 1
+        return self.scene.replay(changes, self.trial.pairs[pair])
 
-def loser(now: list[Seen], then: list[Seen]) -> str:
-    """The class that loses most, where that is too much; "" where none does."""
-    worst, found = CLASS_LOSS, ""
-    for name in sorted(set(now[0].classes)):
-        of_class = np.array([each == name for each in now[0].classes])
-        if of_class.sum() < LEAST_OF_CLASS:
-            continue
-        lost = fmean(
-            float((a.met - b.met)[of_class].mean()) for a, b in zip(now, then, strict=True)
-        )
-        if lost > worst:
-            worst, found = lost, name
-    return found
+    def see(self, replay: Replay, share: float) -> Seen:
+        """What stands behind the first share of it."""
+        return replay.seen(share * self.seconds, self.counted_s(share))
+
+    def seen(self) -> float | None:
+        """The share of the counted requests that met their objectives at the server."""
+        end_s = self.from_s + self.counted_s(1.0)
+        found = [each.met for each in self.trial.requests if self.from_s <= each.at_s < end_s]
+        met = [each for each in found if each is not None]
+        return fmean(met) if met else None
 
 
 def answer(asked: Question, cpu_s: Callable[[], float] = time.process_time) -> Answer:
@@ -166,79 +190,143 @@ def answer(asked: Question, cpu_s: Callable[[], float] = time.process_time) -> A
     began_s = cpu_s()
     try:
         trial = Trial.of(asked)
-        found = propose(trial, asked) if asked.kind == "propose" else judge(trial, asked)
+        with quiet_gc(cleans=False):
+            found = propose(trial) if asked.kind == "propose" else judge(trial)
     except UsageError as error:
         return Answer(why=str(error), cpu_s=cpu_s() - began_s)
     found.num_simulated, found.cpu_s = trial.num_simulated, cpu_s() - began_s
     return found
 
 
-def with_settings(case: Case, changes: Changes, asked: Question) -> Case:
-    """The case with some settings changed."""
-    return replace(case, settings=with_changes(case.settings, changes, asked.started))
+@dataclass(slots=True)
+class Tried:
+    """A candidate on its way through the rounds."""
+
+    changes: Changes
+    replay: Replay
+    seen: Seen
+    halfway: Seen
+    """What was seen of its last round but one."""
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """More in SLO first; where none is, the shorter wait."""
+        return self.seen.share, -(self.seen.ttft_s or 0.0)
 
 
-def propose(trial: Trial, asked: Question) -> Answer:
+def propose(trial: Trial) -> Answer:
     """The candidate that is clearly better, or why there is none."""
-    case, pair = trial.case, trial.pairs[0]
-    short = trial.shortened(SCREEN_CPU_S)
-    base = trial.see(short, pair).share
-    longest = max(asked.prompt - asked.cached for asked in case.traffic)
-    longest_s = trial.prefill_s(longest)
+    case, asked = trial.case, trial.asked
+    longest = max(each.prompt - each.cached for each in case.traffic)
     of = case.settings, asked.started, asked.left_alone
-    tried = candidates(*of, longest, longest_s)
-    screened = [(trial.see(with_settings(short, c, asked), pair).share, c) for c in tried]
-    screened.sort(key=lambda each: -each[0])
-    if screened and screened[0][0] > base:
-        beside = finer(screened[0][1], *of)
-        screened += [(trial.see(with_settings(short, c, asked), pair).share, c) for c in beside]
-        screened.sort(key=lambda each: -each[0])
-    best = [changes for share, changes in screened[:FINALISTS] if share > base]
-    now = trial.see_all(case)
-    present = fmean(each.share for each in now)
-    found = Answer(
-        why=f"none of {len(tried)} neighbours is better: {present:.0%} in SLO, simulated",
-        now=present,
-        now_ttft_s=now[0].ttft_s,
-        now_tpot_s=now[0].tpot_s,
-    )
-    for changes in best:
-        then = trial.see_all(with_settings(case, changes, asked))
-        gain, low, high = gained(now, then).ratio
-        if low <= 0 or gain < LEAST_GAIN or gain <= found.gain or loser(now, then):
-            continue
-        found.changes, found.gain = changes, round(gain, 4)
-        found.gain_interval = (round(low, 4), round(high, 4))
-        found.then = fmean(each.share for each in then)
-        found.then_ttft_s, found.then_tpot_s = then[0].ttft_s, then[0].tpot_s
-        found.why = f"{present:.0%} → {found.then:.0%} in SLO, simulated"
+    neighbours = candidates(*of, longest, trial.prefill_s(longest))
+    part = trial.shortened(PROPOSE_CPU_S / num_wholes(len(neighbours)))
+    present = part.begin({})
+    base = [part.see(present, share) for share in ROUNDS]
+    found = told(part, base[-1])
+    if not found.is_trusted:
+        return found
+    found.why = f"none of {len(neighbours)} neighbours is better: {found.now:.0%} in SLO, simulated"
+    first = [tried(part, changes, ROUNDS[0]) for changes in neighbours]
+    beside: list[Changes] = []
+    best = max(first, key=lambda each: each.score, default=None)
+    if best is not None and best.seen.share > base[0].share:
+        beside = finer(best.changes, *of)[:FINER]
+    for each in finalists(part, first, beside, base):
+        if is_better(part, each, base, found):
+            break
     return found
 
 
-def spell_s(case: Case) -> float:
-    """From the first of its traffic until it may come again: its span, and a mean gap."""
-    span_s = case.traffic[-1].at_s - case.traffic[0].at_s
-    return span_s * len(case.traffic) / max(len(case.traffic) - 1, 1)
+def num_wholes(neighbours: int) -> float:
+    """How many simulations of all of the traffic a question is.
+
+    Of 7 neighbours: the present settings, 7 on a quarter, 3 on another, two beside the best and the
+    two finalists on half, and these and the present in two more moments of the machine: 7.5.
+    """
+    first, second, _ = ROUNDS
+    going_on = KEPT * neighbours * (second - first) + FINALISTS * (1 - second)
+    return 1 + first * neighbours + going_on + FINER * second + 2 * FINALISTS * second
 
 
-def warmed(case: Case) -> Case:
-    """The traffic twice: the first time fills the rows and the queue, as they are in a server that
-    runs, and does not count."""
-    later_s = spell_s(case)
-    again = [msgspec.structs.replace(a, at_s=a.at_s + later_s) for a in case.traffic]
-    return replace(case, traffic=(*case.traffic, *again))
+def tried(part: Part, changes: Changes, share: float) -> Tried:
+    """A candidate after the first share of the traffic."""
+    replay = part.begin(changes)
+    seen = part.see(replay, share)
+    return Tried(changes, replay, seen, seen)
 
 
-def judge(trial: Trial, asked: Question) -> Answer:
-    """The traffic since a change, as it is and with the change undone."""
-    now = trial.see(trial.case, trial.pairs[0])
-    then = trial.see(with_settings(trial.case, asked.changes, asked), trial.pairs[0])
-    return Answer(
-        changes=asked.changes,
+def finalists(
+    part: Part, first: list[Tried], beside: list[Changes], base: list[Seen]
+) -> list[Tried]:
+    """The best on all of the traffic, the best first, where they are better than `base`."""
+    _, second, third = ROUNDS
+    left = [each for each in first if each.seen.differs(base[0])]
+    left = sorted(left, key=lambda each: each.score)[::-1][: max(ceil(KEPT * len(first)), 2)]
+    for each in left:
+        each.seen = part.see(each.replay, second)
+    left += [tried(part, changes, second) for changes in beside]
+    left = [each for each in left if each.seen.share > base[1].share]
+    left = sorted(left, key=lambda each: each.score)[::-1][:FINALISTS]
+    for each in left:
+        each.halfway, each.seen = each.seen, part.see(each.replay, third)
+    return sorted(left, key=lambda each: each.score)[::-1]
+
+
+def is_better(part: Part, each: Tried, now: list[Seen], found: Answer) -> bool:
+    """Whether a finalist surely gains, which `found` says then."""
+    changes, second, pairs = each.changes, ROUNDS[1], part.trial.pairs
+    moments = [
+        (part.see(part.begin({}, pair), second), part.see(part.begin(changes, pair), second))
+        for pair in range(RUNS, len(pairs))
+    ]
+    gain, low, high = gained(now[-1], each.seen, [(now[1], each.halfway), *moments]).ratio
+    if low <= 0 or gain < LEAST_GAIN or loser(now[-1], each.seen):
+        return False
+    found.changes, found.gain = changes, round(gain, 4)
+    found.gain_interval = (round(low, 4), round(high, 4))
+    found.then, found.then_ttft_s, found.then_tpot_s = (
+        each.seen.share,
+        each.seen.ttft_s,
+        each.seen.tpot_s,
+    )
+    found.why = f"{found.now:.0%} → {found.then:.0%} in SLO, simulated"
+    return True
+
+
+def told(part: Part, now: Seen) -> Answer:
+    """What the simulation of the present settings says, and whether that is about what was seen."""
+    seen = part.seen()
+    found = Answer(
         now=now.share,
-        then=then.share,
+        seen=seen,
         now_ttft_s=now.ttft_s,
         now_tpot_s=now.tpot_s,
+        begun=part.scene.begun,
+        seconds=part.seconds,
+        num_requests=len(now.met),
+    )
+    bound = max(TRUSTED, max(len(now.met), 1) ** -0.5)
+    if seen is not None and abs(seen - now.share) > bound:
+        found.is_trusted = False
+        found.why = (
+            f"its simulation says {now.share:.0%} in SLO where {seen:.0%} were seen: not trusted"
+        )
+    return found
+
+
+def judge(trial: Trial) -> Answer:
+    """The traffic since a change, with the change undone, from the state before it."""
+    asked = trial.asked
+    undone = with_changes(trial.case.settings, asked.changes, asked.started)
+    trial.case = replace(trial.case, settings=undone)
+    part = trial.shortened(JUDGE_CPU_S)
+    then = part.see(part.begin({}), 1.0)
+    return Answer(
+        changes=asked.changes,
+        then=then.share,
         then_ttft_s=then.ttft_s,
         then_tpot_s=then.tpot_s,
+        seconds=part.seconds,
+        num_requests=len(then.met),
     )

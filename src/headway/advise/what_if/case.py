@@ -50,8 +50,9 @@ class Case:
         return calibrated(self.calibration.model, self.spec, self.settings, self.calibration)
 
 
-def case_of(calibration: Calibration) -> Case:
-    """The case that a server tells; UsageError where it is too little."""
+def case_of(calibration: Calibration, most_tokens: float = MOST_TOKENS) -> Case:
+    """The case that a server tells, with the last of its traffic; UsageError where it is too
+    little."""
     origin = calibration.origin
     if origin is None:
         raise UsageError(
@@ -73,7 +74,7 @@ def case_of(calibration: Calibration) -> Case:
         spec=origin.spec,
         settings=settings,
         classes=origin.classes,
-        traffic=tuple(lately(filled(calibration.traffic))),
+        traffic=tuple(lately(filled(calibration.traffic), most_tokens)),
         replicas=origin.replicas,
         max_queue=origin.max_queue,
         max_queue_wait_s=origin.max_queue_wait_s,
@@ -101,9 +102,9 @@ def filled(traffic: list[Asked]) -> list[Asked]:
     ]
 
 
-def lately(traffic: list[Asked]) -> list[Asked]:
+def lately(traffic: list[Asked], most_tokens: float) -> list[Asked]:
     """The last of them whose answers are so many tokens together, from the first of these on."""
-    left, begin = MOST_TOKENS, len(traffic)
+    left, begin = most_tokens, len(traffic)
     while begin and (left > 0 or len(traffic) - begin < LEAST_REQUESTS):
         begin -= 1
         left -= (traffic[begin].answer or 0) * max(traffic[begin].n, 1)
@@ -116,24 +117,41 @@ def lately(traffic: list[Asked]) -> list[Asked]:
 def talks_of(case: Case) -> list[Conversation]:
     """The requests, each of one turn: what it found in the cache is the beginning that all share,
     the rest its own; of `n` answers each is a request with the same prompt."""
-    found, most = [], case.settings.max_model_len
-    for number, asked in enumerate(case.traffic):
-        shared = min(asked.cached, asked.prompt - 1, most - 2)
-        own = min(max(asked.prompt - shared, 1), most - shared - 1)
-        turn = Turn(
-            system=(Made("shared", shared),) if shared else (),
-            prompt=(Made(f"request {number}", own),),
-            output_tokens=min(max(asked.answer or 1, 1), most - shared - own),
-        )
-        talk = Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
-        found += [talk] * max(asked.n, 1)
-    return found
+    most = case.settings.max_model_len
+    return [
+        talk
+        for number, asked in enumerate(case.traffic)
+        for talk in [talk_of(asked, f"request {number}", most)] * max(asked.n, 1)
+    ]
+
+
+def talk_of(asked: Asked, name: str, most: int) -> Conversation:
+    """A request as a conversation of one turn; prompts of other names are others."""
+    shared = min(asked.cached, asked.prompt - 1, most - 2)
+    own = min(max(asked.prompt - shared, 1), most - shared - 1)
+    turn = Turn(
+        system=(Made("shared", shared),) if shared else (),
+        prompt=(Made(name, own),),
+        output_tokens=min(max(asked.answer or 1, 1), most - shared - own),
+    )
+    return Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
 
 
 def run(case: Case, machinery: Machinery, seed: int, scale: float) -> list[Exchange]:
     """One simulation: the machine's good and bad moments drawn by `seed`, all of them `scale`
     times as long."""
-    served = Served(
+    served = served_of(case, machinery)
+    replicas = fleet(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
+    writer = IdWriter(0, case.spec.vocab_size)
+    clients = Clients(answer_limit=limit_of(case))
+    front = machinery.front.scaled(scale)
+    world = World(replicas, front, writer, clients, seed, apart=case.apart)
+    return world.run(talks_of(case))
+
+
+def served_of(case: Case, machinery: Machinery) -> Served:
+    """The server of the case."""
+    return Served(
         spec=case.spec,
         settings=case.settings,
         description=machinery.description,
@@ -143,12 +161,6 @@ def run(case: Case, machinery: Machinery, seed: int, scale: float) -> list[Excha
         acceptance=machinery.acceptance,
         belief=machinery.belief,
     )
-    replicas = fleet(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
-    writer = IdWriter(0, case.spec.vocab_size)
-    clients = Clients(answer_limit=limit_of(case))
-    front = machinery.front.scaled(scale)
-    world = World(replicas, front, writer, clients, seed, apart=case.apart)
-    return world.run(talks_of(case))
 
 
 def limit_of(case: Case) -> int | None:
