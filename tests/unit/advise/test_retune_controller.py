@@ -249,6 +249,20 @@ def test_what_is_judged_begins_with_those_who_were_there_before():
     assert asked.kind == "propose" and sight.asked_since > changed_s + rules.FIRST_LOOK_S
 
 
+def test_an_answer_about_other_traffic_changes_nothing():
+    """It took two minutes, and the prompts are longer now."""
+    sight = Scripted()
+    one = Controller(sight, STARTED)
+    until_asked(one, sight)
+    sight.prompt = 400
+    sight.pass_s(120.0)
+    one.take(BETTER)
+    assert sight.changed == [] and "other than when it was asked" in one.told.state
+    asked_s = sight.time_s
+    assert until_asked(one, sight, 60).kind == "propose"
+    assert sight.asked_since >= asked_s - rules.RECENT_S
+
+
 def test_changes_are_limited_an_hour(monkeypatch):
     monkeypatch.setattr(rules, "MOST_AN_HOUR", 2)
     sight = Scripted(share=0.5, under_change=0.5)

@@ -2,7 +2,9 @@
 
 candidates.py   neighbours of the present settings that may change live
 question.py     what a server asks the process beside it, and what that answers
-trial.py        both simulated on the traffic of late: is one clearly better, what was expected
+replay.py       the traffic of late, simulated from the state in which the server was
+trial.py        with the present settings and others: is it what was seen, is one clearly better
+gain.py         by how much, and how sure that is
 controller.py   when to ask, apply, watch, roll back, and how often at most
 retuner.py      the server's side: its telemetry, its engines, the process
 __main__.py     the process, at the lowest priority

@@ -148,6 +148,11 @@ class Controller:
             self._judge(answer, now_s)
             return
         self._question_cpu_s = answer.cpu_s
+        changed_s = self._changed_s
+        self._notice(now_s)  # beside a busy engine an answer may take minutes
+        if self._changed_s != changed_s:
+            self.told.state = "the traffic is other than when it was asked"
+            return
         if answer.changes and self._apply(answer, now_s):
             return
         self._rest(f"nothing to gain: {answer.why}" if answer.is_trusted else answer.why, now_s)

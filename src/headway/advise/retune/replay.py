@@ -78,8 +78,7 @@ class Paused:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """What all simulations of a question begin with: the `case` as it is, its traffic from
-    `from_s` on, who was under way then, and what the server `started`
-    with."""
+    `from_s` on, who was under way then, and what the server `started` with."""
 
     case: Case
     machinery: Machinery

@@ -100,7 +100,7 @@ class Trial:
         """
         steps, span_s = self.case.calibration.steps, max(self.until_s - self.first_s, 1e-9)
         busy_s = steps.started_s[-1] + steps.seconds[-1] - steps.started_s[0]
-        requests = self.asked.stretch.requests
+        requests = [each for each in self.asked.stretch.requests if each.at_s >= self.first_s]
         tokens = sum((each.answer or 0) * max(each.n, 1) for each in requests)
         steps_per_s, per_s = len(steps) / max(busy_s, 1e-9), len(requests) / span_s
         queued_s = QUEUED_CPU_S * self.num_waiting * (steps_per_s + per_s)
@@ -108,11 +108,13 @@ class Trial:
         return STEP_CPU_S * steps_per_s + work_s + queued_s
 
     def steps_since(self, from_s: float) -> tuple[Floats, Floats] | None:
-        """(expected, real) seconds of the steps of the same time; None where those are too few."""
+        """(expected, real) seconds of the steps of the same time; None where those are too few, or
+        several engines', of which each has a pace of its own."""
         fit, zero_s = self.machinery.fit, self.asked.stretch.clock_s
-        if fit is None or zero_s is None:
+        steps = self.case.calibration.steps
+        if fit is None or zero_s is None or steps.engine:
             return None
-        inside = np.array(self.case.calibration.steps.started_s) >= zero_s + from_s
+        inside = np.array(steps.started_s) >= zero_s + from_s
         return (fit.expected[inside], fit.took[inside]) if inside.sum() >= LEAST_STEPS else None
 
     @property
