@@ -13,17 +13,19 @@ for the quiet after the last request. A simulation may go on where it was stoppe
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from statistics import median
 
 import msgspec
 import numpy as np
 
+from headway.advise.retune.pace import InTime, Steps
 from headway.advise.retune.question import Begun
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.machine import Machinery
-from headway.advise.simulate.replica import fleet
-from headway.advise.simulate.truth import Floats, InOrder, Learned, Truth
+from headway.advise.simulate.replica import Replica, fleet
+from headway.advise.simulate.truth import Truth
 from headway.advise.what_if.case import Case, limit_of, served_of, talk_of
 from headway.advise.what_if.compare import missed
 from headway.bench.latency import latency
@@ -85,17 +87,15 @@ class Scene:
     started: Settings
     from_s: float
     begun: list[Begun]
-    steps: tuple[Floats, Floats] | None = None
-    """Expected and real seconds of the steps of the same time: what others have of the machine, and
-    when, is no setting's doing. None: its pace is drawn from all of its steps."""
+    steps: Steps | None = None
+    """Those of the same time, from `from_s` on. None: the machine's pace is drawn from all."""
 
     def truth(self, seed: int, scale: float) -> Truth:
         """The seconds of simulated steps."""
         fit = self.machinery.fit
         if fit is None or self.steps is None:
             return self.machinery.truth(seed, scale)
-        pace = InOrder(*self.steps)
-        return Learned(fit, scale=scale, label=self.machinery.label, pace=pace)
+        return InTime(fit, *self.steps, scale)
 
     def replay(self, changes: Changes, pair: tuple[int, float]) -> "Replay":
         """One simulation, with these changes from `from_s` on."""
@@ -123,6 +123,9 @@ class Replay(World):
             seed,
             apart=case.apart,
         )
+        for paused, replica in zip(self._truths, self.replicas, strict=True):
+            if isinstance(paused.truth, InTime):
+                paused.truth.now_s = partial(self._age_s, replica)
         self.classes = case.classes
         self._belief, self._changes = machinery.belief, changes
         self.change(difference(settings, case.settings))
@@ -132,6 +135,10 @@ class Replay(World):
     def _paused(self, truth: Truth) -> Paused:
         self._truths.append(Paused(truth))
         return self._truths[-1]
+
+    def _age_s(self, replica: Replica) -> float:
+        """How long ago it began, at an engine."""
+        return replica.clock.now_s() - replica.started_s - self.from_s
 
     def change(self, changes: Changes) -> None:
         """Put other settings in force, as at a running server."""

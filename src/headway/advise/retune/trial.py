@@ -19,10 +19,10 @@ import numpy as np
 
 from headway.advise.retune.candidates import candidates, finer
 from headway.advise.retune.gain import gained, loser
+from headway.advise.retune.pace import Steps
 from headway.advise.retune.question import Answer, Question
 from headway.advise.retune.replay import Replay, Scene, Seen, begun_at, completed
 from headway.advise.simulate.machine import Machinery
-from headway.advise.simulate.truth import Floats
 from headway.advise.what_if.case import LEAST_REQUESTS, LEAST_STEPS, Case, case_of
 from headway.bench.load import quiet_gc
 from headway.core.errors import UsageError
@@ -107,15 +107,15 @@ class Trial:
         work_s = TOKEN_CPU_S * tokens / span_s + REQUEST_CPU_S * per_s
         return STEP_CPU_S * steps_per_s + work_s + queued_s
 
-    def steps_since(self, from_s: float) -> tuple[Floats, Floats] | None:
-        """(expected, real) seconds of the steps of the same time; None where those are too few, or
-        several engines', of which each has a pace of its own."""
-        fit, zero_s = self.machinery.fit, self.asked.stretch.clock_s
-        steps = self.case.calibration.steps
-        if fit is None or zero_s is None or steps.engine:
+    def steps_since(self, from_s: float) -> Steps | None:
+        """Those of the same time; None where they are too few, or several engines', of which each
+        has a pace of its own."""
+        zero_s, steps = self.asked.stretch.clock_s, self.case.calibration.steps
+        if zero_s is None or steps.engine:
             return None
-        inside = np.array(steps.started_s) >= zero_s + from_s
-        return (fit.expected[inside], fit.took[inside]) if inside.sum() >= LEAST_STEPS else None
+        began_s = np.array(steps.started_s) - zero_s - from_s
+        inside = np.flatnonzero(began_s >= 0)
+        return (began_s[inside], inside) if len(inside) >= LEAST_STEPS else None
 
     @property
     def num_waiting(self) -> int:

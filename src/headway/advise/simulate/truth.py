@@ -13,7 +13,6 @@ of many short ones, and all seconds together are those that were measured. Worke
 
 import random
 from dataclasses import dataclass, field
-from math import inf
 from operator import gt
 from typing import Protocol
 
@@ -144,21 +143,14 @@ class Mean:
 
 
 class Learned:
-    """The truth of a calibration; `scale` stretches all of it, for a machine slower by so much.
-    `pace` is another than one in blocks that the seed draws."""
+    """The truth of a calibration; `scale` stretches all of it, for a machine slower by so much."""
 
     def __init__(
-        self,
-        fit: Fit,
-        *,
-        seed: int = 0,
-        scale: float = 1.0,
-        label: str = CALIBRATED,
-        pace: "Pace | None" = None,
+        self, fit: Fit, *, seed: int = 0, scale: float = 1.0, label: str = CALIBRATED
     ) -> None:
         self.label, self._scale = label, scale
         self._mean = fit.mean
-        self._pace = pace or Pace(fit.expected, fit.took, seed)
+        self._pace = Pace(fit.expected, fit.took, seed)
         self.reach = Reach(fit.most)
 
     def seconds(self, work: Work) -> float:
@@ -213,17 +205,6 @@ class Pace:
         begin, end = self._took[index], self._took[index + 1]
         real_s: float = begin + (end - begin) * (at - low) / (high - low)
         return real_s
-
-
-class InOrder(Pace):
-    """The same from the first step to the last, and again: who simulates the very seconds that were
-    measured has the machine's bad moments when they were."""
-
-    def __init__(self, expected: Floats, took: Floats) -> None:
-        super().__init__(expected, took, seed=0)
-
-    def _jump(self) -> None:
-        self._index, self._at, self._left = 0, 0.0, inf
 
 
 def drift(expected: Floats, took: Floats) -> float:
