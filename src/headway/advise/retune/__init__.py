@@ -8,5 +8,5 @@ trial.py        with the present settings and others: is it what was seen, is on
 gain.py         by how much, and how sure that is
 controller.py   when to ask, apply, watch, roll back, and how often at most
 retuner.py      the server's side: its telemetry, its engines, the process
-__main__.py     the process, at the lowest priority
+__main__.py     the process, at a low priority
 """

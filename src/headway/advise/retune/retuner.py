@@ -31,8 +31,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 5.0
 ANSWER_WITHIN_S = 600.0
-"""A question at the lowest priority beside an engine that has all cores gets 2% of one: some 8 s of
-CPU are minutes."""
+"""Beside an engine that has all cores a question gets a tenth of one: 8 s of CPU are 80 s."""
 MOST_FAILURES = 3
 MOST_STEPS, MOST_REQUESTS, STEPS_S = 8192, 1024, 300.0
 """Of the newest steps and requests, and how far back they go: all of them would be 0.1 s of Python
