@@ -311,7 +311,7 @@ class Preemption:
         """Note who was preempted since the last step, and what that cost; the counts begin anew."""
         if not (self.preempted or self._num_swapped or self._num_lost_tokens):
             return
-        record.preempted, self.preempted = self.preempted, []
+        record.preempted, self.preempted = tuple(self.preempted), []
         record.num_swapped, record.num_swapped_tokens = self._num_swapped, self._num_swapped_tokens
         record.num_lost_tokens = self._num_lost_tokens
         self._num_swapped = self._num_swapped_tokens = self._num_lost_tokens = 0

@@ -39,7 +39,7 @@ class Recorder:
         if grammars is not None:
             record.num_deferred = grammars.num_waiting
             record.num_waiting += record.num_deferred
-            record.compiles_s = grammars.builder.take_durations()
+            record.compiles_s = tuple(grammars.builder.take_durations())
         if self._ended_s is not None:
             since_s = started_s - self._ended_s
             record.gap_s, record.idle_s = (0.0, since_s) if self._was_idle else (since_s, 0.0)
@@ -74,8 +74,8 @@ class Recorder:
             num_preemptions=scheduler.num_preemptions,
             num_decode_tokens=work.num_decode_tokens,
             attended_tokens=work.attended_tokens,
-            kv_tokens_read=work.kv_tokens_read,
-            group_blocks_used=used,
+            kv_tokens_read=tuple(work.kv_tokens_read),
+            group_blocks_used=tuple(used),
             prepare_s=timings.prepare_s,
             forward_s=timings.forward_s,
             sample_s=timings.sample_s,
@@ -92,7 +92,7 @@ class Recorder:
         if scheduler.is_full:
             record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
         if record.num_prefill_tokens:
-            record.prefilling = prefilling(scheduler, plan)
+            record.prefilling = tuple(prefilling(scheduler, plan))
         scheduler.preemption.tell(record)
         if kv.tiers is not None:
             kv.tiers.tell(record)

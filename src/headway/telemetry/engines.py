@@ -71,5 +71,5 @@ def together(records: list[StepRecord]) -> StepRecord:
         num_deferred=sum(record.num_deferred for record in records),
         kv_blocks_used=sum(record.kv_blocks_used for record in records),
         kv_usage=sum(record.kv_usage for record in records) / len(records),
-        group_blocks_used=[sum(used) for used in blocks],
+        group_blocks_used=tuple(sum(used) for used in blocks),
     )

@@ -55,6 +55,9 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
     ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
     was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing.
+
+    Thousands are kept, so they hold tuples: the collector lets go of tuples of numbers, and would
+    visit each list again in every full collection.
     """
 
     step: int
@@ -73,19 +76,19 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     idle_s: float = 0.0
     num_decode_tokens: int = 0
     attended_tokens: int = 0
-    kv_tokens_read: list[int] = []
-    group_blocks_used: list[int] = []
+    kv_tokens_read: tuple[int, ...] = ()
+    group_blocks_used: tuple[int, ...] = ()
     num_queried_tokens: int = 0
     num_cached_tokens: int = 0
     prepare_s: float = 0.0
     forward_s: float = 0.0
     sample_s: float = 0.0
-    prefilling: list[tuple[int, int, int]] = []
-    preempted: list[tuple[int, int]] = []
+    prefilling: tuple[tuple[int, int, int], ...] = ()
+    preempted: tuple[tuple[int, int], ...] = ()
     experts_read: int = 0
     mask_s: float = 0.0
     mask_wait_s: float = 0.0
-    compiles_s: list[float] = []
+    compiles_s: tuple[float, ...] = ()
     predicted_s: float = 0.0
     prefill_s_per_token: float = 0.0
     alone_s_per_token: float = 0.0
@@ -102,14 +105,14 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     draft_s: float = 0.0
     choose_s: float = 0.0
     verify_s: float = 0.0
-    verified: list[tuple[str, int, int]] = []
+    verified: tuple[tuple[str, int, int], ...] = ()
     num_forced: int = 0
     num_forced_rows: int = 0
     draft_failure: str = ""
     num_paths: int = 0
     restored_tokens: dict[str, int] = {}
     restore_s: dict[str, float] = {}
-    kv_tiers: list[TierUse] = []
+    kv_tiers: tuple[TierUse, ...] = ()
     num_bad_blocks: int = 0
     num_failed_reads: int = 0
     engine: int = 0

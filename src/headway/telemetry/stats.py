@@ -136,7 +136,7 @@ def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
     """The KV groups with their blocks."""
     spec, kv_dtype = telemetry.spec, telemetry.work.kv_dtype
     groups = with_open_blocks(spec.kv_groups, spec, telemetry.work.dtype, kv_dtype)
-    nothing = [0] * len(groups)
+    nothing = (0,) * len(groups)
     used = telemetry.engines.last.group_blocks_used or nothing
     of_one = telemetry.ready.group_blocks if telemetry.ready else nothing
     total = [blocks * telemetry.engines.num for blocks in of_one]

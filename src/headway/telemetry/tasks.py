@@ -10,7 +10,7 @@ of them that it touched, however many requests it took.
 
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -52,11 +52,14 @@ class Totals:
         return self.judged / self.succeeded if self.succeeded else None
 
 
-@dataclass(slots=True)
-class Task:
-    """One task: dollars by group, and its outcome once there is one."""
+class Task(msgspec.Struct, gc=False):
+    """One task: dollars by group, and its outcome once there is one.
 
-    dollars: dict[Group, float] = field(default_factory=dict)
+    100,000 of them are kept, so the garbage collector visits neither them nor their dollars: a
+    dict is not tracked while its keys are not, and a group is one tuple, old and of text alone.
+    """
+
+    dollars: dict[Group, float] = {}
     success: bool | None = None
 
 
@@ -65,12 +68,13 @@ class Tasks:
 
     def __init__(self) -> None:
         self.totals: dict[Group, Totals] = {}
+        self._groups: dict[Group, Group] = {}
         self._tasks: OrderedDict[tuple[str, str], Task] = OrderedDict()
 
     def spend(self, owner: str, task_id: str, kind: str, route: str, dollars: float) -> None:
         """A request of a task is over; its attempts and retries are in `dollars`."""
         task = self._task(owner, task_id)
-        for group in self._groups(owner, kind, route):
+        for group in self._groups_of(owner, kind, route):
             totals = self.totals[group]
             totals.requests += 1
             totals.dollars += dollars
@@ -124,14 +128,14 @@ class Tasks:
             self._tasks.popitem(last=False)
         return task
 
-    def _groups(self, owner: str, kind: str, route: str) -> list[Group]:
+    def _groups_of(self, owner: str, kind: str, route: str) -> list[Group]:
         found = []
         for group in zip(DIMENSIONS, ("", owner, kind, route), strict=True):
             if group not in self.totals:
                 many = sum(dimension == group[0] for dimension, _ in self.totals) >= MAX_GROUPS
                 group = (group[0], OTHER) if many else group
                 self.totals.setdefault(group, Totals())
-            found.append(group)
+            found.append(self._groups.setdefault(group, group))
         return found
 
     def check_integrity(self) -> None:

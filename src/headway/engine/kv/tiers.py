@@ -282,11 +282,12 @@ class Tiers:
         """Note what each tier holds, and what came to nothing since it was told last."""
         keys = [pool.num_cached for pool in self.pools]
         tokens = max(pool.num_cached_tokens for pool in self.pools)
-        record.kv_tiers = [self._use(DEVICE, keys, tokens)]
+        uses = [self._use(DEVICE, keys, tokens)]
         for tier in (self.host, self.disk):
             if tier is not None:
                 held = [len(each) for each in tier.held]
-                record.kv_tiers.append(self._use(tier.name, held, max(held) * self.block_size))
+                uses.append(self._use(tier.name, held, max(held) * self.block_size))
+        record.kv_tiers = tuple(uses)
         record.num_failed_reads, self.num_failed = self.num_failed, 0
         record.restore_s, self.restore_s = self.restore_s, {}
         if self.disk is not None:

@@ -232,7 +232,7 @@ class StepDrafts:
         ):
             return
         record.num_proposed = sum([len(each.drafts) for each in result.samples])
-        record.verified = self.now.verified
+        record.verified = tuple(self.now.verified)
         record.num_kept_drafts = sum([kept for _, _, kept in self.now.verified])
         record.num_forced = self.now.num_forced
         if self.now.verified or record.num_forced_rows:
