@@ -23,7 +23,8 @@ from headway.bench.report import misses
 from headway.core.slo import parse_slo
 from served import Kind, Stream, conversations, drive, objectives, poisson_times
 
-SPELL_S = 30.0
+SPELL_S, AFTER_S = 30.0, 5.0
+"""Of a row of the table, and how much longer there are requests than rows."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -63,7 +64,7 @@ def main() -> None:
     given = parser.parse_args()
     seconds = 60 * given.minutes
     kind = Kind(name="chat", share=1, prompt="uniform:20-60", output="uniform:20-60", slo=given.slo)
-    times = poisson_times(given.rate, int(given.rate * seconds), 0)
+    times = poisson_times(given.rate, int(given.rate * (seconds + AFTER_S)), 0)
     told: list[Held] = []
     flags = f"{given.flags} {objectives([kind])}".split()
     stream = Stream(conversations=conversations([kind], times, 0))
