@@ -87,7 +87,7 @@ def test_a_long_context_lies_on_all_ranks():
     assert held[1] == [not is_held for is_held in held[0]]
     assert [pool.num_used for pool in one.engine.kv.pools] == [8, 5]
     _, record = one.step()
-    assert record.group_blocks_used == [0] and one.engine.cost.windows == (0,)
+    assert record.group_blocks_used == (0,) and one.engine.cost.windows == (0,)
     one.drain()
 
 

@@ -56,7 +56,7 @@ def test_the_path_that_is_right_is_adopted(length: int):
     before = list(sequence.block_tables[0])
     updates, record = world.step()
     assert len(updates[0].token_ids) == 6
-    assert record.verified == [("test", 4, 1), ("test", 4, 4)] and record.num_paths == 1
+    assert record.verified == (("test", 4, 1), ("test", 4, 4)) and record.num_paths == 1
     first, rest = divmod(length, 4)
     own, path = world.plan.scheduled
     assert (own.path, path.path, path.sample) == (0, 1, False)
