@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.advise.simulate.mean import InTurn, Mean
 from headway.advise.simulate.truth import (
     Fit,
     Learned,
-    Mean,
     Pace,
     Roofline,
     check_same,
@@ -113,6 +113,38 @@ def test_the_worked_example_of_rows_beside_many():
     mean = Mean(cost, np.array([2e-5, 5e-5, 0.0, 0.0, 0.0, 1e-5]))
     assert mean.seconds(alone) - cost.seconds(alone) == pytest.approx(0.72e-3)
     assert mean.seconds(beside) - cost.seconds(beside) == pytest.approx(0.88e-3)
+
+
+def test_the_worked_example_of_steps_behind_a_prompt():
+    mean = Mean(StepCost(None, (0,)), np.zeros(6), np.array([4e-4, 1e-4]))
+    prompt, decode = Work(100, 1, 0, 0), Work(1, 1, 0, 0)
+    in_turn = InTurn(mean)
+    plain_s = mean.seconds(decode)
+    assert in_turn.seconds(decode) == plain_s
+    in_turn.seconds(prompt)
+    more_s = [in_turn.seconds(decode) - plain_s for _ in range(4)]
+    assert more_s == pytest.approx([4e-4, 1e-4, 0.0, 0.0])
+    assert in_turn.seconds(prompt) == mean.seconds(prompt)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_what_a_step_behind_a_prompt_takes_longer_is_found(engines):
+    """Of the engine that has computed the prompt, not of the one whose step comes next."""
+    steps = measured(1200)
+    steps.engine = [number % engines for number in range(len(steps))]
+    works, since = works_of(steps), [9] * engines
+    for number, work in enumerate(works):
+        who = steps.engine[number]
+        since[who] = 0 if work.num_tokens > work.num_sampled else since[who] + 1
+        steps.seconds[number] += {1: 2e-3, 2: 5e-4}.get(since[who], 0.0)
+    for number in range(1, len(steps)):  # one after the other: nobody runs beside
+        steps.started_s[number] = steps.started_s[number - 1] + steps.seconds[number - 1]
+    fit = Fit(steps, (0,))
+    assert fit.mean.cold_s == pytest.approx([2e-3, 5e-4], abs=2.5e-4)
+    plain = Fit(measured(1200), (0,)).mean
+    assert max(plain.cold_s) < 2.5e-4
+    for work in (Work(1, 1, 400, 400), Work(276, 20, 9000, 9000)):
+        assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.06)
 
 
 def test_all_seconds_together_are_those_that_were_measured():

@@ -14,6 +14,7 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.advise.simulate.mean import InTurn
 from headway.advise.simulate.truth import CALIBRATED, EMPTY_STEP_S, Fit, Floats, Reach
 from headway.engine.cost import Work
 
@@ -30,7 +31,7 @@ class InTime:
         """Of those steps of a fit that are `inside`, which began then, in their order."""
         self.label, self.reach = CALIBRATED, Reach(fit.most)
         self.now_s: Callable[[], float] = lambda: 0.0
-        self._mean, self._scale = fit.mean, scale
+        self._mean, self._scale = InTurn(fit.mean), scale
         expected, took = fit.expected[inside], fit.took[inside]
         self._usual = float(expected.sum() / took.sum())
         following_s = np.append(began_s[1:], inf)

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.advise.simulate.mean import COLD, CROWDS, InTurn, Mean
 from headway.core.errors import UsageError
 from headway.engine.cost import Prior, StepCost, Work, parts_of
 from headway.engine.knots import KNOTS, NUM_KNOTS
@@ -37,9 +38,6 @@ BLOCK_S = 4.0
 """Seconds of expected work that are replayed in a row."""
 STEADY = 0.2
 """A machine whose pace differs by more between two halves is not steady enough to calibrate."""
-CROWDS = (8, 16, 32, 64, 128)
-"""Beyond so many rows a row may take more: their keys and values no longer fit the caches, and a
-server that is full has its hands full."""
 MOMENTS = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
 """Of a step: who is in one beside it is counted at each."""
 MOST_BESIDE, SEARCHED = 2.0, 12
@@ -99,12 +97,15 @@ class Fit:
         works = works_of(steps)
         self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
-        self.beside, self.took = apart(works, self.took, others_in_steps(steps), self.belief)
-        parts, crowd_s, self.expected = fitted(works, self.took, self.belief)
+        cold, others = behind_prompts(works, steps.engine), others_in_steps(steps)
+        self.beside, self.took = apart(works, cold, self.took, others, self.belief)
+        parts, more_s, self.expected = fitted(works, cold, self.took, self.belief)
+        crowd_s, cold_s = more_s[:-COLD], more_s[-COLD:]
         mean = StepCost(prior, windows)
         mean.take_parts(parts if ratio is None else parts * ratio)
-        self.mean = Mean(mean, crowd_s if ratio is None else crowd_s * ratio[SAMPLED])
+        self.mean = Mean(mean, crowd_s, cold_s)
         if ratio is not None:
+            self.mean = Mean(mean, crowd_s * ratio[SAMPLED], cold_s * ratio[0])
             self.belief.take_parts(np.array(list(self.belief.parts.values())) * ratio)
         self.most = tuple(max(column) for column in zip(*works, strict=True))
         self.drift = drift(self.expected, self.took)
@@ -118,30 +119,6 @@ class Fit:
         """By how much the second half was slower or faster than the first."""
 
 
-class Mean:
-    """What a step takes by what it does, without good and bad times: the engine's own model of it,
-    and what a row takes beyond that where it is one of many, and beside a prompt.
-
-    Worked example, 0.02 ms beyond 8 rows, 0.05 beyond 16 and 0.01 beyond 8 beside a prompt: 24
-    rows take 16 x 0.02 + 8 x 0.05 = 0.72 ms more than by the model, 0.88 beside a prompt.
-    """
-
-    def __init__(self, cost: StepCost, crowd_s: Floats) -> None:
-        self.cost = cost
-        *alone_s, self._beside_s = crowd_s.tolist()
-        self._crowd = [(rows, s) for rows, s in zip(CROWDS, alone_s, strict=True) if s]
-
-    def seconds(self, work: Work) -> float:
-        """Of one step."""
-        seconds, sampled = self.cost.seconds(work), work.num_sampled
-        for rows, row_s in self._crowd:
-            if sampled > rows:
-                seconds += (sampled - rows) * row_s
-        if work.num_tokens > sampled > CROWDS[0]:
-            seconds += (sampled - CROWDS[0]) * self._beside_s
-        return seconds
-
-
 class Learned:
     """The truth of a calibration; `scale` stretches all of it, for a machine slower by so much."""
 
@@ -149,7 +126,7 @@ class Learned:
         self, fit: Fit, *, seed: int = 0, scale: float = 1.0, label: str = CALIBRATED
     ) -> None:
         self.label, self._scale = label, scale
-        self._mean = fit.mean
+        self._mean = InTurn(fit.mean)
         self._pace = Pace(fit.expected, fit.took, seed)
         self.reach = Reach(fit.most)
 
@@ -233,6 +210,20 @@ def taught(
     return belief
 
 
+def behind_prompts(works: list[Work], engine: list[int]) -> Floats:
+    """Who of the first `COLD` steps behind one with a prompt each step is, of its engine: a row
+    each of zeros and at most a one. `engine` is [] where one ran all."""
+    found = np.zeros((len(works), COLD))
+    since: dict[int, int] = {}
+    for number, (work, who) in enumerate(zip(works, engine or [0] * len(works), strict=True)):
+        if work.num_tokens > work.num_sampled:
+            since[who] = 0
+        elif (steps := since.get(who, COLD)) < COLD:
+            found[number, steps] = 1
+            since[who] = steps + 1
+    return found
+
+
 def others_in_steps(steps: StepColumns) -> Floats:
     """How many other engines were in a step at each of the `MOMENTS` of every step, a row each;
     zeros where the file does not tell who ran which, as of one engine."""
@@ -249,7 +240,7 @@ def others_in_steps(steps: StepColumns) -> Floats:
 
 
 def apart(
-    works: list[Work], seconds: Floats, others: Floats, belief: StepCost
+    works: list[Work], cold: Floats, seconds: Floats, others: Floats, belief: StepCost
 ) -> tuple[float, Floats]:
     """(By what share a step takes longer for each of the `others` in one; seconds of each step with
     nobody beside it): the share by which these are most alike for the same work.
@@ -266,7 +257,7 @@ def apart(
 
     def spread(share: float) -> float:
         own = alone(share)
-        expected = fitted(works, own, belief)[2]
+        expected = fitted(works, cold, own, belief)[2]
         return float(((np.minimum(own / expected, HICCUP) - 1) ** 2).mean())
 
     low, high = 0.0, MOST_BESIDE
@@ -280,29 +271,34 @@ def apart(
     return share, alone(share)
 
 
-def fitted(works: list[Work], seconds: Floats, belief: StepCost) -> tuple[Floats, Floats, Floats]:
-    """(seconds of each part; of a row beyond each of `CROWDS`, and beyond the first beside a
-    prompt; expected seconds of each step): least squares on relative errors.
+def fitted(
+    works: list[Work], cold: Floats, seconds: Floats, belief: StepCost
+) -> tuple[Floats, Floats, Floats]:
+    """(seconds of each part; of a row beyond each of `CROWDS`, beyond the first beside a prompt,
+    and of each step behind one; expected seconds of each step): least squares on relative errors.
 
     No part is negative and the curve never falls, for its unknowns are how much it rises from knot
-    to knot. What the steps do not show is the belief's, who knows of no crowds.
+    to knot. What the steps do not show is the belief's, who knows of no crowds
+    and of no cold caches.
     """
     guessed = np.array([belief.seconds(work) for work in works])
     ratio = float(np.minimum(seconds / guessed, HICCUP).mean())
     guessed *= ratio
     parts = np.array(list(belief.parts.values())) * ratio
-    none = np.zeros(len(CROWDS) + 1)
+    none = np.zeros(len(CROWDS) + 1 + COLD)
+    table = np.concatenate([columns(works), cold], axis=1)
     rises = np.concatenate([parts[:1], np.diff(parts[:NUM_KNOTS]), parts[NUM_KNOTS:], none])
-    scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(columns(works).mean(0), 1e-9))
-    scale[NUM_PARTS:] = guessed.sum() / sum(work.num_tokens for work in works)
-    rows = columns(works) * scale / guessed[:, None]
+    scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(table.mean(0), 1e-9))
+    scale[NUM_PARTS:-COLD] = guessed.sum() / sum(work.num_tokens for work in works)
+    scale[-COLD:] = guessed.mean()
+    rows = table * scale / guessed[:, None]
     target = np.minimum(seconds / guessed, HICCUP)
     gram = rows.T @ rows + TRUST * np.eye(len(rises))
     wanted = rows.T @ target + TRUST * rises / scale
     solved = non_negative(gram, wanted, rises / scale) * scale
     curve = np.cumsum(solved[:NUM_KNOTS])
     found = np.concatenate([curve, solved[NUM_KNOTS:NUM_PARTS]])
-    return found, solved[NUM_PARTS:], columns(works) @ solved
+    return found, solved[NUM_PARTS:], table @ solved
 
 
 def columns(works: list[Work]) -> Floats:
