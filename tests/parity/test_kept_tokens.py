@@ -170,7 +170,9 @@ def prompts_of(seed: int = 3, shared: int = 120) -> list[list[int]]:
     return [begin + [draw.randint(5, 2000) for _ in range(11 * i)] for i in range(4)]
 
 
-REFERENCE = {"kernels": "torch", "attention_backend": "reference"}
+REFERENCE = {"kernels": "torch", "attention_backend": "reference", "dtype": "float32"}
+"""In bf16 torch rounds by how many rows a batch has, on some CPUs, and one answer here hangs on its
+last bit: 364 and 16 are 0.03 apart."""
 FORMS = pytest.mark.parametrize(
     "options",
     [
@@ -252,7 +254,7 @@ def test_less_is_held_behind_the_prompt(whole_file: str):
 def test_a_generated_token_sees_what_is_kept_and_all_behind(whole_file: str):
     """In a layer that chooses: the chosen keys of the prompt, in order, and those generated."""
     prompt = prompts_of()[2]
-    options = {"kernels": "torch", "attention_backend": "reference", "dtype": "float32"}
+    options = REFERENCE
     exact, engine = (
         keeping(whole_file, prefix_cache=False, kv_keep=share, **options) for share in ("", "25%")
     )
