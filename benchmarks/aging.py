@@ -76,6 +76,8 @@ def main() -> None:
     rows = []
     for number, (a, b) in enumerate(pairwise(told)):
         due = [x for x in driven.exchanges[0] if number <= x.scheduled_s / SPELL_S < number + 1]
+        if not due:
+            continue
         timed = [(x, latency(x)) for x in due]
         met = sum(t is not None and not misses(given.slo, x, t) for x, t in timed)
         rows.append(

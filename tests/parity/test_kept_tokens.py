@@ -254,9 +254,8 @@ def test_less_is_held_behind_the_prompt(whole_file: str):
 def test_a_generated_token_sees_what_is_kept_and_all_behind(whole_file: str):
     """In a layer that chooses: the chosen keys of the prompt, in order, and those generated."""
     prompt = prompts_of()[2]
-    options = REFERENCE
     exact, engine = (
-        keeping(whole_file, prefix_cache=False, kv_keep=share, **options) for share in ("", "25%")
+        keeping(whole_file, prefix_cache=False, kv_keep=share, **REFERENCE) for share in ("", "25%")
     )
     whole, less = (prompt_keys(one, prompt, 3) for one in (exact, engine))
     count = len(prompt) - 4 * blocks_dropped(0.25, len(prompt), 4)

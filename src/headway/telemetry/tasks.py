@@ -69,6 +69,7 @@ class Tasks:
     def __init__(self) -> None:
         self.totals: dict[Group, Totals] = {}
         self._groups: dict[Group, Group] = {}
+        """Each to the one tuple that stands for it in all tasks."""
         self._tasks: OrderedDict[tuple[str, str], Task] = OrderedDict()
 
     def spend(self, owner: str, task_id: str, kind: str, route: str, dollars: float) -> None:

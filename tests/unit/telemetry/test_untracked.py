@@ -22,7 +22,7 @@ def visited() -> int:
 
 
 def test_an_ended_request_is_not_visited_again():
-    """Of a busy server 100,000 are kept; each in 8 kept seconds here."""
+    """A busy server keeps 100,000 of them; here all of some seconds are kept."""
     clock = VirtualClock(100.0)
     model = telemetry(clock)
 

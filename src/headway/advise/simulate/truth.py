@@ -278,8 +278,8 @@ def fitted(
     and of each step behind one; expected seconds of each step): least squares on relative errors.
 
     No part is negative and the curve never falls, for its unknowns are how much it rises from knot
-    to knot. What the steps do not show is the belief's, who knows of no crowds
-    and of no cold caches.
+    to knot. What the steps do not show is the belief's, who knows
+    of no crowds and of no cold caches.
     """
     guessed = np.array([belief.seconds(work) for work in works])
     ratio = float(np.minimum(seconds / guessed, HICCUP).mean())
