@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import NamedTuple
 
-from common import children, markdown, serving
+from common import children, cpu_s, markdown, serving
 from headway.bench.latency import latency
 from headway.bench.report import misses
 from headway.core.slo import parse_slo
@@ -25,7 +25,6 @@ from served import Kind, Stream, conversations, drive, objectives, poisson_times
 
 SPELL_S, AFTER_S = 30.0, 5.0
 """Of a row of the table, and how much longer there are requests than rows."""
-TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -41,12 +40,6 @@ def held(server: int, engine: int) -> Held:
     """That of a server's process and its engine's at this moment."""
     pages = int(Path(f"/proc/{server}/statm").read_text().split()[1])
     return Held(cpu_s(server), cpu_s(engine), pages * PAGE)
-
-
-def cpu_s(pid: int) -> float:
-    """CPU seconds of all threads of a process."""
-    told = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(told[11]) + int(told[12])) * TICK_S
 
 
 def busiest(pids: list[int]) -> int:

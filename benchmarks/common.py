@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 
 START_S = 600.0
 STOP_S = 60.0
+TICKS = os.sysconf("SC_CLK_TCK")
 
 
 # ── servers ─────────────────────────────────────────────────────────────────────────────────
@@ -106,6 +108,12 @@ def children(pid: int) -> list[int]:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             found += map(int, (thread / "children").read_text().split())
     return found
+
+
+def cpu_s(pid: int) -> float:
+    """User and system seconds of one process; OSError when it has gone."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 # ── kernels ─────────────────────────────────────────────────────────────────────────────────

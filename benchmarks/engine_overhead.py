@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import socket
 import statistics
@@ -25,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from common import children, free_port, serving
+from common import children, cpu_s, free_port, serving
 from headway.assemble import plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
@@ -35,7 +34,6 @@ from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
 
 PROMPT = list(range(300, 428))
-TICKS = os.sysconf("SC_CLK_TCK")
 BARE = """
 import sys, uvicorn
 chunk = b"data: " + b"x" * 225 + b"\\n\\n"
@@ -102,12 +100,6 @@ def random_cycle(vocab_size: int) -> tuple[int, ...]:
     """Tokens that seldom follow each other twice."""
     rng = random.Random(0)
     return tuple(rng.randrange(vocab_size) for _ in range(10_000))
-
-
-def cpu_s(pid: int) -> float:
-    """User and system seconds of one process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 async def read_stream(port: int, path: str, body: bytes) -> int:
