@@ -187,6 +187,28 @@ def test_the_key_verb_adds_to_a_file(tmp_path: Path) -> None:
     assert f"{path}, line 4: the key 'keys' is there twice" in refused.stderr
 
 
+def test_the_key_that_admin_makes_reads_the_metrics(live: LiveServer, keys: Path) -> None:
+    """Through the file, and by the row that is printed without one."""
+    text = keys.read_text()
+    made = {
+        "watcher": headway("key", "watcher", "--admin", f"--file={keys}"),
+        "client": headway("key", "client", f"--file={keys}"),
+    }
+    assert [each.returncode for each in made.values()] == [0, 0]
+    found = {name: each.stdout.strip() for name, each in made.items()}
+    live.signal(signal.SIGHUP)
+    wait_until(lambda: ask(live, "GET", "/v1/models", bearer(found["client"]))[0] == 200)
+    for path in ("/metrics", "/stats"):
+        assert ask(live, "GET", path, bearer(found["watcher"]))[0] == 200, path
+        status, _, content = ask(live, "GET", path, bearer(found["client"]))
+        assert status == 403 and "headway key NAME --admin" in error_of(content)["message"]
+    assert "admin: true\n" in headway("key", "a", "--admin").stdout
+    refused = headway("key", "revoke", "client", "--admin", f"--file={keys}")
+    assert refused.returncode == 2 and "no --admin" in refused.stderr
+    keys.write_text(text)
+    live.signal(signal.SIGHUP)
+
+
 @pytest.mark.parametrize("text", ["keys: [{name: a}]", "nothing", None])
 def test_a_bad_key_file_is_told_before_anything_starts(
     tiny_model: Path, tmp_path: Path, text: str | None

@@ -47,7 +47,10 @@ async def read_calibration(url: str, api_key: str, model: str, seconds: float) -
     except (aiohttp.ClientError, TimeoutError) as error:
         raise UsageError(f"{base} cannot be asked: {error}.", "Is the URL right?") from error
     if status in (401, 403):
-        raise UsageError(f"{base}/calibration needs an operator's key.", "Give --api-key.")
+        raise UsageError(
+            f"{base}/calibration needs an operator's key.",
+            "Give --api-key; `headway key NAME --admin` makes one.",
+        )
     if status != 200:
         raise UsageError(
             f"{base} has no /calibration (status {status}).", "It takes a ready Headway server."

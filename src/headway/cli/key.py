@@ -15,34 +15,34 @@ REVOKE = "revoke"
 
 def key(call: "Call") -> int:
     """Add the row to `--file` and print the key; without it print the row, the key to stderr."""
+    options: KeyOptions = call.options[KeyOptions]
     if call.positionals[:1] == [REVOKE]:
         return revoke(call)
     if len(call.positionals) != 1:
         raise UsageError("key takes one name.", "headway key NAME --file keys.yaml")
-    from headway.edge.key_file import Row, add_row, check_row, digest, make_key, row_text
+    from headway.edge.key_file import add_row, make_key, new_row, row_text
 
     name, made = call.positionals[0], make_key()
-    file = call.options[KeyOptions].file
-    if file:
-        add_row(Path(file), name, made)
-        print(
-            f"{name} is in {file}; a running server reads it at SIGHUP. Its key:", file=sys.stderr
-        )
+    if options.file:
+        add_row(Path(options.file), name, made, admin=options.admin)
+        where = f"{name} is in {options.file}; a running server reads it at SIGHUP."
+        print(f"{where} Its key:", file=sys.stderr)
         print(made)
         return 0
-    check_row("headway key", Row(name=name, sha256=digest(made).hex()))
+    new_row(name, made, admin=options.admin)
     print(f"The key, which is kept nowhere: {made}", file=sys.stderr)
-    print("keys:\n" + row_text(name, made), end="")
+    print("keys:\n" + row_text(name, made, admin=options.admin), end="")
     return 0
 
 
 def revoke(call: "Call") -> int:
     """Say in `--file` that a key is in force no more; its row says what is to be forgotten."""
-    file = call.options[KeyOptions].file
+    options: KeyOptions = call.options[KeyOptions]
+    file, how = options.file, "headway key revoke NAME --file keys.yaml"
+    if options.admin:
+        raise UsageError("key revoke takes no --admin: the row keeps its rights.", how)
     if len(call.positionals) != 2 or not file:
-        raise UsageError(
-            "key revoke takes one name and --file.", "headway key revoke NAME --file keys.yaml"
-        )
+        raise UsageError("key revoke takes one name and --file.", how)
     from headway.edge.key_file import revoke_row
 
     name = call.positionals[1]

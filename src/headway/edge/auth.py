@@ -23,6 +23,11 @@ log = logging.getLogger(__name__)
 PUBLIC, KEY, OPERATOR = "public", "key", "operator"
 """Who may ask at a path: everybody, whoever has a key, whoever has an operator's key."""
 
+NOT_ADMIN = (
+    "This path is for operators: `headway key NAME --admin` makes a key for it (admin: true in "
+    "its row of the key file)."
+)
+
 
 class AuthMiddleware:
     """Finds the caller, gives each request an id, and turns RequestErrors into answers.
@@ -135,7 +140,7 @@ class AuthMiddleware:
                 status=401,
             )
         if wanted == OPERATOR and not caller.admin:
-            raise forbidden("This path is for the operator's keys (admin: true in the key file).")
+            raise forbidden(NOT_ADMIN)
         return on_behalf(caller, header(scope, USER_HEADER))
 
 

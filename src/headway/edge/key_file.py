@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -94,21 +95,27 @@ def check_row(where: str, row: Row) -> None:
 # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
 
-def row_text(name: str, key: str, indent: int = 2) -> str:
+def new_row(name: str, key: str, *, admin: bool = False) -> Row:
+    """The row of a new key; raises UsageError for a bad name."""
+    row = Row(name=name, sha256=digest(key).hex(), admin=admin)
+    check_row("headway key", row)
+    return row
+
+
+def row_text(name: str, key: str, *, admin: bool = False) -> str:
     """The row of a key file for `key`, as YAML."""
     quoted: Any = msgspec.json.encode(name).decode()
-    space = " " * indent
-    return f"{space}- name: {quoted}\n{space}  sha256: '{digest(key).hex()}'\n"
+    right = "    admin: true\n" if admin else ""
+    return f"  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n{right}"
 
 
-def add_row(file: Path, name: str, key: str) -> None:
+def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
     """Add the row of a new key at the end of a key file, or make the file; raises UsageError.
 
     A new file may be read by its owner alone; one that is there keeps its owner and its mode, less
     what everybody else may do.
     """
-    file = file.resolve()
-    check_row("headway key", Row(name=name, sha256=digest(key).hex()))
+    file, row = file.resolve(), new_row(name, key, admin=admin)
     with told(file), locked(file.parent):
         text = file.read_text(encoding="utf-8") if file.exists() else ""
         where = f"--file {file}"
@@ -119,8 +126,8 @@ def add_row(file: Path, name: str, key: str) -> None:
                 f"{where}: there is a key {name!r} already.",
                 "Choose another name, or delete its row first.",
             )
-        longer = with_row(text, name, key, has_rows=bool(rows))
-        if not holds(longer, [*rows, Row(name=name, sha256=digest(key).hex())]):
+        longer = with_row(text, row_text(name, key, admin=admin), has_rows=bool(rows))
+        if not holds(longer, [*rows, row]):
             raise UsageError(
                 f"{where}: a row cannot be added at its end.",
                 "Make `keys:` the last of the file, one `- name: …` below the other.",
@@ -172,15 +179,16 @@ def is_empty(content: Any) -> bool:
     return content is None or (isinstance(content, dict) and content.get("keys", ()) is None)
 
 
-def with_row(text: str, name: str, key: str, *, has_rows: bool) -> str:
+def with_row(text: str, row: str, *, has_rows: bool) -> str:
     """`text` and the row behind it, as far to the right as the rows before."""
     if text and not text.endswith("\n"):
         text += "\n"
     if has_rows:
         first = next((line for line in text.splitlines() if line.lstrip().startswith("- ")), "")
-        return text + row_text(name, key, len(first) - len(first.lstrip()))
+        space = first[: len(first) - len(first.lstrip())]
+        return text + textwrap.indent(textwrap.dedent(row), space)
     head = "" if any(line.startswith("keys:") for line in text.splitlines()) else "keys:\n"
-    return text + head + row_text(name, key)
+    return text + head + row
 
 
 def holds(text: str, rows: list[Row]) -> bool:

@@ -149,6 +149,15 @@ def test_a_row_is_added_to_what_is_there(tmp_path):
     assert path.read_text().startswith("# mine\n") and list(tmp_path.iterdir()) == [path]
 
 
+def test_an_operators_row_is_added_among_others(tmp_path):
+    path = key_file(tmp_path, f"keys:\n- name: a\n  sha256: {digest('x').hex()}\n")
+    add_row(path, "ops", "y", admin=True)
+    add_row(path, "b", "z")
+    assert [(each.name, each.admin) for each in read_rows(path)] == [
+        ("a", False), ("ops", True), ("b", False),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("text", ["", "# none yet\n", "keys:\n", "keys:", "more: 1\nkeys:\n"])
 def test_a_row_is_added_where_there_is_none(tmp_path, text):
     path = key_file(tmp_path, text)

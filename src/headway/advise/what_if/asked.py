@@ -30,7 +30,10 @@ def fetch(url: str, api_key: str, model: str, seconds: float) -> Calibration:
     query |= {"model": model} if model else {}
     status, body = server.get(f"/calibration?{urllib.parse.urlencode(query)}")
     if status in (401, 403):
-        raise UsageError(f"{server.url}/calibration wants an operator's key.", "Give --api-key.")
+        raise UsageError(
+            f"{server.url}/calibration wants an operator's key.",
+            "Give --api-key; `headway key NAME --admin` makes one.",
+        )
     if status != 200:
         raise UsageError(
             f"{server.url} has no /calibration (status {status}).", "A ready Headway has one."

@@ -22,12 +22,15 @@ class BatchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOptions:
-    """Where a new key's row goes."""
+    """Where a new key's row goes, and what the key may do."""
 
     file: str = option(
         "",
         "Key file that the row is added to, and made where there is none; or of a revoked key.",
         common=True,
+    )
+    admin: bool = option(
+        False, "The key may also read /metrics, /stats, /trace and /calibration.", common=True
     )
 
 
