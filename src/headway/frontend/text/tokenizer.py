@@ -7,6 +7,7 @@ template beside them.
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_files import read_document
-from headway.frontend.text import cuts, lengths
+from headway.frontend.text import cuts, growth, lengths
 from headway.frontend.text.pieces import token_bytes
 from headway.frontend.text.rendering import Renderer
 from headway.frontend.text.template import ChatTemplate
@@ -34,11 +35,15 @@ class Tokenizer:
         if document is None:
             raise missing_tokenizer(folder)
         try:
+            self._grows = growth.check_growth(document)
             self._rust = RustTokenizer.from_str(json.dumps(document))
-        except Exception as error:  # the Rust side raises bare Exception
+            growth.check_added(self._rust.num_special_tokens_to_add(is_pair=False))
+        except BaseException as error:  # the Rust side raises bare Exception, and panics
+            if not isinstance(error, Exception) and not is_panic(error):
+                raise
             raise TokenizerError(
                 f"tokenizer.json of {folder} cannot be read: {str(error)[:200]}.",
-                "Copy it again.",
+                "Copy it again from the model's source.",
             ) from error
         self._rust.no_padding()
         self._rust.no_truncation()
@@ -91,20 +96,27 @@ class Tokenizer:
 
     def counts(self, texts: list[str]) -> list[int]:
         """Tokens of each of these texts without special tokens; the same errors as `encode`."""
-        try:
-            found = self._rust.encode_batch_fast(texts, add_special_tokens=False)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise not_unicode() from error
-        return [len(each.ids) for each in found]
+        return [len(each.ids) for each in self._encoded(texts, False)]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        try:
-            # a batch, unlike encode, lets other threads run meanwhile; the fast one has no offsets
-            found = self._rust.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise not_unicode() from error
-        ids: list[int] = found[0].ids
+        ids: list[int] = self._encoded([text], add_special_tokens)[0].ids
         return ids
+
+    def _encoded(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
+        """The library's encodings; RequestError for a text that it cannot or must not encode."""
+        try:
+            with panics_refused():
+                for text in texts:
+                    growth.check_text(text, self._grows, self._normalize)
+                # a batch lets other threads run meanwhile; the fast one has no offsets
+                return self._rust.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+        except (UnicodeEncodeError, TypeError) as error:
+            message = "The text is not valid Unicode."
+            raise RequestError(message, param="prompt", code="invalid_value") from error
+
+    def _normalize(self, text: str) -> str:
+        normalized: str = self._rust.normalizer.normalize_str(text)
+        return normalized
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]] | None:
@@ -117,11 +129,13 @@ class Tokenizer:
 
     def _split(self, text: str) -> list[str]:
         """The words that the tokenizer sees in `text`."""
-        return [word for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
+        with panics_refused():
+            return [word for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Where in `text` each of its tokens begins; added tokens take no room: <s>Hi is 0, 0."""
-        encoded = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+        with panics_refused():
+            encoded = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
         found, end = [], 0
         for _, token_end in encoded.offsets:  # a token's own begin may leave out its space
             found.append(end)
@@ -131,7 +145,8 @@ class Tokenizer:
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""
         # decode_batch, unlike decode, lets other threads run meanwhile
-        return self._rust.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
+        with panics_refused():
+            return self._rust.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def special(self, texts: tuple[str, ...]) -> dict[str, int]:
         """Those of `texts` that are special tokens, with their ids: {"[TOOL_CALLS]": 5}."""
@@ -175,9 +190,28 @@ class Tokenizer:
         return self.template.render(messages, **options)
 
 
-def not_unicode() -> RequestError:
-    """The error for lone surrogates."""
-    return RequestError("The text is not valid Unicode.", param="prompt", code="invalid_value")
+@contextmanager
+def panics_refused() -> Iterator[None]:
+    """Turn a panic of the Rust side over one text into a RequestError.
+
+    It is a BaseException: in a thread it would pass every handler of the server. Regular
+    expressions panic where a match takes ten million steps back.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if not is_panic(error):
+            raise
+        raise RequestError(
+            f"The model's tokenizer fails on this text: {str(error)[:200]}.",
+            param="prompt",
+            code="invalid_value",
+        ) from error
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether Rust code panicked; the class of it cannot be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 def missing_tokenizer(folder: Path) -> TokenizerError:
