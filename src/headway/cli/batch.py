@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings, scorer_of
+from headway.cli.common import model_folder, model_name, print_settings, read_tokenizer, scorer_of
 from headway.core.errors import UsageError
 from headway.core.model_files import read_document
 from headway.core.model_spec import read_model_spec
@@ -98,14 +98,10 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     """A server's state with the model in this process."""
     from headway.assemble import assemble
     from headway.frontend.local import LocalClient
-    from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, State, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
 
-    tokenizer = None
-    if not options.skip_tokenizer_init:
-        template = Path(options.chat_template) if options.chat_template else None
-        tokenizer = Tokenizer(Path(options.tokenizer) if options.tokenizer else folder, template)
+    tokenizer = read_tokenizer(folder, options)
     with bytes_bar(f"Loading {folder.name}") as progress:
         assembled = assemble(folder, options, progress=progress)
     telemetry = Telemetry(names, assembled.spec, version=headway.__version__)

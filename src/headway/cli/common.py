@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from headway.evals.url import UrlModel
     from headway.frontend.shorten.scorer import Scorer
+    from headway.frontend.text import Tokenizer
 
 EMBEDDED = embedded.EMBEDDED
 
@@ -81,12 +82,32 @@ def engine_arguments(options: EngineOptions) -> dict[str, str]:
     return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
+def read_tokenizer(folder: Path, options: EngineOptions) -> "Tokenizer | None":
+    """The tokenizer that is served, its template compiled; None with --skip-tokenizer-init.
+
+    Raises TokenizerError.
+    """
+    from headway.frontend.text import Tokenizer
+
+    if options.skip_tokenizer_init:
+        return None
+    template = Path(options.chat_template) if options.chat_template else None
+    tokenizer = Tokenizer(model_folder(options.tokenizer or folder), template)
+    if tokenizer.template is not None:
+        tokenizer.template.compile()
+    return tokenizer
+
+
 def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:
     """What `--dry-run` prints: each setting, its value, why; then where options came from."""
     from headway.assemble import plan_settings
 
     spec, settings, reasons, machine = plan_settings(folder, options)
+    tokenizer = read_tokenizer(folder, options)
     print(f"model                  {folder.name} ({spec.architecture})")
+    if tokenizer is not None:
+        template = "none" if tokenizer.template is None else "compiles"
+        print(f"chat_template          {template}")
     print(f"machine                {machine.num_cores} cores, {gib(machine.free_bytes)} RAM free")
     for reason in reasons:
         print(f"{reason.name:<22} {reason.value:<14} {reason.why}")

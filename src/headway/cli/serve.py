@@ -19,6 +19,7 @@ from headway.cli.common import (
     model_folder,
     model_name,
     print_settings,
+    read_tokenizer,
     scorer_of,
 )
 from headway.cli.engines import (
@@ -261,18 +262,12 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.frontend.text import Tokenizer
     from headway.server.models import ServedModel, answer_marks, sampling_defaults
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
     names = options.served_model_name or [model_name(folder)]
-    tokenizer = None
-    if not engine_options.skip_tokenizer_init:
-        source = model_folder(engine_options.tokenizer or folder)
-        template = Path(engine_options.chat_template) if engine_options.chat_template else None
-        tokenizer = Tokenizer(source, template)
-        tokenizer.isolate()
+    tokenizer = read_tokenizer(folder, engine_options)
     telemetry = Telemetry(
         names,
         as_served(read_model_spec(folder), engine_options),

@@ -50,19 +50,6 @@ class Chat:
         self.messages.append(message)
         return message
 
-    def hoist_system(self) -> None:
-        """Make one system message of those that lead; many templates know no second."""
-        leading = 0
-        while leading < len(self.messages) and self.messages[leading]["role"] == "system":
-            leading += 1
-        if leading < 2:
-            return
-        parts = [part for m in self.messages[:leading] for part in as_parts(m["content"])]
-        origins = [self.names.pop(f"messages[{i}]") for i in range(len(self.messages))]
-        self.messages[:leading] = [{"role": "system", "content": parts}]
-        for i, origin in enumerate([origins[0], *origins[leading:]]):
-            self.names[f"messages[{i}]"] = origin
-
     def body(self) -> ChatBody:
         """The body, checked as a client's own would be; raises RequestError."""
         raw = {**self.fields, "messages": self.messages}
@@ -102,13 +89,6 @@ class Chat:
             error.cause = error.cause.replace(old, new)
         length = self.names.get("max_completion_tokens", "max_tokens")
         error.cause = error.cause.replace("lower max_tokens", f"lower {length}")
-
-
-def as_parts(content: Any) -> list[Any]:
-    """A content as a list of parts."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    return list(content) if isinstance(content, list) else [content]
 
 
 def missing(where: str) -> RequestError:

@@ -1,10 +1,12 @@
 """Words without a value: a verb honours `--dry-run` and `--chat`, or refuses them by name."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 from headway.cli.main import CHAT, DRY_RUN, VERBS, main
+from headway.core.embedded import EMBEDDED, model_folder
 
 POOLS = ["--prefill-replicas=1", "--decode-replicas=1"]
 CLI = Path(main.__code__.co_filename).parent
@@ -53,3 +55,14 @@ def test_help_shows_the_switches_of_a_verb(capsys):
 def test_what_would_be_without_effect_is_refused_by_a_dry_run(words, named, capsys):
     assert main(["serve", "--dry-run", "--kv-memory=8MiB", *words]) == (2 if named else 0)
     assert named in capsys.readouterr().err
+
+
+def test_a_dry_run_compiles_the_chat_template(tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder(EMBEDDED), folder)
+    assert main(["serve", str(folder), "--dry-run"]) == 0
+    assert "chat_template          compiles" in capsys.readouterr().out
+    (folder / "chat_template.jinja").write_text("{% everything %}")
+    for verb in (["serve", str(folder)], ["run", str(folder), "hi"], ["chat", str(folder)]):
+        assert main([*verb, "--dry-run"]) == 3
+        assert "chat template does not compile" in capsys.readouterr().err

@@ -155,6 +155,64 @@ def test_special_tokens_and_blocks():
     assert template(loop).render([USER, USER]) == "x"
 
 
+def test_generation_blocks_as_transformers_has_them():
+    """SmolLM3's, Phi-4-reasoning's and LFM2.5's templates mark what the assistant wrote."""
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    source = (
+        "{% for m in messages %}{% set x = 'before' %}\n"
+        "{% if m.role == 'assistant' %}{% generation %}\n{% set x = 'inside' %}"
+        "<a>{{ m.content }}{% if loop.last %}</a>{% endif %}\n{% endgeneration %}{{ x }}"
+        "{% else %}<u>{{ m.content }}{% endif %}\n{% endfor %}"
+    )
+    messages = [USER, {"role": "assistant", "content": " Good. "}, USER]
+    theirs, _ = utils.render_jinja_template(conversations=[messages], chat_template=source)
+    assert template(source).render(messages) == theirs[0]
+
+
+SYSTEM = {"role": "system", "content": "Be brief."}
+DEVELOPER = {"role": "developer", "content": "Use metres."}
+CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+KNOWS = CHATML + "{# developer #}"
+FIRST = (
+    "{% if messages[0].role == 'system' %}<s>{{ messages[0].content }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+REFUSES = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('the system message comes first') }}{% endif %}"
+    "<{{ m.role }}>{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("source", "messages", "text"),
+    [
+        (CHATML, [DEVELOPER], "<system>Use metres."),
+        (KNOWS, [DEVELOPER], "<developer>Use metres."),
+        (CHATML, [SYSTEM, DEVELOPER], "<system>Be brief.<system>Use metres."),
+        (KNOWS, [SYSTEM, DEVELOPER], "<system>Be brief.<developer>Use metres."),
+        (FIRST, [SYSTEM, DEVELOPER, SYSTEM], "<s>Be brief.\n\nUse metres.\n\nBe brief."),
+        (REFUSES, [DEVELOPER, SYSTEM], "<system>Use metres.\n\nBe brief."),
+        (FIRST, [SYSTEM], "<s>Be brief."),
+    ],
+)
+def test_instructions_reach_every_template(source, messages, text):
+    """Developer is system where the template does not know it; several are one where one goes."""
+    chat, user = template(source), {"role": "user", "content": "Hi"}
+    for _ in range(2):
+        assert chat.render([*messages, user]) == text + "<user>Hi"
+    assert messages[0] in (SYSTEM, DEVELOPER), "the caller's messages were changed"
+    parts = [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+    assert all(m["content"] in chat.render([*parts, user]) for m in messages)
+
+
+def test_instructions_in_the_middle_stay_there():
+    messages = [USER, DEVELOPER, SYSTEM]
+    assert template(CHATML).render(messages).endswith("<system>Use metres.<system>Be brief.")
+    with pytest.raises(RequestError, match="system message comes first"):
+        template(REFUSES).render(messages)
+
+
 @pytest.fixture
 def folder(tmp_path):
     """A model folder with a small tokenizer and no template."""
@@ -189,8 +247,7 @@ def test_model_without_a_template(folder):
     assert (caught.value.param, caught.value.code) == ("messages", "no_chat_template")
 
 
-@pytest.mark.parametrize("isolated", [False, True])
-def test_harmony_is_refused_by_name(folder, isolated: bool):
+def test_harmony_is_refused_by_name(folder):
     """Its channels would stand in the answer as if they were one text."""
     source = (
         '{{ "<|start|>assistant<|channel|>analysis<|message|>" + messages[0].thinking }}'
@@ -198,8 +255,6 @@ def test_harmony_is_refused_by_name(folder, isolated: bool):
     )
     config(folder, chat_template=source)
     tokenizer = Tokenizer(folder)
-    if isolated:
-        tokenizer.isolate()
     with pytest.raises(RequestError, match=r"Harmony's channels .* use /v1/completions") as caught:
         tokenizer.chat_ids([USER])
     assert (caught.value.param, caught.value.code) == ("messages", "unsupported_chat_format")
@@ -214,8 +269,12 @@ def test_template_writes_its_own_special_tokens(folder):
 
 def test_broken_templates(folder, tmp_path):
     config(folder, chat_template="{% for %}")
+    broken = Tokenizer(folder).template
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match="does not compile"):
+            broken.compile()
     with pytest.raises(TokenizerError, match="does not compile"):
-        Tokenizer(folder)
+        broken.render([USER])
     with pytest.raises(TokenizerError, match="cannot be read") as caught:
         Tokenizer(folder, tmp_path / "nowhere.jinja")
     assert "--chat-template" in caught.value.fix

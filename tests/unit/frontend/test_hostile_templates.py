@@ -2,12 +2,16 @@
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tokenizers import decoders
 
 from headway.core.errors import RequestError, TokenizerError
+from headway.frontend.text import Tokenizer
 from headway.frontend.text.rendering import Renderer
 from headway.frontend.text.template import ChatTemplate
+from small_tokenizers import bytelevel
 
 LIMIT_S = 1.0
 MESSAGES = [{"role": "user", "content": "hi 🌊\u2028é"}]
@@ -37,7 +41,7 @@ HOSTILE = {
 
 @pytest.fixture
 def harmless() -> Iterator[Renderer]:
-    renderer = Renderer(ChatTemplate(HARMLESS, {"bos_token": "<s>"}), limit_s=60)
+    renderer = Renderer(HARMLESS, {"bos_token": "<s>"}, limit_s=60)
     yield renderer
     renderer.close()
 
@@ -71,7 +75,7 @@ def test_what_cannot_be_sent_is_refused(harmless: Renderer):
 def test_template_bombs_cost_their_request_alone(name: str):
     """Compiling is harmless, rendering ends in time, and the next request is served again."""
     bomb = "{% if messages[0].content == 'bomb' %}" + HOSTILE[name] + "{% endif %}ok"
-    renderer = Renderer(ChatTemplate(bomb, {}), limit_s=LIMIT_S)
+    renderer = Renderer(bomb, {}, limit_s=LIMIT_S)
     try:
         assert renderer.render(MESSAGES) == "ok"
         with contextlib.suppress(RequestError):
@@ -79,6 +83,41 @@ def test_template_bombs_cost_their_request_alone(name: str):
         assert renderer.render(MESSAGES) == "ok"
     finally:
         renderer.close()
+
+
+BROKEN = {
+    "no template": "{% for %}",
+    "an unknown tag": "{% everything %}",
+    "parentheses in parentheses": "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}",
+    "blocks in blocks": "{% if 1 %}" * 500 + "{% endif %}" * 500,
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_does_not_compile_is_an_error_of_the_template(name: str):
+    """Deep nesting is beyond Jinja's parser, or beyond Python's: both are told."""
+    renderer = Renderer(BROKEN[name], {}, limit_s=60)
+    for attempt in (renderer.compile, lambda: renderer.render(MESSAGES)):
+        with pytest.raises(TokenizerError, match="chat template does not compile"):
+            attempt()
+
+
+@pytest.mark.parametrize("call", ["chat_ids", "render"])
+def test_every_caller_renders_under_the_limits(tmp_path: Path, call: str):
+    """`headway run --chat`, `LLM.chat` and evaluations render as the server does."""
+    bytelevel(decoders.ByteLevel()).save(str(tmp_path / "tokenizer.json"))
+    bomb = LONG + LONG + "{% endfor %}" * 2
+    (tmp_path / "chat_template.jinja").write_text(bomb)
+    with pytest.raises(RequestError, match="takes too much: more than 2 s"):
+        getattr(Tokenizer(tmp_path), call)(MESSAGES)
+
+
+def test_the_processes_of_a_renderer_end_with_it():
+    renderer = Renderer(HARMLESS, {})
+    renderer.render(MESSAGES)
+    worker = renderer._idle.queue[-1]
+    del renderer
+    assert worker.process.returncode is not None
 
 
 def test_a_switch_that_computes_is_refused_where_it_compiles():

@@ -1,4 +1,4 @@
-"""Chat templates rendered in a process that can be killed.
+"""Chat templates compiled and rendered in a process that can be killed, for all callers.
 
 Jinja's sandbox keeps a template from reaching out, not from looping for ever or from building a
 string of gigabytes, and a template comes with a model from anywhere. `Renderer` has the face of a
@@ -7,14 +7,16 @@ string of gigabytes, and a template comes with a model from anywhere. `Renderer`
 `frontend.text.render_process`: a line of JSON in, a line out.
 """
 
+import contextlib
 import queue
 import signal
 import sys
+import weakref
 from typing import Any
 
-from headway.core.errors import RequestError
+from headway.core.errors import RequestError, TokenizerError
 from headway.frontend.lines import GoneError, LineProcess
-from headway.frontend.text.template import ChatTemplate
+from headway.frontend.text.template import not_compiled
 
 LIMIT_S = 2.0
 PATIENCE = 20
@@ -25,14 +27,20 @@ MAX_PROCESSES = 2
 
 
 class Worker(LineProcess):
-    """The process of one template."""
+    """The process of one template; TokenizerError where it does not compile."""
 
-    def __init__(self, template: ChatTemplate, limit_s: float) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], limit_s: float) -> None:
         self._limit_s = limit_s
         super().__init__(
             [sys.executable, "-m", "headway.frontend.text.render_process", str(limit_s)]
         )
-        self.ask([template.source, template.special_tokens], START_S)
+        try:
+            fault = self.ask([source, special_tokens], START_S)
+        except GoneError as error:
+            raise not_compiled(f"it takes {error}") from error
+        if fault is not None:
+            self.close()
+            raise TokenizerError(*fault)
 
     def render(self, messages: Any, options: Any) -> Any:
         """(kind, text), as the process has it; GoneError when there is none in time."""
@@ -42,31 +50,51 @@ class Worker(LineProcess):
         """Why the process is gone."""
         if self.process.wait(START_S) == -signal.SIGPROF:
             return TimeoutError(f"more than {self._limit_s:g} s")
-        return OSError("it took more memory than it may")
+        return OSError("more memory than it may")
+
+
+Idle = queue.LifoQueue[Worker | None]
+"""Processes that wait for work, and None for one that is not there yet."""
 
 
 class Renderer:
-    """A chat template behind processes; see `ChatTemplate` for `render`."""
+    """A chat template behind processes; see `ChatTemplate` for `render`.
 
-    def __init__(self, template: ChatTemplate, limit_s: float = LIMIT_S) -> None:
-        self.source = template.source
-        self.special_tokens = template.special_tokens
-        self._template = template
+    They start with the first rendering, and end with the renderer.
+    """
+
+    def __init__(
+        self, source: str, special_tokens: dict[str, str], limit_s: float = LIMIT_S
+    ) -> None:
+        self.source = source
+        self._special_tokens = special_tokens
         self._limit_s = limit_s
-        self._idle: queue.LifoQueue[Worker | None] = queue.LifoQueue()
+        self._idle: Idle = queue.LifoQueue()
         for _ in range(MAX_PROCESSES):
-            self._idle.put(None)  # a place for a process that is not there yet
+            self._idle.put(None)
+        self.close = weakref.finalize(self, end, self._idle)
 
-    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
-        """The prompt's text, as `ChatTemplate.render` has it; blocks, so call it in a thread."""
+    def compile(self) -> None:
+        """Start a process, which compiles the template; raises TokenizerError."""
         worker = self._idle.get()
         try:
-            worker = worker or Worker(self._template, self._limit_s)
+            worker = worker or Worker(self.source, self._special_tokens, self._limit_s)
+        finally:
+            self._idle.put(worker)
+
+    def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
+        """The prompt's text, as `ChatTemplate.render` has it; blocks, so call it in a thread.
+
+        Raises TokenizerError where the template does not compile.
+        """
+        worker = self._idle.get()
+        try:
+            worker = worker or Worker(self.source, self._special_tokens, self._limit_s)
             kind, text = worker.render(messages, options)
         except GoneError as error:
             worker = None
             raise refused(f"takes too much: {error}.") from error
-        except (ValueError, OverflowError, RecursionError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise refused(f"cannot be given this: {str(error)[:200]}.") from error
         finally:
             self._idle.put(worker)
@@ -75,13 +103,14 @@ class Renderer:
         message, param, code = text
         raise RequestError(message, param=param, code=code)
 
-    def close(self) -> None:
-        """End the processes that wait for work."""
-        for _ in range(MAX_PROCESSES):
-            worker = self._idle.get()
+
+def end(idle: Idle) -> None:
+    """End the processes that wait for work."""
+    with contextlib.suppress(queue.Empty):
+        while True:
+            worker = idle.get_nowait()
             if worker is not None:
                 worker.close()
-            self._idle.put(None)
 
 
 def refused(why: str) -> RequestError:

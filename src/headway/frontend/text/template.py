@@ -1,12 +1,15 @@
 """A model's chat template: messages in, the text of the prompt out.
 
 Templates are Jinja, as transformers runs them: sandboxed, blocks trimmed, with `raise_exception`,
-`strftime_now` and `tojson`. Only the model's own template or the operator's file is ever run; a
-request cannot bring one.
+`strftime_now`, `tojson` and {% generation %}. Only the model's own template or the operator's file
+is ever run; a request cannot bring one. A `ChatTemplate` has no limits of its own: it is compiled
+and rendered in the process of `frontend.text.render_process`, which `rendering.Renderer` asks.
 """
 
 import datetime
 import json
+from collections.abc import Callable
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +17,16 @@ import jinja2
 import jinja2.ext
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_files import read_document
 
 MARK = "HEADWAY_CONTINUES_HERE "
+INSTRUCTIONS = ("system", "developer")
+"""Roles of messages that instruct."""
 
 
 class TemplateRefusedError(Exception):
@@ -46,6 +53,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
     code_generator_class = Unfolded
 
 
+class Generation(Extension):
+    """{% generation %} … {% endgeneration %}: what the assistant wrote, for masks in training.
+
+    A prompt is the text alone. The block is a call, as transformers has it: what is set inside is
+    not seen behind it.
+    """
+
+    tags = {"generation"}  # noqa: RUF012  (the name that Jinja reads)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
+
+
 class ChatTemplate:
     """A compiled template and the special tokens it may name."""
 
@@ -53,7 +78,7 @@ class ChatTemplate:
         environment = Sandbox(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=[jinja2.ext.loopcontrols],
+            extensions=[jinja2.ext.loopcontrols, Generation],
             optimized=False,
         )
         environment.filters["tojson"] = to_json
@@ -61,28 +86,11 @@ class ChatTemplate:
         environment.globals["strftime_now"] = strftime_now
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise TokenizerError(
-                f"The chat template does not compile: {error}.", "Mend it, or give another file."
-            ) from error
-        self.source = source
-        self.special_tokens = special_tokens
-
-    @classmethod
-    def load(
-        cls, folder: Path, config: dict[str, Any], file: Path | None = None
-    ) -> "ChatTemplate | None":
-        """The operator's file, else chat_template.jinja, else the config's; None without any."""
-        source = config.get("chat_template")
-        if isinstance(source, list):
-            by_name = {entry["name"]: entry["template"] for entry in source}
-            source = by_name.get("default")
-        beside = folder / "chat_template.jinja"
-        if file is not None or beside.exists():
-            source = read_template(file or beside)
-        elif source is None:
-            source = (read_document(folder, "chat_template.json") or {}).get("chat_template")
-        return cls(source, special_tokens(config)) if isinstance(source, str) else None
+        except Exception as error:  # Python's own compiler has limits, too: of nested parentheses
+            raise not_compiled(str(error) or type(error).__name__) from error
+        self._special_tokens = special_tokens
+        self._knows_developer = "developer" in source
+        self._takes_both: dict[tuple[str, str], bool] = {}
 
     def render(
         self,
@@ -94,18 +102,22 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **options: Any,
     ) -> str:
-        """The prompt's text. With `continue_final_message` it ends inside the last message."""
+        """The prompt's text. With `continue_final_message` it ends inside the last message.
+
+        A template that does not know the role developer gets system; see `_instructed`.
+        """
+        if not self._knows_developer:
+            messages = [
+                {**message, "role": "system"} if message.get("role") == "developer" else message
+                for message in messages
+            ]
+        messages = self._instructed(messages)
         if continue_final_message:
             messages = mark_last(messages)
         try:
-            text = self._template.render(
-                {
-                    **self.special_tokens,
-                    **options,
-                    "messages": messages,
-                    "tools": tools,
-                    "add_generation_prompt": add_generation_prompt and not continue_final_message,
-                }
+            generate = add_generation_prompt and not continue_final_message
+            text = self._rendered(
+                messages, {**options, "tools": tools, "add_generation_prompt": generate}
             )
         except Exception as error:  # a template is the model's code: it may raise anything
             raise RequestError(
@@ -115,6 +127,64 @@ class ChatTemplate:
                 code="invalid_value",
             ) from error
         return cut_at_mark(text) if continue_final_message else text
+
+    def _rendered(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
+        return self._template.render({**self._special_tokens, **options, "messages": messages})
+
+    def _instructed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages with several leading instructions as one, where the template takes one."""
+        leading = [*takewhile(lambda message: message.get("role") in INSTRUCTIONS, messages)]
+        roles = [message["role"] for message in leading]
+        if all(self._takes(pair) for pair in pairwise(roles)):
+            return messages
+        merged = {**leading[0], "content": merged_content([m.get("content") for m in leading])}
+        return [merged, *messages[len(leading) :]]
+
+    def _takes(self, roles: tuple[str, str]) -> bool:
+        """Whether a prompt shows both of two leading instructions of these roles: tried once."""
+        if roles not in self._takes_both:
+            first, second = ({"role": role, "content": role + MARK + role} for role in roles)
+            second["content"] *= 2
+            user = {"role": "user", "content": "Hello."}
+            try:
+                text = self._rendered([first, second, user], {"add_generation_prompt": True})
+            except Exception:  # a template refuses in its own way
+                text = ""
+            once = text.replace(second["content"], "")
+            self._takes_both[roles] = text != once and first["content"] in once
+        return self._takes_both[roles]
+
+
+def merged_content(contents: list[Any]) -> Any:
+    """The contents of several messages as one: texts with an empty line between, or all parts."""
+    if all(content is None or isinstance(content, str) for content in contents):
+        return "\n\n".join(filter(None, contents))
+    return [
+        part
+        for content in contents
+        for part in ([{"type": "text", "text": content}] if isinstance(content, str) else content)
+    ]
+
+
+def not_compiled(why: str) -> TokenizerError:
+    """The error for a template that is no template."""
+    return TokenizerError(
+        f"The chat template does not compile: {why[:300]}.",
+        "Mend it, or name another file with --chat-template.",
+    )
+
+
+def find_template(folder: Path, config: dict[str, Any], file: Path | None = None) -> str | None:
+    """The operator's file, else chat_template.jinja, else the config's; None without any."""
+    source = config.get("chat_template")
+    if isinstance(source, list):
+        source = next((e.get("template") for e in source if e.get("name") == "default"), None)
+    beside = folder / "chat_template.jinja"
+    if file is not None or beside.exists():
+        source = read_template(file or beside)
+    elif source is None:
+        source = (read_document(folder, "chat_template.json") or {}).get("chat_template")
+    return source if isinstance(source, str) else None
 
 
 def mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from headway.core.model_files import read_document
 from headway.frontend.text import cuts, growth, lengths
 from headway.frontend.text.pieces import token_bytes
 from headway.frontend.text.rendering import Renderer
-from headway.frontend.text.template import ChatTemplate
+from headway.frontend.text.template import find_template, special_tokens
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
@@ -54,13 +54,8 @@ class Tokenizer:
         self._longest = lengths.longest_entry(document, self.pieces)
         self._shrinks = lengths.shrinks(document)
         self._can_cut = cuts.splits_into_words(document) and cuts.divides(self._split)
-        self.template: ChatTemplate | Renderer | None
-        self.template = ChatTemplate.load(folder, config, template_file)
-
-    def isolate(self) -> None:
-        """From now on render chats in a process that can be killed: for many users' requests."""
-        if isinstance(self.template, ChatTemplate):
-            self.template = Renderer(self.template)
+        source = find_template(folder, config, template_file)
+        self.template = None if source is None else Renderer(source, special_tokens(config))
 
     @property
     def vocab_size(self) -> int:

@@ -86,7 +86,6 @@ def conversation(body: CountBody) -> tuple[Chat, list[str]]:
     if not body.messages:
         raise RequestError("messages is empty.", param="messages", code="empty_array")
     say_messages(asked, body.messages)
-    asked.hoist_system()
     last = asked.messages[-1]
     if last["role"] == "assistant":
         continue_last(asked, last)

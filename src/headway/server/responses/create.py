@@ -94,7 +94,6 @@ def conversation(
         say_items(asked, entry.output_items(), "previous_response_id")
     items = resolved(state, numbered(body.input, stem), owner)
     say_items(asked, items)
-    asked.hoist_system()
     asked.names["messages"] = "input"
     skipped = offer_tools(asked, body)
     if body.text is not None and body.text.format is not None:

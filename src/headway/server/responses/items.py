@@ -14,7 +14,7 @@ from typing import Any
 from headway.core.errors import RequestError
 from headway.server.translate import Chat, missing, text_field, unsupported
 
-ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 MAX_ITEMS = 100_000
 
