@@ -40,6 +40,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": name, "parameters": schema, "strict": True}}
     for name, schema in SCHEMAS.items()
 ]
+CITY_ALONE: Any = {"properties": {"city": {"const": "Rome"}}, "required": ["city"]}
 LLAMA = (
     '{% if tools %}{{ tools | tojson }}{{ \'{"name": …, "parameters": …}\' }}{% endif %}'
     "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -130,6 +131,28 @@ def test_a_named_call_is_that_one_alone(server: LiveServer, client: openai.OpenA
         ((called, arguments),) = calls_of(answer.message)
         assert (called, answer.finish_reason) == (name, "tool_calls")
         check([(called, arguments)])
+
+
+@pytest.mark.parametrize("parameters", [None, {"type": "object", "properties": {}}, CITY_ALONE])
+def test_arguments_that_no_tool_declares_are_not_invented(
+    server: LiveServer, client: openai.OpenAI, parameters: Any
+) -> None:
+    """A tool without parameters is called with {}; one with some, with these alone."""
+    tool: Any = {"type": "function", "function": {"name": "now", "parameters": parameters}}
+    if parameters is None:
+        del tool["function"]["parameters"]
+    for seed in range(2):
+        answer = ask(
+            client,
+            server,
+            tools=[tool],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            temperature=1,
+            seed=seed,
+        ).choices[0]
+        ((_, arguments),) = calls_of(answer.message)
+        assert json.loads(arguments) == ({"city": "Rome"} if parameters is CITY_ALONE else {})
 
 
 def test_one_call_where_calls_are_not_parallel(server: LiveServer, client: openai.OpenAI) -> None:

@@ -16,7 +16,7 @@ from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.frontend.pressure import joined
 from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
-from headway.frontend.text.parts import Content, Part
+from headway.frontend.text.parts import CallEnds, Content, Part
 
 ResumedTokens = Sequence[list[int] | None]
 """By index what the sequences of a request had elsewhere, None for one that is over; see
@@ -78,7 +78,15 @@ class Delta:
 class Answer:
     """The text streams of one request's sequences."""
 
-    __slots__ = ("_parsers", "_stop_ids", "_streams", "num_unfinished", "one_by_one", "request")
+    __slots__ = (
+        "_num_tokens",
+        "_parsers",
+        "_stop_ids",
+        "_streams",
+        "num_unfinished",
+        "one_by_one",
+        "request",
+    )
 
     def __init__(
         self,
@@ -94,6 +102,7 @@ class Answer:
         )
         self.request = request
         self.num_unfinished = sampling.n
+        self._num_tokens = [0] * sampling.n
         self.one_by_one = bool(self._parsers or sampling.stop or sampling.logprobs is not None)
         self._stop_ids = frozenset(sampling.stop_token_ids)
         self._streams: list[TextStream | None] = [
@@ -135,6 +144,7 @@ class Answer:
         caller; `finished` tells.
         """
         stream = self._streams[update.index]
+        self._num_tokens[update.index] += len(update.token_ids)
         if stream is None:
             delta = Delta(update, "")
         else:
@@ -144,7 +154,8 @@ class Answer:
                 and update.stop_token_id in self._stop_ids
             ):
                 shown = shown[:-1]
-            delta = Delta(update, stream.push(shown, update.finish_reason is not None))
+            last, may_stop = update.finish_reason is not None, self._may_end(update.index)
+            delta = Delta(update, stream.push(shown, last, may_stop=may_stop))
         if update.stop_token_id in self._stop_ids:
             delta.stop_reason = update.stop_token_id
         abort = False
@@ -157,20 +168,37 @@ class Answer:
             self.num_unfinished -= 1
         return delta, abort
 
+    def _may_end(self, index: int) -> bool:
+        """Whether a sequence has its `min_tokens`, so that its text may end it."""
+        return self._num_tokens[index] > self.request.sampling.min_tokens
+
     def _read(self, delta: Delta) -> bool:
-        """Tell the parts of `delta` apart; True when nothing more is wanted of its sequence."""
+        """Tell the parts of `delta` apart; True when nothing more is wanted of its sequence.
+
+        A stop string or token that cuts a call off leaves no call to run: that end is `stop`.
+        """
         parser = self._parsers[delta.index]
         delta.parts = parser.push(delta.text, delta.finish_reason is not None)
-        over = parser.done and delta.finish_reason is None
-        if over or (delta.finish_reason == "stop" and parser.num_calls):
+        if delta.finish_reason is None:
+            if not self._is_over(delta.index):
+                return False
             delta.finish_reason = "tool_calls"
-        return over
+            return True
+        ends = [part for part in delta.parts if isinstance(part, CallEnds)]
+        cut = delta.stop_reason is not None and not all(end.complete for end in ends)
+        if delta.finish_reason == "stop" and parser.num_calls and not cut:
+            delta.finish_reason = "tool_calls"
+        return False
+
+    def _is_over(self, index: int) -> bool:
+        """Whether a sequence has the one call that was wanted of it."""
+        return self._parsers[index].done and self._may_end(index)
 
     def finished(self, index: int) -> bool:
         """Whether this sequence was ended here; what the engine still sends is dropped."""
         stream = self._streams[index]
         stopped = stream is not None and stream.stopped is not None
-        return stopped or bool(self._parsers and self._parsers[index].done)
+        return stopped or bool(self._parsers and self._is_over(index))
 
 
 def singles(update: SequenceUpdate) -> list[SequenceUpdate]:

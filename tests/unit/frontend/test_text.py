@@ -164,6 +164,29 @@ def test_stop_that_ends_first_wins(small):
         assert ("".join(pieces), state.stopped) == ("a", "bcd")
 
 
+@given(
+    text=st.text("abc", max_size=24),
+    stops=st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4),
+    free=st.integers(0, 12),
+)
+def test_no_stop_ends_within_the_first_tokens(small, text, stops, free):
+    """It ends the text where it ends behind them, wherever it begins."""
+    tokenizer = small["bytelevel"]
+    ids = tokenizer.encode(text)
+    shown = TextStream(tokenizer, [], stop=stops)
+    pieces = [shown.push([i], may_stop=n > free) for n, i in enumerate(ids, 1)]
+    pieces.append(shown.push([], True))
+    bare = len(tokenizer.decode(ids[:free]))
+    ends = [
+        (at + len(stop), at)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > bare
+    ]
+    end, at = min(ends, default=(len(text), len(text)))
+    assert ("".join(pieces), shown.stopped) == (text[:at], text[at:end] or None)
+
+
 def test_half_a_character_at_the_end_is_told_with_the_last(small):
     for kind in ("bytelevel", "unknown"):
         tokenizer = small[kind]

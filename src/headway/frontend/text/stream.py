@@ -26,6 +26,7 @@ class TextStream:
         "_held",
         "_include_stop",
         "_longest",
+        "_num_free",
         "_skip",
         "_stops",
         "_tail",
@@ -50,6 +51,8 @@ class TextStream:
         self._include_stop = include_stop
         self._skip = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._held = ""
+        self._num_free = 0
+        """Characters at the beginning of `_held` within which no stop string may end."""
         self.stopped: str | None = None
         """The stop string that was found, or None."""
         self._tail: list[int] = []
@@ -60,14 +63,20 @@ class TextStream:
         else:
             self._tail = [t for t in prompt_token_ids[-CONTEXT_TOKENS:] if t not in self._skip]
 
-    def push(self, token_ids: list[int], last: bool = False) -> str:
-        """The text to show after `token_ids`; with `last`, everything that was held back."""
+    def push(self, token_ids: list[int], last: bool = False, *, may_stop: bool = True) -> str:
+        """The text to show after `token_ids`; with `last`, everything that was held back.
+
+        Unless `may_stop`, no stop string ends within the text of these tokens; one that begins
+        there and ends in later text does.
+        """
         if self.stopped is not None:
             return ""
         text = self._text_of(token_ids, last)
         if not self._stops:
             return text
         self._held += text
+        if not may_stop:
+            self._num_free = len(self._held)
         return self._release(last)
 
     def _text_of(self, token_ids: list[int], last: bool) -> str:
@@ -104,21 +113,27 @@ class TextStream:
         Which ends first does not depend on how the text was cut into tokens: "abcde" with the
         stops "bcd" and "abcde" stops at "bcd", in one token or in five.
         """
-        held = self._held
-        found = [(at + len(stop), at) for stop in self._stops if (at := held.find(stop)) >= 0]
+        held, free = self._held, self._num_free
+        found = [
+            (at + len(stop), at)
+            for stop in self._stops
+            if (at := held.find(stop, max(0, free + 1 - len(stop)))) >= 0
+        ]
         if found:
             end, at = min(found)
             self.stopped = held[at:end]
             self._held = ""
             return held[:end] if self._include_stop else held[:at]
         keep = 0 if last else self._length_of_possible_stop(held)
-        self._held = held[len(held) - keep :]
-        return held[: len(held) - keep]
+        shown = len(held) - keep
+        self._held = held[shown:]
+        self._num_free = max(0, free - shown)
+        return held[:shown]
 
     def _length_of_possible_stop(self, held: str) -> int:
         """Length of the longest end of `held` that begins a stop string: "the EN" → 2."""
         for length in range(min(self._longest - 1, len(held)), 0, -1):
             end = held[-length:]
-            if any(stop.startswith(end) for stop in self._stops):
+            if any(len(stop) > length and stop.startswith(end) for stop in self._stops):
                 return length
         return 0

@@ -251,9 +251,9 @@ class ChatDialect:
             data = self._part_chunks(choice, delta)
         elif delta.text or not self._plain:
             content = b'{"content":' + encode(delta.text) + b"}"
-            data = self._chunk(choice, content, None, delta)
+            data = self._chunk(choice, content, delta=delta)
         if delta.finish_reason is not None:
-            data += self._chunk(choice, b"{}", delta.finish_reason)
+            data += self._chunk(choice, b"{}", render.stream_end(delta))
         return data
 
     def _part_chunks(self, choice: int, delta: Delta) -> bytes:
@@ -263,7 +263,7 @@ class ChatDialect:
         if not contents and not self._plain and delta.token_ids:
             contents = [b"{}"]
         chunks = [
-            self._chunk(choice, content, None, None if number else delta)
+            self._chunk(choice, content, delta=None if number else delta)
             for number, content in enumerate(contents)
         ]
         return b"".join(chunks)
@@ -272,7 +272,11 @@ class ChatDialect:
         return not (self._hides_reasoning and isinstance(part, Reasoning))
 
     def _chunk(
-        self, choice: int, content: bytes, reason: str | None = None, delta: Delta | None = None
+        self,
+        choice: int,
+        content: bytes,
+        end: bytes = render.UNFINISHED,
+        delta: Delta | None = None,
     ) -> bytes:
         logprobs = b"null"
         extra = b""
@@ -283,8 +287,7 @@ class ChatDialect:
                 )
             if self._return_ids:
                 extra = b',"token_ids":' + encode(delta.token_ids)
-        end = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        return b'%b%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
+        return b'%b%d,"delta":%b,"logprobs":%b,%b%b}]%b}\n\n' % (
             self._head,
             choice,
             content,

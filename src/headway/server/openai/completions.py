@@ -192,7 +192,7 @@ class CompletionDialect:
     def chunk(self, choice: int, delta: Delta) -> bytes:
         body = self._body
         if self._only_prompt:
-            return self._chunk(choice, "", "length")
+            return self._chunk(choice, "", render.end_fields("length", None))
         self._usage.count(delta)
         plain = body.logprobs is None and not body.return_token_ids
         if plain and not delta.text and delta.finish_reason is None and self._tokenizer:
@@ -208,13 +208,13 @@ class CompletionDialect:
             logprobs = encode(found)
         if body.return_token_ids or self._tokenizer is None:
             ids = b',"token_ids":' + encode(delta.token_ids)
-        return self._chunk(choice, delta.text, delta.finish_reason, logprobs, ids)
+        return self._chunk(choice, delta.text, render.stream_end(delta), logprobs, ids)
 
     def _chunk(
         self,
         choice: int,
         text: str,
-        reason: str | None = None,
+        end: bytes = render.UNFINISHED,
         logprobs: bytes = b"null",
         ids: bytes = b"",
     ) -> bytes:
@@ -222,8 +222,7 @@ class CompletionDialect:
             self._begun.add(choice)
             if self._body.return_token_ids:
                 ids += b',"prompt_token_ids":' + encode(self.prompt_of(choice)[1])
-        end = b"null" if reason is None else b'"' + reason.encode() + b'"'
-        return b'%b%d,"text":%b,"logprobs":%b,"finish_reason":%b%b}]%b}\n\n' % (
+        return b'%b%d,"text":%b,"logprobs":%b,%b%b}]%b}\n\n' % (
             self._head,
             choice,
             encode(text),

@@ -4,11 +4,30 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from headway.core.request import TokenLogprobs
+from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 
 FLOOR = -9999.0
 """What OpenAI reports for a token of no probability; JSON has no -inf."""
+
+UNFINISHED = b'"finish_reason":null'
+"""What a chunk says of the end of its choice while that goes on."""
+
+
+def stream_end(delta: Delta) -> bytes:
+    """The fields of a chunk's choice that say whether and why it ended."""
+    if delta.finish_reason is None:
+        return UNFINISHED
+    return end_fields(delta.finish_reason, delta.stop_reason)
+
+
+def end_fields(finish_reason: str, stop_reason: str | int | None) -> bytes:
+    """The fields of a choice that has ended, as JSON without its braces."""
+    ended = {"finish_reason": finish_reason, "stop_reason": stop_reason}
+    return msgspec.json.encode(ended)[1:-1]
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int, as_id: bool = False) -> str:

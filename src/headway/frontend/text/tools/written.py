@@ -27,6 +27,11 @@ STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": 
 """JSON as Python's json.dumps writes it, which is how chat templates show it to models."""
 TEXT = r"/(.|\n)*/"
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
+BEYOND_PROPERTIES = frozenset(
+    "additionalProperties patternProperties unevaluatedProperties propertyNames minProperties "
+    "maxProperties $ref $dynamicRef allOf anyOf oneOf not if dependencies dependentSchemas".split()
+)
+"""Keywords of an object's schema by which it may have more than its `properties`."""
 
 
 @dataclass(slots=True)
@@ -61,7 +66,21 @@ class Arguments(Protocol):
 
 def json_arguments(lark: Lark, name: str, tool: "Offered") -> str:
     """Arguments that are JSON and fit the tool's schema."""
-    return json_value({**ANY_OBJECT, **(tool.schema or {})}, tool.strict)
+    schema = {} if tool.schema is None else only_declared(tool.schema)
+    return json_value({**ANY_OBJECT, **schema}, tool.strict)
+
+
+def only_declared(schema: dict[str, Any]) -> dict[str, Any]:
+    """`schema` closed to arguments that it does not declare, unless a keyword speaks of them.
+
+    JSON Schema lets an object have more; a function called with more fails. No properties: {}.
+    """
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if BEYOND_PROPERTIES & schema.keys() or not isinstance(properties, dict):
+        return schema
+    if not isinstance(required, list) or any(name not in properties for name in required):
+        return schema
+    return {**schema, "additionalProperties": False}
 
 
 def json_value(schema: dict[str, Any], strict: bool) -> str:
