@@ -73,6 +73,27 @@ def test_streamed_it_is_the_same(client: openai.OpenAI) -> None:
     assert [texts[0], texts[1]] == whole
 
 
+def test_a_number_ends_though_the_model_would_write_digits_for_ever(
+    client: openai.OpenAI, server: LiveServer
+) -> None:
+    """Its answer is whole, not cut off by its length."""
+    _, told = server.post("/tokenize", {"prompt": "0123456789", "add_special_tokens": False})
+    schema = {
+        "type": "object",
+        "properties": {"share": {"type": "number", "minimum": 0.1, "maximum": 0.25}},
+        "required": ["share"],
+        "additionalProperties": False,
+    }
+    (choice,) = chat(
+        client,
+        response_format=named(schema),
+        logit_bias=dict.fromkeys(map(str, told["tokens"]), 100),
+    ).choices
+    assert choice.finish_reason == "stop"
+    jsonschema.validate(json.loads(choice.message.content), schema)
+    assert len(choice.message.content) < 100
+
+
 def test_the_rules_of_structured_outputs(client: openai.OpenAI) -> None:
     asked: list[tuple[dict[str, Any], Any]] = [
         ({"json": TRIP}, lambda text: jsonschema.validate(json.loads(text), TRIP) is None),

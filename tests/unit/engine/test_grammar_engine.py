@@ -386,7 +386,7 @@ def compiled(source: VocabularySource) -> Compiled:
     vocabulary = load_vocabulary(source)
     rule = grammars.json_schema({"type": "array", "items": CLOSED}, "p")
     matcher, first = compile_grammar(vocabulary, rule)
-    return Compiled(matcher, first, 0, VOCAB)
+    return Compiled(matcher, first, 0, VOCAB, has_numbers=True)
 
 
 def allowed(mask: bytes) -> list[int]:

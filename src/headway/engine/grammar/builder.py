@@ -16,7 +16,8 @@ from llguidance import LLTokenizer
 from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.grammar import Grammar
-from headway.engine.grammar.compiler import compile_grammar
+from headway.engine.grammar.compiler import compile_grammar, num_words
+from headway.engine.grammar.digits import DigitLimit, has_numbers
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.trial import Trial
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
@@ -72,6 +73,7 @@ class Builder:
         self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._vocabulary: LLTokenizer | None = None
+        self._digits: DigitLimit | None = None
         self._durations_s: list[float] = []
 
     def build(self, grammar: Grammar, salt: str = "") -> Ticket:
@@ -95,10 +97,10 @@ class Builder:
         return building
 
     @property
-    def mask_width(self) -> int:
-        """Bits of a mask, once a grammar was compiled."""
-        assert self._vocabulary is not None
-        return self._vocabulary.vocab_size
+    def digits(self) -> DigitLimit:
+        """What bounds the numbers of its masks, once a grammar was compiled."""
+        assert self._digits is not None
+        return self._digits
 
     @property
     def cached_bytes(self) -> int:
@@ -135,10 +137,14 @@ class Builder:
     def _compile(self, ticket: Ticket) -> None:
         if self._vocabulary is None:
             self._vocabulary = load_vocabulary(self._source)
+            self._digits = DigitLimit(self._vocabulary, num_words(self._vocabulary.vocab_size))
         grammar = self._trial.check(ticket.grammar)
         template, first_mask = compile_grammar(self._vocabulary, grammar)
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
-        compiled = Compiled(template, first_mask, size, self._source.vocab_size)
+        numbers = has_numbers(ticket.grammar)
+        compiled = Compiled(
+            template, first_mask, size, self._source.vocab_size, has_numbers=numbers
+        )
         self._keep(ticket.key, compiled)
         ticket.compiled = compiled
 

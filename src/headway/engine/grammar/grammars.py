@@ -91,7 +91,7 @@ class Grammars:
     def begin(self, ruled: Listing[Ruled]) -> StepMasks:
         """Start on the masks of `ruled`, sequences with their drafts."""
         if self._masks is None:
-            self._masks = MaskMaker(self.builder.mask_width, self._threads, self.clock)
+            self._masks = MaskMaker(self.builder.digits, self._threads, self.clock)
         return self._masks.begin(ruled)
 
     def close(self) -> None:

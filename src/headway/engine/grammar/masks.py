@@ -15,7 +15,7 @@ from llguidance import LLExecutor
 
 from headway.core.clock import Clock
 from headway.core.plan import GrammarMasks
-from headway.engine.grammar.compiler import num_words
+from headway.engine.grammar.digits import MAX_DIGITS, DigitLimit, Words
 from headway.engine.sequence import Sequence
 
 Ruled = tuple[Sequence, list[list[int]]]
@@ -42,12 +42,13 @@ class StepMasks:
 
 
 class MaskMaker:
-    """Computes masks for vocabularies of `vocab_size`, `threads` at a time."""
+    """Computes masks for the vocabulary of `digits`, `threads` at a time."""
 
-    def __init__(self, vocab_size: int, threads: int, clock: Clock) -> None:
+    def __init__(self, digits: DigitLimit, threads: int, clock: Clock) -> None:
         self._executor = LLExecutor(threads)
         self._thread = ThreadPoolExecutor(1, "masks")
-        self._num_words = num_words(vocab_size)
+        self._digits = digits
+        self._num_words = digits.num_words
         self._clock = clock
 
     def begin(self, ruled: Listing[Ruled]) -> StepMasks:
@@ -66,7 +67,7 @@ class MaskMaker:
             if not state.error and state.num_accepted == 0:
                 masks[sequence.sequence_id] = [state.compiled.first_mask]
             elif not state.error:
-                later.append((sequence.sequence_id, state, matcher))
+                later.append((sequence, state, matcher))
         if later:
             words = np.zeros((len(later), self._num_words), np.int32)
             pairs = [(matcher, row) for row, (_, _, matcher) in enumerate(later)]
@@ -74,7 +75,7 @@ class MaskMaker:
                 pairs, words.ctypes.data, words.shape[1] * words.itemsize, len(later)
             )
             possible: list[bool] = words.any(axis=1).tolist()  # type: ignore[assignment]
-            for (sequence_id, state, matcher), row, any_allowed in zip(
+            for (sequence, state, matcher), row, any_allowed in zip(
                 later, words, possible, strict=True
             ):
                 if matcher.is_error():
@@ -82,11 +83,20 @@ class MaskMaker:
                 elif not any_allowed:
                     state.error = "no token of this model can follow"
                 else:
-                    masks[sequence_id] = [row.tobytes()]
+                    self._bound(row, sequence, [])
+                    masks[sequence.sequence_id] = [row.tobytes()]
         for sequence, paths in ruled:
             for drafts in paths if sequence.sequence_id in masks else ():
                 masks[sequence.sequence_id] += self._behind(sequence, drafts)
         return GrammarMasks(masks), self._clock.now_s() - started_s
+
+    def _bound(self, words: Words, sequence: Sequence, drafts: list[int]) -> None:
+        """Keep a mask behind some drafts to the digits that a number of JSON may have."""
+        if sequence.grammar is not None and sequence.grammar.compiled.has_numbers:
+            generated = sequence.tokens[
+                max(sequence.num_prompt, len(sequence.tokens) - MAX_DIGITS) :
+            ]
+            self._digits.apply(words, generated + drafts)
 
     def _behind(self, sequence: Sequence, drafts: list[int]) -> list[bytes]:
         """A mask behind each draft, one that allows nothing where there is none; the state stays
@@ -109,6 +119,7 @@ class MaskMaker:
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if matcher.is_error():
                 break
+            self._bound(words, sequence, drafts[: len(found) + 1])
             found.append(words.tobytes())
         if matcher.is_error():
             state.release()  # the next mask builds it again

@@ -19,16 +19,24 @@ from headway.engine.grammar.compiler import told
 class Compiled:
     """A grammar ready for use: a matcher that is copied, never advanced, and its first mask."""
 
-    __slots__ = ("first_mask", "num_bytes", "template", "vocab_size")
+    __slots__ = ("first_mask", "has_numbers", "num_bytes", "template", "vocab_size")
 
     def __init__(
-        self, template: LLMatcher, first_mask: bytes, num_bytes: int, vocab_size: int
+        self,
+        template: LLMatcher,
+        first_mask: bytes,
+        num_bytes: int,
+        vocab_size: int,
+        *,
+        has_numbers: bool,
     ) -> None:
         self.template = template
         self.first_mask = first_mask
         self.num_bytes = num_bytes
         self.vocab_size = vocab_size
         """Width of the logits; a mask may be wider."""
+        self.has_numbers = has_numbers
+        """Whether its masks bound the digits of numbers."""
 
     def state(self) -> "GrammarState":
         """The state of a sequence that has generated nothing."""

@@ -1,0 +1,77 @@
+"""How many digits a number of generated JSON may have: a schema bounds its value, not its length.
+
+Of {"minimum": 0.1, "maximum": 0.25} 0.1999… is a value with any number of digits, and a sampled
+model may write them until its answer is cut off. So a mask allows no more than `MAX_DIGITS` in a
+row, where the number may end: any integer of 64 bits, and more than a double can hold.
+
+Where a number may end "," or "}" or "]" or the end of the answer is allowed, and no quote; within a
+string a quote is. A number that must have more digits, as a constant may, has them.
+"""
+
+from collections.abc import Sequence as Listing
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLTokenizer
+
+from headway.core.grammar import Grammar
+
+MAX_DIGITS = 20
+DIGITS = b"0123456789"
+ENDS, QUOTE = b",}]", b'"'
+
+Words = npt.NDArray[np.int32]
+
+
+def has_numbers(grammar: Grammar) -> bool:
+    """Whether answers are JSON that a schema describes; other grammars are kept to the letter."""
+    if grammar.kind == "structural":
+        return "%json" in grammar.text
+    return grammar.kind in ("json", "json_object")
+
+
+class DigitLimit:
+    """The tokens of one vocabulary that go on with a number, and those that end one."""
+
+    def __init__(self, vocabulary: LLTokenizer, num_words: int) -> None:
+        texts = [vocabulary.decode_bytes([token]) for token in range(vocabulary.vocab_size)]
+        self.num_words = num_words
+        self._leading = np.array([len(text) - len(text.lstrip(DIGITS)) for text in texts])
+        self._longest = int(self._leading.max(initial=0))
+        self._trailing = {
+            token: len(text) - len(text.rstrip(DIGITS))
+            for token, text in enumerate(texts)
+            if text[-1:].isdigit()
+        }
+        self._whole = {token for token in self._trailing if texts[token].isdigit()}
+        firsts = np.array([text[:1] for text in texts])
+        ends = np.isin(firsts, [bytes([byte]) for byte in ENDS])
+        ends[vocabulary.eos_tokens] = True
+        self._ends, self._quotes = self._bits(ends), self._bits(firsts == QUOTE)
+        self._beyond: dict[int, Words] = {}
+
+    def _bits(self, chosen: npt.NDArray[np.bool_]) -> Words:
+        """A mask that allows the chosen tokens."""
+        words = np.zeros(self.num_words, np.int32)
+        packed = np.packbits(chosen, bitorder="little")
+        words.view(np.uint8)[: len(packed)] = packed
+        return words
+
+    def num_digits(self, tokens: Listing[int]) -> int:
+        """Digits at the end of the text of `tokens`: "0.1", "23" → 3; beyond the limit about."""
+        found = 0
+        for token in reversed(tokens):
+            found += self._trailing.get(token, 0)
+            if token not in self._whole or found > MAX_DIGITS:
+                break
+        return found
+
+    def apply(self, words: Words, tokens: Listing[int]) -> None:
+        """Take out of a mask, in place, what would give the number behind `tokens` too many
+        digits."""
+        room = max(0, MAX_DIGITS - self.num_digits(tokens))
+        if room >= self._longest or not (words & self._ends).any() or (words & self._quotes).any():
+            return
+        if room not in self._beyond:
+            self._beyond[room] = self._bits(self._leading > room)
+        words &= ~self._beyond[room]
