@@ -189,7 +189,7 @@ def test_a_choice_is_chats_choice(
 def test_errors_of_tools_name_the_clients_own_fields(
     client: openai.OpenAI, claude: anthropic.Anthropic
 ) -> None:
-    odd: Any = [{"type": "web_search"}, {**FUNCTIONS[0], "name": "no name"}]
+    odd: Any = [FUNCTIONS[1], {**FUNCTIONS[0], "name": "no name"}]
     with pytest.raises(openai.BadRequestError) as caught:
         respond(client, tools=odd)
     assert caught.value.param == "tools[1].name"

@@ -251,14 +251,6 @@ def test_errors_of_responses_name_the_field(
     assert caught.value.param is not None and param in caught.value.param
 
 
-def test_unknown_tools_are_skipped_and_named(clients: Clients) -> None:
-    raw = clients.openai.responses.with_raw_response.create(
-        **INPUT, tools=[{"type": "web_search"}, *TOOLS[RESPONSES]]
-    )
-    assert raw.headers["x-headway-ignored-tools"] == "web_search"
-    assert [tool.type for tool in raw.parse().tools] == ["function"]
-
-
 ROME = {
     "type": "object",
     "properties": {"city": {"enum": ["Rome"]}},

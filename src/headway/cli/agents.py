@@ -56,6 +56,7 @@ def codex(target: Target, _: str) -> str:
     lines = [
         f"model = {quoted(target.model)}",
         'model_provider = "headway"',
+        'web_search = "disabled"',  # it would be asked of the server, which runs no tools
         *([f"model_context_window = {target.context}"] if target.context else []),
         "",
         "[model_providers.headway]",
@@ -79,6 +80,7 @@ def start_codex(target: Target) -> tuple[list[str], dict[str, str | None]]:
     values = {
         "model": quoted(target.model),
         "model_provider": quoted("headway"),
+        "web_search": quoted("disabled"),
         **({"model_context_window": str(target.context)} if target.context else {}),
         **{f"model_providers.headway.{name}": quoted(text) for name, text in provider.items()},
     }

@@ -34,7 +34,7 @@ from headway.telemetry.tasks import Outcome, no_such_task
 EXPOSED = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
     *("x-headway-attempts", "x-headway-upstream", "x-headway-ignored-fields"),
-    *("x-headway-ignored-tools", "x-headway-kv", "x-headway-context"),
+    *("x-headway-kv", "x-headway-context"),
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")

@@ -22,7 +22,7 @@ OURS = ("slo", "service_class", "timings", FIELD)
 SALTED = ("headway", "vllm")
 """Kinds whose prefix caches keep salts apart."""
 PASSED_BACK = (
-    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-kv"),
+    *("x-headway-ignored-fields", "x-headway-kv"),
     "x-headway-context",
 )
 MAX_HEADER = 1000

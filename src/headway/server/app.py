@@ -45,8 +45,7 @@ log = logging.getLogger(__name__)
 DEFAULT_TRACE_S = 5.0
 EXPOSED = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
-    *("x-headway-ignored-fields", "x-headway-ignored-tools", "x-headway-fallback", "x-headway-kv"),
-    "x-headway-context",
+    *("x-headway-ignored-fields", "x-headway-fallback", "x-headway-kv", "x-headway-context"),
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")

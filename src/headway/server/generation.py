@@ -5,7 +5,7 @@ that writes its answer from its `Progress`. `session` moves it from one to the o
 """
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -110,8 +110,7 @@ class GenerationRow:
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What one HTTP request asks for; choice i belongs to prompt i // n.
 
-    `ignored_tools` are the types of tools that are left out of the prompt; `watched` are the
-    documents of its prompt, where the answer's use of them is counted.
+    `watched` are the documents of its prompt, where the answer's use of them is counted.
     """
 
     model: ServedModel
@@ -134,7 +133,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     watched: Watched | None = None
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
-    ignored_tools: Sequence[str] = ()
 
     @property
     def terms(self) -> Terms:

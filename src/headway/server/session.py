@@ -413,9 +413,6 @@ class Session:
 def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tuple[bytes, bytes]]:
     """What an answer says in its headers of what was left out, and of who gives it."""
     headers = []
-    if request.ignored_tools:
-        names = bodies.printable(list(request.ignored_tools))
-        headers.append((b"x-headway-ignored-tools", names.encode()))
     if incoming.ignored:
         names = bodies.printable(incoming.ignored)
         log.warning("ignored fields: %s", names)

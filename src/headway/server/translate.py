@@ -32,6 +32,8 @@ class Chat:
     fields: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     messages: list[dict[str, Any]] = field(default_factory=list)
+    unheeded: list[str] = field(default_factory=list)
+    """The client's fields that the model is told and that no grammar keeps it to."""
 
     def set(self, name: str, value: Any, origin: str) -> None:
         """Set a field of the chat that the client sent as `origin`; None leaves it out."""

@@ -68,6 +68,7 @@ def check(name: str, content: dict, url: str) -> None:
     if name == "codex":
         assert (content["model"], content["model_provider"]) == ("tiny", "headway")
         assert content["model_context_window"] == 512
+        assert content["web_search"] == "disabled"  # the server runs no tools, and refuses it
         provider = content["model_providers"]["headway"]
         assert provider["base_url"] == f"{url}/v1" and provider["wire_api"] == "responses"
         assert provider["env_key"] == "HEADWAY_API_KEY"

@@ -23,10 +23,15 @@ from headway.server.anthropic.blocks import say_messages
 from headway.server.anthropic.dialect import parsed_input
 from headway.server.anthropic.messages import conversation
 from headway.server.anthropic.schema import CountBody
-from headway.server.responses.create import chosen_tool, offer_tools
 from headway.server.responses.items import numbered, say_items
 from headway.server.responses.output import Output
-from headway.server.responses.schema import InputBody
+from headway.server.responses.tools import (
+    Declared,
+    chosen_tool,
+    custom_arguments,
+    custom_input,
+    offer_tools,
+)
 from headway.server.translate import Chat
 
 TEXT = {"type": "text", "text": "hi"}
@@ -127,28 +132,40 @@ def test_an_error_names_what_the_client_sent() -> None:
         assert wanted in str(caught.value) and "max_tokens" not in str(caught.value)
 
 
-def test_functions_are_offered_and_other_tools_skipped() -> None:
+def test_functions_are_offered_under_their_names_in_the_chat() -> None:
     function = {"name": "get", "parameters": {"type": "object"}, "strict": True}
-    tools = [{"type": "web_search"}, {"type": "function", **function, "defer_loading": True}]
+    inner = {"type": "function", **function, "defer_loading": True}
+    tools = [inner, {"type": "namespace", "name": "crm", "tools": [inner]}]
     chat = Chat()
-    body = InputBody(
-        model="m", input="x", tools=tools, tool_choice="required", parallel_tool_calls=False
-    )
-    assert offer_tools(chat, body) == ["web_search"]
+    found = offer_tools(chat, tools, "required", False)
+    assert found == {
+        "get": Declared(name="get"),
+        "crm__get": Declared(name="get", namespace="crm"),
+    }
+    named = {**function, "name": "crm__get", "description": ""}
     assert chat.fields == {
-        "tools": [{"type": "function", "function": function}],
+        "tools": [
+            {"type": "function", "function": function},
+            {"type": "function", "function": named},
+        ],
         "tool_choice": "required",
         "parallel_tool_calls": False,
     }
-    assert chat.names["tools[0].function"] == "tools[1]"
+    assert chat.names["tools[1].function"] == "tools[1].tools[0]"
     alone = Chat()
-    body = InputBody(model="m", input="x", tools=tools[:1], tool_choice="auto")
-    assert offer_tools(alone, body) == ["web_search"] and alone.fields == {}
+    assert offer_tools(alone, [], "auto", True) == {} and alone.fields == {}
+
+
+@pytest.mark.parametrize("arguments", ['{"input": "a\\n"}', "{", "[1]", '{"other": 1}', "nothing"])
+def test_a_custom_tools_input_is_read_from_its_arguments(arguments: str) -> None:
+    """Arguments without one are shown as the model wrote them."""
+    assert custom_input(arguments) == ("a\n" if "input" in arguments else arguments)
+    assert custom_input(custom_arguments(arguments)) == arguments
 
 
 def test_a_choice_lies_one_level_deeper_in_chat() -> None:
-    assert chosen_tool("auto") == "auto"
-    assert chosen_tool({"type": "function", "name": "get"}) == {
+    assert chosen_tool("auto", {}) == "auto"
+    assert chosen_tool({"type": "function", "name": "get"}, {}) == {
         "type": "function",
         "function": {"name": "get"},
     }
@@ -157,9 +174,9 @@ def test_a_choice_lies_one_level_deeper_in_chat() -> None:
         "mode": "auto",
         "tools": [{"type": "function", "name": "a"}],
     }
-    assert chosen_tool(allowed)["allowed_tools"]["tools"][0]["function"] == {"name": "a"}
+    assert chosen_tool(allowed, {})["allowed_tools"]["tools"][0]["function"] == {"name": "a"}
     with pytest.raises(RequestError):
-        chosen_tool({"type": "web_search"})
+        chosen_tool({"type": "web_search"}, {})
 
 
 # ── blocks of Messages ──────────────────────────────────────────────────────────────────────
@@ -249,7 +266,7 @@ def test_a_great_many_messages_of_one_turn_take_no_longer_each(role: str) -> Non
 
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [TEXT, TEXT]}]
-    chat, _ = conversation(CountBody(model="m", messages=begun))
+    chat = conversation(CountBody(model="m", messages=begun))
     assert chat.messages[-1]["content"] == "hi\nhi"
     assert chat.fields["continue_final_message"] is True
     call = {"type": "tool_use", "id": "c", "name": "get", "input": {}}
@@ -261,13 +278,12 @@ def test_thinking_tools_and_output_become_fields_of_chat() -> None:
     raw = {
         "model": "m",
         "messages": [{"role": "user", "content": "hi"}],
-        "tools": [{"type": "bash_20250124", "name": "bash"}, {"name": "get", "input_schema": {}}],
+        "tools": [{"name": "get", "input_schema": {}}],
         "tool_choice": {"type": "tool", "name": "get", "disable_parallel_tool_use": True},
         "thinking": {"type": "enabled", "budget_tokens": 2000},
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"a": 1}}},
     }
-    chat, skipped = conversation(msgspec.convert(raw, CountBody))
-    assert skipped == ["bash_20250124"]
+    chat = conversation(msgspec.convert(raw, CountBody))
     assert chat.fields == {
         "model": "m",
         "tools": [{"type": "function", "function": {"name": "get", "parameters": {}}}],
@@ -352,10 +368,10 @@ def test_any_split_gives_the_same_items_and_its_events_add_up(
     stretches: list[tuple[str, list[str]]], data: st.DataObject
 ) -> None:
     parts = parts_of(stretches)
-    whole = Output("s", None)
+    whole = Output("s", {}, None)
     whole.take(delta_of(parts))
     whole.close("completed")
-    split = Output("s", None)
+    split = Output("s", {}, None)
     at = 0
     while at < len(parts):
         step = data.draw(st.integers(1, len(parts) - at))
@@ -370,7 +386,7 @@ def test_any_split_gives_the_same_items_and_its_events_add_up(
 
 
 def test_an_answer_without_anything_is_an_empty_message() -> None:
-    output = Output("s", None)
+    output = Output("s", {}, None)
     output.close("completed")
     assert [item["type"] for item in output.items] == ["message"]
     assert output.items[0]["content"][0]["text"] == ""

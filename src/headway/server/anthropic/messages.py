@@ -15,32 +15,24 @@ from headway.core.request import check_range
 from headway.server import body as bodies
 from headway.server.anthropic.blocks import blocks_of, say_messages, texts
 from headway.server.anthropic.dialect import MessagesDialect
-from headway.server.anthropic.schema import (
-    NO_OPS,
-    REFUSED,
-    CountBody,
-    MessagesBody,
-    ToolChoice,
-    check,
-    one_of,
-)
+from headway.server.anthropic.schema import NO_OPS, REFUSED, CountBody, MessagesBody, check
+from headway.server.anthropic.tools import offer_tools
 from headway.server.generation import Incoming, Progress
 from headway.server.models import State
 from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
 from headway.server.shorten import shortened
-from headway.server.translate import Chat, missing
+from headway.server.translate import Chat
 from headway.server.turn import in_turn
 
 COUNT = bodies.Accepts(CountBody, NO_OPS, REFUSED)
-CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
 def prepare(state: State, incoming: Incoming) -> MessagesDialect:
     """Check the body, render and encode its messages; raises RequestError."""
     body: MessagesBody = incoming.body
     model = state.model(body.model)
-    asked, skipped = conversation(body)
+    asked = conversation(body)
     asked.share(body)
     asked.set("stop", body.stop_sequences, "stop_sequences")
     asked.set("stream", body.stream, "stream")
@@ -59,7 +51,7 @@ def prepare(state: State, incoming: Incoming) -> MessagesDialect:
         )
     chat_body.max_completion_tokens = min(body.max_tokens, left)
     with asked.told():
-        request = chat.request_of(state, incoming, chat_body, prompt, skipped, cut)
+        request = chat.request_of(state, incoming, chat_body, prompt, cut)
         request.sampling.grammar = asked.own(request.sampling.grammar)
     return MessagesDialect(Progress(request), cut=body.max_tokens > left)
 
@@ -75,8 +67,8 @@ def encoded(state: State, asked: Chat, chat_body: ChatBody) -> list[int]:
         raise
 
 
-def conversation(body: CountBody) -> tuple[Chat, list[str]]:
-    """The chat that `body` asks for, and the tools nobody knows."""
+def conversation(body: CountBody) -> Chat:
+    """The chat that `body` asks for."""
     check(body)
     asked = Chat()
     asked.set("model", body.model, "model")
@@ -89,13 +81,13 @@ def conversation(body: CountBody) -> tuple[Chat, list[str]]:
     last = asked.messages[-1]
     if last["role"] == "assistant":
         continue_last(asked, last)
-    skipped = offer_tools(asked, body)
+    offer_tools(asked, body)
     ask_output(asked, body)
     options = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
         options.setdefault("enable_thinking", body.thinking.type != "disabled")
     asked.set("chat_template_kwargs", options or None, "chat_template_kwargs")
-    return asked, skipped
+    return asked
 
 
 def continue_last(asked: Chat, last: dict[str, Any]) -> None:
@@ -126,58 +118,13 @@ def ask_output(asked: Chat, body: CountBody) -> None:
         asked.names["response_format.json_schema.schema"] = f"{origin}.schema"
 
 
-# ── tools ───────────────────────────────────────────────────────────────────────────────────
-
-
-def offer_tools(asked: Chat, body: CountBody) -> list[str]:
-    """Hand the client's own tools on; returns the types of those that only Anthropic runs."""
-    own: list[dict[str, Any]] = []
-    skipped: list[str] = []
-    for i, tool in enumerate(body.tools or []):
-        if tool.get("type") not in (None, "custom"):
-            skipped.append(str(tool["type"])[:40])
-            continue
-        origin = f"tools[{i}]"
-        asked.names[f"tools[{len(own)}]"] = origin
-        asked.names[f"tools[{len(own)}].function"] = origin
-        asked.names[f"tools[{len(own)}].function.parameters"] = f"{origin}.input_schema"
-        own.append({"type": "function", "function": function_of(tool, origin)})
-    asked.set("tools", own or None, "tools")
-    choice = body.tool_choice
-    if choice is not None and (own or choice.type not in ("auto", "none")):
-        asked.set("tool_choice", chosen_tool(choice), "tool_choice")
-        parallel = False if choice.disable_parallel_tool_use else None
-        asked.set("parallel_tool_calls", parallel, "tool_choice.disable_parallel_tool_use")
-    return skipped
-
-
-def function_of(tool: dict[str, Any], origin: str) -> dict[str, Any]:
-    """A tool as chat has it: `input_schema` is `parameters` there."""
-    if tool.get("input_schema") is None:
-        raise missing(f"{origin}.input_schema")
-    given: dict[str, Any] = {
-        name: tool[name] for name in ("name", "description", "strict") if name in tool
-    }
-    return {**given, "parameters": tool["input_schema"]}
-
-
-def chosen_tool(choice: ToolChoice) -> Any:
-    """`tool_choice` as chat has it."""
-    one_of("tool_choice.type", choice.type, (*CHOICES, "tool"))
-    if choice.type != "tool":
-        return CHOICES[choice.type]
-    if choice.name is None:
-        raise missing("tool_choice.name")
-    return {"type": "function", "function": {"name": choice.name}}
-
-
 # ── counting ────────────────────────────────────────────────────────────────────────────────
 
 
 def num_tokens(state: State, body: CountBody) -> int:
     """Tokens of the prompt that `body` makes."""
     model = state.model(body.model)
-    asked, _ = conversation(body)
+    asked = conversation(body)
     chat_body, _ = shortened(model, asked.body(), body.context)
     with asked.told():
         return len(chat.counted_ids(model, chat_body))

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions: messages in, a message out."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -93,7 +92,6 @@ def request_of(
     incoming: Incoming,
     body: ChatBody,
     prompt: list[int],
-    ignored_tools: Sequence[str] = (),
     cut: Cut | None = None,
 ) -> GenerationRequest:
     """What `body` asks for after its prompt; every dialect that chats comes through here."""
@@ -121,7 +119,6 @@ def request_of(
     return GenerationRequest(
         use=use,
         parser_spec=parser_spec,
-        ignored_tools=ignored_tools,
         model=model,
         model_name=state.name(body.model),
         prompts=[prompt],

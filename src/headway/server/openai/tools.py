@@ -27,7 +27,7 @@ from headway.frontend.text.tools.written import (
 from headway.server.models import ServedModel
 
 MAX_TOOLS = 512
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 MODES = ("none", "auto", "required")
 TAIL_TOKENS = 16
@@ -168,7 +168,7 @@ def checked_function(tool: Tool, where: str) -> Function:
         )
     if not NAME.fullmatch(function.name):
         raise RequestError(
-            f"{where}.function.name is {function.name[:80]!r}; it must be 1 to 64 letters, "
+            f"{where}.function.name is {function.name[:80]!r}; it must be 1 to 128 letters, "
             "digits, _ or -.",
             param=f"{where}.function.name",
             code="invalid_value",

@@ -28,9 +28,10 @@ from headway.server.responses.schema import (
     wants_logprobs,
 )
 from headway.server.responses.store import Entry
+from headway.server.responses.tools import Tools, offer_tools
 from headway.server.session import Session
 from headway.server.shorten import shortened
-from headway.server.translate import Chat, unsupported
+from headway.server.translate import Chat
 
 PREFIX = "resp_"
 MAX_BACKGROUND = 256
@@ -44,7 +45,7 @@ def prepare(state: State, incoming: Incoming) -> ResponsesDialect:
     request_id, owner = incoming.request_id, incoming.owner
     check(body)
     stored = wants_store(state, body)
-    items, asked, skipped = conversation(state, body, request_id.removeprefix(PREFIX), owner)
+    items, asked, tools = conversation(state, body, request_id.removeprefix(PREFIX), owner)
     asked.share(body)
     asked.set("max_completion_tokens", body.max_output_tokens, "max_output_tokens")
     asked.set("stop", body.stop, "stop")
@@ -52,12 +53,13 @@ def prepare(state: State, incoming: Incoming) -> ResponsesDialect:
     asked.set("stream", body.stream, "stream")
     asked.set("top_logprobs", body.top_logprobs, "top_logprobs")
     asked.set("logprobs", wants_logprobs(body) or None, "include")
+    incoming.ignored.extend(asked.unheeded)
     chat_body = asked.body()
     with asked.told():
         model = state.model(body.model)
         chat_body, cut = shortened(model, chat_body, body.context, owner)
         prompt = chat.prompt_ids(model, chat_body)
-        request = chat.request_of(state, incoming, chat_body, prompt, skipped, cut)
+        request = chat.request_of(state, incoming, chat_body, prompt, cut)
         request.sampling.grammar = asked.own(request.sampling.grammar)
     entry = Entry(
         response_id=request_id,
@@ -65,7 +67,7 @@ def prepare(state: State, incoming: Incoming) -> ResponsesDialect:
         previous_id=body.previous_response_id,
         items=msgspec.json.encode(items),
     )
-    return ResponsesDialect(state, Progress(request), body, entry if stored else None)
+    return ResponsesDialect(state, Progress(request), body, tools, entry if stored else None)
 
 
 def wants_store(state: State, body: ResponsesBody) -> bool:
@@ -83,8 +85,8 @@ def wants_store(state: State, body: ResponsesBody) -> bool:
 
 def conversation(
     state: State, body: InputBody, stem: str, owner: str
-) -> tuple[list[Item], Chat, list[str]]:
-    """The body's own items, the chat of all there is to say, and the tools nobody knows."""
+) -> tuple[list[Item], Chat, Tools]:
+    """The body's own items, the chat of all there is to say, and the tools behind its functions."""
     asked = Chat()
     asked.set("model", body.model, "model")
     if body.instructions:
@@ -95,14 +97,14 @@ def conversation(
     items = resolved(state, numbered(body.input, stem), owner)
     say_items(asked, items)
     asked.names["messages"] = "input"
-    skipped = offer_tools(asked, body)
+    tools = offer_tools(asked, body.tools, body.tool_choice, body.parallel_tool_calls)
     if body.text is not None and body.text.format is not None:
         asked.set("response_format", response_format(body.text.format), "text.format")
         asked.names["response_format.json_schema"] = "text.format"
     effort = body.reasoning.effort if body.reasoning else None
     asked.set("reasoning_effort", effort, "reasoning.effort")
     asked.set("chat_template_kwargs", body.chat_template_kwargs, "chat_template_kwargs")
-    return items, asked, skipped
+    return items, asked, tools
 
 
 def resolved(state: State, items: list[Item], owner: str) -> list[Item]:
@@ -130,49 +132,6 @@ def response_format(wanted: TextFormat) -> dict[str, Any]:
     fields = ("name", "schema", "strict", "description")
     given = {name: getattr(wanted, name) for name in fields if getattr(wanted, name) is not None}
     return {"type": "json_schema", "json_schema": given}
-
-
-# ── tools ───────────────────────────────────────────────────────────────────────────────────
-
-FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
-
-
-def offer_tools(asked: Chat, body: InputBody) -> list[str]:
-    """Hand the functions on; returns the types of tools that are skipped, as agents expect."""
-    given = body.tools or []
-    functions = [tool for tool in given if tool.get("type") == "function"]
-    kept = [i for i, tool in enumerate(given) if tool.get("type") == "function"]
-    for place, i in enumerate(kept):
-        asked.names[f"tools[{place}]"] = f"tools[{i}]"
-        asked.names[f"tools[{place}].function"] = f"tools[{i}]"
-    tools = [
-        {"type": "function", "function": {k: tool[k] for k in FUNCTION_FIELDS if k in tool}}
-        for tool in functions
-    ]
-    asked.set("tools", tools or None, "tools")
-    choice = chosen_tool(body.tool_choice)
-    parallel = body.parallel_tool_calls if tools else None  # sent by habit, without tools too
-    if tools or choice not in (None, "auto", "none"):
-        asked.set("tool_choice", choice, "tool_choice")
-        asked.set("parallel_tool_calls", parallel, "parallel_tool_calls")
-    return [str(tool.get("type"))[:40] for tool in given if tool.get("type") != "function"]
-
-
-def chosen_tool(choice: str | dict[str, Any] | None) -> Any:
-    """`tool_choice` as chat has it: names lie one level deeper there."""
-    match choice:
-        case {"type": "function", "name": name}:
-            return {"type": "function", "function": {"name": name}}
-        case {"type": "allowed_tools", "mode": mode, "tools": list(tools)}:
-            allowed = [
-                {"type": "function", "function": {"name": tool.get("name")}}
-                for tool in tools
-                if isinstance(tool, dict) and tool.get("type") == "function"
-            ]
-            return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": allowed}}
-        case {"type": kind} if kind != "function":
-            raise unsupported("tool_choice", repr(str(kind)[:40]), "functions alone can be chosen")
-    return choice
 
 
 def count_tokens(state: State, body: InputBody, owner: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from headway.server.models import State
 from headway.server.responses.output import Output
 from headway.server.responses.schema import ResponsesBody, wants_logprobs
 from headway.server.responses.store import Entry
+from headway.server.responses.tools import Tools
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
@@ -39,7 +40,12 @@ class ResponsesDialect:
     refusal = staticmethod(error_response)
 
     def __init__(
-        self, state: State, progress: Progress, body: ResponsesBody, entry: Entry | None
+        self,
+        state: State,
+        progress: Progress,
+        body: ResponsesBody,
+        tools: Tools,
+        entry: Entry | None,
     ) -> None:
         self.background = bool(body.background)
         self._state = state
@@ -50,7 +56,7 @@ class ResponsesDialect:
         self._finish: str | None = None
         stem = request.request_id.partition("_")[2]
         tokenizer = request.model.tokenizer
-        self._output = Output(stem, tokenizer if wants_logprobs(body) else None)
+        self._output = Output(stem, tools, tokenizer if wants_logprobs(body) else None)
 
     # ── the stream ──────────────────────────────────────────────────────────────────────────
 
@@ -147,7 +153,7 @@ class ResponsesDialect:
             "temperature": sampling.temperature,
             "text": text_config(body),
             "tool_choice": body.tool_choice or "auto",
-            "tools": [tool for tool in body.tools or [] if tool.get("type") == "function"],
+            "tools": body.tools or [],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,

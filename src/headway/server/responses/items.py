@@ -12,6 +12,7 @@ said between two turns (reasoning, text, calls) becomes one message, as template
 from typing import Any
 
 from headway.core.errors import RequestError
+from headway.server.responses.tools import custom_arguments, qualified
 from headway.server.translate import Chat, missing, text_field, unsupported
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
@@ -103,8 +104,18 @@ def say_reasoning(chat: Chat, item: Item, where: str) -> None:
 
 
 def say_call(chat: Chat, item: Item, where: str) -> None:
-    name, arguments = text_field(item, "name", where), text_field(item, "arguments", where)
-    call_id = text_field(item, "call_id", where)
+    add_call(chat, item, text_field(item, "arguments", where), where)
+
+
+def say_custom_call(chat: Chat, item: Item, where: str) -> None:
+    add_call(chat, item, custom_arguments(text_field(item, "input", where)), where)
+
+
+def add_call(chat: Chat, item: Item, arguments: str, where: str) -> None:
+    """A call as chat has it, its tool by the name that it has there."""
+    name, call_id = text_field(item, "name", where), text_field(item, "call_id", where)
+    if item.get("namespace") is not None:
+        name = qualified(name, text_field(item, "namespace", where))
     turn = assistant_turn(chat, where)
     turn.setdefault("tool_calls", []).append(
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -153,6 +164,8 @@ KINDS = {
     "reasoning": say_reasoning,
     "function_call": say_call,
     "function_call_output": say_output,
+    "custom_tool_call": say_custom_call,
+    "custom_tool_call_output": say_output,
     "item_reference": say_reference,
 }
 PREFIXES = {
@@ -160,4 +173,6 @@ PREFIXES = {
     "reasoning": "rs",
     "function_call": "fc",
     "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco",
 }

@@ -20,6 +20,7 @@ from headway.frontend.text.parts import (
     Reasoning,
 )
 from headway.server.openai.render import chat_logprobs
+from headway.server.responses.tools import Declared, Tools, custom_input
 
 TEXT_KINDS: dict[str, tuple[str, str, str]] = {
     "message": ("msg", "output_text", "response.output_text"),
@@ -29,11 +30,15 @@ TEXT_KINDS: dict[str, tuple[str, str, str]] = {
 
 
 class Output:
-    """The output of one response. With a `tokenizer` the text comes with log-probabilities."""
+    """The output of one response; `tools` stand behind the functions that are called.
 
-    def __init__(self, stem: str, tokenizer: Tokenizer | None) -> None:
+    With a `tokenizer` the text comes with log-probabilities.
+    """
+
+    def __init__(self, stem: str, tools: Tools, tokenizer: Tokenizer | None) -> None:
         self.items: list[dict[str, Any]] = []
         self._stem = stem
+        self._tools = tools
         self._tokenizer = tokenizer
         self._open = ""
         """The kind of the last item while it grows, else ""."""
@@ -73,7 +78,8 @@ class Output:
                     self._begin_call(part)
                 case CallArguments(_, text):
                     self._texts.append(text)
-                    self._tell_item("response.function_call_arguments.delta", delta=text)
+                    if self._open == "function_call":
+                        self._tell_item("response.function_call_arguments.delta", delta=text)
                 case CallEnds():
                     self._close_item("completed" if part.complete else "incomplete")
 
@@ -113,8 +119,12 @@ class Output:
 
     def _begin_call(self, call: CallBegins) -> None:
         self._close_item("completed")
-        fields = {"call_id": call.call_id, "name": call.name, "arguments": ""}
-        self._add("fc", {"type": "function_call", "status": "in_progress", **fields})
+        tool = self._tools.get(call.name, Declared(name=call.name))
+        fields: dict[str, Any] = {"status": "in_progress", "call_id": call.call_id, **tool.origin}
+        if tool.custom:
+            self._add("ctc", {"type": "custom_tool_call", **fields, "input": ""})
+        else:
+            self._add("fc", {"type": "function_call", **fields, "arguments": ""})
 
     def _add(self, prefix: str, item: dict[str, Any]) -> None:
         """Open an item."""
@@ -137,6 +147,10 @@ class Output:
         if kind == "function_call":
             self._tell_item("response.function_call_arguments.done", arguments=text)
             item["arguments"] = text
+        elif kind == "custom_tool_call":
+            item["input"] = custom_input(text)
+            self._tell_item("response.custom_tool_call_input.delta", delta=item["input"])
+            self._tell_item("response.custom_tool_call_input.done", input=item["input"])
         else:
             _, part_type, stem = TEXT_KINDS[kind]
             more = {"logprobs": self._logprobs} if kind == "message" else {}

@@ -1,0 +1,131 @@
+"""The tools of a message: the client's own, and those of Anthropic that the client runs.
+
+`CLIENT_TOOLS` has the latter as Anthropic documents them: their names and inputs are fixed, and a
+body names nothing but the type. Tools that only Anthropic runs are refused by name.
+"""
+
+from typing import Any
+
+from headway.core.errors import RequestError
+from headway.server.anthropic.schema import CountBody, ToolChoice, one_of
+from headway.server.translate import Chat, missing, text_field, unsupported
+
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+TEXT: dict[str, Any] = {"type": "string"}
+LINE: dict[str, Any] = {"type": "integer", "minimum": 0}
+RANGE: dict[str, Any] = {
+    "type": "array",
+    "items": {"type": "integer"},
+    "minItems": 2,
+    "maxItems": 2,
+}
+
+
+def command(name: str, *, optional: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
+    """The input of one command: its name, the fields that it needs, and those that it may have."""
+    return {
+        "type": "object",
+        "properties": {"command": {"const": name}, **fields, **(optional or {})},
+        "required": ["command", *fields],
+        "additionalProperties": False,
+    }
+
+
+EDITS = [
+    command("view", path=TEXT, optional={"view_range": RANGE}),
+    command("create", path=TEXT, file_text=TEXT),
+    command("str_replace", path=TEXT, old_str=TEXT, new_str=TEXT),
+    command("insert", path=TEXT, insert_line=LINE, insert_text=TEXT),
+]
+MOVES = [command("delete", path=TEXT), command("rename", old_path=TEXT, new_path=TEXT)]
+RESTART = {
+    "type": "object",
+    "properties": {"restart": {"const": True}},
+    "required": ["restart"],
+    "additionalProperties": False,
+}
+RUN = {
+    "type": "object",
+    "properties": {"command": TEXT},
+    "required": ["command"],
+    "additionalProperties": False,
+}
+CLIENT_TOOLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
+    "bash_20250124": (
+        "bash",
+        "Run a command in a bash session that keeps its state, or restart the session.",
+        [RUN, RESTART],
+    ),
+    "text_editor_20250728": (
+        "str_replace_based_edit_tool",
+        "View, create and edit text files: view a file or a folder, create a file, replace a text "
+        "that occurs once, insert a text behind a line.",
+        EDITS,
+    ),
+    "memory_20250818": (
+        "memory",
+        "Keep notes from one conversation to the next as files below /memories: view, create, "
+        "edit, delete and rename them.",
+        [*EDITS, *MOVES],
+    ),
+}
+"""Type of a tool → its name, what the model is told of it, and the inputs that it may have."""
+
+
+def offer_tools(asked: Chat, body: CountBody) -> None:
+    """Set the chat's tools and the choice among them; RequestError by the client's field."""
+    functions: list[dict[str, Any]] = []
+    for i, tool in enumerate(body.tools or []):
+        origin = f"tools[{i}]"
+        asked.names[origin] = asked.names[f"{origin}.function"] = origin
+        asked.names[f"{origin}.function.parameters"] = f"{origin}.input_schema"
+        functions.append({"type": "function", "function": function_of(tool, origin)})
+    asked.set("tools", functions or None, "tools")
+    choice = body.tool_choice
+    if choice is not None and (functions or choice.type not in ("auto", "none")):
+        asked.set("tool_choice", chosen_tool(choice), "tool_choice")
+        parallel = False if choice.disable_parallel_tool_use else None
+        asked.set("parallel_tool_calls", parallel, "tool_choice.disable_parallel_tool_use")
+
+
+def function_of(tool: dict[str, Any], origin: str) -> dict[str, Any]:
+    """A tool as chat has it: `input_schema` is `parameters` there."""
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        return client_tool(tool, str(kind), origin)
+    if tool.get("input_schema") is None:
+        raise missing(f"{origin}.input_schema")
+    given: dict[str, Any] = {
+        name: tool[name] for name in ("name", "description", "strict") if name in tool
+    }
+    return {**given, "parameters": tool["input_schema"]}
+
+
+def client_tool(tool: dict[str, Any], kind: str, origin: str) -> dict[str, Any]:
+    """A tool that Anthropic defines and the client runs."""
+    if kind not in CLIENT_TOOLS:
+        raise unsupported(
+            f"{origin}.type",
+            f"{kind[:40]!r}, not served here",
+            f"tools of your own (custom) and {', '.join(CLIENT_TOOLS)} are, which the client runs",
+        )
+    name, description, inputs = CLIENT_TOOLS[kind]
+    if text_field(tool, "name", origin) != name:
+        raise RequestError(
+            f"{origin}.name is {tool['name'][:64]!r}; that of {kind} is {name!r}.",
+            param=f"{origin}.name",
+            code="invalid_value",
+        )
+    strict = {"strict": tool["strict"]} if "strict" in tool else {}
+    parameters = {"type": "object", "anyOf": inputs}
+    return {"name": name, "description": description, "parameters": parameters, **strict}
+
+
+def chosen_tool(choice: ToolChoice) -> Any:
+    """`tool_choice` as chat has it."""
+    one_of("tool_choice.type", choice.type, (*CHOICES, "tool"))
+    if choice.type != "tool":
+        return CHOICES[choice.type]
+    if choice.name is None:
+        raise missing("tool_choice.name")
+    return {"type": "function", "function": {"name": choice.name}}
