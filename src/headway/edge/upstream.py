@@ -21,12 +21,16 @@ from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, UsageError
 from headway.edge.errors import anthropic_body, error_event, speaks_anthropic
+from headway.edge.http_client import make_session, read_bounded
 
 log = logging.getLogger(__name__)
 
 OURS = ("slo", "service_class", "timings")
 """Fields that mean nothing elsewhere."""
 CONNECT_S, SILENCE_S = 3.0, 120.0
+TIMEOUT = aiohttp.ClientTimeout(
+    total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
+)
 BEGIN_S, WHOLE_S, STREAM_S = 60.0, 600.0, 3600.0
 """How long a stream may take to begin, a whole answer and a stream to end."""
 MAX_WHOLE_BYTES, MAX_STREAM_BYTES, MAX_MODELS_BYTES = 32 * 2**20, 256 * 2**20, 2**20
@@ -59,14 +63,7 @@ class Upstream:
     def _http(self) -> aiohttp.ClientSession:
         """The session, made in the server's loop; `connect` bounds the wait for a connection."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers(),
-                timeout=aiohttp.ClientTimeout(
-                    total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
-                ),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+            self._session = make_session(self._headers(), TIMEOUT)
         return self._session
 
     def _headers(self) -> dict[str, str]:
@@ -94,7 +91,7 @@ class Upstream:
             self._http().get(f"{self.url}/models", allow_redirects=False) as answer,
         ):
             check_answer(answer, WHOLE)
-            data = await read_whole(answer, MAX_MODELS_BYTES)
+            data = await read_bounded(answer, MAX_MODELS_BYTES)
         served = [card.id for card in msgspec.json.decode(data, type=Models).data]
         if not served:
             raise ValueError("it serves no model")
@@ -127,7 +124,7 @@ class Upstream:
                         )
                     )
                     check_answer(answer, STREAM if streams else WHOLE)
-                    whole = b"" if streams else await read_whole(answer, MAX_WHOLE_BYTES)
+                    whole = b"" if streams else await read_bounded(answer, MAX_WHOLE_BYTES)
                 if not streams:
                     msgspec.json.decode(whole, type=dict[str, msgspec.Raw])
                 on_start()
@@ -156,16 +153,6 @@ def check_answer(answer: aiohttp.ClientResponse, content_type: str) -> None:
     encoding = answer.headers.get("content-encoding", "identity")
     if encoding != "identity":
         raise ValueError(f"encoded as {encoding[:80]!r}, which was not asked for")
-
-
-async def read_whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body; ValueError beyond `most` bytes."""
-    data = bytearray()
-    async for chunk in answer.content.iter_any():
-        data += chunk
-        if len(data) > most:
-            raise ValueError(f"more than {most} bytes")
-    return bytes(data)
 
 
 async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, send: Send) -> None:

@@ -16,12 +16,13 @@ import aiohttp
 import msgspec
 
 from headway.core.errors import EngineDownError, OverloadedError, RequestError
+from headway.edge.http_client import read_bounded
 from headway.gateway.arm import barred
 from headway.gateway.breaker import WINDOW_S
 from headway.gateway.config import ModelRow
 from headway.gateway.incoming import Incoming
 from headway.gateway.state import State
-from headway.gateway.upstream import Upstream, read_bounded
+from headway.gateway.upstream import Upstream
 
 MAX_ERROR_BYTES, MAX_MESSAGE = 64 * 1024, 500
 AGAIN = {429, 502, 503, 504}

@@ -3,13 +3,24 @@ r"""An upstream's event stream, cut into events that are ours: `data:` and `even
     id: 7\r\nevent: x\r\ndata: {…}\r\n\r\n    →  Event("x", b"{…}")
     : headway 40 0 311\n\n                    →  Event(comment=b": headway 40 0 311")
 
-Whatever an upstream sends, its own stream alone is broken by it: an event has at most 8 MiB.
+Whatever an upstream sends, its own stream alone is broken by it: an event has at most 8 MiB,
+and what shows nothing, such as comments, may not follow without end.
 """
 
+import asyncio
 import re
+from math import inf
 from typing import NamedTuple
 
+import aiohttp
+
+from headway.gateway.patience import Silence
+
+SLICE_BYTES = 8192
+"""Between two turns of the event loop: thousands of comments fit, some milliseconds of work."""
 MAX_EVENT_BYTES = 8 * 2**20
+MAX_IDLE_PARTS, MAX_IDLE_S = 1000, 300.0
+"""Events and comments in a row that show nothing, and for how long behind the first that does."""
 NAME = re.compile(rb"[a-z][a-z0-9_.]{0,63}")
 
 
@@ -28,25 +39,35 @@ class Event(NamedTuple):
 
 
 class EventCutter:
-    """Bytes in, events out; what is left waits for the next bytes."""
+    """Bytes in, events out; what is left waits for the next bytes, each of which is looked at once.
 
-    __slots__ = ("_rest",)
+    `num_parts` counts what stood between two blank lines so far.
+    """
+
+    __slots__ = ("_held", "_rest", "num_parts")
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
+        self._held = b""
+        self.num_parts = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that are complete now; ValueError beyond `MAX_EVENT_BYTES`."""
+        if self._held or b"\r" in data:
+            data = self._held + data
+            self._held = b"\r" if data.endswith(b"\r") else b""  # its \n may be on its way
+            data = data[: len(data) - len(self._held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._rest:
-            data = self._rest + data
-        if b"\r" in data:
-            held = data.endswith(b"\r")  # its \n may be on its way
-            data = data.replace(b"\r\n", b"\n")
-            data = data[:-1].replace(b"\r", b"\n") + b"\r" if held else data.replace(b"\r", b"\n")
-        parts = data.split(b"\n\n")
-        self._rest = parts.pop()
-        if len(self._rest) > MAX_EVENT_BYTES:
-            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+            since = len(self._rest) - 1
+            self._rest += data
+            if self._rest.find(b"\n\n", since) < 0:
+                self._check_rest()
+                return []
+            data = bytes(self._rest)
+        *parts, rest = data.split(b"\n\n")
+        self._rest = bytearray(rest)
+        self._check_rest()
+        self.num_parts += len(parts)
         events: list[Event] = []
         for part in parts:
             if b"\n" in part:
@@ -58,6 +79,54 @@ class EventCutter:
             else:
                 events += events_of(part)
         return events
+
+    def _check_rest(self) -> None:
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+
+
+class EventReader:
+    """The events of one answer, a slice of it at a time, so that others have their turn."""
+
+    def __init__(
+        self,
+        content: aiohttp.StreamReader,
+        max_bytes: int,
+        silence: Silence | None = None,
+    ) -> None:
+        """`silence` is told when the upstream is listened to."""
+        self._content = content
+        self._max_bytes = max_bytes
+        self._silence = silence
+        self._cutter = EventCutter()
+        self._now_s = asyncio.get_running_loop().time
+        self._num_bytes = 0
+        self._content_s = inf
+        self._content_parts = 0
+
+    async def read(self) -> list[Event] | None:
+        """The next events, perhaps none; None at the end. ValueError of what has no end."""
+        silence, now_s = self._silence, self._now_s()
+        idle_parts = self._cutter.num_parts - self._content_parts
+        if idle_parts > MAX_IDLE_PARTS or now_s - self._content_s > MAX_IDLE_S:
+            raise ValueError("a stream that shows nothing")
+        if silence is not None:
+            silence.since_s = now_s
+        data = await self._content.read(SLICE_BYTES)
+        if silence is not None:
+            silence.since_s = inf
+        if not data:
+            return None
+        self._num_bytes += len(data)
+        if self._num_bytes > self._max_bytes:
+            raise ValueError("a stream that is too long")
+        if len(data) == SLICE_BYTES:
+            await asyncio.sleep(0)  # there may be more: without this nobody else has a turn
+        return self._cutter.feed(data)
+
+    def note_content(self) -> None:
+        """The last events have shown something of the answer."""
+        self._content_s, self._content_parts = self._now_s(), self._cutter.num_parts
 
 
 def events_of(part: bytes) -> list[Event]:

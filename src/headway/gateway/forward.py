@@ -7,13 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
+from headway.edge.http_client import read_bounded
 from headway.edge.principal import owner_of
 from headway.gateway.ask import WHOLE, passed_headers
 from headway.gateway.attempts import AttemptError, refused, unanswered
 from headway.gateway.choose import Asked
 from headway.gateway.incoming import read_object
 from headway.gateway.state import State
-from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+from headway.gateway.upstream import FAILURES, Upstream
 
 FORWARD_S = 60.0
 MAX_BYTES = 64 * 2**20

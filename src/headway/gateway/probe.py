@@ -8,9 +8,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from headway.edge.http_client import make_session, read_bounded
 from headway.gateway.answers import Seen, seen_whole
 from headway.gateway.dialects import DIALECTS, Usage
-from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_BYTES = 2**24
 CHAT = "/v1/chat/completions"
@@ -61,7 +62,7 @@ class ScorerClient:
     async def score(self, url: str, body: dict[str, Any], limit_s: float) -> float:
         """The score; raises one of FAILED."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+            self._session = make_session({}, aiohttp.ClientTimeout())
         data = msgspec.json.encode(body)
         headers = {"content-type": "application/json"}
         async with (

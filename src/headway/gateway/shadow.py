@@ -7,6 +7,7 @@ once, and what finds no room is left out. What it cost is in the ledger as attem
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from headway.edge.http_client import read_bounded
 from headway.gateway import ledger
 from headway.gateway.arm import Arm, is_invalid, whole_text
 from headway.gateway.ask import WHOLE, Attempt
@@ -15,7 +16,7 @@ from headway.gateway.dialects import Usage
 from headway.gateway.incoming import Incoming
 from headway.gateway.money import dollars_of
 from headway.gateway.rollout import Sample
-from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+from headway.gateway.upstream import FAILURES, Upstream
 
 if TYPE_CHECKING:
     from headway.gateway.state import State

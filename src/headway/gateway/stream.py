@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from math import inf
 from typing import Any
 
 import aiohttp
@@ -26,7 +25,7 @@ from headway.gateway.ask import STREAM, Attempt, passed_back, relayed_field, ren
 from headway.gateway.attempts import AttemptError, Way, in_its_own_task, too_late, unanswered
 from headway.gateway.dialects import MALFORMED, Chunks, Shown, Usage
 from headway.gateway.endings import Ending, continued, identity_of
-from headway.gateway.events import Event, EventCutter
+from headway.gateway.events import Event, EventReader
 from headway.gateway.incoming import Incoming, hold_of
 from headway.gateway.marks import Marks
 from headway.gateway.patience import Patience, Silence
@@ -215,7 +214,8 @@ class _Attempted:
         self._usage: Usage | None = None
         self._marks = Marks()
         self._held, self._is_known = b"", False
-        self._num_bytes = self._size = 0
+        self._size = 0
+        self._reader: EventReader | None = None
         self._patience: Patience | None = None
 
     async def run(self) -> None:
@@ -268,21 +268,16 @@ class _Attempted:
 
     async def _relay(self, answer: aiohttp.ClientResponse, silence: Silence) -> None:
         """Read events and hand them on, those of one read in one write."""
-        stream, cutter, readany = self._stream, EventCutter(), answer.content.readany
-        now_s = asyncio.get_running_loop().time
+        stream = self._stream
+        reader = self._reader = EventReader(answer.content, MAX_STREAM_BYTES, silence)
         while not stream._over:
-            silence.since_s = now_s()
-            data = await readany()
-            silence.since_s = inf
-            if not data:
+            events = await reader.read()
+            if events is None:
                 self._end_of_bytes()
                 return
-            self._num_bytes += len(data)
-            if self._num_bytes > MAX_STREAM_BYTES:
-                raise ValueError("a stream that is too long")
             ready: list[bytes] = []
             try:
-                for event in cutter.feed(data):
+                for event in events:
                     ready.append(self._take(event))
             finally:  # what came before an error is shown all the same
                 if stream._over and stream._account.ttft_s is None and any(ready[:-1]):
@@ -344,6 +339,8 @@ class _Attempted:
     def _note(self, shown: Shown) -> None:
         """What an event adds, which is shown now or with its mark."""
         stream = self._stream
+        if self._reader is not None:
+            self._reader.note_content()
         stream._finished = stream._finished or shown.finished
         self._size += shown.size
         if shown.text and stream._account.text is not None:

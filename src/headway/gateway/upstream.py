@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from headway.core.clock import Clock
+from headway.edge.http_client import make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import Price, UpstreamRow, key_of
@@ -131,14 +132,7 @@ class Upstream:
     def http(self) -> aiohttp.ClientSession:
         """The session, made in the gateway's loop."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                headers=self._headers(),
-                timeout=TIMEOUT,
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30.0),
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=2**18,
-            )
+            self._session = make_session(self._headers(), TIMEOUT)
         return self._session
 
     def _headers(self) -> dict[str, str]:
@@ -303,13 +297,3 @@ class Upstream:
 def is_name(text: str) -> bool:
     """Whether this can be a model's name."""
     return text.isascii() and text.isprintable() and 0 < len(text) <= 200
-
-
-async def read_bounded(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """The body; ValueError beyond `most` bytes."""
-    data = bytearray()
-    async for chunk in answer.content.iter_any():
-        data += chunk
-        if len(data) > most:
-            raise ValueError(f"more than {most} bytes")
-    return bytes(data)

@@ -6,6 +6,7 @@ import aiohttp
 from starlette.responses import Response
 
 from headway.edge.event_stream import send_response
+from headway.edge.http_client import read_bounded
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
 from headway.gateway.answers import seen_whole
@@ -15,7 +16,7 @@ from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
 from headway.gateway.dialects import Responses, Usage
 from headway.gateway.incoming import Incoming, hold_of
 from headway.gateway.state import State
-from headway.gateway.upstream import FAILURES, Upstream, read_bounded
+from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_WHOLE_BYTES = 64 * 2**20
 

@@ -15,6 +15,7 @@ import aiohttp
 from starlette.responses import Response
 
 from headway.edge.event_stream import EventStream, send_response
+from headway.edge.http_client import read_bounded
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
 from headway.gateway.answers import Seen, seen_stream, seen_whole, without_logprobs
@@ -25,11 +26,11 @@ from headway.gateway.cascade.checks import fits
 from headway.gateway.cascade.evidence import PLAIN, TaskEvidence
 from headway.gateway.cascade.scoring import Scoring
 from headway.gateway.dialects import Chunks, Responses, Usage
-from headway.gateway.events import Event, EventCutter
+from headway.gateway.events import Event, EventReader
 from headway.gateway.incoming import Incoming, hold_of
 from headway.gateway.probe import FAILED
 from headway.gateway.state import State
-from headway.gateway.upstream import Upstream, read_bounded
+from headway.gateway.upstream import Upstream
 
 MAX_BYTES = 2**24
 
@@ -154,7 +155,8 @@ class CheapAnswer:
                 (b"x-headway-upstream", self._upstream.name.encode("ascii", "replace")),
             ]
             if incoming.stream:
-                return self._take_stream(await all_events(answer))
+                events = await all_events(answer)
+                return await asyncio.to_thread(self._take_stream, events)
             data = await read_bounded(answer, MAX_BYTES)
         self._usage = incoming.dialect.read_whole(data)
         seen = seen_whole(incoming.dialect, data)
@@ -169,8 +171,6 @@ class CheapAnswer:
         dialect, kept, ended = self._incoming.dialect, [], False
         hides_usage = not dialect.asks_for_usage(self._incoming.raw)
         for event in events:
-            if event.comment:
-                continue
             shown = dialect.read(event, self._usage)
             if shown.error:
                 raise ValueError("an error in the stream")
@@ -238,11 +238,11 @@ class CheapAnswer:
 
 
 async def all_events(answer: aiohttp.ClientResponse) -> list[Event]:
-    """The events of a stream to its end; ValueError beyond MAX_BYTES."""
-    cutter, found, size = EventCutter(), list[Event](), 0
-    async for data in answer.content.iter_any():
-        size += len(data)
-        if size > MAX_BYTES:
-            raise ValueError("a stream that is too long")
-        found += cutter.feed(data)
+    """The events of a stream to its end, comments left out; ValueError beyond MAX_BYTES."""
+    reader, found = EventReader(answer.content, MAX_BYTES), list[Event]()
+    while (events := await reader.read()) is not None:
+        content = [event for event in events if not event.comment]
+        if content:
+            found += content
+            reader.note_content()
     return found

@@ -1,0 +1,103 @@
+"""Upstreams that send without end: they are cut off, another answers, the loop goes on turning."""
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from gateway_world import Stub, config_of, gateway, text_of
+from headway.gateway import events
+from headway.gateway.events import SLICE_BYTES, EventCutter, EventReader
+from raw_upstream import raw_upstream
+
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+TOKEN = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+LIMIT = 2**26 - 2**20
+"""Below what a whole stream may have."""
+MODELS = ({"name": "tiny", "policy": "round_robin", "upstreams": ["bad", "good"]},)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 4000),
+        (SSE, b":\n\n" * 20_000),
+        (SSE, b"\n\n" * 20_000),
+        (SSE, b'data: {"id":"x","choices":[]}\n\n' * 2000),
+    ],
+    ids=["informational", "comments", "blank lines", "empty events"],
+)
+async def test_another_upstream_answers_where_one_shows_nothing_without_end(
+    first: bytes, again: bytes
+) -> None:
+    good = Stub("good")
+    with raw_upstream(first, again, LIMIT) as upstream:
+        bad = Stub("bad")
+        bad.url = upstream.url
+        await good.start()
+        async with gateway(config_of([bad, good], *MODELS)) as live:
+            answers = [await live.chat() for _ in range(2)]
+        await good.stop()
+    assert [answer.text for answer in answers] == [text_of(8)] * 2
+    assert upstream.num_asked == 1 and upstream.num_sent < LIMIT
+
+
+async def test_a_stream_that_stops_showing_anything_ends_with_an_error() -> None:
+    with raw_upstream(SSE + TOKEN, b": still here\n\n" * 4000, LIMIT) as upstream:
+        bad = Stub("bad")
+        bad.url = upstream.url
+        async with gateway(config_of([bad], {"name": "tiny"})) as live:
+            answer = await live.chat()
+    assert answer.data.count(b'data: {"error"') == 1 and upstream.num_sent < LIMIT
+
+
+def content(data: bytes) -> aiohttp.StreamReader:
+    """A body of which all bytes have come."""
+
+    class Protocol:
+        _reading_paused = False
+
+        def resume_reading(self, resume_parser: bool = True) -> None: ...
+        def pause_reading(self) -> None: ...
+
+    reader = aiohttp.StreamReader(Protocol(), 2**26, loop=asyncio.get_running_loop())  # type: ignore[arg-type]
+    reader.feed_data(data)
+    reader.feed_eof()
+    return reader
+
+
+async def test_others_have_a_turn_between_slices_of_events() -> None:
+    data = TOKEN * 5000
+    reader, turns, count = EventReader(content(data), 2**26), 0, 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(others())
+    while (found := await reader.read()) is not None:
+        count += len(found)
+        reader.note_content()
+    counting.cancel()
+    assert count == 5000 and turns >= len(data) // SLICE_BYTES
+
+
+async def test_pings_without_content_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MAX_IDLE_S", 0.0)
+    reader = EventReader(content(TOKEN + b": ping\n\n" * 3000), 2**26)
+    assert await reader.read()
+    reader.note_content()
+    with pytest.raises(ValueError, match="shows nothing"):
+        await reader.read()
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+def test_events_are_the_same_however_they_are_cut(size: int) -> None:
+    text = b"event: a\r\ndata: 1\r\n\r\n: c\r\n\r\ndata: 2\n\ndata: 3\rdata: 4\r\rdata: 5\n\n" * 3
+    cutter, found = EventCutter(), []
+    for at in range(0, len(text), size):
+        found += cutter.feed(text[at : at + size])
+    assert [each.data or each.comment for each in found] == [b"1", b": c", b"2", b"3 4", b"5"] * 3
+    assert cutter.num_parts == 15
