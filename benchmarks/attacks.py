@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import struct
@@ -101,6 +102,9 @@ async def storm(port: int, rate: float, data: bytes) -> None:
     """Connections at `rate`: whole requests that are reset, and some that never say anything."""
     sockets: list[socket.socket] = []
     until_s, number = time.monotonic(), 0
+    asyncio.get_running_loop().add_signal_handler(
+        signal.SIGTERM, lambda: (print(f"{number} connections", file=sys.stderr), os._exit(0))
+    )
     while True:
         number, until_s = number + 1, until_s + 1 / rate
         one = socket.socket()
@@ -145,7 +149,7 @@ def aside(function: str, *given: Any) -> Iterator["subprocess.Popen[bytes]"]:
     try:
         yield process
     finally:
-        process.kill()
+        process.terminate()
         process.wait()
 
 
@@ -234,8 +238,8 @@ def server(*flags: str) -> Iterator[str]:
             yield url
 
 
-def chat(model: str, **fields: Any) -> dict[str, Any]:
-    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+def chat(model: str, num_words: int = 0, **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "word " * num_words + "What is 2 + 3?"}]
     return {"model": model, "messages": messages, "max_tokens": 4, **fields}
 
 
@@ -305,12 +309,12 @@ def attacked(given: argparse.Namespace, name: str, *attack: Any) -> Iterator[lis
 
 
 def storms(given: argparse.Namespace) -> Iterator[list[str]]:
-    data = raw_request(chat("headway-tiny", stream=True, max_tokens=200)).decode()
+    data = raw_request(chat("headway-tiny", given.words, stream=True, max_tokens=200)).decode()
     yield from attacked(given, f"{given.rate:g} connections/s", "storm", given.rate, data)
 
 
 def slow(given: argparse.Namespace) -> Iterator[list[str]]:
-    data = raw_request(chat("headway-tiny", stream=True, max_tokens=1000)).decode()
+    data = raw_request(chat("headway-tiny", given.words, stream=True, max_tokens=1000)).decode()
     yield from attacked(given, f"{given.streams} streams", "slow_streams", given.streams, data)
 
 
@@ -333,6 +337,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--rate", type=float, default=580.0)
     parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--words", type=int, default=0, help="of the attacker's prompts")
     parser.add_argument("--gateway", action="store_true")
     given = parser.parse_args()
     columns = ["health p50", "p99", "worst", "request p50", "p99", "worst (ms)", "failed"]

@@ -25,6 +25,7 @@ from headway.batches.lines import Checked, Line, check_file, read_body
 from headway.batches.results import answered
 from headway.batches.store import Batch, Batches
 from headway.core.errors import RequestError, ServerFaultError, StorageError
+from headway.core.supervision import supervise
 from headway.edge.database import told
 from headway.edge.errors import error_body
 from headway.edge.keys import Caller
@@ -105,7 +106,10 @@ class Runner:
 
     async def start(self) -> None:
         """Go on with what an earlier server left; called once, before the first request."""
-        self._tasks = [asyncio.create_task(self._dispatch()), asyncio.create_task(self._sweep())]
+        self._tasks = [
+            supervise("batch dispatch", self._dispatch),
+            supervise("file expiry", self._sweep),
+        ]
         if not self.batches.database.exists:
             return
         try:
@@ -130,7 +134,7 @@ class Runner:
 
     def take(self, batch_id: str) -> None:
         """Live the life of an unfinished batch."""
-        task = asyncio.create_task(self._live(batch_id))
+        task = supervise("batch", lambda: self._live(batch_id))
         self._lives[batch_id] = task
         task.add_done_callback(lambda _: self._lives.pop(batch_id, None))
 
@@ -154,17 +158,14 @@ class Runner:
 
     async def _live(self, batch_id: str) -> None:
         """The life of a batch: validate, run the lines, write the files."""
-        try:
-            batch = await self._patiently(lambda: self.batches.get(batch_id))
-            if batch.status == "validating":
-                batch = await self._validate(batch)
-            if batch.status == "in_progress":
-                batch = await self._run_lines(batch)
-            if batch.status in ("finalizing", "cancelling"):
-                batch = await self._patiently(lambda: self.batches.finalize(batch_id))
-            log.debug("batch %s is %s", batch_id, batch.status)
-        except Exception:
-            log.exception("batch %s stopped; the next start goes on with it", batch_id)
+        batch = await self._patiently(lambda: self.batches.get(batch_id))
+        if batch.status == "validating":
+            batch = await self._validate(batch)
+        if batch.status == "in_progress":
+            batch = await self._run_lines(batch)
+        if batch.status in ("finalizing", "cancelling"):
+            batch = await self._patiently(lambda: self.batches.finalize(batch_id))
+        log.debug("batch %s is %s", batch_id, batch.status)
 
     async def _validate(self, batch: Batch) -> Batch:
         path = self.files.path(batch.input_file_id)

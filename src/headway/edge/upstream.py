@@ -35,7 +35,10 @@ BEGIN_S, WHOLE_S, STREAM_S = 60.0, 600.0, 3600.0
 """How long a stream may take to begin, a whole answer and a stream to end."""
 MAX_WHOLE_BYTES, MAX_STREAM_BYTES, MAX_MODELS_BYTES = 32 * 2**20, 256 * 2**20, 2**20
 MAX_NAME = 200
-FAILURES = (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError)
+FAILURES = (
+    *(aiohttp.ClientError, TimeoutError, OSError),
+    *(msgspec.MsgspecError, ValueError, RecursionError),
+)
 STREAM, WHOLE = "text/event-stream", "application/json"
 
 

@@ -21,6 +21,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.live_settings import Changes
 from headway.core.request import Request
+from headway.core.supervision import supervise
 from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
@@ -133,7 +134,7 @@ class ProcessClient:
     async def start(self) -> None:
         """Start the engine and its watcher; returns at once, `settled` waits."""
         await self._spawn()
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = supervise("engine watch", self._watch)
 
     async def settled(self) -> None:
         """Wait until the engine is ready; raises the HeadwayError that keeps it from starting."""
@@ -165,14 +166,6 @@ class ProcessClient:
         shutil.rmtree(self._folder / str(self._generation), ignore_errors=True)
 
     async def _watch(self) -> None:
-        """Keep an engine alive; when that itself fails, say so instead of waiting for ever."""
-        try:
-            await self._keep_alive()
-        except Exception as error:
-            log.exception("watching the engine failed")
-            self._give_up(HeadwayError(f"The engine cannot be watched: {error}."))
-
-    async def _keep_alive(self) -> None:
         """Notice an engine that is dead, silent or stuck, and start another."""
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)

@@ -22,7 +22,7 @@ from headway.gateway.breaker import WINDOW_S
 from headway.gateway.config import ModelRow
 from headway.gateway.incoming import Incoming
 from headway.gateway.state import State
-from headway.gateway.upstream import Upstream
+from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_ERROR_BYTES, MAX_MESSAGE = 64 * 1024, 500
 AGAIN = {429, 502, 503, 504}
@@ -200,7 +200,7 @@ def unanswered(error: BaseException) -> AttemptError:
         status = 504
     elif isinstance(error, aiohttp.ClientConnectorError):
         message, code, outcome, status = "cannot be reached", "upstream_unreachable", "connect", 502
-    elif isinstance(error, msgspec.MsgspecError | ValueError):
+    elif isinstance(error, msgspec.MsgspecError | ValueError | RecursionError):
         message, code, outcome, status = "gave no answer that can be read", "lied", "lied", 502
     else:
         message, code, outcome, status = "broke off", "upstream_failed", "reset", 502
@@ -278,7 +278,7 @@ async def read_told(answer: aiohttp.ClientResponse) -> Told:
         async with asyncio.timeout(5.0):
             data = await read_bounded(answer, MAX_ERROR_BYTES)
         body = msgspec.json.decode(data, type=ToldBody)
-    except (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError):
+    except FAILURES:
         return Told()
     if isinstance(body.error, str):
         return Told(message=body.error)

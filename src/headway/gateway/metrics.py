@@ -32,6 +32,10 @@ HELP = {
     "time_to_publish_seconds": ("counter", "Seconds that published pieces waited, by route."),
     "rollout_share": ("gauge", "The canary's share of its model's requests, by rollout."),
     "rollout_evidence": ("gauge", "Evidence that the canary is worse, by rollout and guard."),
+    "task_failures": (
+        "counter",
+        "Times a long-lived task of the process failed and was started again, by task.",
+    ),
     "ledger_lost_rows": ("counter", "Rows that the disk did not take."),
 }
 Labels = tuple[tuple[str, str], ...]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from headway.batches import open_runner
 from headway.core.errors import HeadwayError
+from headway.core.supervision import supervise
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
@@ -46,8 +47,8 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, reload)
     deadline.watch()
     watchers = [
-        asyncio.create_task(limiter.watch()),
-        asyncio.create_task(notifier.watch(lambda: True)),
+        supervise("connection sweep", limiter.watch),
+        supervise("systemd watchdog", lambda: notifier.watch(lambda: True)),
     ]
     try:
         await state.start()

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.core import supervision
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.options import GatewayOptions
@@ -291,6 +292,8 @@ class State:
             for (task, outcome), number in cascade.counts.items():
                 labels = (("route", route), ("task", task), ("outcome", outcome))
                 yield "cascade", labels, number
+        for task, count in supervision.failures.items():
+            yield "task_failures", (("task", task),), count
         yield "ledger_lost_rows", (), self.ledger.num_lost
 
 

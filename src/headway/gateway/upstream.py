@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 
 from headway.core.clock import Clock
+from headway.core.supervision import supervise
 from headway.edge.http_client import make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
 from headway.gateway.breaker import Breaker
@@ -42,7 +43,11 @@ CAN: dict[str, frozenset[str]] = {
 """What a kind is taken to understand, unless its row says it."""
 OWNERS = {"headway": "headway", "vllm": "vllm", "llamacpp": "llama"}
 """`owned_by` of a model card → the kind of server."""
-FAILURES = (aiohttp.ClientError, TimeoutError, OSError, msgspec.MsgspecError, ValueError)
+FAILURES = (
+    *(aiohttp.ClientError, TimeoutError, OSError),
+    *(msgspec.MsgspecError, ValueError, RecursionError),
+)
+"""What asking an upstream raises, and reading what it answers, such as JSON of a great depth."""
 
 
 class Card(msgspec.Struct):
@@ -206,7 +211,7 @@ class Upstream:
 
     def start(self) -> None:
         """Look at it once a second from now on."""
-        self._watcher = asyncio.create_task(self._watch())
+        self._watcher = supervise("upstream watch", self._watch)
 
     async def close(self) -> None:
         """Look no more and close its connections; safe to call twice."""

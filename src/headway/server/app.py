@@ -21,6 +21,7 @@ import headway
 from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
+from headway.core import supervision
 from headway.core.errors import RequestError
 from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
@@ -161,6 +162,8 @@ async def openapi(state: State, _: Request) -> Response:
 async def metrics(state: State, _: Request) -> Response:
     texts = []
     outcomes.show(state)
+    for name, count in supervision.failures.items():
+        state.rows[0].telemetry.registry.set("task_failures", count, name)
     for model in state.rows:
         registry = model.telemetry.registry
         registry.set("engine_restarts", model.client.num_restarts)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from headway.batches import open_runner
 from headway.core.errors import UsageError
+from headway.core.supervision import supervise
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
 from headway.edge.notify import Notifier
@@ -43,9 +44,9 @@ async def serve(
     loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
     deadline.watch()
     watchers = [
-        asyncio.create_task(limiter.watch()),
-        asyncio.create_task(notifier.watch(lambda: not any_failed(state))),
-        asyncio.create_task(log_minutes(state)),
+        supervise("connection sweep", limiter.watch),
+        supervise("systemd watchdog", lambda: notifier.watch(lambda: not any_failed(state))),
+        supervise("log of totals", lambda: log_minutes(state)),
     ]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -61,7 +62,7 @@ async def serve(
             gc.freeze()  # what serves lives as long as the server
             on_ready()
             notifier.ready()
-            watchers += [asyncio.create_task(companion()) for companion in state.companions]
+            watchers += [supervise("companion", companion) for companion in state.companions]
         else:
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)

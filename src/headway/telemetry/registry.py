@@ -305,6 +305,12 @@ ROWS = (
     ),
     Row("engine_restarts", C, "Times the engine was started again."),
     Row(
+        "task_failures",
+        C,
+        "Times a long-lived task of the server failed and was started again.",
+        ("task",),
+    ),
+    Row(
         "engines",
         G,
         "Engines that are ready, by what the server sends there: prompts, answers, or both.",

@@ -5,9 +5,10 @@ import asyncio
 import aiohttp
 import pytest
 
-from gateway_world import Stub, config_of, gateway, text_of
+from gateway_world import Stub, config_of, gateway, text_of, world
 from headway.gateway import events
 from headway.gateway.events import SLICE_BYTES, EventCutter, EventReader
+from headway.gateway.upstream import Upstream
 from raw_upstream import raw_upstream
 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -101,3 +102,68 @@ def test_events_are_the_same_however_they_are_cut(size: int) -> None:
         found += cutter.feed(text[at : at + size])
     assert [each.data or each.comment for each in found] == [b"1", b": c", b"2", b"3 4", b"5"] * 3
     assert cutter.num_parts == 15
+
+
+DEEP = b'{"x":' + b"[" * 300_000 + b"]" * 300_000 + b"}"
+JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+
+
+async def test_an_upstream_whose_models_are_too_deep_is_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 0.01)
+    with raw_upstream(b"") as upstream:
+        upstream.models = DEEP
+        row = Stub("bad")
+        row.url = upstream.url
+        async with gateway(config_of([row], {"name": "tiny"})) as live:
+            found = live.state.upstreams["bad"]
+            async with asyncio.timeout(30):
+                while not found.is_down:
+                    await asyncio.sleep(0.01)
+                upstream.models = b'{"data": [{"id": "tiny"}]}'
+                while found.is_down:
+                    await asyncio.sleep(0.01)
+            assert found.served == ("tiny",)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_answer_that_is_too_deep_is_asked_elsewhere(stream: bool) -> None:
+    good = Stub("good")
+    deep = SSE + b"data: " + DEEP + b"\n\n" if stream else JSON % (len(DEEP), DEEP)
+    with raw_upstream(deep) as upstream:
+        bad = Stub("bad")
+        bad.url = upstream.url
+        await good.start()
+        async with gateway(config_of([bad, good], *MODELS)) as live:
+            answers = [await live.chat(stream) for _ in range(2)]
+            failed = live.state.metrics.of("attempts", upstream="bad", outcome="lied")
+        await good.stop()
+    assert [answer.text for answer in answers] == [text_of(8)] * 2 and failed == 1
+
+
+async def test_a_watcher_that_fails_is_counted_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever a look raises: the metric names the task, and the next look comes."""
+    monkeypatch.setattr("headway.core.supervision.FIRST_PAUSE_S", 0.01)
+    stub = Stub("a")
+    async with world(stub) as live:
+        upstream, num_looks, look = live.state.upstreams["a"], 0, Upstream.look
+
+        async def failing(self: Upstream) -> None:
+            nonlocal num_looks
+            num_looks += 1
+            if num_looks == 1:
+                raise KeyError("a fault of ours")
+            await look(self)
+
+        monkeypatch.setattr(Upstream, "look", failing)
+        monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 0.01)
+        await upstream.close()
+        upstream.start()
+        async with asyncio.timeout(30):
+            while num_looks < 3:
+                await asyncio.sleep(0.01)
+        text = live.state.metrics.render(live.state.gauges()).decode()
+    assert 'headway_gateway:task_failures_total{task="upstream watch"}' in text

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.core.clock import Clock
+from headway.core.supervision import supervise
 from headway.gateway import probe
 from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.config import Config, ModelRow
@@ -55,7 +56,7 @@ class DriftWatch:
 
     def start(self) -> None:
         """Begin with the rounds, the first one at once."""
-        self._task = asyncio.create_task(self._run())
+        self._task = supervise("drift watch", self._run)
 
     async def stop(self) -> None:
         """End them; safe to call twice."""

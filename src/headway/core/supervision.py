@@ -1,0 +1,35 @@
+"""Long-lived tasks: one that raises is logged, counted and started again."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
+failures: Counter[str] = Counter()
+"""How often the long-lived tasks of this process raised, by name; `/metrics` shows it."""
+
+
+async def supervised(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` until it returns; after an exception again, each time after a longer pause."""
+    loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
+    while True:
+        began_s = loop.time()
+        try:
+            await work()
+            return
+        except Exception:
+            log.exception("the task %r failed and is started again", name)
+            failures[name] += 1
+        if loop.time() - began_s > LONGEST_PAUSE_S:
+            pause_s = FIRST_PAUSE_S
+        await asyncio.sleep(pause_s)
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
+    """The task that runs `work` for as long as the process lives."""
+    return asyncio.create_task(supervised(name, work), name=name)
