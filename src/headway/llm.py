@@ -19,7 +19,7 @@ from typing import Any
 from headway.assemble import assemble
 from headway.core.embedded import model_folder
 from headway.core.errors import RequestError, ServerFaultError, UsageError
-from headway.core.model_files import read_document
+from headway.core.model_files import sampling_defaults
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
@@ -89,14 +89,12 @@ class LLM:
             assembled = assemble(folder, self.options, progress=progress)
         self.engine, self.spec = assembled.engine, assembled.spec
         self.settings, self.reasons = assembled.settings, assembled.reasons
-        self._generation = read_document(folder, "generation_config.json") or {}
+        self._sampling = sampling_defaults(folder)
         self._request_ids = itertools.count(1)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's generation_config.json says, else the defaults."""
-        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        given = {n: self._generation[n] for n in names if self._generation.get(n) is not None}
-        return SamplingParams(**given)
+        return SamplingParams(**self._sampling)
 
     def generate(
         self,

@@ -431,3 +431,25 @@ def test_a_segment_header_says_what_it_is():
     record = segments.Record((1, key(3)), OWNER, 7, 10, 0, bytes(32))
     header = segments.header_of(record)
     assert len(header) == HEADER_BYTES and segments.parse_header(header, 7) == record
+
+
+def test_what_is_named_like_a_segment_is_left_as_it_is(tmp_path, caplog):
+    """A FIFO would keep the start for ever; none of them takes the tier away."""
+    store = open_store(tmp_path)
+    put(store, range(3))
+    store.close()
+    folder = store.folder
+    os.mkfifo(folder / "00000007.kv")
+    (folder / "00000008.kv").mkdir()
+    (folder / "00000009.kv").symlink_to("/dev/zero")
+    (folder / "x.kv").mkdir()
+    os.mkfifo(tmp_path / ("a" * 32))
+    again = open_store(tmp_path)
+    assert read(again, range(3)) == [content(number) for number in range(3)]
+    put(again, range(3, 6))
+    assert read(again, range(6)) == [content(number) for number in range(6)]
+    assert again._next_number > 9
+    again.close()
+    for name in ("00000007.kv", "00000008.kv", "00000009.kv", "x.kv"):
+        assert f"{folder / name} is left as it is: " in caplog.text
+    assert "it is a FIFO, not a regular file" in caplog.text

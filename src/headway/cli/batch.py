@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import headway
 from headway.cli.common import model_folder, model_name, print_settings, read_tokenizer, scorer_of
 from headway.core.errors import UsageError
-from headway.core.model_files import read_document
+from headway.core.model_files import sampling_defaults
 from headway.core.model_spec import read_model_spec
 from headway.core.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.progress import bytes_bar, items_bar
@@ -98,7 +98,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     """A server's state with the model in this process."""
     from headway.assemble import assemble
     from headway.frontend.local import LocalClient
-    from headway.server.models import ServedModel, State, answer_marks, sampling_defaults
+    from headway.server.models import ServedModel, State, answer_marks
     from headway.telemetry.live import Telemetry
 
     tokenizer = read_tokenizer(folder, options)
@@ -113,7 +113,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
         client=client,
         tokenizer=tokenizer,
         telemetry=telemetry,
-        defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
+        defaults=sampling_defaults(folder),
         format=format,
         reasoning=reasoning,
         scorer=scorer_of(folder, options),

@@ -34,7 +34,7 @@ from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
 from headway.core.live_settings import check_retunable
 from headway.core.logs import set_up_logs, written_aside
-from headway.core.model_files import read_document
+from headway.core.model_files import read_document, sampling_defaults
 from headway.core.model_spec import read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
@@ -262,7 +262,7 @@ def make_model(
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.server.models import ServedModel, answer_marks, sampling_defaults
+    from headway.server.models import ServedModel, answer_marks
     from headway.telemetry.live import Telemetry
     from headway.telemetry.spans import otlp_provider, span_writer
 
@@ -293,7 +293,7 @@ def make_model(
         num_engines=len(clients),
         tokenizer=tokenizer,
         telemetry=telemetry,
-        defaults=sampling_defaults(read_document(folder, "generation_config.json") or {}),
+        defaults=sampling_defaults(folder),
         created=int(time.time()),
         format=format,
         reasoning=reasoning,

@@ -28,7 +28,7 @@ from headway.runtime.layers import Build, Linear, RMSNorm, Step
 from headway.runtime.models import MODELS
 from headway.runtime.models.decoder import Architecture
 from headway.runtime.rope import RopeTable
-from headway.runtime.tensor_files import readable
+from headway.runtime.tensor_files import check_finite, readable
 
 TOKENS_AT_ONCE = 2048
 """Tokens that go through a layer together: an MLP of 4,864 makes 80 MB of them."""
@@ -110,7 +110,8 @@ class Tensors:
             raise CheckpointError(f"The checkpoint has no {name}.", "Copy the folder again.")
         with readable(path), safe_open(path, framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
-            return tensor
+        check_finite(name, tensor)
+        return tensor
 
 
 class RowModel:
@@ -119,6 +120,12 @@ class RowModel:
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, read_model_spec(folder)
         refuse_unread(self.spec)
+        if self.spec.quantization:
+            raise UnsupportedModelError(
+                f"config.json says that the folder is quantized already ({self.spec.quantization}) "
+                "and matrices are rounded once.",
+                "Give the folder of the same model in 16 or 32 bits.",
+            )
         self.tensors = Tensors(folder)
         self.architecture: Architecture = MODELS[self.spec.architecture]
         self._build = Build(

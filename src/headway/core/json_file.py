@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError
+from headway.core.regular_file import read_text
 
 
 def read_json(path: Path, missing: ModelError | None = None) -> dict[str, Any]:
     """Parse a JSON object from `path`; raises ModelError that names the file."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise missing or ModelError(f"{path} is missing.", "Copy the whole folder.") from error
     except (ValueError, RecursionError) as error:

@@ -14,6 +14,7 @@ from headway.core.gguf.tokenizer import tokenizer_config_of, tokenizer_of
 from headway.core.json_file import read_json
 
 TOKENIZER_FILE = "tokenizer.json"
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 FROM_GGUF: dict[str, Callable[[Header], dict[str, Any]]] = {
     "config.json": config_of,
     "generation_config.json": generation_config_of,
@@ -34,3 +35,13 @@ def read_document(model: Path, name: str) -> dict[str, Any] | None:
 def has_document(model: Path, name: str) -> bool:
     """Whether a model has a file `name`; what a GGUF file says is not translated for it."""
     return name in FROM_GGUF if is_gguf(model) else (model / name).exists()
+
+
+def sampling_defaults(model: Path) -> dict[str, Any]:
+    """The sampling parameters that generation_config.json sets: {"temperature": 0.7, …}.
+
+    `do_sample: false` is temperature 0: what transformers does with the model.
+    """
+    generation = read_document(model, "generation_config.json") or {}
+    found = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
+    return found | ({"temperature": 0.0} if generation.get("do_sample") is False else {})

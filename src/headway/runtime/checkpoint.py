@@ -28,7 +28,7 @@ from headway.runtime.parallel.shard import Shard
 from headway.runtime.quantized.folder import open_quantized
 from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.rounding import RoundedWeight
-from headway.runtime.tensor_files import readable
+from headway.runtime.tensor_files import check_finite, readable
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 OF_KV = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"
@@ -216,6 +216,7 @@ def fill(name: str, target: Tensor, tensor: Tensor) -> None:
             "Check its quantization_config, or give the unquantized folder of the same model.",
         )
     target.copy_(tensor)
+    check_finite(name, target)
 
 
 def check_shape(name: str, target: Tensor, tensor: Tensor) -> None:

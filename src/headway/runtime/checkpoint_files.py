@@ -14,6 +14,7 @@ from typing import Any
 from headway.core.errors import CheckpointError
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import read_json
+from headway.core.regular_file import check_regular, open_regular
 
 MAX_HEADER_BYTES = 1 << 24
 """140,000 tensors in one file; what JSON of so many bytes can hold stays below 512 MB."""
@@ -99,8 +100,8 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
     """
     again = f"Copy {path.name} again: it is truncated or not a safetensors file."
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
+        size = check_regular(path).st_size
+        with open_regular(path) as file:
             prefix = file.read(8)
             if len(prefix) < 8:
                 raise CheckpointError(f"{path.name} has {size} bytes, less than a header.", again)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from headway.core.errors import CheckpointError
 from headway.core.model_spec import ModelSpec
+from headway.core.regular_file import open_regular
 from headway.core.speculation_config import MedusaSpec
 from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, read_entries, shown
 
@@ -56,7 +57,7 @@ def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
 def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
     """The metadata, and the tensors' types and shapes, of a file that `read_entries` has passed."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
         told = dict(header.pop(METADATA, {}))

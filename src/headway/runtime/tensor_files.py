@@ -24,6 +24,18 @@ def readable(path: Path) -> Iterator[None]:
         ) from error
 
 
+def check_finite(name: str, weight: Tensor) -> None:
+    """CheckpointError where a weight holds NaN or an infinity; its sum tells, in one pass."""
+    if weight.is_floating_point() and weight.element_size() > 1 and weight.device.type != "meta":
+        total = weight.sum(dtype=torch.float32)
+        if not bool(total.isfinite()) and not bool(weight.isfinite().all()):
+            raise CheckpointError(
+                f"{shown(name)} holds numbers that are not finite (NaN or infinity).",
+                "Copy the weights again; where they were trained or converted, look for an "
+                "overflow.",
+            )
+
+
 class TensorFiles:
     """The tensors of several files by name; a context manager that closes what was opened."""
 

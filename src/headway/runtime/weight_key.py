@@ -18,6 +18,7 @@ from headway import __version__
 from headway.core.clock import Clock, SystemClock
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec.quantized import OLD_CONFIGS
+from headway.core.regular_file import open_regular
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import EAGLE_FILE, MALFORMED, MEDUSA_FILE, find_files
 
@@ -98,7 +99,7 @@ def content_digest(path: Path, digests: Path, clock: Clock) -> str:
     known = remembered(note, before)
     if known is not None:
         return known
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     changed_s = max(before[1:3]) / 1e9
     if identity(path) == before and changed_s < clock.wall_s() - SETTLED_S:
@@ -148,9 +149,9 @@ def make_own(folder: Path) -> None:
 
 def open_own(path: Path) -> Any:
     """A regular file of this user's that nobody else may write, for reading; OSError otherwise."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    found = os.fstat(handle)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        os.close(handle)
+    file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
+    found = os.fstat(file.fileno())
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        file.close()
         raise PermissionError(f"{path} is not this user's alone")
-    return open(handle, "rb", buffering=0)
+    return file

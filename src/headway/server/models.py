@@ -32,8 +32,6 @@ from headway.telemetry.records import StepRecord
 from headway.telemetry.tasks import Retries, Tasks
 from headway.telemetry.traffic import Origin
 
-DEFAULT_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
@@ -249,8 +247,3 @@ def answer_marks(
         return None, None
     source = tokenizer.template.source
     return BY_NAME.get(parser) or choose_format(source), choose_reasoning_markers(source)
-
-
-def sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
-    """The sampling parameters a generation_config.json sets: {"temperature": 0.7, …}."""
-    return {name: generation[name] for name in DEFAULT_FIELDS if generation.get(name) is not None}

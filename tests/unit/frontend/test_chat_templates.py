@@ -169,6 +169,29 @@ def test_generation_blocks_as_transformers_has_them():
     assert template(source).render(messages) == theirs[0]
 
 
+def test_arguments_that_are_no_object_are_named():
+    """A model once wrote them; templates that go through their pairs cannot show them."""
+    pairs = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for k, v in c.function.arguments | items %}{{ k }}={{ v }}{% endfor %}{% endfor %}"
+        "{% endfor %}{% if messages[0].content == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    )
+    broken = json.loads(json.dumps(CALL))
+    broken["tool_calls"][0]["function"]["arguments"] = '{"ort": '
+    chat = template(pairs)
+    assert chat.render([USER, CALL]) == "ort=Köln"
+    with pytest.raises(RequestError, match="is not a JSON object") as caught:
+        chat.render([USER, CALL, broken])
+    assert caught.value.param == "messages[2].tool_calls[0].function.arguments"
+    with pytest.raises(RequestError, match="refuses these messages") as caught:
+        chat.render([{"role": "user", "content": "no"}, broken])
+    assert caught.value.param == "messages"
+    written = template(
+        "{% for m in messages %}{{ m.tool_calls[0].function.arguments }}{% endfor %}"
+    )
+    assert written.render([broken]) == '{"ort": '
+
+
 SYSTEM = {"role": "system", "content": "Be brief."}
 DEVELOPER = {"role": "developer", "content": "Use metres."}
 CHATML = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"

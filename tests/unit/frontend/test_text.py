@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import decoders
+from tokenizers import decoders, processors
 
 from headway.core.errors import RequestError
 from headway.frontend.text import TextStream, Tokenizer
@@ -296,3 +296,23 @@ def test_stream_time_does_not_grow_with_the_text(small):
         text.push([token_id])
         assert len(text._tail) + len(text._waiting) < 12
         assert len(text._held) < len("never there")
+
+
+def test_a_text_that_begins_with_bos_gets_it_once(tmp_path):
+    """As vLLM warns of: templates and clients of /v1/completions often write it themselves."""
+    rust = bytelevel(decoders.ByteLevel())
+    rust.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A <|end|>",
+        special_tokens=[(name, rust.token_to_id(name)) for name in ("<|start|>", "<|end|>")],
+    )
+    rust.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    start, end = (rust.token_to_id(name) for name in ("<|start|>", "<|end|>"))
+    for text in ("the egg", "the egg " * 9000):
+        plain = tokenizer.encode(text)
+        assert plain[0] == start and plain[-1] == end and plain.count(start) == 1
+        assert tokenizer.encode("<|start|>" + text) == plain
+        assert len(tokenizer.offsets("<|start|>" + text)) == len(plain)
+    twice = tokenizer.encode("<|start|><|start|>the")
+    assert twice.count(start) == 2, "what a client writes twice is there twice"
+    assert tokenizer.encode("<|start|>the", add_special_tokens=False).count(start) == 1

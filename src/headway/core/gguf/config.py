@@ -12,6 +12,7 @@ from typing import Any
 from headway.core.errors import CheckpointError, ModelError, UnsupportedModelError
 from headway.core.gguf.header import Header, shown
 from headway.core.gguf.types import PLAIN
+from headway.core.regular_file import open_regular
 
 WITHOUT_EFFECT = {
     "vocab_size",  # the embedding's rows say it
@@ -360,7 +361,7 @@ def factors(header: Header, name: str, count: int) -> list[float]:
             f"{count} numbers in F32.",
             "Convert the model again.",
         )
-    with header.path.open("rb") as file:
+    with open_regular(header.path) as file:
         file.seek(info.begin)
         return list(struct.unpack(f"<{count}f", file.read(4 * count)))
 

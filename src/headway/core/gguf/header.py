@@ -22,6 +22,7 @@ from typing import Any
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.core.gguf.types import TYPES, NumberType
+from headway.core.regular_file import open_regular
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -97,9 +98,11 @@ def read_header(path: Path) -> Header:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, size: int, *changed: int) -> Header:
-    if not size:
-        raise damaged(path, "is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+    with open_regular(path) as file:
+        if not size:
+            raise damaged(path, "is empty")
+        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    with memory:
         return Reader(path, memory).header()
 
 

@@ -8,7 +8,7 @@ and rendered in the process of `frontend.text.render_process`, which `rendering.
 
 import datetime
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.core.model_files import read_document
+from headway.core.regular_file import read_text
 
 MARK = "HEADWAY_CONTINUES_HERE "
+MOST_TEMPLATE_BYTES = 2**20
+Messages = list[dict[str, Any]]
 INSTRUCTIONS = ("system", "developer")
 """Roles of messages that instruct."""
 
@@ -106,6 +109,7 @@ class ChatTemplate:
 
         A template that does not know the role developer gets system; see `_instructed`.
         """
+        given = messages
         if not self._knows_developer:
             messages = [
                 {**message, "role": "system"} if message.get("role") == "developer" else message
@@ -114,12 +118,12 @@ class ChatTemplate:
         messages = self._instructed(messages)
         if continue_final_message:
             messages = mark_last(messages)
+        generate = add_generation_prompt and not continue_final_message
+        options = {**options, "tools": tools, "add_generation_prompt": generate}
         try:
-            generate = add_generation_prompt and not continue_final_message
-            text = self._rendered(
-                messages, {**options, "tools": tools, "add_generation_prompt": generate}
-            )
+            text = self._rendered(messages, options)
         except Exception as error:  # a template is the model's code: it may raise anything
+            self._refuse_arguments(given, messages, options)
             raise RequestError(
                 f"The model's chat template refuses these messages: "
                 f"{str(error)[:500] or type(error).__name__}",
@@ -130,6 +134,27 @@ class ChatTemplate:
 
     def _rendered(self, messages: list[dict[str, Any]], options: dict[str, Any]) -> str:
         return self._template.render({**self._special_tokens, **options, "messages": messages})
+
+    def _refuse_arguments(
+        self, given: Messages, messages: Messages, options: dict[str, Any]
+    ) -> None:
+        """RequestError for arguments of an earlier call that are no object, if it is their fault.
+
+        A model may have written anything, and some templates write text as it is; others go
+        through the pairs of an object.
+        """
+        where = next(text_arguments(given), None)
+        if where is None:
+            return
+        try:
+            self._rendered([with_objects(message) for message in messages], options)
+        except Exception:  # something else is at fault, too
+            return
+        raise RequestError(
+            f"{where} is not a JSON object, and the model's chat template needs one.",
+            param=where,
+            code="invalid_value",
+        )
 
     def _instructed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The messages with several leading instructions as one, where the template takes one."""
@@ -153,6 +178,24 @@ class ChatTemplate:
             once = text.replace(second["content"], "")
             self._takes_both[roles] = text != once and first["content"] in once
         return self._takes_both[roles]
+
+
+def text_arguments(messages: Messages) -> Iterator[str]:
+    """Where arguments of calls are no object: messages[1].tool_calls[0].function.arguments."""
+    for i, message in enumerate(messages):
+        for j, call in enumerate(message.get("tool_calls") or ()):
+            function = call.get("function") if isinstance(call, dict) else None
+            if isinstance(function, dict) and not isinstance(function.get("arguments"), dict):
+                yield f"messages[{i}].tool_calls[{j}].function.arguments"
+
+
+def with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls all have an object for arguments."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": {}}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def merged_content(contents: list[Any]) -> Any:
@@ -214,10 +257,11 @@ def cut_at_mark(text: str) -> str:
 def read_template(path: Path) -> str:
     """The template's text; TokenizerError names the file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, MOST_TEMPLATE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8"
         raise TokenizerError(
-            f"The chat template {path} cannot be read.", "Check --chat-template."
+            f"The chat template {path} cannot be read: {why}.", "Check --chat-template."
         ) from error
 
 

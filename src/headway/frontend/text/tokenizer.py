@@ -77,11 +77,15 @@ class Tokenizer:
     def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """The same, part by part where a long text can be cut; at least one part.
 
-        A caller may stop in between: the rest is not computed.
+        A caller may stop in between: the rest is not computed. A text that begins with the special
+        tokens itself gets them once.
         """
         ends = self._ends if add_special_tokens else ([], [])
+        if ends is not None and self._begins_itself(text, ends[0]):
+            ends, add_special_tokens = ([], ends[1]), False
         if len(text) <= cuts.PIECE_CHARACTERS or not self._can_cut or ends is None:
-            yield self._encode(text, add_special_tokens)
+            ids = self._encode(text, add_special_tokens)
+            yield ids if add_special_tokens or ends is None else ids + ends[1]
             return
         before, after = ends
         for part in cuts.cut(text, self._split):
@@ -122,6 +126,10 @@ class Tokenizer:
                 return whole[:at], whole[at + len(bare) :]
         return None
 
+    def _begins_itself(self, text: str, before: list[int]) -> bool:
+        """Whether `text` begins with the special tokens that would go before it: "<s>Hi"."""
+        return bool(before) and text.startswith("".join(map(self.token, before)))
+
     def _split(self, text: str) -> list[str]:
         """The words that the tokenizer sees in `text`."""
         with panics_refused():
@@ -129,13 +137,16 @@ class Tokenizer:
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Where in `text` each of its tokens begins; added tokens take no room: <s>Hi is 0, 0."""
+        before, after = (self._ends or ([], [])) if add_special_tokens else ([], [])
+        itself = self._begins_itself(text, before)
+        specials = add_special_tokens and not itself
         with panics_refused():
-            encoded = self._rust.encode_batch([text], add_special_tokens=add_special_tokens)[0]
+            encoded = self._rust.encode_batch([text], add_special_tokens=specials)[0]
         found, end = [], 0
         for _, token_end in encoded.offsets:  # a token's own begin may leave out its space
             found.append(end)
             end = max(end, token_end)
-        return found
+        return found + ([end] * len(after) if itself else [])
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""

@@ -122,6 +122,7 @@ class DiskStore:
         self._news = News()
         self._segments: list[Segment] = []
         self._newest: Segment | None = None
+        self._next_number = 1
         self._floor = 0.0
         self._paused_until_s = 0.0
         self._warned = False
@@ -136,7 +137,6 @@ class DiskStore:
         except OSError:
             os.close(self._lock_handle)
             raise
-        self._next_number = 1 + max((segment.number for segment in old), default=0)
         writer = threading.Thread(target=self._write_on, args=(old,), daemon=True)
         writer.start()
         readers = [threading.Thread(target=self._read_on, daemon=True) for _ in range(READERS)]
@@ -153,6 +153,7 @@ class DiskStore:
             path
             for path in self.root.iterdir()
             if re.fullmatch("[0-9a-f]{32}", path.name) and path != self.folder
+            if path.is_dir() and not path.is_symlink()
         ]
         others.sort(key=lambda path: path.stat().st_mtime)
         sizes = {path: size_of(path) for path in [*others, self.folder]}
@@ -168,13 +169,18 @@ class DiskStore:
     def _open_all(self) -> list[Segment]:
         found = []
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
-            number = int(path.stem) if path.stem.isdigit() else -1
-            segment = Segment.open(path, number, self.fingerprint) if number >= 0 else None
-            if segment is None:
-                log.warning("%s is no segment of this model; it is removed", path)
-                path.unlink(missing_ok=True)
-            else:
-                found.append(segment)
+            number = int(path.stem) if re.fullmatch("[0-9]{8,12}", path.stem) else -1
+            self._next_number = max(self._next_number, number + 1)
+            try:
+                segment = Segment.open(path, number, self.fingerprint) if number >= 0 else None
+                if segment is None:
+                    log.warning("%s is no segment of this model; it is removed", path)
+                    path.unlink(missing_ok=True)
+                    continue
+            except OSError as error:
+                log.warning("%s is left as it is: %s.", path, error.strerror)
+                continue
+            found.append(segment)
         return found
 
     def _scan(self, segments: list[Segment]) -> None:

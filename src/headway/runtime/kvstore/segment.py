@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from headway.core.regular_file import open_handle
+
 MAGIC = b"headway kv 1\n"
 HEAD_BYTES = len(MAGIC) + 32
 _HEADER = struct.Struct("<4sHHII32s32s32s")
@@ -97,8 +99,11 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, number: int, fingerprint: bytes) -> "Segment | None":
-        """A file that is there; None where it is of another fingerprint. Raises OSError."""
-        handle = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        """A file that is there; None where it is of another fingerprint.
+
+        Raises OSError, also where it is no regular file.
+        """
+        handle = open_handle(path, os.O_RDWR | os.O_NOFOLLOW)
         if os.pread(handle, HEAD_BYTES, 0) != MAGIC + fingerprint:
             os.close(handle)
             return None

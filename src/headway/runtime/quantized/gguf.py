@@ -21,6 +21,7 @@ from headway.core.gguf.header import Header, read_header, shown
 from headway.core.gguf.names import Weight, order_of_rows, weights_of
 from headway.core.gguf.types import PLAIN as PLAIN_TYPES
 from headway.core.model_spec import ModelSpec
+from headway.core.regular_file import open_regular
 from headway.runtime.quantized.folder import Place, combined, linear_places
 from headway.runtime.quantized.gguf_blocks import PACKINGS, unpack
 from headway.runtime.rounding import RoundedWeight
@@ -39,7 +40,7 @@ def open_gguf(path: Path, spec: ModelSpec) -> Source:
     weights = weights_of(header, config_of(header))
     for weight in weights:
         refuse_format(header, weight)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         # of one's own: torch wants memory that it could write to
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     dtype = getattr(torch, spec.dtype)
