@@ -10,27 +10,26 @@ token ids, so the file's tokenizer is not asked.
 
 import argparse
 import json
+import os
 import statistics
 from collections.abc import Callable
 from pathlib import Path
 
 from common import markdown
-from headway import LLM
-from peers_offline import Measure, SkippedError, llama, measure_all, ours
+from peer_models import PeerError
+from peers_offline import Engine, LlamaBench, headway, measure_all
 
 
-def compare(file: Path, binaries: Path, columns: list[str], repeats: int) -> dict[str, object]:
-    """Rates of both on one file: bandwidths, name → column → tokens/s by repeat."""
-    llm = LLM(file, max_model_len=1024, max_num_seqs=8, skip_tokenizer_init=True)
-    makers: dict[str, Callable[[], Measure]] = {
-        "Headway": lambda: ours(llm),
-        "llama.cpp": lambda: llama(binaries, file, llm.settings.threads),
+def compare(file: Path, folder: Path, columns: list[str], repeats: int) -> dict[str, object]:
+    """Rates of both on one file: name → column → tokens/s by repeat, and the file's size."""
+    makers: dict[str, Callable[[], Engine]] = {
+        "Headway": lambda: headway(file, "file"),
+        "llama.cpp": lambda: LlamaBench(folder, file, os.cpu_count() or 1),
     }
-    bandwidths, found, skipped = measure_all(makers, llm, columns, repeats)
+    found, skipped = measure_all(makers, columns, repeats)
     if skipped:
-        raise SkippedError("; ".join(f"{what}: {why}" for what, why in skipped.items()))
-    weights = llm.engine.executor.target.weight_bytes
-    return {"bandwidths": bandwidths, "rates": found, "weight_bytes": weights}
+        raise PeerError("; ".join(f"{what}: {why}" for what, why in skipped.items()))
+    return {"rates": found, "file_bytes": file.stat().st_size}
 
 
 def rows_of(name: str, figures: dict[str, object], columns: list[str]) -> list[list[str]]:

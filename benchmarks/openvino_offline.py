@@ -2,8 +2,9 @@
 
     PYTHON openvino_offline.py FOLDER SEED
 
-Reads `prefill` or `batch N` from each line of its input and answers with tokens/s. A decode is
-timed from the step in which the last prompt got its first token, so no prefill counts as decode.
+Reads `prefill`, `begin N`, `steps` or `end` from each line of its input and answers `= NUMBER`,
+tokens/s or 0. A decode begins with the step in which the last prompt got its first token, so no
+prefill counts as decode.
 """
 
 import random
@@ -13,6 +14,7 @@ import time
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 8: 24, 32: 16}
 CACHE_GB = 1
+MOST_NEW = 480
 
 
 def main(folder: str, seed: int) -> None:
@@ -42,26 +44,39 @@ def main(folder: str, seed: int) -> None:
         assert all(handle.can_read() for handle in handles)
         return CONTEXT / (time.perf_counter() - started)
 
-    def decode(count: int) -> float:
-        steps = DECODE_STEPS[count]
-        handles = add(count, steps + 4 * count + 8)
+    def begin(count: int) -> list:
+        handles = add(count, MOST_NEW)
         while not all(handle.can_read() for handle in handles):
             pipeline.step()
+        return handles
+
+    def steps(count: int) -> float:
         started = time.perf_counter()
-        for _ in range(steps):
+        for _ in range(DECODE_STEPS[count]):
             pipeline.step()
-        spent = time.perf_counter() - started
+        return count * DECODE_STEPS[count] / (time.perf_counter() - started)
+
+    def end(handles: list) -> None:
         for handle in handles:
             handle.cancel()
         while pipeline.has_non_finished_requests():
             pipeline.step()
-        return count * steps / spent
 
     prefill()
-    print("ready", flush=True)
+    print("= 0", flush=True)
+    handles: list = []
     for line in sys.stdin:
         what, _, count = line.strip().partition(" ")
-        print(prefill() if what == "prefill" else decode(int(count)), flush=True)
+        found = 0.0
+        if what == "prefill":
+            found = prefill()
+        elif what == "begin":
+            handles = begin(int(count))
+        elif what == "steps":
+            found = steps(len(handles))
+        elif what == "end":
+            end(handles)
+        print(f"= {found}", flush=True)
 
 
 if __name__ == "__main__":
