@@ -10,7 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headway.core.gguf.header import is_gguf
+from headway.core.model_spec import DTYPE_BYTES
 from headway.core.plan import Description, Executor, GrammarMasks, StepPlan, StepResult
+from headway.core.quantization import bytes_per_weight
 from headway.core.request import SamplingParams
 from headway.core.scoring import STOP, Score, transcript
 from headway.llm import LLM, RequestOutput
@@ -54,6 +57,7 @@ class FolderModel:
 
     def __init__(self, folder: str | Path, *, name: str = "", **options: Any) -> None:
         self.name = name or Path(folder).name
+        self._folder = Path(folder)
         self.llm = LLM(folder, **options)
         self.tokenizer = self.llm.needs_tokenizer()
         self._tap = Tap(self.llm.engine.executor)  # type: ignore[arg-type]
@@ -63,6 +67,15 @@ class FolderModel:
     def max_model_len(self) -> int:
         """The context: the longest prompt with its answer, in tokens."""
         return self.llm.settings.max_model_len
+
+    @property
+    def bits(self) -> float:
+        """Bits a weight of the matrices, in the mean; a GGUF file's are those of the whole file."""
+        spec, settings = self.llm.spec, self.llm.settings
+        if is_gguf(self._folder):
+            return 8 * self._folder.stat().st_size / spec.num_parameters
+        rounded = bytes_per_weight(settings.quantization, spec, settings.dtype)
+        return 8 * (rounded or DTYPE_BYTES[settings.dtype])
 
     def generate(
         self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int

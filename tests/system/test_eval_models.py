@@ -103,7 +103,7 @@ def test_a_stored_report_stands_for_its_model(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kept = tmp_path / "a.json"
-    run(tiny_model, *FEW, "--json", kept)
+    run(tiny_model, *FEW, "--suite=skills", "--json", kept)
     first = read_report(str(kept))
     assert first.comparison is None and first.skills is not None
     praised = msgspec.convert(msgspec.to_builtins(first), Report)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.core import embedded
+from headway.core.errors import UsageError
 from headway.core.gguf.header import is_gguf
 from headway.core.memory_plan import gib
 from headway.core.options import EngineOptions, EvalOptions, to_arguments
@@ -31,6 +32,25 @@ def model_folder(given: str | Path | None) -> Path:
     from headway.cli.hub import cached_snapshot
 
     return cached_snapshot(str(given)) or folder
+
+
+def is_model(what: str | Path | None) -> bool:
+    """Whether the word names a model of this machine: nothing (the embedded one), a folder or a
+    GGUF file."""
+    model = model_folder(what)
+    return model.is_dir() or is_gguf(model)
+
+
+def source_folder(given: str | Path, verb: str) -> Path:
+    """The folder whose weights a verb reads and writes anew; UsageError for a GGUF file."""
+    folder = model_folder(given)
+    if is_gguf(folder):
+        raise UsageError(
+            f"{folder.name} is a GGUF file; headway {verb} reads the safetensors of a folder.",
+            "Give the folder of the model in 16 bits. serve, run, chat, batch, eval and doctor "
+            "take the file as it is.",
+        )
+    return folder
 
 
 def model_name(folder: Path) -> str:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import model_folder
+from headway.cli.common import source_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS
@@ -39,7 +39,7 @@ def distill(call: "Call") -> int:
         raise UsageError(
             "distill takes three folders.", "headway distill TEACHER STUDENT OUT --data skills"
         )
-    teacher, student = map(model_folder, call.positionals[:2])
+    teacher, student = (source_folder(given, "distill") for given in call.positionals[:2])
     out = Path(call.positionals[2])
     options: DistillOptions = call.options[DistillOptions]
     if options.quantize_group not in GROUPS:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich.console import Console
 
-from headway.cli.common import model_folder
+from headway.cli.common import is_model, model_folder
 from headway.core.errors import UsageError
 from headway.core.machine import num_cores
 from headway.core.options import DoctorOptions, EngineOptions
@@ -28,7 +28,7 @@ def doctor(call: "Call") -> int:
     options: DoctorOptions = call.options[DoctorOptions]
     what = call.positionals[0] if call.positionals else None
     console = Console(width=None if sys.stdout.isatty() else 160)
-    if options.machine and what is not None and not model_folder(what).is_dir():
+    if options.machine and what is not None and not is_model(what):
         raise UsageError(f"--machine is this machine, not {what}.", "headway doctor --machine")
     if options.html and not options.playbook:
         raise UsageError("--html draws the playbook.", "Add --playbook.")
@@ -73,7 +73,7 @@ def playbook(
 
 def read(what: str | None, options: DoctorOptions) -> "Reading | None":
     """The reading of a server or a report; None for a folder or nothing."""
-    if what is None or model_folder(what).is_dir():
+    if what is None or is_model(what):
         return None
     if what.endswith(".json") or Path(what).is_file():
         from headway.advise.from_report import reading_from_report
@@ -95,7 +95,7 @@ def checked(what: str | None, options: DoctorOptions) -> "list[Change]":
         return []
     from headway.advise.what_if.changes import EXAMPLE, parse_change
 
-    if what is None or model_folder(what).is_dir() or Path(what).is_file():
+    if what is None or is_model(what) or Path(what).is_file():
         raise UsageError("--what-if asks a live server for its steps and traffic.", EXAMPLE)
     return [parse_change(text) for text in options.what_if]
 

@@ -3,22 +3,24 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from headway.cli import fewer, kv_gate, shortened
-from headway.cli.common import engine_arguments, model_folder, served_model
+from headway.cli.common import engine_arguments, model_folder, model_name, served_model
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions, EvalOptions
+from headway.core.gguf.header import is_gguf
+from headway.core.options import AgainstOptions, EngineOptions, EvalOptions, flag_name
+from headway.core.options.against import OF_ONE, PREFIX, reference_engine
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
     from headway.core.scoring import Model
     from headway.evals.report import Report
     from headway.evals.suites import Wanted
+    from headway.evals.tasks.task import Task
 
 GATE_FAILED = 5
 """The exit status that says: the suites ran, and the model is surely worse."""
@@ -36,11 +38,19 @@ def evaluate(call: "Call") -> int:
     if options.gate and not options.against:
         raise UsageError("--gate needs something to compare with.", "--against FOLDER|URL|JSON")
     subject = call.positionals[0] if call.positionals else None
+    engine: EngineOptions = call.options[EngineOptions]
+    reference = reference_engine(engine, call.options[AgainstOptions])
+    refuse_unheard(call, subject)
     wanted = wants(options)
-    sources = Sources(call, wanted)
+    sources = Sources(call, wanted, reference)
     sources.check(subject, options.model)
     if options.against:
         sources.check(options.against, options.against_model)
+    if options.gate and sources.are_one(subject):
+        raise UsageError(
+            f"A and B are one: {options.against} with the same options.",
+            "Formats given plainly hold for B; --against-quantization and its like for A.",
+        )
     if "--dry-run" in call.switches:
         print(outline(wanted))
         return 0
@@ -48,8 +58,22 @@ def evaluate(call: "Call") -> int:
     report = sources.report(subject)
     status = publish(report, options)
     if options.gate and is_folder(subject):
-        kv_gate.record(model_folder(subject), sources.engine, report, wanted.distances)
+        whole = not (reference.kv_layers or reference.kv_read or reference.kv_keep)
+        kv_gate.record(model_folder(subject), engine, report, wanted.distances, whole)
     return status
+
+
+def refuse_unheard(call: "Call", subject: str | None) -> None:
+    """UsageError for an option of a format that no model of this machine is loaded with."""
+    against: str = call.options[EvalOptions].against
+    for prefix, what, model in (("", subject, "the model"), (PREFIX, against, "--against")):
+        given = [prefix + name for name in OF_ONE if call.sources.get(prefix + name) == "flag"]
+        if given and (what == "" or not is_folder(what)):
+            named = f"is {what}, which is loaded already" if what else "is not given"
+            raise UsageError(
+                f"{flag_name(given[0])} holds for {model}, and that {named}.",
+                f"Leave {flag_name(given[0])} out, or name a folder or a GGUF file.",
+            )
 
 
 def wants(options: EvalOptions) -> "Wanted":
@@ -57,47 +81,79 @@ def wants(options: EvalOptions) -> "Wanted":
     from headway.evals.questions import check_skills
     from headway.evals.skills.suite import LEVELS
     from headway.evals.suites import Wanted
-    from headway.evals.texts import read_corpora
+    from headway.evals.tasks import humaneval
+    from headway.evals.texts import Corpora, read_corpora
 
-    asks = options.suite in ("skills", "all")
-    scores = options.suite in ("text", "all")
+    asks = options.suite in ("auto", "skills", "all")
+    scores = options.suite in ("auto", "text", "all")
     chosen = check_skills(options.skills)
+    corpora = read_corpora(options.data, options.windows) if scores else None
+    named, at_hand = tasks_of(options)
+    if "humaneval" in options.tasks and not options.run_code:
+        corpora = corpora or Corpora(texts={}, lambada=[], limit=options.windows)
+        corpora.passages[humaneval.NAME] = humaneval.windows(Path(options.data))
     return Wanted(
         skills=chosen if asks else [],
         levels=sorted(set(options.levels)) or LEVELS,
         questions=options.questions,
         seed=options.test_seed,
-        corpora=read_corpora(options.data, options.windows) if scores else None,
+        corpora=corpora,
+        tasks=named,
+        tasks_at_hand=at_hand,
         distances=sorted(set(options.distances)),
+        fitting=options.suite == "auto",
     )
+
+
+def tasks_of(options: EvalOptions) -> "tuple[list[Task], list[Task]]":
+    """The tasks that are asked, and those that are asked where the model can do them."""
+    from headway.evals.tasks.table import named_tasks, tasks_at_hand
+
+    limit, code = options.task_questions, options.run_code
+    named = named_tasks(options.tasks, options.data, limit, code)
+    if options.tasks or options.suite not in ("auto", "tasks", "all"):
+        return named, []
+    at_hand = tasks_at_hand(options.data, limit, code)
+    if options.suite == "tasks" and not at_hand:
+        raise UsageError("--suite tasks has no task at hand.", "--tasks NAME, or --data FOLDER.")
+    return ([], at_hand) if options.suite == "auto" else (at_hand, [])
 
 
 def outline(wanted: "Wanted") -> str:
     """What a run would ask."""
     lines = []
+    if wanted.corpora is not None:
+        names = ", ".join(wanted.corpora.names)
+        last = f" and lambada, {len(wanted.corpora.lambada):,}" if wanted.corpora.lambada else ""
+        lines.append(f"text: {names}{last}, {wanted.corpora.num_windows:,} passages in all")
     if wanted.skills:
         apart = ", ".join(map(str, wanted.distances))
         lines.append(
-            f"skills: {', '.join(wanted.skills)}; levels {', '.join(map(str, wanted.levels))}; "
+            f"skills{' that the model can do' if wanted.fitting else ''}: "
+            f"{', '.join(wanted.skills)}; levels {', '.join(map(str, wanted.levels))}; "
             + (f"lookups at {apart} characters; " if apart else "")
             + f"{wanted.questions} questions each, at most {wanted.num_questions:,}; "
             f"seed {wanted.seed}"
         )
-    if wanted.corpora is not None:
-        names = ", ".join(wanted.corpora.texts)
-        lines.append(f"text: {names} and lambada, {wanted.corpora.num_windows:,} passages")
+    for each in (*wanted.tasks, *wanted.tasks_at_hand):
+        able = " if the model can do it" if each in wanted.tasks_at_hand else ""
+        lines.append(f"task {each.name}{able}: {len(each):,} questions")
     return "\n".join(lines)
 
 
 class Sources:
-    """Where reports come from: a folder, a URL, or a JSON that an earlier run wrote."""
+    """Where reports come from: a model of this machine, a URL, or a JSON of an earlier run.
 
-    def __init__(self, call: "Call", wanted: "Wanted") -> None:
+    A model that is evaluated is loaded with the call's options of the engine, A with `reference`.
+    """
+
+    def __init__(self, call: "Call", wanted: "Wanted", reference: EngineOptions) -> None:
         self._options: EvalOptions = call.options[EvalOptions]
-        self.engine: EngineOptions = call.options[EngineOptions]
+        self._engine: EngineOptions = call.options[EngineOptions]
         self._wanted = wanted
+        self._reference = reference
 
-    def check(self, what: str | None, model_name: str) -> None:
+    def check(self, what: str | None, served_name: str) -> None:
         """Raise for what cannot be asked or paired, before anything is asked."""
         from headway.core.model_spec import read_model_spec
         from headway.evals.report import read_report
@@ -111,94 +167,99 @@ class Sources:
                     f"Give --test-seed {report.skills.seed}, or evaluate it anew.",
                 )
         elif what is not None and is_url(what):
-            with self._opened(what, model_name):
+            with self._opened(what, served_name, self._engine):
                 pass
         elif what is not None and ":" in what and not Path(what).exists():
             raise UsageError(f"{what} is no folder and no URL.", f"Perhaps http://{what}?")
         else:
             read_model_spec(model_folder(what))
 
+    def are_one(self, subject: str | None) -> bool:
+        """Whether A is B: one model of this machine, with the same options."""
+        against = self._options.against
+        if not (is_folder(subject) and is_folder(against)) or self._engine != self._reference:
+            return False
+        return model_folder(subject).resolve() == model_folder(against).resolve()
+
     def report(self, subject: str | None) -> "Report":
         """The subject's report, with its comparison."""
-        from headway.evals import suites
+        from headway.evals.suites import evaluate, fit, side_by_side
 
-        options, against = self._options, self._options.against
-        if not against:
-            return self._alone(subject, options.model)
-        first, second, notes = self._both(subject)
+        options = self._options
+        if not options.against:
+            if subject is not None and is_report(subject):
+                return self._stored(subject)
+            with self._opened(subject, options.model, self._engine) as (model, place):
+                wanted, left_out = fit(model, self._wanted)
+                report = evaluate(model, place, wanted)
+            report.notes += left_out
+            return report
+        first, second = self._both(subject)
         second.against = first
-        second.comparison = suites.side_by_side(
+        second.comparison = side_by_side(
             first,
             second,
             tolerance=options.tolerance,
             kl_tolerance=options.kl_tolerance,
-            notes=notes,
+            notes=[f"A: {note}" for note in first.notes],
+            allow_unclear=options.allow_unclear,
         )
         return second
 
-    def _both(self, subject: str | None) -> tuple["Report", "Report", list[str]]:
-        """A, B and notes; both in memory at a time only where they are compared by token."""
-        from headway.evals.suites import diverge, evaluate
+    def _both(self, subject: str | None) -> tuple["Report", "Report"]:
+        """A and B; both are in memory at a time unless one of them is a report."""
+        from headway.evals.suites import as_asked, evaluate, evaluate_both, fit
 
-        options, corpora = self._options, self._wanted.corpora
-        stored = is_report(options.against) or (subject is not None and is_report(subject))
-        if corpora is None or stored:
-            second = self._alone(subject, options.model)
-            first = self._alone(options.against, options.against_model, self._reference)
-            notes = ["no divergence: it needs both models, not a report"] if corpora else []
-            return first, second, notes
-        with (
-            self._opened(subject, options.model) as (model, place),
-            self._opened(options.against, options.against_model, self._reference) as (
-                other,
-                other_place,
-            ),
-        ):
-            second = evaluate(model, place, self._wanted)
-            first = evaluate(other, other_place, self._wanted)
-            second.divergence, notes = diverge(other, model, corpora)
-        return first, second, notes
+        options = self._options
+        of_b = subject, options.model, self._engine
+        of_a = options.against, options.against_model, self._reference
+        if is_report(options.against):
+            first = self._stored(options.against)
+            if subject is not None and is_report(subject):
+                return first, self._stored(subject)
+            with self._opened(*of_b) as (model, place):
+                second = evaluate(model, place, as_asked(first, self._wanted))
+        elif subject is not None and is_report(subject):
+            second = self._stored(subject)
+            with self._opened(*of_a) as (model, place):
+                first = evaluate(model, place, fit(model, as_asked(second, self._wanted))[0])
+        else:
+            with self._opened(*of_b) as b, self._opened(*of_a) as a:
+                return evaluate_both(a, b, self._wanted)
+        if self._wanted.corpora is not None:
+            second.notes.append("no divergence: it needs both models, not a report")
+        return first, second
 
-    @property
-    def _reference(self) -> EngineOptions:
-        """What holds for a folder A: all but what B's layers leave unread, and the file of them."""
-        return replace(self.engine, kv_layers="", kv_read="", kv_keep="")
-
-    def _alone(
-        self, what: str | None, model_name: str, engine: EngineOptions | None = None
-    ) -> "Report":
-        """The report of a JSON file, or of a model that is asked now."""
+    def _stored(self, path: str) -> "Report":
+        """The report of a JSON file."""
         from headway.evals.report import read_report
-        from headway.evals.suites import evaluate
 
-        if what is not None and is_report(what):
-            return read_report(what)
-        with self._opened(what, model_name, engine) as (model, place):
-            return evaluate(model, place, self._wanted)
+        return read_report(path)
 
     @contextmanager
     def _opened(
-        self, what: str | None, model_name: str, engine: EngineOptions | None = None
+        self, what: str | None, served_name: str, engine: EngineOptions
     ) -> Iterator[tuple["Model", str]]:
-        """The model of a URL or a folder, and where it is."""
+        """The model of a URL, a folder or a GGUF file, and where it is."""
         from headway.evals.url import is_url
 
         options = self._options
         if what is not None and is_url(what):
-            with served_model(what, options, model_name) as served:
+            with served_model(what, options, served_name) as served:
                 yield served, served.url
             return
         from headway.whole_model import FolderModel
 
         folder = model_folder(what)
-        name = folder.resolve().name
-        arguments = engine_arguments(engine or self.engine)
+        arguments = engine_arguments(engine)
+        formats = [f"{flag_name(n)} {arguments[n]}" for n in OF_ONE if n in arguments]
+        name = " ".join([model_name(folder), *formats])
         yield FolderModel(folder, name=name, **arguments), str(folder)
 
 
 def is_report(what: str) -> bool:
-    """Whether the word is a JSON file and no model."""
-    return what.endswith(".json") or Path(what).is_file()
+    """Whether the word is a file and no model."""
+    return what.endswith(".json") or (Path(what).is_file() and not is_gguf(Path(what)))
 
 
 def is_folder(what: str | None) -> bool:
@@ -229,5 +290,5 @@ def publish(report: "Report", options: EvalOptions) -> int:
     if options.html:
         write(options.html, page.html(report, options.gate).encode())
     table.show(report, Console(width=None if sys.stdout.isatty() else 160), options.gate)
-    failed = report.comparison is not None and report.comparison.worse
+    failed = report.comparison is not None and report.comparison.failed
     return GATE_FAILED if options.gate and failed else 0

@@ -8,6 +8,7 @@ from headway.cli import kv_gate
 from headway.cli.evaluate import GATE_FAILED, Sources, check_outputs, publish, wants
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions, GateOptions
+from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -15,6 +16,16 @@ if TYPE_CHECKING:
     from headway.evals.report import Report
 
 __all__ = ["GATE_FAILED", "Figures", "check_gate", "evaluated", "held_out"]
+
+
+WORDS = {
+    POINTS: "a share",
+    POSITIONS: "a share of the tokens",
+    RELATIVE: "a part of the bits",
+    PERPLEXITY: "a part of the perplexity",
+    NATS: "nats a token",
+}
+"""Kind of loss → its unit in a card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +41,9 @@ def eval_call(call: "Call") -> "Call":
     """The call of `headway eval` that --against and the options beside it stand for."""
     gate: GateOptions = call.options[GateOptions]
     options = EvalOptions(
-        suite="all" if gate.eval_data else "skills",
         against=gate.against,
         gate=gate.gate,
+        allow_unclear=gate.allow_unclear,
         tolerance=gate.tolerance,
         kl_tolerance=gate.kl_tolerance,
         questions=gate.questions,
@@ -45,6 +56,16 @@ def eval_call(call: "Call") -> "Call":
     return replace(call, options={EvalOptions: options, EngineOptions: engine})
 
 
+def sources_of(call: "Call") -> Sources:
+    """Where the reports of the new model and of --against come from.
+
+    Both have the engine's options of the verb, but A keeps and reads all of its KV.
+    """
+    engine: EngineOptions = call.options[EngineOptions]
+    whole = replace(engine, kv_layers="", kv_read="", kv_keep="")
+    return Sources(call, wants(call.options[EvalOptions]), whole)
+
+
 def check_gate(call: "Call") -> None:
     """UsageError before anything is computed, where the evaluation could not be made."""
     gate: GateOptions = call.options[GateOptions]
@@ -54,7 +75,7 @@ def check_gate(call: "Call") -> None:
         return
     called = eval_call(call)
     options: EvalOptions = called.options[EvalOptions]
-    Sources(called, wants(options)).check(gate.against, "")
+    sources_of(called).check(gate.against, "")
     check_outputs(options)
 
 
@@ -72,7 +93,7 @@ def evaluated(call: "Call", folder: Path, name: str) -> Figures:
         return Figures()
     called = eval_call(call)
     options: EvalOptions = called.options[EvalOptions]
-    report = Sources(called, wants(options)).report(str(folder))
+    report = sources_of(called).report(str(folder))
     report.model = name
     status = publish(report, options)
     if options.gate:
@@ -92,8 +113,7 @@ def markdown_of(report: "Report") -> str:
         both = [("–" if value is None else f"{value:.4f}") for value in (m.first, m.second)]
         loss = f"{m.loss:+.4f} | {m.low:+.4f} … {m.high:+.4f}"
         lines.append(f"| {m.name} | {both[0]} | {both[1]} | {loss} | {m.verdict} |")
-    words = {"points": "a share", "relative": "a part of the bits", "nats": "nats a token"}
-    kinds = sorted({words[m.kind] for m in report.comparison.measures})
+    kinds = sorted({WORDS[m.kind] for m in report.comparison.measures})
     lines.append(
         f"\nLosses are {', '.join(kinds)}; asked by `headway eval`'s rules (docs/evals.md)."
     )

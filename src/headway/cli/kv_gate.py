@@ -21,6 +21,7 @@ from headway.core.kv_keep import KEYDIFF, keep_method, keep_share
 from headway.core.kv_read import read_share
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions
+from headway.core.options.against import against_arguments
 from headway.core.served_spec import as_served
 from headway.edge.database import default_folder
 
@@ -92,19 +93,32 @@ def check(folder: Path, engine: EngineOptions) -> None:
     given += [f"--kv-read {engine.kv_read}"] if engine.kv_read else []
     given += [f"--kv-keep {engine.kv_keep}"] if engine.kv_keep else []
     named = " ".join(given)
+    of_a = against_arguments(replace(engine, kv_layers="", kv_read="", kv_keep=""))
+    of_b = [flag.replace("--against-", "--", 1) for flag in of_a]
+    asked = " ".join([named, *of_b, *of_a])
     raise UsageError(
         f"{named} is lossy, and no gate was passed with it here for {folder.name}.",
-        f"Run headway eval {folder} {named} --against {folder} --gate --distances 0,300,800 with "
+        f"Run headway eval {folder} {asked} --against {folder} --gate --distances 0,300,800 with "
         "the other options as served, or add --kv-ungated.",
     )
 
 
 def record(
-    folder: Path, engine: EngineOptions, report: "Report", distances: "Sequence[int]"
+    folder: Path,
+    engine: EngineOptions,
+    report: "Report",
+    distances: "Sequence[int]",
+    against_whole: bool = True,
 ) -> None:
-    """Write down a gate that was passed, where something is left out, and say so."""
+    """Write down a gate that was passed, where something is left out, and say so.
+
+    `against_whole`: A keeps and reads all of its KV.
+    """
     path = record_file(folder, engine)
-    if path is None or report.comparison is None or report.comparison.worse:
+    if path is None or report.comparison is None or report.comparison.failed:
+        return
+    if not against_whole:
+        print("Not recorded for headway serve: A leaves tokens out, too.")
         return
     if not is_of_the_same_weights(folder, report.against, path.parent):
         name = report.comparison.first

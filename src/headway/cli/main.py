@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import (
+    AgainstOptions,
     BatchOptions,
     BenchOptions,
     CalibrateOptions,
@@ -191,7 +192,7 @@ VERBS = {
     "eval": Verb(
         usage="eval [MODEL | URL]",
         help="Answer quality of a folder or a server; --against another, with --gate.",
-        tables=(EvalOptions, EngineOptions),
+        tables=(EvalOptions, EngineOptions, AgainstOptions),
         function="headway.cli.evaluate:evaluate",
     ),
     "doctor": Verb(

@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import model_folder
+from headway.cli.common import source_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.memory_plan import gib
@@ -31,7 +31,7 @@ def prune(call: "Call") -> int:
     """Say what will be smaller and faster, prune, write OUT, evaluate; 0, or 5 by the gate."""
     if len(call.positionals) != 2:
         raise UsageError("prune takes two folders.", "headway prune FOLDER OUT --neurons 0.33")
-    folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
+    folder, out = source_folder(call.positionals[0], "prune"), Path(call.positionals[1])
     options: PruneOptions = call.options[PruneOptions]
     check_gate(call)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.common import model_folder, stamp_of
+from headway.cli.common import source_folder, stamp_of
 from headway.cli.gated import GATE_FAILED, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS, INT8, PLAIN, Format
@@ -28,7 +28,7 @@ def quantize(call: "Call") -> int:
     """Write OUT; 0, or 5 when the gate fails: then all stays in OUT.partial."""
     if len(call.positionals) != 2:
         raise UsageError("quantize takes two folders.", "headway quantize FOLDER OUT")
-    folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
+    folder, out = source_folder(call.positionals[0], "quantize"), Path(call.positionals[1])
     call = against_source(call, folder)
     check_gate(call)
     options: QuantizeOptions = call.options[QuantizeOptions]

@@ -144,9 +144,13 @@ class Steps:
             self._folder, self._name = out, options.name or out.name
         print(f"2 gate: {self._folder} against {against}", flush=True)
         gate = [f"--against={against}", f"--questions={options.questions}", "--gate"]
+        if options.kl_tolerance is not None:
+            gate.append(f"--kl-tolerance={options.kl_tolerance}")
+        if options.allow_unclear:
+            gate.append("--allow-unclear")
         status = verb("eval", self._folder, *gate, f"--tolerance={options.tolerance}")
         if status != 0:
-            print("refused: it is surely worse. The gateway was not touched.", flush=True)
+            print("refused by the gate. The gateway was not touched.", flush=True)
             return status
         try:
             url = options.canary or self._serve()

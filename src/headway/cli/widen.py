@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.common import model_folder
+from headway.cli.common import source_folder
 from headway.core.errors import UsageError
 from headway.core.model_spec import read_model_spec
 from headway.core.options import WidenOptions
@@ -17,7 +17,7 @@ def widen(call: "Call") -> int:
     """Write OUT and say what it is; with --dry-run only whether FOLDER fits."""
     if len(call.positionals) != 2:
         raise UsageError("widen takes two folders.", "headway widen FOLDER --like qwen2.5-0.5b OUT")
-    folder, out = model_folder(call.positionals[0]), Path(call.positionals[1])
+    folder, out = source_folder(call.positionals[0], "widen"), Path(call.positionals[1])
     options: WidenOptions = call.options[WidenOptions]
 
     from headway.compress import widen as room  # late: torch

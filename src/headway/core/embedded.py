@@ -25,3 +25,9 @@ def model_folder(given: str | Path | None) -> Path:
         there = ", ".join(each for each in NAMES if (root / each).is_dir())
         raise UsageError(f"{name} is not embedded in this installation.", f"There are: {there}.")
     return root / name
+
+
+def general_text() -> str:
+    """17,000 characters of prose, dialogue, instructions, letters, code and tables in four
+    languages, written for this project: what is scored where no other text is given."""
+    return (files("headway") / "embedded" / "general.txt").read_text(encoding="utf-8")

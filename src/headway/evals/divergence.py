@@ -54,6 +54,11 @@ class Compared:
     reference_nats: float
     nats: float
 
+    @property
+    def differed(self) -> int:
+        """Positions whose likeliest token is another."""
+        return self.num_tokens - self.agreed
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
@@ -83,6 +88,11 @@ class Divergence:
         """Mean of Σ min(p, q); None over a URL."""
         known = [each.overlap for each in self.passages if each.overlap is not None]
         return sum(known) / self.num_tokens if len(known) == len(self.passages) else None
+
+    @property
+    def reference_perplexity(self) -> float:
+        """e^(nats a token) by the reference."""
+        return math.exp(sum(each.reference_nats for each in self.passages) / self.num_tokens)
 
     @property
     def perplexity_ratio(self) -> float:

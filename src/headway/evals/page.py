@@ -10,7 +10,15 @@ from typing import Any
 
 from rich.console import Console
 
-from headway.evals.pairs import NATS, Comparison, Measure
+from headway.evals.pairs import (
+    AS_GOOD,
+    CANNOT_TELL,
+    NATS,
+    UNCLEAR,
+    WORSE,
+    Comparison,
+    Measure,
+)
 from headway.evals.questions import Item, Share
 from headway.evals.report import Report
 from headway.evals.table import heading, show
@@ -20,7 +28,7 @@ from headway.measure.onepage import Plot, axes, one_page, preformatted
 MOST_WRONG = 3
 """Wrong answers shown of each skill and level; the JSON has all."""
 LONGEST = 600
-COLOURS = {"worse": "#e5484d", "as good": "#30a46c", "unclear": "#f5a524"}
+COLOURS = {WORSE: "#e5484d", AS_GOOD: "#30a46c", UNCLEAR: "#f5a524", CANNOT_TELL: "#8b8d98"}
 
 
 def html(report: Report, gate: bool = False) -> str:
@@ -52,7 +60,8 @@ def all_plots(report: Report) -> Iterator[Plot]:
             yield skills_plot(both, level)
     if report.text is not None:
         yield text_plot(both, BITS, "Less is better; 8 is knowing nothing.")
-        yield text_plot(both, SHARE, "Last words that greedy decoding writes.")
+        if report.text.last_words is not None:
+            yield text_plot(both, SHARE, "Last words that greedy decoding writes.")
 
 
 def losses(comparison: Comparison) -> Plot:

@@ -15,7 +15,10 @@ FORMAT = "headway-eval"
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One model's evaluation; `place` is its folder or URL. With `--against`, the other's too."""
+    """One model's evaluation; `place` is its folder or URL. With `--against`, the other's too.
+
+    `bits` are held for a weight, None where that is not told; `notes` say what was not asked, why.
+    """
 
     format: str = FORMAT
     headway: str
@@ -24,9 +27,12 @@ class Report(msgspec.Struct, kw_only=True):
     began: str
     seconds: float
     skills: SkillsReport | None = None
+    tasks: SkillsReport | None = None
     text: TextReport | None = None
     divergence: DivergenceReport | None = None
     comparison: Comparison | None = None
+    bits: float | None = None
+    notes: list[str] = []
     against: "Report | None" = None
 
 

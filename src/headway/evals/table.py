@@ -8,21 +8,35 @@ from collections.abc import Iterator, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from headway.evals.pairs import NATS, RELATIVE, Comparison, Measure
+from headway.evals.pairs import (
+    AS_GOOD,
+    CANNOT_TELL,
+    NATS,
+    PERPLEXITY,
+    RELATIVE,
+    UNCLEAR,
+    WORSE,
+    Comparison,
+    Measure,
+)
 from headway.evals.questions import Share, SkillsReport
 from headway.evals.report import Report
 from headway.evals.texts import SHARE, Figure
 
-STYLES = {"worse": "bold red", "as good": "green", "unclear": "yellow"}
+STYLES = {WORSE: "bold red", AS_GOOD: "green", UNCLEAR: "yellow", CANNOT_TELL: "dim"}
 
 
 def show(report: Report, console: Console, gate: bool = False) -> None:
     """Print everything."""
     console.print(f"[bold]{heading(report)}[/]", highlight=False)
+    for note in report.notes:
+        console.print(note, highlight=False, markup=False)
     if report.skills is not None:
         console.print(skills_table(report.skills))
         for line in skills_notes(report.skills):
             console.print(line, highlight=False)
+    if report.tasks is not None:
+        console.print(tasks_table(report.tasks))
     if report.text is not None:
         console.print(figures_table("text", report.text.figures))
     if report.divergence is not None:
@@ -61,6 +75,15 @@ def skills_table(found: SkillsReport) -> Table:
     return table
 
 
+def tasks_table(found: SkillsReport) -> Table:
+    """The share of right answers of each task with its 95% interval."""
+    table = plain_table("tasks", "right", "of")
+    for share in found.shares:
+        if share.skill and share.level:
+            table.add_row(share.skill, share_text(share), f"{share.asked:,}")
+    return table
+
+
 def share_text(share: Share | None) -> str:
     """ "96.0% (86.5…98.9)"; nothing where nothing was asked."""
     if share is None or not share.asked:
@@ -91,15 +114,19 @@ def figures_table(title: str, figures: Sequence[Figure]) -> Table:
 def comparison_table(comparison: Comparison) -> Table:
     """One row a measure."""
     names = (f"A {comparison.first}", f"B {comparison.second}")
-    table = plain_table("", *names, "loss of B", "95%", "lost, gained", "p", "items", "B is")
+    table = plain_table(
+        *("required *", *names, "loss of B", "95%", "tolerance", "lost, gained", "p", "items"),
+        "B is",
+    )
     for each in comparison.measures:
         counts = "–" if each.lost is None else f"{each.lost}, {each.gained}"
         table.add_row(
-            each.name,
+            f"{each.name} *" if each.required else each.name,
             value_text(each, each.first),
             value_text(each, each.second),
             loss_text(each, each.loss),
             f"{loss_text(each, each.low)} … {loss_text(each, each.high)}",
+            loss_text(each, each.tolerance).removeprefix("+"),
             counts,
             "–" if each.p is None else f"{each.p:.2g}",
             f"{each.items:,}",
@@ -109,17 +136,20 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def value_text(measure: Measure, value: float | None) -> str:
-    """A share in percent, bits with four digits."""
+    """A share in percent, bits with four digits, perplexity with two."""
     if value is None:
         return "–"
+    if measure.kind == PERPLEXITY:
+        return f"{value:.2f}"
     return f"{value:.4f}" if measure.kind in (RELATIVE, NATS) else f"{value:.1%}"
 
 
 def loss_text(measure: Measure, loss: float) -> str:
-    """Points of a share, percent of bits, or nats."""
+    """Points of a share, percent of bits or perplexity, or nats."""
     if measure.kind == NATS:
         return f"{loss:.4f}"
-    return f"{loss * 100:+.1f}%" if measure.kind == RELATIVE else f"{loss * 100:+.1f}"
+    percent = measure.kind in (RELATIVE, PERPLEXITY)
+    return f"{loss * 100:+.1f}%" if percent else f"{loss * 100:+.1f}"
 
 
 def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
@@ -127,12 +157,12 @@ def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
     for line in comparison.differences:
         yield f"[bold yellow]![/] {line}"
     yield (
-        "A loss is positive where B is worse: points of a share, % of bits per byte, or nats per "
-        "token; p is exact McNemar's, of the skills corrected by Holm."
+        "A loss is positive where B is worse: points of a share, % of bits per byte or perplexity, "
+        "or nats per token; p is exact McNemar's, of the skills corrected by Holm."
     )
     verdict = gate_text(comparison)
     if gate:
-        yield f"[bold {'red' if comparison.worse else 'green'}]gate: {verdict}[/]"
+        yield f"[bold {'red' if comparison.failed else 'green'}]gate: {verdict}[/]"
     else:
         yield f"with --gate: {verdict}"
 
@@ -145,7 +175,19 @@ def gate_text(comparison: Comparison) -> str:
             f"(tolerance {loss_text(each, each.tolerance)})"
             for each in comparison.worse
         )
-    unclear = [each.name for each in comparison.measures if each.verdict == "unclear"]
-    if unclear:
-        return f"passes; too few items to call B as good in: {', '.join(unclear)}"
-    return "passes: B is as good within the tolerance in every measure"
+    if comparison.blind:
+        said = "no required measure has the items to see the tolerated loss"
+        return (
+            f"passes, for --allow-unclear was given: {said}"
+            if comparison.allow_unclear
+            else (f"fails: {said}; ask more, or give --allow-unclear")
+        )
+    unclear = [each.name for each in comparison.measures if each.verdict == UNCLEAR]
+    untold = [each.name for each in comparison.measures if each.verdict == CANNOT_TELL]
+    return "passes" + "".join(
+        [
+            ": B is as good within the tolerance in every required measure" if not unclear else "",
+            f"; neither worse nor as good: {', '.join(unclear)}" if unclear else "",
+            f"; cannot tell, and does not decide: {', '.join(untold)}" if untold else "",
+        ]
+    )

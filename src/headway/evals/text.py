@@ -178,6 +178,14 @@ def score_text(
             f"The text {name or 'given'} has {len(text)} characters, all of them context.",
             f"Give a longer text, or a context below {context_chars} characters.",
         )
+    passages = score_windows(model, cut, advance)
+    return TextScore(
+        name=name, context_chars=context_chars, stride_chars=stride_chars, passages=passages
+    )
+
+
+def score_windows(model: Model, cut: Sequence[Window], advance: Advance = quietly) -> list[Passage]:
+    """The bits of each window's target, read after its context."""
     passages = []
     for at in range(0, len(cut), BATCH):
         batch = cut[at : at + BATCH]
@@ -190,9 +198,7 @@ def score_text(
                 )
             )
             advance()
-    return TextScore(
-        name=name, context_chars=context_chars, stride_chars=stride_chars, passages=passages
-    )
+    return passages
 
 
 def score_last_words(

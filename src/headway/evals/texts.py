@@ -11,28 +11,33 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from headway.core.embedded import general_text
 from headway.core.errors import UsageError
 from headway.core.scoring import Model
 from headway.evals import divergence
 from headway.evals.divergence import Divergence
-from headway.evals.pairs import NATS, POINTS, RELATIVE, Paired
+from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE, Paired
 from headway.evals.statistics import Values, interval, paired_bootstrap, wilson
 from headway.evals.text import (
+    CONTEXT_CHARS,
+    LAMBADA,
+    STRIDE_CHARS,
     TEXTS,
     Advance,
     LastWords,
+    Passage,
     TextScore,
     Window,
+    read_data,
     read_lambada,
-    read_text,
     score_last_words,
-    score_text,
+    score_windows,
+    spread,
     windows,
 )
 
-DIVERGENCE_WINDOWS = 200
-"""Windows of each text that are compared token by token, unless --windows says otherwise."""
-
+GENERAL = "general"
+"""The text that comes along, scored where --data names none."""
 MOST_BLOCKS = 500
 """A text of 9,200 windows is drawn again in blocks of 19."""
 
@@ -43,15 +48,24 @@ class Corpora(msgspec.Struct, kw_only=True):
     texts: dict[str, str]
     lambada: list[str]
     limit: int | None
+    passages: dict[str, list[Window]] = {}
+    """By name what is in passages already: code behind its prompts."""
 
-    def cut(self, name: str, limit: int | None) -> list[Window]:
-        """The windows of a text, or `limit` of them."""
-        return windows(self.texts[name], limit=limit)
+    @property
+    def names(self) -> list[str]:
+        """Of all that is cut into windows."""
+        return [*self.texts, *self.passages]
+
+    def cut(self, name: str) -> list[Window]:
+        """The windows of a text, `limit` of them at most."""
+        if name in self.passages:
+            return spread(self.passages[name], self.limit)
+        return windows(self.texts[name], limit=self.limit)
 
     @property
     def num_windows(self) -> int:
         """Steps of the bar."""
-        return sum(len(self.cut(name, self.limit)) for name in self.texts) + len(self.lambada)
+        return sum(len(self.cut(name)) for name in self.names) + len(self.lambada)
 
 
 BITS, SHARE, NATS_A_TOKEN, RATIO = "bits per byte", "share", "nats per token", "ratio"
@@ -74,34 +88,69 @@ class TextReport(msgspec.Struct, kw_only=True):
     limit: int | None
     figures: list[Figure]
     texts: list[TextScore]
-    last_words: LastWords
+    last_words: LastWords | None = None
+
+    @classmethod
+    def of(
+        cls, texts: list[TextScore], last_words: LastWords | None, limit: int | None
+    ) -> "TextReport":
+        """The report of these scores, with their figures."""
+        figures = [bits_figure(text) for text in texts]
+        figures += [last_words_figure(last_words)] if last_words else []
+        return cls(limit=limit, figures=figures, texts=texts, last_words=last_words)
 
 
 def read_corpora(data: str, limit: int | None) -> Corpora:
-    """The texts of the data folder; UsageError names a file that is missing."""
-    if not data:
+    """The text that comes along, a file of the user's own, or the texts of a data folder.
+
+    UsageError where a folder has none of them, or a file cannot be read.
+    """
+    found = text_corpora(data, limit)
+    short = [name for name in found.names if not found.cut(name)]
+    if short:
         raise UsageError(
-            "The suite text needs texts.",
-            "--data FOLDER, which holds text/val.txt, eval/wikitext-2 and eval/lambada.",
+            f"The text {short[0]} has no more than {CONTEXT_CHARS} characters: all are context.",
+            "Give a longer text.",
         )
-    folder = Path(data)
-    texts = {name: read_text(folder, name) for name in TEXTS}
-    return Corpora(texts=texts, lambada=read_lambada(folder, limit), limit=limit)
+    return found
+
+
+def text_corpora(data: str, limit: int | None) -> Corpora:
+    """The same, of any length."""
+    path = Path(data)
+    if not data:
+        return Corpora(texts={GENERAL: general_text()}, lambada=[], limit=limit)
+    if path.is_file():
+        return Corpora(texts={path.stem: read_data(path)}, lambada=[], limit=limit)
+    texts = {n: read_data(path / file) for n, file in TEXTS.items() if (path / file).exists()}
+    if not texts:
+        raise UsageError(
+            f"--data {data} has no text.",
+            f"Give a file of text, or a folder with one of {', '.join(TEXTS.values())}.",
+        )
+    lambada = read_lambada(path, limit) if (path / LAMBADA).exists() else []
+    return Corpora(texts=texts, lambada=lambada, limit=limit)
 
 
 def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
     """Score everything; `advance` is called once a passage."""
     texts = [
-        score_text(model, text, name=name, limit=corpora.limit, advance=advance)
-        for name, text in corpora.texts.items()
+        TextScore(
+            name=name,
+            context_chars=CONTEXT_CHARS,
+            stride_chars=STRIDE_CHARS,
+            passages=score_windows(model, corpora.cut(name), advance),
+        )
+        for name in corpora.names
     ]
-    last_words = score_last_words(model, corpora.lambada, advance=advance)
-    return TextReport(
-        limit=corpora.limit,
-        figures=[*map(bits_figure, texts), last_words_figure(last_words)],
-        texts=texts,
-        last_words=last_words,
-    )
+    return TextReport.of(texts, last_words_of(model, corpora, advance), corpora.limit)
+
+
+def last_words_of(model: Model, corpora: Corpora, advance: Advance) -> LastWords | None:
+    """LAMBADA's last words; None where its passages are not at hand."""
+    if not corpora.lambada:
+        return None
+    return score_last_words(model, corpora.lambada, advance=advance)
 
 
 def bits_figure(text: TextScore) -> Figure:
@@ -139,11 +188,18 @@ def blocks(values: Sequence[float]) -> Values:
     return found
 
 
-def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
-    """Texts and last words whose passages are the same in both."""
+def text_pairs(
+    first: TextReport, second: TextReport, compared: frozenset[str] = frozenset()
+) -> Iterator[Paired]:
+    """Texts and last words whose passages are the same in both.
+
+    Those in `compared` are left out: their tokens say more.
+    """
     before = {text.name: text for text in first.texts}
     for b in second.texts:
         a = before.get(b.name)
+        if b.name in compared:
+            continue
         if a is None or [p.num_bytes for p in a.passages] != [p.num_bytes for p in b.passages]:
             continue
         of_a, of_b = (blocks([p.nats for p in text.passages]) for text in (a, b))
@@ -155,8 +211,11 @@ def text_pairs(first: TextReport, second: TextReport) -> Iterator[Paired]:
             items=len(b.passages),
             loss=of_b - of_a,
             weight=of_a,
+            required=True,
         )
     a_words, b_words = first.last_words, second.last_words
+    if a_words is None or b_words is None:
+        return
     if [i.word for i in a_words.items] == [i.word for i in b_words.items]:
         right_a, right_b = (
             np.array([float(item.right) for item in found.items]) for found in (a_words, b_words)
@@ -179,18 +238,50 @@ class DivergenceReport(msgspec.Struct, kw_only=True):
     texts: list[Divergence]
 
 
-def diverge(first: Model, second: Model, corpora: Corpora, advance: Advance) -> DivergenceReport:
-    """What the second lost against the first, token by token, on each text."""
-    limit = corpora.limit or DIVERGENCE_WINDOWS
-    found = [
-        divergence.compare(first, second, corpora.cut(name, limit), name=name, advance=advance)
-        for name in corpora.texts
-    ]
-    return DivergenceReport(
+def compare(
+    first: Model, second: Model, corpora: Corpora, advance: Advance
+) -> tuple[TextReport, TextReport, DivergenceReport]:
+    """Both models on each text in one pass, and what the second lost token by token.
+
+    Raises UsageError where they do not cut a text into the same tokens.
+    """
+    found, scores = [], []
+    for name in corpora.names:
+        cut = corpora.cut(name)
+        found.append(divergence.compare(first, second, cut, name=name, advance=advance))
+        scores.append(both_scores(found[-1], cut))
+    divergences = DivergenceReport(
         method=found[0].method,
         figures=[figure for each in found for figure in divergence_figures(each)],
         texts=found,
     )
+    of_a, of_b = (
+        TextReport.of(list(texts), last_words_of(model, corpora, advance), corpora.limit)
+        for model, texts in zip((first, second), zip(*scores, strict=True), strict=True)
+    )
+    return of_a, of_b, divergences
+
+
+def both_scores(found: Divergence, cut: Sequence[Window]) -> tuple[TextScore, TextScore]:
+    """The bits of A and of B on windows that were compared token by token."""
+    a, b = (
+        TextScore(
+            name=found.name,
+            context_chars=CONTEXT_CHARS,
+            stride_chars=STRIDE_CHARS,
+            passages=[
+                Passage(
+                    nats=nats,
+                    num_bytes=len(window.target.encode()),
+                    num_tokens=each.num_tokens,
+                )
+                for window, each in zip(cut, found.passages, strict=True)
+                for nats in ((each.reference_nats, each.nats)[side],)
+            ],
+        )
+        for side in (0, 1)
+    )
+    return a, b
 
 
 def divergence_figures(found: Divergence) -> Iterator[Figure]:
@@ -220,14 +311,24 @@ def divergence_figures(found: Divergence) -> Iterator[Figure]:
 
 
 def divergence_pairs(found: DivergenceReport) -> Iterator[Paired]:
-    """KL(A ‖ B) in nats a token is the loss itself."""
+    """KL(A ‖ B), positions whose likeliest token differs, and the perplexity of B over A's."""
     for each in found.texts:
-        yield Paired(
-            name=f"KL, {each.name}",
-            kind=NATS,
-            first=None,
-            second=each.kl,
-            items=len(each.passages),
-            loss=blocks([passage.kl for passage in each.passages]),
-            weight=blocks([passage.num_tokens for passage in each.passages]),
-        )
+        tokens = blocks([passage.num_tokens for passage in each.passages])
+        ratio = each.perplexity_ratio
+        rows: list[tuple[str, str, float | None, float, list[float]]] = [
+            ("KL", NATS, None, each.kl, [p.kl for p in each.passages]),
+            ("same top token", POSITIONS, 1.0, each.agreement, [p.differed for p in each.passages]),
+            ("perplexity", PERPLEXITY, each.reference_perplexity,
+             each.reference_perplexity * ratio, [p.nats - p.reference_nats for p in each.passages]),
+        ]  # fmt: skip
+        for name, kind, first, second, sums in rows:
+            yield Paired(
+                name=f"{name}, {each.name}",
+                kind=kind,
+                first=first,
+                second=second,
+                items=len(each.passages),
+                loss=blocks(sums),
+                weight=tokens,
+                required=True,
+            )

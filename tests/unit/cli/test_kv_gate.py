@@ -28,7 +28,7 @@ def report(verdict: str = "as good", against: Path = FOLDER) -> Any:
     measure = Measure(
         **{"name": "skills", "kind": "points", "items": 9, "first": 1.0, "second": 1.0},
         **{"loss": 0.0, "low": 0.0, "high": 0.0, "tolerance": 0.02, "floor": 0.0},
-        **{"ceiling": 0.0, "verdict": verdict},
+        **{"ceiling": 0.0, "verdict": verdict, "required": True},
     )
     return SimpleNamespace(
         comparison=Comparison(first="whole", second="less", measures=[measure], differences=[]),

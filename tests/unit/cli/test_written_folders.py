@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.distill import curves, said
-from headway.cli.evaluate import Sources, wants
-from headway.cli.gated import check_gate, eval_call, evaluated
+from headway.cli.gated import check_gate, eval_call, evaluated, sources_of
 from headway.cli.main import Call
 from headway.core.errors import UsageError
 from headway.core.options import (
@@ -54,10 +53,10 @@ def test_losses_are_named_by_file_and_drawn_by_step(tmp_path: Path):
 def test_the_gate_asks_what_headway_eval_asks():
     gate = {"against": "headway-tiny", "gate": True, "tolerance": 0.01, "kl_tolerance": 0.5}
     options = eval_call(called(**gate, questions=3)).options[EvalOptions]
-    assert (options.against, options.gate, options.suite) == ("headway-tiny", True, "skills")
+    assert (options.against, options.gate, options.suite) == ("headway-tiny", True, "auto")
     assert (options.tolerance, options.kl_tolerance, options.questions) == (0.01, 0.5, 3)
     texts = eval_call(called(**gate, eval_data="DATA", windows=7)).options[EvalOptions]
-    assert (texts.suite, texts.data, texts.windows) == ("all", "DATA", 7)
+    assert (texts.suite, texts.data, texts.windows) == ("auto", "DATA", 7)
 
 
 def test_a_gate_needs_something_to_compare_with(tmp_path: Path):
@@ -83,16 +82,17 @@ def test_windows_of_a_file_hold_for_b_alone(monkeypatch: pytest.MonkeyPatch):
     """`headway eval FOLDER --kv-layers FILE --against FOLDER`: A is the whole model."""
     opened = []
 
-    def folder_model(folder: Path, *, name: str, kv_layers: str = "", **others: str) -> str:
-        opened.append(kv_layers)
+    def folder_model(folder: Path, *, name: str, **options: str) -> str:
+        opened.append((name, options))
         return name
 
     monkeypatch.setattr("headway.whole_model.FolderModel", folder_model)
-    monkeypatch.setattr("headway.evals.suites.evaluate", lambda model, place, wanted: model)
-    monkeypatch.setattr("headway.evals.suites.side_by_side", lambda *_, **__: None)
+    monkeypatch.setattr("headway.evals.suites.evaluate_both", lambda a, b, wanted: (a, b))
     call = called(against="headway-tiny")
-    call.options[EngineOptions] = EngineOptions(kv_layers="kv.yaml")
-    asked = eval_call(call)
-    sources = Sources(asked, wants(asked.options[EvalOptions]))
-    first, second, _ = sources._both("headway-tiny")
-    assert opened == ["kv.yaml", ""] and first == second
+    call.options[EngineOptions] = EngineOptions(kv_layers="kv.yaml", quantization="int8")
+    sources_of(eval_call(call))._both("headway-tiny")
+    names = [f"headway-tiny --quantization int8{more}" for more in (" --kv-layers kv.yaml", "")]
+    assert opened == [
+        (names[0], {"quantization": "int8", "kv_layers": "kv.yaml"}),
+        (names[1], {"quantization": "int8"}),
+    ]

@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.core.embedded import general_text
 from headway.core.errors import UsageError
 from headway.core.scoring import Score
+from headway.evals import suites, texts
 from headway.evals.divergence import (
     APPROXIMATE,
     EXACT,
@@ -339,3 +341,73 @@ def test_differences_and_chance():
     assert 0 < worse.low < 0.2 < worse.high
     assert worse.p < 0.001
     assert 0.02 < chance(20) < 0.2
+
+
+# ── both models in one pass ─────────────────────────────────────────────────────────────────
+
+NO_SKILLS = {"skills": [], "levels": [1], "questions": 1, "seed": 0}
+
+
+def corpora(limit: int = 200) -> texts.Corpora:
+    return texts.Corpora(texts={"cats": TEXT}, lambada=["the cat sat on the mat"], limit=limit)
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_pass_over_both_models_finds_the_bits_of_each(served: bool):
+    """What `ask` finds of each alone, at once with the divergence; also behind two URLs."""
+    a, b = (Served(drawn(seed)) if served else drawn(seed) for seed in (1, 2))
+    of_a, of_b, found = texts.compare(a, b, corpora(), lambda: None)
+    for together, model in ((of_a, a), (of_b, b)):
+        alone = texts.ask(model, corpora(), lambda: None)
+        assert [f.name for f in together.figures] == [f.name for f in alone.figures]
+        for ours, theirs in zip(together.figures, alone.figures, strict=True):
+            assert ours.value == pytest.approx(theirs.value, rel=1e-5)
+    assert found.method == (APPROXIMATE if served else EXACT)
+    rows = {row.name: row for row in texts.divergence_pairs(found)}
+    assert list(rows) == ["KL, cats", "same top token, cats", "perplexity, cats"]
+    assert all(row.required for row in rows.values())
+    agreed = rows["same top token, cats"]
+    assert agreed.loss.sum() / agreed.weight.sum() == pytest.approx(1 - agreed.second)
+    perplexity = rows["perplexity, cats"]
+    nats = [math.log(each.figures[0].value) for each in (of_a, of_b)]
+    assert perplexity.second / perplexity.first == pytest.approx(
+        math.exp(math.log(2) * (math.exp(nats[1]) - math.exp(nats[0]))), rel=1e-4
+    )
+
+
+def test_models_with_other_tokens_are_compared_by_their_bits():
+    class Pairs(Bytes):
+        def encode(self, text: str) -> list[int]:
+            return [byte ^ 1 for byte in text.encode()]
+
+    wanted = suites.Wanted(**NO_SKILLS, corpora=corpora())
+    a, b = suites.evaluate_both((drawn(1), "a"), (Pairs(drawn(2).table), "b"), wanted)
+    assert b.divergence is None and "different tokens" in b.notes[0]
+    found = suites.side_by_side(a, b, tolerance=0.02)
+    assert {row.name: row.required for row in found.measures} == {
+        "bits per byte, cats": True,
+        "last words, lambada": False,
+    }
+
+
+def test_texts_are_the_one_that_comes_along_a_file_or_those_of_a_folder(tmp_path: Path):
+    general = texts.read_corpora("", 200)
+    assert list(general.texts) == ["general"] and not general.lambada
+    assert 60 <= general.num_windows <= 80
+    own = tmp_path / "mails.txt"
+    own.write_text(TEXT)
+    assert texts.read_corpora(str(own), 200).texts == {"mails": TEXT}
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "val.txt").write_text(TEXT)
+    found = texts.read_corpora(str(tmp_path), 5)
+    assert list(found.texts) == ["books"] and found.num_windows == 5
+    with pytest.raises(UsageError, match="has no text"):
+        texts.read_corpora(str(tmp_path / "text"), 200)
+
+
+def test_the_text_that_comes_along_is_ordinary():
+    """Several kinds and languages, and nothing that occurs twice: no passage gives another away."""
+    text = general_text()
+    lines = [line for line in text.splitlines() if len(line) > 60]
+    assert len(lines) == len(set(lines)) and 15_000 < len(text) < 20_000
+    assert all(word in text for word in ("def ", "{\n", "| --- |", "User:", "ü", "í", "é"))

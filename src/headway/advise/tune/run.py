@@ -22,6 +22,7 @@ from headway.bench.run import prepare
 from headway.bench.trial import once
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions, EngineOptions, Seconds, to_arguments
+from headway.core.options.against import against_arguments
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tune import TuneOptions
 from headway.core.slo import DEFAULT_CLASS, parse_classes
@@ -61,7 +62,7 @@ class Tuning:
             search = self.search(Path(scratch))
             points = search.run(knobs, self.options.candidates, self.load.seed)
             finalists = Finalists(
-                search=search, knobs=knobs, passes=lambda each: self.may_answer(each, Path(scratch))
+                search=search, knobs=knobs, passes=lambda each: self.may_answer(each)
             )
             best = finalists.choose(points, self.options.trials)
             confirmed = self.confirm(best, finalists) if self.options.trials else []
@@ -139,24 +140,19 @@ class Tuning:
         left_s = self.until_s - time.monotonic()
         return max(min(self.options.block, left_s / runs - START_S), 2.0)
 
-    def may_answer(self, changes: Changes, scratch: Path) -> bool:
-        """Whether the gate lets the answers of this setting pass, where they are others."""
+    def may_answer(self, changes: Changes) -> bool:
+        """Whether the gate lets the answers of this setting pass, where they are others.
+
+        Both are loaded at once, so that they are compared token by token.
+        """
         name = said(changes)
         if not changes_tokens(changes) or name in self.gated:
             return name not in self.failed
-        base = scratch / "base.json"
-        questions = f"--questions={self.options.questions}"
-        if not base.exists():
-            self.watch("the default is evaluated for the gate")
-            status = verb(
-                "eval", self.folder, *to_arguments(self.engine), questions, f"--json={base}"
-            )
-            if status:
-                raise UsageError("The default could not be evaluated.", "Try headway eval FOLDER.")
         self.watch(f"gate, {name}")
         engine = to_arguments(options_of(self.engine, changes))
-        status = verb("eval", self.folder, *engine, questions, f"--against={base}", "--gate")
-        self.gated[name] = {0: "passed", GATE_FAILED: "surely worse: refused"}.get(
+        gate = [f"--questions={self.options.questions}", f"--against={self.folder}", "--gate"]
+        status = verb("eval", self.folder, *engine, *gate, *against_arguments(self.engine))
+        self.gated[name] = {0: "passed", GATE_FAILED: "refused by the gate"}.get(
             status, f"not evaluated (status {status}): refused"
         )
         return status == 0

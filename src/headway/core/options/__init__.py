@@ -1,5 +1,6 @@
 """Options, stated once as dataclass fields; flags, YAML, environment and help follow from them."""
 
+from headway.core.options.against import AgainstOptions
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
 from headway.core.options.claims import ClaimsOptions
@@ -14,7 +15,7 @@ from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.drift import DriftOptions
 from headway.core.options.evals import EvalOptions
-from headway.core.options.field import HALVES, Bytes, Seconds, Stages
+from headway.core.options.field import HALVES, Bytes, Seconds, Stages, flag_name
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
 from headway.core.options.narrow import NarrowOptions
@@ -36,6 +37,7 @@ from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "HALVES",
+    "AgainstOptions",
     "BatchOptions",
     "BenchOptions",
     "CalibrateOptions",
@@ -66,6 +68,7 @@ __all__ = [
     "TuneOptions",
     "TraceOptions",
     "WidenOptions",
+    "flag_name",
     "help_text",
     "read_options",
     "to_arguments",

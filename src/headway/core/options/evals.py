@@ -10,30 +10,40 @@ class EvalOptions:
     """One evaluation, and perhaps its comparison with another."""
 
     suite: str = option(
-        "skills",
-        "skills asks questions with checkable answers; text scores texts; all is both; context: a "
-        "URL that shortens prompts, asked with whole and with cut documents; examples: a URL, "
-        "asked recorded chats with fewer of their examples.",
-        choices=("skills", "text", "all", "context", "examples"),
+        "auto",
+        "text scores texts; skills asks questions with checkable answers; tasks those of --tasks, "
+        "or at hand in --data; all is all of them; auto is the texts, and the skills and tasks "
+        "that the model (of two, A) can do; context: a URL that shortens "
+        "prompts, asked with whole and with cut documents; examples: a URL, asked recorded chats "
+        "with fewer of their examples.",
+        choices=("auto", "text", "skills", "tasks", "all", "context", "examples"),
         common=True,
     )
     against: str = option(
         "",
-        "Compare with this: a folder, a URL, or a JSON that --json wrote.",
+        "Compare with this, A: a folder, a GGUF file, a URL, or a JSON that --json wrote. Formats "
+        "such as --quantization hold for the model alone, --against-quantization for A.",
         common=True,
     )
     gate: bool = option(
         False,
-        "Exit with 5 when the model is surely worse than --against, or when --suite context cuts "
-        "no better than chance.",
+        "Exit with 5 when the model is surely worse than --against or nothing could tell, or when "
+        "--suite context cuts no better than chance.",
         common=True,
+    )
+    allow_unclear: bool = option(
+        False, "Let the gate pass where no required measure has the items to see a loss."
     )
     tolerance: float = option(
         0.02, "Loss that the gate lets pass: a share of the items, or of the bits.",
         low=0, high=1, common=True,
     )  # fmt: skip
-    kl_tolerance: float = option(
-        0.02, "Divergence that the gate lets pass.", low=0, unit="nats per token"
+    kl_tolerance: float | None = option(
+        None,
+        "Divergence that the gate lets pass, and with it same top token and perplexity: 0.02, or "
+        "0.1 where the model holds fewer than 7 bits a weight and A does not.",
+        low=0,
+        unit="nats per token",
     )
     json: str = option("", "Write the report with every item here.", common=True)
     html: str = option("", "Write one page with plots here; it needs no network.", common=True)
@@ -44,6 +54,18 @@ class EvalOptions:
         high=100_000,
         common=True,
     )
+    tasks: list[str] = option(
+        [],
+        "Standard tasks: lambada-choices, gsm8k, ifeval, humaneval, whose data is in --data, and "
+        "files of your own, a question a line.",
+        common=True,
+    )
+    task_questions: int = option(100, "Most questions of each task.", low=1, high=100_000)
+    run_code: bool = option(
+        False,
+        "humaneval: run the programs that the model writes, with bounds and no sandbox. Without "
+        "it the reference solutions are scored as a text.",
+    )
     skills: list[str] = option([], "Only these skills.")
     levels: list[int] = option([], "Only these levels, of 1, 2 and 3.", low=1, high=3)
     distances: list[int] = option(
@@ -53,13 +75,12 @@ class EvalOptions:
     test_seed: int = option(1_000_003, "Same seed, same questions.", low=0)
     data: str = option(
         "",
-        "text: folder with text/val.txt, eval/wikitext-2 and eval/lambada; examples: recorded "
-        "chats, a body a line.",
+        "A file of text, or a folder with some of text/val.txt, eval/wikitext-2, eval/lambada, "
+        "eval/gsm8k and so on, instead of the text that comes along; examples: recorded chats, a "
+        "body a line.",
         common=True,
     )
-    windows: int | None = option(
-        None, "text: this many windows of each text, evenly spread; all by default.", low=2
-    )
+    windows: int = option(200, "text: most windows of each text, evenly spread.", low=2)
     model: str = option("", "URL: model to ask for; the server's first by default.", common=True)
     against_model: str = option("", "The same, where --against is a URL.")
     api_key: str = option("", "URL: key to send.", secret=True)

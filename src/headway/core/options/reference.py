@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headway.core.options import vllm
+from headway.core.options.against import AgainstOptions
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
 from headway.core.options.claims import ClaimsOptions
@@ -121,6 +122,7 @@ TITLES: dict[type, str] = {
     TuneOptions: "Tuning (`headway tune`), beside those of bench and the engine",
     PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
+    AgainstOptions: "The model of `eval --against` (`eval`)",
     ClaimsOptions: "Claims of the literature (`claims`), beside those of the engine",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`trace`)",

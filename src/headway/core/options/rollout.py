@@ -26,6 +26,13 @@ class RolloutOptions:
         20, "Gate: questions of each skill at each level.", low=1, high=100_000, common=True
     )
     tolerance: float = option(0.02, "Gate: loss that passes.", low=0, high=1, common=True)
+    kl_tolerance: float | None = option(
+        None, "Gate: divergence that passes; by default as of `headway eval`.",
+        low=0, unit="nats per token",
+    )  # fmt: skip
+    allow_unclear: bool = option(
+        False, "Gate: pass where nothing could tell, as beside a server without log-probabilities."
+    )
     canary: str = option("", "URL of a server of the new version; without it, one is started.")
     name: str = option("", "The rollout's name; by default that of the folder.")
     version: str = option("", "Another text is another trial; by default the folder's content.")
