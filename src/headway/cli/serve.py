@@ -78,7 +78,7 @@ def serve(call: "Call") -> int:
         return 0
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
-    read_model_spec(folder)  # a folder that cannot be served is told before anything starts
+    check_model(folder, engine_options)
     if options.retune:
         check_retunable(engine_options, options)
     if not options.kv_ungated:
@@ -229,6 +229,18 @@ def watch_cores(state: "State") -> None:
     for row in state.rows:
         row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s)
         row.telemetry.cpu_watch = CpuWatch() if len(state.rows) == 1 else None
+
+
+def check_model(folder: Path, options: EngineOptions) -> None:
+    """ModelError for a folder that cannot be served, before an engine starts.
+
+    Its weights are there, safetensors or GGUF, and their headers are whole.
+    """
+    from headway.runtime.checkpoint_files import find_files
+
+    read_model_spec(folder)
+    if options.load_format != "dummy" and options.executor != "null":
+        find_files(folder)
 
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":

@@ -66,3 +66,24 @@ def test_a_dry_run_compiles_the_chat_template(tmp_path, capsys):
     for verb in (["serve", str(folder)], ["run", str(folder), "hi"], ["chat", str(folder)]):
         assert main([*verb, "--dry-run"]) == 3
         assert "chat template does not compile" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("pytorch_model.bin", "is a pickle and is never opened"),
+        ("model.safetensors", "less than a header"),
+        ("", "holds no *.safetensors"),
+    ],
+)
+def test_weights_that_cannot_be_read_are_told_before_an_engine_starts(
+    tmp_path, capsys, monkeypatch, name, told
+):
+    folder = tmp_path / "model"
+    shutil.copytree(model_folder(EMBEDDED), folder)
+    (folder / "model.safetensors").unlink()
+    if name:
+        (folder / name).write_bytes(b"\x80\x04.")
+    monkeypatch.setattr("headway.cli.serve.make_model", None)
+    assert main(["serve", str(folder), "--port=0"]) == 3
+    assert told in capsys.readouterr().err

@@ -45,7 +45,18 @@ def spec(name: str, **fields: object) -> OutputParserSpec:
 
 ROME = '{"city": "Rome"}'
 HERMES = '<tool_call>\n{"name": "f", "arguments": %s}\n</tool_call>'
+XML = "<tool_call>\n<function=f>\n%s</function>\n</tool_call>"
+CITY = "<parameter=city>\nRome\n</parameter>\n"
 WELL_FORMED = [
+    ("qwen3_coder", XML % CITY, "", [("f", ROME)]),
+    ("qwen3_coder", f"Let me see.\n{XML % CITY}", "Let me see.", [("f", ROME)]),
+    ("qwen3_coder", f"{XML % CITY}\n{XML % ''}\n", "", [("f", ROME), ("f", "{}")]),
+    ("qwen3_coder", f"a {XML % ''} b", "a b", [("f", "{}")]),
+    ("qwen3_coder", f"<function=f>{CITY}</function>", "", [("f", ROME)]),
+    ("qwen3_coder", XML % "<parameter=s>\n\"a\"\n\nb\n\n</parameter>", "",
+     [("f", '{"s": "\\"a\\"\\n\\nb\\n"}')]),
+    ("qwen3_coder", XML % "<parameter=a>1</parameter><parameter=b>[</parameter>", "",
+     [("f", '{"a": "1", "b": "["}')]),
     ("hermes", HERMES % ROME, "", [("f", ROME)]),
     ("hermes", f"Let me see.\n{HERMES % ROME}", "Let me see.", [("f", ROME)]),
     ("hermes", f"{HERMES % ROME}\n{HERMES % '{}'}\n", "", [("f", ROME), ("f", "{}")]),
@@ -96,6 +107,9 @@ def test_text_without_calls_is_all_content(name: str) -> None:
 
 
 NO_CALLS = [
+    ("qwen3_coder", "<tool_call> I would call f </tool_call>"),
+    ("qwen3_coder", "<tool_call><function=></function></tool_call>"),
+    ("qwen3_coder", "the element <function= f> is"),
     ("hermes", "<tool_call> I would call f </tool_call>"),
     ("hermes", '<tool_call>{"city": "Rome"}</tool_call>'),
     ("hermes", '<tool_call>{"name": 5, "arguments": {}}</tool_call>'),
@@ -289,13 +303,48 @@ def test_a_hundred_thousand_marks_cost_no_more_than_text() -> None:
     """Each character is looked at a bounded number of times: 1 MB of false starts is quick work."""
     text = "<tool_call>{" * 40_000 + '"' + '\\"' * 100_000
     assert told(spec("hermes"), text) == (text, "", [])
+    assert told(spec("qwen3_coder"), text) == (text, "", [])
     assert told(spec("llama3_json"), "{" * 500_000)[0] == "{" * 500_000
+
+
+TYPED = [
+    ("5", {"type": "string"}, '"5"'),
+    ("5", {"type": "integer"}, "5"),
+    ("5.5", {"type": "number"}, "5.5"),
+    ("5", None, '"5"'),
+    ("5", {}, "5"),
+    ("Rome", {}, '"Rome"'),
+    ("true", {"type": "boolean"}, "true"),
+    ("False", {"type": "boolean"}, "false"),
+    ("null", {"type": ["string", "null"]}, "null"),
+    ("5", {"type": ["string", "null"]}, '"5"'),
+    ('{"a": [1]}', {"type": "object"}, '{"a": [1]}'),
+    ('{"a": [1]}', {"type": "string"}, '"{\\"a\\": [1]}"'),
+    ("[1,", {"type": "array"}, '"[1,"'),
+    ("NaN", {"type": "number"}, '"NaN"'),
+    ("[" * 9999, {"type": "array"}, '"' + "[" * 9999 + '"'),
+]
+
+
+@pytest.mark.parametrize(("text", "schema", "value"), TYPED)
+def test_elements_mean_what_their_schema_says(text: str, schema: object, value: str) -> None:
+    schemas = {"f": {"properties": {"a": schema} if schema is not None else {}}}
+    call = XML % f"<parameter=a>\n{text}\n</parameter>\n"
+    found = told(spec("qwen3_coder", schemas=schemas), *call)
+    assert found == ("", "", [("f", f'{{"a": {value}}}', True)])
+
+
+def test_elements_that_break_off_are_a_call_that_did() -> None:
+    for text in ("<tool_call><function=f>", XML.partition("%s")[0] + CITY, XML % "<parameter=a>x"):
+        (call,) = told(spec("qwen3_coder"), text)[2]
+        assert call[0] == "f" and not call[2]
 
 
 # ── the table ───────────────────────────────────────────────────────────────────────────────
 
 TEMPLATES = {
     "hermes": '{% if tools %}… <tool_call>\\n{\\"name\\": …, \\"arguments\\": …}{% endif %}',
+    "qwen3_coder": "{% if tools %}<tool_call><function={{ f }}><parameter={{ k }}>{% endif %}",
     "mistral": "{% if tools %}[AVAILABLE_TOOLS]{% endif %}[TOOL_CALLS]{{ name }}[ARGS]{{ args }}",
     "mistral_list": "{% if tools is not none %}{% endif %}[TOOL_CALLS] [{{ calls }}]",
     "gemma4": "{% for tool in tools %}{% endfor %}<|tool_call>call:{{ name }}",

@@ -125,7 +125,9 @@ def test_short_ids_are_short_and_the_same_again() -> None:
 
 # ── grammars ────────────────────────────────────────────────────────────────────────────────
 
+XML = "<tool_call>\n<function=w>\n%s</function>\n</tool_call>"
 CALLS = {
+    "qwen3_coder": XML,
     "hermes": '<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>',
     "mistral": "[TOOL_CALLS]w[ARGS]%s",
     "mistral_list": '[TOOL_CALLS][{"name": "w", "arguments": %s}]',
@@ -140,6 +142,9 @@ QUOTES = {"gemma4": '<|"|>', "functiongemma": "<escape>"}
 
 def written(name: str, arguments: str) -> str:
     """A call of w, its arguments as the format writes them."""
+    if name == "qwen3_coder":
+        pairs = json.loads(arguments).items()
+        arguments = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in pairs)
     quote = QUOTES.get(name)
     if quote is not None:
         arguments = re.sub(r'"(\w+)": ', r"\1:", arguments).replace('"', quote).replace(", ", ",")

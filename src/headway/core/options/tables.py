@@ -307,7 +307,7 @@ class ServerOptions:
         "auto",
         "How the model writes tool calls; auto goes by its chat template.",
         choices=(
-            *("auto", "hermes", "llama3_json", "mistral", "mistral_list"),
+            *("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_list"),
             *("gemma4", "functiongemma", "granite"),
         ),
     )

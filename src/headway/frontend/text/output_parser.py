@@ -5,7 +5,9 @@ expected; each sequence of the answer gets an `OutputParser`. It promises that t
 depend on where the text was cut, and that all text that is neither reasoning nor a call is content.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from headway.frontend.text.parts import CallEnds, Part
 from headway.frontend.text.source import Source, Wait
@@ -41,6 +43,7 @@ class OutputParserSpec:
 
     `thinking`: the prompt ends inside reasoning. `offered`: the tools' names. `single`: the answer
     is over with its first call. `forced`: behind the reasoning nothing but calls can come.
+    `schemas`: tool → the schema of its arguments.
     """
 
     format: Format | None = None
@@ -49,6 +52,7 @@ class OutputParserSpec:
     offered: frozenset[str] = frozenset()
     single: bool = False
     forced: bool = False
+    schemas: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def markers(self) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ class OutputParser:
 
     def __init__(self, spec: OutputParserSpec) -> None:
         new_id = spec.format.new_id if spec.format else new_call_id
-        self._source = Source(new_id, spec.offered, only_calls=spec.forced)
+        self._source = Source(new_id, spec.offered, only_calls=spec.forced, schemas=spec.schemas)
         self._single = spec.single
         self._parser = whole_answer(spec, self._source)
         self.done = False

@@ -11,8 +11,9 @@ looks for "<tool_call>":
 
 import json
 import re
-from collections.abc import Callable, Generator
-from typing import TypeVar
+from collections.abc import Callable, Generator, Mapping
+from functools import cache
+from typing import Any, TypeVar
 
 from headway.frontend.text.parts import (
     CallArguments,
@@ -44,9 +45,12 @@ class Source:
         offered: frozenset[str] = frozenset(),
         *,
         only_calls: bool = False,
+        schemas: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         self.offered = offered
         """Names of the tools that may be called."""
+        self.schemas = schemas or {}
+        """Tool → the schema of its arguments, for formats that write texts without quotes."""
         self._only_calls = only_calls
         """A grammar forces calls: what is none yet is the beginning of one, never content."""
         self.ended = False
@@ -124,12 +128,11 @@ class Source:
     def until(self, markers: tuple[str, ...], write: Callable[[str], object]) -> Wait[str]:
         """Write what comes before the first of `markers` and step over that; "" at the end."""
         while True:
-            found = [(at, m) for m in markers if (at := self._text.find(m, self._at)) >= 0]
-            if found:
-                at, marker = min(found)
-                write(self.skip(at - self._at))
-                self._at += len(marker)
-                return marker
+            found = first_of(markers).search(self._text, self._at) if markers else None
+            if found is not None:
+                write(self.skip(found.start() - self._at))
+                self._at = found.end()
+                return found[0]
             rest = len(self._text) - self._at
             keep = 0 if self.ended else length_of_beginning(self._text[self._at :], markers)
             write(self.skip(rest - keep))
@@ -251,6 +254,12 @@ class Source:
         if self._space and not self.num_calls:
             self._parts.append(Content(self._space))
             self._space = ""
+
+
+@cache
+def first_of(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """What finds the first of some texts; looking for each to the end would take the square."""
+    return re.compile("|".join(map(re.escape, sorted(markers))))
 
 
 def joined(parts: list[Part]) -> list[Part]:

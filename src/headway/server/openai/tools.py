@@ -276,6 +276,7 @@ def parser_spec_for(
         offered=use.offered if use else frozenset(),
         single=use is not None and not use.several,
         forced=use is not None and use.forced,
+        schemas={f.name: f.parameters or {} for f in use.callable} if use else {},
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.frontend.text.source import Source, Wait
-from headway.frontend.text.tools import gemma, granite, hermes, llama, mistral
+from headway.frontend.text.tools import gemma, granite, hermes, llama, mistral, qwen_xml
 from headway.frontend.text.tools.written import GemmaArguments, Written
 
 ID_CHARACTERS = string.ascii_letters + string.digits
@@ -57,6 +57,19 @@ def gemma_format(name: str, marks: gemma.Marks) -> Format:
 
 
 FORMATS = (
+    Format(
+        name="qwen3_coder",
+        signs=(qwen_xml.OPEN, qwen_xml.FUNCTION, qwen_xml.PARAMETER),
+        parse=qwen_xml.parse,
+        markers=(qwen_xml.OPEN, qwen_xml.CLOSE),
+        written=Written(
+            before_name=f"{qwen_xml.OPEN}\n{qwen_xml.FUNCTION}",
+            after_name=">\n",
+            after_arguments=f"{qwen_xml.END_FUNCTION}\n{qwen_xml.CLOSE}",
+            between="\n",
+            arguments=qwen_xml.ElementArguments(),
+        ),
+    ),
     Format(
         name="hermes",
         signs=(hermes.OPEN, "arguments"),
