@@ -79,7 +79,7 @@ class RequestError(HeadwayError):
 
     `param` is the field at fault (`messages[2].role`), `code` the machine-readable reason
     (`integer_below_min_value`), `status` the HTTP status. `reason` names the limit of one that was
-    not admitted, for the metric.
+    not admitted, for the metric; `allow` the methods that a path takes (405).
     """
 
     def __init__(
@@ -91,9 +91,11 @@ class RequestError(HeadwayError):
         status: int = 400,
         retry_after_s: float | None = None,
         reason: str | None = None,
+        allow: str | None = None,
     ) -> None:
         super().__init__(message)
         self.reason = reason
+        self.allow = allow
         self.param = param
         self.code = code
         self.status = status

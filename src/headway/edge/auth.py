@@ -10,10 +10,11 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.exceptions import HTTPException
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
-from headway.edge.errors import error_response, speaks_anthropic
+from headway.edge.errors import error_response, not_found, speaks_anthropic, unserved
 from headway.edge.keys import Caller, Keyring
 from headway.edge.rates import Meter
 from headway.edge.relayed import MAX_USER, USER_HEADER, is_user
@@ -59,7 +60,8 @@ class AuthMiddleware:
         request_id = uuid.uuid4().hex
         scope["request_id"] = request_id
         extra = [(b"x-request-id", request_id.encode())]
-        if speaks_anthropic(scope["path"]):
+        anthropic = wants_anthropic(scope)
+        if anthropic:
             extra.append((b"request-id", request_id.encode()))
         client_id = header(scope, b"x-request-id")
         if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
@@ -92,7 +94,7 @@ class AuthMiddleware:
         else:
             return
         if not started:
-            answer = error_response(refusal, scope["path"], request_id)
+            answer = error_response(refusal, request_id, anthropic=anthropic)
             await answer(scope, receive, send_with_id)
 
     async def _metered(
@@ -214,14 +216,32 @@ def forbidden(message: str) -> RequestError:
 
 
 def as_request_error(error: RequestError | HTTPException, scope: Scope) -> RequestError:
-    """Starlette's 405 in our words; our own errors as they are."""
+    """Starlette's 405 in our words, with the methods that the path takes; our own errors as they
+    are."""
     if isinstance(error, RequestError):
         return error
+    if unserved(scope["path"]):  # it is also one that names a stored thing: /v1/responses/compact
+        return not_found(scope["path"])
     return RequestError(
         f"{scope['method']} is not served at {scope['path']}.",
         code="method_not_allowed",
         status=error.status_code,
+        allow=", ".join(sorted(allowed_methods(scope))),
     )
+
+
+def allowed_methods(scope: Scope) -> set[str]:
+    """The methods of all routes at a path; Starlette's own error knows those of the first."""
+    found: set[str] = set()
+    for route in scope["router"].routes:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    return found
+
+
+def wants_anthropic(scope: Scope) -> bool:
+    """Whether errors have Anthropic's shape: by the path, or by the header of its clients."""
+    return speaks_anthropic(scope["path"]) or header(scope, b"anthropic-version") is not None
 
 
 def header(scope: Scope, name: bytes) -> str | None:

@@ -53,12 +53,13 @@ def speaks_anthropic(path: str) -> bool:
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
-def error_response(error: RequestError, path: str = "", request_id: str = "") -> Response:
-    """The HTTP answer of an error at `path`; 429 and 503 say when to come back."""
-    headers = {}
+def error_response(
+    error: RequestError, request_id: str = "", *, anthropic: bool = False
+) -> Response:
+    """The HTTP answer of an error; 429 and 503 say when to come back, 405 what is allowed."""
+    headers = {} if error.allow is None else {"allow": error.allow}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
-    anthropic = speaks_anthropic(path)
     body = anthropic_body(error, request_id) if anthropic else error_body(error)
     return json_response(body, status=error.status, headers=headers)
 
@@ -78,20 +79,38 @@ def json_response(
 
 
 def not_found(path: str) -> RequestError:
-    """There is nothing at `path`, or not yet."""
-    later = LATER_ENDPOINTS.get(path.rstrip("/"))
-    if later:
-        return RequestError(
-            f"{path} ({later}) is not served yet.", code="unsupported_endpoint", status=404
-        )
-    return RequestError(f"There is nothing at {path}.", code="unknown_url", status=404)
+    """Nothing is served at `path`: what an official client knows it for, or an unknown path."""
+    known = unserved(path)
+    what, code = (f" ({known})", "unsupported_endpoint") if known else ("", "unknown_url")
+    return RequestError(f"{path}{what} is not served here.", code=code, status=404)
 
 
-LATER_ENDPOINTS = {
+def unserved(path: str) -> str:
+    """What a path of OpenAI's or Anthropic's API is for that is not served here, or ""."""
+    for name, what in UNSERVED.items():
+        if path == name or path.startswith(name + "/"):
+            return what
+    return ""
+
+
+UNSERVED = {
+    "/v1/responses/compact": "compaction",
+    "/v1/conversations": "conversations",
+    "/v1/complete": "Anthropic's text completions",
     "/v1/embeddings": "embeddings",
-    "/v1/audio/transcriptions": "audio",
-    "/v1/images/generations": "images",
+    "/v1/audio": "audio",
+    "/v1/images": "images",
+    "/v1/videos": "videos",
+    "/v1/realtime": "realtime",
     "/v1/moderations": "moderations",
     "/v1/rerank": "reranking",
     "/v1/score": "scoring",
+    "/v1/uploads": "uploads in parts",
+    "/v1/vector_stores": "vector stores",
+    "/v1/fine_tuning": "fine-tuning",
+    "/v1/evals": "evaluations",
+    "/v1/containers": "containers",
+    "/v1/assistants": "assistants",
+    "/v1/threads": "threads",
 }
+"""Path of an official client's call, and all below it → what it is for."""

@@ -151,12 +151,15 @@ class Telemetry:
         self.work = Work(self.spec, dtype, ready.kv_dtype, weight, *shares)
         self.roof.take(ready.description.ceilings)
         self.roof.judge_residence(self.work.weight_bytes)
+        capacity = max(ready.group_blocks) * ready.block_size
         self.registry.values["cache_config_info"] = {
             (
                 str(ready.block_size),
                 ready.kv_dtype,
                 str(bool(ready.settings.get("prefix_cache"))),
                 str(ready.group_blocks[0]),
+                str(capacity),
+                f"{capacity / ready.max_model_len:.2f}",
             ): 1.0
         }
         if self.sources:

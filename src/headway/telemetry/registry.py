@@ -37,8 +37,12 @@ from headway.telemetry.rows import (
 )
 
 COMMON_LABELS = ("model_name", "engine")
-CACHE_CONFIG = ("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks")
-"""Labels of `cache_config_info`, named as vLLM's; the blocks are the device's, a GPU or not."""
+CACHE_CONFIG = (
+    *("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks"),
+    *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
+)
+"""Labels of `cache_config_info`, named as vLLM's; the blocks are the device's, a GPU or not, the
+concurrency is how many requests as long as the context the tokens are enough for."""
 LAST_WITH_OLD_NAMES = "0.3"
 ROWS = (
     Row("num_requests_running", G, "Sequences that advance in steps.", of_step="num_running"),

@@ -226,7 +226,7 @@ def test_what_a_request_asked_for_and_where_its_prompt_was():
     assert values["prompt_tokens_by_source"] == {("local_cache_hit",): 20, ("local_compute",): 10}
     assert values["prompt_tokens_cached"][()] == 20
     assert values["num_requests_waiting_by_reason"] == {("deferred",): 1, ("capacity",): 2}
-    assert list(values["cache_config_info"]) == [("16", "float32", "True", "100")]
+    assert list(values["cache_config_info"]) == [("16", "float32", "True", "100", "1600", "0.78")]
 
 
 def test_work_of_the_steps_adds_up_over_seconds_and_scrapes():

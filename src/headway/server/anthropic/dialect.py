@@ -28,7 +28,6 @@ from headway.frontend.text.parts import (
 )
 from headway.server.generation import Progress
 
-PATH = "/v1/messages"
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 TEXTS: dict[type, tuple[str, str, str]] = {
     Content: ("text", "text", "text_delta"),
@@ -84,7 +83,7 @@ class MessagesDialect:
         return b"event: error\ndata: " + msgspec.json.encode(body) + b"\n\n"
 
     def refusal(self, error: RequestError) -> Response:
-        return error_response(error, PATH, self._request.request_id)
+        return error_response(error, self._request.request_id, anthropic=True)
 
     # ── growing ─────────────────────────────────────────────────────────────────────────────
 

@@ -11,11 +11,16 @@ from headway.server.openai.schema import StreamOptions
 
 
 class Usage:
-    """What the chunks of one answer say of usage; `stream_options` asks for it."""
+    """What the chunks of one answer say of usage; `stream_options` asks for it.
+
+    `continuous_usage_stats` says where usage stands, `include_usage` whether there is any: left out
+    beside the former it is wanted, false it is not.
+    """
 
     def __init__(self, progress: Progress, options: StreamOptions | None) -> None:
         self._progress = progress
-        self._continuous = bool(options and options.continuous_usage_stats)
+        wanted = options is not None and options.include_usage is not False
+        self._continuous = bool(wanted and options and options.continuous_usage_stats)
         self._num_shown = 0
 
     def head(self, envelope: dict[str, Any]) -> bytes:
