@@ -69,16 +69,16 @@ def products(weight: Any, on_gpu: bool) -> dict[str, Callable[[Any], Any]]:
         "16 bits, cuBLAS": lambda x: reference.linear(x, weight, None)
     }
     kernels: dict[str, Callable[[], Any]] = {
-        "int8": lambda: Int8Linear(INT8),
-        "fp8, scaled": lambda: Fp8Linear(Format("fp8")),
+        "int8": lambda: Int8Linear(INT8, torch.bfloat16),
+        "fp8, scaled": lambda: Fp8Linear(Format("fp8"), torch.bfloat16),
     }
     if on_gpu:
         levels = round_weight_fp8(weight).levels_OH
         found["fp8 dequantized, cuBLAS"] = lambda x: x @ levels.to(x.dtype).T
         kernels |= {
             "16 bits, ours": OwnLinear,
-            "int4": lambda: Int4Linear(Format("int4", 64)),
-            "fp8": lambda: WideLinear(Format("fp8")),
+            "int4": lambda: Int4Linear(Format("int4", 64), torch.bfloat16),
+            "fp8": lambda: WideLinear(Format("fp8"), torch.bfloat16),
         }
     for name, make in kernels.items():
         kernel = make()

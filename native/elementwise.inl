@@ -235,6 +235,23 @@ void add(Pool& pool, const Add& job) {
     });
 }
 
+// ── a wider type ────────────────────────────────────────────────────────────────────────────
+
+template <Type type>
+void widen_between(const Widen& job, int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; i += lanes)
+        put_some<Type::f32>(job.y, i, some_floats<type>(job.x, i, end - i), end - i);
+}
+
+void widen(Pool& pool, const Widen& job) {
+    pool.run((job.count + numbers_each - 1) / numbers_each, [&](int64_t chunk, int) {
+        const int64_t begin = chunk * numbers_each, end = std::min(job.count, begin + numbers_each);
+        if (job.type == Type::f32) widen_between<Type::f32>(job, begin, end);
+        else if (job.type == Type::bf16) widen_between<Type::bf16>(job, begin, end);
+        else widen_between<Type::f16>(job, begin, end);
+    });
+}
+
 // ── a question ──────────────────────────────────────────────────────────────────────────────
 
 template <Type type>

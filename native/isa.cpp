@@ -19,6 +19,7 @@ const Table HEADWAY_TABLE = {
     .rope = rope,
     .gated = gated,
     .add = add,
+    .widen = widen,
     .are_finite = are_finite,
     .read_words = read_words,
     .sampling_bytes = sampling_bytes,

@@ -363,7 +363,8 @@ PyMODINIT_FUNC PyInit__native() {
     if (module != nullptr && type != nullptr &&
         PyModule_AddObjectRef(module, "Kernels", type) == 0 &&
         PyModule_AddIntConstant(module, "operation_bytes", sizeof(headway::Operation)) == 0 &&
-        PyModule_AddIntConstant(module, "group_bytes", sizeof(headway::KVGroup)) == 0)
+        PyModule_AddIntConstant(module, "group_bytes", sizeof(headway::KVGroup)) == 0 &&
+        PyModule_AddIntConstant(module, "num_codes", headway::num_codes) == 0)
         return module;
     Py_XDECREF(type);
     Py_XDECREF(module);

@@ -88,6 +88,8 @@ void run_one(const Table& table, Pool& pool, const Operation& it, const Step& st
         return attend(table, pool, it, step, x, y);
     case Code::round_kv:
         return round_filled(table, pool, it, step);
+    case Code::widen:
+        return table.widen(pool, {x, reinterpret_cast<float*>(y), tokens * it.width, it.type});
     }
     throw std::invalid_argument("no such operation");
 }

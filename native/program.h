@@ -23,14 +23,18 @@ namespace headway {
 
 class Pool;
 
-enum class Code : int32_t { embed, norm, linear, quantized, rope, gated, add, write_kv, attention, round_kv };
+enum class Code : int32_t {
+    embed, norm, linear, quantized, rope, gated, add, write_kv, attention, round_kv, widen
+};
+constexpr int num_codes = static_cast<int>(Code::widen) + 1;
 
 // Row t: the numbers `first` … of the row of `step` numbers at t · step of the buffer.
 struct Place {
     int32_t buffer, first, step;
 };
 
-// `scratch` is the index of a buffer too. The outputs of a linear operation that has a `second` place
+// Numbers of all places are of `type`, but for those that `widen` gives, which are fp32. `scratch` is
+// the index of a buffer too. The outputs of a linear operation that has a `second` place
 // are gated into it by `activation`; `y` is then its working memory. What a field is for each code:
 //
 //              weight   bias     scales    width     count    its own           factor   shift
@@ -45,6 +49,7 @@ struct Place {
 //     attent…           sink_logits                  heads    kv_group, window  scale    softcap
 //                                                             sinks
 //     round_kv                                                kv_group
+//     widen                                channels
 //
 // Where `kv` is int4 memory, attention and round_kv read the open blocks, too: `open`, of the group
 // `open_group`, which write_kv wrote.

@@ -86,6 +86,14 @@ struct Add {
     Type type;
 };
 
+// y[i] = x[i] in fp32.
+struct Widen {
+    const void* x;
+    float* y;
+    int64_t count;
+    Type type;
+};
+
 // What one row is sampled with. Draws are named by seed, index and position; see sampling.inl.
 struct Draw {
     const void* logits;
@@ -260,6 +268,7 @@ struct Table {
     void (*rope)(Pool&, const Rope&);
     void (*gated)(Pool&, const Gated&);
     void (*add)(Pool&, const Add&);
+    void (*widen)(Pool&, const Widen&);
     bool (*are_finite)(Pool&, const void* x, int64_t count, Type type);
     uint64_t (*read_words)(Pool&, const void*, int64_t bytes);
     int64_t (*sampling_bytes)(int64_t vocabulary);

@@ -71,6 +71,29 @@ def test_fp8_weights(group, tokens, outputs, inputs, dtype):
     check(fp8_weight(outputs, inputs, group), tokens, dtype, bias=tokens > 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", ["16 bits", "fp8", "int8", "int4"])
+def test_wide_rows_give_sums_that_are_not_rounded(kind, dtype):
+    """Those of the head: in fp32, less than a step from what rows of the model's type give.
+
+    The interpreter cuts bf16 off where a GPU rounds to the nearest.
+    """
+    x, plain = drawn(5, 96, dtype=dtype), drawn(40, 96, dtype=dtype, seed=1)
+    if kind == "16 bits":
+        wide, narrow = linear(x.float(), plain), linear(x, plain)
+    elif kind == "int4":
+        weight = pack_int4(round_weight(plain, 32))
+        wide = linear_int4(x.float(), weight, None, dtype=dtype)
+        narrow = linear_int4(x, weight, None)
+    else:
+        weight = pack(fp8_weight(40, 96, 0) if kind == "fp8" else int8_weight(40, 96, 32))
+        wide, narrow = linear(x.float(), weight, dtype=dtype), linear(x, weight)
+    step = torch.finfo(dtype).eps
+    assert wide.dtype == torch.float32 and narrow.dtype == dtype
+    assert ((wide - narrow.float()).abs() <= wide.abs() * step).all()
+    assert (wide != narrow.float()).float().mean() > 0.9
+
+
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_int8_weights_in_groups(dtype):
     check(int8_weight(37, 96, 32), 3, dtype, bias=True)
@@ -92,17 +115,17 @@ def test_a_checkpoints_blocks_of_128():
     blocks = drawn(2, 3, dtype=torch.float32, seed=1).abs() / 50 + 1e-3
     weight = RoundedWeight(levels, blocks.repeat_interleave(128, 0)[:200].contiguous(), 128)
     x = drawn(3, 300, dtype=torch.bfloat16).float()
-    kernel = WideLinear(Format("fp8", 128))
+    kernel = WideLinear(Format("fp8", 128), torch.float32)
     close(kernel(x, kernel.pack(weight), None), reference.fp8_linear(x, weight, None), 32)
 
 
 def test_plain_weights_are_rounded_as_the_definition_says():
     """At load, by output."""
     weight, x = drawn(24, 64, dtype=torch.float32), drawn(3, 64, dtype=torch.float32, seed=1)
-    kernel = WideLinear(Format("fp8"))
+    kernel = WideLinear(Format("fp8"), torch.float32)
     plain = round_weight_fp8(weight).plain()
     close(kernel(x, kernel.prepare(weight), None), x @ plain.T, 16)
-    kernel = WideLinear(INT8)
+    kernel = WideLinear(INT8, torch.float32)
     close(kernel(x, kernel.prepare(weight), None), x @ round_weight(weight, 0).plain().T, 16)
 
 

@@ -77,6 +77,8 @@ BY_BLOCK = {**FP8, "STEPS_A_GROUP": 2, "BLOCK_O": 64}
 INT8 = {**LINEAR, "KIND": "int8", "scales": "*fp32", "weight": "*i8"}
 FP16 = {**dict.fromkeys(("out", "x", "weight", "bias"), "*fp16"), "TYPE": tl.float16}
 FP32 = {**dict.fromkeys(("out", "x", "weight", "bias"), "*fp32"), "TYPE": tl.float32}
+HEAD = {"out": "*fp32", "TYPE": tl.float32}
+"""Logits are fp32; products are taken in the model's type."""
 KERNELS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "decode": (attend_kernel, DECODE, 2, 16),
     "decode, cap, window, int8": (
@@ -115,6 +117,9 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], int, int]] = {
     "16 bits, few outputs": (linear_kernel, {**LINEAR, "BLOCK_O": 32, "EVEN": False}, 3, 64),
     "16 bits, experts": (linear_kernel, {**LINEAR, "BLOCK_O": 32, "EXPERTS": True}, 3, 64),
     "fp32": (linear_kernel, {**LINEAR, **FP32, "BLOCK_O": 32, "DOT": tl.float32}, 3, 0),
+    "head": (linear_kernel, {**LINEAR, **HEAD}, 3, 64),
+    "head, int4": (int4_kernel, {**INT4, **HEAD}, 3, 64),
+    "head, fp8": (linear_kernel, {**FP8, **HEAD}, 3, 64),
     "fp8": (linear_kernel, FP8, 3, 64),
     "fp8 beside fp16": (linear_kernel, {**FP16, **FP8, "DOT": tl.float16}, 3, 64),
     "fp8 by 128": (linear_kernel, BY_BLOCK, 3, 64),

@@ -68,7 +68,7 @@ def test_int8_by_torchs_product_is_the_definition(tokens, outputs, inputs, biase
     x = torch.randn(tokens, inputs, generator=draw).to(dtype)
     x[0, 0] = 0 if tokens > 1 else torch.inf
     bias = torch.randn(outputs, generator=draw).to(dtype) if biased else None
-    kernel = Int8Linear(INT8)
+    kernel = Int8Linear(INT8, dtype)
     found = kernel(x, kernel.pack(weight), bias)
     expected = reference.quantized_linear(x, weight, bias)
     assert torch.equal(found.isnan(), expected.isnan())
@@ -92,7 +92,7 @@ def fp8_weight(outputs: int, inputs: int) -> RoundedWeight:
 def test_fp8_by_torchs_product_is_the_definition(tokens, outputs, inputs, biased, dtype):
     """Within a rounding of fp32 sums, whatever sizes are filled up to; rows that are not finite."""
     draw = torch.Generator().manual_seed(tokens)
-    weight, kernel = fp8_weight(outputs, inputs), Fp8Linear(Format("fp8"))
+    weight, kernel = fp8_weight(outputs, inputs), Fp8Linear(Format("fp8"), dtype)
     x = torch.randn(tokens, inputs, generator=draw).to(dtype)
     x[0, 0] = 0 if tokens > 1 else torch.inf
     bias = torch.randn(outputs, generator=draw).to(dtype) if biased else None
@@ -120,7 +120,7 @@ def test_plain_weights_in_fp8():
     assert torch.equal(rounded.levels_OH.float(), numbers.float())
     error = (rounded.plain() - weight.float()).square().mean().sqrt()
     assert 0.01 < error / weight.float().square().mean().sqrt() < 0.04
-    kernel = Fp8Linear(Format("fp8"))
+    kernel = Fp8Linear(Format("fp8"), torch.float32)
     x = torch.randn(3, 24, generator=torch.Generator().manual_seed(2))
     found, expected = (
         kernel(x, one, None) for one in (kernel.prepare(weight), kernel.pack(rounded))
@@ -151,7 +151,7 @@ def test_visits_by_expert(seed):
 
 def test_fp8_is_near_the_exact_product():
     """Activations lose 3 of their bits: a few percent of the size of a sum."""
-    weight, kernel = fp8_weight(64, 256), Fp8Linear(Format("fp8"))
+    weight, kernel = fp8_weight(64, 256), Fp8Linear(Format("fp8"), torch.bfloat16)
     x = torch.randn(20, 256, generator=torch.Generator().manual_seed(1))
     exact = reference.fp8_linear(x, weight, None)
     error = (kernel(x, kernel.pack(weight), None) - exact).square().mean().sqrt()

@@ -439,6 +439,12 @@ def test_no_buffer_is_written_before_it_is_read(draws: list[tuple[bool, int, int
 def test_values_refuse_what_no_operation_does():
     """Whatever a model file asks of its numbers, by method or by function."""
     value = Value(Recorder(torch.float32), 0, 4)
-    for use in (lambda: value.float(), lambda: torch.softmax(value, -1), lambda: value.mean(-1)):
+    for use in (
+        lambda: value.double(),
+        lambda: torch.softmax(value, -1),
+        lambda: value.mean(-1),
+        lambda: value / 2.0,
+        lambda: value * torch.ones(4),
+    ):
         with pytest.raises(NotLoweredError):
             use()

@@ -134,7 +134,8 @@ class Linear(nn.Module):
         return 0 if self.prepared is self.weight else num_bytes(self.prepared)
 
     def forward(self, x_TH: Tensor) -> Tensor:
-        if self.weight is not None and x_TH.shape[0] <= self.kernel.few_rows:
+        few = x_TH.shape[0] <= self.kernel.few_rows
+        if self.weight is not None and few and x_TH.dtype == self.weight.dtype:
             return reference.linear(x_TH, self.weight, self.bias)
         assert self.prepared is not None
         return self.kernel(x_TH, self.prepared, self.bias)

@@ -103,16 +103,16 @@ class Medusa:
         states_NRH = [self._state(x_RH, blocks) for blocks in self.heads[:count]]
         if self.outputs:
             logits = [
-                self._kernel(state_RH, output, None)
+                self._kernel(state_RH.float(), output, None)
                 for state_RH, output in zip(states_NRH, self.outputs, strict=False)
             ]
-            return torch.stack(logits, 1).float().argmax(-1).tolist()
-        states = torch.stack(states_NRH, 1).flatten(0, 1)
+            return torch.stack(logits, 1).argmax(-1).tolist()
+        states = torch.stack(states_NRH, 1).flatten(0, 1).float()
         if self.vocabulary is None:
-            found = self.model.head(states).float().argmax(-1).tolist()
+            found = self.model.head(states).argmax(-1).tolist()
         else:
             logits_RL = self.vocabulary.multiply(states)
-            found = self.vocabulary.token_ids(logits_RL.float().argmax(-1).tolist())
+            found = self.vocabulary.token_ids(logits_RL.argmax(-1).tolist())
         width = len(states_NRH)
         return [found[at : at + width] for at in range(0, len(found), width)]
 

@@ -38,9 +38,9 @@ class Fp8Linear:
 
     few_rows = 0
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: Format, dtype: torch.dtype) -> None:
         assert self.knows(format)
-        self.format = format
+        self.format, self._dtype = format, dtype
 
     @staticmethod
     def knows(format: Format) -> bool:
@@ -53,7 +53,7 @@ class Fp8Linear:
 
     def for_experts(self) -> WideLinear:
         """The kernel of experts' matrices: their activations are not rounded."""
-        return WideLinear(self.format)
+        return WideLinear(self.format, self._dtype)
 
     def pack(self, weight: RoundedWeight) -> FilledFp8:
         """A weight that is rounded already."""

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headway.core.formats import GROUPS, Format
@@ -10,13 +11,16 @@ from headway.runtime.rounding import RoundedWeight, round_weight
 
 
 class Int4Linear(GroupedLinear):
-    """x · weightᵀ + bias; activations are not rounded, unlike on a CPU."""
+    """x · weightᵀ + bias; activations are not rounded, unlike on a CPU.
 
-    def __init__(self, format: Format) -> None:
+    Products are taken in `dtype`, also of rows in fp32, which are such numbers widened.
+    """
+
+    def __init__(self, format: Format, dtype: torch.dtype) -> None:
         from headway.runtime.cuda.triton import linear_int4
 
         assert self.knows(format)
-        self.format = format
+        self.format, self._dtype = format, dtype
         self._kernel = linear_int4
 
     @property
@@ -40,10 +44,10 @@ class Int4Linear(GroupedLinear):
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x."""
-        return self._kernel.linear_int4(x_TH, weight, bias_O)
+        return self._kernel.linear_int4(x_TH, weight, bias_O, dtype=self._dtype)
 
     def stack(self, prepared: list[Any]) -> Any:
         return self._kernel.stack(prepared)
 
     def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
-        return self._kernel.linear_int4(x_VH, weight, bias_EO, visits)
+        return self._kernel.linear_int4(x_VH, weight, bias_EO, visits, self._dtype)

@@ -36,9 +36,9 @@ class Int8Linear:
 
     few_rows = 0
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: Format, dtype: torch.dtype) -> None:
         assert self.knows(format)
-        self.format = format
+        self.format, self._dtype = format, dtype
 
     @staticmethod
     def knows(format: Format) -> bool:
@@ -47,7 +47,7 @@ class Int8Linear:
 
     def for_experts(self) -> WideLinear:
         """The kernel of experts' matrices: their activations are not rounded."""
-        return WideLinear(self.format)
+        return WideLinear(self.format, self._dtype)
 
     def prepare(self, weight_OH: Tensor) -> FilledInt8:
         """The weight, rounded."""

@@ -1,12 +1,14 @@
 """Linear layers on a GPU by our own Triton product: 16-bit activations, one tile for all rows.
 
 `OwnLinear` multiplies weights of 16 bits, `WideLinear` numbers in FP8 or int8 that are widened on
-the way, with a scale for each output or group of inputs; activations are never rounded.
+the way, with a scale for each output or group of inputs; activations are never rounded. Products
+are taken in the model's type, also of rows in fp32, which are such numbers widened.
 """
 
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from headway.core.formats import Format
@@ -42,13 +44,13 @@ class OwnLinear(GroupedLinear):
 
 
 class WideLinear(GroupedLinear):
-    """x · weightᵀ + bias on rounded weights of 8 bits."""
+    """x · weightᵀ + bias on rounded weights of 8 bits; products are taken in `dtype`."""
 
-    def __init__(self, format: Format) -> None:
+    def __init__(self, format: Format, dtype: torch.dtype) -> None:
         from headway.runtime.cuda.triton import linear
 
         assert self.knows(format)
-        self.format = format
+        self.format, self._dtype = format, dtype
         self._kernel = linear
 
     @staticmethod
@@ -70,13 +72,13 @@ class WideLinear(GroupedLinear):
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
         """(T, O) in the type of x."""
-        return self._kernel.linear(x_TH, weight, bias_O)
+        return self._kernel.linear(x_TH, weight, bias_O, dtype=self._dtype)
 
     def stack(self, prepared: list[Any]) -> Any:
         return self._kernel.stack(prepared)
 
     def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
-        return self._kernel.linear(x_VH, weight, bias_EO, visits)
+        return self._kernel.linear(x_VH, weight, bias_EO, visits, self._dtype)
 
 
 def by_output(weight_OH: Tensor) -> RoundedWeight:

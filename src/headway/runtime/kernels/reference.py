@@ -15,12 +15,26 @@ from headway.runtime.rounding import RoundedWeight, fused, round_rows, round_row
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, (T, O)."""
-    return functional.linear(x_TH, weight_OH, bias_O)
+    """x · weightᵀ + bias, (T, O), in the type of x.
+
+    Rows in fp32 on weights of 16 bits give fp32 sums. On a CPU the weights are widened, a panel
+    that stays in the cache at a time; on a GPU the rows are rounded to the type of the weights.
+    """
+    if x_TH.dtype == weight_OH.dtype:
+        return functional.linear(x_TH, weight_OH, bias_O)
+    if weight_OH.is_cuda:
+        out_TO = torch.mm(x_TH.to(weight_OH.dtype), weight_OH.T, out_dtype=x_TH.dtype)
+    else:
+        panels = weight_OH.split(max(1, PANEL_NUMBERS // weight_OH.shape[1]))
+        products = [functional.linear(x_TH, panel.to(x_TH.dtype)) for panel in panels]
+        out_TO = torch.cat(products, -1)
+    return with_bias(out_TO, bias_O)
 
 
 VECTOR = 64
 """A multiple of the numbers that torch computes at once."""
+PANEL_NUMBERS = 1 << 20
+"""Weights that are widened at a time: 4 MiB in fp32."""
 EXACT_INPUTS = 1024
 """Products of bytes that fp32 adds up exactly: 1024 · 127 · 128 is below 2^24."""
 

@@ -196,11 +196,11 @@ def with_own(kernels: Kernels, name: str = "cuda") -> Kernels:
     )
 
 
-def on_device(format: Format, fp8: str = "exact") -> LinearKernel | None:
-    """A GPU's kernel of a format, where there is one."""
+def on_device(format: Format, dtype: torch.dtype, fp8: str = "exact") -> LinearKernel | None:
+    """A GPU's kernel of a format in a model of `dtype`, where there is one."""
     if fp8 == "scaled" and Fp8Linear.knows(format):
-        return Fp8Linear(format)
-    return next((kind(format) for kind in ON_DEVICE if kind.knows(format)), None)
+        return Fp8Linear(format, dtype)
+    return next((kind(format, dtype) for kind in ON_DEVICE if kind.knows(format)), None)
 
 
 ON_DEVICE: tuple[type[Int8Linear] | type[Int4Linear] | type[WideLinear], ...] = (
@@ -225,8 +225,8 @@ def choose_quantized(
         elif library is not None and NativeFp8Linear.knows(format):
             found[format] = NativeFp8Linear(library, format)
         else:
-            fp8 = settings.quantization.fp8
-            own = on_device(format, fp8) if settings.kernels in OWN_KERNELS else None
+            fp8, dtype = settings.quantization.fp8, getattr(torch, settings.dtype)
+            own = on_device(format, dtype, fp8) if settings.kernels in OWN_KERNELS else None
             found[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
     if settings.kernels in OWN_KERNELS:

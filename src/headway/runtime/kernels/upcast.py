@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-PANEL_ELEMENTS = 1 << 20
-"""Widened weights at a time: 4 MiB in fp32, which stays in the cache."""
+from headway.runtime.kernels import reference
+
 FEW_ROWS = 2
 """Up to so many rows torch's own row-by-row GEMM is faster: it reads half the bytes."""
 
@@ -23,13 +22,14 @@ class UpcastLinear:
 
     def __init__(self, gemm: Callable[[Tensor, Tensor, Tensor | None], Tensor]) -> None:
         self._gemm = gemm
-        self._scratch = torch.empty(PANEL_ELEMENTS, dtype=torch.float32)
+        self._scratch = torch.empty(reference.PANEL_NUMBERS, dtype=torch.float32)
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        if x_TH.shape[0] <= FEW_ROWS or weight_OH.dtype == torch.float32:
-            return functional.linear(x_TH, weight_OH, bias_O)
+        few = x_TH.shape[0] <= FEW_ROWS and x_TH.dtype == weight_OH.dtype
+        if few or weight_OH.dtype == torch.float32:
+            return reference.linear(x_TH, weight_OH, bias_O)
         num_outputs, hidden = weight_OH.shape
-        panel = max(1, PANEL_ELEMENTS // hidden)
+        panel = max(1, reference.PANEL_NUMBERS // hidden)
         x = x_TH.float()
         out_TO = torch.empty(x.shape[0], num_outputs, dtype=x_TH.dtype)
         if self._scratch.numel() < panel * hidden:

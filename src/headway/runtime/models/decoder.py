@@ -107,18 +107,22 @@ class Decoder(nn.Module):
         return x_TH if more_TH is None else x_TH + more_TH
 
     def logits(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Logits of these rows, (R, vocab): as the head gives them, or changed, in fp32.
+        """Logits of these rows, (R, vocab), in fp32.
 
         `head` may stand in for the model's: a part of it, say.
         """
         return self.logits_of(self.norm(x_RH), head)
 
     def logits_of(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The same of rows that the last norm has given."""
-        logits_RV: Tensor = (head or self.head)(x_RH)
+        """The same of rows that the last norm has given.
+
+        The head is given its rows in fp32, so it gives fp32: in bf16 a logit of 16 to 32 would be
+        a multiple of 1/8, and so would differences of log-probabilities.
+        """
+        logits_RV: Tensor = (head or self.head)(x_RH.float())
         if self.spec.logits_scale != 1.0:
-            logits_RV = logits_RV.float() * self.spec.logits_scale
+            logits_RV = logits_RV * self.spec.logits_scale
         if self.spec.logits_softcap:
             cap = self.spec.logits_softcap
-            logits_RV = cap * torch.tanh(logits_RV.float() / cap)
+            logits_RV = cap * torch.tanh(logits_RV / cap)
         return logits_RV

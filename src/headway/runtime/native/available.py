@@ -6,6 +6,8 @@ OPERATION_BYTES = 304
 """Size of `Operation` in native/program.h; a module of another version has another."""
 GROUP_BYTES = 32
 """The same of `KVGroup`."""
+NUM_CODES = 11
+"""How many kinds of operations there are."""
 
 
 def compiled_module() -> Path:
@@ -26,8 +28,12 @@ def best_instruction_set() -> tuple[str, str]:
         compiled = any(Path(__file__).parent.glob("_native*.so"))
         why = str(error)[:200] if compiled else "not compiled at install; is there a C++ compiler?"
         return "", f"the native kernels are not there ({why})"
-    sizes = (getattr(_native, name, 0) for name in ("operation_bytes", "group_bytes"))
-    if tuple(sizes) != (OPERATION_BYTES, GROUP_BYTES):
+    names = ("operation_bytes", "group_bytes", "num_codes")
+    if tuple(getattr(_native, name, 0) for name in names) != (
+        OPERATION_BYTES,
+        GROUP_BYTES,
+        NUM_CODES,
+    ):
         return "", "the native kernels are of another version; install Headway again"
     name = _native.instruction_sets()[0]
     return name, f"compiled for {name}, the best that this CPU runs"

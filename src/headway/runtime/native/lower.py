@@ -54,7 +54,7 @@ class Value:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.recorder.dtype
+        return self.recorder.dtypes.get(self.buffer, self.recorder.dtype)
 
     @property
     def dense(self) -> bool:
@@ -80,7 +80,16 @@ class Value:
         return self.recorder.add(self, other, 1.0)
 
     def __mul__(self, factor: float | Tensor) -> "Value":
+        if isinstance(factor, Tensor) and factor.numel() != 1:
+            raise NotLoweredError("product by channel")
         return self.recorder.add(self, None, float(factor))
+
+    def __truediv__(self, divisor: Any) -> "Value":
+        raise NotLoweredError("quotient")
+
+    def float(self) -> "Value":
+        """The same numbers in fp32."""
+        return self if self.dtype == torch.float32 else self.recorder.widen(self)
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -110,6 +119,8 @@ class Recorder:
     def __init__(self, dtype: torch.dtype) -> None:
         self.widths: list[int] = []
         self.dtype = dtype
+        self.dtypes: dict[int, torch.dtype] = {}
+        """Of the buffers that have another type."""
         self.given: int | None = None
         """The buffer that is the caller's, if any."""
         self._part: Value | None = None
@@ -117,9 +128,13 @@ class Recorder:
         self._operations: list[dict[str, Any]] = []
         self._scratch_bytes = 0
 
-    def _new(self, width: int, heads: int = 0) -> Value:
+    def _new(self, width: int, heads: int = 0, like: Value | None = None) -> Value:
+        """A result in a buffer of its own, in the type of `like` or else in the model's."""
+        buffer = len(self.widths)
         self.widths.append(width)
-        return Value(self, len(self.widths) - 1, width, 0, heads)
+        if like is not None and like.dtype != self.dtype:
+            self.dtypes[buffer] = like.dtype
+        return Value(self, buffer, width, 0, heads)
 
     def _write(self, code: str, **fields: Any) -> None:
         self._operations.append({"code": code, **fields})
@@ -137,7 +152,7 @@ class Recorder:
         return y
 
     def rms_norm(self, x: Value, weight_H: Tensor, eps: float, offset: float = 0.0) -> Value:
-        assert weight_H.dtype == self.dtype
+        assert weight_H.dtype == x.dtype
         y, heads = self._new(x.width, x.heads), max(1, x.heads)
         numbers = {"width": x.width // heads, "count": heads, "factor": eps, "shift": offset}
         self._write("norm", x=x, y=y, weight=address(weight_H), **numbers)
@@ -160,7 +175,7 @@ class Recorder:
     def parts(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
         """Products of the same rows, each by its own kernel: their outputs side by side."""
         sizes = [matrix.outputs for matrix in weight.matrices]
-        y = self._new(sum(sizes))
+        y = self._new(sum(sizes), like=x)
         biases = [None] * len(sizes) if bias_O is None else bias_O.split(sizes)
         places = zip(weight.kernels, weight.matrices, biases, y.split(sizes, -1), strict=True)
         for kernel, matrix, bias, self._part in places:
@@ -178,7 +193,7 @@ class Recorder:
         **numbers: int,
     ) -> Value:
         assert x.dense and x.width == weight.inputs
-        y = self._part or self._new(weight.outputs)
+        y = self._part or self._new(weight.outputs, like=x)
         numbers |= {"width": weight.inputs, "count": weight.outputs, "bias": address(bias_O)}
         self._write(code, x=x, y=y, weight=address(weight.panels), **numbers)
         self._scratch_bytes = max(self._scratch_bytes, scratch_bytes)
@@ -198,9 +213,17 @@ class Recorder:
 
     def add(self, x: Value, other: Value | None, factor: float) -> Value:
         """x · factor + other."""
-        assert x.dense and (other is None or other.dense)
-        y = self._new(x.width)
+        assert x.dense and (other is None or (other.dense and other.dtype == x.dtype))
+        y = self._new(x.width, like=x)
         self._write("add", x=x, second=other, y=y, width=x.width, factor=factor)
+        return y
+
+    def widen(self, x: Value) -> Value:
+        """The same numbers in fp32."""
+        assert x.dense
+        y = self._new(x.width)
+        self.dtypes[y.buffer] = torch.float32
+        self._write("widen", x=x, y=y, width=x.width)
         return y
 
     def over_ranks(self, x: Value, work: Callable[[Tensor], Tensor]) -> Value:
@@ -250,7 +273,11 @@ class Recorder:
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
         operations = with_gates(self._operations, result)
-        slots, widths = share(operations, self.widths, result.buffer, self.given)
+        row_bytes = [
+            width * self.dtypes.get(buffer, self.dtype).itemsize
+            for buffer, width in enumerate(self.widths)
+        ]
+        slots, row_bytes = share(operations, row_bytes, result.buffer, self.given)
         pauses, done = list[Pause](), list[dict[str, Any]]()
         for operation in operations:
             if operation["code"] != PAUSE:
@@ -262,7 +289,8 @@ class Recorder:
         operations = done
         found = np.zeros(len(operations), OPERATION)
         for record, operation in zip(found, operations, strict=True):
-            record["type"], record["scratch"] = TYPES[self.dtype], len(widths)
+            record["type"] = TYPES[getattr(operation.get("x"), "dtype", self.dtype)]
+            record["scratch"] = len(row_bytes)
             record["code"] = CODES.index(operation["code"])
             for name in ("x", "y", "second"):
                 value = operation.get(name)
@@ -273,14 +301,14 @@ class Recorder:
                 )
             for name in set(operation) - {"code", "x", "y", "second"}:
                 record[name] = operation[name]
-        row_bytes = [width * self.dtype.itemsize for width in widths]
         row_bytes.append(self._scratch_bytes)
         given = None
         if self.given is not None:
             given = slots[self.given]
             row_bytes[given] = 0
         place = slots[result.buffer], self.widths[result.buffer]
-        return Program(library, found, row_bytes, *place, self.dtype, given, pauses)
+        types = self.dtype, result.dtype
+        return Program(library, found, row_bytes, *place, *types, given, pauses)
 
 
 def buffers_of(operation: dict[str, Any]) -> list[int]:
@@ -315,7 +343,7 @@ def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
 def share(
     operations: list[dict[str, Any]], widths: list[int], result: int, given: int | None = None
 ) -> tuple[dict[int, int], list[int]]:
-    """(the slot of each buffer, how wide each slot is).
+    """(the slot of each buffer, how wide each slot is), in the unit of `widths`.
 
     A slot is free again behind the last operation that has its buffer, but for that of the result;
     that of the caller's buffer, if any is `given`, is nobody else's. A sum may take the place of

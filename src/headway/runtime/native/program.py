@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from headway.runtime.batch import Batch
-from headway.runtime.native.available import OPERATION_BYTES
+from headway.runtime.native.available import NUM_CODES, OPERATION_BYTES
 from headway.runtime.native.library import NativeLibrary, address
 
 CODES = (
     *("embed", "norm", "linear", "quantized", "rope", "gated", "add"),
-    *("write_kv", "attention", "round_kv"),
+    *("write_kv", "attention", "round_kv", "widen"),
 )
 PLACE = np.dtype([("buffer", "i4"), ("first", "i4"), ("step", "i4")])
 KV_MEMORY = np.dtype(
@@ -44,7 +44,7 @@ OPERATION = np.dtype(
     align=True,
 )
 """`Operation` of native/program.h, which says what a field is for each code."""
-assert OPERATION.itemsize == OPERATION_BYTES
+assert OPERATION.itemsize == OPERATION_BYTES and len(CODES) == NUM_CODES
 NOWHERE = (-1, 0, 0)
 CACHE_LINE = 64
 
@@ -68,7 +68,8 @@ class Pause(NamedTuple):
 class Program:
     """Operations, and the memory that they work in. One step at a time.
 
-    The result is `width` numbers a row, in a buffer whose rows may have had more before.
+    The result is `width` numbers of `result_dtype` a row, in a buffer whose rows may have had more
+    before; all that is given has `dtype`.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Program:
         result: int,
         width: int,
         dtype: torch.dtype,
+        result_dtype: torch.dtype,
         given: int | None = None,
         pauses: Sequence[Pause] = (),
     ) -> None:
@@ -86,6 +88,7 @@ class Program:
         self.operations = operations
         self._run, self._operations_at = library.calls.run, operations.ctypes.data
         self._row_bytes, self._dtype = row_bytes, dtype
+        self._result_dtype = result_dtype
         self._width = width
         self._result, self._given, self._pauses = result, given, pauses
         self._room = torch.empty(0, dtype=torch.uint8)
@@ -94,7 +97,7 @@ class Program:
         self._buffers = np.zeros(len(row_bytes), np.int64)
         self._buffers_at = self._buffers.ctypes.data
         self._tokens = 0
-        self._found = 0, torch.empty(0, self._width, dtype=dtype)
+        self._found = 0, torch.empty(0, self._width, dtype=result_dtype)
         """Tokens and result of the last step; a step of as many tokens has the same."""
 
     def __call__(self, batch: Batch, given_TH: Tensor | None = None) -> Tensor:
@@ -130,9 +133,10 @@ class Program:
                 *(groups.ctypes.data, self._buffers_at, address(batch.reads_T)),
             )
             if pause is not None:
-                own_TH = self._rows(pause.x, tokens, pause.step)
+                own_TH = self._rows(pause.x, tokens, pause.step, self._dtype)
                 own_TH = own_TH[:, pause.first : pause.first + pause.width]
-                self._rows(pause.y, tokens, pause.width).copy_(pause.work(own_TH, batch))
+                made_TH = pause.work(own_TH, batch)
+                self._rows(pause.y, tokens, pause.width, self._dtype).copy_(made_TH)
             begin = end
         return self._result_of(tokens)
 
@@ -158,13 +162,14 @@ class Program:
 
     def _result_of(self, tokens: int) -> Tensor:
         if self._found[0] != tokens:
-            self._found = tokens, self._rows(self._result, tokens, self._width)
+            rows = self._rows(self._result, tokens, self._width, self._result_dtype)
+            self._found = tokens, rows
         return self._found[1]
 
-    def _rows(self, buffer: int, tokens: int, width: int) -> Tensor:
+    def _rows(self, buffer: int, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
         """The rows of a buffer that is all of one value, (tokens, width)."""
-        begin, size = self._at[buffer], tokens * width * self._dtype.itemsize
-        return self._room[begin : begin + size].view(self._dtype).view(tokens, width)
+        begin, size = self._at[buffer], tokens * width * dtype.itemsize
+        return self._room[begin : begin + size].view(dtype).view(tokens, width)
 
     def _make_room(self, tokens: int) -> None:
         """Room for so many tokens; each buffer begins at a cache line."""
@@ -176,4 +181,4 @@ class Program:
         self._at = (begin + np.cumsum([0, *sizes[:-1]])).tolist()
         self._buffers[:] = [address(self._room) + at for at in self._at]
         self._tokens = tokens
-        self._found = 0, torch.empty(0, self._width, dtype=self._dtype)
+        self._found = 0, torch.empty(0, self._width, dtype=self._result_dtype)

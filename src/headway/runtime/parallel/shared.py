@@ -27,7 +27,7 @@ from headway.runtime.parallel.group import RankLostError, ordered_sum
 PLACE_BYTES = 2**20
 """Of one rank and sum; larger ones are added up some rows at a time."""
 LOGITS_BYTES = 2**25
-"""Of the logits of some rows: 110 of 152,000 tokens in bf16; those of more rows come in pieces."""
+"""Of the logits of some rows: 55 of 152,000 tokens; those of more rows come in pieces."""
 LEFT = -1
 """The turn of a rank that comes to none any more."""
 LINE = 64

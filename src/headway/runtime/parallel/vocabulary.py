@@ -41,7 +41,7 @@ class VocabHead(Linear):
         self.sizes = [end - begin for begin, end in pairwise(ends)]
         super().__init__(build, build.spec.hidden_size, self.sizes[build.group.rank])
         self.group = build.group
-        self._nothing = torch.empty(1, build.spec.hidden_size, dtype=build.dtype)
+        self._nothing = torch.empty(1, build.spec.hidden_size, dtype=torch.float32)
 
     def forward(self, x_RH: Tensor) -> Tensor:
         return self.group.beside(super().forward(self.group.first(x_RH)), self.sizes)

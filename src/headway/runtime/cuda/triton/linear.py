@@ -175,20 +175,23 @@ def linear(
     weight: Tensor | WideWeight,
     bias: Tensor | None = None,
     visits: Visits | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias, (T, O), in the type of x.
 
+    Products are taken in the type of a plain weight, or else in `dtype`, by default that of x; rows
+    of another type are rounded to it.
     With `visits` weight and bias are all experts', (E, O, H) and (E, O), and the rows theirs.
     """
-    if x_TH.stride(1) != 1:
-        x_TH = x_TH.contiguous()
-    tokens, inputs = x_TH.shape
-    plain = isinstance(weight, Tensor)
+    plain, out_dtype = isinstance(weight, Tensor), x_TH.dtype
     numbers: Any = weight if isinstance(weight, Tensor) else weight.levels
     scales: Any = numbers if isinstance(weight, Tensor) else weight.scales
     kind, step, group = ("plain", STEP, 0) if plain else (weight.kind, weight.step, weight.group)  # type: ignore[union-attr]
-    outputs = numbers.shape[-2]
-    out = torch.empty(tokens, outputs, dtype=x_TH.dtype, device=x_TH.device)
+    x_TH = x_TH.to(numbers.dtype if plain else dtype or out_dtype)
+    if x_TH.stride(1) != 1:
+        x_TH = x_TH.contiguous()
+    tokens, inputs, outputs = *x_TH.shape, numbers.shape[-2]
+    out = torch.empty(tokens, outputs, dtype=out_dtype, device=x_TH.device)
     if not tokens:
         return out
     experts = 0 if visits is None else numbers.shape[0]
@@ -201,7 +204,7 @@ def linear(
         numbers if visits is None else visits.tiles_E1,
         tokens, outputs, inputs, x_TH.stride(0), scales.shape[-1], experts, tiles_t, tiles_o,
         kind, step, group // step, inputs % step == 0, BLOCK_T, block_o, ROW_TILES_TOGETHER,
-        bias is not None, visits is not None, dot_type(x_TH.dtype), TYPES[x_TH.dtype],
+        bias is not None, visits is not None, dot_type(x_TH.dtype), TYPES[out_dtype],
         num_warps=warps_of(block_o), num_stages=3,
     )  # fmt: skip
     return out

@@ -119,18 +119,25 @@ def stack(weights: list[PackedInt4]) -> PackedInt4:
 
 
 def linear_int4(
-    x_TH: Tensor, weight: PackedInt4, bias: Tensor | None, visits: Visits | None = None
+    x_TH: Tensor,
+    weight: PackedInt4,
+    bias: Tensor | None,
+    visits: Visits | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """x · weightᵀ + bias, (T, O), in the type of x.
 
+    Products are taken in `dtype`, by default that of x; rows of another type are rounded to it.
     With `visits` weight and bias are all experts', (E, …), and the rows theirs.
     """
+    out_dtype = x_TH.dtype
+    x_TH = x_TH.to(dtype or out_dtype)
     if weight.order_H is not None:
         x_TH = x_TH.index_select(1, weight.order_H)
     if x_TH.stride(1) != 1:
         x_TH = x_TH.contiguous()
     tokens, outputs = x_TH.shape[0], weight.packed.shape[-2]
-    out = torch.empty(tokens, outputs, dtype=x_TH.dtype, device=x_TH.device)
+    out = torch.empty(tokens, outputs, dtype=out_dtype, device=x_TH.device)
     if not tokens:
         return out
     groups, experts = weight.scales_OG.shape[-1], 0 if visits is None else len(weight.packed)
@@ -143,6 +150,7 @@ def linear_int4(
         weight.packed if visits is None else visits.tiles_E1,
         tokens, outputs, weight.inputs, x_TH.stride(0), groups, experts,
         weight.group, BLOCK_T, BLOCK_O, weight.offsets_OG is not None, bias is not None,
-        visits is not None, dot_type(x_TH.dtype), TYPES[x_TH.dtype], num_warps=4, num_stages=3,
+        visits is not None, dot_type(x_TH.dtype), TYPES[out_dtype],
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
