@@ -78,7 +78,7 @@ struct KVGroup {
 
 struct Step {
     int64_t tokens, sequences;
-    const int64_t *token_ids, *positions, *query_lens;
+    const int64_t *token_ids, *positions, *query_lens;  // positions: rows of the rope tables
     const KVGroup* groups;
     char* const* buffers;
     const int64_t* reads = nullptr;  // as of Attention

@@ -76,7 +76,7 @@ def layers_of(call: "Call", folder: Path) -> "Layers":
     options: NarrowOptions = call.options[NarrowOptions]
     engine: EngineOptions = call.options[EngineOptions]
     spec = read_model_spec(folder)
-    longest = min(engine.max_model_len or spec.max_len, spec.max_len)
+    longest = min(engine.max_model_len or spec.default_len, spec.max_len)
     context = min(USUAL_CONTEXT, longest) if options.context is None else options.context
     if context > longest:
         raise UsageError(

@@ -148,7 +148,7 @@ def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
         raise UsageError(f"{path}, {name}: {error.cause}", error.fix) from error
     weights = planned_bytes(rounded, spec, spec.dtype)
     spec = held_by_all(spec, parallel, rounded.unit)
-    context = min(row.context or spec.max_len, spec.max_len)
+    context = min(row.context or spec.default_len, spec.max_len)
     kv = kv_bytes(spec, row.kv or spec.dtype, context, row.sequences)
     why = (
         f"weights {gib(weights)}, KV {gib(kv)} for {row.sequences} sequences of {context:,} tokens"

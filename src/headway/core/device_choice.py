@@ -65,6 +65,8 @@ def choose_graphs(
         return False, "states are kept on the host"
     if not at_once:
         return False, "experts in this format are multiplied one by one, as the host says"
+    if model.length_rope is not None:
+        return False, "the frequencies of its rope follow from each request's lengths"
     return True, "a decode step is one launch"
 
 

@@ -34,6 +34,12 @@ OPEN_SPARE = 2
 """And so many more for the chunks of a step, which are cut to the open blocks that are free."""
 CUDA_ACTIVATION_BYTES = 2 * 2**30
 """Kept free on a GPU for activations and logits where they cannot be counted: an estimate."""
+SCALED = {
+    "longrope": "LongRoPE's short factors for requests of up to {} tokens with their answer, the "
+    "long ones for others and for those without max_tokens",
+    "dynamic": "a prompt beyond {} tokens has its rope scaled for its own length",
+}
+"""What lengths decide, by the kind of the rope."""
 CUDA_LIBRARY_BYTES = 256 * 2**20
 """Kept free beside what is counted, for workspaces of libraries and for gaps: an estimate."""
 
@@ -124,7 +130,7 @@ def plan_blocks(
             f"config.json says max_position_embeddings = {model.max_len}.",
         )
     assert options.block_size is not None, "it is chosen by now"
-    size, wanted_len = options.block_size, options.max_model_len or model.max_len
+    size, wanted_len = options.block_size, options.max_model_len or model.default_len
     states: tuple[int, ...] = ()
     if groups[-1].states is not None:
         every = checkpoint_blocks(model, kv_dtype, size) * size
@@ -230,11 +236,19 @@ def explain_blocks(
 
 def choose_length(options: EngineOptions, model: ModelSpec, capacity: int) -> tuple[int, str]:
     """The longest context, `capacity`, and what bounds it."""
+    rope, scaled = model.length_rope, ""
+    if rope is not None and capacity > rope.original_max_len:
+        scaled = f"; {SCALED[rope.kind].format(rope.original_max_len)}"
     if options.max_model_len:
-        return capacity, "given"
+        return capacity, f"given{scaled}"
+    if capacity < model.default_len:
+        return capacity, f"what the KV blocks hold; the model allows {model.max_len}{scaled}"
     if capacity < model.max_len:
-        return capacity, f"what the KV blocks hold; the model allows {model.max_len}"
-    return capacity, "the model's max_position_embeddings"
+        return capacity, (
+            "the length that LongRoPE's short factors are for; "
+            f"--max-model-len serves up to {model.max_len}"
+        )
+    return capacity, f"the model's max_position_embeddings{scaled}"
 
 
 def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int) -> int:

@@ -38,6 +38,7 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     position `reads_from` on a token reads the share `kv_read` of its blocks, where a layer chooses.
     `dropped` says by KV group how many blocks its table is shorter than its tokens, as of `Shrink`.
     The queries of the tokens from `watch_from` to before `watch_to` choose what that keeps.
+    `scaled_len` is the length that its rope is scaled for, 0: not scaled (`RopeSpec.scaled_len`).
     """
 
     sequence_id: int
@@ -53,6 +54,7 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     dropped: list[int] = []
     watch_from: int = 0
     watch_to: int = 0
+    scaled_len: int = 0
 
 
 class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):

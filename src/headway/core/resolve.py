@@ -35,7 +35,7 @@ from headway.core.memory_plan import (
     plan_weights,
     with_open_blocks,
 )
-from headway.core.model_spec import ModelSpec
+from headway.core.model_spec import ModelSpec, RopeSpec
 from headway.core.options import EngineOptions
 from headway.core.parallel import Parallel, check_dealt, choose_parallel, held_by_all
 from headway.core.quantization import Quantization
@@ -84,6 +84,8 @@ class Settings:
     scheduler: SchedulerConfig = SchedulerConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     parallel: Parallel = Parallel()
+    rope: RopeSpec | None = None
+    """The rope whose frequencies follow from a request's lengths."""
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
@@ -214,6 +216,7 @@ def resolve(
         scheduler=replace(SchedulerConfig.of(options), overlap=overlap),
         speculation=choose_speculation(options, model, drafter, beside, reasons),
         parallel=parallel,
+        rope=model.length_rope,
     )
     return settings, reasons
 

@@ -2,6 +2,7 @@
 
 from headway.core.errors import RequestError
 from headway.core.request import Request
+from headway.core.resolve import Settings
 
 
 def check(
@@ -34,3 +35,20 @@ def check(
             param="min_tokens",
             code="invalid_value",
         )
+
+
+def longest(request: Request, settings: Settings) -> int:
+    """Tokens of its prompt and answer at most."""
+    limit, given = settings.max_model_len, request.sampling.max_tokens
+    return limit if given is None else min(limit, len(request.prompt_token_ids) + given)
+
+
+def scaled_len(request: Request, settings: Settings) -> int | None:
+    """The length that its rope is scaled for, as of `Sequence.scaled_len`.
+
+    It follows from the prompt and max_tokens alone: so it stays what it is however far the answer
+    is, after a preemption and in another engine.
+    """
+    if settings.rope is None:
+        return None
+    return settings.rope.scaled_len(len(request.prompt_token_ids), longest(request, settings))

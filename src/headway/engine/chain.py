@@ -1,11 +1,11 @@
 """What a block of tokens is known by: a link in a sha256 chain from the first token on.
 
-    key(-1) = sha256(salt, adapter)     key(i) = sha256(key(i - 1) ‖ tokens of block i as int32)
+    key(-1) = sha256(salt, adapter, rope)   key(i) = sha256(key(i - 1) ‖ tokens of block i as int32)
 
 A block that is filled in part has a key of the same form, over the tokens that it holds.
 
-Equal keys mean equal tokens from the first on, of one salt and one adapter; who does not know the
-salt can neither make a key nor meet one by chance.
+Equal keys mean equal tokens from the first on, of one salt, one adapter and one scaling of the rope
+(`RopeSpec.scaled_len`); who does not know the salt can neither make a key nor meet one by chance.
 """
 
 import struct
@@ -90,7 +90,11 @@ def packer(block_size: int) -> Callable[..., bytes]:
 
 
 @lru_cache(maxsize=4096)
-def root_key(salt: str, adapter: str) -> bytes:
-    """Where the chains of one salt and one adapter begin."""
-    parts = (part.encode("utf-8", "surrogatepass") for part in (salt, adapter))
+def root_key(salt: str, adapter: str, scaled_len: int | None = None) -> bytes:
+    """Where the chains of one salt, one adapter and one scaling of the rope begin.
+
+    `scaled_len` is None where no scaling follows from lengths.
+    """
+    names = (salt, adapter) if scaled_len is None else (salt, adapter, f"rope {scaled_len}")
+    parts = (part.encode("utf-8", "surrogatepass") for part in names)
     return sha256(b"".join(sha256(part).digest() for part in parts)).digest()

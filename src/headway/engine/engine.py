@@ -27,7 +27,7 @@ from headway.core.plan import (
 )
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
-from headway.engine.admission import check
+from headway.engine.admission import check, longest, scaled_len
 from headway.engine.batching import BatchGate
 from headway.engine.bisect_step import NOBODY, abandon, bisect_step, prove_runtime
 from headway.engine.cost import Prior, StepCost
@@ -160,9 +160,7 @@ class Engine:
         if request.request_id in self._requests:
             raise RequestError("This request id is in use.", param="request_id")
         check(request, self.settings.max_model_len, self.vocab_size, self.eos_token_ids)
-        sampling, limit = request.sampling, self.settings.max_model_len
-        if sampling.max_tokens is not None:
-            limit = min(limit, len(request.prompt_token_ids) + sampling.max_tokens)
+        sampling, limit = request.sampling, longest(request, self.settings)
         stop_ids = frozenset(sampling.stop_token_ids)
         if not sampling.ignore_eos:
             stop_ids |= self.eos_token_ids
@@ -182,6 +180,7 @@ class Engine:
                 kv_read=self.settings.cache.read if request.kv_read is None else request.kv_read,
                 kv_keep=self.settings.cache.keep if request.kv_keep is None else request.kv_keep,
                 kv_watched=self.settings.cache.watched,
+                scaled_len=scaled_len(request, self.settings),
             )
             sequence.resume(known)
             sequences.append(sequence)

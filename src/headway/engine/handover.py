@@ -23,6 +23,7 @@ from headway.core.parcel import (
     peer_of,
 )
 from headway.core.request import Request
+from headway.engine.admission import scaled_len
 from headway.engine.chain import Chain, root_key
 from headway.engine.engine import Engine, ResumedTokens
 from headway.engine.kv.cache import KVCache
@@ -113,7 +114,7 @@ class Handover:
             parcel_id=sequence.parcel_id,
             address=self.address,
             fingerprint=self.fingerprint,
-            root=root_key(request.principal.cache_salt, request.adapter),
+            root=sequence.root,
             request=request,
             index=sequence.index,
             seed=sequence.seed,
@@ -152,12 +153,17 @@ class Handover:
         peer = peer_of(parcel.address, parcel.parcel_id)
         return PeerTier(peer, held, tiers.engine_rate)
 
+    def _root_of(self, request: Request) -> bytes:
+        """Where the chain of its keys begins here."""
+        scaled = scaled_len(request, self.engine.settings)
+        return root_key(request.principal.cache_salt, request.adapter, scaled)
+
     def _check(self, parcel: Parcel, request: Request, resumed: ResumedTokens) -> None:
         """Raise ParcelError for what does not fit `request`, its answer so far, and this engine."""
         kv, prompt = self.engine.kv, request.prompt_token_ids
         faults = {
             "fingerprint": parcel.fingerprint != self.fingerprint,
-            "salt": parcel.root != root_key(request.principal.cache_salt, request.adapter),
+            "salt": parcel.root != self._root_of(request),
             "request": not is_same(parcel.request, request),
             "tokens": parcel.tokens[: len(prompt)] != prompt
             or (resumed and parcel.tokens[len(prompt) :] != resumed[0])

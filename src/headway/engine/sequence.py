@@ -71,6 +71,7 @@ class Sequence:
         "request_id",
         "restored",
         "room",
+        "scaled_len",
         "seed",
         "sequence_id",
         "shares_blocks",
@@ -97,6 +98,7 @@ class Sequence:
         kv_read: float = 1.0,
         kv_keep: float = 1.0,
         kv_watched: int = 0,
+        scaled_len: int | None = None,
     ) -> None:
         self.sequence_id = sequence_id
         self.request = request
@@ -130,6 +132,8 @@ class Sequence:
         self.stop_ids = stop_ids
         self.max_len = max_len
         self.seed = seed
+        self.scaled_len = scaled_len
+        """The length that its rope is scaled for, 0: not scaled; None: no length decides that."""
         self.forks: list[Sequence] = []
         """Sequences of the same request that start once this one's prompt is computed."""
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
@@ -186,9 +190,14 @@ class Sequence:
     def keys(self, block_size: int) -> Chain:
         """The keys of its full blocks, each made when it is asked for first."""
         if self.chain is None:
-            root = root_key(self.request.principal.cache_salt, self.request.adapter)
-            self.chain = Chain(self.tokens, root, block_size)
+            self.chain = Chain(self.tokens, self.root, block_size)
         return self.chain
+
+    @property
+    def root(self) -> bytes:
+        """Where the chain of its keys begins."""
+        request = self.request
+        return root_key(request.principal.cache_salt, request.adapter, self.scaled_len)
 
     @property
     def reads_from(self) -> int:
@@ -362,6 +371,7 @@ class Sequence:
             self.reads_from,
             list(self.dropped) if any(self.dropped) else [],
             *watched,
+            self.scaled_len or 0,
         )
 
     def check_integrity(self) -> None:

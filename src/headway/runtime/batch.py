@@ -20,6 +20,7 @@ from torch import Tensor
 from headway.core.kv_keep import ALL_KEPT, Keeping
 from headway.core.kv_read import FEWEST
 from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
+from headway.runtime.rope import Prompt, RopeRows
 from headway.runtime.watched import Seen, Watch, Watched
 
 INT = np.int64
@@ -109,10 +110,19 @@ class Batch:
     """By KV group the context lengths, where some tables are shorter than their tokens."""
     reads_T: Tensor | None = None
     """How many blocks each token reads of a layer that chooses, 0 for all; None: nobody chooses."""
+    rope_rows_T: Tensor | None = None
+    """The rows of the rope tables where they are not the positions."""
+    rope_prompt: Prompt | None = None
+    """The tokens whose rows of the rope tables are to be filled."""
     watch: Watch | None = None
     """Whose queries are seen, if anybody's."""
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
+
+    @property
+    def rope_rows(self) -> Tensor:
+        """The rows of the rope tables that the tokens read."""
+        return self.positions_T if self.rope_rows_T is None else self.rope_rows_T
 
     def contexts(self, group: int) -> list[int]:
         """How many keys of a KV group each sequence has with this step."""
@@ -130,8 +140,9 @@ class WorkerState:
         num_groups: int,
         block_size: int,
         keeping: Keeping = ALL_KEPT,
+        rope_rows: RopeRows | None = None,
     ) -> None:
-        self.block_size, self.keeping = block_size, keeping
+        self.block_size, self.keeping, self.rope_rows = block_size, keeping, rope_rows
         self.sequences: dict[int, WorkerSequence] = {}
         self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -221,6 +232,7 @@ class WorkerState:
         sampling = (num_decodes, sampled_rows, sampled)
         batch = self._tensors(self._tables, *inputs, *sampling, paths, dropped)
         news = [one.new for one in known]
+        self._put_rope_rows(batch, known, starts)
         if any(new.kv_read < 1 for new in news):
             batch.reads_T = self._reads(news, query_lens, batch.positions_T)
         if self.keeping.groups:
@@ -261,7 +273,7 @@ class WorkerState:
     def tensors_of(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
         """A forward over one group for these (sequence, tokens, position of the first)."""
         lens = [len(tokens) for _, tokens, _ in rows]
-        return self._tensors(
+        batch = self._tensors(
             self._tables[group : group + 1],
             [token for _, tokens, _ in rows for token in tokens],
             lens,
@@ -271,6 +283,23 @@ class WorkerState:
             [],
             [],
         )
+        self._put_rope_rows(batch, [one for one, _, _ in rows], [start for _, _, start in rows])
+        return batch
+
+    def _put_rope_rows(self, batch: Batch, known: list[WorkerSequence], starts: list[int]) -> None:
+        """`Batch.rope_rows_T` and `rope_prompt`, where a request's lengths decide them."""
+        if self.rope_rows is None:
+            return
+        lens = np.array(batch.query_lens, INT)
+        first = np.array(starts, INT) - np.cumsum(lens) + lens
+        positions = np.repeat(first, lens) + np.arange(lens.sum(), dtype=INT)
+        scaled_lens = np.repeat(np.array([one.new.scaled_len for one in known], INT), lens)
+        rows, batch.rope_prompt = self.rope_rows.of(positions, scaled_lens)
+        batch.rope_rows_T = self._sent(rows)
+
+    def _sent(self, array: np.ndarray) -> Tensor:
+        """The array as a tensor where batches lie."""
+        return torch.from_numpy(array)
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
         """Replace the placeholder of a sampled token by the token."""

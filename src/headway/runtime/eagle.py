@@ -125,9 +125,10 @@ class EagleForward:
 
     def __call__(self, batch: Batch, before_TH: Tensor) -> Tensor:
         """The states that are foreseen, (T, H); valid until the next call."""
+        self._rope.fill(batch.rope_prompt)
         if self._program is not None:
             return self._program(batch, before_TH)
-        step = Step(batch=batch, kv=self.kv, angles=[self._rope.at(batch.positions_T)])
+        step = Step(batch=batch, kv=self.kv, angles=[self._rope.at(batch.rope_rows)])
         found: Tensor = self.layer(self.model.embedding(batch.token_ids_T), before_TH, step)
         return found
 

@@ -47,6 +47,7 @@ from headway.runtime.parallel.group import Groups
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
 from headway.runtime.probe import Probe, use_threads
+from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, Sampler
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.transfers import TransferTable, make_transfers
@@ -121,6 +122,7 @@ class TorchExecutor:
             num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
             keeping=settings.cache.keeping,
+            rope_rows=rope_rows(settings),
         )
 
     def join_peers(
@@ -324,8 +326,7 @@ class TorchExecutor:
         if batch is None or hidden is None:
             return []
         rows = [
-            self.logits(part).float().log_softmax(-1).cpu()
-            for part in hidden.split(PROMPT_LOGPROB_ROWS)
+            self.logits(part).log_softmax(-1).cpu() for part in hidden.split(PROMPT_LOGPROB_ROWS)
         ]
         return np.split(torch.cat(rows).numpy(), np.cumsum(batch.query_lens)[:-1])
 

@@ -43,7 +43,7 @@ from headway.runtime.parallel.halves import answer, attend
 from headway.runtime.parallel.rows import deal_rows
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.parallel.stage import Half, Stage
-from headway.runtime.rope import RopeTable
+from headway.runtime.rope import RopeTable, rope_rows
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.states import allocate_states
 from headway.runtime.weight_cache import Lookup
@@ -93,8 +93,9 @@ class Forward:
             self.model, spec, settings, kernels, folder, progress, lookup, shard, shared
         )
         try:
+            rows = rope_rows(settings)
             self.ropes = [
-                RopeTable(rope, spec.rope_dim, settings.max_model_len, device)
+                RopeTable(rope, spec.rope_dim, settings.max_model_len, device, rows)
                 for rope in spec.ropes
             ]
             self.kv = self._allocate(num_blocks, attention)
@@ -199,11 +200,13 @@ class Forward:
 
         Where queries are watched each operation is called from Python: the numbers are the same.
         """
+        for rope in self.ropes:
+            rope.fill(batch.rope_prompt)
         if self.program is not None and batch.watch is None:
             if self.group.size > 1 and self.stage.is_first:
                 given_TH = self.model.embed(batch.token_ids_T)
             return self.program(batch, given_TH)
-        angles = [rope.at(batch.positions_T) for rope in self.ropes]
+        angles = [rope.at(batch.rope_rows) for rope in self.ropes]
         step = Step(batch=batch, kv=self.kv_by_layer, angles=angles, watch=batch.watch)
         given = batch.token_ids_T if given_TH is None else given_TH
         hidden_TH: Tensor = self.model(given, step)

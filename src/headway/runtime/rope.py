@@ -1,17 +1,27 @@
-"""Rotary position embedding: the table of angles, with the scalings that stretch a context."""
+"""Rotary position embedding: the table of angles, with the scalings that stretch a context.
+
+Where the frequencies follow from a request's lengths (`RopeSpec.scaled_len`), the table has rows
+for each choice, and a token reads the row of its position and its request (`RopeRows`).
+"""
 
 import math
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headway.core.model_spec import RopeSpec
+from headway.core.resolve import Settings
 
 
 def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
-    """theta^(-2i / R) for i < R / 2, R = `num_dims` rotated dims, scaled as `rope` says; fp32."""
+    """theta^(-2i / R) for i < R / 2, R = `num_dims` rotated dims, in fp32.
+
+    Scaled as `rope` says, for sequences of `max_len` tokens where that counts.
+    """
     if rope.kind == "dynamic":
-        return plain(dynamic_theta(rope, num_dims, max_len), num_dims)
+        return plain(float(dynamic_theta(rope, num_dims, max_len)), num_dims)
     frequencies = plain(rope.theta, num_dims)
     if rope.kind == "longrope":
         beyond = max_len > rope.original_max_len
@@ -25,22 +35,22 @@ def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
     return frequencies
 
 
-def plain(theta: float, num_dims: int) -> Tensor:
-    """The frequencies of RoFormer (Su et al. 2021)."""
+def plain(theta: float | Tensor, num_dims: int) -> Tensor:
+    """The frequencies of RoFormer (Su et al. 2021); of thetas (n, 1) those of each, (n, R/2)."""
     exponents = torch.arange(0, num_dims, 2, dtype=torch.int64).float() / num_dims
-    return 1.0 / (theta**exponents)
+    frequencies: Tensor = 1.0 / (theta**exponents)
+    return frequencies
 
 
-def dynamic_theta(rope: RopeSpec, num_dims: int, max_len: int) -> float:
-    """NTK-aware theta for the served context, the same for every request.
+def dynamic_theta(rope: RopeSpec, num_dims: int, lens: int | np.ndarray) -> np.ndarray:
+    """NTK-aware theta for sequences of so many tokens, as transformers has it.
 
-    Stretching with each request's own length, as the method has it, would make a token's key
-    depend on how its prompt was cut. A context of 8,192 over an original 4,096 with factor 2:
-    theta · 3^(R / (R - 2)).
+    8,192 tokens over an original 4,096 with factor 2: theta · 3^(R / (R - 2)).
     """
-    length = max(max_len, rope.original_max_len)
-    stretch = rope.factor * length / rope.original_max_len - (rope.factor - 1)
-    return float(rope.theta * stretch ** (num_dims / (num_dims - 2)))
+    beyond = np.maximum(lens, rope.original_max_len) / rope.original_max_len
+    stretch = rope.factor * beyond - (rope.factor - 1)
+    thetas: np.ndarray = rope.theta * stretch ** (num_dims / (num_dims - 2))
+    return thetas
 
 
 def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
@@ -59,7 +69,7 @@ def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def longrope(factors: tuple[float, ...], theta: float) -> Tensor:
-    """LongRoPE: each frequency divided by its own factor, the same for every request."""
+    """LongRoPE: each frequency divided by its own factor."""
     return plain(theta, 2 * len(factors)) / torch.tensor(factors)
 
 
@@ -84,16 +94,92 @@ def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
     return frequencies / rope.factor * slowed + frequencies * (1 - slowed)
 
 
+class Prompt(NamedTuple):
+    """Tokens of prompts that dynamic NTK scales: positions, and the lengths of their prompts."""
+
+    positions: np.ndarray
+    lens: np.ndarray
+
+
+class RopeRows:
+    """Where tokens find their angles in the tables of a model.
+
+    `rope` is the one whose frequencies follow from lengths, None where none does; `max_len` is the
+    served context, `most_tokens` what a step computes at most. Rows, with an original length of 4:
+
+        longrope   0 1 2 3 | 0 1 2 3 4 5 …     positions by the short factors, by the long ones
+        dynamic    0 1 2 3 4 5 … | - - -       position p scaled for p + 1 tokens, as an answer is
+                                               that grows; rows of a step's scaled prompts
+    """
+
+    def __init__(self, rope: RopeSpec | None, max_len: int, most_tokens: int = 0) -> None:
+        self.max_len = max_len
+        self.original = max_len if rope is None else rope.original_max_len
+        self.kind = "default" if rope is None or max_len <= self.original else rope.kind
+        self.num_prompt = most_tokens if self.kind == "dynamic" else 0
+
+    def of(
+        self, positions: np.ndarray, scaled_lens: np.ndarray
+    ) -> tuple[np.ndarray, Prompt | None]:
+        """The rows of tokens at these positions, of requests that are scaled for these lengths;
+        and the tokens whose rows are to be filled (`RopeTable.fill`)."""
+        if self.kind == "longrope":
+            return np.where(scaled_lens > 0, positions + self.original, positions), None
+        places = np.flatnonzero(positions < scaled_lens)
+        rows = positions.copy()
+        rows[places] = self.max_len + np.arange(len(places))
+        return rows, Prompt(positions[places], scaled_lens[places]) if len(places) else None
+
+
+def rope_rows(settings: Settings) -> RopeRows | None:
+    """Where the tokens of a server find their angles; None: at their positions."""
+    rows = RopeRows(settings.rope, settings.max_model_len, settings.max_num_batched_tokens)
+    return None if rows.kind == "default" else rows
+
+
 class RopeTable:
-    """cos and sin for every position up to `max_len`, times the gain, fp32, (max_len, 1, R/2)."""
+    """cos and sin of every row of `rows`, times the gain, in fp32, (rows, 1, R/2).
 
-    def __init__(self, rope: RopeSpec, head_dim: int, max_len: int, device: str) -> None:
-        num_dims = int(head_dim * rope.share)
+    Without `rows` a row for each position up to `max_len`, scaled for sequences of that length.
+    """
+
+    def __init__(
+        self, rope: RopeSpec, head_dim: int, max_len: int, device: str, rows: RopeRows | None = None
+    ) -> None:
+        self._rope, self._num_dims = rope, int(head_dim * rope.share)
+        self._rows = rows = rows or RopeRows(None, max_len)
         positions = torch.arange(max_len, dtype=torch.float32)
-        angles = torch.outer(positions, inverse_frequencies(rope, num_dims, max_len))[:, None, :]
-        self.cos = (angles.cos() * rope.gain).to(device)
-        self.sin = (angles.sin() * rope.gain).to(device)
+        plain = inverse_frequencies(rope, self._num_dims, max_len)
+        angles = torch.outer(positions, plain)
+        if rows.kind == "longrope":
+            short = inverse_frequencies(rope, self._num_dims, rows.original)
+            angles = torch.cat((torch.outer(positions[: rows.original], short), angles))
+        elif rows.kind == "dynamic":
+            grown = positions[:, None] * self._frequencies(np.arange(1, max_len + 1))
+            angles = torch.cat((grown, torch.zeros(rows.num_prompt, plain.numel())))
+        self.cos, self.sin = (part.to(device) for part in self._turned(angles))
 
-    def at(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of these positions, each (T, 1, R/2)."""
-        return self.cos[positions_T], self.sin[positions_T]
+    def at(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin) of these rows, each (T, 1, R/2)."""
+        return self.cos[rows_T], self.sin[rows_T]
+
+    def fill(self, prompt: Prompt | None) -> None:
+        """Put the angles of a step's scaled prompts into the rows that `RopeRows.of` gave them."""
+        if prompt is None:
+            return
+        positions = torch.from_numpy(prompt.positions).float()[:, None]
+        cos, sin = self._turned(positions * self._frequencies(prompt.lens))
+        places = slice(self._rows.max_len, self._rows.max_len + len(cos))
+        self.cos[places].copy_(cos)
+        self.sin[places].copy_(sin)
+
+    def _frequencies(self, lens: np.ndarray) -> Tensor:
+        """Those of sequences of so many tokens, (n, R/2); (R/2) where lengths do not count."""
+        if self._rope.kind != "dynamic":
+            return inverse_frequencies(self._rope, self._num_dims, self._rows.max_len)
+        thetas = torch.from_numpy(dynamic_theta(self._rope, self._num_dims, lens))
+        return plain(thetas.float()[:, None], self._num_dims)
+
+    def _turned(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+        angles = angles[:, None, :]
+        return angles.cos() * self._rope.gain, angles.sin() * self._rope.gain

@@ -52,7 +52,7 @@ def plan(
         )
     bench = prepare(NOWHERE, load)
     spec = read_model_spec(folder)
-    context = engine.max_model_len or spec.max_len
+    context = engine.max_model_len or spec.default_len
     demand = demand_of(bench, options, context)
     longest = min(demand.prompt_p99 + demand.answer_p99, context)
     found, refused = candidates(folder, options, engine, longest)

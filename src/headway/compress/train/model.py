@@ -177,13 +177,13 @@ class TrainedModel(nn.Module):
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """Logits of some hidden states, (R, V), in fp32."""
-        return self.decoder.logits(hidden_RH).float()
+        return self.decoder.logits(hidden_RH)
 
     def _angles(self, num_rows: int, length: int) -> list[tuple[Tensor, Tensor]]:
         """(cos, sin) of each rope for every token, rows one behind the other."""
         if length not in self._ropes:
             spec = self.spec
-            tables = [RopeTable(rope, spec.rope_dim, spec.max_len, "cpu") for rope in spec.ropes]
+            tables = [RopeTable(rope, spec.rope_dim, length, "cpu") for rope in spec.ropes]
             self._ropes[length] = [table.at(torch.arange(length)) for table in tables]
         return [
             (cos.repeat(num_rows, 1, 1), sin.repeat(num_rows, 1, 1))

@@ -10,11 +10,11 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 class RopeSpec:
     """Rotary embedding: base `theta`, the `share` of each head it turns, and its scaling.
 
-    `linear` divides positions by `factor`; `dynamic` stretches `theta` for the served context;
-    `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that are
-    named after them; `longrope` divides each frequency by a number of its own, of two lists the
-    long one where the served context is beyond the original. `gain` multiplies cos and sin (YaRN's
-    attention factor).
+    `linear` divides positions by `factor`; `dynamic` stretches `theta` for lengths beyond the
+    original; `llama3` and `yarn` treat fast and slow frequencies apart, between the two limits that
+    are named after them; `longrope` divides each frequency by a number of its own, of two lists the
+    long one for lengths beyond the original. `gain` multiplies cos and sin (YaRN's attention
+    factor).
     """
 
     theta: float = 10000.0
@@ -30,6 +30,23 @@ class RopeSpec:
     short_factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
     gain: float = 1.0
+
+    @property
+    def depends_on_length(self) -> bool:
+        """Whether the frequencies of a request follow from its lengths."""
+        return self.kind == "dynamic" or self.short_factors != self.long_factors
+
+    def scaled_len(self, num_prompt: int, longest: int) -> int:
+        """The length in tokens that a request's frequencies are scaled for; 0: not scaled.
+
+        `num_prompt` are the tokens of its prompt, `longest` those of prompt and answer at most, of
+        which the last is never computed. LongRoPE has one list for all that stay within the
+        original length and one for all beyond; dynamic NTK scales for each prompt's own length, as
+        transformers computes both.
+        """
+        if self.kind == "longrope":
+            return self.original_max_len + 1 if longest - 1 > self.original_max_len else 0
+        return num_prompt if num_prompt > self.original_max_len else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

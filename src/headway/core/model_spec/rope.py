@@ -33,7 +33,16 @@ def ropes_from_config(
     else:
         local = number(config, "rope_local_base_freq", default=local_theta)
         window = {"rope_theta": local} | window
-    return {FULL: read_rope(config, full, theta), WINDOW: read_rope(config, window, theta)}
+    ropes = {FULL: read_rope(config, full, theta), WINDOW: read_rope(config, window, theta)}
+    rules = {
+        (rope.kind, rope.original_max_len) for rope in ropes.values() if rope.depends_on_length
+    }
+    if len(rules) > 1:
+        raise UnsupportedModelError(
+            "Full and window layers have rope scalings that change at different lengths.",
+            "Give both the same rope_type and original_max_position_embeddings in config.json.",
+        )
+    return ropes
 
 
 def read_rope(config: dict[str, Any], scaling: dict[str, Any], theta: float) -> RopeSpec:

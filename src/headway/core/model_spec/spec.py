@@ -209,6 +209,23 @@ class ModelSpec:
         return self.num_layers - self.num_states
 
     @property
+    def length_rope(self) -> RopeSpec | None:
+        """The rope whose frequencies follow from a request's lengths; all that do change alike."""
+        return next((rope for rope in self.ropes if rope.depends_on_length), None)
+
+    @property
+    def default_len(self) -> int:
+        """The context in tokens that is served by default.
+
+        With LongRoPE the original one: a longer one costs requests without max_tokens, which may
+        reach all of it, the factors for short sequences.
+        """
+        rope = self.length_rope
+        if rope is not None and rope.kind == "longrope":
+            return min(self.max_len, rope.original_max_len)
+        return self.max_len
+
+    @property
     def rope_dim(self) -> int:
         """Numbers of a head that a rope is given, of which it turns its share."""
         return self.latent.rope_dim if self.latent else self.head_dim

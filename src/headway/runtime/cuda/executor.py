@@ -50,6 +50,7 @@ from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
 from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, judge
+from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, row_masks
 
 
@@ -169,6 +170,7 @@ class CudaExecutor(TorchExecutor):
             vocabulary=self.spec.vocab_size,
             staging=self._staging,
             graphs=self.graphs,
+            rope_rows=rope_rows(settings),
         )
 
     def forward(self, batch: Batch) -> Tensor:

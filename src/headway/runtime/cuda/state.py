@@ -14,6 +14,7 @@ from headway.runtime.batch import INT, Batch, Lens, WorkerSequence, WorkerState
 from headway.runtime.cuda.graphs import DRAWN, GraphKey, Graphs, filled_up, padded
 from headway.runtime.cuda.sampling import drawing, drawn_inputs, is_plain
 from headway.runtime.cuda.staging import Staging
+from headway.runtime.rope import RopeRows
 
 UNKNOWN = -1
 """Stands in `generated` for a token that the host has not seen yet."""
@@ -32,12 +33,14 @@ class DeviceState(WorkerState):
         vocabulary: int,
         staging: Staging,
         graphs: Graphs | None = None,
+        rope_rows: RopeRows | None = None,
     ) -> None:
         super().__init__(
             max_num_seqs=max_num_seqs,
             max_blocks=max_blocks,
             num_groups=num_groups,
             block_size=block_size,
+            rope_rows=rope_rows,
         )
         self._staging, self._graphs = staging, graphs
         self._vocabulary, self._nobody = vocabulary, max_num_seqs
@@ -139,6 +142,9 @@ class DeviceState(WorkerState):
             drawn=drawn_inputs(of_draw, sent[-1]),
         )
         return [part[:count] for part in sent[:begin]] + tables, lens
+
+    def _sent(self, array: np.ndarray) -> Tensor:
+        return self._staging.send([array])[0]
 
     def _drawing(self, rows: int, sequences: list[WorkerSequence]) -> dict[str, np.ndarray]:
         """What rows of a graph are drawn with; those of nobody are greedy."""

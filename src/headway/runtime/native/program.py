@@ -128,7 +128,7 @@ class Program:
             end = len(self.operations) if pause is None else pause.at
             self._run(
                 *(self._operations_at + begin * OPERATION_BYTES, end - begin),
-                *(tokens, sequences, address(batch.token_ids_T), address(batch.positions_T)),
+                *(tokens, sequences, address(batch.token_ids_T), address(batch.rope_rows)),
                 query_lens_at,
                 *(groups.ctypes.data, self._buffers_at, address(batch.reads_T)),
             )

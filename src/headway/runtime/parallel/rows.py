@@ -68,6 +68,7 @@ def deal_rows(batch: Batch, group: Group) -> DealtRows:
         batch,
         token_ids_T=batch.token_ids_T[own_T],
         positions_T=batch.positions_T[own_T],
+        rope_rows_T=None if batch.rope_rows_T is None else batch.rope_rows_T[own_T],
         slots_GT=slots,
         query_lens=[len(own_T)],
         context_lens=[len(own_T)],
