@@ -1,9 +1,9 @@
 """A Hugging Face folder as its peers want it: GGUF files for llama.cpp, exports for OpenVINO.
 
-Made once and kept in the cache of published weights (`tests/published_weights.py`). SOURCE is a
-built tree of llama.cpp, such as `vendor/llama.cpp` of llama-cpp-python's sdist: its converter runs
-in this Python, its `llama-quantize` is `build/bin/llama-quantize`. PYTHON is that of an environment
-with optimum-intel.
+Made once and kept in the cache of published weights (`tests/published_weights.py`). For llama.cpp,
+SOURCE is a built tree of it, such as `vendor/llama.cpp` of llama-cpp-python's sdist, with programs
+in `build/bin`, and PYTHON that of an environment for its converter: torch, transformers and
+sentencepiece. For OpenVINO, PYTHON is that of an environment with optimum-intel.
 """
 
 import hashlib
@@ -42,18 +42,18 @@ def place_of(folder: Path) -> Path:
     return cache_folder() / "peers" / f"{folder.name}-{digest.hexdigest()[:12]}"
 
 
-def gguf_file(folder: Path, kind: str, source: Path) -> Path:
+def gguf_file(folder: Path, kind: str, python: str, source: Path) -> Path:
     """The folder as a GGUF file of `kind`, such as BF16, Q8_0 or Q4_K_M; raises PeerError."""
     target = place_of(folder) / f"gguf-{kind}"
     if not target.is_dir() and kind != "BF16":
-        whole = gguf_file(folder, "BF16", source)
+        whole = gguf_file(folder, "BF16", python, source)
     with made_once(target) as unfinished:
         if unfinished is not None:
             file = unfinished / f"{kind}.gguf"
             if kind == "BF16":
                 converter = source / "convert_hf_to_gguf.py"
                 to = ["--outtype", "bf16", "--outfile", str(file)]
-                run([sys.executable, str(converter), str(folder), *to])
+                run([python, str(converter), str(folder), *to])
             else:
                 run([str(binaries(source) / "llama-quantize"), str(whole), str(file), kind])
     return target / f"{kind}.gguf"

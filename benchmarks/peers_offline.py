@@ -2,13 +2,15 @@
 
     python benchmarks/peers_offline.py FOLDER [--quantization int8,int4] [--other CHECKOUT] \\
         [--openvino PYTHON [--openvino-formats int8,int4]] \\
-        [--llama SOURCE [--llama-types Q4_0,Q4_1]] [--fidelity FIGURES.json] [--json OUT.json]
+        [--llama PYTHON SOURCE [--llama-types Q4_0,Q4_1]] \\
+        [--fidelity FIGURES.json] [--json OUT.json]
 
 FOLDER is a Hugging Face folder. CHECKOUT is another source tree with its own compiled kernels: the
-same measurement before and after a change, in turns A B B A, with the ratios paired. PYTHON has
-openvino-genai and optimum-intel; SOURCE is a built tree of llama.cpp with llama-batched-bench and
-llama-quantize (`peer_models.py` makes of FOLDER what they want). What is not there is skipped, and
-said. FIGURES.json is from `fidelity.py` of the same folder: its KL divergences become a column.
+same measurement before and after a change, in turns A B B A, with the ratios paired. PYTHON of
+`--openvino` has openvino-genai and optimum-intel; SOURCE is a built tree of llama.cpp with
+llama-batched-bench and llama-quantize, PYTHON beside it runs its converter (`peer_models.py` makes
+of FOLDER what they want). What is not there is skipped, and said. FIGURES.json is from
+`fidelity.py` of the same folder: its KL divergences become a column.
 
 Each engine computes prompts of 512 tokens, then decodes 1, 8 and 32 sequences of that context:
 prompts are computed once a column, and in each repeat all take their turn at some decode steps, so
@@ -266,9 +268,10 @@ def engines_of(chosen: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
                 chosen.openvino, openvino_folder(folder, each, chosen.openvino)
             )
     if chosen.llama:
+        python, source = chosen.llama[0], Path(chosen.llama[1])
         for each in chosen.llama_types.split(","):
             makers[f"llama.cpp {each}"] = lambda each=each: LlamaBench(
-                binaries(chosen.llama), gguf_file(folder, each, chosen.llama), chosen.threads
+                binaries(source), gguf_file(folder, each, python, source), chosen.threads
             )
     return makers
 
@@ -284,7 +287,7 @@ def main() -> None:
     parser.add_argument("--other", type=Path, metavar="CHECKOUT")
     parser.add_argument("--openvino", metavar="PYTHON")
     parser.add_argument("--openvino-formats", default="int8,int4")
-    parser.add_argument("--llama", type=Path, metavar="SOURCE")
+    parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "SOURCE"))
     parser.add_argument("--llama-types", default="Q4_0,Q4_1")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument("--batches", default="1,8,32", help='"": prefill alone')
