@@ -19,8 +19,10 @@ the file, over the number of weights.
 """
 
 import argparse
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,7 @@ import numpy as np
 import torch
 
 from common import markdown, write_json
-from peer_models import ROOT, PeerError, gguf_file, openvino_folder
+from peer_models import ROOT, PeerError, gguf_file, openvino_folder, place_of
 
 sys.path.insert(0, str(ROOT / "tests"))
 
@@ -42,7 +44,7 @@ from headway.core.errors import HeadwayError
 from headway.evals.text import read_text
 from headway.frontend.text import Tokenizer
 from headway.whole_model import FolderModel
-from published_weights import MODELS, fetch, folder_of, load_gguf
+from published_weights import MODELS, fetch, folder_of, load_gguf, made_once
 
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 WINDOW, PROMPT, MAX_TOKENS, PROMPTS = 512, 64, 64, 30
@@ -74,13 +76,14 @@ class Task:
 
     windows: list[list[int]]
     prompts: list[list[int]]
+    threads: int
 
     def request(self) -> str:
         """As the scripts of the peers read it."""
         windows = [window[:-1] for window in self.windows]
         return json.dumps(
             {"windows": windows, "prompts": self.prompts, "max_tokens": MAX_TOKENS}
-            | {"threads": os.cpu_count()}
+            | {"threads": self.threads}
         )
 
 
@@ -93,7 +96,7 @@ class Answers:
     num_bytes: int
 
 
-def task_of(folder: Path, num_windows: int) -> Task:
+def task_of(folder: Path, num_windows: int, threads: int) -> Task:
     """Windows and prompts, evenly spread over the text; each begins as the tokenizer begins."""
     tokenizer = Tokenizer(folder)
     text = read_text(DATA, "wikitext-2")
@@ -105,7 +108,9 @@ def task_of(folder: Path, num_windows: int) -> Task:
         starts = [i * (len(ids) - length) // count for i in range(count)]
         return [begin + ids[start : start + length] for start in starts]
 
-    return Task(windows=spread(num_windows, WINDOW + 1), prompts=spread(PROMPTS, PROMPT))
+    return Task(
+        windows=spread(num_windows, WINDOW + 1), prompts=spread(PROMPTS, PROMPT), threads=threads
+    )
 
 
 def by_headway(model: Path, task: Task, **options: Any) -> Answers:
@@ -160,21 +165,45 @@ def by_peer(python: str, script: str, model: Path, task: Task, place: Path) -> A
 
 
 class Reference:
-    """transformers in fp32: its expectations are kept on disk, for all rows."""
+    """What transformers expects in fp32, on disk in a folder, for all rows.
 
-    def __init__(self, model: Any, task: Task, place: Path, greedy: bool = True) -> None:
-        place.mkdir()
+    `answers` and `gaps` are its greedy answers, and the nats between the two best tokens of each.
+    """
+
+    def __init__(self, place: Path, task: Task) -> None:
         self._files = [place / f"{number}.npy" for number in range(len(task.windows))]
-        self.num_weights = sum(weight.numel() for weight in model.parameters())
-        with torch.inference_mode():
-            for file, window in zip(self._files, task.windows, strict=True):
-                logits = model(torch.tensor([window[:-1]])).logits[0].float()
-                np.save(file, logits.log_softmax(-1).numpy())
-            self.answers, self.gaps = answers_of(model, task.prompts) if greedy else ([], [])
+        found = json.loads((place / "answers.json").read_text())
+        self.answers, self.gaps = found["answers"], found["gaps"]
+        self.num_weights: int = found["num_weights"]
 
     def windows(self) -> Windows:
         """Mapped from the disk."""
         return (np.load(file, mmap_mode="r") for file in self._files)
+
+
+@torch.inference_mode()
+def write_reference(model: Any, task: Task, place: Path, greedy: bool) -> None:
+    """Compute what a `Reference` reads."""
+    for number, window in enumerate(task.windows):
+        logits = model(torch.tensor([window[:-1]])).logits[0].float()
+        np.save(place / f"{number}.npy", logits.log_softmax(-1).numpy())
+    answers, gaps = answers_of(model, task.prompts) if greedy else ([], [])
+    num_weights = sum(weight.numel() for weight in model.parameters())
+    found = {"answers": answers, "gaps": gaps, "num_weights": num_weights}
+    (place / "answers.json").write_text(json.dumps(found))
+
+
+def reference_of(folder: Path, task: Task) -> Reference:
+    """That of a folder, kept in the cache."""
+    from transformers import AutoModelForCausalLM
+
+    asked = hashlib.sha256(json.dumps([task.windows, task.prompts]).encode()).hexdigest()[:12]
+    target = place_of(folder) / f"reference-{asked}"
+    with made_once(target) as unfinished:
+        if unfinished is not None:
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            write_reference(model, task, unfinished, greedy=True)
+    return Reference(target, task)
 
 
 def answers_of(model: Any, prompts: list[list[int]]) -> tuple[list[list[int]], list[list[float]]]:
@@ -256,13 +285,14 @@ def agreement(reference: Reference, answers: list[list[int]]) -> tuple[int, int]
 
 
 class Table:
-    """Rows as they come: printed at once, and kept."""
+    """Rows as they come: each is written at once."""
 
-    def __init__(self, reference: Reference, task: Task, only: Sequence[str]) -> None:
+    def __init__(self, reference: Reference, task: Task, chosen: argparse.Namespace) -> None:
         self.reference, self.task = reference, task
         self.rows: list[Row] = []
         self.skipped: dict[str, str] = {}
-        self._only = only
+        self._only = list(filter(None, chosen.only.split(",")))
+        self._json = chosen.json
 
     def wants(self, name: str) -> bool:
         """Whether the row was asked for: its name, or a text that it has."""
@@ -279,7 +309,9 @@ class Table:
             print(f"{name}: not measured, {error}", file=sys.stderr)
             return
         self.rows.append(row)
-        print(f"{name}: KL {row.kl:.4f}", file=sys.stderr, flush=True)
+        figures = {"rows": [asdict(each) for each in self.rows], "skipped": self.skipped}
+        write_json(self._json, figures, indent=2)
+        print(f"{name}: KL {row.kl:z.4f}", file=sys.stderr, flush=True)
 
     def _row(self, name: str, answers: Answers, own: Reference | None) -> Row:
         references = [each.windows() for each in (self.reference, own) if each is not None]
@@ -307,7 +339,7 @@ class Table:
             columns,
             [
                 (
-                    *(row.name, f"{row.kl:.4f}"),
+                    *(row.name, f"{row.kl:z.4f}"),
                     "" if row.own_kl is None else f"{row.own_kl:.4f}",
                     *(f"{row.same:.1%}", f"{row.perplexity:.3f}", row.identical, row.wide),
                     *(f"{row.num_bytes / 1e6:.0f}", f"{row.bits:.2f}"),
@@ -329,11 +361,14 @@ def add_headway(table: Table, folder: Path, also: list[str]) -> None:
         table.add(f"Headway {name}", lambda path=path: by_headway(Path(path), table.task))
 
 
-def add_file(table: Table, name: str, file: Path, python: str, place: Path) -> None:
-    """A GGUF file in Headway and in llama.cpp."""
+def add_file(table: Table, name: str, file: Path, folder: Path, python: str, place: Path) -> None:
+    """A GGUF file of this folder in Headway and in llama.cpp."""
     if not any(table.wants(f"{engine} {name}") for engine in ("Headway", "llama.cpp")):
         return
-    own = Reference(load_gguf(file), table.task, place / f"own {name}", greedy=False)
+    there = place / f"own {name}"
+    there.mkdir()
+    write_reference(load_gguf(file, like=folder), table.task, there, greedy=False)
+    own = Reference(there, table.task)
     table.add(f"Headway {name}", lambda: by_headway(file, table.task), own)
     if python:
 
@@ -341,6 +376,7 @@ def add_file(table: Table, name: str, file: Path, python: str, place: Path) -> N
             return by_peer(python, "llama_logits.py", file, table.task, place / name)
 
         table.add(f"llama.cpp {name}", answers, own)
+    shutil.rmtree(there)
 
 
 def add_files(table: Table, folder: Path, chosen: argparse.Namespace, place: Path) -> None:
@@ -349,14 +385,16 @@ def add_files(table: Table, folder: Path, chosen: argparse.Namespace, place: Pat
     model = MODELS.get(chosen.model)
     if model is not None and model.is_gguf:
         file = fetch(model)
-        add_file(table, f"the published {file.stem.rpartition('.')[2]}", file, python, place)
+        add_file(
+            table, f"the published {file.stem.rpartition('.')[2]}", file, folder, python, place
+        )
     for kind in chosen.types.split(",") if source else ():
         try:
             file = gguf_file(folder, kind, python, Path(source))
         except PeerError as error:
             table.skipped[kind] = str(error)
             continue
-        add_file(table, kind, file, python, place)
+        add_file(table, kind, file, folder, python, place)
 
 
 def add_openvino(table: Table, folder: Path, python: str, place: Path) -> None:
@@ -383,31 +421,21 @@ def main() -> None:
     parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "SOURCE"))
     parser.add_argument("--types", default=",".join(TYPES), help="GGUF files to make")
     parser.add_argument("--openvino", metavar="PYTHON")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of the peers")
     parser.add_argument("--json", type=Path, help="file for the figures")
     chosen = parser.parse_args()
-    from transformers import AutoModelForCausalLM
-
     folder = folder_of(MODELS[chosen.model]) if chosen.model in MODELS else Path(chosen.model)
-    task = task_of(folder, chosen.windows)
+    task = task_of(folder, chosen.windows, chosen.threads)
+    table = Table(reference_of(folder, task), task, chosen)
     with tempfile.TemporaryDirectory() as name:
-        place = Path(name)
-        whole = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        table = Table(
-            Reference(whole, task, place / "reference"),
-            task,
-            list(filter(None, chosen.only.split(","))),
-        )
-        del whole
         add_headway(table, folder, chosen.also)
-        add_files(table, folder, chosen, place)
+        add_files(table, folder, chosen, Path(name))
         if chosen.openvino:
-            add_openvino(table, folder, chosen.openvino, place)
+            add_openvino(table, folder, chosen.openvino, Path(name))
     print(f"{folder.name}, {chosen.windows} × {WINDOW} tokens of wikitext-2\n")
     print(table.markdown())
     for what, why in table.skipped.items():
         print(f"\n{what}: not measured, {why}")
-    rows = [asdict(row) for row in table.rows]
-    write_json(chosen.json, {"rows": rows, "skipped": table.skipped}, indent=2)
 
 
 if __name__ == "__main__":

@@ -276,15 +276,19 @@ def folder_of(model: Published, dtype: torch.dtype = torch.bfloat16) -> Path:
     return cache_folder() / name
 
 
-def load_gguf(file: Path, dtype: torch.dtype = torch.float32) -> Any:
+def load_gguf(file: Path, dtype: torch.dtype = torch.float32, like: Path | None = None) -> Any:
     """transformers' model of a GGUF file: its weights as numbers, nothing rounded again.
 
+    Its config is that of the folder `like`, which spares reading a large vocabulary once more.
     `AutoModelForCausalLM.from_pretrained(gguf_file=…)` reads them alike and wants accelerate.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-    config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    if like is None:
+        config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
+    else:
+        config = AutoConfig.from_pretrained(like)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     tensors = load_gguf_checkpoint(str(file), return_tensors=True, model_to_load=model)["tensors"]
     missing, unexpected = model.load_state_dict(tensors, strict=False)
