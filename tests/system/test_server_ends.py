@@ -40,7 +40,7 @@ async def test_running_streams_finish_and_new_requests_are_refused(
             assert answer.status == 503 and "draining" in await answer.text()
         async with http.post("/v1/completions", json={"model": model, "prompt": [5]}) as answer:
             assert answer.status == 503 and int(answer.headers["retry-after"]) >= 1
-            assert (await answer.json())["error"]["code"] == "not_ready"
+            assert (await answer.json())["error"]["code"] == "shutting_down"
         async with http.get("/health") as answer:
             assert answer.status == 200
         os.kill(engine, signal.SIGCONT)

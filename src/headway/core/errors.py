@@ -12,6 +12,7 @@
         ├── OverloadedError      the server has more to do than it can promise          503
         │   └── ShedError        the engine gives up a request that was let in           503
         ├── EngineDownError      the engine died or is not ready                             503
+        │   └── ShutdownError    the process ends                                        503
         ├── StorageError         the disk is full, or the data folder cannot be used         507
         └── ServerFaultError     our own fault; the body says nothing internal               500
 
@@ -131,6 +132,13 @@ class EngineDownError(RequestError):
 
     def __init__(self, message: str, *, code: str = "overloaded", retry_after_s: float = 1) -> None:
         super().__init__(message, code=code, status=503, retry_after_s=retry_after_s)
+
+
+class ShutdownError(EngineDownError):
+    """The client sees it when it asks, or still waits, while the process ends."""
+
+    def __init__(self) -> None:
+        super().__init__("The server is shutting down.", code="shutting_down")
 
 
 class StorageError(RequestError):

@@ -10,16 +10,18 @@ import resource
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Coroutine
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headway.core.errors import PortInUseError, UsageError
+from headway.core.errors import PortInUseError, ShutdownError, UsageError
 from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
+from headway.edge.errors import error_response
 
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
@@ -60,11 +62,23 @@ def check_address(host: str, has_key: bool, insecure: bool) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, with our own way of ending: drain first, then stop."""
+    """uvicorn, with our own way of ending: drain first, then stop.
+
+    Once it is asked to end it refuses what is posted; all else is answered as before.
+    """
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
         self.asked_to_end = asyncio.Event()
+        self._app: Any = config.app
+        config.app = self._answer
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.asked_to_end.is_set() and scope.get("method") == "POST":
+            answer = error_response(ShutdownError(), scope["path"], uuid.uuid4().hex)
+            await answer(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     @contextlib.contextmanager
     def capture_signals(self):  # type: ignore[no-untyped-def]

@@ -116,7 +116,3 @@ def died() -> EngineDownError:
 
 def gave_up() -> EngineDownError:
     return EngineDownError("The engine cannot be started.", code="engine_failed")
-
-
-def shuts_down() -> EngineDownError:
-    return EngineDownError("The server is shutting down.", code="shutting_down")

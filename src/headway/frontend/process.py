@@ -18,13 +18,13 @@ import msgspec
 import zmq
 
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import HeadwayError, RequestError
+from headway.core.errors import HeadwayError, RequestError, ShutdownError
 from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.core.supervision import supervise
 from headway.engine import messages
 from headway.frontend.answer import ResumedTokens, Stream, Streams
-from headway.frontend.client import changed, died, gave_up, not_ready, read_failure, shuts_down
+from headway.frontend.client import changed, died, gave_up, not_ready, read_failure
 from headway.frontend.heartbeat import Heartbeat
 from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
 from headway.frontend.retold import FirstStamp, Retold
@@ -277,14 +277,14 @@ class ProcessClient:
         self.status = "draining"
         self._send(messages.Flush())
         await self._streams.run_out(timeout_s, self.clock)
-        self._fail_all(shuts_down())
+        self._fail_all(ShutdownError())
 
     async def stop(self) -> None:
         """End the engine and remove the sockets; safe to call twice and at any moment."""
         self.status = "stopped"
         if self._watcher is not None:
             self._watcher.cancel()
-        self._fail_all(shuts_down())
+        self._fail_all(ShutdownError())
         self._send(messages.Stop())
         if self._process is not None:
             with contextlib.suppress(asyncio.TimeoutError):

@@ -65,12 +65,13 @@ class Generate:
         try:
             incoming = await read_incoming(state, self._dialect, scope, receive, send)
             async with Account(state, incoming) as account:
-                if await cascade.answered(state, incoming, account):
-                    return
+                async with state.until_shutdown():
+                    if await cascade.answered(state, incoming, account):
+                        return
+                    if not incoming.stream:
+                        await answer_whole(state, incoming, account)
                 if incoming.stream:
                     await StreamedAnswer(state, incoming, account).run()
-                else:
-                    await answer_whole(state, incoming, account)
             shadow.copy(state, incoming)
         except RequestError as error:
             state.metrics.add("refused", code=error.code or "refused")
@@ -149,13 +150,14 @@ async def health(state: State, _: Request) -> Response:
 
 
 async def ready(state: State, _: Request) -> Response:
-    """200 while every model has an upstream that is up."""
+    """200 while every model has an upstream that is up, and it does not end."""
     models = {
         name: any(each.looked and not each.is_down for each in pool.upstreams)
         for name, pool in state.pools.items()
     }
-    good = all(models.values())
-    content = {"status": "ready" if good else "not ready", "models": models}
+    good = all(models.values()) and not state.is_draining
+    status = "draining" if state.is_draining else "ready" if good else "not ready"
+    content = {"status": status, "models": models}
     return json_response(content, 200 if good else 503, {} if good else {"retry-after": "1"})
 
 

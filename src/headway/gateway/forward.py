@@ -84,7 +84,7 @@ async def answered(
         path += "?" + scope["query_string"].decode("latin-1")
     upstream.breaker.begin()
     try:
-        async with asyncio.timeout(FORWARD_S):
+        async with state.until_shutdown(), asyncio.timeout(FORWARD_S):
             if body is None:
                 answer = await upstream.request(method, path, headers)
             else:
@@ -103,7 +103,7 @@ async def answered(
     except FAILURES as error:
         upstream.breaker.failed()
         raise unanswered(error) from error
-    except asyncio.CancelledError:
+    except (asyncio.CancelledError, RequestError):  # its client has left, or the process ends
         upstream.breaker.given_up()
         raise
     upstream.breaker.succeeded()

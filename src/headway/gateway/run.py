@@ -61,9 +61,11 @@ async def serve(
             on_ready()
             notifier.ready()
             await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+            state.is_draining = True
             notifier.stopping()
             await runner.stop()
             await run_out(state, state.options.drain_timeout)
+            state.end_requests()
         finally:
             server.should_exit = True
             ending.cancel()

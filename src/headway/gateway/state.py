@@ -1,9 +1,10 @@
 """What every handler of the gateway is given: its configuration, its upstreams, its books."""
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 
 from headway.core import supervision
 from headway.core.clock import Clock, SystemClock
-from headway.core.errors import RequestError
+from headway.core.errors import RequestError, ShutdownError
 from headway.core.options import GatewayOptions
 from headway.core.slo import parse_slo
 from headway.edge.database import default_folder
@@ -70,6 +71,10 @@ class State:
     """Upstreams that are no more, while requests are in flight there."""
     responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
     """Id of a stored response → its owner, and the upstream that keeps it."""
+    is_draining: bool = False
+    """Whether the process is to end when its requests have."""
+    limits: set[asyncio.Timeout] = field(default_factory=set)
+    """Of the requests that run: what ends them when the drain is over."""
     drift: DriftWatch = field(init=False)
     budget: RetryBudget = field(init=False)
     purses: Purses = field(init=False)
@@ -170,6 +175,28 @@ class State:
                 found = each.state, each.step, ""
             if found is not None and not (found[0] == "rolled back" and each.row.force):
                 each.restore(*found, evidence)
+
+    @contextlib.asynccontextmanager
+    async def until_shutdown(self) -> AsyncIterator[None]:
+        """Run a request; raises RequestError `shutting_down` when it outlasts the drain."""
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                self.limits.add(limit)
+                try:
+                    yield
+                finally:
+                    self.limits.discard(limit)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ShutdownError() from None
+
+    def end_requests(self) -> None:
+        """The drain is over: each request that runs ends with an error."""
+        now_s = asyncio.get_running_loop().time()
+        for limit in list(self.limits):
+            limit.reschedule(now_s)
 
     async def stop(self) -> None:
         """Close connections and books; safe to call twice."""

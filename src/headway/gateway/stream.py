@@ -78,7 +78,8 @@ class StreamedAnswer:
             due=lambda silent_s: silent_s >= (WAIT_S if self._accepted else 7 * WAIT_S),
         )
         try:
-            await self._relay()
+            async with self._state.until_shutdown():
+                await self._relay()
         except asyncio.CancelledError:
             if not self._left:
                 raise
