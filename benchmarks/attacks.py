@@ -98,11 +98,17 @@ async def ask_without_end(url: str, path: str, body: dict[str, Any], at_once: in
         await asyncio.gather(*(client(http) for _ in range(at_once)))
 
 
-async def storm(port: int, rate: float, data: bytes) -> None:
-    """Connections at `rate`: whole requests that are reset, and some that never say anything."""
+async def storm(port: int, rate: float, linger_s: float, data: bytes) -> None:
+    """Connections at `rate`: whole requests reset after a while, and some that say nothing."""
     sockets: list[socket.socket] = []
+    loop = asyncio.get_running_loop()
+
+    def reset(one: socket.socket) -> None:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        one.close()
+
     until_s, number = time.monotonic(), 0
-    asyncio.get_running_loop().add_signal_handler(
+    loop.add_signal_handler(
         signal.SIGTERM, lambda: (print(f"{number} connections", file=sys.stderr), os._exit(0))
     )
     while True:
@@ -111,11 +117,10 @@ async def storm(port: int, rate: float, data: bytes) -> None:
         one.setblocking(False)
         sockets.append(one)
         with contextlib.suppress(OSError):
-            await asyncio.get_running_loop().sock_connect(one, ("127.0.0.1", port))
+            await loop.sock_connect(one, ("127.0.0.1", port))
             if number % 2:
                 one.send(data)
-                one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                one.close()
+                loop.call_later(linger_s, reset, one)
                 sockets.pop()
         if len(sockets) > 1000:
             sockets.pop(0).close()
@@ -310,7 +315,9 @@ def attacked(given: argparse.Namespace, name: str, *attack: Any) -> Iterator[lis
 
 def storms(given: argparse.Namespace) -> Iterator[list[str]]:
     data = raw_request(chat("headway-tiny", given.words, stream=True, max_tokens=200)).decode()
-    yield from attacked(given, f"{given.rate:g} connections/s", "storm", given.rate, data)
+    yield from attacked(
+        given, f"{given.rate:g} connections/s", "storm", given.rate, given.linger, data
+    )
 
 
 def slow(given: argparse.Namespace) -> Iterator[list[str]]:
@@ -337,6 +344,7 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--rate", type=float, default=580.0)
     parser.add_argument("--streams", type=int, default=500)
+    parser.add_argument("--linger", type=float, default=0.0, help="seconds until a reset")
     parser.add_argument("--words", type=int, default=0, help="of the attacker's prompts")
     parser.add_argument("--gateway", action="store_true")
     given = parser.parse_args()

@@ -79,3 +79,37 @@ def test_a_link_of_that_name_leads_nowhere(within: Path):
     (within / f"{meeting.PREFIX}link").symlink_to(kept)
     Meeting(TWO).end()
     assert kept.is_dir()
+
+
+FULL = """
+import sys
+from pathlib import Path
+from headway.core.parallel import Parallel
+from headway.runtime.parallel import meeting
+meeting.SHARED_FOLDER = Path(sys.argv[1])
+try:
+    with open(meeting.SHARED_FOLDER / "fill", "wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+except OSError:
+    pass
+for parallel in (Parallel(size=2), Parallel(stages=2), Parallel(size=2, transport="gloo")):
+    found = meeting.Meeting(parallel)
+    rows = found.folder / "rows-0"
+    rows.write_bytes(bytes(4096))
+    print(found.parallel.transport, found.folder.is_relative_to(meeting.SHARED_FOLDER))
+    found.end()
+    assert not found.folder.exists()
+print(len(list(meeting.SHARED_FOLDER.iterdir())), "left")
+"""
+MOUNTED = 'mount -t tmpfs -o size=64k none "$1" && exec "$2" -c "$3" "$1"'
+
+
+def test_ranks_meet_on_the_disk_where_the_shared_memory_is_full(tmp_path: Path):
+    """A real full tmpfs, in a mount namespace of its own."""
+    command = ["unshare", "-rm", "sh", "-c", MOUNTED, "sh", str(tmp_path), sys.executable, FULL]
+    found = subprocess.run(command, capture_output=True, text=True)
+    if "mount" in found.stderr or "unshare" in found.stderr:
+        pytest.skip("no mount namespaces here")
+    assert found.stdout.split() == [*["gloo", "False"] * 3, "1", "left"], found.stderr
+    assert found.stderr.count("has no room for what 2 ranks share") == 3

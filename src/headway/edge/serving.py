@@ -100,6 +100,7 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter) -> Server:
     return Server(
         uvicorn.Config(
             app,
+            interface="asgi3",
             http=limiter.protocol,  # type: ignore[arg-type]
             h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             lifespan="off",

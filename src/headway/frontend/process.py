@@ -28,6 +28,7 @@ from headway.frontend.client import changed, died, gave_up, not_ready, read_fail
 from headway.frontend.heartbeat import Heartbeat
 from headway.frontend.quarantine import CrashQuarantine, poisonous, submission
 from headway.frontend.retold import FirstStamp, Retold
+from headway.frontend.run_queue import RunQueue
 from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.telemetry.records import StepRecord
@@ -36,6 +37,8 @@ log = logging.getLogger(__name__)
 
 LOADING_TIMEOUT_S = 120.0
 WATCH_INTERVAL_S = 0.25
+STARVES_S = 2 * messages.BEAT_INTERVAL_S
+"""From so long a silence on the engine's threads are looked at."""
 MAX_FAILED_STARTS = 5
 RESUME_WITHIN_S = 120.0
 """How long the requests of a dead engine wait for the next one."""
@@ -101,6 +104,7 @@ class ProcessClient:
         self._beat: zmq.Socket[bytes] | None = None
         self._last_beat_s = self._looked_s = 0.0
         self._heart = Heartbeat()
+        self._run_queue = RunQueue()
         self._died_s: float | None = None
         self._quarantine = CrashQuarantine(poison)
         self._streams = Streams(tokenizer, self._abort, self._left)
@@ -150,6 +154,7 @@ class ProcessClient:
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
         self._heart = Heartbeat()
+        self._run_queue = RunQueue()
         self._process = await asyncio.create_subprocess_exec(
             *self.command(sockets),
             stdin=asyncio.subprocess.DEVNULL,
@@ -190,13 +195,18 @@ class ProcessClient:
     def _listen(self) -> None:
         """Take what has come in; a time in which we did not look is no silence of the engine.
 
-        A machine that stood still for a minute stood still for both: the engine speaks next.
+        A machine that stood still for a minute stood still for both: the engine speaks next. Nor
+        is a time in which the engine could run and had no processor.
         """
         now_s = self.clock.now_s()
-        self._last_beat_s += max(0.0, now_s - self._looked_s - 2 * WATCH_INTERVAL_S)
+        since_s = now_s - self._looked_s
+        self._last_beat_s += max(0.0, since_s - 2 * WATCH_INTERVAL_S)
         self._looked_s = now_s
         self._hear()
         self._drain()
+        if self.pid is not None and now_s - self._last_beat_s > STARVES_S:
+            waited_s = self._run_queue.waited_s(self.pid, min(since_s, 2 * WATCH_INTERVAL_S))
+            self._last_beat_s = min(now_s, self._last_beat_s + waited_s)
 
     def _trouble(self) -> str | None:
         """What is wrong with the engine process, or None."""

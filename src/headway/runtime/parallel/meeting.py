@@ -28,9 +28,11 @@ PREFIX = "headway-meeting-"
 TRIES = 100
 """Another process may sweep a new folder away before it is locked."""
 NO_ROOM = (
-    "%s has no %s bytes for %d ranks (%s): they meet by gloo, which is slower. Give it more room "
-    "(a container's --shm-size)."
+    "%s has no room for what %d ranks share (%s): they meet by gloo in %s, which is slower. Give "
+    "it more room (a container's --shm-size)."
 )
+GLOO_BYTES = 64 * 1024
+"""What gloo may write while ranks find each other."""
 
 
 class Meeting:
@@ -40,22 +42,14 @@ class Meeting:
     """
 
     def __init__(self, parallel: Parallel) -> None:
-        within = SHARED_FOLDER if SHARED_FOLDER.is_dir() else Path(tempfile.gettempdir())
-        sweep(within)
-        self.folder, self._lock = locked_folder(within)
-        self.parallel = parallel
-        if parallel.transport != "shared":
-            return
-        sizes = shared_by(parallel, self.folder)
+        self.parallel, temp = parallel, Path(tempfile.gettempdir())
+        within = SHARED_FOLDER if SHARED_FOLDER.is_dir() else temp
         try:
-            for path, size in sizes.items():
-                share(path, size)
+            self.folder, self._lock = made_folder(parallel, within)
         except OSError as error:
-            for path in sizes:
-                path.unlink(missing_ok=True)
-            wanted = f"{sum(sizes.values()):,}"
-            log.warning(NO_ROOM, within, wanted, parallel.num_ranks, error)
+            log.warning(NO_ROOM, within, parallel.num_ranks, error, temp)
             self.parallel = replace(parallel, transport="gloo")
+            self.folder, self._lock = made_folder(self.parallel, temp)
 
     def end(self) -> None:
         """Take the folder away; what ranks have mapped stays theirs. Safe to call twice."""
@@ -63,6 +57,27 @@ class Meeting:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
+
+
+def made_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
+    """(a new folder with what ranks share, the descriptor that holds its lock).
+
+    Raises OSError, and leaves nothing behind, where there is no room for it.
+    """
+    sweep(within)
+    folder, lock = locked_folder(within)
+    try:
+        share(folder / "room", GLOO_BYTES)
+        (folder / "room").unlink()
+        if parallel.transport == "shared":
+            for path, size in shared_by(parallel, folder).items():
+                share(path, size)
+    except OSError:
+        shutil.rmtree(folder, ignore_errors=True)
+        if lock >= 0:
+            os.close(lock)
+        raise
+    return folder, lock
 
 
 def locked_folder(within: Path) -> tuple[Path, int]:
