@@ -308,12 +308,7 @@ ROWS = (
         ("dimension", "name"),
     ),
     Row("engine_restarts", C, "Times the engine was started again."),
-    Row(
-        "task_failures",
-        C,
-        "Times a long-lived task of the server failed and was started again.",
-        ("task",),
-    ),
+    Row("task_failures", C, "Times a long-lived task failed and was started again.", ("task",)),
     Row(
         "engines",
         G,
