@@ -11,7 +11,10 @@ tells in comments which tokens the events so far have shown:
 With `resume` another server goes on behind these tokens: the client sees one stream.
 """
 
+from typing import Annotated
+
 import msgspec
+from msgspec import Meta
 
 FIELD = "headway_gateway"
 USER_HEADER = b"x-headway-user"
@@ -20,13 +23,14 @@ LOAD_PATH = "/v1/load"
 MARK = b": headway "
 MAX_USER = 64
 MAX_RESUMED = 2_000_000
+ResponseId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A stream that another server had begun: its id, its time, the tokens that were shown."""
 
-    id: str
-    created: int
+    id: ResponseId
+    created: Annotated[int, Meta(ge=0, le=2**53)]
     tokens: list[int] = []
 
 

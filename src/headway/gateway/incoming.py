@@ -10,6 +10,7 @@ from headway.core.errors import RequestError
 from headway.edge import body as bodies
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
+from headway.edge.relayed import FIELD
 from headway.edge.tasks import DEFAULT_CLASS, task_name
 from headway.gateway.answers import last_text
 from headway.gateway.arm import Arm, arm_of
@@ -61,10 +62,11 @@ class Incoming:
 
 
 async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str, Any]:
-    """The body's object; raises RequestError."""
+    """The body's object without the fields that are the gateway's alone; raises RequestError."""
     raw, _ = await bodies.read_object(
         receive, state.options.max_body, AnyBody, pool=state.pool, user=turn_of(scope)
     )
+    raw.pop(FIELD, None)
     return raw
 
 

@@ -36,7 +36,7 @@ from headway.telemetry.tasks import Retries, Tasks
 log = logging.getLogger(__name__)
 
 FIRST_LOOK_S, RETIRES_S = 1.0, 0.05
-MAX_RESPONSES = 100_000
+MAX_RESPONSES, MAX_RESPONSE_ID = 100_000, 200
 DEFAULT_AT_ONCE = 16
 
 
@@ -69,8 +69,8 @@ class State:
     """Copies on their way to canaries that answer nobody yet."""
     retiring: dict[Upstream, "asyncio.Task[None]"] = field(default_factory=dict)
     """Upstreams that are no more, while requests are in flight there."""
-    responses: OrderedDict[str, tuple[str, str]] = field(default_factory=OrderedDict)
-    """Id of a stored response → its owner, and the upstream that keeps it."""
+    responses: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
+    """Owner and id of a stored response → the upstream that keeps it."""
     is_draining: bool = False
     """Whether the process is to end when its requests have."""
     limits: set[asyncio.Timeout] = field(default_factory=set)
@@ -274,14 +274,14 @@ class State:
 
     def keep_response(self, response_id: str, owner: str, upstream: str) -> None:
         """An upstream keeps this response for its owner."""
-        self.responses[response_id] = owner, upstream
+        if len(response_id) <= MAX_RESPONSE_ID:
+            self.responses[owner, response_id] = upstream
         while len(self.responses) > MAX_RESPONSES:
             self.responses.popitem(last=False)
 
     def keeper_of(self, response_id: str, owner: str) -> Upstream | None:
         """The upstream that keeps a response of this owner."""
-        whose, name = self.responses.get(response_id, ("", ""))
-        return self.upstreams.get(name) if whose == owner else None
+        return self.upstreams.get(self.responses.get((owner, response_id), ""))
 
     # ── what is told ────────────────────────────────────────────────────────────────────────
 

@@ -26,8 +26,11 @@ from headway.server.models import ServedModel, State
 PROCESS = uuid.uuid4().hex[:8]
 
 
-def take_field(raw: dict[str, Any], caller: Caller) -> Relayed | None:
-    """The gateway's field, taken out of a body; raises RequestError for who may not send it."""
+def take_field(raw: dict[str, Any], caller: Caller, prefix: str) -> Relayed | None:
+    """The gateway's field, taken out of a body; raises RequestError where the key may not send it.
+
+    `prefix` begins the ids of the endpoint that was asked.
+    """
     content = raw.pop(FIELD, None)
     if content is None:
         return None
@@ -37,8 +40,13 @@ def take_field(raw: dict[str, Any], caller: Caller) -> Relayed | None:
         asked = msgspec.convert(content, Relayed)
     except msgspec.ValidationError as error:
         raise RequestError(f"{FIELD}: {error}.", param=FIELD, code="invalid_type") from error
-    if asked.resume is not None and len(asked.resume.tokens) > MAX_RESUMED:
+    resume = asked.resume
+    if resume is not None and len(resume.tokens) > MAX_RESUMED:
         raise RequestError(f"{FIELD}.resume is too long.", param=FIELD, code="invalid_value")
+    if resume is not None and not resume.id.startswith(prefix):
+        raise RequestError(
+            f"{FIELD}.resume.id begins with {prefix} here.", param=FIELD, code="invalid_value"
+        )
     return asked
 
 

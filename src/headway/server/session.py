@@ -100,7 +100,7 @@ class Generate:
         )
         arrived_s = state.clock.now_s()
         caller = scope.get("caller") or state.keyring.nobody
-        relayed = take_field(raw, caller)
+        relayed = take_field(raw, caller, self._row.prefix)
         resume = relayed.resume if relayed is not None else None
         body, ignored = accepts.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)

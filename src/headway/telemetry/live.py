@@ -128,9 +128,10 @@ class Telemetry:
         """Told of each engine that has died, for admission."""
         self.ready: Introduction | None = None
         self.roof, self.work = Roof(Ceilings()), Work(spec, spec.dtype)
-        self._live: dict[str, Timeline] = {}
+        self._live: dict[Timeline, list[int]] = {}
+        """Requests that are not over, and their numbers in the engine. Not by id: that of a stream
+        which goes on here is its gateway's choice."""
         self._by_engine: dict[int, Timeline] = {}
-        self._engine_ids: dict[str, list[int]] = {}
         self.prompts, self.prefill_rate = RecentPrompts(self.clock), PrefillRate()
         self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
         self._windows: dict[int, tuple[float, Window]] = {}
@@ -246,14 +247,13 @@ class Telemetry:
             parent=parent,
         )
         timeline.n, timeline.max_tokens = n, max_tokens
-        self._live[request_id] = timeline
-        self._engine_ids[request_id] = []
+        self._live[timeline] = []
         return timeline
 
     def submitted(self, timeline: Timeline, engine_request_id: int) -> None:
         """One of its prompts goes under this number in the engine."""
         self._by_engine[engine_request_id] = timeline
-        self._engine_ids[timeline.request_id].append(engine_request_id)
+        self._live[timeline].append(engine_request_id)
 
     def on_first_token(self, timeline: Timeline) -> None:
         """The request's first token left."""
@@ -264,8 +264,7 @@ class Telemetry:
     def on_end(self, timeline: Timeline, ended: Ended) -> None:
         """The request is over."""
         self.turn()
-        self._live.pop(timeline.request_id, None)
-        for engine_id in self._engine_ids.pop(timeline.request_id, ()):
+        for engine_id in self._live.pop(timeline, ()):
             self._by_engine.pop(engine_id, None)
         self.finished.append(timeline)
         if ended.outcome != MOVED:
@@ -440,13 +439,13 @@ class Telemetry:
     def trace(self, seconds: float) -> dict[str, Any]:
         """The last `seconds` as a Chrome trace, as far as they are kept."""
         now_s = self.clock.now_s()
-        timelines = [*self.finished, *self._live.values()]
+        timelines = [*self.finished, *self._live]
         return chrome_trace(self.steps, timelines, now_s - seconds, now_s)
 
     @property
     def live(self) -> list[Timeline]:
         """The requests that are not over, oldest first."""
-        return list(self._live.values())
+        return list(self._live)
 
     @property
     def num_live(self) -> int:

@@ -11,6 +11,7 @@ import pytest
 from batch_runs import begin, over, written
 from gateway_world import Stub, config_of, world
 from headway.batches import open_runner
+from headway.edge.key_file import digest
 from headway.edge.relayed import FIELD
 from headway.gateway.app import DIALECTS, ROUTES, access, make_app
 
@@ -74,6 +75,36 @@ async def test_an_upstream_gets_its_own_key_and_nothing_of_the_client(
     assert not {"cookie", "x-secret", "x-headway-user"} & headers.keys()
     assert "client-key" not in str(stub.headers)
     assert not {"service_class", "slo", "cache_salt", FIELD} & {*stub.asked[0], *stub.asked[1]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_fields_of_the_gateway_are_not_a_clients(stream: bool, tmp_path: Path) -> None:
+    """What a client writes into the gateway's own field and header reaches no server."""
+    stub, keys = Stub("a", headway=True), tmp_path / "keys.yaml"
+    keys.write_text(f"keys: [{{name: alice, sha256: '{digest('key').hex()}'}}]")
+    resume = {"id": "resp_of_another", "created": 1, "tokens": [300]}
+    sent = {FIELD: {"resume": resume}, "headers": {"x-headway-user": "another"}}
+    async with world(stub, options={"key_file": str(keys)}, a={"kind": "headway"}) as live:
+        await live.chat(stream, key="key", **sent)
+        for path in ("/tokenize", "/v1/embeddings", "/v1/messages/count_tokens"):
+            body = {"model": "tiny", "input": "x", FIELD: {"resume": resume}}
+            async with live.http.post(path, json=body, headers={"x-api-key": "key"}) as answer:
+                await answer.read()
+    assert [body.get(FIELD) for body in stub.asked[:1]] == [{"marks": True} if stream else None]
+    assert not any(FIELD in body for body in stub.asked[1:])
+    assert {name["x-headway-user"] for name in stub.headers} == {"alice"}
+
+
+async def test_a_stored_response_is_found_by_its_owner_and_its_id() -> None:
+    """An upstream that answers another caller with an id which is there already takes nothing."""
+    async with world(Stub("a"), Stub("b")) as live:
+        state = live.state
+        state.keep_response("resp_1", "alice", "a")
+        state.keep_response("resp_1", "bob", "b")
+        state.keep_response("r" * 10_000, "bob", "b")
+        found = [state.keeper_of("resp_1", owner) for owner in ("alice", "bob", "carol")]
+        assert [each and each.name for each in found] == ["a", "b", None]
+        assert len(state.responses) == 2
 
 
 async def test_the_salts_of_callers_are_apart_where_an_upstream_keeps_salts() -> None:

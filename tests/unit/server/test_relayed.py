@@ -111,19 +111,25 @@ def test_a_stream_that_showed_nothing_yet_begins_without_its_opening(live: InPro
     assert all("role" not in choice["delta"] for chunk in chunks for choice in chunk["choices"])
 
 
+RESUME = {"id": "chatcmpl-a", "created": 1, "tokens": [5]}
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         {"stream": False},
         {"n": 2},
         {"logprobs": True},
-        {FIELD: {"resume": {"id": "a", "created": 1, "tokens": [10**9]}}},
-        {FIELD: {"resume": {"id": "a", "created": 1, "tokens": [5] * 24}}},
+        {FIELD: {"resume": {**RESUME, "tokens": [10**9]}}},
+        {FIELD: {"resume": {**RESUME, "tokens": [5] * 24}}},
+        {FIELD: {"resume": {**RESUME, "id": "resp_a"}}},
+        {FIELD: {"resume": {**RESUME, "id": "chatcmpl-" + "a" * 200}}},
+        {FIELD: {"resume": {**RESUME, "created": -1}}},
     ],
 )
 def test_what_cannot_go_on_is_refused(live: InProcess, fields: dict[str, Any]) -> None:
-    path, resume = "/v1/chat/completions", {"id": "a", "created": 1, "tokens": [5]}
-    body = {**BODIES[path], "stream": True, FIELD: {"resume": resume}, **fields}
+    path = "/v1/chat/completions"
+    body = {**BODIES[path], "stream": True, FIELD: {"resume": RESUME}, **fields}
     answer = ask(live, path, body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, FIELD)
 
@@ -161,6 +167,22 @@ def test_the_callers_of_a_gateway_are_apart(live: InProcess) -> None:
     operator = {"authorization": f"Bearer {KEYS['operator']}", "x-headway-user": "alice"}
     assert requests.get(live.url + "/metrics", headers=operator).status_code == 200
     assert ask(live, "/v1/responses", {}, **{"x-headway-user": "a" * 65}).status_code == 400
+
+
+def test_a_resumed_id_is_of_the_caller_that_the_gateway_names(live: InProcess) -> None:
+    """A stream of another caller with the id of a stored response leaves that response alone."""
+    path = "/v1/responses"
+    alice, bob = {"x-headway-user": "alice"}, {"x-headway-user": "bob"}
+    made = ask(live, path, {**BODIES[path], "store": True}, **alice).json()
+    place, headers = f"{live.url}{path}/{made['id']}", {"authorization": "Bearer key-gateway"}
+    resume = {"id": made["id"], "created": 1, "tokens": [300]}
+    relayed = {FIELD: {"resume": resume}, "stream": True, "store": True}
+    assert ask(live, path, {**BODIES[path], **relayed}, **bob).status_code == 200
+    assert requests.get(place, headers=headers | alice).json()["output"] == made["output"]
+    assert requests.get(place, headers=headers | bob).json()["created_at"] == 1
+    assert requests.delete(place, headers=headers | bob).status_code == 200
+    assert requests.get(place, headers=headers | alice).status_code == 200
+    assert live.state.rows[0].telemetry.num_live == 0
 
 
 def test_a_mark_is_read_as_it_was_written() -> None:

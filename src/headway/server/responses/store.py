@@ -1,9 +1,10 @@
 """Stored responses: what can be asked for again, gone on from, or taken back, within a bound.
 
 In memory, the least recently used first to go; a restart forgets all of them. An entry keeps its
-own input and output; a conversation is the chain of `previous_response_id`. Each belongs to the
-name of the key that made it, and is not there for others. The event loop keeps and drops entries
-while the threads that prepare prompts look for them.
+own input and output; a conversation is the chain of `previous_response_id`. Each is found by the
+name of the key that made it and its id, so that no key reads, replaces or deletes an entry of
+another, whatever ids it sends. The event loop keeps and drops entries while the threads that
+prepare prompts look for them.
 """
 
 import asyncio
@@ -18,6 +19,8 @@ import msgspec
 from headway.core.errors import RequestError
 
 MAX_CHAIN = 10_000
+Place = tuple[str, str]
+"""The owner of a response and its id."""
 ENTRY_BYTES = 400
 """What an entry holds besides its JSON: objects, ids, its place in the table."""
 
@@ -34,6 +37,11 @@ class Entry:
     task: asyncio.Task[None] | None = None
 
     @property
+    def place(self) -> Place:
+        """Where it is kept."""
+        return self.owner, self.response_id
+
+    @property
     def size(self) -> int:
         """Bytes of memory."""
         return ENTRY_BYTES + len(self.items) + len(self.response)
@@ -48,7 +56,7 @@ class Entry:
 
 
 class ResponseStore:
-    """Entries by id, the most recently used last."""
+    """Entries by owner and id, the most recently used last."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
@@ -56,33 +64,32 @@ class ResponseStore:
         self.tasks: set[asyncio.Task[None]] = set()
         """What is generated in the background, stored or already forgotten."""
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, Entry] = OrderedDict()
+        self._entries: OrderedDict[Place, Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, entry: Entry) -> None:
-        """Keep `entry`, in the place of one with its id; the oldest make room."""
+        """Keep `entry`, in place of its owner's with the same id; the oldest make room."""
         with self._lock:
-            self._drop(entry.response_id)
-            self._entries[entry.response_id] = entry
+            self._drop(entry.place)
+            self._entries[entry.place] = entry
             self.num_bytes += entry.size
             while self.num_bytes > self.limit_bytes and self._entries:
                 self._drop(next(iter(self._entries)))
 
-    def _drop(self, response_id: str) -> None:
+    def _drop(self, place: Place) -> None:
         """Forget an entry, if it is there; the caller holds the lock."""
-        entry = self._entries.pop(response_id, None)
+        entry = self._entries.pop(place, None)
         if entry is not None:
             self.num_bytes -= entry.size
 
     def find(self, response_id: str, owner: str) -> Entry | None:
         """The entry, if it is there and `owner`'s."""
         with self._lock:
-            entry = self._entries.get(response_id)
-            if entry is None or entry.owner != owner:
-                return None
-            self._entries.move_to_end(response_id)
+            entry = self._entries.get((owner, response_id))
+            if entry is not None:
+                self._entries.move_to_end(entry.place)
             return entry
 
     def get(self, response_id: str, owner: str) -> Entry:
@@ -101,7 +108,7 @@ class ResponseStore:
         """Forget a response and end what still generates it; RequestError 404 without one."""
         entry = self.get(response_id, owner)
         with self._lock:
-            self._drop(response_id)
+            self._drop(entry.place)
         if entry.task is not None:
             entry.task.cancel()
 
@@ -139,4 +146,4 @@ class ResponseStore:
         """Raise AssertionError where the books are wrong."""
         assert self.num_bytes == sum(entry.size for entry in self._entries.values())
         assert self.num_bytes <= self.limit_bytes
-        assert all(key == entry.response_id for key, entry in self._entries.items())
+        assert all(place == entry.place for place, entry in self._entries.items())
