@@ -24,6 +24,9 @@ MARK = b": headway "
 MAX_USER = 64
 MAX_RESUMED = 2_000_000
 ResponseId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
+Seconds = Annotated[float, Meta(ge=0, le=1e6)]
+Count = Annotated[int, Meta(ge=0, le=2**40)]
+Name = Annotated[str, Meta(max_length=200)]
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,17 +49,18 @@ class Load(msgspec.Struct, frozen=True):
 
     `boot` changes when the engine is another one, and with it what its cache holds; `context`,
     `cache_tokens` and `max_rows` are its sizes; `fingerprint` is its answers' `system_fingerprint`.
+    A figure outside of its range is a ValidationError where a load is read.
     """
 
-    queue_s: float = 0.0
-    token_s: float = 0.0
-    kv: float = 0.0
-    rows: int = 0
-    max_rows: int = 0
-    boot: str = ""
-    context: int = 0
-    cache_tokens: int = 0
-    fingerprint: str = ""
+    queue_s: Seconds = 0.0
+    token_s: Seconds = 0.0
+    kv: Annotated[float, Meta(ge=0, le=1e3)] = 0.0
+    rows: Count = 0
+    max_rows: Annotated[int, Meta(ge=0, le=2**16)] = 0
+    boot: Name = ""
+    context: Count = 0
+    cache_tokens: Count = 0
+    fingerprint: Name = ""
 
 
 encode_load = msgspec.json.Encoder().encode

@@ -22,7 +22,7 @@ from headway.gateway.breaker import WINDOW_S
 from headway.gateway.config import ModelRow
 from headway.gateway.incoming import Incoming
 from headway.gateway.state import State
-from headway.gateway.upstream import FAILURES, Upstream
+from headway.gateway.upstream import FAILURES, UNREADABLE, Upstream
 
 MAX_ERROR_BYTES, MAX_MESSAGE = 64 * 1024, 500
 AGAIN = {429, 502, 503, 504}
@@ -200,7 +200,7 @@ def unanswered(error: BaseException) -> AttemptError:
         status = 504
     elif isinstance(error, aiohttp.ClientConnectorError):
         message, code, outcome, status = "cannot be reached", "upstream_unreachable", "connect", 502
-    elif isinstance(error, msgspec.MsgspecError | ValueError | RecursionError):
+    elif isinstance(error, UNREADABLE):
         message, code, outcome, status = "gave no answer that can be read", "lied", "lied", 502
     else:
         message, code, outcome, status = "broke off", "upstream_failed", "reset", 502

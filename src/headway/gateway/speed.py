@@ -19,6 +19,8 @@ TOKEN_S, ANSWER_S, BYTES_PER_TOKEN, ANSWER_TOKENS = 0.0005, 0.005, 4.0, 128.0
 """Before anything is known: some small model on a CPU, and English."""
 ROWS = 16
 """Answers at once, where an upstream does not tell it."""
+LEAST_BYTES, MOST_BYTES = 0.5, 16.0
+"""Bytes a prompt token is taken to have, whatever an upstream counts: estimates go by it."""
 FRESH_S = 3.0
 """So long what an upstream said of its queue is believed; it runs down meanwhile."""
 
@@ -120,7 +122,8 @@ class Speed:
             return
         del self.flights[flight]
         if prompt and prompt_bytes:
-            self.bytes_per_token = follow(self.bytes_per_token, prompt_bytes / prompt)
+            sample = min(max(prompt_bytes / prompt, LEAST_BYTES), MOST_BYTES)
+            self.bytes_per_token = follow(self.bytes_per_token, sample)
         if answer:
             self.answer_tokens = follow(self.answer_tokens, answer)
         if answer > 1 and flight.began_s is not None:

@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import aiohttp
 import msgspec
+from msgspec import Meta
 
 from headway.core.clock import Clock
 from headway.core.supervision import supervise
@@ -43,11 +44,9 @@ CAN: dict[str, frozenset[str]] = {
 """What a kind is taken to understand, unless its row says it."""
 OWNERS = {"headway": "headway", "vllm": "vllm", "llamacpp": "llama"}
 """`owned_by` of a model card → the kind of server."""
-FAILURES = (
-    *(aiohttp.ClientError, TimeoutError, OSError),
-    *(msgspec.MsgspecError, ValueError, RecursionError),
-)
-"""What asking an upstream raises, and reading what it answers, such as JSON of a great depth."""
+UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
+"""What bytes that are no answer raise: no JSON, nested too deep, numbers that nothing can hold."""
+FAILURES = (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE)
 
 
 class Card(msgspec.Struct):
@@ -55,7 +54,7 @@ class Card(msgspec.Struct):
 
     id: str
     owned_by: str = ""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Meta(ge=0, le=2**40)] | None = None
 
 
 class Cards(msgspec.Struct):
@@ -187,15 +186,11 @@ class Upstream:
             self.on_lost.discard(lost)
 
     def take_load(self, headers: Mapping[str, str]) -> None:
-        """What a Headway server says of itself with an answer that it gives."""
+        """Take the load that a Headway server sends with an answer; raises ValidationError."""
         self.is_away = False
         told = headers.get(LOAD_HEADER.decode())
-        if told is None or not self.is_headway:
-            return
-        try:
+        if told is not None and self.is_headway:
             self._take(decode_load(told))
-        except msgspec.MsgspecError:
-            log.warning("upstream %s: its load cannot be read", self.name)
 
     def _take(self, load: Load) -> None:
         if self.speed.take(load):
