@@ -42,12 +42,15 @@ def take_field(raw: dict[str, Any], caller: Caller, prefix: str) -> Relayed | No
         raise RequestError(f"{FIELD}: {error}.", param=FIELD, code="invalid_type") from error
     resume = asked.resume
     if resume is not None and len(resume.tokens) > MAX_RESUMED:
-        raise RequestError(f"{FIELD}.resume is too long.", param=FIELD, code="invalid_value")
+        raise bad_resume("is too long")
     if resume is not None and not resume.id.startswith(prefix):
-        raise RequestError(
-            f"{FIELD}.resume.id begins with {prefix} here.", param=FIELD, code="invalid_value"
-        )
+        raise bad_resume(f"has an id that does not begin with {prefix}")
     return asked
+
+
+def bad_resume(why: str) -> RequestError:
+    """The error of what another server had begun, where this one cannot go on with it."""
+    return RequestError(f"{FIELD}.resume {why}.", param=FIELD, code="invalid_value")
 
 
 def check_resumed(asked: Relayed | None, request: GenerationRequest) -> None:
@@ -57,20 +60,12 @@ def check_resumed(asked: Relayed | None, request: GenerationRequest) -> None:
     sampling = request.sampling
     plain = sampling.logprobs is None and sampling.prompt_logprobs is None
     if not (request.stream and request.num_choices == 1 and plain):
-        raise RequestError(
-            "Only a stream of one answer without log-probabilities can go on.",
-            param=FIELD,
-            code="invalid_value",
-        )
+        raise bad_resume("needs a stream of one answer without log-probabilities")
     tokens = asked.resume.tokens
     info = request.model.info()
     room = request.longest_answer
     if len(tokens) >= room or any(not 0 <= token < info.vocab_size for token in tokens):
-        raise RequestError(
-            f"The tokens of {FIELD}.resume are no beginning of an answer here.",
-            param=FIELD,
-            code="invalid_value",
-        )
+        raise bad_resume("has tokens that are no beginning of an answer here")
 
 
 def replay(tokens: list[int], stream: Stream, dialect: Dialect) -> None:
