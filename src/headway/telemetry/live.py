@@ -128,9 +128,7 @@ class Telemetry:
         """Told of each engine that has died, for admission."""
         self.ready: Introduction | None = None
         self.roof, self.work = Roof(Ceilings()), Work(spec, spec.dtype)
-        self._live: dict[Timeline, list[int]] = {}
-        """Requests that are not over, and their numbers in the engine. Not by id: that of a stream
-        which goes on here is its gateway's choice."""
+        self._live: dict[Timeline, list[int]] = {}  # with its numbers in the engine
         self._by_engine: dict[int, Timeline] = {}
         self.prompts, self.prefill_rate = RecentPrompts(self.clock), PrefillRate()
         self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
