@@ -84,6 +84,7 @@ class LLM:
             self.tokenizer = Tokenizer(
                 model_folder(self.options.tokenizer or folder),
                 Path(template) if template else None,
+                control_tokens=self.options.chat_control_tokens,
             )
         with bytes_bar(f"Loading {folder.name}") as progress:
             assembled = assemble(folder, self.options, progress=progress)

@@ -112,7 +112,11 @@ def read_tokenizer(folder: Path, options: EngineOptions) -> "Tokenizer | None":
     if options.skip_tokenizer_init:
         return None
     template = Path(options.chat_template) if options.chat_template else None
-    tokenizer = Tokenizer(model_folder(options.tokenizer or folder), template)
+    tokenizer = Tokenizer(
+        model_folder(options.tokenizer or folder),
+        template,
+        control_tokens=options.chat_control_tokens,
+    )
     if tokenizer.template is not None:
         tokenizer.template.compile()
     return tokenizer

@@ -108,6 +108,7 @@ async def apply_template(state: State, request: Request) -> Response:
         body, _ = TEMPLATE.read(raw, state.options.strict_api)
         model = state.model(body.model)
         body, _ = shortened(model, body, body.context)
-        return {"prompt": chat.rendered(model, body, counted=True)}
+        rendered = chat.rendered(model, body, counted=True)
+        return {"prompt": model.needs_tokenizer("messages").unquoted(rendered)}
 
     return await in_turn(state, request, ChatBody, answer)

@@ -32,6 +32,10 @@ class EngineOptions:
         False, "Serve token ids without a tokenizer: prompts are ids and so are answers."
     )
     chat_template: str = option("", "File with a chat template, instead of the model's own.")
+    chat_control_tokens: bool = option(
+        False,
+        "Special tokens in the text of users' and tools' messages are the model's own, not text.",
+    )
     max_model_len: int | None = option(
         None, "Longest context: prompt and answer.", low=1, unit="tokens", common=True
     )

@@ -6,6 +6,7 @@ template beside them.
 """
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
@@ -27,10 +28,23 @@ HARMONY = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
 """What a chat template of gpt-oss writes."""
 
 
-class Tokenizer:
-    """Text ↔ token ids for one model folder."""
+USERS = ("user", "tool", "function")
+"""Roles of messages whose text may come from anybody: a page that a tool has read, say."""
+QUOTE, END_QUOTE = "\ufdd0", "\ufdd1"
+"""What stands around a special token in their text while a template renders it: code points that
+Unicode keeps for such use and no text has."""
 
-    def __init__(self, folder: Path, template_file: Path | None = None) -> None:
+
+class Tokenizer:
+    """Text ↔ token ids for one model folder.
+
+    A special token in the text of a user's or a tool's message stays text, unless `control_tokens`
+    are let in: "<|im_end|>" there ends no turn.
+    """
+
+    def __init__(
+        self, folder: Path, template_file: Path | None = None, *, control_tokens: bool = False
+    ) -> None:
         document = read_document(folder, "tokenizer.json")
         if document is None:
             raise missing_tokenizer(folder)
@@ -50,6 +64,13 @@ class Tokenizer:
         config = read_document(folder, "tokenizer_config.json") or {}
         added = document.get("added_tokens") or []
         self.special_ids = frozenset(t["id"] for t in added if t.get("special"))
+        specials = "|".join(
+            re.escape(token["content"])
+            for token in sorted(added, key=lambda token: -len(token["content"]))
+            if token.get("special") and len(token["content"]) > 1 and not control_tokens
+        )
+        self._controls = re.compile(specials or r"(?!)")
+        self._quoted = re.compile(f"{QUOTE}({specials or '(?!)'}){END_QUOTE}")
         self.pieces = token_bytes(document)
         self._longest = lengths.longest_entry(document, self.pieces)
         self._shrinks = lengths.shrinks(document)
@@ -81,6 +102,9 @@ class Tokenizer:
         tokens itself gets them once.
         """
         ends = self._ends if add_special_tokens else ([], [])
+        if QUOTE in text and self._quoted.search(text):
+            yield self._encode_quoted(text, ends or ([], []))
+            return
         if ends is not None and self._begins_itself(text, ends[0]):
             ends, add_special_tokens = ([], ends[1]), False
         if len(text) <= cuts.PIECE_CHARACTERS or not self._can_cut or ends is None:
@@ -125,6 +149,17 @@ class Tokenizer:
             if whole[at : at + len(bare)] == bare:
                 return whole[:at], whole[at + len(bare) :]
         return None
+
+    def _encode_quoted(self, text: str, ends: tuple[list[int], list[int]]) -> list[int]:
+        """The ids of a text in which some special tokens are text: it is cut inside of them."""
+        ids: list[int] = [] if self._begins_itself(text, ends[0]) else [*ends[0]]
+        begin = 0
+        for quoted in self._quoted.finditer(text):
+            control = quoted[1]
+            ids += self._encode(text[begin : quoted.start()] + control[0], False)
+            ids += self._encode(control[1:], False)
+            begin = quoted.end()
+        return ids + self._encode(text[begin:], False) + ends[1]
 
     def _begins_itself(self, text: str, before: list[int]) -> bool:
         """Whether `text` begins with the special tokens that would go before it: "<s>Hi"."""
@@ -178,7 +213,7 @@ class Tokenizer:
         return self.encode(self.render(messages, **options), add_special_tokens=False)
 
     def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
-        """The text that `messages` become; the same errors as `chat_ids`."""
+        """The text that `messages` become, for `encode`; the same errors as `chat_ids`."""
         if self.template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions, or start the server with "
@@ -193,7 +228,19 @@ class Tokenizer:
                 param="messages",
                 code="unsupported_chat_format",
             )
-        return self.template.render(messages, **options)
+        return self.template.render([*map(self._quote, messages)], **options)
+
+    def _quote(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A message whose special tokens are marked as text where it may come from anybody."""
+        content = message.get("content")
+        if message.get("role") not in USERS or not isinstance(content, str):
+            return message
+        quoted = self._controls.sub(rf"{QUOTE}\g<0>{END_QUOTE}", content)
+        return message if quoted == content else {**message, "content": quoted}
+
+    def unquoted(self, rendered: str) -> str:
+        """What `render` gave, to be read by people: without the marks around special tokens."""
+        return self._quoted.sub(r"\1", rendered)
 
 
 @contextmanager
