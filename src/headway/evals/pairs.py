@@ -117,7 +117,8 @@ def skill_pairs(first: SkillsReport, second: SkillsReport) -> list[Paired]:
         )
     pairs = [right_pairs("skills", both)]
     each = by_name(both)
-    return [*pairs, *(right_pairs(f"skill {n}", b) for n, b in each.items() if len(each) > 1)]
+    alone = len(each) == 1 and not next(iter(each)).startswith("lookup at")
+    return pairs if alone else [*pairs, *(right_pairs(f"skill {n}", b) for n, b in each.items())]
 
 
 def task_pairs(first: SkillsReport, second: SkillsReport) -> list[Paired]:

@@ -53,7 +53,7 @@ class Wanted:
     @property
     def num_questions(self) -> int:
         """At most: a skill with few phrasings may have fewer."""
-        rows = len(self.skills) + (len(self.distances) if self.skills else 0)
+        rows = len(self.skills) + len(self.distances)
         return rows * len(self.levels) * self.questions
 
 
@@ -68,7 +68,7 @@ def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
         seconds=0.0,
     )
     report.bits = getattr(model, "bits", None)
-    if wanted.skills:
+    if wanted.skills or wanted.distances:
         with items_bar(f"{model.name}: skills", wanted.num_questions) as advance:
             report.skills = questions.ask(
                 model,
@@ -115,9 +115,8 @@ def fit(model: Model, wanted: Wanted) -> tuple[Wanted, list[str]]:
     skills = [skill for skill in wanted.skills if right[skill] >= NEEDED]
     rest = ", ".join(f"{skill} {right[skill]}" for skill in wanted.skills if skill not in skills)
     note = f"skills not asked, for {model.name} has under {NEEDED} of {PROBED} right: {rest}"
-    distances = wanted.distances if "lookup" in skills else ()
     notes += [note] if rest else []
-    return replace(wanted, skills=skills, distances=distances), notes
+    return replace(wanted, skills=skills), notes
 
 
 def as_asked(report: Report, wanted: Wanted) -> Wanted:
@@ -150,7 +149,7 @@ def evaluate_both(
             )
     except UsageError as error:
         b.notes.append(f"no divergence: {error.cause}")
-        only = replace(wanted, skills=(), tasks=())
+        only = replace(wanted, skills=(), distances=(), tasks=())
         for report, (model, place) in ((a, first), (b, second)):
             alone = evaluate(model, place, only)
             report.text, report.notes = alone.text, report.notes + alone.notes
