@@ -18,7 +18,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import PortInUseError, ShutdownError, UsageError
-from headway.edge.auth import is_loopback
+from headway.edge.auth import is_loopback, wants_anthropic
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
 from headway.edge.errors import error_response
@@ -75,7 +75,8 @@ class Server(uvicorn.Server):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.asked_to_end.is_set() and scope.get("method") == "POST":
-            answer = error_response(ShutdownError(), scope["path"], uuid.uuid4().hex)
+            anthropic = wants_anthropic(scope)
+            answer = error_response(ShutdownError(), uuid.uuid4().hex, anthropic=anthropic)
             await answer(scope, receive, send)
             return
         await self._app(scope, receive, send)
