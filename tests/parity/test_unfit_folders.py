@@ -1,6 +1,7 @@
 """Folders that contradict themselves: named before anything is computed, by every verb."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -52,3 +53,20 @@ def test_sampling_is_as_the_model_s_config_says(folder: Path):
         (folder / "generation_config.json").write_text(json.dumps({"do_sample": do_sample}))
         llm = LLM(folder, load_format="dummy", max_model_len=64)
         assert llm.get_default_sampling_params().temperature == temperature
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a pickle"])
+def test_weights_that_cannot_be_read_are_told_before_texts_are_chosen(folder, capsys, kind):
+    (folder / "model.safetensors").unlink()
+    if kind == "a FIFO":
+        os.mkfifo(folder / "model.safetensors")
+    else:
+        (folder / "pytorch_model.bin").write_bytes(b"\x80\x04.")
+    good, out = str(model_folder(EMBEDDED)), str(folder.with_name("out"))
+    for words in (
+        ["prune", str(folder), out, "--neurons=0.375"],
+        ["distill", good, str(folder), out, "--data=skills", "--steps=1"],
+        ["distill", str(folder), good, out, "--data=skills", "--steps=1"],
+    ):
+        assert main(words) == 3
+        assert f"is {kind}" in capsys.readouterr().err

@@ -52,8 +52,11 @@ def distill(call: "Call") -> int:
     from headway.compress.train import run as training
     from headway.compress.train.texts import read_sources
     from headway.frontend.text import Tokenizer
+    from headway.runtime.checkpoint_files import find_files
 
     refuse_taken(out)
+    for folder in [teacher] if options.fresh else [teacher, student]:
+        find_files(folder)
     training.use_threads(options.threads)
     training.refuse_other_tokenizer(teacher, student)
     sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))

@@ -40,8 +40,10 @@ def prune(call: "Call") -> int:
     from headway.compress.prune.prune import check
     from headway.compress.train.model import spec_of
     from headway.compress.train.run import use_threads
+    from headway.runtime.checkpoint_files import find_files
 
     refuse_taken(out)
+    find_files(folder)
     use_threads(options.threads)
     spec, wanted = spec_of(folder), wanted_of(options)
     check(spec, wanted)

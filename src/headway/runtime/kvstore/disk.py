@@ -122,8 +122,7 @@ class DiskStore:
         self._news = News()
         self._segments: list[Segment] = []
         self._newest: Segment | None = None
-        self._next_number = 1
-        self._floor = 0.0
+        self._next_number, self._floor = 1, 0.0
         self._paused_until_s = 0.0
         self._warned = False
         self._is_closed = False
@@ -152,11 +151,13 @@ class DiskStore:
         others = [
             path
             for path in self.root.iterdir()
-            if re.fullmatch("[0-9a-f]{32}", path.name) and path != self.folder
-            if path.is_dir() and not path.is_symlink()
+            if re.fullmatch("[0-9a-f]{32}", path.name) and path != self.folder and path.is_dir()
         ]
         others.sort(key=lambda path: path.stat().st_mtime)
-        sizes = {path: size_of(path) for path in [*others, self.folder]}
+        sizes = {
+            path: sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+            for path in [*others, self.folder]
+        }
         while others and sum(sizes.values()) > self.limit_bytes:
             gone = others.pop(0)
             with contextlib.suppress(OSError):
@@ -176,11 +177,10 @@ class DiskStore:
                 if segment is None:
                     log.warning("%s is no segment of this model; it is removed", path)
                     path.unlink(missing_ok=True)
-                    continue
+                else:
+                    found.append(segment)
             except OSError as error:
                 log.warning("%s is left as it is: %s.", path, error.strerror)
-                continue
-            found.append(segment)
         return found
 
     def _scan(self, segments: list[Segment]) -> None:
@@ -448,8 +448,3 @@ def take_lock(path: Path) -> int:
         os.close(handle)
         raise InUseError(f"another server uses {path.parent}") from error
     return handle
-
-
-def size_of(folder: Path) -> int:
-    """Bytes of the files in a folder."""
-    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
