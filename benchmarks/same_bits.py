@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 
-from headway.core.formats import INT8, Format
+from headway.core.formats import Format
 from headway.runtime.cuda.same_bits import COUNTS, differing, differing_attention, told
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.int4_cuda import Int4Linear
-from headway.runtime.kernels.int8_cuda import Int8Linear
 from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
 from headway.runtime.rounding import round_weight_fp8
 
@@ -69,7 +68,6 @@ def products(weight: Any, on_gpu: bool) -> dict[str, Callable[[Any], Any]]:
         "16 bits, cuBLAS": lambda x: reference.linear(x, weight, None)
     }
     kernels: dict[str, Callable[[], Any]] = {
-        "int8": lambda: Int8Linear(INT8, torch.bfloat16),
         "fp8, scaled": lambda: Fp8Linear(Format("fp8"), torch.bfloat16),
     }
     if on_gpu:

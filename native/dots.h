@@ -9,21 +9,17 @@
 //                   from -8 · Σa on, what remains is Σ q · a, at most 32 · 8 · 127 = 32512
 //     elsewhere     32-bit multiplications of widened bytes
 //
-// A start for int4 is -8 · Σa over a group. In AVX2 it is two 16-bit numbers, since vpmaddubsw adds the
-// inputs in pairs: -8 · (a0 + a1) and -8 · (a2 + a3), over a block of at most 64 inputs.
+// A start for int4 is -8 · Σa over a unit, at most 64 inputs. In AVX2 it is two 16-bit numbers, since
+// vpmaddubsw adds the inputs in pairs: -8 · (a0 + a1) and -8 · (a2 + a3).
 #pragma once
 #include "simd.h"
 
 namespace headway {
 namespace {
 
-constexpr int64_t longest_group = 128;
-
 inline int32_t word_at(const void* at) { return load<int32_t>(at); }
 
 #if defined(__AVX512VNNI__)
-
-constexpr int64_t longest_block = longest_group;
 
 inline int32_t int4_start(int32_t low, int32_t high) { return -8 * (low + high); }
 
@@ -57,8 +53,6 @@ struct Int4Dots {
 };
 
 #elif defined(__AVX2__)
-
-constexpr int64_t longest_block = 64;
 
 // -8 · (low, high) in two 16-bit halves.
 inline int32_t int4_start(int32_t low, int32_t high) {
@@ -101,8 +95,6 @@ struct Int4Dots {
 };
 
 #else
-
-constexpr int64_t longest_block = longest_group;
 
 inline int32_t int4_start(int32_t low, int32_t high) { return -8 * (low + high); }
 

@@ -166,9 +166,9 @@ public:
     }
 
     void round_weight(Address weight, Address packed, Address scales, int64_t outputs,
-                      int64_t inputs, int64_t group, int type) {
+                      int64_t inputs, int64_t layout, int type) {
         table_.round_weight(pool_, {at(weight), at(packed), at<float>(scales), outputs, inputs,
-                                    group, Type(type)});
+                                    layout, Type(type)});
     }
 
     void quantize_rows(Address x, Address q, Address scales, Address starts, Address sums,

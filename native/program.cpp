@@ -19,16 +19,19 @@ void embed(const Operation& it, const Step& step, char* y) {
     }
 }
 
-// The scratch of a step's rounded rows: the bytes, whole cache lines, then scales, sums and starts.
+// The scratch of a step's rounded rows: the bytes, then scales, sums and starts.
 void multiply_rounded(const Table& table, Pool& pool, const Operation& it, const Step& step,
                       const void* x, void* y, const Gate& gate) {
     const Layout layout(it.layout);
-    const int64_t width = padded_inputs(it.width, it.layout), tokens = step.tokens;
+    const int64_t tokens = step.tokens;
+    const auto parts = [&](int64_t size) {
+        return tokens * parts_of_row(it.width, it.layout, size);
+    };
     int8_t* q = reinterpret_cast<int8_t*>(step.buffers[it.scratch]);
-    float* scales = reinterpret_cast<float*>(q + tokens * width);
-    float* sums = layout.adds() ? scales + tokens : nullptr;
-    const int64_t num_sums = sums ? tokens * (width / layout.group) : 0;
-    int32_t* starts = reinterpret_cast<int32_t*>(scales + tokens + num_sums);
+    float* scales = reinterpret_cast<float*>(q + tokens * padded_inputs(it.width, it.layout));
+    float* behind = scales + parts(layout.block());
+    float* sums = layout.adds() ? behind : nullptr;
+    int32_t* starts = reinterpret_cast<int32_t*>(behind + (sums ? parts(layout.group) : 0));
     table.quantize_rows(pool, {x, q, scales, starts, tokens, it.width, it.layout, it.type, sums,
                                it.order});
     table.quantized(pool, {q, scales, starts, it.weight, static_cast<const float*>(it.scales),

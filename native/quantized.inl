@@ -10,9 +10,11 @@
 //
 //     int4, AVX2, groups of 64:   [16 scales of 2 bytes][8 steps][2][8 outputs][4 bytes]  = 544 bytes
 //
-// Inputs are padded with zeros to whole steps or groups. Sums within a group are integers, exact in
-// any order; groups are added first to last, each with a fused multiply-add for its scale and one for
-// its offset: results do not depend on the batch.
+// Inputs are padded with zeros to whole steps or groups. Activations have a scale for each block of a
+// row. Inputs that share both scales are a unit: its sum of products is an integer, exact in any order,
+// and joins the output's sum with one fused multiply-add for the product of both scales; after a
+// group's units one more adds its offset. Units are added first to last: results do not depend on the
+// batch. Without groups the output's scale multiplies the whole sum at the end.
 // With matrix tiles more than a few rows are multiplied by quantized_tiles.inl, to the same bits.
 #pragma once
 #include <utility>
@@ -62,49 +64,39 @@ HEADWAY_INLINE inline void fetch_int4(const char* at) {
     else prefetch(at);
 }
 
-// An output's number: what was summed up, scaled, and the bias.
-template <Type type, class Sum>
-inline Floats output_of(const Quantized& job, int64_t row, int64_t output, Sum sum) {
-    Floats scale = all(job.scales[row]);
-    if (job.weight_scales) scale *= load<Floats>(job.weight_scales + output);
-    const Floats found = __builtin_convertvector(sum, Floats) * scale;
-    return found + (job.bias ? floats_before(job.bias, output, job.outputs, type) : Floats{});
+// An output's number: the sum, its scale where groups have none, and the bias.
+template <Type type>
+inline Floats output_of(const Quantized& job, int64_t output, Floats sum) {
+    const Floats bias = job.bias ? floats_before(job.bias, output, job.outputs, type) : Floats{};
+    return job.weight_scales ? sum * load<Floats>(job.weight_scales + output) + bias : sum + bias;
 }
 
-// Stores what a tile of `rows` · `panels` has summed up, [rows][panels][2] vectors of fp32 or of
-// integers.
-template <Type type, class Sum>
+// Stores what a tile of `rows` · `panels` has summed up, [rows][panels][2] vectors.
+template <Type type>
 void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
-            const Sum* sums, const Target& to) {
+            const Floats* sums, const Target& to) {
     for (int r = 0; r < rows; ++r)
         for (int p = 0; p < panels; ++p, sums += 2) {
             const int64_t output = (panel + p) * panel_width, left = job.outputs - output;
             const int64_t index = (row + r - to.row) * to.step + output - to.output;
-            const Floats low = output_of<type>(job, row + r, output, sums[0]);
+            const Floats low = output_of<type>(job, output, sums[0]);
             if (left >= panel_width) {
-                const Floats high = output_of<type>(job, row + r, output + lanes, sums[1]);
+                const Floats high = output_of<type>(job, output + lanes, sums[1]);
                 put_pair(to.y, index, low, high, type, to.past);
                 continue;
             }
             put_some<type>(to.y, index, low, left);
             if (left > lanes)
-                put_some<type>(to.y, index + lanes,
-                               output_of<type>(job, row + r, output + lanes, sums[1]), left - lanes);
+                put_some<type>(to.y, index + lanes, output_of<type>(job, output + lanes, sums[1]),
+                               left - lanes);
         }
 }
 
-template <class Sum>
 void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
-            const Sum* sums, const Target& to) {
+            const Floats* sums, const Target& to) {
     if (job.type == Type::bf16) finish<Type::bf16>(job, row, rows, panel, panels, sums, to);
     else if (job.type == Type::f16) finish<Type::f16>(job, row, rows, panel, panels, sums, to);
     else finish<Type::f32>(job, row, rows, panel, panels, sums, to);
-}
-
-template <class Sum>
-void finish(const Quantized& job, int64_t row, int rows, int64_t panel, int panels,
-            const Sum* sums) {
-    finish(job, row, rows, panel, panels, sums, outputs_of(job));
 }
 
 // Calls work(0) … work(count - 1) with constants: an array indexed by these lives in registers.
@@ -117,38 +109,6 @@ template <int count, class Work>
 HEADWAY_INLINE inline void each(const Work& work) {
     each_of(work, std::make_integer_sequence<int, count>{});
 }
-
-struct Int8 {
-    template <int rows, int panels>
-    static void tile(const Quantized& job, int64_t row, int64_t panel) {
-        constexpr int halves = 2 * panels;
-        constexpr int64_t ahead = ahead_beside(panels);
-        const int64_t width = padded_inputs(job.inputs, 0), bytes = panel_bytes(job.inputs, 0);
-        const int8_t* q = job.q + row * width;
-        const char* at = static_cast<const char*>(job.packed) + panel * bytes;
-        Int8Dots::Sum sums[rows * halves];
-        each<rows * halves>([&](auto i) HEADWAY_INLINE {
-            sums[i] = Int8Dots::start(job.starts[row + i / halves]);
-        });
-        for (int64_t input = 0; input < width; input += 4, at += 2 * dots_bytes) {
-            Int8Dots dots[halves];
-            each<halves>([&](auto half) HEADWAY_INLINE {
-                const char* here = at + half / 2 * bytes + half % 2 * dots_bytes;
-                if (half % 2 == 0 || dots_bytes == line_bytes) prefetch(here + ahead);
-                dots[half] = Int8Dots(here);
-            });
-            each<rows>([&](auto r) HEADWAY_INLINE {
-                const Four four = four_of(q + r * width + input);
-                each<halves>([&](auto half) HEADWAY_INLINE {
-                    dots[half].add(sums[r * halves + half], four);
-                });
-            });
-        }
-        Ints found[rows * halves];
-        each<rows * halves>([&](auto i) HEADWAY_INLINE { found[i] = Int8Dots::total(sums[i]); });
-        finish(job, row, rows, panel, panels, found);
-    }
-};
 
 // Prefetches some 16 KB ahead while one panel is multiplied alone, line by line from four pages in
 // turn: the hardware prefetcher follows each page by itself, and one page is too few for it.
@@ -175,9 +135,32 @@ private:
     int64_t part_, place_ = 0, offset_ = 0;
 };
 
-// Weights in groups, of int4 or of int8.
-template <bool in_bytes>
-struct Grouped {
+// What every tile of a product needs, computed once: the divisions take as long as a join.
+struct Sizes {
+    Layout layout;
+    int64_t width, bytes, group, groups, unit, units, blocks, head, step;
+    int block_shift;
+    Behind behind;
+
+    explicit Sizes(const Quantized& job)
+        : layout(job.layout),
+          width(padded_inputs(job.inputs, job.layout)),
+          bytes(panel_bytes(job.inputs, job.layout)),
+          group(layout.group ? layout.group : width),
+          groups(width / group),
+          unit(layout.unit()),
+          units((width + unit - 1) / unit),
+          blocks((width + layout.block() - 1) / layout.block()),
+          head(layout.group ? head_bytes(layout) : 0),
+          step(layout.group ? group_bytes(layout) : bytes),
+          block_shift(__builtin_ctzll(layout.block())),
+          behind(layout) {}
+};
+
+// Weights of int4 or int8, in groups with scales of their own or, `whole`, without: int8 by output.
+template <bool in_bytes, bool whole = false>
+struct PackedLevels {
+    static_assert(in_bytes || !whole);
     using Dots = std::conditional_t<in_bytes, Int8Dots, Int4Dots>;
     static constexpr int parts = in_bytes ? 1 : 2;  // inputs of a step, by four
     static constexpr int64_t step_inputs = 4 * parts;
@@ -187,16 +170,16 @@ struct Grouped {
         else return Dots(at, 4 * part);
     }
 
-    // Adds one block of inputs to the totals.
+    // The integer sums of one unit of inputs.
     template <int rows, int panels, bool fetches>
-    HEADWAY_INLINE static inline void block(Ints* totals, const int8_t* q, int64_t width,
-                                            const int32_t* starts, int64_t blocks, const char* at,
-                                            int64_t bytes, int64_t length, PlacesAhead& next) {
+    HEADWAY_INLINE static inline void unit(Ints* totals, const int8_t* q, int64_t width,
+                                           const int32_t* starts, int64_t units, const char* at,
+                                           int64_t bytes, int64_t length, PlacesAhead& next) {
         constexpr int halves = 2 * panels;
         constexpr int64_t ahead = ahead_beside(panels);
         typename Dots::Sum sums[rows * halves];
         each<rows * halves>([&](auto i) HEADWAY_INLINE {
-            sums[i] = Dots::start(starts[i / halves * blocks]);
+            sums[i] = Dots::start(starts[i / halves * units]);
         });
         for (const int8_t* end = q + length; q < end; q += step_inputs, at += 2 * dots_bytes) {
             each<parts>([&](auto part) HEADWAY_INLINE {
@@ -218,10 +201,10 @@ struct Grouped {
                 });
             });
         }
-        each<rows * halves>([&](auto i) HEADWAY_INLINE { totals[i] += Dots::total(sums[i]); });
+        each<rows * halves>([&](auto i) HEADWAY_INLINE { totals[i] = Dots::total(sums[i]); });
     }
 
-    // Prefetches `count` bytes of each panel as `block` does: scales, offsets and zeros.
+    // Prefetches `count` bytes of each panel as `unit` does: scales, offsets and zeros.
     template <int panels>
     HEADWAY_INLINE static inline void fetch_head(const char* at, int64_t bytes, int64_t count,
                                                  PlacesAhead& next) {
@@ -257,14 +240,22 @@ struct Grouped {
         else work(Layout(levels));
     }
 
-    // Adds the integers of a group at `at`, with what it has behind at `behind`, each times its scale,
-    // and then its offset times the sum of the row's inputs. One half of a panel after the other: the
+    // Adds the integers of a unit, each times the scale of its block of the row, `scales[r · blocks]`,
+    // and that of its group at `at`, with what that has behind at `behind`; then with `adds` the
+    // group's offset times the sum of the row's inputs. One half of a panel after the other: the
     // scales of all would not stay in registers.
     template <bool adds, int rows, int panels>
     HEADWAY_INLINE static inline void join(const Layout& layout, const char* at, const char* behind,
-                                           int64_t bytes, const Ints* totals, const float* of_rows,
-                                           int64_t groups, Floats* sums) {
+                                           int64_t bytes, const Ints* totals, const float* scales,
+                                           int64_t blocks, const float* of_rows, int64_t groups,
+                                           Floats* sums) {
         constexpr int halves = 2 * panels;
+        if constexpr (whole) {
+            each<rows * halves>([&](auto i) HEADWAY_INLINE {
+                sums[i] += __builtin_convertvector(totals[i], Floats) * all(scales[i / halves * blocks]);
+            });
+            return;
+        }
         with_layout(layout, [&](const Layout& known) HEADWAY_INLINE {
             each<halves>([&](auto half) HEADWAY_INLINE {
                 const int64_t lane = half % 2 * lanes;
@@ -274,7 +265,8 @@ struct Grouped {
                 if constexpr (adds) offset = group_offsets(known, head, shared, lane, scale);
                 each<rows>([&](auto r) HEADWAY_INLINE {
                     constexpr int i = r * halves + half;
-                    sums[i] += __builtin_convertvector(totals[i], Floats) * scale;
+                    const Floats both = scale * all(scales[r * blocks]);
+                    sums[i] += __builtin_convertvector(totals[i], Floats) * both;
                     if constexpr (adds) sums[i] += offset * all(of_rows[r * groups]);
                 });
             });
@@ -282,26 +274,26 @@ struct Grouped {
     }
 
     template <int rows, int panels>
-    static void tile(const Quantized& job, int64_t row, int64_t panel) {
+    static void tile(const Quantized& job, const Sizes& sizes, int64_t row, int64_t panel) {
         constexpr int halves = 2 * panels;
-        const Layout layout(job.layout);
-        const int64_t group = layout.group, width = padded_inputs(job.inputs, job.layout);
-        const int64_t length = block_of(layout), blocks = width / length, groups = width / group;
-        const int64_t bytes = panel_bytes(job.inputs, job.layout), head = head_bytes(layout);
-        const int64_t step = group_bytes(layout);
+        const Layout& layout = sizes.layout;
+        const Behind& behind = sizes.behind;
+        const int64_t width = sizes.width, bytes = sizes.bytes, units = sizes.units;
+        const int64_t groups = sizes.groups, blocks = sizes.blocks;
         const int8_t* q = job.q + row * width;
-        const int32_t* starts = job.starts + row * blocks;
+        const int32_t* starts = job.starts + row * units;
+        const float* scales = job.scales + row * blocks;
         const float* of_rows = layout.adds() ? job.sums + row * groups : nullptr;
         const char* at = static_cast<const char*>(job.packed) + panel * bytes;
-        const Behind behind(layout);
-        const char* behind_at = at + groups * step;
+        const char* behind_at = at + groups * sizes.step;
         PlacesAhead next(at, bytes);
         Floats sums[rows * halves] = {};
         const bool fetches_behind = behind.bytes && (panels == 1 || bytes <= short_bytes);
         int64_t fetched = 0;  // of what stands behind
-        const bool fetches = panels == 1 || (!in_bytes && fetches_beside(rows, bytes));
+        const bool fetches = panels == 1 || whole || (!in_bytes && fetches_beside(rows, bytes));
+        constexpr bool may_fetch = panels == 1 || whole || (!in_bytes && rows > 1);
         for (int64_t input = 0, n = 0; input < width; ++n) {
-            if (fetches) fetch_head<panels>(at, bytes, head, next);
+            if (!whole && fetches) fetch_head<panels>(at, bytes, sizes.head, next);
             const int64_t shared = behind.of(n);
             if (fetches_behind && shared >= fetched) {
                 const int64_t count = std::max(behind.bytes, line_bytes);
@@ -309,57 +301,61 @@ struct Grouped {
                 fetched = shared + count;
             }
             const char* head_at = at;
-            at += head;
-            Ints totals[rows * halves] = {};
-            const int64_t end = input + group;
-            do {
+            at += sizes.head;
+            const int64_t end = input + sizes.group;
+            while (input < end) {
+                const int64_t inputs = whole ? std::min(sizes.unit, end - input) : sizes.unit;
+                Ints totals[rows * halves];
                 const auto add = [&](auto ahead) HEADWAY_INLINE {
-                    block<rows, panels, ahead>(totals, q + input, width, starts, blocks, at, bytes,
-                                               length, next);
+                    unit<rows, panels, ahead>(totals, q + input, width, starts, units, at, bytes,
+                                              inputs, next);
                 };
-                if (fetches) add(std::bool_constant<panels == 1 || (!in_bytes && rows > 1)>{});
-                else add(std::bool_constant<panels == 1>{});
-                at += length * panel_width / (in_bytes ? 1 : 2);
-                input += length;
+                if (fetches) add(std::bool_constant<may_fetch>{});
+                else add(std::bool_constant<panels == 1 || whole>{});
+                const float* of_block = scales + (input >> sizes.block_shift);
+                at += inputs * panel_width / (in_bytes ? 1 : 2);
+                input += inputs;
                 ++starts;
-            } while (!in_bytes && longest_block < longest_group && input < end);
-            if (of_rows)
-                join<true, rows, panels>(layout, head_at, behind_at + shared, bytes, totals,
-                                         of_rows++, groups, sums);
-            else
-                join<false, rows, panels>(layout, head_at, behind_at + shared, bytes, totals, nullptr,
-                                          groups, sums);
+                if (of_rows && input == end)
+                    join<true, rows, panels>(layout, head_at, behind_at + shared, bytes, totals,
+                                             of_block, blocks, of_rows++, groups, sums);
+                else
+                    join<false, rows, panels>(layout, head_at, behind_at + shared, bytes, totals,
+                                              of_block, blocks, nullptr, groups, sums);
+            }
         }
-        finish(job, row, rows, panel, panels, sums);
+        finish(job, row, rows, panel, panels, sums, outputs_of(job));
     }
 };
 
 template <class Format, int rows>
-void quantized_strip(const Quantized& job, int64_t row, int64_t first, int64_t last) {
+void quantized_strip(const Quantized& job, const Sizes& sizes, int64_t row, int64_t first,
+                     int64_t last) {
     constexpr int together = together_at_once(rows), half = (together + 1) / 2;
     int64_t panel = first;
-    if (!reads_alone(rows, panel_bytes(job.inputs, job.layout))) {
+    if (!reads_alone(rows, sizes.bytes)) {
         for (; panel + together <= last; panel += together)
-            Format::template tile<rows, together>(job, row, panel);
+            Format::template tile<rows, together>(job, sizes, row, panel);
         for (; panel + half <= last; panel += half)
-            Format::template tile<rows, half>(job, row, panel);
+            Format::template tile<rows, half>(job, sizes, row, panel);
     }
-    for (; panel < last; ++panel) Format::template tile<rows, 1>(job, row, panel);
+    for (; panel < last; ++panel) Format::template tile<rows, 1>(job, sizes, row, panel);
 }
 
 template <class Format, int rows = most_rows>
-void quantized_rows(const Quantized& job, int64_t row, int64_t end, int64_t first, int64_t last) {
+void quantized_rows(const Quantized& job, const Sizes& sizes, int64_t row, int64_t end,
+                    int64_t first, int64_t last) {
     if constexpr (rows > 0) {
-        if (end - row == rows) quantized_strip<Format, rows>(job, row, first, last);
-        else quantized_rows<Format, rows - 1>(job, row, end, first, last);
+        if (end - row == rows) quantized_strip<Format, rows>(job, sizes, row, first, last);
+        else quantized_rows<Format, rows - 1>(job, sizes, row, end, first, last);
     }
 }
 
 template <class Format>
 void multiply_quantized(Pool& pool, const Quantized& job) {
     const int64_t panels = (job.outputs + panel_width - 1) / panel_width;
-    const int64_t bytes = panel_bytes(job.inputs, job.layout);
-    const int64_t tiles = (job.tokens + most_rows - 1) / most_rows;
+    const Sizes sizes(job);
+    const int64_t bytes = sizes.bytes, tiles = (job.tokens + most_rows - 1) / most_rows;
     const bool alone = tiles != 1 || reads_alone(job.tokens, bytes);
     const int together = alone ? 1 : together_at_once(static_cast<int>(job.tokens));
     const int64_t each = panels_of_chunk(panels, bytes, together, pool.threads());
@@ -368,8 +364,9 @@ void multiply_quantized(Pool& pool, const Quantized& job) {
         const int64_t step = tiles == 1 ? last - first : std::max<int64_t>(1, near_bytes / bytes);
         for (int64_t panel = first; panel < last; panel += step)
             for (int64_t n = 0; n < tiles; ++n)
-                quantized_rows<Format>(job, job.tokens * n / tiles, job.tokens * (n + 1) / tiles,
-                                       panel, std::min(last, panel + step));
+                quantized_rows<Format>(job, sizes, job.tokens * n / tiles,
+                                       job.tokens * (n + 1) / tiles, panel,
+                                       std::min(last, panel + step));
         if (goes_past(job)) pass();
     });
 }

@@ -9,11 +9,6 @@
 namespace headway {
 namespace {
 
-// Inputs whose sums begin with a number of their own.
-inline int64_t block_of(const Layout& layout) {
-    return layout.bytes ? layout.group : std::min(layout.group, longest_block);
-}
-
 // ── activations ─────────────────────────────────────────────────────────────────────────────
 
 // To the nearest, ties to even.
@@ -54,7 +49,18 @@ inline Floats floats_before(const void* x, int64_t index, int64_t end, Type type
     return found;
 }
 
-// The largest |x| of a row; a NaN, whose bits are above those of infinity, wins.
+// Applies `combine` to lanes 0 and width, 1 and width + 1 …, from half a vector down to `least` lanes:
+// the first `least` lanes hold the results.
+template <class Vector, class Combine>
+inline Vector folded(Vector values, int least, const Combine& combine) {
+    Ints other;
+    for (int lane = 0; lane < lanes; ++lane) other[lane] = lane;
+    for (int width = lanes / 2; width >= least; width /= 2)
+        values = combine(values, __builtin_shuffle(values, other ^ width));
+    return values;
+}
+
+// The largest |x| of numbers first … end - 1; a NaN, whose bits are above those of infinity, wins.
 template <Type type>
 inline float largest(const void* x, int64_t first, int64_t end) {
     Ints most{};
@@ -62,63 +68,123 @@ inline float largest(const void* x, int64_t first, int64_t end) {
         const Ints bits = bits_of<Ints>(floats_before(x, at, end, type)) & 0x7FFFFFFF;
         most = bits > most ? bits : most;
     }
-    int32_t best = 0;
-    for (int lane = 0; lane < lanes; ++lane) best = std::max(best, most[lane]);
-    return bits_of<float>(best);
+    most = folded(most, 1, [](Ints one, Ints other) { return one > other ? one : other; });
+    return bits_of<float>(static_cast<int32_t>(most[0]));
 }
 
-// One row: x = q · scale with |q| at most 127. A row of zeros has scale 0; one with a number that is
-// not finite has scale NaN, and so has all that is computed from it.
+// Multiplies x[count] with the Hadamard matrix of 2^k entries on the diagonal, block by block: the
+// fast Walsh-Hadamard transform, butterflies of distance 1, 2, 4 … in this order.
+void rotate(float* x, int64_t count, int64_t size) {
+    for (int64_t distance = 1; distance < size; distance *= 2)
+        for (int64_t first = 0; first < count; first += 2 * distance)
+            for (int64_t i = first; i < first + distance; ++i) {
+                const float one = x[i], other = x[i + distance];
+                x[i] = one + other;
+                x[i + distance] = one - other;
+            }
+}
+
+// The same for blocks of 64, whose numbers stay in registers.
+void rotate_64(float* x, int64_t count) {
+    constexpr int vectors = 64 / lanes;
+    Ints lane_of;
+    for (int lane = 0; lane < lanes; ++lane) lane_of[lane] = lane;
+    for (const float* end = x + count; x < end; x += 64) {
+        Floats values[vectors];
+        for (int i = 0; i < vectors; ++i) values[i] = load<Floats>(x + i * lanes);
+#pragma GCC unroll 4
+        for (int distance = 1; distance < lanes; distance *= 2) {
+            // minus where the distance's bit is set
+            const Ints sign = (lane_of & distance) != 0 ? Ints{} + INT32_MIN : Ints{};
+#pragma GCC unroll 8
+            for (int i = 0; i < vectors; ++i)
+                values[i] = __builtin_shuffle(values[i], lane_of ^ distance) +
+                            bits_of<Floats>(bits_of<Ints>(values[i]) ^ sign);
+        }
+#pragma GCC unroll 4
+        for (int distance = 1; distance < vectors; distance *= 2)
+#pragma GCC unroll 8
+            for (int i = 0; i < vectors; ++i) {
+                if (i & distance) continue;
+                const Floats one = values[i], other = values[i + distance];
+                values[i] = one + other;
+                values[i + distance] = one - other;
+            }
+        for (int i = 0; i < vectors; ++i) store(x + i * lanes, values[i]);
+    }
+}
+
+// Inputs of one rotation: the largest power of two up to 64 that divides all inputs.
+inline int64_t rotation_of(int64_t inputs) {
+    return std::min(inputs & -inputs, Layout::longest_rotation);
+}
+
+inline void rotate_row(float* x, int64_t inputs) {
+    const int64_t size = rotation_of(inputs);
+    if (size == 64) rotate_64(x, inputs);
+    else rotate(x, inputs, size);
+}
+
+// One row: x = q · scale with |q| at most 127, and a scale for each block. A block of zeros has scale
+// 0; one with a number that is not finite has scale NaN, and so has all that is computed from it.
 template <Type type>
 void quantize_row(const Rows& job, const void* x, int64_t first, int64_t row) {
     constexpr float smallest = 1e-30f;
     const Layout layout(job.layout);
     const int64_t width = padded_inputs(job.inputs, job.layout), end = first + job.inputs;
-    const float most = largest<type>(x, first, end);
-    const bool finite = most < INFINITY, counts = finite && most > smallest;
-    job.scales[row] = !finite ? NAN : counts ? most / 127 : 0;
-    const float inverse = counts ? 127 / most : 0;
-    const int64_t block = layout.group ? block_of(layout) : width;
-    float* of_group = job.sums ? job.sums + row * (width / layout.group) : nullptr;
-    int32_t* start = job.starts + row * (width / block);
+    const int64_t block = layout.block(), unit = layout.unit();
+    const auto parts = [&](int64_t size) { return parts_of_row(job.inputs, job.layout, size); };
+    float* scales = job.scales + row * parts(block);
+    int32_t* start = job.starts + row * parts(unit);
+    float* of_group = job.sums ? job.sums + row * parts(layout.group) : nullptr;
     int8_t* q = job.q + row * width;
-    for (int64_t begin = 0; begin < width; begin += block, ++start) {
+    for (int64_t begin = 0; begin < width; begin += block) {
         const int64_t last = std::min(begin + block, width);
-        Ints sums{};
-        for (int64_t at = begin; at < last; at += lanes) {
-            Ints values{};
-            if (counts) values = rounded(floats_before(x, first + at, end, type) * inverse);
-            sums += values;
-            const Bytes bytes = bytes_of(values);
-            if (at + lanes <= last) store(q + at, bytes);
-            else std::memcpy(q + at, &bytes, last - at);
+        const float most = largest<type>(x, first + begin, std::min(first + last, end));
+        const bool finite = most < INFINITY, counts = finite && most > smallest;
+        const float scale = !finite ? NAN : counts ? most / 127 : 0;
+        const float inverse = counts ? 127 / most : 0;
+        *scales++ = scale;
+        for (int64_t part = begin; part < last; part += unit, ++start) {
+            const int64_t stop = std::min(part + unit, last);
+            Ints sums{};
+            for (int64_t at = part; at < stop; at += lanes) {
+                Ints values{};
+                if (counts) values = rounded(floats_before(x, first + at, end, type) * inverse);
+                sums += values;
+                const Bytes bytes = bytes_of(values);
+                if (at + lanes <= stop) store(q + at, bytes);
+                else std::memcpy(q + at, &bytes, stop - at);
+            }
+            sums = folded(sums, 4, [](Ints one, Ints other) { return one + other; });
+            const int32_t low = sums[0] + sums[1], high = sums[2] + sums[3];
+            *start = layout.bytes ? -128 * (low + high) : int4_start(low, high);
+            if (!of_group) continue;
+            const float sum = static_cast<float>(low + high);
+            float& total = of_group[part / layout.group];
+            total = sum * scale + (part % layout.group ? total : 0.0f);
         }
-        int32_t pairs[2] = {0, 0};
-        for (int lane = 0; lane < lanes; ++lane) pairs[lane / 2 % 2] += sums[lane];
-        const int32_t sum = pairs[0] + pairs[1];
-        *start = layout.bytes ? -128 * sum : int4_start(pairs[0], pairs[1]);
-        if (!of_group) continue;
-        float& total = of_group[begin / layout.group];
-        total = static_cast<float>(sum) + (begin % layout.group ? total : 0);
     }
 }
 
-// The same of a row whose inputs stand in an order of their own.
-void quantize_row_in_order(const Rows& job, int64_t row, float* gathered) {
+// The same of a row whose inputs stand in an order of their own, or are rotated.
+void quantize_copy(const Rows& job, int64_t row, float* copy) {
     const int64_t first = row * job.inputs;
     for (int64_t i = 0; i < job.inputs; ++i)
-        gathered[i] = number_at(job.x, first + job.order[i], job.type);
-    quantize_row<Type::f32>(job, gathered, 0, row);
+        copy[i] = number_at(job.x, first + (job.order ? job.order[i] : i), job.type);
+    if (Layout(job.layout).rotated) rotate_row(copy, job.inputs);
+    quantize_row<Type::f32>(job, copy, 0, row);
 }
 
 void quantize_rows(Pool& pool, const Rows& job) {
     const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
+    const bool copies = job.order || Layout(job.layout).rotated;
     pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
         const int64_t end = std::min(job.tokens, (chunk + 1) * block);
-        std::vector<float> gathered(job.order ? job.inputs : 0);
+        std::vector<float> copy(copies ? job.inputs : 0);
         for (int64_t row = chunk * block; row < end; ++row) {
             const int64_t first = row * job.inputs;
-            if (job.order) quantize_row_in_order(job, row, gathered.data());
+            if (copies) quantize_copy(job, row, copy.data());
             else if (job.type == Type::f32) quantize_row<Type::f32>(job, job.x, first, row);
             else if (job.type == Type::bf16) quantize_row<Type::bf16>(job, job.x, first, row);
             else quantize_row<Type::f16>(job, job.x, first, row);

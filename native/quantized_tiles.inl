@@ -7,8 +7,8 @@
 //
 //     [groups][32 scales in fp32]  [groups][32 offsets in fp32]  [inputs / 4][2][16][4]
 //
-// The integers of a group become fp32 and join the sums with the group's scale, first group to last:
-// the same operations in the same order as with vectors, so a row has the same bits either way.
+// The integers of a unit become fp32 and join the sums with both scales, first unit to last: the same
+// operations in the same order as with vectors, so a row has the same bits either way.
 #include "quantized.inl"
 #include "tiles.inl"
 
@@ -21,26 +21,39 @@ namespace {
 // (measured on a Sapphire Rapids: docs/kernels.md).
 constexpr int64_t few_rows_int8 = 4, few_rows_groups = 12;
 
-struct GroupTiles {
+// A step is a group or, without groups, a block of inputs; a row's last block may be shorter.
+template <bool whole>
+struct LevelTiles {
+    const Quantized& job;
     const char *rows, *panels;
     int64_t row_bytes, step_bytes, panel_step;
     Layout layout;
-    const float* of_rows;  // the sum of each group of each row, where there are offsets
-    static constexpr int64_t strip_inputs = 512, least_group = 16;
-    static constexpr int64_t scale_bytes = 4 * panel_width, sum_step = 4 * panel_width;
+    static constexpr int64_t strip_inputs = 512, least_unit = 16, most_units = strip_inputs / least_unit;
+    static constexpr int64_t scale_bytes = 4 * panel_width;
+
+    explicit LevelTiles(const Quantized& of)
+        : job(of),
+          rows(reinterpret_cast<const char*>(of.q)),
+          panels(static_cast<const char*>(of.packed)),
+          row_bytes(padded_inputs(of.inputs, of.layout)),
+          step_bytes(whole ? Layout(of.layout).block() : Layout(of.layout).group),
+          panel_step(panel_bytes(of.inputs, of.layout)),
+          layout(of.layout) {}
 
     int64_t offset_bytes() const { return layout.adds() ? scale_bytes : 0; }
     int64_t most_steps(int64_t) const { return strip_inputs / step_bytes; }
     int64_t scratch_bytes(int64_t steps) const {
-        return steps * (scale_bytes + offset_bytes() + step_bytes * panel_width);
+        return whole ? 0 : steps * (scale_bytes + offset_bytes() + step_bytes * panel_width);
     }
 
     const char* packed(int64_t panel, int64_t step) const {
-        return panels + panel * panel_step + step * group_bytes(layout);
+        return panels + panel * panel_step +
+               step * (whole ? step_bytes * panel_width : group_bytes(layout));
     }
 
     const char* open(int64_t panel, int64_t step, int64_t steps, char* scratch) const {
         const char* at = packed(panel, step);
+        if (whole) return at;
         const Behind behind(layout);
         const char* behind_all = packed(panel, row_bytes / step_bytes);
         char *scales = scratch, *offsets = scratch + steps * scale_bytes;
@@ -90,129 +103,143 @@ struct GroupTiles {
         return _mm512_sub_epi8(bits_of<__m512i>(halves), _mm512_set1_epi8(8));
     }
 
+    // What a strip brings to a tile of up to 16 rows: its inputs, what it fetches from memory beside
+    // itself, and for each unit the rows' scales, for each group the sums of their inputs.
+    struct Strip {
+        int64_t inputs, unit;
+        PanelAhead ahead;
+        alignas(64) float scales[most_units][tile_height];
+        alignas(64) float sums[most_units][tile_height];
+    };
+
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
+        const int64_t first = at.step * step_bytes, end = (at.step + at.steps) * step_bytes;
+        Strip strip;
+        strip.inputs = std::min(end, row_bytes) - first;
+        strip.unit = layout.unit();
+        const char* next = packed(at.next_panel, at.next_step);
+        const int64_t bytes = whole ? strip.inputs * panel_width : at.steps * group_bytes(layout);
+        strip.ahead = {next, next, 0, -1};
         if (at.tiles > 1) {
-            const char* next = packed(at.next_panel, at.next_step);
-            const int64_t lines = parts_of(at.steps * group_bytes(layout), at.tiles * tile_bytes);
+            const int64_t lines = parts_of(bytes, at.tiles * tile_bytes);
             PanelAhead{next + at.tile * lines * tile_bytes, next, lines, -1}.fetch(0);
+        } else if (whole) {
+            const int64_t units = parts_of(strip.inputs, strip.unit);
+            strip.ahead.lines = parts_of(bytes, units * tile_bytes);
         }
-        const char* a = rows + at.row * row_bytes + at.step * step_bytes;
-        for (int first = 0; first < at.rows; first += tile_height) {
-            const int height = std::min(tile_height, at.rows - first);
-            shape.set(height, height, std::min(step_bytes, tile_bytes));
-            const char* from = a + first * row_bytes;
-            char* to = sums + first * sum_step;
-            const int64_t groups = row_bytes / step_bytes;
-            const float* of_group =
-                of_rows ? of_rows + (at.row + first) * groups + at.step : nullptr;
-            if (step_bytes > tile_bytes)
-                add_some<2>(height, from, at.steps, b, to, at.step == 0, of_group);
-            else add_some<1>(height, from, at.steps, b, to, at.step == 0, of_group);
+        for (int row = 0; row < at.rows; row += tile_height) {
+            const int height = std::min(tile_height, at.rows - row);
+            shape.set(height, height, std::min(strip.unit, tile_bytes));
+            gather(strip, at.row + row, height, first);
+            const char* from = rows + (at.row + row) * row_bytes + first;
+            add_some(height, from, at.steps, b, sums + row * sum_step, at.step == 0, strip);
+            strip.ahead.lines = 0;
         }
     }
 
-    template <int parts>
-    void add_some(int height, const char* a, int64_t steps, const char* b, char* sums,
-                  bool fresh, const float* of_group) const {
-        if (height > 12) add_rows<parts, 16>(height, a, steps, b, sums, fresh, of_group);
-        else if (height > 8) add_rows<parts, 12>(height, a, steps, b, sums, fresh, of_group);
-        else if (height > 4) add_rows<parts, 8>(height, a, steps, b, sums, fresh, of_group);
-        else add_rows<parts, 4>(height, a, steps, b, sums, fresh, of_group);
+    // The scales and sums of `height` rows from `row` on; numbers beyond `height` are the last row's.
+    void gather(Strip& strip, int64_t row, int height, int64_t first) const {
+        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        const __m512i last = _mm512_min_epi32(lane, _mm512_set1_epi32(height - 1));
+        const auto each_of_row = [&](const float* numbers, int64_t size, int64_t step, float (*to)[16]) {
+            const int64_t count = parts_of(row_bytes, size);
+            const __m512i places =
+                _mm512_mullo_epi32(last, _mm512_set1_epi32(static_cast<int32_t>(count)));
+            const float* from = numbers + row * count;
+            for (int64_t n = 0, input = 0; input < strip.inputs; input += step, ++n)
+                store(to[n], _mm512_i32gather_ps(places, from + (first + input) / size, 4));
+        };
+        each_of_row(job.scales, layout.block(), strip.unit, strip.scales);
+        if (layout.adds()) each_of_row(job.sums, layout.group, layout.group, strip.sums);
     }
 
-    // The sums of `steps` groups of each row, group by group; rows beyond `height` are the last again.
-    void gather_sums(int height, int64_t steps, const float* of_group,
-                     float (*inputs)[tile_height]) const {
-        const int32_t groups = static_cast<int32_t>(row_bytes / step_bytes);
-        const __m512i row = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i last = _mm512_min_epi32(row, _mm512_set1_epi32(height - 1));
-        const __m512i places = _mm512_mullo_epi32(last, _mm512_set1_epi32(groups));
-        for (int64_t n = 0; n < steps; ++n)
-            store(inputs[n], _mm512_i32gather_ps(places, of_group + n, 4));
+    void add_some(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
+                  Strip& strip) const {
+        if (height > 12) add_rows<16>(a, steps, b, sums, fresh, strip);
+        else if (height > 8) add_rows<12>(a, steps, b, sums, fresh, strip);
+        else if (height > 4) add_rows<8>(a, steps, b, sums, fresh, strip);
+        else add_rows<4>(a, steps, b, sums, fresh, strip);
     }
 
-    // Group `n` of one half in tile `sum`, and from there to whole[place].
-#define HEADWAY_MULTIPLY_GROUP(n, sum, a_tile, b_tile)                                \
-    do {                                                                              \
-        HEADWAY_ZERO_TILE(sum);                                                       \
-        HEADWAY_LOAD_TILE(a_tile, a + (n) * depth, row_bytes);                        \
-        HEADWAY_LOAD_TILE(b_tile, levels + (n) * depth * panel_width, line);          \
-        HEADWAY_ADD_INT8(sum, a_tile, b_tile);                                        \
-        if constexpr (parts == 2) {                                                   \
-            HEADWAY_LOAD_TILE(a_tile, a + (n) * depth + tile_bytes, row_bytes);       \
-            HEADWAY_LOAD_TILE(b_tile, levels + ((n) * depth + tile_bytes) * panel_width, line); \
-            HEADWAY_ADD_INT8(sum, a_tile, b_tile);                                    \
-        }                                                                             \
+    // Unit `n` of one half in tile `sum`.
+#define HEADWAY_MULTIPLY_UNIT(n, sum, a_tile, b_tile)                                      \
+    do {                                                                                   \
+        const int64_t begin = (n) * strip.unit;                                            \
+        const int64_t end = std::min(begin + strip.unit, strip.inputs);                    \
+        HEADWAY_ZERO_TILE(sum);                                                            \
+        for (int64_t input = begin; input < end; input += tile_bytes) {                    \
+            HEADWAY_LOAD_TILE(a_tile, a + input, row_bytes);                               \
+            HEADWAY_LOAD_TILE(b_tile, levels + input * panel_width, line);                 \
+            HEADWAY_ADD_INT8(sum, a_tile, b_tile);                                         \
+        }                                                                                  \
+        if (half == 0) strip.ahead.fetch(n);                                               \
     } while (false)
 
-    // Up to `rows` rows: numbers of those beyond `height` are computed and not read. Two groups are
-    // multiplied while the two before them are added.
-    template <int parts, int rows>
-    void add_rows(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
-                  const float* of_group) const {
+    // Up to `rows` rows: numbers of those beyond the tile's height are computed and not read. Two units
+    // are multiplied while the two before them are added.
+    template <int rows>
+    void add_rows(const char* a, int64_t steps, const char* b, char* sums, bool fresh,
+                  Strip& strip) const {
         constexpr int64_t line = 128;
-        const int64_t depth = step_bytes;
-        alignas(64) char whole[4][tile_height * 64];
-        alignas(64) float inputs[strip_inputs / least_group][tile_height];
-        if (of_group) gather_sums(height, steps, of_group, inputs);
+        const int64_t units = parts_of(strip.inputs, strip.unit);
+        const int64_t units_of_group = whole ? units : layout.group / strip.unit;
+        alignas(64) char products[4][tile_height * 64];
         for (int half = 0; half < 2; ++half, sums += sizeof(Floats)) {
             Floats found[rows];
             each<rows>([&](auto r) HEADWAY_INLINE {
                 found[r] = fresh ? Floats{} : load<Floats>(sums + r * sum_step);
             });
-            const char* levels = b + steps * (scale_bytes + offset_bytes()) + 64 * half;
+            const char* levels = b + 64 * half;
             const char *scales = b + 64 * half, *offsets = scales + steps * scale_bytes;
+            if (!whole) levels += steps * (scale_bytes + offset_bytes());
             const auto join = [&](int64_t n) HEADWAY_INLINE {
-                const Floats scale = load<Floats>(scales + n * scale_bytes);
-                const char* integers = whole[n % 4];
+                const int64_t group = n / units_of_group;
+                const char* integers = products[n % 4];
+                Floats scale{};
+                if (!whole) scale = load<Floats>(scales + group * scale_bytes);
                 each<rows>([&](auto r) HEADWAY_INLINE {
-                    const Ints found_here = load<Ints>(integers + 64 * r);
-                    found[r] += __builtin_convertvector(found_here, Floats) * scale;
+                    const Ints unit = load<Ints>(integers + 64 * r);
+                    const Floats of_row = all(strip.scales[n][r]);
+                    found[r] += __builtin_convertvector(unit, Floats) * (whole ? of_row : scale * of_row);
                 });
-                if (!of_group) return;
-                const Floats offset = load<Floats>(offsets + n * scale_bytes);
-                each<rows>([&](auto r) HEADWAY_INLINE { found[r] += offset * all(inputs[n][r]); });
+                if (!layout.adds() || (n + 1) % units_of_group) return;
+                const Floats offset = load<Floats>(offsets + group * scale_bytes);
+                each<rows>([&](auto r) HEADWAY_INLINE {
+                    found[r] += offset * all(strip.sums[group][r]);
+                });
             };
             int64_t n = 0;
-            for (; n + 2 <= steps; n += 2) {
-                HEADWAY_MULTIPLY_GROUP(n, 0, 4, 6);
+            for (; n + 2 <= units; n += 2) {
+                HEADWAY_MULTIPLY_UNIT(n, 0, 4, 6);
                 if (n > 0) join(n - 2);
-                HEADWAY_MULTIPLY_GROUP(n + 1, 1, 5, 7);
+                HEADWAY_MULTIPLY_UNIT(n + 1, 1, 5, 7);
                 if (n > 0) join(n - 1);
-                HEADWAY_STORE_TILE(0, whole[n % 4], int64_t{64});
-                HEADWAY_STORE_TILE(1, whole[n % 4 + 1], int64_t{64});
+                HEADWAY_STORE_TILE(0, products[n % 4], int64_t{64});
+                HEADWAY_STORE_TILE(1, products[n % 4 + 1], int64_t{64});
             }
             if (n > 0) join(n - 2);
             if (n > 0) join(n - 1);
-            if (n < steps) {
-                HEADWAY_MULTIPLY_GROUP(n, 0, 4, 6);
-                HEADWAY_STORE_TILE(0, whole[n % 4], int64_t{64});
+            if (n < units) {
+                HEADWAY_MULTIPLY_UNIT(n, 0, 4, 6);
+                HEADWAY_STORE_TILE(0, products[n % 4], int64_t{64});
                 join(n);
             }
             each<rows>([&](auto r) HEADWAY_INLINE { store(sums + r * sum_step, found[r]); });
         }
     }
-#undef HEADWAY_MULTIPLY_GROUP
+#undef HEADWAY_MULTIPLY_UNIT
 };
 
-// Sums of int8 are integers, those of int4 numbers that carry their groups' scales.
 void put_tile(const Quantized& job, int64_t row, int rows, int64_t panel, const char* sums,
               const Target& to) {
-    if (job.layout) finish(job, row, rows, panel, 1, reinterpret_cast<const Floats*>(sums), to);
-    else finish(job, row, rows, panel, 1, reinterpret_cast<const Ints*>(sums), to);
+    finish(job, row, rows, panel, 1, reinterpret_cast<const Floats*>(sums), to);
 }
 
 // Says whether outputs that are to be gated are.
 bool multiply_in_tiles(Pool& pool, const Quantized& job) {
-    const char* q = reinterpret_cast<const char*>(job.q);
-    const char* packed = static_cast<const char*>(job.packed);
-    const int64_t width = padded_inputs(job.inputs, job.layout);
     const TileOutputs<Quantized> outputs{job, put_tile};
-    const Layout layout(job.layout);
-    const GroupTiles format{q, packed, width, layout.group, panel_bytes(job.inputs, job.layout),
-                            layout, layout.adds() ? job.sums : nullptr};
-    if (layout.group) multiply_tiles(pool, format, job.tokens, outputs);
-    else multiply_tiles(pool, PlainTiles<false>{q, packed, width}, job.tokens, outputs);
+    if (Layout(job.layout).group) multiply_tiles(pool, LevelTiles<false>(job), job.tokens, outputs);
+    else multiply_tiles(pool, LevelTiles<true>(job), job.tokens, outputs);
     return outputs.gated;
 }
 
@@ -221,13 +248,13 @@ bool multiply_in_tiles(Pool& pool, const Quantized& job) {
 // Says whether outputs that are to be gated are.
 bool multiply(Pool& pool, const Quantized& job) {
 #if defined(__AMX_INT8__)
-    const int64_t few = job.layout ? few_rows_groups : few_rows_int8;
+    const int64_t few = Layout(job.layout).group ? few_rows_groups : few_rows_int8;
     if (job.tokens > few) return multiply_in_tiles(pool, job);
 #endif
     const Layout layout(job.layout);
-    if (layout.group && layout.bytes) multiply_quantized<Grouped<true>>(pool, job);
-    else if (layout.group) multiply_quantized<Grouped<false>>(pool, job);
-    else multiply_quantized<Int8>(pool, job);
+    if (!layout.group) multiply_quantized<PackedLevels<true, true>>(pool, job);
+    else if (layout.bytes) multiply_quantized<PackedLevels<true>>(pool, job);
+    else multiply_quantized<PackedLevels<false>>(pool, job);
     return false;
 }
 

@@ -43,27 +43,48 @@ float round_group(const void* weight, int64_t first, int64_t end, bool int4, int
     return scale;
 }
 
+// A row rotated, and divided by the rotation's size: its product with a rotated row of inputs is as
+// before.
+void copy_rotated(const RoundWeight& job, int64_t row, std::vector<float>& copy) {
+    copy.resize(job.inputs);
+    for (int64_t i = 0; i < job.inputs; ++i)
+        copy[i] = number_at(job.weight, row * job.inputs + i, job.type);
+    rotate_row(copy.data(), job.inputs);
+    const float inverse = 1.0f / static_cast<float>(rotation_of(job.inputs));
+    for (float& number : copy) number *= inverse;
+}
+
 template <Type type>
 void round_panels(Pool& pool, const RoundWeight& job) {
-    const int64_t bytes = panel_bytes(job.inputs, job.group);
-    const int64_t size = job.group ? job.group : job.inputs;
+    const Layout layout(job.layout);
+    const int64_t bytes = panel_bytes(job.inputs, job.layout);
+    const int64_t size = layout.group ? layout.group : job.inputs;
     const int64_t groups = (job.inputs + size - 1) / size;
     pool.run((job.outputs + panel_width - 1) / panel_width, [&](int64_t panel, int) {
         const int64_t first = panel * panel_width;
         const int64_t outputs = std::min<int64_t>(panel_width, job.outputs - first);
         std::vector<int8_t> levels(outputs * job.inputs);
         std::vector<uint16_t> scales(outputs * groups);
-        for (int64_t row = 0; row < outputs; ++row)
+        std::vector<float> copy;
+        for (int64_t row = 0; row < outputs; ++row) {
+            int8_t* to = levels.data() + row * job.inputs;
+            if (layout.rotated) {
+                copy_rotated(job, first + row, copy);
+                job.scales[first + row] =
+                    round_group<Type::f32>(copy.data(), 0, job.inputs, false, to);
+                continue;
+            }
+            const int64_t begin = (first + row) * job.inputs;
             for (int64_t n = 0; n < groups; ++n) {
-                const int64_t begin = (first + row) * job.inputs;
                 const float scale = round_group<type>(
                     job.weight, begin + n * size, begin + std::min((n + 1) * size, job.inputs),
-                    job.group != 0, levels.data() + row * job.inputs + n * size);
-                if (job.group) scales[row * groups + n] = to_f16(scale);
+                    layout.group != 0, to + n * size);
+                if (layout.group) scales[row * groups + n] = to_f16(scale);
                 else job.scales[first + row] = scale;
             }
+        }
         char* to = static_cast<char*>(job.packed) + panel * bytes;
-        pack_panel({levels.data(), scales.data(), nullptr, to, outputs, job.inputs, job.group}, to,
+        pack_panel({levels.data(), scales.data(), nullptr, to, outputs, job.inputs, job.layout}, to,
                    0);
     });
 }

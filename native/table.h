@@ -110,14 +110,15 @@ struct Draw {
 // each output, and what else differs from int4 with fp16 scales.
 struct Layout {
     static constexpr int64_t in_bytes = 1 << 16, in_fp32 = 1 << 17, with_zeros = 1 << 18,
-                             with_offsets = 1 << 19, in_supers = 1 << 20;
-    static constexpr int64_t super_block = 256;
+                             with_offsets = 1 << 19, in_supers = 1 << 20, is_rotated = 1 << 21;
+    static constexpr int64_t super_block = 256, longest_rotation = 64;
     int64_t group;
     bool bytes, wide;     // levels are int8; scales are fp32
     bool zeros, offsets;  // weight = level · scale + zero · scale, zeros are int8; or + an fp32 offset
     // GGUF's K formats: scales are int8 times a factor in fp16 for 256 inputs; offsets are middle()
     // times the scale less an int8 minimum times another factor.
     bool supers;
+    bool rotated;  // weights and rows are multiplied with a Hadamard matrix before they are rounded
 
     explicit Layout(int64_t code)
         : group(code & 0xFFFF),
@@ -125,7 +126,14 @@ struct Layout {
           wide(code & in_fp32),
           zeros(code & with_zeros),
           offsets(code & with_offsets),
-          supers(code & in_supers) {}
+          supers(code & in_supers),
+          rotated(code & is_rotated) {}
+
+    // Inputs of a row that share a scale, a power of two; the last block may be shorter.
+    int64_t block() const { return rotated ? 256 : group && group <= 32 ? 32 : 64; }
+
+    // Inputs whose products are added up as integers: those that share both scales.
+    int64_t unit() const { return group && group < block() ? group : block(); }
 
     float middle() const { return bytes ? 16 : 8; }
     bool adds() const { return zeros || offsets; }
@@ -137,14 +145,19 @@ inline int64_t padded_inputs(int64_t inputs, int64_t layout) {
     return (inputs + unit - 1) / unit * unit;
 }
 
-// Rows of x[T][I] as bytes: x = q · scale. Rows of q are padded with zeros; `starts` holds what the
-// sums begin with, one for each row, or for each block of a row (a group, or half of one of 128).
-// `sums` holds the sum of each group's q, for layouts that add something.
+// How many parts of `size` inputs a padded row has; the last may be shorter.
+inline int64_t parts_of_row(int64_t inputs, int64_t layout, int64_t size) {
+    return (padded_inputs(inputs, layout) + size - 1) / size;
+}
+
+// Rows of x[T][I] as bytes: x = q · scale of its block. Rows of q are padded with zeros; `starts`
+// holds what the integer sum of each unit begins with. `sums` holds Σ q · scale of each group, for
+// layouts that add something.
 struct Rows {
     const void* x;
     int8_t* q;
-    float* scales;
-    int32_t* starts;
+    float* scales;    // [T][blocks]
+    int32_t* starts;  // [T][units]
     int64_t tokens, inputs, layout;
     Type type;
     float* sums;           // [T][groups], or null
@@ -161,16 +174,17 @@ struct PackWeight {
     int64_t outputs, inputs, layout;
 };
 
-// weight[O][I] as levels and scales in panels, as `Quantized` reads them.
+// weight[O][I] as levels and scales in panels, as `Quantized` reads them: int8 by output or int4 in
+// groups with fp16 scales.
 struct RoundWeight {
     const void* weight;
     void* packed;
     float* scales;  // of int8; null for groups
-    int64_t outputs, inputs, group;
+    int64_t outputs, inputs, layout;
     Type type;
 };
 
-// y[T][O] = (q · scale) · weightᵀ + bias. The weight is packed by `pack_quantized` from numbers of
+// y[T][O] = (q · scales) · weightᵀ + bias. The weight is packed by `pack_quantized` from numbers of
 // -128 … 127, or of -8 … 7, with the scales of groups among them; int8 without groups has fp32
 // `weight_scales`, padded to whole panels. At most 2^17 inputs. Rows of y are `y_step` numbers apart,
 // 0: `outputs`.

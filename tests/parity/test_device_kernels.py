@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from headway.core.formats import INT8, Format
+from headway.core.formats import Format
 from headway.runtime import rounding
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.triton import ScaledKVLayer
@@ -15,12 +15,10 @@ from headway.runtime.batch import Batch, Lens
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.grouped import most_tiles, visits_of
-from headway.runtime.kernels.int8_cuda import Int8Linear
 from headway.runtime.rounding import (
     RoundedWeight,
     round_rows,
     round_rows_fp8,
-    round_weight,
     round_weight_fp8,
 )
 from parity.devices import NoReadBacks
@@ -56,26 +54,6 @@ def test_varlen_attends_without_the_host(lens, window):
         rule = AttentionRule(scale=0.1, window=window)
         out = VarlenAttention().attend(q, k, v, layer, batch, rule)
     assert (out.shape, out.dtype) == (q.shape, q.dtype)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize(("tokens", "outputs", "inputs"), [(1, 24, 64), (3, 21, 50), (40, 8, 8)])
-def test_int8_by_torchs_product_is_the_definition(tokens, outputs, inputs, biased, dtype):
-    """To the bit: sums of integers are exact, whatever sizes are filled up to."""
-    draw = torch.Generator().manual_seed(tokens)
-    weight = round_weight(torch.randn(outputs, inputs, generator=draw), 0)
-    x = torch.randn(tokens, inputs, generator=draw).to(dtype)
-    x[0, 0] = 0 if tokens > 1 else torch.inf
-    bias = torch.randn(outputs, generator=draw).to(dtype) if biased else None
-    kernel = Int8Linear(INT8, dtype)
-    found = kernel(x, kernel.pack(weight), bias)
-    expected = reference.quantized_linear(x, weight, bias)
-    assert torch.equal(found.isnan(), expected.isnan())
-    assert torch.equal(found.nan_to_num(), expected.nan_to_num())
-    assert torch.equal(
-        found[:1].nan_to_num(), kernel(x[:1], kernel.pack(weight), bias).nan_to_num()
-    )
 
 
 def fp8_weight(outputs: int, inputs: int) -> RoundedWeight:

@@ -9,10 +9,9 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.formats import INT8, Format
+from headway.core.formats import INT8, ROTATED_INT8, Format
 from headway.core.request import Request, SamplingParams
 from headway.runtime.kernels import onednn, reference
-from headway.runtime.kernels.int8_cuda import Int8Linear
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.kernels.table import PlainLinear
 from headway.runtime.kernels.upcast import UpcastLinear
@@ -84,7 +83,7 @@ def test_torchs_products_of_wide_rows(dtype: torch.dtype, tokens: int):
         assert_wide(kernel(x.float(), kernel.prepare(weight), None), exact, dtype)
     bias = torch.ones(75, dtype=dtype)
     assert_wide(reference.linear(x.float(), weight, bias), exact + 1, dtype)
-    for rounded in (RoundedLinear(INT8), Int8Linear(INT8, dtype)):
+    for rounded in (RoundedLinear(INT8), RoundedLinear(ROTATED_INT8)):
         levels = rounded.prepare(weight)
         wide = rounded(x.float(), levels, None)
         assert wide.dtype == torch.float32

@@ -5,15 +5,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.formats import GROUPS, INT8, Format
+from headway.core.formats import GROUPS, INT8, ROTATED_INT8, Format
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
-from headway.runtime.rounding import LEVELS, RoundedWeight, round_rows, round_weight
+from headway.runtime.rounding import (
+    LEVELS,
+    RoundedWeight,
+    rotate,
+    rotation_of,
+    round_rows,
+    round_weight,
+)
 from parity.native_sets import cut_in_blocks, each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}
 """Sums apart by fp32's rounding may be rounded to neighbours in 16 bits."""
-FORMATS = [INT8, *(Format("int4", group) for group in GROUPS)]
+FORMATS = [INT8, ROTATED_INT8, *(Format("int4", group) for group in GROUPS)]
 each_format = pytest.mark.parametrize("format", FORMATS, ids=str)
 
 
@@ -47,7 +54,8 @@ def test_the_largest_levels_do_not_overflow(library, format):
     levels = torch.where(signs > 0, most, least).to(torch.int8)
     count = -(-inputs // group) if group else 1
     native = NativeQuantizedLinear(library, format)
-    packed = native.pack(RoundedWeight(levels, torch.ones(4, count), group))
+    weight = RoundedWeight(levels, torch.ones(4, count), group, rotated=format.rotated)
+    packed = native.pack(weight)
     x = torch.cat([signs, -signs]) * 127
     exact = (x.double() @ levels.double().T).float()
     torch.testing.assert_close(native(x, packed, None), exact, rtol=1e-6, atol=0)
@@ -111,14 +119,14 @@ def test_a_row_is_the_same_in_a_layer_cut_in_blocks(library, format, sizes, span
     torch.testing.assert_close(whole[some], expected, rtol=2**-7, atol=atol)
 
 
-def extremes(dtype: torch.dtype) -> torch.Tensor:
+def extremes(dtype: torch.dtype, inputs: int = 75) -> torch.Tensor:
     """Rows that are hard to round: an outlier, nothing, the tiny, the huge, ties, not finite."""
-    x = torch.randn(12, 75, generator=torch.Generator().manual_seed(3)).to(dtype)
+    x = torch.randn(12, inputs, generator=torch.Generator().manual_seed(3)).to(dtype)
     x[0, 17] = 6e4
     x[1] = 0
     x[2] *= 1e-7
     x[3] = torch.finfo(dtype).max
-    x[4] = torch.arange(75).to(dtype) - 37
+    x[4] = torch.arange(inputs).to(dtype) - 37
     x[4, 0] = 63.5
     x[5, 3], x[6, 74], x[7, 0] = float("nan"), float("inf"), float("-inf")
     x[8, :2] = torch.tensor([float("inf"), float("nan")])
@@ -128,16 +136,41 @@ def extremes(dtype: torch.dtype) -> torch.Tensor:
 
 @each_instruction_set
 @pytest.mark.parametrize("dtype", list(ROUNDING))
-def test_rows_are_rounded_as_defined(library, dtype):
-    """Bit for bit, and padded with zeros."""
-    x = extremes(dtype)
-    levels, scales = round_rows(x)
+@pytest.mark.parametrize("inputs", [75, 172, 320, 1088])
+def test_rows_are_rounded_as_defined(library, dtype, inputs):
+    """Bit for bit: blocks with a scale each, the last one short, rotated or not, padded."""
+    x = extremes(dtype, inputs)
     for format in FORMATS:
+        levels, scales = round_rows(rotate(x) if format.rotated else x, format.block)
         found = NativeQuantizedLinear(library, format).round_rows(x)
         rows = found.levels.view(len(x), -1)
-        assert torch.equal(rows[:, :75], levels)
-        assert not rows[:, 75:].any()
-        torch.testing.assert_close(found.scales, scales, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(rows[:, :inputs], levels)
+        assert not rows[:, inputs:].any()
+        own, blocks = found.scales.view(len(x), -1), scales.shape[1]
+        torch.testing.assert_close(own[:, :blocks], scales, rtol=0, atol=0, equal_nan=True)
+        assert not own[:, blocks:].any()
+
+
+def test_a_rotation_spreads_an_outlier_and_undoes_itself():
+    x = torch.randn(5, 192, generator=torch.Generator().manual_seed(0))
+    x[:, 70] = 100
+    turned = rotate(x)
+    assert turned[:, 64:128].abs().min() > 60 and turned.abs().max() < 140
+    torch.testing.assert_close(rotate(turned) / 64, x, rtol=1e-5, atol=1e-4)
+    weight = torch.randn(7, 192, generator=torch.Generator().manual_seed(1))
+    rounded = round_weight(weight, 0, rotated=True)
+    torch.testing.assert_close(rounded.plain(), weight, rtol=0, atol=0.05)
+
+
+def test_an_outlier_costs_its_own_block_alone():
+    """With one scale for a row the numbers beside an outlier of 100 would be 0."""
+    x = torch.full((1, 192), 0.3)
+    x[0, 0] = 100
+    for block, exact in [(0, 0), (64, 128), (32, 160)]:
+        levels, scales = round_rows(x, block)
+        size = block or 192
+        found = levels * scales.repeat_interleave(size, 1)
+        assert int((found - x).abs().lt(1e-3).sum()) == exact + 1
 
 
 @each_instruction_set
@@ -162,7 +195,8 @@ def test_weights_are_off_by_half_a_level_at_most(format):
     group = format.group
     for seed in range(5):
         weight = torch.randn(40, 300, generator=torch.Generator().manual_seed(seed))
-        rounded = round_weight(weight, group)
+        rounded = round_weight(weight, group, format.rotated)
+        weight = rotate(weight) / rotation_of(300) if format.rotated else weight
         step = rounded.scales_OG.repeat_interleave(group or 300, 1)[:, :300]
         off = (rounded.levels_OH * step - weight).abs() / step.abs()
         clamped = (rounded.levels_OH == 7) & (weight / step > 7.5) & (group > 0)
@@ -225,7 +259,7 @@ def test_one_pass_rounds_what_is_hard_to_round_as_defined(library, format, dtype
 
 def same_panels(kernel: NativeQuantizedLinear, weight: torch.Tensor) -> None:
     """`prepare` gives what `pack` makes of the definition's numbers."""
-    expected = kernel.pack(round_weight(weight, kernel.format.group))
+    expected = kernel.pack(round_weight(weight, kernel.format.group, kernel.format.rotated))
     found = kernel.prepare(weight)
     assert torch.equal(found.panels, expected.panels)
     if found.scales is not None:

@@ -25,8 +25,8 @@ from headway.runtime.rounding import (
     SUPER_BLOCK,
     RoundedWeight,
     fused,
-    round_rows,
     round_weight,
+    rounded_rows,
 )
 from parity.native_sets import NAMES, each_instruction_set, loaded, operands
 from parity.rounded_weights import some_weight
@@ -64,8 +64,8 @@ def test_products_are_those_of_plain_weights(kind, group, offsets, permuted):
     weight = some_weight(format, 20, 75)
     assert weight.format == format and weight.fits(format)
     x, bias = torch.randn(9, 75, generator=torch.Generator().manual_seed(1)), torch.arange(20.0)
-    levels, scales = round_rows(x)
-    wanted = levels.double() * scales[:, None].double() @ weight.plain().double().T + bias
+    rows = rounded_rows(x if weight.order_H is None else x[:, weight.order_H.long()], format)
+    wanted = rows.double() @ replace(weight, order_H=None).plain().double().T + bias
     found = reference.quantized_linear(x, weight, bias)
     torch.testing.assert_close(found, wanted.float(), rtol=1e-5, atol=2e-5)
 

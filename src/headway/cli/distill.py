@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.common import source_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
-from headway.core.formats import GROUPS
+from headway.core.formats import GROUPS, INT8
 from headway.core.memory_plan import gib
 from headway.core.options import DistillOptions
 from headway.core.progress import steps_bar
@@ -94,7 +94,9 @@ def plan_of(options: DistillOptions, student: Path) -> "Plan":
         learning_rate=options.learning_rate,
         temperature=options.temperature,
         cross_entropy=options.cross_entropy,
-        quantization=Quantization.of(options.quantize, options.quantize_group, checkpoint=formats),
+        quantization=Quantization.of(
+            options.quantize, options.quantize_group, checkpoint=formats, int8=INT8
+        ),
         fresh=options.fresh,
         keep_zeros=options.keep_zeros,
         seed=options.seed,

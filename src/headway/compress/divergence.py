@@ -1,6 +1,6 @@
 """KL from the model as it was, on rows, with some modules rounded: computed layer by layer.
 
-Inputs of rounded modules are rounded to int8 by token, as they are when the folder is served.
+Inputs of rounded modules are rounded to int8 by block, as they are when the folder is served.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +14,25 @@ from headway.compress.partial import Partial, Rounded
 from headway.compress.quantize import HEAD_NAME
 from headway.compress.rows import RowModel, rows_of
 from headway.core.formats import PLAIN, Format
-from headway.runtime.rounding import round_rows
+from headway.runtime.rounding import rounded_rows
 
 POSITIONS = 256
 """Tokens whose distributions are compared, evenly spread: a large head is dear."""
 
 
 class RoundedInputs:
-    """A linear kernel whose inputs are rounded to int8 by token; weights as they are."""
+    """A linear kernel whose inputs are rounded as for weights of `format`; weights as they are."""
 
     few_rows = 0
+
+    def __init__(self, format: Format) -> None:
+        self.format = format
 
     def prepare(self, weight_OH: Tensor) -> Tensor:
         return weight_OH
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        levels_TH, scales_T = round_rows(x_TH)
-        return functional.linear(levels_TH.float() * scales_T[:, None], weight_OH, bias_O)
+        return functional.linear(rounded_rows(x_TH, self.format), weight_OH, bias_O)
 
 
 class Judge:
@@ -86,7 +88,7 @@ class Judge:
             assert head.weight is not None
             levels = self.partial.load("head").matrices[HEAD_NAME, format]
             head.weight.data.copy_(levels.plain())
-            head.kernel = RoundedInputs()
+            head.kernel = RoundedInputs(format)
         chosen = x_TH if self.at is None else x_TH[self.at]
         return torch.log_softmax(self.model.logits(self.norm, head, chosen), -1)
 
@@ -113,7 +115,7 @@ def put(
         linear = modules[matrix.place[0]]
         place = place_of(matrix, linear.weight.data, model)
         place.copy_(rounded.matrices[matrix.name, format].plain())
-        linear.kernel = RoundedInputs()
+        linear.kernel = RoundedInputs(format)
 
 
 def place_of(matrix: Matrix, weight: Tensor, model: RowModel) -> Tensor:

@@ -31,8 +31,9 @@ class Format:
     or "any" in fp32. With `permuted` the levels stand in another order of the inputs. In GGUF's K
     formats a scale is a byte times a number in fp16 for `super_block` inputs, and so is the minimum
     that an offset is made of (`rounding.SuperBlocks`). fp8 has numbers of type e4m3 for levels, and
-    fp32 scales. A checkpoint may hold any; of our own making
-    are int8 with group 0, int4 by one of GROUPS, and on a GPU fp8 with group 0.
+    fp32 scales. With `rotated` weights and inputs are multiplied with a Hadamard matrix before they
+    are rounded (`rounding.rotate`). A checkpoint may hold any but that; of our own making are int8
+    with group 0, rotated on a CPU, int4 by one of GROUPS, and on a GPU fp8 with group 0.
     """
 
     kind: Kind = "none"
@@ -41,6 +42,7 @@ class Format:
     offsets: Offsets = "none"
     permuted: bool = False
     super_block: int = 0
+    rotated: bool = False
 
     def __str__(self) -> str:
         words = [f"{self.kind} in groups of {self.group}" if self.group else str(self.kind)]
@@ -48,13 +50,33 @@ class Format:
         words += [f"{self.offsets} offsets"] if self.offsets == "any" else []
         words += ["zeros"] if self.offsets == "zeros" else []
         words += ["permuted"] if self.permuted else []
+        words += ["rotated"] if self.rotated else []
         words += [f"super-blocks of {self.super_block}"] if self.super_block else []
         return ", ".join(words)
 
     @property
     def ours(self) -> bool:
         """Whether plain weights can be rounded to it at load."""
-        return self == INT8 or (self.group in GROUPS and self == Format("int4", self.group))
+        if self.group in GROUPS:
+            return self == Format("int4", self.group)
+        return self in (INT8, ROTATED_INT8)
+
+    @property
+    def block(self) -> int:
+        """Inputs of a row that share a scale where activations are rounded to int8.
+
+        An outlier costs its block's neighbours their last bits, so blocks are short; a rotation
+        spreads it over 64 inputs, and then 256 can share a scale
+        (docs/decisions/activation-scales.md).
+        """
+        if self.rotated:
+            return 256
+        return 32 if 0 < self.group <= 32 else 64
+
+    @property
+    def unit(self) -> int:
+        """Inputs whose products are added up as integers: those that share both scales."""
+        return min(self.group or self.block, self.block)
 
     @property
     def at_load(self) -> "Format":
@@ -87,3 +109,4 @@ class Format:
 
 
 PLAIN, INT8 = Format(), Format("int8")
+ROTATED_INT8 = Format("int8", rotated=True)

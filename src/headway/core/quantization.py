@@ -2,8 +2,8 @@
 
 A map from modules to formats says it: "none" (the type of the model), "int8" (a scale for each
 output), "int4" (a scale for each group of inputs), or what a checkpoint holds already. Activations
-are rounded to int8 beside integers, token by token. Embeddings are looked up and norms are vectors:
-both stay as they are.
+are rounded to int8 beside integers, block by block (`Format.block`). Embeddings are looked up and
+norms are vectors: both stay as they are.
 """
 
 from collections import Counter
@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from itertools import groupby
 from math import lcm
 
-from headway.core.formats import INT8, PARTS, PLAIN, Format
+from headway.core.formats import PARTS, PLAIN, ROTATED_INT8, Format
 from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 
 ALWAYS_PLAIN = tuple((name, PLAIN) for name in ("*.router", "*.kv_up", "*beside.*"))
@@ -32,6 +32,8 @@ class Quantization:
     formats: tuple[tuple[str, Format], ...] = (("*", PLAIN),)
     packed: bool = True
     fp8: str = "exact"
+    int8: Format = ROTATED_INT8
+    """What int8 of our own making is: rotated for the CPU's kernels."""
 
     @staticmethod
     def of(
@@ -41,30 +43,31 @@ class Quantization:
         checkpoint: tuple[tuple[str, Format], ...] = (),
         head: str = "int8",
         fp8: str = "exact",
+        int8: Format = ROTATED_INT8,
     ) -> "Quantization":
         """What `--quantization`, `-group` and `-head` of that name say of all that is plain.
 
         What a checkpoint holds rounded, by name, stays as it is, but for FP8 with `fp8` int8.
         """
-        formats = [*formats_held(checkpoint, fp8)]
+        formats = [*formats_held(checkpoint, fp8, int8)]
         if kind == "none":
-            return Quantization((*formats, ("*", PLAIN)), packed, fp8)
+            return Quantization((*formats, ("*", PLAIN)), packed, fp8, int8)
         formats += ALWAYS_PLAIN
         if kind == "int4":
             int4 = Format("int4", group)
-            formats += [("head", int4 if head == "int4" else INT8), ("*", int4)]
+            formats += [("head", int4 if head == "int4" else int8), ("*", int4)]
         elif kind == "fp8":  # 3 bits of mantissa: a head in it costs more than one in int8
             formats += [("head", PLAIN), ("*", Format("fp8"))]
         else:
-            formats.append(("*", INT8))
-        return Quantization(tuple(formats), packed, fp8)
+            formats.append(("*", int8))
+        return Quantization(tuple(formats), packed, fp8, int8)
 
     def of_draft(self, checkpoint: tuple[tuple[str, Format], ...]) -> "Quantization":
         """The formats of a drafting model: its checkpoint's, the rest rounded as the model's is."""
         head, main = self.format_of("head").at_load, self.main.at_load
         rest = (*ALWAYS_PLAIN, ("head", head), ("*", main))
-        held = formats_held(checkpoint, self.fp8)
-        return Quantization((*held, *rest), self.packed, self.fp8)
+        held = formats_held(checkpoint, self.fp8, self.int8)
+        return Quantization((*held, *rest), self.packed, self.fp8, self.int8)
 
     def __str__(self) -> str:
         return str(self.main)
@@ -118,12 +121,12 @@ class Quantization:
 
 
 def formats_held(
-    checkpoint: tuple[tuple[str, Format], ...], fp8: str
+    checkpoint: tuple[tuple[str, Format], ...], fp8: str, int8: Format
 ) -> tuple[tuple[str, Format], ...]:
     """The formats in which a checkpoint's rounded matrices are kept: its own, FP8 as asked."""
     if fp8 != "int8":
         return checkpoint
-    return tuple((name, INT8 if one.kind == "fp8" else one) for name, one in checkpoint)
+    return tuple((name, int8 if one.kind == "fp8" else one) for name, one in checkpoint)
 
 
 def bytes_per_weight(quantization: Quantization, model: ModelSpec, dtype: str) -> float:

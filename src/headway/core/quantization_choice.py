@@ -2,7 +2,7 @@
 
 from headway.core.attention_choice import OWN_KERNELS
 from headway.core.errors import UsageError
-from headway.core.formats import FORMATS, GROUPS, MARLIN, PLAIN, Format
+from headway.core.formats import FORMATS, GROUPS, INT8, MARLIN, PLAIN, ROTATED_INT8, Format
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
@@ -76,7 +76,8 @@ def choose_quantization(
         why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
     packed = kernels in ("native", *OWN_KERNELS) or (given != "int4" and not model.formats)
     group, head = options.quantization_group, options.quantization_head
-    return Quantization.of(given, group, packed, model.formats, head, options.fp8), why
+    int8 = ROTATED_INT8 if device == "cpu" else INT8
+    return Quantization.of(given, group, packed, model.formats, head, options.fp8, int8), why
 
 
 def experts_at_once(quantization: Quantization, kernels: str, model: ModelSpec) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from headway.core.clock import SystemClock
-from headway.core.formats import INT8
+from headway.core.formats import ROTATED_INT8
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
@@ -56,7 +56,7 @@ def native_gemms(library: NativeLibrary) -> Gemms:
 
         return make
 
-    plain, rounded = NativeLinear(library), NativeQuantizedLinear(library, INT8)
+    plain, rounded = NativeLinear(library), NativeQuantizedLinear(library, ROTATED_INT8)
     found = {name: weights(plain, dtype) for name, dtype in FLOATS.items()}
     return found | {"int8": weights(rounded, torch.float32)}
 

@@ -6,6 +6,7 @@ T tokens, H inputs, O outputs of a linear layer, G groups of inputs that share a
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import gcd
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 """What we round to; int8 of others may have -128 too."""
 GREATEST_FP8 = 448.0
 """Of type e4m3."""
-SMALLEST_ROW = 1e-30
-"""A row whose largest number is not above it counts as zeros."""
+SMALLEST_BLOCK = 1e-30
+"""A block whose largest number is not above it counts as zeros."""
+LONGEST_ROTATION = 64
 ROUNDED_AT_ONCE = 1 << 22
 """Weights that are copied to fp32 at a time: 16 MiB."""
 
@@ -70,7 +72,8 @@ class RoundedWeight:
     sign; `group` 0: all inputs of an output share one. Offsets (O, G) are fp32, if any. Where the
     levels stand in another order than the inputs, x[:, order_H] is what they multiply. `kind` is
     int4 with a group and int8 without, unless it is given. `supers` says what scales and offsets
-    are made of, if they are.
+    are made of, if they are. With `rotated` these are `rotate(weight)` / the rotation's size, to be
+    multiplied with rotated inputs.
 
     AWQ's code q with zero z: level q - 8, offset scale · (8 - z). Q4_K's with scale d and minimum
     m: level q - 8, offset 8 · d - m.
@@ -83,6 +86,7 @@ class RoundedWeight:
     order_H: Tensor | None = None
     kind: Kind = "none"
     supers: SuperBlocks | None = None
+    rotated: bool = False
 
     def __post_init__(self) -> None:
         if self.kind == "none":
@@ -117,14 +121,20 @@ class RoundedWeight:
         if self.zeros() is not None:
             offsets = "zeros"
         return Format(
-            self.kind, self.group, fp32_scales, offsets, permuted=self.order_H is not None
+            self.kind,
+            self.group,
+            fp32_scales,
+            offsets,
+            permuted=self.order_H is not None,
+            rotated=self.rotated,
         )
 
     def fits(self, format: Format) -> bool:
         """Whether `format` holds exactly these numbers."""
         own = self.format
         return (
-            (own.kind, own.group, own.permuted) == (format.kind, format.group, format.permuted)
+            (own.kind, own.group, own.permuted, own.rotated)
+            == (format.kind, format.group, format.permuted, format.rotated)
             and own.fp32_scales <= format.fp32_scales
             and format.super_block in (0, own.super_block)
             and ("none", "zeros", "any").index(own.offsets)
@@ -147,6 +157,8 @@ class RoundedWeight:
         weight_OH = self.levels_OH.float() * self.scales_OG.repeat_interleave(size, 1)[:, :inputs]
         if self.offsets_OG is not None:
             weight_OH += self.offsets_OG.repeat_interleave(size, 1)[:, :inputs]
+        if self.rotated:
+            return rotate(weight_OH)
         if self.order_H is None:
             return weight_OH
         found_OH = torch.empty_like(weight_OH)
@@ -166,7 +178,7 @@ class RoundedWeight:
 
     def columns(self, some: slice) -> "RoundedWeight":
         """Some inputs, of whole groups and super-blocks, which stand in their order."""
-        assert self.order_H is None
+        assert self.order_H is None and not self.rotated
         groups = per(some, self.group) if self.group else slice(None)
         offsets = self.offsets_OG
         return replace(
@@ -186,7 +198,7 @@ class RoundedWeight:
         first = parts[0]
         if len(parts) == 1:
             return first
-        assert len({(part.kind, part.group) for part in parts}) == 1
+        assert len({(part.kind, part.group, part.rotated) for part in parts}) == 1
         orders = [part.order_H for part in parts if part.order_H is not None]
         assert not orders or len(orders) == len(parts)
         assert all(torch.equal(order, orders[0]) for order in orders)
@@ -198,6 +210,7 @@ class RoundedWeight:
             first.order_H,
             first.kind,
             SuperBlocks.joined([part.supers for part in parts]),
+            first.rotated,
         )
 
 
@@ -223,17 +236,47 @@ def joined_offsets(parts: Sequence[RoundedWeight]) -> Tensor | None:
     )
 
 
-def round_weight(weight_OH: Tensor, group: int) -> RoundedWeight:
+def round_weight(weight_OH: Tensor, group: int, rotated: bool = False) -> RoundedWeight:
     """weight = level · scale, rounded to the nearest; 16 MiB of fp32 copies at a time.
 
     `group` 0 is int8 with one scale for an output, else int4 with one for so many inputs, rounded
     to fp16 first; the last group may be smaller. An int4 scale has the sign that makes the largest
-    number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8 3 -8 0].
+    number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8 3 -8 0]. With `rotated`
+    the weight is rotated first, which makes its largest numbers smaller too.
     """
     rows = max(1, ROUNDED_AT_ONCE // weight_OH.shape[1])
-    parts = [round_outputs(part, group) for part in weight_OH.detach().split(rows)]
+    size = rotation_of(weight_OH.shape[1])
+    pieces = weight_OH.detach().split(rows)
+    turned = (rotate(part) / size for part in pieces) if rotated else pieces
+    parts = [round_outputs(part, group) for part in turned]
     levels, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
-    return RoundedWeight(levels, scales, group)
+    return RoundedWeight(levels, scales, group, rotated=rotated)
+
+
+def rotation_of(inputs: int) -> int:
+    """Inputs of one rotation: the largest power of two up to 64 that divides all of them.
+
+    >>> rotation_of(896), rotation_of(172), rotation_of(33)
+    (64, 4, 1)
+    """
+    return gcd(inputs, LONGEST_ROTATION)
+
+
+def rotate(x_TH: Tensor) -> Tensor:
+    """x times the Hadamard matrix of ones and minus ones, in blocks of `rotation_of` inputs; fp32.
+
+    An outlier is spread evenly over its block, so that a common scale loses little on it (QuaRot,
+    Ashkboos et al. 2024). The matrix times itself is its size times the identity: products of
+    rotated rows with rotated weights, divided by the size, are those of plain ones. By the fast
+    Walsh-Hadamard transform, butterflies of distance 1, 2, 4 … in this order, which fixes the bits.
+    """
+    x, size = x_TH.float(), rotation_of(x_TH.shape[-1])
+    distance = 1
+    while distance < size:
+        one, other = x.unflatten(-1, (-1, 2, distance)).unbind(-2)
+        x = torch.stack((one + other, one - other), -2).flatten(-3)
+        distance *= 2
+    return x
 
 
 def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
@@ -247,15 +290,12 @@ def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
     return RoundedWeight(numbers, scales[:, None], 0)
 
 
-def round_fp8(weight: RoundedWeight) -> RoundedWeight:
+def round_fp8(weight: RoundedWeight, rotated: bool) -> RoundedWeight:
     """A matrix in FP8 rounded once more, to int8 by output; 16 MiB of fp32 copies at a time."""
     rows = max(1, ROUNDED_AT_ONCE // weight.levels_OH.shape[1])
     pieces = zip(weight.levels_OH.split(rows), weight.scales_OG.split(rows), strict=True)
     plain = (RoundedWeight(levels, scales, weight.group).plain() for levels, scales in pieces)
-    levels, scales = (
-        torch.cat(found) for found in zip(*(round_outputs(part, 0) for part in plain), strict=True)
-    )
-    return RoundedWeight(levels, scales, 0)
+    return RoundedWeight.joined([round_weight(part, 0, rotated) for part in plain])
 
 
 def round_outputs(weight_OH: Tensor, group: int) -> tuple[Tensor, Tensor]:
@@ -277,21 +317,32 @@ def extremes(weight_OGI: Tensor) -> Tensor:
     return torch.where(most > -least, size, -size)
 
 
-def round_rows(x_TH: Tensor) -> tuple[Tensor, Tensor]:
-    """(levels (T, H) in int8, fp32 scales (T)): x = level · scale, ties to even.
+def round_rows(x_TH: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
+    """(levels (T, H) in int8, fp32 scales (T, B)): x = level · scale of its block, ties to even.
 
-    [0.5 -2.54 0] has the scale 0.02 and the levels [25 -127 0]. A row of zeros has the scale 0; one
-    with a number that is not finite has the scale NaN, so that its products show it.
+    `block` 0: all inputs of a row are one; the last block may be shorter. [0.5 -2.54 0] has the
+    scale 0.02 and the levels [25 -127 0]. A block of zeros has the scale 0; one with a number that
+    is not finite has the scale NaN, so that its products show it.
     """
-    x = x_TH.float()
-    most_T = x.abs().amax(-1)
-    counts_T = most_T.isfinite() & (most_T > SMALLEST_ROW)
-    # 127 / most_T is torch's reciprocal, rounded twice
-    inverse_T = torch.where(counts_T, torch.full_like(most_T, 127) / most_T, 0)
-    levels = (x * inverse_T[:, None]).nan_to_num(0, 0, 0).round()
-    scales_T = torch.where(counts_T, most_T / 127, 0)
-    scales_T = torch.where(most_T.isfinite(), scales_T, float("nan"))
-    return levels.to(torch.int8), scales_T
+    inputs = x_TH.shape[-1]
+    size = block or max(1, inputs)
+    x = functional.pad(x_TH.float(), (0, -inputs % size)).unflatten(-1, (-1, size))
+    most_TB = x.abs().amax(-1)
+    counts_TB = most_TB.isfinite() & (most_TB > SMALLEST_BLOCK)
+    # 127 / most_TB is torch's reciprocal, rounded twice
+    inverse_TB = torch.where(counts_TB, torch.full_like(most_TB, 127) / most_TB, 0)
+    levels = (x * inverse_TB[..., None]).nan_to_num(0, 0, 0).round()
+    scales_TB = torch.where(counts_TB, most_TB / 127, 0)
+    scales_TB = torch.where(most_TB.isfinite(), scales_TB, float("nan"))
+    return levels.to(torch.int8).flatten(-2)[..., :inputs], scales_TB
+
+
+def rounded_rows(x_TH: Tensor, format: Format) -> Tensor:
+    """The inputs (T, H) in fp32 as a product with weights of `format` has them."""
+    levels_TH, scales_TB = round_rows(rotate(x_TH) if format.rotated else x_TH, format.block)
+    inputs = x_TH.shape[-1]
+    found_TH = levels_TH.float() * scales_TB.repeat_interleave(format.block, -1)[..., :inputs]
+    return rotate(found_TH) / rotation_of(inputs) if format.rotated else found_TH
 
 
 def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
@@ -302,7 +353,7 @@ def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
     """
     x = x_TH.float()
     most_T = x.abs().amax(-1)
-    counts_T = most_T.isfinite() & (most_T > SMALLEST_ROW)
+    counts_T = most_T.isfinite() & (most_T > SMALLEST_BLOCK)
     inverse_T = torch.where(counts_T, torch.full_like(most_T, GREATEST_FP8) / most_T, 0)
     numbers = (x * inverse_T[:, None]).nan_to_num(0, 0, 0).clamp(-GREATEST_FP8, GREATEST_FP8)
     scales_T = torch.where(counts_T, most_T / GREATEST_FP8, 0)

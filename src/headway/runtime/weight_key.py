@@ -22,8 +22,8 @@ from headway.core.regular_file import open_regular
 from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import EAGLE_FILE, MALFORMED, MEDUSA_FILE, find_files
 
-LAYOUT = 1
-"""Counted up when Python fuses or names the layers of a model otherwise."""
+LAYOUT = 2
+"""Counted up when Python fuses, names or rounds the layers of a model otherwise."""
 SETTLED_S = 2.0
 """A file changed later than so long ago may change again without a new time."""
 MOST_REMEMBERED = 256

@@ -1,7 +1,7 @@
 """Rounding that lets gradients through (straight-through, Bengio et al. 2013), for training.
 
 Forward is what will be served: int4 levels -8 … 7 with a scale for each group or int8 by output,
-scales that bf16 holds (what folders have them in), inputs in int8 by token. Backward takes rounding
+scales that bf16 holds (what folders have them in), inputs in int8 by block. Backward takes rounding
 for the identity, and learns the scales as well (LSQ, Esser et al. 2020): a scale is its start times
 e^t, so that a learning rate is a share.
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.runtime.rounding import LEVELS, RoundedWeight, round_rows
+from headway.core.formats import Format
+from headway.runtime.rounding import LEVELS, RoundedWeight, rounded_rows
 
 
 def straight(x: Tensor, rounded: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ class FakeRounding(nn.Module):
 
     def __init__(self, start: RoundedWeight) -> None:
         super().__init__()
-        self.group = start.group
+        self.group, self.format = start.group, start.format
         self.least, self.most = LEVELS["int4" if self.group else "int8"]
         self.start_OG: Tensor
         self.register_buffer("start_OG", start.scales_OG.clone().view(len(start.levels_OH), -1))
@@ -52,7 +53,7 @@ class FakeRounding(nn.Module):
         safe = torch.where(scales == 0, 1.0, scales)
         steps = (self.grouped(weight_OH) / safe).clamp(self.least, self.most)
         weight = straight(steps, steps.detach().round()) * scales
-        return fake_inputs(x_TH), weight.flatten(1)[:, : self.inputs]
+        return fake_inputs(x_TH, self.format), weight.flatten(1)[:, : self.inputs]
 
     @torch.no_grad()
     def rounded(self, weight_OH: Tensor) -> RoundedWeight:
@@ -64,11 +65,10 @@ class FakeRounding(nn.Module):
         return RoundedWeight(levels, scales, self.group)
 
 
-def fake_inputs(x_TH: Tensor) -> Tensor:
-    """Inputs as int8 by token will have them."""
+def fake_inputs(x_TH: Tensor, format: Format) -> Tensor:
+    """Inputs as a product with weights of `format` has them."""
     with torch.no_grad():
-        levels, scales_T = round_rows(x_TH)
-        rounded = levels.float() * scales_T[:, None]
+        rounded = rounded_rows(x_TH, format)
     return straight(x_TH, rounded)
 
 

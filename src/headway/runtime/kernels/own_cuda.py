@@ -56,7 +56,7 @@ class WideLinear(GroupedLinear):
     @staticmethod
     def knows(format: Format) -> bool:
         """Whether it multiplies weights of this format."""
-        plain = format.offsets == "none" and not format.permuted
+        plain = format.offsets == "none" and not (format.permuted or format.rotated)
         return format.kind in ("fp8", "int8") and plain and format.group % LEAST_GROUP == 0
 
     def prepare(self, weight_OH: Tensor) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.core.formats import INT8, Format
+from headway.core.formats import Format
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight, round_fp8, round_weight
@@ -60,8 +60,10 @@ def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Se
 def rounded_to(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
     """A part in the format of the layer that it goes to."""
     if isinstance(part, Tensor):
-        return round_weight(part, format.group)
-    return round_fp8(part) if part.kind == "fp8" and format == INT8 else part
+        return round_weight(part, format.group, format.rotated)
+    if part.kind == "fp8" and format.kind == "int8":
+        return round_fp8(part, format.rotated)
+    return part
 
 
 def stacked(kernel: Any, matrices: list[Any]) -> Any:

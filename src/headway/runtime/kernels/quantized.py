@@ -21,7 +21,7 @@ class RoundedLinear:
     def prepare(self, weight_OH: Tensor) -> RoundedWeight:
         """The weight, rounded to int8 or int4."""
         assert self.format.ours, "only a checkpoint has such weights"
-        return round_weight(weight_OH, self.format.group)
+        return round_weight(weight_OH, self.format.group, self.format.rotated)
 
     def pack(self, weight: RoundedWeight) -> RoundedWeight:
         """The weight as it is; it has this format."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.runtime.rounding import RoundedWeight, fused, round_rows, round_rows_fp8
+from headway.runtime.rounding import RoundedWeight, fused, rotate, round_rows, round_rows_fp8
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -35,53 +35,50 @@ VECTOR = 64
 """A multiple of the numbers that torch computes at once."""
 PANEL_NUMBERS = 1 << 20
 """Weights that are widened at a time: 4 MiB in fp32."""
-EXACT_INPUTS = 1024
-"""Products of bytes that fp32 adds up exactly: 1024 · 127 · 128 is below 2^24."""
 
 
 def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
     """x · weightᵀ + bias on rounded numbers, (T, O).
 
-    Inputs are levels q · a scale for each token. I is the sum of q · level over a group and S that
-    of q, both integers; all else is fp32, and + is rounded together with the product before it:
+    Inputs are levels q · a, with a scale for each block of a row (`Format.block`). Inputs that
+    share both scales are a unit: I is the sum of q · level over it and S that of q, integers that
+    fp32 holds exactly (256 · 127 · 128 is below 2^24). All else is fp32, and + is rounded together
+    with the product before it:
 
-        one group, no offsets     y = I · (scale of the token · scale of the output)
-        groups, first to last     sum = I · scale + sum, then sum = S · offset + sum
-                                  y = sum · scale of the token
-
-    A bias is added to what y is rounded to.
+        whole outputs     of units, first to last     sum = I · a + sum
+                          y = sum · scale of the output + bias
+        groups            of units, first to last     sum = I · (scale · a) + sum,  s = S · a + s
+                          behind each group           sum = s · offset + sum
+                          y = sum + bias
     """
     if weight.kind == "fp8":
         return fp8_linear(x_TH, weight, bias_O)
     if weight.order_H is not None:
         x_TH = x_TH[:, weight.order_H.long()]
-    rows_TH, scales_T = round_rows(x_TH)
-    levels_OH, scales_OG, offsets_OG = weight.levels_OH, weight.scales_OG, weight.offsets_OG
-    size = weight.group or max(1, rows_TH.shape[1])
-    parts = list(zip(rows_TH.split(size, 1), levels_OH.split(size, 1), strict=True))
-    if not weight.group and offsets_OG is None:
-        (part,) = parts
-        out_TO = group_sums(*part) * (scales_T[:, None] * scales_OG[:, 0])
-        return with_bias(out_TO, bias_O).to(x_TH.dtype)
-    sums_TO = torch.zeros(len(x_TH), len(levels_OH), device=x_TH.device)
-    for index, (rows, levels) in enumerate(parts):
-        sums_TO = fused(group_sums(rows, levels), scales_OG[:, index], sums_TO)
-        if offsets_OG is not None:
-            of_rows = rows.sum(1, dtype=torch.float32)[:, None]
-            sums_TO = fused(of_rows, offsets_OG[:, index], sums_TO)
-    return with_bias(sums_TO * scales_T[:, None], bias_O).to(x_TH.dtype)
+    format, inputs = weight.format, x_TH.shape[1]
+    rows_TH, scales_TB = round_rows(rotate(x_TH) if format.rotated else x_TH, format.block)
+    sums_TO = torch.zeros(len(x_TH), len(weight.levels_OH), device=x_TH.device)
+    group, whole = weight.group or max(1, inputs), not weight.group and weight.offsets_OG is None
+    for index, begin in enumerate(range(0, inputs, group)):
+        scale_O = torch.ones_like(weight.scales_OG[:, 0]) if whole else weight.scales_OG[:, index]
+        of_rows_T = torch.zeros(len(x_TH), device=x_TH.device)
+        for first in range(begin, min(begin + group, inputs), format.unit):
+            unit = slice(first, min(first + format.unit, begin + group))
+            rows, scale_T = rows_TH[:, unit], scales_TB[:, first // format.block]
+            products_TO = functional.linear(rows.float(), weight.levels_OH[:, unit].float())
+            sums_TO = fused(products_TO, scale_T[:, None] * scale_O, sums_TO)
+            of_rows_T = fused(rows.sum(1, dtype=torch.float32), scale_T, of_rows_T)
+        if weight.offsets_OG is not None:
+            sums_TO = fused(of_rows_T[:, None], weight.offsets_OG[:, index], sums_TO)
+    if not whole:
+        return with_bias(sums_TO, bias_O).to(x_TH.dtype)
+    bias_O = torch.zeros_like(scale_O) if bias_O is None else bias_O.float()
+    return fused(sums_TO, weight.scales_OG[:, 0], bias_O).to(x_TH.dtype)
 
 
 def with_bias(out_TO: Tensor, bias_O: Tensor | None) -> Tensor:
     """out + bias in fp32."""
     return out_TO if bias_O is None else out_TO + bias_O.float()
-
-
-def group_sums(rows_TI: Tensor, levels_OI: Tensor) -> Tensor:
-    """Σ row · level, (T, O), an integer rounded to fp32."""
-    parts = zip(rows_TI.split(EXACT_INPUTS, 1), levels_OI.split(EXACT_INPUTS, 1), strict=True)
-    exact = [functional.linear(rows.float(), levels.float()).double() for rows, levels in parts]
-    return torch.stack(exact).sum(0).float()
 
 
 def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:

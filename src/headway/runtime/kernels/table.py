@@ -17,7 +17,6 @@ from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.grouped import GroupedLinear
 from headway.runtime.kernels.int4_cuda import Int4Linear
-from headway.runtime.kernels.int8_cuda import Int8Linear
 from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
 from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
@@ -127,7 +126,7 @@ class Kernels:
     def experts_for(self, module: str, parts: Sequence[int]) -> LinearKernel:
         """The kernel of the experts of a layer: on a GPU one that takes all of them at once."""
         kernel = self.linear_for(module, parts)
-        kinds = GroupedLinear | Int8Linear | Fp8Linear
+        kinds = GroupedLinear | Fp8Linear
         return kernel.for_experts() if isinstance(kernel, kinds) else kernel
 
 
@@ -203,11 +202,7 @@ def on_device(format: Format, dtype: torch.dtype, fp8: str = "exact") -> LinearK
     return next((kind(format, dtype) for kind in ON_DEVICE if kind.knows(format)), None)
 
 
-ON_DEVICE: tuple[type[Int8Linear] | type[Int4Linear] | type[WideLinear], ...] = (
-    Int8Linear,
-    Int4Linear,
-    WideLinear,
-)
+ON_DEVICE: tuple[type[Int4Linear] | type[WideLinear], ...] = Int4Linear, WideLinear
 """The first that knows a format multiplies it."""
 
 
@@ -230,7 +225,7 @@ def choose_quantized(
             found[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
     if settings.kernels in OWN_KERNELS:
-        who = "int8 by output and scaled FP8 by torch's products, all else by ours in Triton"
+        who = "scaled FP8 by torch's products, all else by ours in Triton"
         rest = [format for format, kernel in found.items() if isinstance(kernel, RoundedLinear)]
         who += f"; {', '.join(map(str, rest))}: {slow}" if rest else ""
         return found, ("cuda", f"{settings.quantization}: {who}")

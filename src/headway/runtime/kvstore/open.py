@@ -28,7 +28,7 @@ from headway.runtime.weight_key import content_digest, model_files
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 """Counted up when the bytes of a block come to mean something else."""
 
 

@@ -94,7 +94,7 @@ class Kernels:
         top_tokens: int,
     ) -> None: ...
     def pack_quantized(
-        self, weight: int, scales: int, packed: int, outputs: int, inputs: int, group: int
+        self, weight: int, scales: int, packed: int, outputs: int, inputs: int, layout: int
     ) -> None: ...
     def round_weight(
         self,

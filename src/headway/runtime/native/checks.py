@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import GROUPS, INT8, Format
+from headway.core.formats import GROUPS, INT8, ROTATED_INT8, Format
 from headway.core.kv_format import APART, kv_format
 from headway.core.model_spec import KVGroupSpec
 from headway.runtime.attention.cache import KVLayer
@@ -31,8 +31,8 @@ from headway.runtime.rounding import (
     SUPER_BLOCK,
     RoundedWeight,
     SuperBlocks,
-    round_rows,
     round_weight,
+    rounded_rows,
 )
 
 CHECKED = (
@@ -72,12 +72,14 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
     17 rows are more than a few, and so multiplied in tiles where there are tiles.
     """
     draw = torch.Generator().manual_seed(0)
-    x, weight = (torch.randn(size, 3 * 128, generator=draw) for size in (17, 45))
-    levels, scales = round_rows(x)
-    for format in (INT8, *(Format("int4", group) for group in GROUPS), *CHECKED):
-        rounded = held_in(format, round_weight(weight, format.group), draw)
+    x, weight = (torch.randn(size, 5 * 128, generator=draw) for size in (17, 45))
+    ours = INT8, ROTATED_INT8, *(Format("int4", group) for group in GROUPS)
+    for format in (*ours, *CHECKED):
+        rounded = held_in(format, round_weight(weight, format.group, format.rotated), draw)
         kernel = NativeQuantizedLinear(library, format)
-        expected = levels * scales[:, None] @ rounded.plain().T
+        ordered = x if rounded.order_H is None else x[:, rounded.order_H]
+        levels = rounded_rows(ordered, format)
+        expected = levels @ replace(rounded, order_H=None).plain().T
         for rows in (1, 17):
             found = kernel(x[:rows], kernel.pack(rounded), None)
             if not torch.allclose(found, expected[:rows], rtol=1e-4, atol=1e-3):
@@ -87,7 +89,7 @@ def multiplies_rounded_right(library: NativeLibrary) -> bool:
 
 def held_in(format: Format, weight: RoundedWeight, draw: torch.Generator) -> RoundedWeight:
     """The weight's levels with offsets, an order and scales as the format has them."""
-    if format in (INT8, Format("int4", format.group)):
+    if format.ours:
         return weight
     order = torch.randperm(weight.levels_OH.shape[1], generator=draw) if format.permuted else None
     offsets = None if format.offsets == "none" else 3 * weight.scales_OG

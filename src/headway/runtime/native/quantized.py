@@ -14,12 +14,14 @@ from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
 
-INT8_STEP, LONGEST_BLOCK = 64, 64
+INT8_STEP = 64
 MOST_INPUTS = 1 << 17
 """Beyond it a sum of products of bytes could leave 32 bits."""
 
 
-IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS, IN_SUPERS = (1 << bit for bit in range(16, 21))
+IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS, IN_SUPERS, IS_ROTATED = (
+    1 << bit for bit in range(16, 22)
+)
 """`Layout` of native/table.h: beside the group, what differs from int4 with fp16 scales."""
 KNOWN_GROUPS = {"int4": (32, 64, 128), "int8": (0, 16, 32, 64, 128)}
 
@@ -53,15 +55,15 @@ class PackedLevels:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of a row that it multiplies: levels, a scale, and what sums begin with and are."""
-        sums = groups_of(self.inputs, self.format) if self.format.offsets != "none" else 0
-        blocks = blocks_of(self.inputs, self.format)
-        return padded_inputs(self.inputs, self.format) + 4 * (1 + blocks + sums)
+        """Of a row that it multiplies: levels, scales, and what sums begin with and are."""
+        return padded_inputs(self.inputs, self.format) + 4 * sum(
+            numbers_of(self.inputs, self.format)
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
-    """Rows in int8, padded with zeros; a scale for each, what their sums begin with, the sums.
+    """Rows in int8, padded with zeros; scales of blocks, what sums of units begin with, the sums.
 
     All are flat, and may be longer than the rows that were asked for.
     """
@@ -74,12 +76,12 @@ class RoundedRows:
     @staticmethod
     def of(tokens: int, inputs: int, format: Format) -> "RoundedRows":
         """Room for so many rows."""
-        adds = format.offsets != "none"
+        blocks, units, groups = numbers_of(inputs, format)
         return RoundedRows(
             torch.empty(tokens * padded_inputs(inputs, format), dtype=torch.int8),
-            torch.empty(tokens),
-            torch.empty(tokens * blocks_of(inputs, format), dtype=torch.int32),
-            torch.empty(tokens * groups_of(inputs, format)) if adds else None,
+            torch.empty(tokens * blocks),
+            torch.empty(tokens * units, dtype=torch.int32),
+            torch.empty(tokens * groups) if groups else None,
         )
 
 
@@ -88,12 +90,8 @@ def layout_of(format: Format) -> int:
     found = format.group
     found |= IN_BYTES if format.kind == "int8" and format.group else 0
     found |= IN_SUPERS if format.super_block else IN_FP32 if format.fp32_scales else 0
+    found |= IS_ROTATED if format.rotated else 0
     return found | {"none": 0, "zeros": WITH_ZEROS, "any": WITH_OFFSETS}[format.offsets]
-
-
-def groups_of(inputs: int, format: Format) -> int:
-    """Parts of a row that share a scale."""
-    return -(-inputs // format.group) if format.group else 1
 
 
 def padded_inputs(inputs: int, format: Format) -> int:
@@ -102,11 +100,11 @@ def padded_inputs(inputs: int, format: Format) -> int:
     return -(-inputs // unit) * unit
 
 
-def blocks_of(inputs: int, format: Format) -> int:
-    """Parts of a row whose sums begin with a number of their own; on AVX2, elsewhere fewer."""
-    if not format.group:
-        return 1
-    return padded_inputs(inputs, format) // min(format.group, LONGEST_BLOCK)
+def numbers_of(inputs: int, format: Format) -> tuple[int, int, int]:
+    """(blocks, units, groups whose inputs are added up) of a row."""
+    padded = padded_inputs(inputs, format)
+    groups = padded // format.group if format.offsets != "none" else 0
+    return -(-padded // format.block), -(-padded // format.unit), groups
 
 
 class NativeQuantizedLinear:
@@ -124,6 +122,8 @@ class NativeQuantizedLinear:
     def knows(format: Format) -> bool:
         """Whether the kernels read it: of groups all, of whole outputs int8 without offsets."""
         whole = not format.group and (format.fp32_scales or format.offsets != "none")
+        if format.rotated and (format.group or format.permuted):
+            return False
         if format.super_block and (format.offsets == "zeros" or not format.group):
             return False
         return format.group in KNOWN_GROUPS.get(format.kind, ()) and not whole
@@ -139,7 +139,7 @@ class NativeQuantizedLinear:
             address(packed.scales),
             packed.outputs,
             packed.inputs,
-            self.format.group,
+            packed.layout,
             TYPES[weight.dtype],
         )
         return packed
@@ -230,10 +230,16 @@ class NativeQuantizedLinear:
         )
 
     def round_rows(self, x: Tensor, order: Tensor | None = None) -> RoundedRows:
-        """Each row of x, contiguous, as levels of -127 … 127 and a scale; until the next call."""
+        """Each row of x, contiguous, as levels of -127 … 127 and scales; until the next call."""
         tokens, inputs = x.shape
-        rows, padded = self._rows, padded_inputs(inputs, self.format)
-        if rows.levels.numel() < tokens * padded or rows.scales.numel() < tokens:
+        rows, (blocks, units, groups) = self._rows, numbers_of(inputs, self.format)
+        needed = (
+            (rows.levels, padded_inputs(inputs, self.format)),
+            (rows.scales, blocks),
+            (rows.starts, units),
+            (rows.sums, groups),
+        )
+        if any(part is not None and part.numel() < tokens * size for part, size in needed):
             rows = self._rows = RoundedRows.of(tokens, inputs, self.format)
         self._library.calls.quantize_rows(
             address(x),
