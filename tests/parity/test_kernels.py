@@ -10,7 +10,8 @@ from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.attention.sdpa import buckets
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import onednn, reference
-from headway.runtime.kernels.upcast import PANEL_ELEMENTS, UpcastLinear
+from headway.runtime.kernels.reference import PANEL_NUMBERS
+from headway.runtime.kernels.upcast import UpcastLinear
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,7 +105,7 @@ def test_upcast_linear_handles_weights_wider_and_longer_than_its_panel():
     """A row longer than the scratch, and outputs that do not divide into panels."""
     torch.manual_seed(1)
     kernel = UpcastLinear(reference.linear)
-    for hidden, outputs in ((PANEL_ELEMENTS + 3, 2), (4096, PANEL_ELEMENTS // 4096 * 2 + 1)):
+    for hidden, outputs in ((PANEL_NUMBERS + 3, 2), (4096, PANEL_NUMBERS // 4096 * 2 + 1)):
         x, weight, bias = linear_inputs(4, hidden, outputs, True, torch.bfloat16)
         exact = reference.linear(x.float(), weight.float(), bias.float())
         assert_close(kernel(x, weight, bias).float(), exact, rtol=2**-7, atol=2**-7)

@@ -168,7 +168,7 @@ def test_what_is_not_lowered_is_told(tmp_path: Path):
     plain = executor_for(folder, kernels="torch")
     assert sparse.describe().kernels["step"] == (
         "torch",
-        "each operation called from Python: a program has no `float`",
+        "each operation called from Python: a program has no `softmax`",
     )
     for executor in (sparse, other, plain):
         assert executor.target.program is None

@@ -21,6 +21,7 @@ from headway.compress.train.model import TrainedModel
 from headway.compress.train.run import identity
 from headway.compress.train.student import keep_zeros, make_optimizer, round_layers
 from headway.core.errors import UsageError
+from headway.core.formats import INT8
 from headway.core.quantization import Quantization
 from headway.runtime.rounding import round_weight
 from parity.tiny import prompts, save, tiny_model
@@ -65,10 +66,10 @@ def test_a_window_ends(model: TrainedModel):
     assert not torch.allclose(after[0, 32], before[0, 32], atol=1e-6)
 
 
-def test_inputs_are_rounded_by_token():
-    """The largest of a token is level 127; the gradient is that of the plain input."""
+def test_inputs_are_rounded_by_block():
+    """The largest of a block is level 127; the gradient is that of the plain input."""
     x = torch.tensor([[1.27, 0.004, -0.5], [0.0, 0.0, 0.0]], requires_grad=True)
-    rounded = fake_inputs(x)
+    rounded = fake_inputs(x, INT8)
     assert_close(rounded.detach(), torch.tensor([[1.27, 0.0, -0.5], [0.0, 0.0, 0.0]]))
     (rounded * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [[1.0, 2.0, 3.0]] * 2
