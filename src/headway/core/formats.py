@@ -66,8 +66,7 @@ class Format:
         """Inputs of a row that share a scale where activations are rounded to int8.
 
         An outlier costs its block's neighbours their last bits, so blocks are short; a rotation
-        spreads it over 64 inputs, and then 256 can share a scale
-        (docs/decisions/activation-scales.md).
+        spreads it over 64 inputs, and then 256 can share a scale (docs/kernels.md).
         """
         if self.rotated:
             return 256
