@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
+from headway.admit.admission import Admission, Rules, Ticket
+from headway.admit.lengths import AdmissionRequest
 from headway.core.clock import VirtualClock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.principal import Principal
@@ -16,7 +17,7 @@ from headway.telemetry.records import StepRecord
 
 TOKEN_S = 0.001
 CLASSES = service_classes()
-PLAIN = CLASSES["interactive"]
+PLAIN, DEFAULT = CLASSES["interactive"], CLASSES["default"]
 
 
 def step(prefill: int, seconds: float, **more: Any) -> StepRecord:
@@ -42,8 +43,14 @@ class House:
     def caller(self, name: str = "alice", **limits: Any) -> Caller:
         return Caller(principal=Principal(name), meter=Meter(Limits(**limits), self.clock))
 
-    def arrive(self, row: ServiceClass = PLAIN, caller: Caller | None = None) -> Ticket:
-        return self.admission.arrive(caller or self.caller(), row, 4)
+    def arrive(
+        self,
+        row: ServiceClass = PLAIN,
+        caller: Caller | None = None,
+        num_rows: int = 4,
+        num_bytes: int = 0,
+    ) -> Ticket:
+        return self.admission.arrive(caller or self.caller(), row, num_rows, num_bytes)
 
     def ask(
         self,

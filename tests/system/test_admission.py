@@ -264,6 +264,35 @@ async def test_a_predicted_wait(house: LiveServer, plain: openai.AsyncOpenAI) ->
     assert rejections(house, "class_queue_seconds") == 1
 
 
+async def test_requests_that_ask_for_no_objective_queue(tiny_model: Path) -> None:
+    """10 prompts of 2 s wait for each other; what asks for an objective that it cannot have, or
+    would wait for more than a minute, is refused at once."""
+    live = LiveServer(
+        tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", PATIENT,
+        "--max-num-batched-tokens=2", "--no-prefix-cache",
+    )  # fmt: skip
+    try:
+        live.wait_ready()
+        async with client_of(live, "none") as client:
+            await ask(client, prompt=[5] * 40)
+            async with waiting(live, client, 10):
+                hurried: Any = {"model": "m", "prompt": SLOW, "extra_body": {"slo": {"ttft": "3s"}}}
+                tasks = [asyncio.create_task(client.completions.create(**hurried)) for _ in "1234"]
+                done, pending = await asyncio.wait(
+                    tasks, timeout=30, return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in pending:
+                    task.cancel()
+                assert {getattr(task.exception(), "code", None) for task in done} == {"overloaded"}
+                with pytest.raises(openai.InternalServerError) as refused:
+                    await ask(client, prompt=[[5] * 600] * 15, timeout=30)
+                overloaded(refused)
+                assert "the maximum queue wait of 60.0 s" in refused.value.message
+            await ask(client)
+    finally:
+        live.close()
+
+
 # ── the fallback ────────────────────────────────────────────────────────────────────────────────
 
 

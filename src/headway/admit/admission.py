@@ -9,29 +9,41 @@ no prompt is asked before the prompt is rendered, the rest before it is sent:
 
 429 is the caller's own limit, 503 the server being full. A server that has nobody waiting refuses
 nobody for load, whatever it predicts.
+
+A request that asks for no objective (the default class, where no operator states its objectives)
+is judged as others are while it can meet those of its class. Beyond that it is not refused but
+queued, best effort: in the order of arrival behind its user's others, with `--max-queue-wait` as
+its deadline, so that requests that ask for an objective go before it.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf, isfinite
 
 import msgspec
 
 from headway.admit.forecast import Forecast, QueueEntry
+from headway.admit.lengths import AdmissionRequest, bound_answer, check_prompts, longest_answer
 from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen, pages_of
 from headway.core.clock import Clock
-from headway.core.errors import OverloadedError, RequestError
-from headway.core.request import SamplingParams
+from headway.core.errors import OverloadedError
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import UNLIMITED, Limits, ServiceClass
 from headway.core.slo import Slo
+from headway.core.terms import Terms
 from headway.edge.keys import Caller
 from headway.edge.rates import MAX_RETRY_S, Meter, too_many
 
-QUEUE_OF_ENGINE = 4
-"""Requests that may wait, for each that the engine runs at once."""
+QUEUE_OF_ENGINE, LEAST_QUEUE = 4, 256
+"""Requests that may wait, for each that the engine runs at once; and in all, at the least."""
+QUEUE_WAIT_S = 60.0
+"""Maximum predicted wait of a best-effort request, unless the options say another: with it a
+client's own timeout, often one to ten minutes, leaves time for the answer."""
+QUEUE_BYTES = 128 * 1024**2
+"""Bodies of requests that wait; a chat of 10,000 tokens has 40 kB."""
 PUNCTUAL = 0.5
 """Under pressure, a request may wait this share of (objective − its own prefill). Predictions err,
 and a late request that ages takes time from those in time; half is queue enough to keep every slot
@@ -39,8 +51,6 @@ busy (lab log, 2026-11-22)."""
 LENIENT, LATENESS = 1.25, 2.0
 """Maximum wait as a multiple of the objective: normally; when it cannot be met even alone. A first
 token that comes a little late is worth having (lab log, 2026-11-22)."""
-UNKNOWN_ANSWER = 256
-"""Tokens that an answer of no given length is held as, of a minute's worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +58,7 @@ class Rules:
     """What the options say; None is derived: from the engine's size, or from the class."""
 
     max_queue: int | None = None
+    max_queue_bytes: int = QUEUE_BYTES
     max_queue_wait_s: float | None = None
     max_long_queue: int = 32
     scheduler: SchedulerConfig = SchedulerConfig()
@@ -56,26 +67,14 @@ class Rules:
     prefix_cache: bool = True
 
     @property
+    def queue_wait_s(self) -> float:
+        """The longest predicted wait of a request that asks for no objective."""
+        return QUEUE_WAIT_S if self.max_queue_wait_s is None else self.max_queue_wait_s
+
+    @property
     def sheds(self) -> bool:
         """Whether the engine refuses what can no longer be in time."""
         return self.scheduler.late == "shed"
-
-
-class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request wants, once its prompts are encoded.
-
-    `prompt_param` and `answer_param` are the client's names for them; the second is None where it
-    left the length of the answer to us.
-    """
-
-    lengths: list[int]
-    sampling: SamplingParams
-    max_model_len: int
-    prompts: list[list[int]] | None = None
-    salt: str = ""
-    slo: Slo | None = None
-    prompt_param: str = "prompt"
-    answer_param: str | None = None
 
 
 class Admission:
@@ -105,27 +104,20 @@ class Admission:
         for line in self.lines.of:
             line.forecast.lane_share = scheduler.lane_share
 
-    def arrive(self, caller: Caller, service_class: ServiceClass, num_rows: int) -> "Ticket":
+    def arrive(
+        self, caller: Caller, service_class: ServiceClass, num_rows: int, num_bytes: int = 0
+    ) -> "Ticket":
         """Let a request into the queue before engines that run `num_rows` at once each.
 
-        Raises RequestError 429 or OverloadedError.
+        Its body has `num_bytes`. Raises RequestError 429 or OverloadedError.
         """
         user, name = caller.principal.name, service_class.name
-        limits = service_class.limits
-        own = caller.meter.limits.queue_requests
-        if own is not None and self.lines.count(user=user) >= own:
-            raise too_many(
-                f"{own} requests of this key wait already.", self._next_s(), "key_queue_requests"
-            )
-        most = limits.queue_requests
-        if most is not None and self.lines.count(service_class=name) >= most:
-            raise self._full(
-                f"{most} requests of the class {name} wait already.",
-                "class_queue_requests",
-                self._next_s(),
-            )
-        places = QUEUE_OF_ENGINE * num_rows * len(self.lines.of)
-        self._find_room(user, service_class, self.rules.max_queue or places)
+        self._check_limits(caller, service_class)
+        places = max(QUEUE_OF_ENGINE * num_rows * len(self.lines.of), LEAST_QUEUE)
+        places = self.rules.max_queue or places
+        self._find_room(user, service_class, places, "requests", lambda entry: entry.num_waiting)
+        most = self.rules.max_queue_bytes
+        self._find_room(user, service_class, most, "bytes", lambda entry: entry.num_bytes)
         meter = self._meter(caller, service_class)
         meter.enter()
         entry = QueueEntry(
@@ -133,16 +125,39 @@ class Admission:
             weight=caller.weight or service_class.weight,
             service_class=name,
             idle_only=service_class.idle_only,
+            num_bytes=num_bytes,
         )
         self.lines.enter(entry)
         return Ticket(self, entry, caller, service_class, meter)
 
-    def _find_room(self, user: str, service_class: ServiceClass, most: int) -> None:
-        """Raise OverloadedError when the queue of `most` is full.
+    def _check_limits(self, caller: Caller, service_class: ServiceClass) -> None:
+        """Raise where as many requests of the key, or of the class, wait as its row allows."""
+        own = caller.meter.limits.queue_requests
+        if own is not None and self.lines.count(user=caller.principal.name) >= own:
+            raise too_many(
+                f"{own} requests of this key wait already.", self._next_s(), "key_queue_requests"
+            )
+        most, name = service_class.limits.queue_requests, service_class.name
+        if most is not None and self.lines.count(service_class=name) >= most:
+            raise self._full(
+                f"{most} requests of the class {name} wait already.",
+                "class_queue_requests",
+                self._next_s(),
+            )
+
+    def _find_room(
+        self,
+        user: str,
+        service_class: ServiceClass,
+        most: int,
+        unit: str,
+        size: Callable[[QueueEntry], int],
+    ) -> None:
+        """Raise OverloadedError when the queue has `most` of `unit`, by `size` of each entry.
 
         Idle work fills no queue but its own. One user cannot fill it for the others: each may have
-        its share of the places, `most` by the number of users who wait, up to twice `most` in all;
-        what one of them has beyond `most` does not count.
+        its share of `most` by the number of users who wait, up to twice `most` in all; what one of
+        them has beyond `most` does not count.
         """
         in_order = self.rules.order == QueueOrder.ARRIVAL
         counted = [
@@ -150,15 +165,16 @@ class Admission:
             for entry in self.lines.entries
             if in_order or service_class.idle_only or not entry.idle_only
         ]
-        if sum([entry.num_waiting for entry in counted]) < most:
+        if sum([size(entry) for entry in counted]) < most:
             return
         users = Counter({user: 0})
         for entry in counted:
-            users[entry.user] += entry.num_waiting
+            users[entry.user] += size(entry)
         share = most / len(users)
         waiting = sum(min(count, most) for count in users.values())
         if in_order or users[user] >= share or waiting >= 2 * most:
-            raise self._full(f"{most} requests wait already.", "queue_requests", self._next_s())
+            message = f"{most} {unit} wait already."
+            raise self._full(message, f"queue_{unit}", self._next_s())
 
     def _meter(self, caller: Caller, service_class: ServiceClass) -> Meter:
         """What this user uses of the class's limits, where its key has none of its own."""
@@ -187,12 +203,23 @@ class Admission:
         return OverloadedError(message, reason=reason, retry_after_s=wait_s)
 
     def judge(
-        self, entry: QueueEntry, service_class: ServiceClass, caller: Caller, slo: Slo
+        self,
+        entry: QueueEntry,
+        service_class: ServiceClass,
+        caller: Caller,
+        slo: Slo,
+        *,
+        best_effort: bool = False,
     ) -> float:
-        """Seconds until the first token; raises when that is beyond what may be waited."""
+        """Seconds until the first token; raises when that is beyond what may be waited.
+
+        One that may be `best_effort` becomes so where it cannot be in time.
+        """
         forecast, rules = self.lines.line_of(entry).forecast, self.rules
         own = forecast.tokens(entry) * forecast.alone_s
         entry.long = own > rules.scheduler.long_prefill_s
+        if best_effort and forecast.count(user=entry.user, best_effort=True):
+            self._queue(entry)
         wait_s = forecast.wait_s(entry)
         if not any(forecast.before(entry)):
             return wait_s
@@ -201,6 +228,24 @@ class Admission:
             raise self._full(
                 f"{longest} requests with long prompts wait already.", "long_queue", own
             )
+        said_s = None if best_effort else rules.max_queue_wait_s
+        bound_s, reason = self._bound_s(service_class, slo, own, forecast.has_late, said_s)
+        if best_effort and wait_s > min(bound_s, rules.queue_wait_s):
+            self._queue(entry)
+            wait_s = forecast.wait_s(entry)
+        bound_s = rules.queue_wait_s if entry.best_effort else bound_s
+        self._check_wait(entry, caller, wait_s, bound_s, reason)
+        return wait_s
+
+    def _queue(self, entry: QueueEntry) -> None:
+        """Serve a request that asks for no objective in the order of arrival."""
+        entry.best_effort = True
+        entry.due_s = entry.late_s = self.clock.now_s() + self.rules.queue_wait_s
+
+    def _check_wait(
+        self, entry: QueueEntry, caller: Caller, wait_s: float, bound_s: float, reason: str
+    ) -> None:
+        """Raise where the key's row allows no such wait, 429, or the bound does not, 503."""
         key_s = caller.meter.limits.queue_seconds
         if key_s is not None and wait_s > key_s:
             raise too_many(
@@ -208,30 +253,32 @@ class Admission:
                 max(1.0, wait_s - key_s),
                 "key_queue_seconds",
             )
-        bound_s, reason = self._bound_s(service_class, slo, own, forecast.has_late)
-        if wait_s > bound_s:
-            if reason == "queue_seconds":
-                self._refused = self.clock.now_s(), wait_s
-            raise self._full(
-                f"The first token would take {wait_s:.1f} s; this exceeds the maximum queue wait "
-                f"of {bound_s:.1f} s.",
-                reason,
-                wait_s - bound_s,
-            )
-        return wait_s
+        if wait_s <= bound_s:
+            return
+        if reason == "queue_seconds" and not entry.best_effort:
+            self._refused = self.clock.now_s(), wait_s
+        message = f"this exceeds the maximum queue wait of {bound_s:.1f} s."
+        message = f"The first token would take {wait_s:.1f} s; {message}"
+        raise self._full(message, reason, wait_s - bound_s)
 
     def _bound_s(
-        self, service_class: ServiceClass, slo: Slo, own_s: float, has_late: bool
+        self,
+        service_class: ServiceClass,
+        slo: Slo,
+        own_s: float,
+        has_late: bool,
+        said_s: float | None,
     ) -> tuple[float, str]:
         """(maximum wait for the first token, the limit's name); its own prefill takes `own_s`.
 
+        `said_s` is the option's, which holds whatever the objective is.
         An objective of 1.5 s under pressure: 1 s where the prompt takes 0.5 s, 3 s where that
         takes 2 s.
         """
         if service_class.limits.queue_seconds is not None:
             return service_class.limits.queue_seconds, "class_queue_seconds"
-        if self.rules.max_queue_wait_s is not None:
-            return self.rules.max_queue_wait_s, "queue_seconds"
+        if said_s is not None:
+            return said_s, "queue_seconds"
         if slo.ttft_s is None:
             return inf, "queue_seconds"
         if own_s > slo.ttft_s:
@@ -312,7 +359,10 @@ class Ticket:
         given_s = inf if slo.ttft_s is None else slo.ttft_s
         entry.due_s = self._admission.clock.now_s() + given_s
         entry.late_s = max(entry.due_s, self._admission.clock.now_s() + (usual.ttft_s or 0.0))
-        wait_s = self._admission.judge(entry, self._service_class, self._caller, slo)
+        best_effort = self._service_class.best_effort and asked.slo is None
+        wait_s = self._admission.judge(
+            entry, self._service_class, self._caller, slo, best_effort=best_effort
+        )
         self.late = isfinite(given_s) and wait_s > given_s and any(line.forecast.before(entry))
 
     def _hold(self, asked: AdmissionRequest) -> None:
@@ -327,6 +377,13 @@ class Ticket:
             self._held[index] = meter.hold(
                 sum(asked.lengths), answers * longest, given, param, spare=spare
             )
+
+    def terms(self, terms: Terms) -> Terms:
+        """What the request carries into the engine: `terms` of its class, or as best effort."""
+        if not self.entry.best_effort:
+            return terms
+        ttft_s = self._admission.rules.queue_wait_s
+        return msgspec.structs.replace(terms, ttft_s=ttft_s, ttft_per_token_s=0.0)
 
     @property
     def engine(self) -> int:
@@ -358,47 +415,3 @@ class Ticket:
         for meter, held in zip((self._caller.meter, self.meter), self._held, strict=True):
             meter.settle(held, num_tokens)
         self.meter.leave()
-
-
-def check_prompts(asked: AdmissionRequest, most: int | None) -> None:
-    """Raise RequestError when a prompt is longer than `most`."""
-    longest = max(asked.lengths)
-    if most is not None and longest > most:
-        raise RequestError(
-            f"The prompt has {longest} tokens; max_prompt_tokens is {most} here. Shorten it.",
-            param=asked.prompt_param,
-            code="context_length_exceeded",
-            reason="max_prompt_tokens",
-        )
-
-
-def longest_answer(asked: AdmissionRequest) -> int:
-    """Tokens of an answer at most; where the client gave no length, what it is taken to be."""
-    left = asked.max_model_len - max(asked.lengths)
-    return asked.sampling.max_tokens or min(UNKNOWN_ANSWER, left)
-
-
-def bound_answer(asked: AdmissionRequest, most: int | None) -> None:
-    """Raise RequestError when the answer asked for is longer than `most`; cut one not asked for."""
-    if most is None:
-        return
-    sampling = asked.sampling
-    wanted = sampling.max_tokens
-    if asked.answer_param is not None and wanted is not None and wanted > most:
-        raise RequestError(
-            f"{asked.answer_param} is {wanted}; max_output_tokens is {most} here. Lower it.",
-            param=asked.answer_param,
-            code="integer_above_max_value",
-            reason="max_output_tokens",
-        )
-    left = max(1, asked.max_model_len - max(asked.lengths))
-    longest = min(most, left) if wanted is None else min(wanted, most)
-    if sampling.min_tokens > longest:
-        raise RequestError(
-            f"min_tokens is {sampling.min_tokens}; max_output_tokens is {most} here, and the "
-            f"context has room for {left}. Lower it.",
-            param="min_tokens",
-            code="integer_above_max_value",
-            reason="max_output_tokens",
-        )
-    sampling.max_tokens = longest

@@ -43,7 +43,8 @@ class QueueEntry:
     asks for `n` sequences of at most `answer` tokens; it is
     `long` by what its prompts take; `due_s` is infinite without an objective, and `late_s` is when
     others may say that it is late: not before its class's objective. It is in the queue before
-    `engine`.
+    `engine`. One that is `best_effort` has no objective and waits longer. `num_bytes` is the size
+    of its body.
     """
 
     engine: int = 0
@@ -53,6 +54,8 @@ class QueueEntry:
     answer: int = 0
     service_class: str = ""
     idle_only: bool = False
+    best_effort: bool = False
+    num_bytes: int = 0
     long: bool = False
     due_s: float = inf
     late_s: float = inf

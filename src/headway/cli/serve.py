@@ -106,7 +106,7 @@ def serve(call: "Call") -> int:
         with contextlib.ExitStack() as bar:
             progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
             state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
-            add_fallback(state, engine_options, logs, classes)
+            add_fallback(state, engine_options, logs)
             watch_cores(state)
             for row in state.rows:
                 row.telemetry.request_log = RequestLog(every=logs.log_requests)
@@ -131,14 +131,20 @@ def print_objectives(classes: dict[str, ServiceClass]) -> None:
     default = classes[DEFAULT_CLASS]
     more = "; raised at the start where one request alone takes longer"
     why = default.why + more * (default.why == LIKE_INTERACTIVE)
+    why += "; queued beyond them where they cannot be met" * default.best_effort
     print(f"{'objectives':<22} {default!s:<14} {why}")
 
 
 def make_classes(options: ServerOptions) -> dict[str, ServiceClass]:
-    """The service classes by name, as `--classes`, `--slo` and `--batch-price` say."""
+    """The service classes by name, as `--classes`, `--slo` and `--batch-price` say.
+
+    Where there is a fallback it answers what would be late, and nothing is queued beyond that.
+    """
     classes = service_classes(options.slo, Path(options.classes) if options.classes else None)
     if options.batch_price is not None:
         classes["batch"] = replace(classes["batch"], price=options.batch_price)
+    if options.fallback_model:
+        classes[DEFAULT_CLASS] = replace(classes[DEFAULT_CLASS], best_effort=False)
     return classes
 
 
@@ -171,12 +177,7 @@ def retuner(model: "ServedModel") -> "Retuner":
     return Retuner(model, [sys.executable, "-m", "headway.advise.retune"])
 
 
-def add_fallback(
-    state: "State",
-    engine_options: EngineOptions,
-    logs: LogOptions,
-    classes: dict[str, ServiceClass],
-) -> None:
+def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions) -> None:
     """Put the upstream or the second engine of `--fallback-model` into the state."""
     from headway.edge.upstream import Upstream, split_name
 
@@ -195,14 +196,16 @@ def add_fallback(
     options = replace(
         state.options,
         served_model_name=[name],
+        fallback_model="",
         otlp_endpoint="",
         replicas=1,
         prefill_replicas=0,
         decode_replicas=0,
         switch_roles=False,
     )
+    classes, quiet = make_classes(options), lambda done, total: None
     state.models[name] = make_model(
-        folder, of_second(engine_options), options, logs, classes, lambda done, total: None
+        folder, of_second(engine_options), options, logs, classes, quiet
     )
     state.fallback_model = name
 
@@ -251,6 +254,7 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
 
     return Rules(
         max_queue=options.max_queue,
+        max_queue_bytes=options.max_queue_bytes,
         max_queue_wait_s=options.max_queue_wait,
         scheduler=SchedulerConfig.of(engine_options),
         order=POLICIES[engine_options.policy].queue_order,

@@ -98,6 +98,9 @@ class ServiceClass:
     keep_context: float | None = None
     """What its requests ask of `context` where they say nothing: the share of documents and tools'
     results that is kept."""
+    best_effort: bool = False
+    """Whether its requests queue beyond its objective for the first token: that of the default
+    class is a target for the scheduler, which neither operator nor client has asked for."""
     why: str = "built in"
     """Where its objectives come from."""
 
@@ -173,6 +176,7 @@ def default_class(classes: Mapping[str, ServiceClass]) -> ServiceClass:
         slo=like.slo,
         ttft_per_token_s=like.ttft_per_token_s,
         free_tokens=like.free_tokens,
+        best_effort=like in BUILT_IN,
         why=LIKE_INTERACTIVE if like in BUILT_IN else f"{LIKE_INTERACTIVE}, {like.why}",
     )
 

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from headway.admit.admission import AdmissionRequest
+from headway.admit.lengths import AdmissionRequest
 from headway.core.errors import RequestError
 from headway.core.request import SamplingParams
 from headway.core.service import ServiceClass

@@ -74,7 +74,10 @@ class Generate:
             incoming = await self._read(scope, receive, send)
             model = self._state.model(incoming.body.model)
             ticket = model.admission.arrive(
-                incoming.caller, incoming.service_class, model.info().max_num_seqs
+                incoming.caller,
+                incoming.service_class,
+                model.info().max_num_seqs,
+                incoming.num_bytes,
             )
             async with Session(self._state, incoming, ticket) as session:
                 session.prepared(await prepared(self._state, self._row, incoming))
@@ -273,7 +276,7 @@ class Session:
                     request.sampling,
                     request.caller.principal.salted(request.cache_salt),
                     request.arrived_s,
-                    terms=request.terms,
+                    terms=self.ticket.terms(request.terms),
                     kv_read=request.shares.read,
                     kv_keep=request.shares.keep,
                 )

@@ -166,7 +166,8 @@ ROWS = (
         "Requests refused: load, state or a limit.",
         ("reason",),
         known=(
-            *("queue_requests", "queue_seconds", "class_queue_requests", "class_queue_seconds"),
+            *("queue_requests", "queue_bytes", "queue_seconds"),
+            *("class_queue_requests", "class_queue_seconds"),
             *("key_queue_requests", "key_queue_seconds", "requests_at_once"),
             *("requests_per_minute", "tokens_per_minute", "long_queue", "given_up"),
             *("max_prompt_tokens", "max_output_tokens", "overloaded"),

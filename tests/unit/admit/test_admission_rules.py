@@ -7,10 +7,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from admission_house import CLASSES, PLAIN, TOKEN_S, House, asked_for, full, step, with_limits
+from admission_house import (
+    CLASSES,
+    DEFAULT,
+    PLAIN,
+    TOKEN_S,
+    House,
+    asked_for,
+    full,
+    step,
+    with_limits,
+)
 from headway.admit.admission import Ticket
 from headway.admit.forecast import QueueEntry
 from headway.core.errors import OverloadedError, RequestError
+from headway.core.service import service_classes
 from headway.core.slo import Slo
 from headway.engine.policy import POLICIES
 
@@ -98,10 +109,14 @@ def test_tokens_are_held_and_settled():
 
 def test_the_queue_is_bounded_before_anything_is_rendered():
     house = House()
-    tickets = [house.arrive() for _ in range(16)]
+    tickets = [house.arrive(num_rows=100) for _ in range(400)]
     with pytest.raises(OverloadedError) as error:
-        house.arrive()
+        house.arrive(num_rows=100)
     full(error, "queue_requests")
+    for ticket in tickets[256:]:
+        ticket.close()
+    with pytest.raises(OverloadedError, match="256 requests wait already"):
+        house.arrive()
     tickets[0].close()
     house.arrive()
     with pytest.raises(OverloadedError):
@@ -109,6 +124,22 @@ def test_the_queue_is_bounded_before_anything_is_rendered():
     tickets[1].measure(asked_for())
     tickets[1].began(0)
     house.arrive()
+
+
+def test_the_queue_is_bounded_in_bytes():
+    """As in numbers: one user cannot fill it for another, who has its share."""
+    house = House(max_queue_bytes=1000)
+    alice, bob = house.caller("alice"), house.caller("bob")
+    ticket = house.arrive(caller=alice, num_bytes=999)
+    house.arrive(caller=alice, num_bytes=5)
+    with pytest.raises(OverloadedError, match="1000 bytes wait already") as error:
+        house.arrive(caller=alice, num_bytes=1)
+    full(error, "queue_bytes")
+    house.arrive(caller=bob, num_bytes=600)
+    with pytest.raises(OverloadedError):
+        house.arrive(caller=bob, num_bytes=1)
+    ticket.close()
+    house.arrive(caller=alice, num_bytes=1)
 
 
 def test_idle_work_fills_no_queue_but_its_own():
@@ -339,6 +370,77 @@ def test_long_jobs_have_a_lane_and_a_bound():
     assert chat.entry.long is False
     wait_s = 100 * TOKEN_S / (1 - 0.1) + 0.1
     assert house.forecast.wait_s(chat.entry) == pytest.approx(wait_s)
+
+
+# ── requests that ask for no objective ──────────────────────────────────────────────────────────
+
+
+def ask_often(house: House, times: int, prompt: int, row=DEFAULT, **how) -> None:
+    for _ in range(times):
+        house.ask(prompt, row, **how)
+
+
+def test_who_asks_for_no_objective_is_queued_for_a_minute():
+    """1 ms a token: the 100th request of 600 tokens would wait for a minute and is refused."""
+    house = House()
+    tickets = [house.ask(600, DEFAULT) for _ in range(99)]
+    assert [ticket.entry.best_effort for ticket in tickets] == [False] * 3 + [True] * 96
+    assert house.forecast.wait_s(tickets[-1].entry) == pytest.approx(96 * 0.6 + 0.1, abs=2.0)
+    with pytest.raises(OverloadedError) as error:
+        ask_often(house, 5, 600, DEFAULT)
+    full(error, "queue_seconds")
+    assert "this exceeds the maximum queue wait of 60.0 s" in str(error.value)
+
+
+@pytest.mark.parametrize("how", ["slo", "class", "stated"])
+def test_who_asks_for_an_objective_is_refused_as_before(how):
+    house = House()
+    row, slo = {
+        "slo": (DEFAULT, PLAIN.slo),
+        "class": (PLAIN, None),
+        "stated": (service_classes(["ttft=1.5s,tpot=120ms"])["default"], None),
+    }[how]
+    with pytest.raises(OverloadedError, match=r"the maximum queue wait of 1.9 s") as error:
+        ask_often(house, 10, 400, row, slo=slo)
+    full(error, "queue_seconds")
+
+
+def test_the_queue_is_in_order_and_holds_up_nobody_with_an_objective():
+    """Those queued go by arrival, later ones too that could be in time; others go before them."""
+    house, terms = House(), DEFAULT.terms()
+    for _ in range(3):
+        house.ask(600, DEFAULT)
+    queued = house.ask(600, DEFAULT)
+    assert queued.entry.best_effort and queued.late
+    assert queued.terms(terms).ttft_s == 60.0
+    house.clock.advance(0.01)
+    short = house.ask(5, DEFAULT)
+    assert short.entry.best_effort, "it came later"
+    assert house.forecast.wait_s(short.entry) > house.forecast.wait_s(queued.entry)
+    other = house.ask(5, DEFAULT, house.caller("bob"))
+    assert not other.entry.best_effort and other.terms(terms) == terms, "another user's turn"
+    before = house.forecast.wait_s(queued.entry)
+    asked = house.ask(5, PLAIN, house.caller("carol"))
+    assert house.forecast.wait_s(asked.entry) < 1.5 < before
+    house.clock.advance(2.0)
+    house.ask(5, PLAIN, house.caller("carol"))
+    assert queued.entry.late_s > house.clock.now_s(), "it puts no pressure on others"
+
+
+def test_the_bound_of_the_queue_can_be_said():
+    house = House(max_queue_wait_s=3.0)
+    with pytest.raises(OverloadedError, match=r"the maximum queue wait of 3.0 s"):
+        ask_often(house, 10, 600, DEFAULT)
+    assert house.forecast.num_waiting == 4
+
+
+def test_a_queue_that_has_ended_is_forgotten():
+    house = House()
+    tickets = [house.ask(600, DEFAULT) for _ in range(5)]
+    assert tickets[-1].entry.best_effort
+    for ticket in tickets[1:]:
+        ticket.began(0)
+    assert not house.ask(600, DEFAULT).entry.best_effort
 
 
 # ── any order of events ─────────────────────────────────────────────────────────────────────────

@@ -7,8 +7,8 @@ import pytest
 from msgspec import structs
 
 from admission_house import CLASSES, House, step
-from headway.admit.admission import AdmissionRequest
 from headway.admit.forecast import Forecast, QueueEntry
+from headway.admit.lengths import AdmissionRequest
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen, pages_of
 from headway.core.errors import OverloadedError

@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admission_house import PLAIN, TOKEN_S, step
-from headway.admit.admission import Admission, AdmissionRequest, Ticket
+from headway.admit.admission import Admission, Ticket
+from headway.admit.lengths import AdmissionRequest
 from headway.admit.route import SPREAD, Candidate, choose_engine
 from headway.core.clock import VirtualClock
 from headway.core.principal import Principal

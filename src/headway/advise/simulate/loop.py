@@ -222,7 +222,7 @@ class World:
             sampling,
             self.door.caller.principal,
             arrived_s=replica.started_s + now_s,
-            terms=self.door.class_of(asking.x.service_class).terms(),
+            terms=ticket.terms(self.door.class_of(asking.x.service_class).terms()),
         )
         if sampling.seed is not None and not sampling.ignore_eos:
             replica.lengths[sampling.seed] = asking.turn.output_tokens

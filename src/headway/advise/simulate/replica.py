@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec.structs import replace
 
-from headway.admit.admission import Admission, AdmissionRequest, Rules, Ticket
+from headway.admit.admission import Admission, Rules, Ticket
+from headway.admit.lengths import AdmissionRequest
 from headway.admit.seen import PAGE_TOKENS
 from headway.advise.simulate.executor import Script, SimulatedExecutor
 from headway.advise.simulate.truth import Truth

@@ -44,8 +44,14 @@ class SimulateOptions:
     )
     served_classes: str = option("", "Class file that the server was started with (its --classes).")
     max_queue: int | None = option(
-        None, "Most requests that wait for a first token; by default 4 for each that runs.", low=1
+        None,
+        "Most requests that wait for a first token; by default 4 for each that runs, at least 256.",
+        low=1,
     )
     max_queue_wait: Seconds | None = option(
-        None, "Longest predicted wait; by default from its objective.", low=0, unit="seconds"
+        None,
+        "Longest predicted wait of any request; by default 60 s for requests that ask for no "
+        "objective, else from the objective.",
+        low=0,
+        unit="seconds",
     )

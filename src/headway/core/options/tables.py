@@ -367,11 +367,17 @@ class ServerOptions:
         "", "YAML file of service classes: objectives, weight, limits, price by name."
     )
     max_queue: int | None = option(
-        None, "Most requests that wait for a first token; by default 4 for each that runs.", low=1
+        None,
+        "Most requests that wait for a first token; by default 4 for each that runs, at least 256.",
+        low=1,
+    )
+    max_queue_bytes: Bytes = option(
+        Bytes(128 * 1024**2), "Most bytes of request bodies that wait for a first token.", low=1
     )
     max_queue_wait: Seconds | None = option(
         None,
-        "Longest predicted wait for a first token; by default from its objective.",
+        "Longest predicted wait for a first token, of any request; by default 60 s for requests "
+        "that ask for no objective, else from the objective.",
         low=0,
         unit="seconds",
     )

@@ -1,0 +1,71 @@
+"""How long the prompts and the answer of a request may be, and what they count as."""
+
+import msgspec
+
+from headway.core.errors import RequestError
+from headway.core.request import SamplingParams
+from headway.core.slo import Slo
+
+UNKNOWN_ANSWER = 256
+"""Tokens that an answer of no given length is held as, of a minute's worth."""
+
+
+class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request wants, once its prompts are encoded.
+
+    `prompt_param` and `answer_param` are the client's names for them; the second is None where it
+    left the length of the answer to us.
+    """
+
+    lengths: list[int]
+    sampling: SamplingParams
+    max_model_len: int
+    prompts: list[list[int]] | None = None
+    salt: str = ""
+    slo: Slo | None = None
+    prompt_param: str = "prompt"
+    answer_param: str | None = None
+
+
+def check_prompts(asked: AdmissionRequest, most: int | None) -> None:
+    """Raise RequestError when a prompt is longer than `most`."""
+    longest = max(asked.lengths)
+    if most is not None and longest > most:
+        raise RequestError(
+            f"The prompt has {longest} tokens; max_prompt_tokens is {most} here. Shorten it.",
+            param=asked.prompt_param,
+            code="context_length_exceeded",
+            reason="max_prompt_tokens",
+        )
+
+
+def longest_answer(asked: AdmissionRequest) -> int:
+    """Tokens of an answer at most; where the client gave no length, what it is taken to be."""
+    left = asked.max_model_len - max(asked.lengths)
+    return asked.sampling.max_tokens or min(UNKNOWN_ANSWER, left)
+
+
+def bound_answer(asked: AdmissionRequest, most: int | None) -> None:
+    """Raise RequestError when the answer asked for is longer than `most`; cut one not asked for."""
+    if most is None:
+        return
+    sampling = asked.sampling
+    wanted = sampling.max_tokens
+    if asked.answer_param is not None and wanted is not None and wanted > most:
+        raise RequestError(
+            f"{asked.answer_param} is {wanted}; max_output_tokens is {most} here. Lower it.",
+            param=asked.answer_param,
+            code="integer_above_max_value",
+            reason="max_output_tokens",
+        )
+    left = max(1, asked.max_model_len - max(asked.lengths))
+    longest = min(most, left) if wanted is None else min(wanted, most)
+    if sampling.min_tokens > longest:
+        raise RequestError(
+            f"min_tokens is {sampling.min_tokens}; max_output_tokens is {most} here, and the "
+            f"context has room for {left}. Lower it.",
+            param="min_tokens",
+            code="integer_above_max_value",
+            reason="max_output_tokens",
+        )
+    sampling.max_tokens = longest
