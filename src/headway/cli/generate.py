@@ -2,6 +2,7 @@
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import engine_arguments, model_folder, print_settings
@@ -19,7 +20,7 @@ def run(call: "Call") -> int:
     if not 1 <= len(call.positionals) <= 2:
         raise UsageError("run takes a folder and a prompt.", "headway run FOLDER PROMPT")
     *folders, prompt = call.positionals
-    folder = model_folder(folders[0] if folders else None)
+    folder = local_folder(folders[0] if folders else None)
     if "--dry-run" in call.switches:
         print_settings(folder, call.options[EngineOptions], call.sources)
         return 0
@@ -38,7 +39,7 @@ def chat(call: "Call") -> int:
     """Talk until end of input; an empty line or Ctrl-D ends."""
     if len(call.positionals) > 1:
         raise UsageError("chat takes one folder.", "headway chat FOLDER")
-    folder = model_folder(call.positionals[0] if call.positionals else None)
+    folder = local_folder(call.positionals[0] if call.positionals else None)
     if "--dry-run" in call.switches:
         print_settings(folder, call.options[EngineOptions], call.sources)
         return 0
@@ -51,6 +52,18 @@ def chat(call: "Call") -> int:
             answer = say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
             messages.append({"role": "assistant", "content": answer})
     return 0
+
+
+def local_folder(given: str | None) -> Path:
+    """The folder of a model; UsageError for a server's URL, with what asks one."""
+    if given is not None and given.startswith(("http://", "https://")):
+        url = given.rstrip("/").removesuffix("/v1")
+        raise UsageError(
+            f"{given} is a server; run and chat load a model folder into this process.",
+            f"Open {url}/ in a browser to chat with a Headway, or ask {url}/v1/chat/completions "
+            "with curl or any OpenAI client.",
+        )
+    return model_folder(given)
 
 
 def load(folder: Any, call: "Call") -> "LLM":

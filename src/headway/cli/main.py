@@ -42,6 +42,7 @@ from headway.core.options import (
     TraceOptions,
     TuneOptions,
     WidenOptions,
+    check_environment,
     help_text,
     read_options,
 )
@@ -305,6 +306,7 @@ def dispatch(arguments: list[str]) -> int:
     if wrong := sorted(switches - {*verb.switches, *VERBOSE}):
         raise UsageError(f"headway {name} has no {wrong[0]}.", f"Leave {wrong[0]} out.")
     rest = [a for a in rest if a not in switches]
+    check_environment([table for each in VERBS.values() for table in each.tables], os.environ)
     options, positionals, sources = read_options(verb.tables, rest, os.environ)
     call = Call(
         options=options,
@@ -330,8 +332,12 @@ def overview() -> str:
 
 
 def verb_help(verb: Verb, topic: str) -> str:
-    """One screen of options; `topic` is "", "all" or a word."""
-    lines = [f"headway {verb.usage}", "", verb.help, "", help_text(verb.tables, topic)]
+    """One screen of options; `topic` is "", "all" or a word, UsageError where none is about it."""
+    options = help_text(verb.tables, topic)
+    if topic and not options:
+        name = verb.usage.partition(" ")[0]
+        raise UsageError(f"headway {name} has no option about {topic}.", "See --help=all.")
+    lines = [f"headway {verb.usage}", "", verb.help, "", options]
     if not topic:
         lines += [
             "  --config FILE                      Options from a YAML file.",

@@ -229,7 +229,8 @@ def choose_speculation(
     reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
-    why = "given" if options.speculate != "auto" else "what costs little and pays where it is used"
+    whys = {"auto": "what costs little and pays where it is used", "off": "the default"}
+    why = whys.get(options.speculate, "given")
     if model.states is not None and options.speculate == "auto":
         options = replace(options, speculate="off")
         why = "states of sequences do not go back behind a wrong guess yet"

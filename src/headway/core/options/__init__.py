@@ -22,7 +22,7 @@ from headway.core.options.narrow import NarrowOptions
 from headway.core.options.plan import PlanOptions
 from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
-from headway.core.options.read import help_text, read_options, to_arguments
+from headway.core.options.read import check_environment, help_text, read_options, to_arguments
 from headway.core.options.rollout import RolloutOptions
 from headway.core.options.simulate import SimulateOptions
 from headway.core.options.tables import (
@@ -69,6 +69,7 @@ __all__ = [
     "TraceOptions",
     "WidenOptions",
     "flag_name",
+    "check_environment",
     "help_text",
     "read_options",
     "to_arguments",

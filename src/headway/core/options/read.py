@@ -26,6 +26,16 @@ from headway.core.options.tables import EngineOptions
 from headway.core.yaml_file import read_yaml
 
 Options = TypeVar("Options")
+NO_OPTIONS = frozenset(
+    {
+        *("HEADWAY_CONFIG", "HEADWAY_FALLBACK_KEY"),
+        *("HEADWAY_PARENT", "HEADWAY_SHARED_WEIGHTS"),  # of an engine's process
+        *("HEADWAY_SHARED", "HEADWAY_EXAMPLES", "HEADWAY_SCHEMAS", "HEADWAY_SCREENSHOTS"),
+        *("HEADWAY_FUZZ", "HEADWAY_HYPOTHESIS", "HEADWAY_KILLS", "HEADWAY_SOAK_S"),  # of tests
+        *("HEADWAY_SANITIZE", "HEADWAY_TEST_SEED"),
+    }
+)
+"""Variables that are read elsewhere."""
 FOLDED = {"batch_window": "--batching dynamic:50ms"}
 """Options of before → how the same is said now."""
 
@@ -84,6 +94,21 @@ def read_options(
         for table in tables
     }
     return chosen, positionals, sources
+
+
+def check_environment(tables: Sequence[type], environment: Mapping[str, str]) -> None:
+    """Raise UsageError for a variable HEADWAY_… that is an option of none of `tables`."""
+    known = {environment_name(name): name for name in fields_of(tables)}
+    unknown = (name for name in environment if name.startswith("HEADWAY_"))
+    for variable in sorted(set(unknown) - known.keys() - NO_OPTIONS):
+        refuse_folded(variable, variable.removeprefix("HEADWAY_").lower())
+        near = difflib.get_close_matches(variable, list(known), 1, 0.75)
+        meant = f"Did you mean {near[0]}? " if near else ""
+        raise UsageError(
+            f"The environment has {variable}, and there is no such option.",
+            f"{meant}Unset it; names that begin with HEADWAY_ are options. Kubernetes sets some "
+            "for a Service named headway: enableServiceLinks: false.",
+        )
 
 
 def names(table: type) -> set[str]:
