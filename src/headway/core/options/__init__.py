@@ -10,6 +10,7 @@ from headway.core.options.clients import (
     LaunchOptions,
     PlaceOptions,
     PullOptions,
+    TraceOptions,
 )
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
@@ -30,7 +31,6 @@ from headway.core.options.tables import (
     LogOptions,
     SamplingOptions,
     ServerOptions,
-    TraceOptions,
 )
 from headway.core.options.tune import TuneOptions
 from headway.core.options.widen import WidenOptions

@@ -1,4 +1,4 @@
-"""The options of the verbs beside the server: `batch`, `key`, `launch` and `pull`."""
+"""The options of the verbs beside the server: `batch`, `key`, `launch`, `pull` and `trace`."""
 
 from dataclasses import dataclass
 
@@ -71,3 +71,13 @@ class PullOptions:
     hub_token: str = option(
         "", "Token for models that want one; also HF_TOKEN.", common=True, secret=True
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """What `trace` fetches, and from whom."""
+
+    seconds: float = option(
+        5.0, "How far back the trace goes.", low=0.001, high=300, unit="seconds", common=True
+    )
+    api_key: str = option("", "Key of the server.", common=True, secret=True)

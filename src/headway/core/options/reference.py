@@ -16,6 +16,7 @@ from headway.core.options.clients import (
     LaunchOptions,
     PlaceOptions,
     PullOptions,
+    TraceOptions,
 )
 from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
@@ -36,7 +37,6 @@ from headway.core.options.tables import (
     LogOptions,
     SamplingOptions,
     ServerOptions,
-    TraceOptions,
 )
 from headway.core.options.tune import TuneOptions
 from headway.core.options.widen import WidenOptions

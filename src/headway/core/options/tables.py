@@ -425,16 +425,6 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
-    """What `trace` fetches, and from whom."""
-
-    seconds: float = option(
-        5.0, "How far back the trace goes.", low=0.001, high=300, unit="seconds", common=True
-    )
-    api_key: str = option("", "Key of the server.", common=True, secret=True)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOptions:
     """How `run` and `chat` choose tokens; None takes the model's generation_config.json."""
 
