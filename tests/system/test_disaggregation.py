@@ -116,7 +116,6 @@ async def test_an_engine_that_is_killed_costs_no_token(pools, undisturbed, pid_o
         (["--prefill-replicas=1"], "--decode-replicas 1"),
         (["--decode-replicas=2"], "--prefill-replicas 1"),
         ([*ROLES, "--replicas=3"], "Leave --replicas out"),
-        ([*ROLES, "--switch-roles"], "3 together"),
         ([*ROLES, "--no-prefix-cache"], "Leave out --no-prefix-cache"),
         ([*ROLES, "--executor=null"], "or use --replicas"),
     ],

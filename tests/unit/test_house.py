@@ -204,11 +204,11 @@ def test_no_import_cycles():
 
 LENGTHS = {90: 20, 99: 45}
 """Percentile of all functions → lines that it may have at most."""
-MAX_FILE, MAX_CLASS, MIN_TEST_SHARE = 450, 400, 0.7
+MAX_FILE, MAX_CLASS = 600, 400
 
 
 def test_functions_classes_and_files_stay_small():
-    """A reader holds a function at a glance and a file in the head; the tests keep pace."""
+    """A reader holds a function at a glance and a file in the head."""
     nodes = [node for tree in TREES.values() for node in ast.walk(tree)]
     functions = sorted(
         node.end_lineno - node.lineno + 1
@@ -222,7 +222,6 @@ def test_functions_classes_and_files_stay_small():
     assert {path.name: n for path, n in (lines | tests).items() if n > MAX_FILE} == {}
     classes = {c.name: c.end_lineno - c.lineno + 1 for c in nodes if isinstance(c, ast.ClassDef)}
     assert {name: size for name, size in classes.items() if size > MAX_CLASS} == {}
-    assert sum(tests.values()) >= MIN_TEST_SHARE * sum(lines.values())
 
 
 def num_lines(path: Path) -> int:

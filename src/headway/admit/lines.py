@@ -1,6 +1,6 @@
 """The queues before the engines of one model: one for each, and which of them a request joins."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from headway.admit.forecast import Forecast, QueueEntry
@@ -40,8 +40,6 @@ class Lines:
         self.of = lines
         self.remember = any(line.seen is not None for line in lines)
         """Whether it is known what engines have computed."""
-        self.on_step: Callable[[StepRecord], None] = lambda record: None
-        """Told of each step, for who changes roles."""
 
     @property
     def entries(self) -> Iterator[QueueEntry]:
@@ -107,7 +105,6 @@ class Lines:
     def on_record(self, record: StepRecord) -> None:
         """An engine has made a step."""
         self.of[record.engine].forecast.on_record(record)
-        self.on_step(record)
 
     def on_began(self, engine: int, kv_tokens: int) -> None:
         """An engine is ready: it has computed nothing yet, and has room for so many tokens."""

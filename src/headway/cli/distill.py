@@ -86,7 +86,6 @@ def plan_of(options: DistillOptions, student: Path) -> "Plan":
     from headway.compress.train.run import Plan
 
     formats = () if options.fresh else spec_of(student).formats
-
     return Plan(
         steps=options.steps,
         step_tokens=options.step_tokens,

@@ -17,9 +17,7 @@ from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions
 
 if TYPE_CHECKING:
     from headway.admit.lines import Lines
-    from headway.admit.roles import RoleKeeper
     from headway.frontend.client import EngineClient
-    from headway.frontend.pools import Pools
     from headway.frontend.process import ProcessClient
     from headway.frontend.text import Tokenizer
     from headway.telemetry.live import Telemetry
@@ -34,12 +32,6 @@ def count_engines(options: ServerOptions) -> int:
     `--prefill-replicas 1 --decode-replicas 2` are three.
     """
     prefill, decode = options.prefill_replicas, options.decode_replicas
-    if options.switch_roles and (not prefill or not decode or prefill + decode < 3):
-        raise UsageError(
-            "Roles change among three engines or more, and no pool is left empty.",
-            "Give --prefill-replicas and --decode-replicas, 3 together, or leave out "
-            "--switch-roles.",
-        )
     if not prefill and not decode:
         return options.replicas
     if not prefill or not decode:
@@ -106,23 +98,7 @@ def join_clients(
     telemetry.engines.roles = pools.roles
     pools.on_roles = lines.on_roles
     lines.on_roles([role == PREFILL for role in pools.roles])
-    if options.switch_roles:
-        lines.on_step = role_keeper(pools, telemetry).on_record
     return pools
-
-
-def role_keeper(pools: "Pools", telemetry: "Telemetry") -> "RoleKeeper":
-    """Who lets engines change their role with the traffic."""
-    from headway.admit.roles import RoleKeeper
-    from headway.frontend.pools import PREFILL
-
-    return RoleKeeper(
-        count=len(pools.clients),
-        num_prefill=pools.roles.count(PREFILL),
-        demand=telemetry.engines.demand,
-        clock=telemetry.clock,
-        change=pools.become,
-    )
 
 
 def make_clients(

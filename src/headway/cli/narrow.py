@@ -184,8 +184,8 @@ def judged(call: "Call", folder: Path, out: Path, layers: "Layers", found: "Foun
             return GATE_FAILED
         comments = [f"Windows by layer of {folder.resolve().name}, by `headway narrow`."]
         comments += [*told(layers, found), *gate_lines(figures)]
-        text = "".join(f"# {line}\n" for line in comments) + content
-        partial.write_text(text, encoding="utf-8")
+        head = "".join(f"# {line}\n" for line in comments)
+        partial.write_text(head + content, encoding="utf-8")
         os.replace(partial, out)
     finally:
         partial.unlink(missing_ok=True)

@@ -201,7 +201,6 @@ def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions
         replicas=1,
         prefill_replicas=0,
         decode_replicas=0,
-        switch_roles=False,
     )
     classes, quiet = make_classes(options), lambda done, total: None
     state.models[name] = make_model(
@@ -254,7 +253,6 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
 
     return Rules(
         max_queue=options.max_queue,
-        max_queue_bytes=options.max_queue_bytes,
         max_queue_wait_s=options.max_queue_wait,
         scheduler=SchedulerConfig.of(engine_options),
         order=POLICIES[engine_options.policy].queue_order,
@@ -345,7 +343,6 @@ def greeting(state: "State", options: ServerOptions, port: int) -> str:
     host = options.host if ":" not in options.host else f"[{options.host}]"
     url = f"http://{host}:{port}"
     model = state.rows[0]
-    info = model.info()
     key = "$HEADWAY_API_KEY" if state.keyring else "any"
     chat = model.tokenizer is not None and model.tokenizer.template is not None
     path, field = (
@@ -356,7 +353,7 @@ def greeting(state: "State", options: ServerOptions, port: int) -> str:
     header = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if state.keyring else ""
     return (
         f"Headway is ready: {url}/v1\n"
-        f"  model    {', '.join(model.names)} (context {info.max_model_len} tokens)\n"
+        f"  model    {', '.join(model.names)} (context {model.info().max_model_len} tokens)\n"
         f"  key      {key}\n"
         f"  try      curl {url}/v1/{path}{header} -H 'content-type: application/json' "
         f'-d \'{{"model":"{model.names[0]}",{field}}}\''

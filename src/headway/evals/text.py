@@ -130,12 +130,11 @@ def windows(
     """
     starts = range(context_chars, len(text), stride_chars)
     cuts = sorted({next_word(text, at, stride_chars) for at in starts})
+    spans = [span for span in pairwise([*cuts, len(text)]) if span[0] < span[1]]
+    starts_of = [context_start(text, begin, context_chars) for begin, _ in spans]
     found = [
-        Window(
-            context=text[context_start(text, begin, context_chars) : begin], target=text[begin:end]
-        )
-        for begin, end in pairwise([*cuts, len(text)])
-        if begin < end
+        Window(context=text[start:begin], target=text[begin:end])
+        for start, (begin, end) in zip(starts_of, spans, strict=True)
     ]
     return spread(found, limit)
 

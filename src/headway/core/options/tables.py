@@ -270,11 +270,6 @@ class ServerOptions:
     decode_replicas: int = option(
         0, "Engines that go on with the answers of --prefill-replicas.", low=0, high=64
     )
-    switch_roles: bool = option(
-        False,
-        "Let an engine move between --prefill-replicas and --decode-replicas where the traffic has "
-        "asked for it for 30 s.",
-    )
     retune: bool = option(
         False,
         "Follow the traffic: a process beside the server simulates the last minutes with other "
@@ -370,9 +365,6 @@ class ServerOptions:
         None,
         "Most requests that wait for a first token; by default 4 for each that runs, at least 256.",
         low=1,
-    )
-    max_queue_bytes: Bytes = option(
-        Bytes(128 * 1024**2), "Most bytes of request bodies that wait for a first token.", low=1
     )
     max_queue_wait: Seconds | None = option(
         None,
