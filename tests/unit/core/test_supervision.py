@@ -27,7 +27,8 @@ async def test_a_task_that_fails_is_started_again(
 
 
 async def test_a_task_that_is_cancelled_ends() -> None:
-    task = supervise("test", asyncio.Event().wait)  # type: ignore[arg-type]
+    task = supervise("sleeper", asyncio.Event().wait)  # type: ignore[arg-type]
+    assert dict(supervision.failures)["sleeper"] == 0, "counted from its start"
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
