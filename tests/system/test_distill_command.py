@@ -95,6 +95,8 @@ def test_errors_have_two_lines(
         ([model, model, out, texts, "--gate"], 2, "--against"),
         ([model, str(other), out, texts], 3, "tokenizers"),
         ([model, model, str(other), texts], 2, "not empty"),
+        ([model, str(book.parent), out, texts], 3, "config.json"),
+        ([str(tmp_path / "nowhere"), model, out, texts], 3, "nowhere"),
     ):
         assert main(["distill", *arguments]) == code
         told = capsys.readouterr().err.splitlines()

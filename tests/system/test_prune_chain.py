@@ -81,6 +81,7 @@ def test_errors_have_two_lines(
         ([model, out, "--pattern=2:4", "--sparsity=0.3"], 2, "2:4 is half"),
         ([model, out, "--neurons=0.5", "--calibrate=nowhere.txt"], 2, "nowhere.txt"),
         ([str(tmp_path), out, "--neurons=0.5"], 3, "config.json"),
+        ([str(tmp_path / "nowhere"), out, "--neurons=0.5"], 3, "nowhere"),
     ):
         assert main(["prune", *arguments]) == code
         told = capsys.readouterr().err.splitlines()

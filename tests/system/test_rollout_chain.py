@@ -169,7 +169,7 @@ def test_a_canary_that_dies_is_taken_back(
     canary = LiveServer(folder, "--kv-memory=64MiB", f"--served-model-name={NAME}").wait_ready()
     try:
         with Clients(gateway) as clients:
-            where = (f"--canary={canary.url}/v1", f"--against={folder}", "--questions=1")
+            where = (f"--canary={canary.url}/v1", "--against=headway-tiny", "--questions=1")
             command = begun(gateway, folder, *where)
 
             def has_asked() -> bool:

@@ -11,6 +11,7 @@ from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS, INT8
 from headway.core.memory_plan import gib
+from headway.core.model_spec import read_model_spec
 from headway.core.options import DistillOptions
 from headway.core.progress import steps_bar
 from headway.core.quantization import Quantization
@@ -56,6 +57,7 @@ def distill(call: "Call") -> int:
 
     refuse_taken(out)
     for folder in [teacher] if options.fresh else [teacher, student]:
+        read_model_spec(folder)
         find_files(folder)
     training.use_threads(options.threads)
     training.refuse_other_tokenizer(teacher, student)

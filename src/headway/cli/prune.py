@@ -43,9 +43,9 @@ def prune(call: "Call") -> int:
     from headway.runtime.checkpoint_files import find_files
 
     refuse_taken(out)
+    spec, wanted = spec_of(folder), wanted_of(options)
     find_files(folder)
     use_threads(options.threads)
-    spec, wanted = spec_of(folder), wanted_of(options)
     check(spec, wanted)
     after = promise.smaller_spec(spec, wanted)
     rows = promise.promised(spec, after, wanted)

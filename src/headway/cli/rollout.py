@@ -150,7 +150,8 @@ class Steps:
             gate.append("--allow-unclear")
         status = verb("eval", self._folder, *gate, f"--tolerance={options.tolerance}")
         if status != 0:
-            print("refused by the gate. The gateway was not touched.", flush=True)
+            verdict = "refused by the gate" if status == REFUSED else "not evaluated"
+            print(f"{verdict}. The gateway was not touched.", flush=True)
             return status
         try:
             url = options.canary or self._serve()

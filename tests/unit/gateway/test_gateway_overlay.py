@@ -100,16 +100,23 @@ def test_a_dry_run_says_the_steps(file: Path, capsys: pytest.CaptureFixture[str]
     assert "against http://a/v1" in said and "beside a, b:1" in said
 
 
+@pytest.mark.parametrize(
+    ("status", "verdict"), [(cli.REFUSED, "refused by the gate"), (2, "not evaluated")]
+)
 def test_a_refused_one_leaves_the_gateway_alone(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    status: int,
+    verdict: str,
 ) -> None:
     """The gate's status is the command's, and nothing was asked of the gateway."""
     asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(cli, "verb", lambda *words: asked.append(words) or cli.REFUSED)
+    monkeypatch.setattr(cli, "verb", lambda *words: asked.append(words) or status)
     options = RolloutOptions(to=str(file), questions=7)
     steps = cli.Steps(options, Path("model"), file, "chat", cli.Running(options))
-    assert steps.run("http://a/v1") == cli.REFUSED
-    assert "The gateway was not touched" in capsys.readouterr().out
+    assert steps.run("http://a/v1") == status
+    assert f"{verdict}. The gateway was not touched" in capsys.readouterr().out
     (words,) = asked
     assert words[0] == "eval" and {"--gate", "--questions=7"} <= set(words)
     assert not overlay.overlay_path(file).exists()
