@@ -146,11 +146,13 @@ def first_chunk(request_id: int) -> StepRecord:
 class ScriptedServer:
     """The server in a thread of this process, on a free port of the loopback."""
 
-    def __init__(self, folder: Path, template: str, specials: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, template: str, specials: tuple[str, ...] = (), parser: str = "auto"
+    ) -> None:
         write_scripted_model(folder, template, specials)
         tokenizer = Tokenizer(folder)
         self.client = ScriptedClient(tokenizer)
-        format, reasoning = answer_marks(tokenizer, "auto")
+        format, reasoning = answer_marks(tokenizer, parser)
         self.telemetry = Telemetry(["script"], read_model_spec(folder))
         self.telemetry.on_ready(self.client.info)
         self.client.on_record = self.telemetry.on_step
@@ -203,10 +205,10 @@ def write_scripted_model(folder: Path, template: str, specials: tuple[str, ...])
 
 @contextlib.contextmanager
 def scripted(
-    folder: Path, template: str, specials: tuple[str, ...] = ()
+    folder: Path, template: str, specials: tuple[str, ...] = (), parser: str = "auto"
 ) -> Iterator[ScriptedServer]:
     """A server for the time of a test."""
-    server = ScriptedServer(folder, template, specials)
+    server = ScriptedServer(folder, template, specials, parser)
     try:
         yield server
     finally:

@@ -304,10 +304,11 @@ class ServerOptions:
     )
     tool_call_parser: str = option(
         "auto",
-        "How the model writes tool calls; auto goes by its chat template.",
+        "How the model writes tool calls; auto goes by its chat template, generic describes tools "
+        "in the system message where the template knows none.",
         choices=(
             *("auto", "hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_list"),
-            *("gemma4", "functiongemma", "granite"),
+            *("gemma4", "functiongemma", "granite", "generic"),
         ),
     )
     strict_api: bool = option(False, "Refuse unknown request fields instead of warning.")

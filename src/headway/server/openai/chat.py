@@ -11,6 +11,7 @@ from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
+from headway.frontend.text.tools.generic import with_tools
 from headway.server import kv, prompt_text
 from headway.server.context import Cut
 from headway.server.generation import GenerationRequest, Incoming, Progress
@@ -84,6 +85,9 @@ def checked_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, lis
     model.info()
     if model.format is not None and model.format.short_ids:
         messages = short_ids(messages)
+    if model.format is not None and model.format.in_messages:
+        use = use_of(body)
+        messages = with_tools(messages, use.prompt_tools() if use else [])
     return model.needs_tokenizer("messages"), messages
 
 
@@ -177,8 +181,7 @@ def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
     use = use_of(body)
-    if use is not None:
-        format_for(model)
+    if use is not None and not format_for(model).in_messages:
         options["tools"] = use.prompt_tools()
     return options
 

@@ -238,7 +238,8 @@ def format_for(model: ServedModel) -> Format:
         raise RequestError(
             "The chat template of this model offers no tools, or in no format that is known here; "
             "serve a model that was trained for them, or start the server with a --chat-template "
-            "that writes them and --tool-call-parser.",
+            "that writes them and --tool-call-parser, or with --tool-call-parser generic, which "
+            "describes them in the system message.",
             param="tools",
             code="unsupported_parameter",
         )

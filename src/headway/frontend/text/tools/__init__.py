@@ -8,7 +8,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.frontend.text.source import Source, Wait
 from headway.frontend.text.tools import gemma, granite, hermes, llama, mistral, qwen_xml
@@ -28,7 +28,8 @@ class Format:
 
     `signs` tell it in a template, `parse` reads it, `markers` are texts it cannot be read without,
     even where they are special tokens, and `written` is how a grammar writes it. `short_ids`: its
-    templates take ids of nine letters and digits only.
+    templates take ids of nine letters and digits only. `in_messages`: tools, calls and results are
+    written into the messages (generic.py), not handed to the template.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Format:
     written: Written
     new_id: Callable[[], str] = new_call_id
     short_ids: bool = False
+    in_messages: bool = False
 
 
 def gemma_format(name: str, marks: gemma.Marks) -> Format:
@@ -139,7 +141,10 @@ FORMATS = (
         ),
     ),
 )
-BY_NAME = {row.name: row for row in FORMATS}
+HERMES = next(row for row in FORMATS if row.name == "hermes")
+GENERIC = replace(HERMES, name="generic", signs=(), in_messages=True)
+"""For templates that know no tools, on the operator's word alone: no template has its signs."""
+BY_NAME = {row.name: row for row in (*FORMATS, GENERIC)}
 
 
 def choose_format(template: str | None) -> Format | None:

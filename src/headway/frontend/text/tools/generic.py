@@ -1,0 +1,69 @@
+"""Tools for a model whose template knows none: described in the system message, called as Hermes.
+
+`with_tools` writes what a template would: the tools and how to call them into the system message,
+earlier calls as the model is to write them, results as messages of the user. Worked example:
+
+    user "How is Rome?"            system "… get_weather …"
+    assistant get_weather(Rome)    user "How is Rome?"
+    tool "18 °C"                   assistant '<tool_call>\n{"name": "get_weather", …}\n</tool_call>'
+                                   user "<tool_response>\n18 °C\n</tool_response>"
+"""
+
+import json
+from typing import Any
+
+from headway.frontend.text.tools.hermes import CLOSE, OPEN
+
+RULES = (
+    "You may call tools. Each line is a function as JSON, with a schema of its arguments:\n%s\n\n"
+    "To call one, write its name and its arguments as JSON between these tags, and nothing after:\n"
+    f'{OPEN}\n{{"name": "the name", "arguments": {{"an argument": "its value"}}}}\n{CLOSE}\n'
+    "The result comes in <tool_response> tags. Where no tool is needed, answer in plain text."
+)
+INSTRUCTIONS = ("system", "developer")
+
+
+def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages without calls and results of their own, the first one told of the `tools`."""
+    told = [plain(message) for message in messages]
+    if tools:
+        rules = RULES % "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)
+        if told[0]["role"] in INSTRUCTIONS:
+            told[0] = {**told[0], "content": f"{told[0]['content']}\n\n{rules}"}
+        else:
+            told.insert(0, {"role": "system", "content": rules})
+    return joined_results(told)
+
+
+def plain(message: dict[str, Any]) -> dict[str, Any]:
+    """One message as text alone."""
+    if message["role"] == "tool":
+        content = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": content, "is_result": True}
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    lines = [message["content"], *(written(call["function"]) for call in calls)]
+    return {**rest, "content": "\n".join(line for line in lines if line)}
+
+
+def written(function: dict[str, Any]) -> str:
+    """A call as the model is to write it."""
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
+
+
+def joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Results one after another, and the user's text behind them, as one message of the user: many
+    templates want turns."""
+    joined: list[dict[str, Any]] = []
+    for message in messages:
+        last = joined[-1] if joined else None
+        if last is not None and last.get("is_result") and message["role"] == "user":
+            last["content"] += f"\n{message['content']}"
+        else:
+            joined.append(dict(message))
+    for message in joined:
+        message.pop("is_result", None)
+    return joined
