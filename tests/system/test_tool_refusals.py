@@ -66,7 +66,7 @@ def tool(**function: Any) -> Any:
         ({"tools": [tool(name=f"f{i}") for i in range(513)]}, "tools", "array_above_max_length"),
         ({"tools": [tool(name="a b")]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool(name="")]}, "tools[0].function.name", "invalid_value"),
-        ({"tools": [tool(name="x" * 65)]}, "tools[0].function.name", "invalid_value"),
+        ({"tools": [tool(name="x" * 129)]}, "tools[0].function.name", "invalid_value"),
         ({"tools": [tool(name=5)]}, "tools[0].function.name", "invalid_type"),
         ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type",
