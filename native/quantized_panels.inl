@@ -160,9 +160,10 @@ void quantize_row(const Rows& job, const void* x, int64_t first, int64_t row) {
             const int32_t low = sums[0] + sums[1], high = sums[2] + sums[3];
             *start = layout.bytes ? -128 * (low + high) : int4_start(low, high);
             if (!of_group) continue;
-            const float sum = static_cast<float>(low + high);
+            // fused by name: gcc contracts nothing over a condition
             float& total = of_group[part / layout.group];
-            total = sum * scale + (part % layout.group ? total : 0.0f);
+            const float before = part % layout.group ? total : 0.0f;
+            total = __builtin_fmaf(static_cast<float>(low + high), scale, before);
         }
     }
 }
