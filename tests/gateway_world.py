@@ -90,6 +90,10 @@ class Stub:
         self.headers: list[dict[str, str]] = []
         self.num_tokens = 0
         """Tokens sent in all."""
+        self.told: dict[str, Any] = {}
+        """Figures of its usage that it tells in place of its own."""
+        self.num_left = 0
+        """Requests whose connection was closed while it stalled."""
         self.url = ""
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -100,6 +104,8 @@ class Stub:
         app.router.add_get("/v1/load", self._load)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/embeddings", self._embeddings)
+        for path in ("completions", "responses", "messages"):
+            app.router.add_post(f"/v1/{path}", self._plain)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)
@@ -133,7 +139,23 @@ class Stub:
         self.asked.append(await request.json())
         if self.drains:
             return self._not_ready()
-        return web.json_response({"object": "list", "data": []})
+        usage = {"prompt_tokens": PROMPT_TOKENS} | self.told
+        return json_of({"object": "list", "data": [], "usage": usage})
+
+    async def _plain(self, request: web.Request) -> web.Response:
+        """A whole completion, response or message of as many tokens as were asked for."""
+        body = msgspec.json.decode(await request.read())
+        self.asked.append(body)
+        count = (body.get("max_tokens") or body.get("max_output_tokens") or 8) * (
+            body.get("n") or 1
+        )
+        usage = self._usage(count)
+        if request.path == "/v1/completions":
+            return json_of({"id": "cmpl-1", "choices": [{"text": text_of(count)}], "usage": usage})
+        usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": count} | self.told
+        if request.path == "/v1/messages":
+            return json_of({"type": "message", "content": [], "usage": usage})
+        return json_of({"id": "resp_1", "status": "completed", "output": [], "usage": usage})
 
     def _not_ready(self) -> web.Response:
         error = {"message": "The model is not ready (draining).", "code": "not_ready"}
@@ -154,7 +176,10 @@ class Stub:
         if fault == "redirect":
             return web.Response(status=307, headers={"location": self.elsewhere})
         if fault == "stall":
-            await asyncio.sleep(600)
+            while request.transport is not None and not request.transport.is_closing():
+                await asyncio.sleep(0.02)
+            self.num_left += 1
+            return web.Response()
         if fault == "late":
             await asyncio.sleep(0.6)
         if fault == "lie":
@@ -164,13 +189,13 @@ class Stub:
             request.transport.abort()
             return web.Response()
         if not body.get("stream"):
-            return web.json_response(self._whole(body))
+            return json_of(self._whole(body))
         return await self._stream(request, body, fault)
 
     def _usage(self, count: int) -> dict[str, Any]:
         details = {"cached_tokens": 4}
         counts = {"prompt_tokens": PROMPT_TOKENS, "completion_tokens": count}
-        return {**counts, "prompt_tokens_details": details}
+        return {**counts, "prompt_tokens_details": details} | self.told
 
     def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
         count = body.get("max_tokens") or 8
@@ -264,6 +289,11 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
     config = with_rollouts("test", config, rollouts)
     evidence, tasks = more.get("evidence", {}), more.get("tasks", ())
     return msgspec.structs.replace(config, evidence=evidence, tasks=tuple(tasks))
+
+
+def json_of(content: dict[str, Any]) -> web.Response:
+    """A whole answer; numbers may have any number of digits."""
+    return web.Response(body=msgspec.json.encode(content), content_type="application/json")
 
 
 class Gateway:

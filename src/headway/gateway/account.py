@@ -1,7 +1,10 @@
 """What one request holds and takes: tokens and dollars of its key, its rows of the ledger.
 
+    held      prompt + prompts x choices x (the longest answer, or the context without one)
+    settled   what its attempts took, as upstreams counted it or by an estimate
+
 `async with` holds before the first attempt and settles however the request ends; what is told to a
-client as complete is on disk before its last byte.
+client as complete is on disk before its last byte. All requests of a key hold from one balance.
 """
 
 import logging
@@ -10,6 +13,7 @@ from types import TracebackType
 from headway.core.errors import RequestError
 from headway.gateway import ledger
 from headway.gateway.arm import is_invalid, tell
+from headway.gateway.ask import Attempt
 from headway.gateway.dialects import Usage
 from headway.gateway.incoming import Incoming
 from headway.gateway.money import dollars_of
@@ -18,8 +22,14 @@ from headway.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-UNKNOWN_ANSWER = 256
-"""Tokens that an answer of no given length is held as."""
+UNKNOWN_CONTEXT = 16_384
+"""Tokens of an answer of no given length, where an upstream does not say how long it may be."""
+LARGEST_CONTEXT = 2**20
+"""Tokens that a prompt or an answer is believed to have, where an upstream tells no context."""
+LEFT = ("left", "client_left")
+"""How a request ends whose client has gone: what its upstream computed counts for its key."""
+IDLE = ("connect", "refused", "busy", "away")
+"""Outcomes of an attempt for which its upstream did no work."""
 
 
 class Account:
@@ -32,6 +42,8 @@ class Account:
         self._purse = state.purses.of(incoming.owner)
         self._held_tokens, self._held_dollars = 0, 0.0
         self._open = self._told_arm = False
+        self._last = Usage()
+        """What the last attempt took."""
         self.num_attempts = 0
         self.dollars = 0.0
         self.relayed = Usage()
@@ -63,27 +75,79 @@ class Account:
     def _num_prompt(self) -> int:
         """Tokens of the prompt, as its bytes tell."""
         pool = self._state.pools[self._incoming.route.name]
-        return round(pool.upstreams[0].speed.tokens_of(self._incoming.prompt_bytes))
+        return self._prompt_at(pool.upstreams[0])
+
+    def _prompt_at(self, upstream: Upstream) -> int:
+        """Tokens of the prompt there: by its bytes, and no fewer than it has token ids."""
+        incoming = self._incoming
+        return max(round(upstream.speed.tokens_of(incoming.prompt_bytes)), incoming.num_ids)
+
+    def _most_output(self, upstream: Upstream, unknown: int) -> int:
+        """Tokens of all its answers at most; `unknown` are those of one where nothing says it."""
+        incoming, context = self._incoming, upstream.context or unknown
+        return min(incoming.asked.answer or context, context) * incoming.num_answers
 
     def _hold(self) -> None:
         """Keep what it may cost; raises RequestError 429."""
-        incoming, prompt = self._incoming, self._num_prompt()
-        longest = incoming.asked.answer or UNKNOWN_ANSWER
-        spare, param = incoming.caller.in_batch, incoming.answer_param
-        self._held_tokens = self._meter.hold(
-            prompt, longest, param is not None, param or "messages", spare=spare
-        )
+        incoming, state = self._incoming, self._state
+        rows = state.with_fallbacks(incoming.route)
+        upstreams = [each for row in rows for each in state.pools[row.name].upstreams]
+        most = [
+            (each, Usage(self._prompt_at(each), 0, self._most_output(each, UNKNOWN_CONTEXT)))
+            for each in upstreams
+        ]
+        self._hold_tokens(max(usage.output for _, usage in most))
         if self._purse is None:
             return
-        upstreams = self._state.pools[incoming.route.name].upstreams
-        usage = Usage(prompt, 0, longest)
-        most = max(dollars_of(each.price, usage, each.speed) for each in upstreams)
+        dollars = max(dollars_of(each.price, usage, each.speed) for each, usage in most)
         try:
-            self._purse.hold(most)
+            self._purse.hold(dollars)
         except RequestError:
             self._meter.settle(self._held_tokens, 0)
             raise
-        self._held_dollars = most
+        self._held_dollars = dollars
+
+    def _hold_tokens(self, output: int) -> None:
+        """Keep so many tokens of the minute; answers of no given length may be shortened to it."""
+        incoming, prompt, meter = self._incoming, self._num_prompt(), self._meter
+        param, spare = incoming.answer_param, incoming.caller.in_batch
+        given = param is not None or not incoming.num_answers
+        if not given and meter.tokens is not None and prompt + output > meter.tokens.per_minute:
+            each = max(1, (meter.tokens.per_minute - prompt) // incoming.num_answers)
+            incoming.raw[incoming.dialect.lengths[0]] = each
+            output = each * incoming.num_answers
+        self._held_tokens = meter.hold(prompt, output, given, param or "messages", spare=spare)
+
+    # ── what attempts take ──────────────────────────────────────────────────────────────────
+
+    def believed(self, upstream: Upstream, usage: Usage | None) -> Usage | None:
+        """Usage as an upstream sent it; None, and counted, where the request cannot have taken it:
+        a negative count, or more than was asked for."""
+        if usage is None:
+            return None
+        incoming = self._incoming
+        prompts = max(incoming.num_prompts, incoming.num_answers)
+        most_prompt = (upstream.context or LARGEST_CONTEXT) * prompts
+        fits = 0 <= usage.cached <= usage.prompt <= most_prompt
+        if fits and 0 <= usage.output <= self._most_output(upstream, LARGEST_CONTEXT):
+            return usage
+        self._state.metrics.add("usage_refused", upstream=upstream.name)
+        return None
+
+    def estimate(self, upstream: Upstream, num_bytes: int, output: float = 0.0) -> Usage:
+        """What an attempt took that no upstream counted: an answer of so many bytes, or `output`
+        tokens where that is more."""
+        output = max(upstream.speed.tokens_of(num_bytes), output)
+        most = self._most_output(upstream, LARGEST_CONTEXT)
+        return Usage(self._prompt_at(upstream), 0, min(round(output), most))
+
+    def unfinished(self, attempt: Attempt, outcome: str, num_bytes: int | None = None) -> Usage:
+        """What an attempt took that is over: by the bytes of its answer, by its time without."""
+        if outcome in IDLE or outcome.startswith("status_"):
+            return Usage()
+        upstream, speed = attempt.upstream, attempt.upstream.speed
+        made = speed.made(attempt.flight) if num_bytes is None else 0.0
+        return self.estimate(upstream, num_bytes or 0, made)
 
     def first_token(self) -> None:
         """The first token goes to the client."""
@@ -106,6 +170,7 @@ class Account:
         The first one that is `of_arm` is told to the rollout of its model.
         """
         dollars = dollars_of(upstream.price, usage, upstream.speed)
+        self._last = usage
         self.num_attempts += 1
         self.dollars += dollars
         state = self._state
@@ -145,6 +210,8 @@ class Account:
             return
         self._open = False
         state, incoming, used = self._state, self._incoming, self.relayed
+        if status in LEFT and not any(used):
+            used, self.estimated = self._last, True
         self._meter.settle(self._held_tokens, used.prompt + used.output)
         if self._purse is not None:
             self._purse.settle(self._held_dollars, self.dollars)
@@ -170,5 +237,5 @@ class Account:
     ) -> None:
         if not self._open:
             return
-        code = error.code or "refused" if isinstance(error, RequestError) else "left"
+        code = error.code or "refused" if isinstance(error, RequestError) else LEFT[0]
         await self.settle("ok" if error is None else code)

@@ -54,7 +54,7 @@ def access(path: str) -> str:
 
 
 class Generate:
-    """POST of an endpoint that generates, on raw ASGI: the hot path."""
+    """POST of an endpoint that takes tokens, on raw ASGI: the hot path."""
 
     def __init__(self, state: State, dialect: Dialect) -> None:
         self._state = state
@@ -265,7 +265,6 @@ ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/v1/outcomes", outcome),
-    ("POST", "/v1/embeddings", forward.embed),
     ("POST", "/tokenize", forward.count),
     ("POST", "/detokenize", forward.count),
     ("POST", "/apply-template", forward.count),

@@ -19,6 +19,8 @@ from headway.gateway.upstream import Upstream
 STREAM, WHOLE = "text/event-stream", "application/json"
 OURS = ("slo", "service_class", "timings", FIELD)
 """Fields that a Headway server alone knows."""
+PREDICTS = ("headway", "llama")
+"""Kinds that know llama.cpp's name for the length of an answer."""
 SALTED = ("headway", "vllm")
 """Kinds whose prefix caches keep salts apart."""
 PASSED_BACK = (
@@ -77,6 +79,10 @@ def body_for(incoming: Incoming, upstream: Upstream, raw: dict[str, Any]) -> byt
     if not upstream.is_headway:
         for name in OURS:
             body.pop(name, None)
+    if upstream.kind not in PREDICTS and isinstance(body.get("n_predict"), int):
+        bound = body.pop("n_predict")
+        if bound > 0 and incoming.answer_param == "n_predict":
+            body["max_tokens"] = bound
     if upstream.kind in SALTED and upstream.kind != "headway":
         salt = incoming.caller.principal.salted(raw.get("cache_salt")).cache_salt
         if salt:

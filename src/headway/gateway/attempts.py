@@ -138,16 +138,8 @@ class Way:
                     if found is not None:
                         yield found
 
-    def _routes(self) -> Iterator[ModelRow]:
-        """Its own model row, then its fallbacks, theirs behind them."""
-        routes, waiting, seen = self._state.routes, [self._incoming.route], set()
-        while waiting:
-            row = waiting.pop(0)
-            if row.name in seen:
-                continue
-            seen.add(row.name)
-            yield row
-            waiting += [routes[name] for name in row.fallbacks if name in routes]
+    def _routes(self) -> list[ModelRow]:
+        return self._state.with_fallbacks(self._incoming.route)
 
     def failed(self, upstream: Upstream, failure: AttemptError) -> None:
         """An attempt there has failed; raises its error where nobody else may be asked."""
@@ -178,6 +170,7 @@ def not_understood(incoming: Incoming, need: str) -> RequestError:
         "tools": ("tools",),
         "schemas": ("response_format", "text"),
         "images": ("messages", "input"),
+        "embeddings": (),
     }[need]
     return RequestError(
         f"No upstream of {incoming.model[:80]} understands {need}.",

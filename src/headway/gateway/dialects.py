@@ -1,15 +1,17 @@
-"""What the gateway has to know of the four endpoints that generate, and no more.
+"""What the gateway has to know of the endpoints that take tokens, and no more.
 
 Of a body: the prompt's bytes, how long the answer may be, what it needs. Of an answer: whether an
 event shows something, ends the stream, tells usage or an error. All else passes as it is.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Protocol
 
 import msgspec
+from msgspec import Meta
 
+from headway.gateway.bodies import prompt_bytes, prompts_of
 from headway.gateway.events import Event
 
 encode = msgspec.json.encode
@@ -24,6 +26,11 @@ class Usage(NamedTuple):
     prompt: int = 0
     cached: int = 0
     output: int = 0
+
+
+BAD_USAGE = Usage(-1, -1, -1)
+"""Usage that an upstream sent and that is none: a count that is negative, no integer, or huge."""
+Count = Annotated[int, Meta(ge=0, le=2**40)]
 
 
 class Shown(NamedTuple):
@@ -43,15 +50,15 @@ class Shown(NamedTuple):
 
 
 class Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: Count | None = None
 
 
 class ChatUsage(msgspec.Struct, gc=False):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count = 0
+    completion_tokens: Count = 0
     prompt_tokens_details: Details | None = None
 
-    def counted(self) -> Usage:
+    def counted(self, before: Usage | None) -> Usage:
         details = self.prompt_tokens_details
         cached = details.cached_tokens if details is not None else 0
         return Usage(self.prompt_tokens, cached or 0, self.completion_tokens)
@@ -75,22 +82,24 @@ class Choice(msgspec.Struct, gc=False):
 
 class Chunk(msgspec.Struct, gc=False):
     choices: list[Choice] = []
-    usage: ChatUsage | None = None
+    usage: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
 
 
 class WholeChat(msgspec.Struct, gc=False):
     choices: list[msgspec.Raw] | None = None
-    usage: ChatUsage | None = None
+    data: list[msgspec.Raw] | None = None
+    """Of embeddings."""
+    usage: msgspec.Raw = NOTHING
     error: msgspec.Raw = NOTHING
 
 
 class ResponseUsage(msgspec.Struct, gc=False):
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: Count = 0
+    output_tokens: Count = 0
     input_tokens_details: Details | None = None
 
-    def counted(self) -> Usage:
+    def counted(self, before: Usage | None) -> Usage:
         details = self.input_tokens_details
         cached = details.cached_tokens if details is not None else 0
         return Usage(self.input_tokens, cached or 0, self.output_tokens)
@@ -99,7 +108,7 @@ class ResponseUsage(msgspec.Struct, gc=False):
 class Response(msgspec.Struct, gc=False):
     id: str = ""
     status: str = ""
-    usage: ResponseUsage | None = None
+    usage: msgspec.Raw = NOTHING
 
 
 class ResponseEvent(msgspec.Struct, gc=False):
@@ -109,10 +118,10 @@ class ResponseEvent(msgspec.Struct, gc=False):
 
 
 class MessageUsage(msgspec.Struct, gc=False):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
 
     def counted(self, before: Usage | None) -> Usage:
         """What it adds to what `message_start` told."""
@@ -125,7 +134,7 @@ class MessageUsage(msgspec.Struct, gc=False):
 
 
 class Message(msgspec.Struct, gc=False):
-    usage: MessageUsage | None = None
+    usage: msgspec.Raw = NOTHING
     content: list[msgspec.Raw] | None = None
     type: str = ""
 
@@ -140,7 +149,27 @@ class MessageEvent(msgspec.Struct, gc=False):
     type: str
     delta: TextDelta | None = None
     message: Message | None = None
-    usage: MessageUsage | None = None
+    usage: msgspec.Raw = NOTHING
+
+
+class Counted(Protocol):
+    """Usage as one of the dialects sends it."""
+
+    def counted(self, before: Usage | None) -> Usage: ...
+
+
+def usage_of(
+    raw: msgspec.Raw, decode: Callable[[msgspec.Raw], Counted], before: Usage | None = None
+) -> Usage | None:
+    """The usage in this JSON, which follows `before`; None of null, BAD_USAGE where it is none."""
+    if raw == NOTHING:
+        return None
+    if before == BAD_USAGE:
+        return before
+    try:
+        return decode(raw).counted(before)
+    except MALFORMED:
+        return BAD_USAGE
 
 
 decode_chunk = msgspec.json.Decoder(Chunk).decode
@@ -149,6 +178,9 @@ decode_response_event = msgspec.json.Decoder(ResponseEvent).decode
 decode_response = msgspec.json.Decoder(Response).decode
 decode_message_event = msgspec.json.Decoder(MessageEvent).decode
 decode_message = msgspec.json.Decoder(Message).decode
+decode_chat_usage = msgspec.json.Decoder(ChatUsage).decode
+decode_response_usage = msgspec.json.Decoder(ResponseUsage).decode
+decode_message_usage = msgspec.json.Decoder(MessageUsage).decode
 
 
 # ── OpenAI's chunks ─────────────────────────────────────────────────────────────────────────
@@ -169,6 +201,14 @@ class Chunks:
         """What decides what a prefix cache finds, first things first."""
         return prompt_bytes(raw, self.prompt)
 
+    def num_prompts(self, raw: dict[str, Any]) -> int:
+        """How many prompts it holds."""
+        return len(prompts_of(raw.get("prompt")))
+
+    def num_answers(self, raw: dict[str, Any]) -> int:
+        """How many answers are computed."""
+        return self.num_prompts(raw) * max(1, raw.get("n") or 1, raw.get("best_of") or 1)
+
     def asks_for_usage(self, raw: dict[str, Any]) -> bool:
         """Whether the client wants to see it in a stream."""
         options = raw.get("stream_options")
@@ -185,7 +225,7 @@ class Chunks:
         if event.data == DONE:
             return Shown(end=True)
         chunk = decode_chunk(event.data)
-        usage = chunk.usage.counted() if chunk.usage is not None else None
+        usage = usage_of(chunk.usage, decode_chat_usage)
         text, size, finished = "", 0, False
         for choice in chunk.choices:
             delta = choice.delta
@@ -207,22 +247,29 @@ class Chunks:
         whole = decode_whole_chat(data)
         if whole.error != NOTHING or whole.choices is None:
             raise ValueError("an error in place of an answer")
-        return whole.usage.counted() if whole.usage is not None else None
+        return usage_of(whole.usage, decode_chat_usage)
 
     def may_resume(self, raw: dict[str, Any]) -> bool:
         """Whether its stream is one that a Headway server can go on with."""
-        one = raw.get("n") in (None, 1) and is_one(raw.get("prompt"))
         plain = not raw.get("logprobs") and raw.get("prompt_logprobs") is None
-        return one and plain and raw.get("best_of") in (None, 1)
+        return plain and self.num_answers(raw) == 1
 
 
-def is_one(prompt: Any) -> bool:
-    """Whether it is one prompt, or none: [1, 2] is one of two tokens, ["a", "b"] are two."""
-    return (
-        not isinstance(prompt, list)
-        or len(prompt) == 1
-        or all(isinstance(each, int) for each in prompt[:1])
-    )
+@dataclass(frozen=True, slots=True)
+class Embeddings(Chunks):
+    """/v1/embeddings: prompts without answers, never streamed."""
+
+    def num_prompts(self, raw: dict[str, Any]) -> int:
+        return len(prompts_of(raw.get("input")))
+
+    def num_answers(self, raw: dict[str, Any]) -> int:
+        return 0
+
+    def read_whole(self, data: bytes) -> Usage | None:
+        whole = decode_whole_chat(data)
+        if whole.error != NOTHING or whole.data is None:
+            raise ValueError("an error in place of an answer")
+        return usage_of(whole.usage, decode_chat_usage)
 
 
 # ── Responses ───────────────────────────────────────────────────────────────────────────────
@@ -238,6 +285,12 @@ class Responses:
     def prompt_bytes(self, raw: dict[str, Any]) -> bytes:
         return prompt_bytes(raw, ("tools", "instructions", "input"))
 
+    def num_prompts(self, raw: dict[str, Any]) -> int:
+        return 1
+
+    def num_answers(self, raw: dict[str, Any]) -> int:
+        return 1
+
     def asks_for_usage(self, raw: dict[str, Any]) -> bool:
         return True
 
@@ -251,23 +304,21 @@ class Responses:
         kind = told.type
         if kind in ("error", "response.failed"):
             return Shown(error=True)
-        usage = None
-        if told.response is not None and told.response.usage is not None:
-            usage = told.response.usage.counted()
+        counts = told.response.usage if told.response is not None else NOTHING
         delta = told.delta if isinstance(told.delta, str) else ""
         return Shown(
             content=kind not in ("response.created", "response.in_progress", "response.queued"),
             end=kind in ("response.completed", "response.incomplete"),
             text=delta if kind == "response.output_text.delta" else "",
             size=len(delta),
-            usage=usage,
+            usage=usage_of(counts, decode_response_usage),
         )
 
     def read_whole(self, data: bytes) -> Usage | None:
         whole = decode_response(data)
         if not whole.id or whole.status in ("", "failed"):
             raise ValueError("an error in place of an answer")
-        return whole.usage.counted() if whole.usage is not None else None
+        return usage_of(whole.usage, decode_response_usage)
 
     def id_of(self, data: bytes) -> str:
         """The id of a whole response."""
@@ -291,6 +342,12 @@ class Messages:
     def prompt_bytes(self, raw: dict[str, Any]) -> bytes:
         return prompt_bytes(raw, ("tools", "system", "messages"))
 
+    def num_prompts(self, raw: dict[str, Any]) -> int:
+        return 1
+
+    def num_answers(self, raw: dict[str, Any]) -> int:
+        return 1
+
     def asks_for_usage(self, raw: dict[str, Any]) -> bool:
         return True
 
@@ -302,7 +359,7 @@ class Messages:
         kind = told.type
         if kind in ("error", "ping"):
             return Shown(error=kind == "error", hidden=True)
-        counts = told.usage or (told.message.usage if told.message is not None else None)
+        counts = told.message.usage if told.message is not None else told.usage
         delta = told.delta
         text = delta.text if delta is not None else None
         other = (delta.thinking or delta.partial_json or "") if delta is not None else ""
@@ -311,14 +368,14 @@ class Messages:
             end=kind == "message_stop",
             text=text or "",
             size=len(text or other),
-            usage=counts.counted(before) if counts is not None else None,
+            usage=usage_of(counts, decode_message_usage, before),
         )
 
     def read_whole(self, data: bytes) -> Usage | None:
         whole = decode_message(data)
         if whole.content is None or whole.type == "error":
             raise ValueError("an error in place of an answer")
-        return whole.usage.counted(None) if whole.usage is not None else None
+        return usage_of(whole.usage, decode_message_usage)
 
     def may_resume(self, raw: dict[str, Any]) -> bool:
         return True
@@ -336,58 +393,6 @@ DIALECTS: dict[str, Dialect] = {
         Chunks("/v1/completions", ("prompt",), ("max_tokens", "n_predict")),
         Responses(),
         Messages(),
+        Embeddings("/v1/embeddings", ("input",), ()),
     )
 }
-
-
-# ── bodies ──────────────────────────────────────────────────────────────────────────────────
-
-
-def prompt_bytes(raw: dict[str, Any], names: Iterable[str]) -> bytes:
-    """The fields one behind the other, items of lists too: what equal prompts share comes first."""
-    parts = []
-    for name in names:
-        value = raw.get(name)
-        if isinstance(value, str):
-            parts.append(value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, list):
-            parts += [encode(item) for item in value]
-        elif value is not None:
-            parts.append(encode(value))
-    return b"".join(parts)
-
-
-def answer_length(raw: dict[str, Any], names: Iterable[str]) -> tuple[int | None, str | None]:
-    """(the most tokens of the answer, the field that says so), (None, None) where none does."""
-    for name in names:
-        value = raw.get(name)
-        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value, name
-    return None, None
-
-
-def needs_of(raw: dict[str, Any]) -> frozenset[str]:
-    """What an upstream must understand: tools, schemas, images."""
-    needs = set()
-    if raw.get("tools"):
-        needs.add("tools")
-    text = raw.get("text")
-    formats = [raw.get("response_format"), text.get("format") if isinstance(text, dict) else None]
-    if any(isinstance(each, dict) and each.get("type") == "json_schema" for each in formats):
-        needs.add("schemas")
-    if has_image(raw.get("messages")) or has_image(raw.get("input")):
-        needs.add("images")
-    return frozenset(needs)
-
-
-IMAGES = ("image_url", "image", "input_image")
-
-
-def has_image(messages: Any) -> bool:
-    """Whether a part of a message is an image."""
-    for message in messages if isinstance(messages, list) else ():
-        content = message.get("content") if isinstance(message, dict) else None
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and part.get("type") in IMAGES:
-                return True
-    return False

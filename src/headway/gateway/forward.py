@@ -1,4 +1,4 @@
-"""What is no generation and passes whole: counting tokens, embeddings, stored responses."""
+"""What takes no tokens and passes whole: counting tokens, stored responses."""
 
 import asyncio
 
@@ -22,21 +22,14 @@ MAX_TRIES = 2
 
 
 async def count(state: State, request: Request) -> Response:
-    """POST of a small endpoint that a Headway server has: /tokenize, …/count_tokens."""
-    return await post(state, request, frozenset())
+    """POST of a small endpoint that a Headway server has: /tokenize, …/count_tokens.
 
-
-async def embed(state: State, request: Request) -> Response:
-    """POST /v1/embeddings, at an upstream that has them."""
-    return await post(state, request, frozenset({"embeddings"}))
-
-
-async def post(state: State, request: Request, needs: frozenset[str]) -> Response:
-    """The answer of the first upstream that gives one; raises RequestError."""
+    The answer of the first upstream that gives one; raises RequestError.
+    """
     raw = await read_object(state, request.scope, request.receive)
     given = raw.get("model")
     model, route = state.route(given if isinstance(given, str) else None)
-    asked, without = Asked(model=model, needs=needs), set[Upstream]()
+    asked, without = Asked(model=model), set[Upstream]()
     state.budget.request()
     last: RequestError | None = None
     left, free = MAX_TRIES, True

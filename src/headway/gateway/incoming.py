@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import RequestError
@@ -14,25 +13,20 @@ from headway.edge.relayed import FIELD
 from headway.edge.tasks import DEFAULT_CLASS, task_name
 from headway.gateway.answers import last_text
 from headway.gateway.arm import Arm, arm_of
+from headway.gateway.bodies import Body, answer_length, needs_of, num_ids
 from headway.gateway.cascade.rows import class_of
 from headway.gateway.choose import Asked
 from headway.gateway.config import ModelRow
-from headway.gateway.dialects import Dialect, Responses, answer_length, needs_of
+from headway.gateway.dialects import Dialect, Embeddings, Responses
 from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
 from headway.gateway.state import State
 
 
-class AnyBody(msgspec.Struct):
-    """A body whose fields upstreams judge; those that may hold many token ids have names."""
-
-    prompt: Any = None
-    tokens: Any = None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incoming:
-    """One request that generates. `prompt_bytes` is the size of what a prefix cache compares."""
+    """One request that takes tokens. `prompt_bytes` is the size of what a prefix cache compares,
+    `num_ids` are those of its prompts that are token ids; prompts times choices are answers."""
 
     scope: Scope
     receive: Receive
@@ -46,6 +40,9 @@ class Incoming:
     route: ModelRow
     asked: Asked
     prompt_bytes: int
+    num_ids: int
+    num_prompts: int
+    num_answers: int
     answer_param: str | None
     stream: bool
     task: str
@@ -64,7 +61,7 @@ class Incoming:
 async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str, Any]:
     """The body's object without the fields that are the gateway's alone; raises RequestError."""
     raw, _ = await bodies.read_object(
-        receive, state.options.max_body, AnyBody, pool=state.pool, user=turn_of(scope)
+        receive, state.options.max_body, Body, pool=state.pool, user=turn_of(scope)
     )
     raw.pop(FIELD, None)
     return raw
@@ -73,18 +70,17 @@ async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str,
 async def read_incoming(
     state: State, dialect: Dialect, scope: Scope, receive: Receive, send: Send
 ) -> Incoming:
-    """The request at a path that generates; raises RequestError."""
+    """The request at a path that takes tokens; raises RequestError."""
     raw = await read_object(state, scope, receive)
     began_s, owner = state.clock.now_s(), owner_of(scope)
-    given = raw.get("model")
-    if given is not None and not isinstance(given, str):
-        raise RequestError("model: expected a string.", param="model", code="invalid_type")
-    model, route = state.route(given)
+    model, route = state.route(typed_body(dialect, raw).model)
     prompt = dialect.prompt_bytes(raw)
     answer, param = answer_length(raw, dialect.lengths)
     task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)
     caller: Caller = scope.get("caller") or state.keyring.nobody
-    arm = arm_of(state.rollouts.get(route.name), raw, owner, scope["request_id"])
+    generates = not isinstance(dialect, Embeddings)
+    rollout = state.rollouts.get(route.name) if generates else None
+    arm = arm_of(rollout, raw, owner, scope["request_id"])
     if arm is not None:
         arm[0].note_task(owner, task, arm[1])
     salt = f"{caller.principal.cache_salt} {owner} {raw.get('cache_salt')}"
@@ -101,13 +97,16 @@ async def read_incoming(
         route=route,
         asked=Asked(
             model=model,
-            keys=page_keys(f"{model} {salt}", prompt),
+            keys=page_keys(f"{model} {salt}", prompt) if generates else (),
             num_bytes=len(prompt),
-            answer=answer,
-            needs=needs_of(raw),
+            answer=answer if generates else 0,
+            needs=needs_of(raw) if generates else frozenset({"embeddings"}),
             pinned=pinned_to(state, raw, owner) if isinstance(dialect, Responses) else "",
         ),
         prompt_bytes=len(prompt),
+        num_ids=num_ids(raw.get("prompt" if generates else "input")),
+        num_prompts=dialect.num_prompts(raw),
+        num_answers=dialect.num_answers(raw),
         answer_param=param,
         stream=raw.get("stream") is True,
         task=task,
@@ -118,10 +117,22 @@ async def read_incoming(
     )
 
 
+def typed_body(dialect: Dialect, raw: dict[str, Any]) -> Body:
+    """The fields that the gateway goes by; RequestError names one of another type."""
+    body = bodies.typed(raw, Body)
+    if body.stream and isinstance(dialect, Embeddings):
+        raise RequestError(
+            "Embeddings are not streamed; leave out stream.",
+            param="stream",
+            code="unsupported_parameter",
+        )
+    return body
+
+
 def hold_of(state: State, incoming: Incoming) -> Hold | None:
     """What holds its answer until that is scored, None where nothing does."""
     counts = state.holds.get(incoming.route.name)
-    if counts is None:
+    if counts is None or isinstance(incoming.dialect, Embeddings):
         return None
     return Hold(counts, state.scorers, incoming.dialect, incoming.raw, incoming.task_class)
 

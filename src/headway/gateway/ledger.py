@@ -3,7 +3,8 @@
 A request has a row from the moment it begins; how far it is is written once a second, and what it
 took before its last byte is sent. So after a SIGKILL at any moment what clients have seen complete
 is there to the token, and what was cut is there as `interrupted`, an estimate at most a second old.
-Rows are written by one thread, many in one transaction; a full disk costs rows, not answers.
+Rows are written by one thread, many in one transaction; a row that cannot be written is counted and
+costs no other row, and a full disk costs rows, not answers.
 """
 
 import asyncio
@@ -186,19 +187,28 @@ class Ledger:
         writing.add_done_callback(finish)
 
     def _commit(self, rows: list[tuple[str, tuple[Any, ...]]]) -> None:
-        """In the thread: all rows, or none of them."""
+        """In the thread: write the rows in one transaction, without those that are refused."""
         connection = self._connection
         assert connection is not None
+        num_kept, failure = 0, None
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in rows:
-                connection.execute(statement, values)
+                try:
+                    num_kept += connection.execute(statement, values).rowcount > 0
+                except Exception as error:  # a value that no column holds, a table that is gone
+                    failure = error
+                    if not connection.in_transaction:  # a full disk ends the whole of it
+                        raise
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            self.num_lost += len(rows)
-            log.error("the ledger lost %d rows: %s", len(rows), error)
+        except Exception as error:
+            num_kept, failure = 0, error
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
+        if num_kept < len(rows):
+            self.num_lost += len(rows) - num_kept
+            why = failure or "requests that have no row"
+            log.error("the ledger lost %d rows: %s", len(rows) - num_kept, why)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 

@@ -11,6 +11,10 @@ HELP = {
     "tokens": ("counter", "Tokens relayed, by route and kind: prompt, cached or output."),
     "dollars": ("counter", "Dollars spent on attempts, by upstream."),
     "refused": ("counter", "Requests that were refused here, by code."),
+    "usage_refused": (
+        "counter",
+        "Answers whose usage no request can have taken, by upstream: it was estimated.",
+    ),
     "retries_denied": ("counter", "Attempts that the retry budget did not allow."),
     "client_retries": ("counter", "Requests that a client's library sent again."),
     "upstream_up": ("gauge", "1 where an upstream may be asked, by upstream."),

@@ -44,11 +44,20 @@ class Purse:
         return self.row.dollars - self._total - self._held
 
     def hold(self, dollars: float) -> None:
-        """Keep so much for a request; raises RequestError 429 where it is not there."""
+        """Keep so much for a request; raises RequestError 429 where it is not there now, 400 where
+        it never is."""
+        whole = f"{self._who} may spend {self.row.dollars:g} dollars per {self.row.per}"
+        if dollars > self.row.dollars > 0:
+            raise RequestError(
+                f"{whole}; this request may cost {dollars:.4g}. Send fewer prompts, or lower n and "
+                "max_tokens, which is the model's context where it is left out.",
+                code="budget_exceeded",
+                reason="dollars",
+            )
         if self.left < dollars or self.left <= 0:
             raise RequestError(
-                f"{self._who} may spend {self.row.dollars:g} dollars per {self.row.per}, and "
-                f"{max(self.left, 0):.4g} are left.",
+                f"{whole}, and {max(self.left, 0):.4g} are left; this request may cost "
+                f"{dollars:.4g}.",
                 code="insufficient_quota",
                 status=429,
                 reason="dollars",

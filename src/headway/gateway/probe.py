@@ -10,7 +10,7 @@ import msgspec
 
 from headway.edge.http_client import make_session, read_bounded
 from headway.gateway.answers import Seen, seen_whole
-from headway.gateway.dialects import DIALECTS, Usage
+from headway.gateway.dialects import BAD_USAGE, DIALECTS, Usage
 from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_BYTES = 2**24
@@ -49,6 +49,8 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
         raise kind(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
     dialect = DIALECTS[CHAT]
     usage = dialect.read_whole(data) or Usage()
+    if usage == BAD_USAGE:
+        raise ValueError("its usage is no count of tokens")
     seen = seen_whole(dialect, data)
     return Reply(seen=seen, usage=usage, seconds=time.monotonic() - began_s)
 

@@ -12,7 +12,7 @@ from headway.gateway import ledger
 from headway.gateway.arm import Arm, is_invalid, whole_text
 from headway.gateway.ask import WHOLE, Attempt
 from headway.gateway.attempts import AttemptError
-from headway.gateway.dialects import Usage
+from headway.gateway.dialects import BAD_USAGE, Usage
 from headway.gateway.incoming import Incoming
 from headway.gateway.money import dollars_of
 from headway.gateway.rollout import Sample
@@ -54,6 +54,8 @@ async def _ask(state: "State", incoming: Incoming, arm: Arm, upstream: Upstream)
             async with attempt.answer(WHOLE) as answer:
                 data = await read_bounded(answer, MAX_BYTES)
         usage = incoming.dialect.read_whole(data) or usage
+        if usage == BAD_USAGE:
+            raise ValueError("its usage is no count of tokens")
         prompt, output = usage.prompt, usage.output
         upstream.breaker.succeeded()
         priced = upstream.row.price is not None and output > 0

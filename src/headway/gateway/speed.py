@@ -116,6 +116,12 @@ class Speed:
             sample = (flight.began_s - flight.sent_s) / flight.ahead
             self._token_s = follow(self._token_s, sample)
 
+    def made(self, flight: Flight) -> float:
+        """Tokens of an answer that has not come, by the pace there since its prompt was done."""
+        prompts_s = flight.ahead * self.token_s
+        since_s = self._clock.now_s() - flight.sent_s - prompts_s
+        return max(0.0, since_s) / (self.answer_s * flight.beside)
+
     def end(self, flight: Flight, prompt_bytes: int = 0, prompt: int = 0, answer: int = 0) -> None:
         """It is over; the counts are the upstream's own where it told them. Safe to call twice."""
         if flight not in self.flights:

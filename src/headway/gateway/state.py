@@ -250,6 +250,17 @@ class State:
             )
         return name, row
 
+    def with_fallbacks(self, route: ModelRow) -> list[ModelRow]:
+        """A model row, then its fallbacks, theirs behind them."""
+        found = {route.name: route}
+        waiting = [route]
+        while waiting:
+            row = waiting.pop(0)
+            more = [self.routes[name] for name in row.fallbacks if name not in found]
+            found |= {each.name: each for each in more}
+            waiting += more
+        return list(found.values())
+
     # ── batches ─────────────────────────────────────────────────────────────────────────────
 
     @property

@@ -352,9 +352,7 @@ class _Attempted:
     def _passed(self, event: Event, shown: Shown, data: bytes) -> bytes:
         """An event that shows no token: of the opening, or beside the content."""
         stream = self._stream
-        if shown.usage is not None and stream._shown:
-            return data
-        if stream._shown and not self._skips_opening:
+        if stream._shown and (shown.usage is not None or not self._skips_opening):
             return data
         self._know(event)
         if self._skips_opening:
@@ -409,22 +407,27 @@ class _Attempted:
         """Tokens relayed so far: by the marks, or an estimate by the bytes."""
         was, account = self._was, self._stream._account
         if self._marks.told:
-            told, resume = self._marks.usage(), self._stream._resume
+            told, resume = self._marked_usage(), self._stream._resume
             if resume is not None:
                 resume.tokens[self._before :] = self._marks.tokens()
             shown = self._before + told.output
             account.relayed = Usage(was.prompt or told.prompt, was.cached or told.cached, shown)
         elif not self._is_marked and self._size:
-            speed, incoming = self._upstream.speed, self._incoming
-            output = was.output + round(speed.tokens_of(self._size))
-            prompt = was.prompt or round(speed.tokens_of(incoming.prompt_bytes))
-            account.relayed, account.estimated = Usage(prompt, 0, output), True
+            now = account.estimate(self._upstream, self._size)
+            relayed = Usage(was.prompt or now.prompt, 0, was.output + now.output)
+            account.relayed, account.estimated = relayed, True
+
+    def _marked_usage(self) -> Usage:
+        """What the marks tell; of the tokens alone where the rest cannot be."""
+        told, account = self._marks.usage(), self._stream._account
+        return account.believed(self._upstream, told) or Usage(0, 0, len(self._marks.tokens()))
 
     def _counted(self, outcome: str) -> tuple[Usage, bool]:
         """(what this attempt took, whether that is an estimate); the client's sum is noted."""
-        account = self._stream._account
-        if outcome == "ok" and self._usage is not None:
-            usage, own = self._usage, self._usage.output
+        account, upstream = self._stream._account, self._upstream
+        usage = account.believed(upstream, self._usage) if outcome == "ok" else None
+        if usage is not None:
+            own = usage.output
             if self._is_marked and self._goes_on:  # it counts what was shown before as well
                 own -= self._before
                 account.relayed = usage
@@ -438,11 +441,8 @@ class _Attempted:
             return Usage(usage.prompt + self._before, usage.cached, max(0, own)), False
         if self._marks.told:
             account.estimated = False
-            told = self._marks.usage()
+            told = self._marked_usage()
             return Usage(told.prompt + self._before, told.cached, told.output), False
-        if outcome in ("connect", "refused", "busy", "away"):
-            return Usage(), False
-        speed = self._upstream.speed
-        prompt = round(speed.tokens_of(self._incoming.prompt_bytes))
-        account.estimated = True
-        return Usage(prompt, 0, round(speed.tokens_of(self._size))), True
+        usage = account.unfinished(self._attempt, outcome, self._size)
+        account.estimated = account.estimated or any(usage)
+        return usage, any(usage)

@@ -50,7 +50,6 @@ class WholeAnswer:
             try:
                 data = await self._ask(upstream)
             except AttemptError as failure:
-                self._account.attempt(upstream, failure.outcome, Usage(), estimated=failure.counts)
                 self._way.failed(upstream, failure)
                 continue
             self.headers += [
@@ -60,44 +59,53 @@ class WholeAnswer:
             return Response(data, media_type=WHOLE)
 
     async def _ask(self, upstream: Upstream) -> bytes:
-        """One attempt; raises AttemptError."""
-        incoming = self._incoming
+        """One attempt, which is in the books however it ends; raises AttemptError."""
+        incoming, account = self._incoming, self._account
         attempt = Attempt(self._state, incoming, upstream, incoming.raw)
-        prompt = output = 0
+        counted: Usage | None = None
+        outcome = "left"
+        try:
+            data, counted = await self._answer(upstream, attempt)
+            outcome = "ok"
+        except AttemptError as failure:
+            outcome = failure.outcome
+            raise
+        except asyncio.CancelledError:
+            upstream.breaker.given_up()
+            raise
+        finally:
+            if outcome != "ok":
+                usage = account.unfinished(attempt, outcome)
+                account.attempt(upstream, outcome, usage, estimated=any(usage))
+            done = counted or Usage()
+            attempt.end(done.prompt, done.output)
+        self._count(upstream, counted, data)
+        return replaced(data, renamed(incoming, upstream))
+
+    async def _answer(self, upstream: Upstream, attempt: Attempt) -> tuple[bytes, Usage | None]:
+        """(an answer, what its upstream counted); raises AttemptError."""
         try:
             async with asyncio.timeout(self._way.left_s) as limit:
                 with upstream.hurried(limit):
                     data, answer = await self._read(attempt)
-            usage = incoming.dialect.read_whole(data)
-            self.headers = passed_back(answer, upstream)
-            upstream.breaker.succeeded()
-            self._count(upstream, usage, data)
-            prompt, output = (usage.prompt, usage.output) if usage else (0, 0)
-        except AttemptError:
-            raise
+            usage = self._account.believed(upstream, self._incoming.dialect.read_whole(data))
         except FAILURES as error:
             failure = unanswered(error)
             if self._way.left_s <= 0:
                 failure.error, failure.again = too_late(), False
             raise failure from error
-        except asyncio.CancelledError:
-            upstream.breaker.given_up()
-            raise
-        finally:
-            attempt.end(prompt, output)
-        return replaced(data, renamed(incoming, upstream))
+        self.headers = passed_back(answer, upstream)
+        upstream.breaker.succeeded()
+        return data, usage
 
     async def _read(self, attempt: Attempt) -> tuple[bytes, aiohttp.ClientResponse]:
         async with attempt.answer(WHOLE) as answer:
             return await read_bounded(answer, MAX_WHOLE_BYTES), answer
 
-    def _count(self, upstream: Upstream, usage: Usage | None, data: bytes) -> None:
+    def _count(self, upstream: Upstream, counted: Usage | None, data: bytes) -> None:
         """Take what it cost: as the upstream counted it, else by its bytes."""
-        incoming, speed = self._incoming, upstream.speed
-        estimated = usage is None
-        if usage is None:
-            prompt, output = (speed.tokens_of(n) for n in (incoming.prompt_bytes, len(data)))
-            usage = Usage(round(prompt), 0, round(output))
+        incoming, estimated = self._incoming, counted is None
+        usage = counted or self._account.estimate(upstream, len(data))
         self._account.relayed, self._account.estimated = usage, estimated
         if self._account.text is not None:
             self._account.text.append(whole_text(data))

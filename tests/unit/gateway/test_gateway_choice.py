@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from gateway_world import Stub, world
 from headway.core.clock import VirtualClock
 from headway.edge.relayed import Load
+from headway.gateway.bodies import needs_of
 from headway.gateway.breaker import Breaker, RetryBudget
 from headway.gateway.choose import Asked, Pool
 from headway.gateway.config import UpstreamRow
-from headway.gateway.dialects import needs_of
 from headway.gateway.events import Event, EventCutter
 from headway.gateway.prefix import PAGE_BYTES, SeenPages, page_keys
 from headway.gateway.speed import ROWS, Speed

@@ -1,5 +1,9 @@
 """Numbers that an upstream sends: a bad one costs that upstream an attempt, and nobody else."""
 
+import asyncio
+import contextlib
+import sqlite3
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -7,6 +11,10 @@ import pytest
 
 from gateway_world import Stub, text_of, world
 from headway.edge.relayed import decode_load
+from headway.gateway.config import BudgetRow
+from headway.gateway.dialects import BAD_USAGE, DIALECTS, Usage
+from headway.gateway.events import Event
+from headway.gateway.ledger import ATTEMPT, BEGIN, PROGRESS, Ledger
 
 BIG = int("9" * 400)
 BAD_LOADS: dict[str, dict[str, Any]] = {
@@ -66,3 +74,109 @@ async def test_a_context_outside_of_its_range_is_no_look(length: int) -> None:
     async with world(bad, Stub("b")) as live:
         assert not live.state.upstreams["a"].looked
         assert all([(await live.chat()).is_complete for _ in range(4)])
+
+
+# ── usage ───────────────────────────────────────────────────────────────────────────────────
+
+BAD_COUNTS: dict[str, dict[str, Any]] = {
+    "2^63": {"completion_tokens": 2**63},
+    "400 digits": {"completion_tokens": BIG},
+    "5,000 digits": {"completion_tokens": msgspec.Raw(b"9" * 5000)},
+    "negative": {"completion_tokens": -100_000},
+    "more than asked": {"completion_tokens": 9},
+    "text": {"completion_tokens": "8"},
+    "fraction": {"completion_tokens": 8.5},
+    "prompt": {"prompt_tokens": 2**62},
+    "negative prompt": {"prompt_tokens": -1},
+    "cached": {"prompt_tokens_details": {"cached_tokens": 11}},
+}
+
+
+@pytest.mark.parametrize("kind", BAD_COUNTS)
+@pytest.mark.parametrize("stream", [True, False])
+async def test_bad_usage_is_an_estimate_and_costs_no_row(
+    kind: str, stream: bool, tmp_path: Path
+) -> None:
+    """Both answers are whole; the good upstream's are counted as it counts them."""
+    bad = Stub("a")
+    bad.told = BAD_COUNTS[kind]
+    turns = ({"name": "tiny", "policy": "round_robin"},)
+    budgets = {"*": BudgetRow(dollars=1e-3, per="day")}
+    async with world(bad, Stub("b"), models=turns, folder=tmp_path, budgets=budgets) as live:
+        answers = await asyncio.gather(*(live.chat(stream) for _ in range(8)))
+        assert all(each.is_complete if stream else each.text == text_of(8) for each in answers)
+        assert live.state.ledger.num_lost == 0
+        assert live.state.metrics.of("usage_refused", upstream="a") == 4
+        purse = live.state.purses.of("anonymous")
+        assert purse is not None and 1e-3 - 8 * 50e-6 < purse.left < 1e-3 - 8 * 16e-6
+    query = "SELECT upstream, estimated, COUNT(*), MAX(output_tokens) <= 8, MIN(dollars) > 0"
+    with contextlib.closing(sqlite3.connect(tmp_path / "gateway" / "ledger.db")) as connection:
+        found = connection.execute(f"{query} FROM attempts GROUP BY upstream").fetchall()
+        assert found == [("a", 1, 4, 1, 1), ("b", 0, 4, 1, 1)]
+        assert connection.execute("SELECT COUNT(*) FROM requests").fetchone() == (8,)
+
+
+WHOLE: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"choices": [], "usage": {"completion_tokens": BIG}},
+    "/v1/completions": {"choices": [], "usage": {"prompt_tokens": -1}},
+    "/v1/responses": {"id": "r", "status": "completed", "usage": {"output_tokens": -1}},
+    "/v1/messages": {"content": [], "usage": {"cache_read_input_tokens": BIG, "input_tokens": 1}},
+    "/v1/embeddings": {"data": [], "usage": {"prompt_tokens": 0.5}},
+}
+EVENTS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"choices": [], "usage": {"completion_tokens": BIG}},
+    "/v1/responses": {"type": "response.completed", "response": {"usage": {"input_tokens": -1}}},
+    "/v1/messages": {"type": "message_delta", "usage": {"output_tokens": -1}},
+}
+
+
+@pytest.mark.parametrize("path", WHOLE)
+def test_bad_usage_is_told_as_such_in_every_dialect(path: str) -> None:
+    assert DIALECTS[path].read_whole(msgspec.json.encode(WHOLE[path])) == BAD_USAGE
+    if path in EVENTS:
+        event = Event(data=msgspec.json.encode(EVENTS[path]))
+        assert DIALECTS[path].read(event, Usage(1, 1, 1)).usage == BAD_USAGE
+    if path == "/v1/messages":
+        good = Event(data=b'{"type": "message_delta", "usage": {"output_tokens": 2}}')
+        assert DIALECTS[path].read(good, BAD_USAGE).usage == BAD_USAGE
+        assert DIALECTS[path].read(good, Usage(1, 1, 1)).usage == Usage(1, 1, 2)
+
+
+class MarkStub(Stub):
+    """A Headway server whose marks tell a prompt of a million times its size."""
+
+    async def _write(self, request: Any, answer: Any, body: Any, fault: str) -> None:
+        write = answer.write
+
+        async def lie(data: bytes) -> None:
+            await write(data.replace(b": headway 10 ", b": headway 10000000 "))
+
+        answer.write = lie
+        await super()._write(request, answer, body, fault)
+
+
+async def test_marks_of_a_huge_prompt_are_not_believed(tmp_path: Path) -> None:
+    stub = MarkStub("a", headway=True, fault=lambda number: "reset5" if number == 1 else "")
+    async with world(stub, Stub("b", headway=True), folder=tmp_path) as live:
+        answers = [await live.chat() for _ in range(4)]
+    assert all(each.is_complete for each in answers)
+    with contextlib.closing(sqlite3.connect(tmp_path / "gateway" / "ledger.db")) as connection:
+        most = "SELECT MAX(prompt_tokens), MAX(dollars) < 1e-4 FROM attempts"
+        ((prompt, cheap),) = connection.execute(most).fetchall()
+    assert prompt <= 100 and cheap
+
+
+async def test_a_row_that_cannot_be_written_costs_no_other(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    await ledger.open(1000.0)
+    for number in range(5):
+        ledger.write(BEGIN, f"r{number}", "alice", "t", "default", "tiny", 1000.0, 7)
+        tokens = 2**63 if number == 2 else 1
+        ledger.write(ATTEMPT, f"r{number}", 1, "a", "ok", 1, 0, tokens, 0, 0.0, None)
+    ledger.write(BEGIN, "r1", "bob", "t", "default", "tiny", 1000.0, 7)
+    ledger.write(PROGRESS, 1, 0.0, "no such request")
+    await ledger.flushed()
+    assert ledger.num_lost == 3
+    assert len(await ledger.spent(0.0)) == 5
+    assert await ledger._select("SELECT COUNT(*) FROM attempts") == [(4,)]
+    await ledger.close()

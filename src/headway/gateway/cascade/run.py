@@ -25,7 +25,7 @@ from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.cascade.checks import fits
 from headway.gateway.cascade.evidence import PLAIN, TaskEvidence
 from headway.gateway.cascade.scoring import Scoring
-from headway.gateway.dialects import Chunks, Responses, Usage
+from headway.gateway.dialects import Chunks, Embeddings, Responses, Usage
 from headway.gateway.events import Event, EventReader
 from headway.gateway.incoming import Incoming, hold_of
 from headway.gateway.probe import FAILED
@@ -38,7 +38,7 @@ MAX_BYTES = 2**24
 async def answered(state: State, incoming: Incoming, account: Account) -> bool:
     """Whether the cheap route has answered this request."""
     cascade = state.cascades.get(incoming.route.name)
-    if cascade is None:
+    if cascade is None or isinstance(incoming.dialect, Embeddings):
         return False
     way = way_of(state, cascade, incoming)
     upstream = state.pools[cascade.row.cheap].choose(incoming.asked) if way is not None else None
@@ -109,11 +109,12 @@ class CheapAnswer:
             usage, estimated = self._counted()
             prompt, output = usage.prompt, usage.output
         except AttemptError as failure:
-            return self._failed(failure)
+            return self._failed(attempt, failure)
         except FAILED as error:
-            return self._failed(unanswered(error))
+            return self._failed(attempt, unanswered(error))
         except asyncio.CancelledError:
             self._upstream.breaker.given_up()
+            self._unfinished(attempt, "left")
             raise
         finally:
             attempt.end(prompt, output)
@@ -128,13 +129,16 @@ class CheapAnswer:
         self._account.relayed, self._account.estimated = usage, estimated
         return "accepted"
 
-    def _failed(self, failure: AttemptError) -> str:
+    def _failed(self, attempt: Attempt, failure: AttemptError) -> str:
         breaker = self._upstream.breaker
         (breaker.failed if failure.counts else breaker.given_up)()
-        self._account.attempt(
-            self._upstream, failure.outcome, Usage(), estimated=failure.counts, of_arm=False
-        )
+        self._unfinished(attempt, failure.outcome)
         return "failed"
+
+    def _unfinished(self, attempt: Attempt, outcome: str) -> None:
+        """The books of an attempt that gave no answer."""
+        usage = self._account.unfinished(attempt, outcome)
+        self._account.attempt(self._upstream, outcome, usage, estimated=any(usage), of_arm=False)
 
     def _body(self) -> dict[str, Any]:
         raw, dialect = self._incoming.raw, self._incoming.dialect
@@ -217,12 +221,10 @@ class CheapAnswer:
 
     def _counted(self) -> tuple[Usage, bool]:
         """What it took, and whether that is an estimate."""
-        if self._usage is not None:
-            return self._usage, False
-        speed = self._upstream.speed
-        sizes = (self._incoming.prompt_bytes, len(self._data))
-        prompt, output = (round(speed.tokens_of(size)) for size in sizes)
-        return Usage(prompt, 0, output), True
+        usage = self._account.believed(self._upstream, self._usage)
+        if usage is not None:
+            return usage, False
+        return self._account.estimate(self._upstream, len(self._data)), True
 
     async def send(self) -> None:
         """Give the answer to the client, the books first."""
