@@ -3,6 +3,8 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import anthropic
 import openai
 import pytest
 from live_gateway import LiveGateway
-from live_server import LiveServer, wait_until
+from live_server import LiveServer, clean_environment, wait_until
 
 MESSAGES: Any = [{"role": "user", "content": "Tell me of rivers."}]
 LONG: dict[str, Any] = {"temperature": 1.0, "seed": 3, "max_tokens": 60}
@@ -255,3 +257,22 @@ def test_it_starts_without_torch_and_while_nobody_is_there() -> None:
         os.kill(gateway.process.pid, signal.SIGHUP)
     finally:
         gateway.close()
+
+
+def test_a_second_gateway_on_one_ledger_is_refused_by_name(
+    live: LiveGateway, servers: list[LiveServer]
+) -> None:
+    """The first goes on, and no row of it is lost."""
+    folder = live.temp / "data"
+    before = live.rows("SELECT COUNT(*) FROM requests")[0][0]
+    command = [sys.executable, "-m", "headway.cli.main", "gateway", "--port=0"]
+    command += [f"--upstream={servers[0].url}", f"--data-dir={folder}"]
+    second = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, env=clean_environment()
+    )
+    assert second.returncode == 1 and "ready" not in second.stdout
+    assert f"{folder / 'gateway'}" in second.stderr and "--data-dir" in second.stderr
+    assert "Traceback" not in second.stderr
+    with openai.OpenAI(base_url=live.url + "/v1", api_key="none", max_retries=0) as client:
+        client.completions.create(model="tiny", prompt="Once", max_tokens=2)
+    assert live.rows("SELECT COUNT(*) FROM requests") == [(before + 1,)]

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -116,6 +117,12 @@ def make_session(
         cookie_jar=aiohttp.DummyCookieJar(),
         read_bufsize=READ_BYTES,
     )
+
+
+def api_root(url: str) -> str:
+    """The address that paths follow: http://host:8000 → http://host:8000/v1, any path as it is."""
+    root = url.rstrip("/")
+    return root if urlsplit(root).path else f"{root}/v1"
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:

@@ -21,7 +21,7 @@ from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, UsageError
 from headway.edge.errors import anthropic_body, error_event, speaks_anthropic
-from headway.edge.http_client import make_session, read_bounded
+from headway.edge.http_client import api_root, make_session, read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Upstream:
     """One upstream; `name` is the model there, found out when it is not given."""
 
     def __init__(self, url: str, name: str = "", key: str = "") -> None:
-        self.url = url.rstrip("/")
+        self.url = api_root(url)
         self.name = name
         self._key = key
         self._session: aiohttp.ClientSession | None = None

@@ -26,6 +26,11 @@ UNKNOWN_CONTEXT = 16_384
 """Tokens of an answer of no given length, where an upstream does not say how long it may be."""
 LARGEST_CONTEXT = 2**20
 """Tokens that a prompt or an answer is believed to have, where an upstream tells no context."""
+LEAST_BYTES, TOKEN_BYTES, DETAIL_BYTES, VECTOR_BYTES = 2**20, 256, 8192, 2**18
+"""Bytes of a whole answer beside its tokens; of a token, without and with log-probabilities; of an
+embedding."""
+ECHO = 8
+"""How often an answer may have the bytes of its prompt: some repeat it, escaped."""
 LEFT = ("left", "client_left")
 """How a request ends whose client has gone: what its upstream computed counts for its key."""
 IDLE = ("connect", "refused", "busy", "away")
@@ -133,6 +138,15 @@ class Account:
             return usage
         self._state.metrics.add("usage_refused", upstream=upstream.name)
         return None
+
+    def most_bytes(self, upstream: Upstream) -> int:
+        """Bytes of a whole answer at most: a token with log-probabilities has its alternatives."""
+        incoming = self._incoming
+        wants = any(incoming.raw.get(name) for name in ("logprobs", "top_logprobs", "include"))
+        tokens = self._most_output(upstream, LARGEST_CONTEXT)
+        vectors = incoming.num_prompts * VECTOR_BYTES if not incoming.num_answers else 0
+        asked = LEAST_BYTES + ECHO * incoming.prompt_bytes
+        return asked + tokens * (DETAIL_BYTES if wants else TOKEN_BYTES) + vectors
 
     def estimate(self, upstream: Upstream, num_bytes: int, output: float = 0.0) -> Usage:
         """What an attempt took that no upstream counted: an answer of so many bytes, or `output`

@@ -249,7 +249,7 @@ class Ledger:
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         def told_work() -> Result:
-            with told():
+            with told(self.folder):
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, told_work)
@@ -267,7 +267,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def told(folder: Path | None) -> Iterator[None]:
     """What the disk and SQLite refuse when the ledger is opened or read, as one who can mend it."""
     from headway.core.errors import HeadwayError, StorageError
 
@@ -275,7 +275,7 @@ def told() -> Iterator[None]:
         yield
     except StorageError:
         raise HeadwayError(
-            "Another gateway keeps its ledger in the same data folder.",
+            f"Another gateway keeps its ledger in {folder}.",
             "Start one of them with another --data-dir.",
         ) from None
     except (sqlite3.Error, OSError) as error:

@@ -32,7 +32,7 @@ from headway.gateway.patience import Patience, Silence
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, SILENCE_S, Upstream
 
-MAX_STREAM_BYTES, PROGRESS_S = 64 * 2**20, 1.0
+MAX_STREAM_BYTES, MAX_HELD_BYTES, PROGRESS_S = 64 * 2**20, 2**24, 1.0
 MOST_RESUMED = 3
 """How often one stream may go on elsewhere; after the first time the budget is asked."""
 
@@ -280,6 +280,8 @@ class _Attempted:
             try:
                 for event in events:
                     ready.append(self._take(event))
+                if len(self._held) + len(stream._opening) > MAX_HELD_BYTES:
+                    raise ValueError("too many bytes before a token or its mark")
             finally:  # what came before an error is shown all the same
                 if stream._over and stream._account.ttft_s is None and any(ready[:-1]):
                     await stream.write(b"".join(ready[:-1]))  # a first token waits for no books

@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from headway.core.clock import Clock
 from headway.core.supervision import supervise
-from headway.edge.http_client import make_session, read_bounded
+from headway.edge.http_client import api_root, make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import Price, UpstreamRow, key_of
@@ -35,6 +35,8 @@ LOOK_S, LOOK_LIMIT_S = 1.0, 2.0
 LOST_LOOKS = 3
 """So many looks in a row that find nobody, and it counts as down."""
 MAX_LOOK_BYTES = 2**20
+MAX_BUFFERED = 256 * 2**20
+"""Bytes of whole answers that are read from one upstream at once."""
 CAN: dict[str, frozenset[str]] = {
     "headway": frozenset({"tools", "schemas"}),
     "vllm": frozenset({"tools", "schemas", "images", "embeddings"}),
@@ -69,7 +71,7 @@ class Upstream:
     def __init__(self, row: UpstreamRow, clock: Clock) -> None:
         self.row = row
         self.name = row.name
-        self.url = row.url.rstrip("/")
+        self.url = api_root(row.url)
         self.kind: str = row.kind if row.kind != "auto" else "openai"
         self.context = row.context
         self.served: tuple[str, ...] = ()
@@ -77,6 +79,8 @@ class Upstream:
         self.breaker = Breaker(clock)
         self.speed = Speed(clock)
         self.seen = SeenPages(row.cache)
+        self.num_buffered = 0
+        """Bytes of whole answers that are read from it now."""
         self.num_lost = 0
         self.relays = False
         """Whether it takes what a gateway may say: a Headway server that knows our key as one."""
@@ -170,6 +174,19 @@ class Upstream:
         """The beginning of an answer to a request without a body."""
         url = self.url + path.removeprefix("/v1")
         return await self.http().request(method, url, headers=headers, allow_redirects=False)
+
+    async def read(self, answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
+        """A whole answer; ValueError beyond `max_bytes`, or `MAX_BUFFERED` with those beside it."""
+        data = bytearray()
+        try:
+            async for chunk in answer.content.iter_any():
+                data += chunk
+                self.num_buffered += len(chunk)
+                if len(data) > max_bytes or self.num_buffered > MAX_BUFFERED:
+                    raise ValueError(f"more than {max_bytes} bytes, or too many at once")
+        finally:
+            self.num_buffered -= len(data)
+        return bytes(data)
 
     @contextlib.contextmanager
     def hurried(self, limit: asyncio.Timeout) -> Iterator[Callable[[], None]]:

@@ -6,7 +6,6 @@ import aiohttp
 from starlette.responses import Response
 
 from headway.edge.event_stream import send_response
-from headway.edge.http_client import read_bounded
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
 from headway.gateway.answers import seen_whole
@@ -100,7 +99,8 @@ class WholeAnswer:
 
     async def _read(self, attempt: Attempt) -> tuple[bytes, aiohttp.ClientResponse]:
         async with attempt.answer(WHOLE) as answer:
-            return await read_bounded(answer, MAX_WHOLE_BYTES), answer
+            most = min(self._account.most_bytes(attempt.upstream), MAX_WHOLE_BYTES)
+            return await attempt.upstream.read(answer, most), answer
 
     def _count(self, upstream: Upstream, counted: Usage | None, data: bytes) -> None:
         """Take what it cost: as the upstream counted it, else by its bytes."""

@@ -80,7 +80,7 @@ async def test_after_a_kill_what_was_open_is_told_as_cut(tmp_path: Path) -> None
 async def test_two_gateways_do_not_write_one_ledger(tmp_path: Path) -> None:
     first, second = Ledger(tmp_path), Ledger(tmp_path)
     await first.open(1.0)
-    with pytest.raises(HeadwayError, match="Another gateway"):
+    with pytest.raises(HeadwayError, match=f"Another gateway keeps its ledger in {tmp_path}"):
         await second.open(1.0)
     await first.close()
     await second.close()

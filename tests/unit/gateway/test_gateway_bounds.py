@@ -1,0 +1,119 @@
+"""What a request may say, what an answer may hold, and which addresses are taken."""
+
+from typing import Any
+
+import pytest
+
+from gateway_world import Stub, gateway, text_of, world
+from headway.core.clock import VirtualClock
+from headway.edge.upstream import Upstream as Fallback
+from headway.gateway.config import UpstreamRow, of_urls
+from headway.gateway.dialects import DIALECTS
+from headway.gateway.upstream import Upstream
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 8},
+    "/v1/embeddings": {"input": "hi"},
+}
+WRONG: list[tuple[str, Any]] = [
+    *[("stream", value) for value in ("true", 1, "yes", [])],
+    *[("n", value) for value in ("128", 128.0, True, int("9" * 400))],
+    *[(name, "600") for name in ("best_of", "max_tokens", "max_output_tokens", "n_predict")],
+    *[("background", "true"), ("store", 0), ("model", 1)],
+]
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_field_that_the_gateway_goes_by_has_its_type(path: str) -> None:
+    """`stream: "true"` is a stream at some upstreams and none at others, as `n: "128"` is 128."""
+    stub = Stub("a")
+    async with world(stub) as live:
+        for name, value in WRONG:
+            body = {"model": "tiny", **BODIES[path], name: value}
+            async with live.http.post(path, json=body) as answer:
+                error = (await answer.json())["error"]
+                assert answer.status == 400 and name in error["message"], (name, value, error)
+                assert path == "/v1/messages" or error["param"] == name
+        assert not stub.asked
+        body = {"model": "tiny", **BODIES[path], "stream": None, "n": None, "best_of": None}
+        async with live.http.post(path, json=body) as answer:
+            assert answer.status == 200
+
+
+async def test_the_length_of_llama_is_said_to_others_in_their_words() -> None:
+    stubs = [Stub("a"), Stub("b", headway=True)]
+    models = tuple({"name": stub.name, "upstreams": [stub.name]} for stub in stubs)
+    async with world(*stubs, models=models) as live:
+        for name in ("a", "b"):
+            answer = await live.chat(False, model=name, max_tokens=None, n_predict=5)
+            assert answer.status == 200
+    lengths = [(stub.asked[0].get("max_tokens"), stub.asked[0].get("n_predict")) for stub in stubs]
+    assert lengths == [(5, None), (None, 5)]
+
+
+class LongStub(Stub):
+    """Its whole answers hold more than was asked for."""
+
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        return super()._whole(body) | {"more": "x" * 3_000_000}
+
+
+async def test_a_whole_answer_is_as_long_as_what_was_asked_for() -> None:
+    """2 MiB more than eight tokens have is no answer; of an answer of 16,000 tokens it may be."""
+    long = LongStub("a", context=32_768)
+    models = ({"name": "tiny", "upstreams": ["a", "b"]},)
+    async with world(long, Stub("b", headway=True), models=models) as live:
+        for _ in range(2):
+            answer = await live.chat(False)
+            assert (answer.text, answer.headers["x-headway-upstream"]) == (text_of(8), "b")
+            live.state.upstreams["a"].breaker.succeeded()
+        assert live.state.metrics.of("attempts", upstream="a", outcome="lied") >= 1
+        assert live.state.upstreams["a"].num_buffered == 0
+        live.state.upstreams["b"].is_away = True
+        answer = await live.chat(False, max_tokens=16_000)
+        assert answer.headers["x-headway-upstream"] == "a" and len(answer.data) > 3_000_000
+
+
+async def test_the_answers_of_one_upstream_are_bounded_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headway.gateway.upstream.MAX_BUFFERED", 100)
+    models = ({"name": "tiny", "policy": "round_robin"},)
+    async with world(Stub("a"), models=models) as live:
+        assert (await live.chat(False)).status == 502
+        assert live.state.upstreams["a"].num_buffered == 0
+        assert (await live.chat()).is_complete, "a stream is handed on as it comes"
+
+
+async def test_what_waits_for_its_mark_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.gateway.stream.MAX_HELD_BYTES", 50)
+    async with world(Stub("a")) as live:
+        answer = await live.chat()
+    assert answer.status == 502 and answer.json["error"]["code"] == "lied"
+
+
+@pytest.mark.parametrize(
+    ("given", "asked"),
+    [
+        ("http://host:8000", "http://host:8000/v1"),
+        ("http://host:8000/", "http://host:8000/v1"),
+        ("http://host:8000/v1/", "http://host:8000/v1"),
+        ("https://host/v1beta/openai", "https://host/v1beta/openai"),
+    ],
+)
+def test_an_address_may_leave_out_its_version(given: str, asked: str) -> None:
+    assert Upstream(UpstreamRow(url=given), VirtualClock()).url == asked
+    assert Fallback(given).url == asked
+
+
+async def test_an_upstream_may_be_named_without_its_version() -> None:
+    stub = await Stub("a", headway=True).start()
+    try:
+        async with gateway(of_urls([stub.url.removesuffix("/v1")])) as live:
+            assert (await live.chat()).is_complete and live.state.upstreams
+            assert next(iter(live.state.upstreams.values())).relays
+    finally:
+        await stub.stop()
