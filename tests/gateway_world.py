@@ -155,6 +155,8 @@ class Stub:
         usage = {"input_tokens": PROMPT_TOKENS, "output_tokens": count} | self.told
         if request.path == "/v1/messages":
             return json_of({"type": "message", "content": [], "usage": usage})
+        if body.get("background"):
+            return json_of({"id": "resp_1", "status": "queued", "output": []})
         return json_of({"id": "resp_1", "status": "completed", "output": [], "usage": usage})
 
     def _not_ready(self) -> web.Response:

@@ -53,7 +53,7 @@ class Load(msgspec.Struct, frozen=True):
     """
 
     queue_s: Seconds = 0.0
-    token_s: Seconds = 0.0
+    token_s: Annotated[float, Meta(ge=0, le=10)] = 0.0
     kv: Annotated[float, Meta(ge=0, le=1e3)] = 0.0
     rows: Count = 0
     max_rows: Annotated[int, Meta(ge=0, le=2**16)] = 0

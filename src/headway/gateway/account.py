@@ -92,15 +92,16 @@ class Account:
         incoming, context = self._incoming, upstream.context or unknown
         return min(incoming.asked.answer or context, context) * incoming.num_answers
 
+    def held_at(self, upstream: Upstream) -> Usage:
+        """What the request may take there, which is held before it is forwarded."""
+        return Usage(self._prompt_at(upstream), 0, self._most_output(upstream, UNKNOWN_CONTEXT))
+
     def _hold(self) -> None:
         """Keep what it may cost; raises RequestError 429."""
         incoming, state = self._incoming, self._state
         rows = state.with_fallbacks(incoming.route)
         upstreams = [each for row in rows for each in state.pools[row.name].upstreams]
-        most = [
-            (each, Usage(self._prompt_at(each), 0, self._most_output(each, UNKNOWN_CONTEXT)))
-            for each in upstreams
-        ]
+        most = [(each, self.held_at(each)) for each in upstreams]
         self._hold_tokens(max(usage.output for _, usage in most))
         if self._purse is None:
             return

@@ -12,8 +12,9 @@ from headway.gateway.answers import seen_whole
 from headway.gateway.arm import whole_text
 from headway.gateway.ask import WHOLE, Attempt, passed_back, renamed, replaced
 from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
-from headway.gateway.dialects import Responses, Usage
+from headway.gateway.dialects import Dialect, Responses, Usage
 from headway.gateway.incoming import Incoming, hold_of
+from headway.gateway.probe import FAILED
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, Upstream
 
@@ -26,10 +27,18 @@ async def answer_whole(state: State, incoming: Incoming, account: Account) -> No
     response = await unless_gone(answering.run(), incoming.receive)
     hold = hold_of(state, incoming)
     if hold is not None:
-        said = seen_whole(incoming.dialect, bytes(response.body)).text
+        said = text_of(incoming.dialect, bytes(response.body))
         await unless_gone(hold.whole(said), incoming.receive)
     await account.settle("ok")
     await send_response(response, incoming.send, answering.headers)
+
+
+def text_of(dialect: Dialect, data: bytes) -> str:
+    """The text of a whole answer; RequestError where it cannot be read."""
+    try:
+        return seen_whole(dialect, data).text
+    except FAILED as error:
+        raise unanswered(ValueError("no answer of its dialect")).error from error
 
 
 class WholeAnswer:
@@ -106,6 +115,8 @@ class WholeAnswer:
         """Take what it cost: as the upstream counted it, else by its bytes."""
         incoming, estimated = self._incoming, counted is None
         usage = counted or self._account.estimate(upstream, len(data))
+        if counted is None and incoming.raw.get("background"):  # it has only begun
+            usage = self._account.held_at(upstream)
         self._account.relayed, self._account.estimated = usage, estimated
         if self._account.text is not None:
             self._account.text.append(whole_text(data))

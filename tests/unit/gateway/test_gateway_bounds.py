@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gateway_world import Stub, gateway, text_of, world
@@ -117,3 +118,30 @@ async def test_an_upstream_may_be_named_without_its_version() -> None:
             assert next(iter(live.state.upstreams.values())).relays
     finally:
         await stub.stop()
+
+
+class OddStub(Stub):
+    """Its whole answers are JSON, and no chats."""
+
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"choices": [{"message": 5}]}
+
+
+async def test_an_answer_that_no_scorer_can_read_is_no_fault_of_the_gateway() -> None:
+    hold = {"scorer": "http://127.0.0.1:9/score", "by": "whole"}
+    async with world(OddStub("a"), models=({"name": "tiny", "hold": hold},)) as live:
+        answer = await live.chat(False)
+    assert (answer.status, answer.json["error"]["code"]) == (502, "lied")
+
+
+class DeepStub(Stub):
+    """Its whole answers are nested deeper than a stack is."""
+
+    def _whole(self, body: dict[str, Any]) -> dict[str, Any]:
+        return super()._whole(body) | {"more": msgspec.Raw(b"[" * 300_000 + b"]" * 300_000)}
+
+
+async def test_an_answer_that_is_nested_too_deep_costs_its_upstream_alone() -> None:
+    async with world(DeepStub("a"), Stub("b"), models=({"name": "tiny"},)) as live:
+        answers = [await live.chat(False) for _ in range(4)]
+    assert [each.text for each in answers] == [text_of(8)] * 4

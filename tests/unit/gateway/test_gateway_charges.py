@@ -186,6 +186,13 @@ async def test_a_whole_answer_whose_client_leaves_is_cancelled_and_charged(tmp_p
     assert rows(tmp_path, "SELECT outcome FROM attempts") == [("left",)] * 2
 
 
+async def test_a_response_in_the_background_is_charged_what_it_may_take() -> None:
+    async with world(Stub("a"), budgets=CENT) as live:
+        body = {"input": "hi", "max_output_tokens": 2000, "background": True}
+        found = [(await post(live, "responses", body)).status for _ in range(4)]
+        assert found == [200, 200, 429, 429]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 async def test_an_upstream_that_worked_without_an_answer_is_charged(
     stream: bool, tmp_path: Path
