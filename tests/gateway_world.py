@@ -294,8 +294,9 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
 
 
 def json_of(content: dict[str, Any]) -> web.Response:
-    """A whole answer; numbers may have any number of digits."""
-    return web.Response(body=msgspec.json.encode(content), content_type="application/json")
+    """A whole answer with a space behind each colon; numbers may have any number of digits."""
+    body = msgspec.json.encode(content).replace(b'":', b'": ')
+    return web.Response(body=body, content_type="application/json")
 
 
 class Gateway:
@@ -314,6 +315,12 @@ class Gateway:
         body = {"model": "tiny", "messages": messages, "stream": stream, "max_tokens": 8, **fields}
         async with self.http.post("/v1/chat/completions", json=body, headers=headers) as answer:
             return Answer(answer.status, await answer.read(), dict(answer.headers))
+
+
+class WholeText(msgspec.Struct):
+    """A whole answer without its usage, whose numbers may be no numbers."""
+
+    choices: list[dict[str, Any]]
 
 
 class Answer:
@@ -337,7 +344,7 @@ class Answer:
     def text(self) -> str:
         """The text of a stream or of a whole answer."""
         if not self.data.startswith((b"data", b":")):
-            return self.json["choices"][0]["message"]["content"]
+            return msgspec.json.decode(self.data, type=WholeText).choices[0]["message"]["content"]
         deltas = [c["delta"] for chunk in self.chunks for c in chunk.get("choices", ())]
         return "".join(delta.get("content") or "" for delta in deltas)
 

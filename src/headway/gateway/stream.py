@@ -280,8 +280,6 @@ class _Attempted:
             try:
                 for event in events:
                     ready.append(self._take(event))
-                if len(self._held) + len(stream._opening) > MAX_HELD_BYTES:
-                    raise ValueError("too many bytes before a token or its mark")
             finally:  # what came before an error is shown all the same
                 if stream._over and stream._account.ttft_s is None and any(ready[:-1]):
                     await stream.write(b"".join(ready[:-1]))  # a first token waits for no books
@@ -291,6 +289,8 @@ class _Attempted:
                 elif any(ready):
                     await stream.write(b"".join(ready))
                     stream.note_progress(self._tell_shown)
+            if not stream._over and len(self._held) + len(stream._opening) > MAX_HELD_BYTES:
+                raise ValueError("too many bytes before a token or its mark")
 
     def _end_of_bytes(self) -> None:
         """The upstream has closed: complete if only the end of the stream is missing."""

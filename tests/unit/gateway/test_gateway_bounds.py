@@ -7,6 +7,7 @@ import pytest
 
 from gateway_world import Stub, gateway, text_of, world
 from headway.core.clock import VirtualClock
+from headway.edge.relayed import FIELD
 from headway.edge.upstream import Upstream as Fallback
 from headway.gateway.config import UpstreamRow, of_urls
 from headway.gateway.dialects import DIALECTS
@@ -89,9 +90,22 @@ async def test_the_answers_of_one_upstream_are_bounded_together(
         assert (await live.chat()).is_complete, "a stream is handed on as it comes"
 
 
-async def test_what_waits_for_its_mark_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.gateway.stream.MAX_HELD_BYTES", 50)
-    async with world(Stub("a")) as live:
+class UnmarkedStub(Stub):
+    """A Headway server that sends no marks behind its tokens."""
+
+    async def _write(self, request: Any, answer: Any, body: Any, fault: str) -> None:
+        await super()._write(request, answer, {**body, FIELD: None}, fault)
+
+
+@pytest.mark.parametrize(
+    ("stub", "limit"),
+    [(Stub("a", token_s=0.1), 50), (UnmarkedStub("a", headway=True, token_s=0.02), 500)],
+)
+async def test_what_waits_for_a_token_or_its_mark_is_bounded(
+    stub: Stub, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.gateway.stream.MAX_HELD_BYTES", limit)
+    async with world(stub) as live:
         answer = await live.chat()
     assert answer.status == 502 and answer.json["error"]["code"] == "lied"
 
