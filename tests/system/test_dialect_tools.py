@@ -180,10 +180,11 @@ def test_a_choice_is_chats_choice(
     either = server.client.asked[-1].sampling.grammar
     message(claude, tool_choice={"type": "any"})
     assert server.client.asked[-1].sampling.grammar == either != forced
-    for choice in ({"type": "function", "name": "fly"}, {"type": "function"}):
+    unknown, unnamed = {"type": "function", "name": "fly"}, {"type": "function"}
+    for choice, param in ((unknown, "tool_choice"), (unnamed, "tool_choice.name")):
         with pytest.raises(openai.BadRequestError) as caught:
             respond(client, tool_choice=choice)
-        assert caught.value.param == "tool_choice"
+        assert caught.value.param == param
 
 
 def test_errors_of_tools_name_the_clients_own_fields(
