@@ -285,7 +285,7 @@ async def test_requests_that_ask_for_no_objective_queue(tiny_model: Path) -> Non
                     task.cancel()
                 assert {getattr(task.exception(), "code", None) for task in done} == {"overloaded"}
                 with pytest.raises(openai.InternalServerError) as refused:
-                    await ask(client, prompt=[[5] * 600] * 15, timeout=30)
+                    await ask(client, prompt=[[5] * 450] * 20, timeout=30)
                 overloaded(refused)
                 assert "the maximum queue wait of 60.0 s" in refused.value.message
             await ask(client)

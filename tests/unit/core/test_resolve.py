@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.core.cache_config import CacheConfig
 from headway.core.errors import CapacityError, UsageError
-from headway.core.formats import INT8, PLAIN, Format
+from headway.core.formats import INT8, PLAIN, ROTATED_INT8, Format
 from headway.core.memory_plan import gib
 from headway.core.options import Bytes, EngineOptions
 from headway.core.quantization import Quantization, bytes_per_weight, planned_bytes
@@ -109,7 +109,7 @@ def test_routers_stay_plain_and_heads_have_eight_bits():
     formats = [
         int4.format_of(name) for name in ("layers.0.mlp.router", "head", "layers.3.mlp.down")
     ]
-    assert formats == [PLAIN, INT8, Format("int4", 64)]
+    assert formats == [PLAIN, ROTATED_INT8, Format("int4", 64)]
     assert Quantization().format_of("head") == PLAIN
 
 
@@ -120,7 +120,7 @@ def test_a_head_may_have_four_bits_beside_int4_layers():
         decide(native, quantization="int4", quantization_head=head)[0].quantization
         for head in ("int8", "int4")
     ]
-    assert [one.format_of("head") for one in found] == [INT8, Format("int4", 64)]
+    assert [one.format_of("head") for one in found] == [ROTATED_INT8, Format("int4", 64)]
     eight, four = (planned_bytes(one, model(), "bfloat16") for one in found)
     assert eight - four == 151_936 * (896 + 4) - 151_936 * 14 * (32 + 2)
     with pytest.raises(UsageError, match="is for --quantization int4"):
@@ -138,7 +138,7 @@ def test_bytes_are_those_of_each_modules_own_format():
     assert bytes_per_weight(mixed, model(), "bfloat16") > bytes_per_weight(
         int4, model(), "bfloat16"
     )
-    assert str(mixed) == str(int4) and mixed.rounded == (INT8, Format("int4", 64))
+    assert str(mixed) == str(int4) and mixed.rounded == (INT8, ROTATED_INT8, Format("int4", 64))
 
 
 def test_every_setting_has_its_reason():
@@ -148,6 +148,7 @@ def test_every_setting_has_its_reason():
     own |= {"batch_window_s", "late", "long_prefill_s", "lane_share", "aging_tokens"}
     options = own | {"windows", "sinks", "block_bytes", "open_blocks"}  # the model's, the format's
     options |= {"narrowed", "bounded", "read", "state_every"}  # kv_layers, kv_read, the model
+    options |= {"rope"}  # the model
     options |= {"chooses", "choosing", "keep", "keep_method"}  # kv_keep
     options |= {"disk_folder", "disk_bytes", "disk_write_bytes_s"}  # all three of kv_disk
     nested = [settings, settings.scheduler, settings.cache]

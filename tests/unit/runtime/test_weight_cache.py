@@ -329,7 +329,7 @@ def hashed(monkeypatch) -> list[str]:
     plain_digest = weight_key.hashlib.file_digest
 
     def noted(file, algorithm):
-        names.append(Path(file.name).name)
+        names.append(Path(f"/proc/self/fd/{file.fileno()}").readlink().name)
         return plain_digest(file, algorithm)
 
     monkeypatch.setattr(weight_key.hashlib, "file_digest", noted)

@@ -129,6 +129,7 @@ XML = "<tool_call>\n<function=w>\n%s</function>\n</tool_call>"
 CALLS = {
     "qwen3_coder": XML,
     "hermes": '<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>',
+    "generic": '<tool_call>\n{"name": "w", "arguments": %s}\n</tool_call>',
     "mistral": "[TOOL_CALLS]w[ARGS]%s",
     "mistral_list": '[TOOL_CALLS][{"name": "w", "arguments": %s}]',
     "granite": '<|tool_call|>[{"name": "w", "arguments": %s}]',
