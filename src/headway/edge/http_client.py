@@ -133,3 +133,8 @@ async def read_bounded(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise ValueError(f"more than {max_bytes} bytes")
     return bytes(data)
+
+
+def dialect_headers(path: str) -> dict[str, str]:
+    """Headers of a request's dialect: Anthropic's for its paths, whose errors have its shape."""
+    return {"anthropic-version": "2023-06-01"} if path.startswith("/v1/messages") else {}

@@ -21,7 +21,7 @@ from starlette.types import Receive, Send
 
 from headway.core.errors import RequestError, UsageError
 from headway.edge.errors import anthropic_body, error_event, speaks_anthropic
-from headway.edge.http_client import api_root, make_session, read_bounded
+from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,6 @@ class Upstream:
     def _headers(self) -> dict[str, str]:
         headers = {
             "content-type": WHOLE,
-            "anthropic-version": "2023-06-01",
             "accept-encoding": "identity",
         }
         if self._key:
@@ -123,7 +122,10 @@ class Upstream:
                 async with asyncio.timeout(BEGIN_S if streams else WHOLE_S):
                     answer = await stack.enter_async_context(
                         self._http().post(
-                            self.url + path.removeprefix("/v1"), data=data, allow_redirects=False
+                            self.url + path.removeprefix("/v1"),
+                            data=data,
+                            headers=dialect_headers(path),
+                            allow_redirects=False,
                         )
                     )
                     check_answer(answer, STREAM if streams else WHOLE)

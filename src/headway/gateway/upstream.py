@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from headway.core.clock import Clock
 from headway.core.supervision import supervise
-from headway.edge.http_client import api_root, make_session, read_bounded
+from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import Price, UpstreamRow, key_of
@@ -146,7 +146,6 @@ class Upstream:
     def _headers(self) -> dict[str, str]:
         headers = {
             "content-type": "application/json",
-            "anthropic-version": "2023-06-01",
             "accept-encoding": "identity",
         }
         if self._key:
@@ -164,6 +163,7 @@ class Upstream:
         if not path.startswith("/v1"):
             url = self.url.removesuffix("/v1") + path
         limits = STREAM_TIMEOUT if stream else TIMEOUT
+        headers = {**headers, **dialect_headers(path)}
         return await self.http().post(
             url, data=body, headers=headers, allow_redirects=False, timeout=limits
         )
