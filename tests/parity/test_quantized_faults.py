@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headway.assemble import plan_settings
 from headway.core.errors import CheckpointError, HeadwayError, UnsupportedModelError, UsageError
-from headway.core.formats import INT8, PLAIN, Format
+from headway.core.formats import PLAIN, ROTATED_INT8, Format
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions
 from headway.core.quantization import Quantization
@@ -366,7 +366,7 @@ def formats(folder: Path, **options: Any) -> dict[str, Format]:
 def test_options_round_what_is_plain_and_name_what_is_there(folder: Path):
     own = Format("int4", 32, offsets="zeros")
     assert formats(folder) == {"head": PLAIN, "layers.0.mlp.down": own}
-    assert formats(folder, quantization="int8") == {"head": INT8, "layers.0.mlp.down": own}
+    assert formats(folder, quantization="int8") == {"head": ROTATED_INT8, "layers.0.mlp.down": own}
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     method = config["quant_method"]
     assert formats(folder, quantization=method) == formats(folder)
@@ -400,9 +400,9 @@ def test_fp8_is_rounded_once_more_where_that_is_asked(folder: Path):
     exact = plain_weights(executor_of(folder, kernels="torch"))
     slow, fast = (executor_of(folder, kernels=name, fp8="int8") for name in ("torch", "auto"))
     assert formats(folder)["layers.0.mlp.down"].kind == "fp8"
-    assert formats(folder, fp8="int8") == {"head": PLAIN, "layers.0.mlp.down": INT8}
+    assert formats(folder, fp8="int8") == {"head": PLAIN, "layers.0.mlp.down": ROTATED_INT8}
     for name, weight in plain_weights(slow).items():
-        expected = exact[name] if name == "lm_head" else round_weight(exact[name], 0).plain()
+        expected = exact[name] if name == "lm_head" else round_weight(exact[name], 0, True).plain()
         assert torch.equal(weight, expected), name
     check_products(slow, fast)
     if fast.kernels.library is not None:
@@ -418,7 +418,7 @@ def test_rounding_fp8_is_refused_where_there_is_none(folder: Path):
 def test_a_draft_in_fp8_is_rounded_as_the_model_is():
     held = (("layers.0.mlp.down", Format("fp8")), ("layers.0.mlp.gate_up", Format("int4", 64)))
     quantization = Quantization.of("none", checkpoint=held, fp8="int8").of_draft(held)
-    assert quantization.format_of("layers.0.mlp.down") == INT8
+    assert quantization.format_of("layers.0.mlp.down") == ROTATED_INT8
     assert quantization.format_of("layers.0.mlp.gate_up") == Format("int4", 64)
     assert Quantization.of("none", checkpoint=held).of_draft(held).rounded == (
         Format("fp8"),
