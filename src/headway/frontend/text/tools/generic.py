@@ -24,15 +24,15 @@ INSTRUCTIONS = ("system", "developer")
 
 
 def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages without calls and results of their own, the first one told of the `tools`."""
-    told = [plain(message) for message in messages]
+    """The messages with calls and results as text, the `tools` described in the first."""
+    rendered = [plain(message) for message in messages]
     if tools:
         rules = RULES % "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)
-        if told[0]["role"] in INSTRUCTIONS:
-            told[0] = {**told[0], "content": f"{told[0]['content']}\n\n{rules}"}
+        if rendered[0]["role"] in INSTRUCTIONS:
+            rendered[0] = {**rendered[0], "content": f"{rendered[0]['content']}\n\n{rules}"}
         else:
-            told.insert(0, {"role": "system", "content": rules})
-    return joined_results(told)
+            rendered.insert(0, {"role": "system", "content": rules})
+    return joined_results(rendered)
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
@@ -44,11 +44,11 @@ def plain(message: dict[str, Any]) -> dict[str, Any]:
     if not calls:
         return message
     rest = {name: value for name, value in message.items() if name != "tool_calls"}
-    lines = [message["content"], *(written(call["function"]) for call in calls)]
+    lines = [message["content"], *(format_call(call["function"]) for call in calls)]
     return {**rest, "content": "\n".join(line for line in lines if line)}
 
 
-def written(function: dict[str, Any]) -> str:
+def format_call(function: dict[str, Any]) -> str:
     """A call as the model is to write it."""
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
