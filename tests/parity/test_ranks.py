@@ -107,12 +107,18 @@ def test_rows_of_all_ranks_lie_one_behind_the_other(meeting: Path, counts: list[
 def test_where_memory_has_no_room_ranks_meet_by_gloo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
+    memory = tmp_path / "shm"
+    memory.mkdir()
+
     def fails(path: Path, size: int) -> None:
+        if not path.is_relative_to(memory):
+            return share(path, size)
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
     folder, asked = save(tiny_model("llama"), tmp_path / "model"), requests(0, 2)
     one = tokens_of(folder, asked, sum_parts=2)
+    monkeypatch.setattr("headway.runtime.parallel.meeting.SHARED_FOLDER", memory)
     monkeypatch.setattr("headway.runtime.parallel.meeting.share", fails)
     with ranks(folder, tensor_parallel_size=2, sum_parts=2, transport="shared") as engine:
         found = finish(engine, asked)
@@ -238,14 +244,24 @@ def test_a_folder_that_cannot_be_read_is_refused_as_with_one_rank(tmp_path: Path
 
 @pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_path: Path, cut: str):
-    """Both wipe what it wrote; who runs beside it has the tokens that it has alone."""
+    """Both wipe what it wrote; the request beside it has the tokens that it has alone.
+
+    Channel 0 is zero but for token 9, whose gate of the first layer overflows.
+    """
     folder = save(tiny_model("llama"), tmp_path / "model")
     (weights,) = folder.glob("*.safetensors")
     kept = load_file(weights)
-    kept["model.embed_tokens.weight"][9] = float("nan")
+    for name, weight in kept.items():
+        if name.endswith("embed_tokens.weight"):
+            weight[:, 0] = 0.0
+            weight[9, 0] = 1.0
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight[0] = 0.0
+        elif name.endswith(("layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight")):
+            weight[:, 0] = 3e25
     save_file(kept, weights, metadata={"format": "pt"})
-    good = Request(0, list(range(20, 60)), SamplingParams(temperature=0, max_tokens=12))
-    bad = Request(1, [30, 9, 31], SamplingParams(temperature=0, max_tokens=12))
+    greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    good, bad = Request(0, list(range(20, 60)), greedy), Request(1, [30, 9, 31], greedy)
     options = {"max_model_len": 64, "dtype": "float32"}
     alone = finish(engine_for(folder, **options), [good])
     engine = engine_for(folder, **{cut: 2}, **options)

@@ -134,7 +134,7 @@ class Runner:
 
     def take(self, batch_id: str) -> None:
         """Live the life of an unfinished batch."""
-        task = supervise("batch", lambda: self._live(batch_id))
+        task = asyncio.create_task(self._live(batch_id))
         self._lives[batch_id] = task
         task.add_done_callback(lambda _: self._lives.pop(batch_id, None))
 
@@ -158,14 +158,18 @@ class Runner:
 
     async def _live(self, batch_id: str) -> None:
         """The life of a batch: validate, run the lines, write the files."""
-        batch = await self._patiently(lambda: self.batches.get(batch_id))
-        if batch.status == "validating":
-            batch = await self._validate(batch)
-        if batch.status == "in_progress":
-            batch = await self._run_lines(batch)
-        if batch.status in ("finalizing", "cancelling"):
-            batch = await self._patiently(lambda: self.batches.finalize(batch_id))
-        log.debug("batch %s is %s", batch_id, batch.status)
+        try:
+            batch = await self._patiently(lambda: self.batches.get(batch_id))
+            if batch.status == "validating":
+                batch = await self._validate(batch)
+            if batch.status == "in_progress":
+                batch = await self._run_lines(batch)
+            if batch.status in ("finalizing", "cancelling"):
+                batch = await self._patiently(lambda: self.batches.finalize(batch_id))
+            log.debug("batch %s is %s", batch_id, batch.status)
+        except Exception:
+            # Not again in this process: a line that broke it would break it again.
+            log.exception("batch %s stopped; the next start goes on with it", batch_id)
 
     async def _validate(self, batch: Batch) -> Batch:
         path = self.files.path(batch.input_file_id)

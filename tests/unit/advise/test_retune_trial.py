@@ -99,12 +99,13 @@ def test_a_change_is_judged_on_the_traffic_since():
 
 
 def test_a_change_is_judged_from_the_state_before_it():
-    """With 300 that wait from before it is worse than from an empty server."""
+    """With 300 that wait from before, behind whom newcomers queue as best effort, it is worse than
+    from an empty server."""
     asked = question(shape(4), shape(32))
     asked.kind, asked.changes = "judge", {"max_num_seqs": 32}
     empty = answer(asked).then
     asked.begun = [Begun(1.0, False, 200, 0, 20) for _ in range(300)]
-    assert answer(asked).then < empty - 0.3
+    assert answer(asked).then < empty - 0.1
 
 
 def test_as_much_of_the_traffic_as_the_cpu_allows():

@@ -76,7 +76,9 @@ class Value:
         assert start_dim == 1
         return Value(self.recorder, self.buffer, self.width, self.first)
 
-    def __add__(self, other: "Value") -> "Value":
+    def __add__(self, other: "Value | Tensor") -> "Value":
+        if isinstance(other, Tensor):
+            raise NotLoweredError("sum by channel")
         return self.recorder.add(self, other, 1.0)
 
     def __mul__(self, factor: float | Tensor) -> "Value":
@@ -220,7 +222,8 @@ class Recorder:
 
     def widen(self, x: Value) -> Value:
         """The same numbers in fp32."""
-        assert x.dense
+        if not x.dense:
+            raise NotLoweredError("some columns in fp32")
         y = self._new(x.width)
         self.dtypes[y.buffer] = torch.float32
         self._write("widen", x=x, y=y, width=x.width)
