@@ -74,9 +74,13 @@ class House:
 
 
 def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
+    return asked_of([prompt], slo, **sampling)
+
+
+def asked_of(lengths: list[int], slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
     given = sampling.get("max_tokens") is not None
     return AdmissionRequest(
-        lengths=[prompt],
+        lengths=lengths,
         sampling=SamplingParams(**{"max_tokens": None, **sampling}),
         max_model_len=32_000,
         slo=slo,

@@ -215,6 +215,18 @@ async def test_tokens_per_minute(house: LiveServer, plain: openai.AsyncOpenAI) -
     assert never.value.param == "max_tokens" and "100 tokens per minute" in never.value.message
 
 
+async def test_many_answers_share_the_tokens_of_a_minute(house: LiveServer) -> None:
+    async with client_of(house, OPERATOR) as client:
+        with pytest.raises(openai.BadRequestError) as never:
+            await ask(client, "frugal", prompt=[[5] * 10] * 5, max_tokens=9, n=2)
+        assert never.value.code == "tokens_per_minute_exceeded"
+        chat: Any = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "n": 4}
+        extra = {"service_class": "frugal", "ignore_eos": True}
+        answer = await client.chat.completions.create(**chat, extra_body=extra)
+        assert {choice.finish_reason for choice in answer.choices} == {"length"}
+        assert answer.usage is not None and 90 < answer.usage.total_tokens <= 100
+
+
 def overloaded(refused: Any) -> None:
     error = refused.value
     assert (error.status_code, error.code, error.type) == (503, "overloaded", "server_error")

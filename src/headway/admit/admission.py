@@ -24,7 +24,14 @@ from math import inf, isfinite
 import msgspec
 
 from headway.admit.forecast import Forecast, QueueEntry
-from headway.admit.lengths import AdmissionRequest, bound_answer, check_prompts, longest_answer
+from headway.admit.lengths import (
+    AdmissionRequest,
+    bound_answer,
+    check_prompts,
+    fit_answers,
+    longest_answer,
+    most_output,
+)
 from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen, pages_of
@@ -366,17 +373,16 @@ class Ticket:
         self.late = isfinite(given_s) and wait_s > given_s and any(line.forecast.before(entry))
 
     def _hold(self, asked: AdmissionRequest) -> None:
-        """Keep what it may cost free of the minute's tokens of its key and its class."""
-        sampling = asked.sampling
-        answers = len(asked.lengths) * sampling.n
-        given = asked.answer_param is not None
-        longest = longest_answer(asked)
+        """Keep what it may take free of the minute's tokens of its key and its class."""
+        meters = self._caller.meter, self.meter
+        for meter in meters:
+            if meter.tokens is not None:
+                fit_answers(asked, meter.tokens.per_minute)
         param = asked.answer_param or asked.prompt_param
-        for index, meter in enumerate((self._caller.meter, self.meter)):
+        count = sum(asked.lengths) + most_output(asked)
+        for index, meter in enumerate(meters):
             spare = self._caller.in_batch and meter is self._caller.meter
-            self._held[index] = meter.hold(
-                sum(asked.lengths), answers * longest, given, param, spare=spare
-            )
+            self._held[index] = meter.hold(count, param, spare=spare)
 
     def terms(self, terms: Terms) -> Terms:
         """What the request carries into the engine: `terms` of its class, or as best effort."""

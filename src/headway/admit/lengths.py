@@ -7,7 +7,7 @@ from headway.core.request import SamplingParams
 from headway.core.slo import Slo
 
 UNKNOWN_ANSWER = 256
-"""Tokens that an answer of no given length is held as, of a minute's worth."""
+"""Tokens that an answer of no given length is expected to have, in forecasts."""
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +40,7 @@ def check_prompts(asked: AdmissionRequest, most: int | None) -> None:
 
 
 def longest_answer(asked: AdmissionRequest) -> int:
-    """Tokens of an answer at most; where the client gave no length, what it is taken to be."""
+    """Tokens of an answer at most; where the client gave no length, what it is expected to have."""
     left = asked.max_model_len - max(asked.lengths)
     return asked.sampling.max_tokens or min(UNKNOWN_ANSWER, left)
 
@@ -69,3 +69,26 @@ def bound_answer(asked: AdmissionRequest, most: int | None) -> None:
             reason="max_output_tokens",
         )
     sampling.max_tokens = longest
+
+
+def most_output(asked: AdmissionRequest) -> int:
+    """Tokens of all its answers at most: of each `max_tokens`, or what the context has room for.
+
+    Prompts of 10 and 90 tokens with n 2 in a context of 100: 2 × (90 + 10) without `max_tokens`,
+    2 × (20 + 10) with 20.
+    """
+    sampling = asked.sampling
+    rooms = [max(1, asked.max_model_len - length) for length in asked.lengths]
+    if sampling.max_tokens is not None:
+        rooms = [min(room, sampling.max_tokens) for room in rooms]
+    return sampling.n * sum(rooms)
+
+
+def fit_answers(asked: AdmissionRequest, most: int) -> None:
+    """Shorten answers of no given length so that all of them and the prompts have `most` tokens."""
+    sampling, num_prompt = asked.sampling, sum(asked.lengths)
+    if asked.answer_param is not None or num_prompt + most_output(asked) <= most:
+        return
+    each = (most - num_prompt) // (len(asked.lengths) * sampling.n)
+    longest = max(1, each, sampling.min_tokens)
+    sampling.max_tokens = min(longest, sampling.max_tokens or longest)

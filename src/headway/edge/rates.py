@@ -102,30 +102,26 @@ class Meter:
         if self.requests is not None and not counted:
             self.requests.give_back(1)
 
-    def hold(
-        self, num_prompt: int, num_answer: int, given: bool, param: str, *, spare: bool = False
-    ) -> int:
-        """Hold what a request may cost, and return that; raises RequestError.
+    def hold(self, count: int, param: str, *, spare: bool = False) -> int:
+        """Hold the tokens that a request may take, and return them; raises RequestError.
 
-        What can never be had is a 400: no waiting helps. An answer whose length was not `given` is
-        held as what is left of a minute's worth at most. `spare` is as in `enter`.
+        What can never be had is a 400: no waiting helps. `spare` is as in `enter`.
         """
         if self.tokens is None:
             return 0
         most = self.tokens.per_minute
-        count = num_prompt + num_answer
-        if num_prompt >= most or (given and count > most):
+        if count > most:
             raise RequestError(
                 f"{self.who} may use {most} tokens per minute; this request may take {count}. "
-                "Shorten the prompt or lower max_tokens.",
+                "Shorten the prompt, lower max_tokens, or ask for fewer answers.",
                 param=param,
                 code="tokens_per_minute_exceeded",
                 reason="tokens_per_minute",
             )
-        count = min(count, most)
         wait_s = wait_of(self.tokens, count, spare)
         if wait_s > 0:
-            raise self._exhausted("tokens", self.tokens, wait_s)
+            may = f"this request may take {count}; a lower max_tokens is let in sooner"
+            raise self._exhausted("tokens", self.tokens, wait_s, may)
         self.tokens.hold(count)
         return count
 
@@ -151,8 +147,9 @@ class Meter:
         named = (("requests", self.requests), ("tokens", self.tokens))
         return [(name, rate) for name, rate in named if rate is not None]
 
-    def _exhausted(self, name: str, rate: Gcra, wait_s: float) -> RequestError:
-        message = f"{self.who} may use {rate.per_minute} {name} per minute."
+    def _exhausted(self, name: str, rate: Gcra, wait_s: float, more: str = "") -> RequestError:
+        message = f"{self.who} may use {rate.per_minute} {name} per minute"
+        message = f"{message}; {more}." if more else f"{message}."
         return too_many(message, wait_s, f"{name}_per_minute")
 
 

@@ -122,7 +122,7 @@ class Account:
             each = max(1, (meter.tokens.per_minute - prompt) // incoming.num_answers)
             incoming.raw[incoming.dialect.lengths[0]] = each
             output = each * incoming.num_answers
-        self._held_tokens = meter.hold(prompt, output, given, param or "messages", spare=spare)
+        self._held_tokens = meter.hold(prompt + output, param or "messages", spare=spare)
 
     # ── what attempts take ──────────────────────────────────────────────────────────────────
 

@@ -91,7 +91,7 @@ class GenerationRow:
 
     def admission_request(self, body: Any, request: "GenerationRequest") -> AdmissionRequest:
         """What admission looks at."""
-        given = [name for name in self.lengths if getattr(body, name) is not None]
+        given = [name for name in self.lengths if getattr(body, name) not in (None, -1)]
         return AdmissionRequest(
             lengths=[len(prompt) for prompt in request.prompts],
             sampling=request.sampling,

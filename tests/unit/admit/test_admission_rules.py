@@ -14,6 +14,7 @@ from admission_house import (
     TOKEN_S,
     House,
     asked_for,
+    asked_of,
     full,
     step,
     with_limits,
@@ -102,6 +103,49 @@ def test_tokens_are_held_and_settled():
     assert error.value.retry_after_s == pytest.approx(60 / 1000)
     ticket.close(120)
     assert ticket.meter.tokens.left == pytest.approx(880)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sampling", "count"),
+    [
+        ([100], {"max_tokens": 100, "n": 4}, 100 + 4 * 100),
+        ([100, 50], {"max_tokens": 10, "n": 2}, 150 + 2 * 2 * 10),
+        ([100], {}, 32_000),
+        ([100], {"n": 4}, 100 + 4 * 31_900),
+        ([100, 31_990], {"n": 2}, 32_090 + 2 * (31_900 + 10)),
+        ([100, 31_990], {"max_tokens": 20, "n": 2}, 32_090 + 2 * (20 + 10)),
+    ],
+)
+def test_all_answers_are_held_at_their_longest(lengths, sampling, count):
+    """Of each prompt n answers of `max_tokens`, or of all that the context has room for."""
+    house, key = House(), House().caller(tokens_per_minute=10**6)
+    ticket = house.arrive(replace(PLAIN, slo=Slo()), key)
+    ticket.measure(asked_of(lengths, **sampling))
+    assert key.meter.tokens.left == 10**6 - count
+    ticket.close(150)
+    assert key.meter.tokens.left == pytest.approx(10**6 - 150)
+
+
+def test_answers_of_no_given_length_have_the_minute_s_tokens_together():
+    """Many answers to many prompts cannot take more than a minute's worth in one request."""
+    house, row = House(), replace(PLAIN, slo=Slo())
+    key = house.caller(tokens_per_minute=5000)
+    asked = asked_of([100, 100], n=8)
+    first = house.arrive(row, key)
+    first.measure(asked)
+    assert asked.sampling.max_tokens == 300, "(5000 - 200) / 16"
+    assert key.meter.tokens.left == 0
+    with pytest.raises(RequestError, match="may take 4900; a lower max_tokens") as error:
+        house.ask(4899, row, key, max_tokens=1)
+    assert error.value.status == 429, "concurrent requests share one balance"
+    first.close(5000)
+    least = asked_of([100], min_tokens=400)
+    house.arrive(row, house.caller(tokens_per_minute=5000)).measure(least)
+    assert least.sampling.max_tokens == 4900
+    never = asked_of([100], n=128, min_tokens=100)
+    with pytest.raises(RequestError, match="ask for fewer answers") as error:
+        house.arrive(row, house.caller(tokens_per_minute=5000)).measure(never)
+    assert (error.value.status, error.value.code) == (400, "tokens_per_minute_exceeded")
 
 
 # ── the queue ───────────────────────────────────────────────────────────────────────────────────

@@ -76,17 +76,17 @@ def test_a_line_of_a_batch_leaves_half_to_the_others_of_its_key():
 def test_a_line_as_large_as_a_minute_waits_for_all_of_it():
     clock = VirtualClock()
     meter = Meter(Limits(tokens_per_minute=100), clock)
-    assert meter.hold(50, 50, True, "max_tokens", spare=True) == 100
+    assert meter.hold(100, "max_tokens", spare=True) == 100
     meter.settle(100, 30)
     for count, wait_s in ((20, 0), (21, 0.6), (90, 18)):
         if wait_s:
             with pytest.raises(RequestError) as refused:
-                meter.hold(10, count - 10, True, "max_tokens", spare=True)
+                meter.hold(count, "max_tokens", spare=True)
             assert refused.value.retry_after_s == pytest.approx(wait_s)
         else:
-            meter.settle(meter.hold(10, count - 10, True, "max_tokens", spare=True), 0)
+            meter.settle(meter.hold(count, "max_tokens", spare=True), 0)
     with pytest.raises(RequestError) as refused:
-        meter.hold(10, 91, True, "max_tokens", spare=True)
+        meter.hold(101, "max_tokens", spare=True)
     assert (refused.value.status, refused.value.code) == (400, "tokens_per_minute_exceeded")
 
 
@@ -117,14 +117,14 @@ class Budget(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
 
-    @rule(prompt=st.integers(1, 80), answer=st.integers(1, 80), given=st.booleans())
-    def ask(self, prompt: int, answer: int, given: bool) -> None:
+    @rule(count=st.integers(2, 160))
+    def ask(self, count: int) -> None:
         refusal = None
         try:
-            self.open.append(self.meter.hold(prompt, answer, given, "max_tokens"))
+            self.open.append(self.meter.hold(count, "max_tokens"))
         except RequestError as error:
             refusal = error
-        if given and prompt + answer > PER_MINUTE:
+        if count > PER_MINUTE:
             assert refusal is not None and refusal.status == 400
         elif refusal is not None:
             assert refusal.status == 429 and 0 < refusal.retry_after_s <= 120
@@ -194,13 +194,12 @@ def test_requests_per_minute():
     refused(meter)
 
 
-def test_an_answer_of_no_given_length_may_overdraw():
-    """It was held as what was left; the next waits until the rest is paid, two minutes at most."""
+def test_more_than_was_held_is_a_debt():
+    """The next request waits until it is paid, and is told to wait two minutes at most."""
     clock = VirtualClock()
     meter = Meter(Limits(tokens_per_minute=600), clock)
     meter.enter()
-    held = meter.hold(100, 4000, given=False, param="prompt")
-    assert held == 600
+    held = meter.hold(600, "prompt")
     assert refused(meter).reason == "tokens_per_minute", "the budget is held"
     meter.settle(held, 1200)
     meter.leave()
@@ -213,8 +212,7 @@ def test_an_answer_of_no_given_length_may_overdraw():
 
 def test_what_can_never_be_had_is_no_429():
     meter = Meter(Limits(tokens_per_minute=600), VirtualClock())
-    for prompt, answer, asked in ((600, 1, False), (100, 501, True)):
-        with pytest.raises(RequestError) as error:
-            meter.hold(prompt, answer, asked, "max_tokens")
-        assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")
+    with pytest.raises(RequestError) as error:
+        meter.hold(601, "max_tokens")
+    assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")
     assert meter.tokens.left == 600
