@@ -111,6 +111,7 @@ def test_any_heads_and_sizes(heads, head_dim):
     close(ours(q, layer.k, layer.v, batch, rule), expected)
 
 
+@pytest.mark.usefixtures("ordered_dots")
 def test_a_row_has_the_same_bits_in_any_batch():
     """Alone and beside longer contexts, which have more splits: those it lacks change nothing."""
     rule = AttentionRule(scale=0.3)
@@ -126,6 +127,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
     assert torch.equal(alone[0], together[0])
 
 
+@pytest.mark.usefixtures("ordered_dots")
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_a_decode_has_the_same_bits_beside_a_chunk(dtype):
     """A mixed step is two calls: the decodes' part has the tile and the splits of decodes alone."""
@@ -142,6 +144,7 @@ def test_a_decode_has_the_same_bits_beside_a_chunk(dtype):
         assert torch.equal(found[0], together[row])
 
 
+@pytest.mark.usefixtures("ordered_dots")
 @pytest.mark.parametrize("name", ["plain", "sinks"])
 def test_a_prompt_has_the_same_bits_in_any_chunks(name):
     """Whole, and in parts of 7, 2 and the rest: keys that a row does not see change nothing."""
@@ -354,6 +357,7 @@ def test_int4_weights_of_others():
     close(linear_int4(x, pack(weight), None), x @ weight.plain().T, 16)
 
 
+@pytest.mark.usefixtures("ordered_dots")
 def test_a_row_of_a_product_has_the_same_bits_in_any_batch():
     weight = pack(round_weight(drawn(40, 64, dtype=torch.float32), 32))
     x = drawn(70, 64, dtype=torch.float32, seed=1)

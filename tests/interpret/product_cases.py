@@ -129,6 +129,7 @@ def test_plain_weights_are_rounded_as_the_definition_says():
     close(kernel(x, kernel.prepare(weight), None), x @ round_weight(weight, 0).plain().T, 16)
 
 
+@pytest.mark.usefixtures("ordered_dots")
 @pytest.mark.parametrize("kind", ["16 bits", "fp8", "fp8 by 32"])
 def test_a_row_has_the_same_bits_in_any_batch(kind):
     """Alone, in a tile that others fill, in the next tile: bits of a prompt and of a decode."""
@@ -202,6 +203,7 @@ def test_experts_in_other_formats(name, kind):
     close(found, expected, 16)
 
 
+@pytest.mark.usefixtures("ordered_dots")
 def test_a_visit_has_the_same_bits_whoever_else_is_there():
     """One token alone, and among others that visit the same experts."""
     weights = drawn(5, 24, 48, dtype=torch.float32, seed=1)
