@@ -305,6 +305,25 @@ async def test_requests_that_ask_for_no_objective_queue(tiny_model: Path) -> Non
         live.close()
 
 
+async def test_a_queue_wait_of_the_options_holds_for_who_asks_for_no_objective(
+    tiny_model: Path,
+) -> None:
+    """10 prompts of 2 s wait for each other, and none is answered before the engine runs."""
+    live = LiveServer(
+        tiny_model, NO_TORCH, "--kv-memory=64MiB", "--served-model-name=m", PATIENT,
+        "--max-num-batched-tokens=2", "--no-prefix-cache", "--max-queue-wait=10m",
+    )  # fmt: skip
+    try:
+        live.wait_ready()
+        async with client_of(live, "none") as client:
+            await ask(client, prompt=[5] * 40)
+            async with waiting(live, client, 10):
+                pass
+            await ask(client)
+    finally:
+        live.close()
+
+
 # ── the fallback ────────────────────────────────────────────────────────────────────────────────
 
 

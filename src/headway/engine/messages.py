@@ -12,6 +12,7 @@ import msgspec
 from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.kv_keep import KEYDIFF
 from headway.core.live_settings import Changes
+from headway.core.options import plain
 from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
 from headway.core.resolve import Settings
@@ -228,7 +229,7 @@ HandoverNews = HandedOver | TakenOver
 ToEngine = Submit | Abort | Stop | Flush | Forget | Release | Change
 FromEngine = Loading | Ready | Steps | Refused | Shed | Probed | HandedOver | TakenOver | Changed
 
-encode = msgspec.msgpack.Encoder().encode
+encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode
 decode_submit_head = msgspec.msgpack.Decoder(SubmitHead).decode
 decode_from_engine = msgspec.msgpack.Decoder(FromEngine).decode

@@ -14,7 +14,9 @@ import zmq
 
 from headway.core import grammar as grammars
 from headway.core.clock import VirtualClock
+from headway.core.options import Seconds
 from headway.core.request import Request, SamplingParams
+from headway.core.terms import Terms
 from headway.engine import messages, process
 from headway.engine.calibration import pace_alone
 from headway.engine.process import take
@@ -49,6 +51,15 @@ def test_a_request_that_contradicts_itself_is_refused() -> None:
     sampling.grammar = grammars.regex("a", "tools")
     (told,) = taken(messages.encode(messages.Submit(Request(7, [1], sampling))))
     assert (told.request_id, told.param, told.status) == (7, "min_tokens", 400)
+
+
+def test_numbers_with_a_unit_are_sent_as_numbers() -> None:
+    """Terms may hold what an option says: `--max-queue-wait` of a best-effort request."""
+    request = Request(7, [1], SamplingParams(), terms=Terms(ttft_s=Seconds(600)))
+    frame = messages.encode(messages.Submit(request))
+    told = messages.decode_to_engine(frame)
+    assert isinstance(told, messages.Submit)
+    assert told.request.terms.ttft_s == 600 and type(told.request.terms.ttft_s) is float
 
 
 @pytest.mark.parametrize("rest", [[], ["no ids"], [[1], {"n": "x"}], [[1], None, None]])

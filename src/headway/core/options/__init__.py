@@ -16,7 +16,7 @@ from headway.core.options.distill import DistillOptions
 from headway.core.options.doctor import DoctorOptions
 from headway.core.options.drift import DriftOptions
 from headway.core.options.evals import EvalOptions
-from headway.core.options.field import HALVES, Bytes, Seconds, Stages, flag_name
+from headway.core.options.field import HALVES, Bytes, Seconds, Stages, flag_name, plain
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
 from headway.core.options.narrow import NarrowOptions
@@ -69,6 +69,7 @@ __all__ = [
     "TraceOptions",
     "WidenOptions",
     "flag_name",
+    "plain",
     "check_environment",
     "help_text",
     "read_options",

@@ -58,6 +58,14 @@ class Stages(int):
         return "halves" if self.are_halves else str(int(self))
 
 
+def plain(number: object) -> float | int:
+    """Of a number with a unit, such as `Seconds`, the number: msgspec encodes no other."""
+    if isinstance(number, float):
+        return float(number)
+    assert isinstance(number, int), f"{type(number)} is encoded"
+    return int(number)
+
+
 HALVES = Stages(-2)
 MOST_STAGES = 64
 

@@ -13,6 +13,7 @@ import msgspec
 
 from headway.core.machine import Machine
 from headway.core.model_spec import ModelSpec
+from headway.core.options import plain
 from headway.core.plan import StepPlan
 from headway.core.resolve import Settings
 
@@ -62,14 +63,6 @@ class Done(msgspec.Struct, tag=True):
     weight_bytes: int = 0
     kv_bytes: int = 0
     experts_read: int = 0
-
-
-def plain(number: object) -> float | int:
-    """Of a number with a unit, such as `Seconds`, the number."""
-    if isinstance(number, float):
-        return float(number)
-    assert isinstance(number, int), f"{type(number)} in the settings"
-    return int(number)
 
 
 def with_unit(kind: Callable[[object], Any], number: object) -> Any:
