@@ -57,6 +57,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     "Headway bf16": {},
     "Headway int8": {"quantization": "int8"},
     "Headway int4": {"quantization": "int4"},
+    "Headway int4 by 64": {"quantization": "int4", "quantization_group": 64},
     "Headway int4 by 32": {"quantization": "int4", "quantization_group": 32},
     "Headway KV int8": {"kv_cache_dtype": "int8"},
     "Headway KV int4": {"kv_cache_dtype": "int4"},

@@ -22,7 +22,7 @@ from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
 from headway.core.reasons import Reason
-from headway.core.resolve import Settings, resolve
+from headway.core.resolve import Settings, choose_device, resolve
 from headway.core.served_spec import as_served
 from headway.core.speculation_config import Beside
 from headway.engine.calibration import calibrate, calibrate_guesses
@@ -62,15 +62,15 @@ def plan_settings(
 
     Of the weights so many bytes are `there` already, in memory that this engine shares.
     """
-    whole = read_spec(folder, options)
-    spec = as_served(whole, options)
-    draft = read_draft(folder, options, spec)
-    beside = read_beside(folder, options, spec)
     from headway.runtime.native.available import best_instruction_set
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
     machine = replace(machine, free_bytes=min(machine.free_bytes + there, machine.total_bytes))
+    whole, why = with_formats(folder, read_spec(folder, options), options, machine)
+    spec = as_served(whole, options)
+    draft = read_draft(folder, options, spec)
+    beside = read_beside(folder, options, spec)
     drafting = None if draft is None else draft[1]
     settings, reasons = resolve(options, machine, spec, drafting, beside)
     if settings.device != "cpu":
@@ -78,8 +78,29 @@ def plan_settings(
 
         counted = step_bytes(spec, settings)
         settings, reasons = resolve(options, machine, spec, drafting, beside, counted)
+    if why:
+        reasons = [
+            replace(one, why=f"given, {why}") if one.name == "quantization" else one
+            for one in reasons
+        ]
     cache = replace(settings.cache, narrowed=narrowing(whole, spec))
     return spec, replace(settings, cache=cache), reasons, machine
+
+
+def with_formats(
+    folder: Path, spec: ModelSpec, options: EngineOptions, machine: Machine
+) -> tuple[ModelSpec, str]:
+    """(the spec with a measured format for each matrix, why), where int4 is asked for without a
+    group; else (the spec as it is, "")."""
+    measures = options.quantization == "int4" and not options.quantization_group
+    on_cpu = choose_device(options, machine)[0] == "cpu"
+    if not measures or not on_cpu or options.load_format == "dummy":
+        return spec, ""
+    from headway.compress.at_load import choose_formats
+
+    tokenizer = None if options.skip_tokenizer_init else Path(options.tokenizer or folder)
+    chosen = choose_formats(folder, spec, tokenizer)
+    return chosen.spec, chosen.why
 
 
 def read_spec(model: Path, options: EngineOptions) -> ModelSpec:

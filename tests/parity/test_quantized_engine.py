@@ -78,7 +78,10 @@ def test_rounded_models_are_close(folder: Path, quantization: str, group: int):
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_layers_have_their_format_and_let_go(folder: Path, quantization: str, kernels: str):
     """The head is int8, a router stays plain, and the bytes are those that were planned."""
-    engine = engine_for(folder, quantization=quantization, kernels=kernels)
+    group = 64 if quantization == "int4" else 0
+    engine = engine_for(
+        folder, quantization=quantization, quantization_group=group, kernels=kernels
+    )
     executor = engine.executor
     assert isinstance(executor, TorchExecutor)
     wanted = Quantization.of(quantization, 64)

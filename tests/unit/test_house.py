@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "edge": {"core"},
     "batches": {"core", "edge"},
     "runtime": {"core"},
-    "assemble": {"core", "telemetry", "engine", "runtime"},
+    "assemble": {"core", "telemetry", "engine", "runtime", "compress"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
     "surprisal": {"core", "whole_model"},
@@ -54,7 +54,7 @@ MAY_IMPORT = {
         *("core", "telemetry", "engine", "runtime", "assemble", "llm", "admit", "gateway"),
         *("measure", "bench", "advise", "evals"),
     },
-    "compress": {"core", "runtime", "evals"},
+    "compress": {"core", "frontend", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),

@@ -53,7 +53,7 @@ def test_precedence(tmp_path):
         environment={"HEADWAY_PORT": "4", "HEADWAY_HOST": "environment", "PORT": "9"},
     )
     assert (values["port"], values["host"], values["max_num_seqs"]) == (2, "environment", 3)
-    assert (values["log_level"], values["quantization_group"]) == ("error", 64)
+    assert (values["log_level"], values["quantization_group"]) == ("error", 0)
     assert sources == {
         "port": "flag",
         "host": "environment",
@@ -355,7 +355,7 @@ def test_help_pages():
 def test_help_lines_tell_unit_choices_and_default():
     lines = {line.split()[0]: line for line in help_text(TABLES, "all").splitlines()}
     assert "--block-size TOKENS" in lines["--block-size"]
-    assert "(default 64)" in lines["--quantization-group"]
+    assert "(default 0)" in lines["--quantization-group"]
     assert "(default 0)" in lines["--seed"]
     assert "[auto|cpu|cuda]" in lines["--device"]
     assert "default" not in lines["--max-model-len"]

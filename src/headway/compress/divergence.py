@@ -21,7 +21,8 @@ POSITIONS = 256
 
 
 class RoundedInputs:
-    """A linear kernel whose inputs are rounded as for weights of `format`; weights as they are."""
+    """A linear kernel whose inputs are rounded as for weights of `format`, if that is not plain;
+    weights are as they are, and products have gradients."""
 
     few_rows = 0
 
@@ -32,7 +33,8 @@ class RoundedInputs:
         return weight_OH
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        return functional.linear(rounded_rows(x_TH, self.format), weight_OH, bias_O)
+        x_TH = x_TH if self.format == PLAIN else rounded_rows(x_TH, self.format)
+        return functional.linear(x_TH, weight_OH, bias_O)
 
 
 class Judge:

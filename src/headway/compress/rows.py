@@ -183,21 +183,29 @@ class RowModel:
 
     def run(self, layer: nn.Module, x_TH: Tensor, lens: Sequence[int]) -> Tensor:
         """`layer` on all rows, (T, H); so many rows at once as TOKENS_AT_ONCE holds."""
+        with torch.no_grad():
+            return self.forward(layer, x_TH, lens)
+
+    def forward(self, layer: nn.Module, x_TH: Tensor, lens: Sequence[int]) -> Tensor:
+        """The same, with gradients where they are asked for."""
         out = []
         longest = max(lens, default=0)
         ropes = [RopeTable(rope, self.spec.rope_dim, longest, "cpu") for rope in self.spec.ropes]
         kv: Any = [None] * self.spec.num_layers
-        with torch.no_grad():
-            for chosen, part_TH in portions(x_TH, lens):
-                batch = batch_of(chosen)
-                angles = [rope.at(batch.positions_T) for rope in ropes]
-                out.append(layer(part_TH, Step(batch=batch, kv=kv, angles=angles)))
+        for chosen, part_TH in portions(x_TH, lens):
+            batch = batch_of(chosen)
+            angles = [rope.at(batch.positions_T) for rope in ropes]
+            out.append(layer(part_TH, Step(batch=batch, kv=kv, angles=angles)))
         return torch.cat(out) if out else x_TH
 
     def logits(self, norm: RMSNorm, head: Linear, x_TH: Tensor) -> Tensor:
         """fp32 (T, V), scaled and capped as the family does."""
         with torch.no_grad():
-            logits_TV: Tensor = head(norm(x_TH)) * self.spec.logits_scale
+            return self.scaled(head(norm(x_TH)))
+
+    def scaled(self, logits_TV: Tensor) -> Tensor:
+        """What the family makes of the head's products."""
+        logits_TV = logits_TV * self.spec.logits_scale
         cap = self.spec.logits_softcap
         return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
 

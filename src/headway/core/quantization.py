@@ -34,6 +34,8 @@ class Quantization:
     fp8: str = "exact"
     int8: Format = ROTATED_INT8
     """What int8 of our own making is: rotated for the CPU's kernels."""
+    profile: str = ""
+    """The path of the profile by which int4 was chosen and is rounded, if it was."""
 
     @staticmethod
     def of(

@@ -1,5 +1,7 @@
 """In which formats a model holds its weights here: asked for, its checkpoint's own, or refused."""
 
+from dataclasses import replace
+
 from headway.core.attention_choice import OWN_KERNELS
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS, GROUPS, INT8, MARLIN, PLAIN, ROTATED_INT8, Format
@@ -36,10 +38,10 @@ def choose_quantization(
 
     What the checkpoint holds rounded stays as it is; a method that is given must be its own.
     """
-    if options.quantization_group not in GROUPS:
+    if options.quantization_group not in (0, *GROUPS):
         raise UsageError(
             f"--quantization-group {options.quantization_group} is not one of {GROUPS}.",
-            "Take 64, or 32 for a little more quality and 128 for a little less memory.",
+            "Leave it out: formats are then measured; or take 64, 32 or 128 for one format.",
         )
     own, given = model.quantization, options.quantization
     if MARLIN.get(given, given) == own:
@@ -70,14 +72,17 @@ def choose_quantization(
     if device != "cpu":
         check_formats_on(device, given, kernels, model)
     why = "given" if given != "none" else "the checkpoint's weights as they are"
-    if model.formats:
+    if model.profile:
+        why = "given; formats by module from the model's profile"
+    elif model.formats:
         rest = f"; what it holds in 16 bits in {given}, given" if given != "none" else ""
         fp8 = FP8_SAID[options.fp8]
         why = f"{own}, the checkpoint's weights as they are{fp8}{rest}"
     packed = kernels in ("native", *OWN_KERNELS) or (given != "int4" and not model.formats)
-    group, head = options.quantization_group, options.quantization_head
+    group, head = options.quantization_group or 64, options.quantization_head
     int8 = ROTATED_INT8 if device == "cpu" else INT8
-    return Quantization.of(given, group, packed, model.formats, head, options.fp8, int8), why
+    made = Quantization.of(given, group, packed, model.formats, head, options.fp8, int8)
+    return replace(made, profile=model.profile), why
 
 
 def experts_at_once(quantization: Quantization, kernels: str, model: ModelSpec) -> bool:

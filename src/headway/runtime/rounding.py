@@ -22,6 +22,10 @@ GREATEST_FP8 = 448.0
 SMALLEST_BLOCK = 1e-30
 """A block whose largest number is not above it counts as zeros."""
 LONGEST_ROTATION = 64
+SCALES = (1.0, 0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.04)
+"""Tried for a group of int4, as parts of the scale that reaches its largest number."""
+LEAST_POWER = 0.01
+"""Of the mean power of inputs, what each counts as at the least."""
 ROUNDED_AT_ONCE = 1 << 22
 """Weights that are copied to fp32 at a time: 16 MiB."""
 
@@ -251,6 +255,44 @@ def round_weight(weight_OH: Tensor, group: int, rotated: bool = False) -> Rounde
     parts = [round_outputs(part, group) for part in turned]
     levels, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return RoundedWeight(levels, scales, group, rotated=rotated)
+
+
+def round_weight_by_power(weight_OH: Tensor, group: int, power_H: Tensor) -> RoundedWeight:
+    """int4 whose scales lose least of the outputs, where input i has the mean square `power_H[i]`.
+
+    The scale of each group is tried at SCALES times that of `round_weight`, and the one with the
+    least sum of power · error² is taken (the search of llama.cpp's k-quants, with its importance
+    matrix for weights).
+    """
+    inputs = weight_OH.shape[1]
+    floor = power_H.mean() * LEAST_POWER
+    power_GI = functional.pad(power_H.clamp_min(floor), (0, -inputs % group)).unflatten(
+        0, (-1, group)
+    )
+    rows = max(1, ROUNDED_AT_ONCE // inputs)
+    parts = [round_outputs_by_power(part, power_GI) for part in weight_OH.detach().split(rows)]
+    levels, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
+    return RoundedWeight(levels[:, :inputs].contiguous(), scales, group)
+
+
+def round_outputs_by_power(weight_OH: Tensor, power_GI: Tensor) -> tuple[Tensor, Tensor]:
+    """(levels, scales) of some outputs."""
+    group = power_GI.shape[1]
+    least, most = LEVELS["int4"]
+    weight = functional.pad(weight_OH.float(), (0, -weight_OH.shape[1] % group))
+    weight = weight.unflatten(1, (-1, group))
+    largest = extremes(weight)
+    loss = torch.full_like(largest, float("inf"))
+    scales, levels = torch.zeros_like(largest), torch.zeros_like(weight)
+    for factor in SCALES:
+        scale = (largest * (factor / least)).half().float()
+        tried = (weight / scale[..., None]).nan_to_num_(0, 0, 0).round_().clamp_(least, most)
+        error = ((tried * scale[..., None]).sub_(weight).square_() * power_GI).sum(-1)
+        better = error < loss
+        loss = torch.where(better, error, loss)
+        scales = torch.where(better, scale, scales)
+        levels = torch.where(better[..., None], tried, levels)
+    return levels.to(torch.int8).flatten(1), scales
 
 
 def rotation_of(inputs: int) -> int:

@@ -72,6 +72,7 @@ class Key:
             "instruction_set": self.instruction_set,
             "dtype": self.settings.dtype,
             "formats": [[pattern, asdict(format)] for pattern, format in quantization.formats],
+            "profile": Path(quantization.profile).name,
             "files": files,
         }
         return json.dumps(facts, sort_keys=True)

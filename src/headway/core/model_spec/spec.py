@@ -139,7 +139,8 @@ class ModelSpec:
     """Dimensions of a decoder-only transformer; lengths in tokens, sizes in elements.
 
     `quantization` is the method by which the checkpoint is quantized, one of METHODS, GGUF or "";
-    `formats` are those of layers that it holds rounded, by name, as in `Quantization`.
+    `formats` are those of layers that it holds rounded, by name, as in `Quantization`; with the
+    path of a `profile` they are those that its plain weights are rounded to as they are read.
     The scales are 1 and the soft caps 0 where a family has none; `norm_offset` is what a norm
     adds to its weight, `norms` how many of hidden size a layer has. `sink_logits`: each query head
     has a learned logit that takes its share of the softmax and gives nothing. A `swiglu_limit`
@@ -167,6 +168,7 @@ class ModelSpec:
     dtype: str
     quantization: str = ""
     formats: tuple[tuple[str, Format], ...] = ()
+    profile: str = ""
     experts: ExpertsSpec | None = None
     latent: LatentSpec | None = None
     altup: AltUpSpec | None = None

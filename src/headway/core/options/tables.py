@@ -171,7 +171,11 @@ class EngineOptions:
         common=True,
     )
     quantization_group: int = option(
-        64, "Inputs that share a scale in int4: 32, 64 or 128.", low=32, high=128
+        0,
+        "Inputs that share a scale in int4, one format for all layers: 32, 64 or 128. 0 measures "
+        "the model at its first start, and chooses int4 or int8 for each matrix.",
+        low=0,
+        high=128,
     )
     quantization_head: str = option(
         "int8",

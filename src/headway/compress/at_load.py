@@ -1,0 +1,222 @@
+"""`--quantization int4`: formats by module, measured on the model that is to be served.
+
+Given a folder in 16 or 32 bits it measures a profile (`sensitivity`) on a text of this package,
+keeps it in the user's cache, and chooses int4 by 64, int4 by 32 or int8 for each matrix, so that
+the predicted KL divergence is least and all takes no more bytes than llama.cpp's Q4_K_M.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from headway.compress.rows import RowModel
+from headway.compress.search import Choice, kl_of, solve
+from headway.compress.sensitivity import measure
+from headway.core.clock import SystemClock
+from headway.core.errors import HeadwayError, TokenizerError
+from headway.core.formats import ROTATED_INT8, Format
+from headway.core.gguf.header import is_gguf
+from headway.core.model_spec import ModelSpec
+from headway.frontend.text import Tokenizer
+from headway.runtime.quantized.profile import MatrixProfile, read_profile, write_profile
+from headway.runtime.weight_cache import default_folder
+from headway.runtime.weight_key import content_digest, model_files
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+"""Counted up when a profile is measured otherwise."""
+CANDIDATES = (Format("int4", 64), Format("int4", 32), ROTATED_INT8)
+MAX_FLOPS, FLOPS_PER_PARAMETER = 6e12, 12
+"""Of a measurement, a minute of two cores; of one token, for each parameter: a forward and a
+backward pass, and a product for each candidate."""
+MIN_TOKENS, MAX_TOKENS, ROW = 64, 512, 256
+Q5_0, Q8_0, Q4_K, Q6_K = 5.5, 8.5, 4.5, 6.5625
+"""Bits a weight of llama.cpp's types."""
+SUPER_BLOCK = 256
+TEXT = """\
+The harbour master kept two books. In the first he wrote what the sea had brought: the names of \
+ships, their captains, the tons of grain and timber and salt. In the second, which nobody asked to \
+see, he wrote what it had taken. On the ninth of March 1894 both books had the same line.
+
+Question: A bakery sells 48 loaves in the morning and half as many in the afternoon. Each loaf \
+costs $3.25. How much money does the bakery take in one day?
+Answer: In the afternoon it sells 48 / 2 = 24 loaves. That makes 48 + 24 = 72 loaves, and \
+72 x 3.25 = 234. The bakery takes $234.00.
+
+def merge(left: list[int], right: list[int]) -> list[int]:
+    \"\"\"Two sorted lists as one sorted list.\"\"\"
+    result, i, j = [], 0, 0
+    while i < len(left) and j < len(right):
+        if left[i] <= right[j]:
+            result.append(left[i]); i += 1
+        else:
+            result.append(right[j]); j += 1
+    return result + left[i:] + right[j:]
+
+Photosynthesis takes place in the chloroplasts of plant cells, where chlorophyll absorbs light, \
+mostly red and blue. The energy splits water into oxygen, protons and electrons; in a second \
+stage, the Calvin cycle, carbon dioxide is fixed into sugars. Without it there would be little \
+oxygen in the atmosphere, and nearly all food chains would end.
+
+- "Did you read the contract?" Maria asked.
+- "Twice," he said. "The second paragraph contradicts the fifth, and neither mentions the deposit."
+- "Then we do not sign it today."
+
+{"order": 1207, "items": [{"name": "desk lamp", "price": 39.9, "quantity": 2}], "paid": true}
+
+The committee of the European Parliament voted on Tuesday, by 31 to 12 with four abstentions, to \
+delay the regulation until the end of next year. Critics say that small companies need more time; \
+supporters of the law answer that the same argument was made three years ago. La séance est levée. \
+Am nächsten Morgen regnete es in Berlin, und die Züge fuhren mit Verspätung.
+
+1. Heat the oven to 200 degrees. 2. Mix the flour, a pinch of salt and the cold butter. 3. Add two \
+spoons of water and let the dough rest for thirty minutes. 4. Bake until golden, then serve warm.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A model whose formats were chosen, or as it was, and why."""
+
+    spec: ModelSpec
+    why: str
+
+
+def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path | None) -> Chosen:
+    """The spec with a format for each matrix and the profile that its int4 is rounded with.
+
+    `tokenizer` is the folder of the tokenizer; None where there is none, and random tokens are
+    read. Where no profile can be measured the spec is as it was: one format for all.
+    """
+    refusal = why_not(folder, spec)
+    if refusal:
+        return Chosen(spec, refusal)
+    cache = default_folder()
+    if cache is None:
+        return Chosen(spec, "plain: there is no cache folder for a profile")
+    try:
+        path = profile_path(folder, cache)
+        if not path.is_file():
+            write_profile(path, measure_profile(folder, spec, tokenizer))
+        profile = read_profile(path)
+    except (HeadwayError, OSError) as error:
+        return Chosen(spec, f"plain: no profile was measured ({error})")
+    found = allocate(spec, profile)
+    formats = tuple((profile[name].place, choice.format) for name, choice in found.items())
+    kl = sum(choice.kl for choice in found.values())
+    bits = 8 * sum(c.num_bytes for c in found.values()) / sum(map(num_weights, profile.values()))
+    why = f"measured: {bits:.2f} bits a weight in layers, KL of about {kl:.3f} nats a token"
+    return Chosen(replace(spec, formats=formats, profile=str(path)), why)
+
+
+def why_not(folder: Path, spec: ModelSpec) -> str:
+    """Why no profile is measured of this model; "" where one is."""
+    if spec.formats or is_gguf(folder):
+        return "plain: the rest of a quantized checkpoint has one format"
+    if spec.experts is not None:
+        return "plain: a short text visits few experts, which are not measured"
+    return ""
+
+
+def profile_path(folder: Path, cache: Path) -> Path:
+    """The profile of this model in the cache folder of weights; raises OSError."""
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    clock = SystemClock()
+    digests = [content_digest(path, cache / "digests", clock) for path in model_files(folder)]
+    key = repr((VERSION, CANDIDATES, MAX_TOKENS, digests))
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return cache.parent / "profiles" / f"{name}.safetensors"
+
+
+def measure_profile(
+    folder: Path, spec: ModelSpec, tokenizer: Path | None
+) -> dict[str, MatrixProfile]:
+    """Measure; the log says so before and after."""
+    model = RowModel(folder)
+    tokens = num_tokens(spec)
+    log.info("measuring on %d tokens which matrices int4 costs most, once for this model", tokens)
+    clock, done = SystemClock(), 0
+    began_s = said_s = clock.now_s()
+
+    def advance() -> None:
+        nonlocal done, said_s
+        done += 1
+        now_s, total = clock.now_s(), 2 * spec.num_layers
+        if now_s - said_s > 10:
+            said_s = now_s
+            rest_s = (now_s - began_s) / done * (total - done)
+            log.info("measured %d of %d, some %.0f s to go", done, total, rest_s)
+
+    profile = measure(model, text_rows(spec, tokenizer, tokens), CANDIDATES, advance)
+    log.info("measured in %.1f s", clock.now_s() - began_s)
+    return profile
+
+
+def num_tokens(spec: ModelSpec) -> int:
+    """As many tokens as MAX_FLOPS allow."""
+    allowed = int(MAX_FLOPS / (FLOPS_PER_PARAMETER * spec.num_parameters))
+    return max(MIN_TOKENS, min(allowed, MAX_TOKENS, spec.max_len))
+
+
+def text_rows(spec: ModelSpec, tokenizer: Path | None, tokens: int) -> list[list[int]]:
+    """Rows of up to ROW tokens, of TEXT or drawn at random."""
+    found: list[int] = []
+    if tokenizer is not None:
+        try:
+            found = Tokenizer(tokenizer).encode(TEXT)[:tokens]
+        except TokenizerError as error:
+            log.warning("no text can be measured: %s", error)
+    found = [token for token in found if token < spec.vocab_size]
+    if len(found) < MIN_TOKENS:
+        generator = torch.Generator().manual_seed(0)
+        found = torch.randint(spec.vocab_size, (tokens,), generator=generator).tolist()
+    row = min(ROW, spec.max_len)
+    return [found[begin : begin + row] for begin in range(0, len(found), row)]
+
+
+def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[str, Choice]:
+    """A format for each matrix: the least predicted KL within the bytes of Q4_K_M."""
+    choices = {
+        name: [
+            Choice(format=format, kl=loss, num_bytes=format.num_bytes(*one.shape))
+            for format, loss in one.losses.items()
+        ]
+        for name, one in profile.items()
+    }
+    cheapest = sum(min(choice.num_bytes for choice in each) for each in choices.values())
+    budget = max(layer_budget(spec, profile), cheapest)
+    found = solve(choices, value=kl_of, cost=lambda choice: choice.num_bytes, budget=budget)
+    return found.chosen
+
+
+def num_weights(one: MatrixProfile) -> int:
+    """The weights of a matrix."""
+    return one.shape[0] * one.shape[1]
+
+
+def layer_budget(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> float:
+    """Bytes of the layers' matrices such that they and a head in int8 take those of Q4_K_M."""
+    total = 0.0
+    for one in profile.values():
+        total += num_weights(one) * q4_k_m_bits(spec, one) / 8
+    head = (spec.vocab_size, spec.hidden_size)
+    wide = Q6_K if spec.hidden_size % SUPER_BLOCK == 0 else Q8_0
+    return total + head[0] * head[1] * wide / 8 - ROTATED_INT8.num_bytes(*head)
+
+
+def q4_k_m_bits(spec: ModelSpec, one: MatrixProfile) -> float:
+    """Bits a weight of one matrix in Q4_K_M: values and half of the downs are wider, and rows that
+    super-blocks of 256 do not divide have the next wider type with blocks of 32."""
+    index, layers = int(one.module.split(".")[1]), spec.num_layers
+    last = one.module.rpartition(".")[2]
+    inner = index - layers // 8
+    more = inner < 0 or index >= 7 * layers // 8 or inner % 3 == 2
+    wide = more and (last == "down" or (last == "qkv" and one.part == "v"))
+    if one.shape[1] % SUPER_BLOCK:
+        return Q8_0 if wide else Q5_0
+    return Q6_K if wide else Q4_K

@@ -1,0 +1,103 @@
+"""A model's profile: the power of every matrix's inputs, and what the matrix loses in each format.
+
+It is measured once (`compress.sensitivity`), kept in the user's cache beside packed weights, and
+read where weights of 16 bits are rounded to int4 at load: formats are chosen by it, and the scales
+of int4 lose least of the outputs.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headway.core.errors import CheckpointError
+from headway.core.formats import Format
+from headway.core.model_spec import ModelSpec
+from headway.runtime.rounding import RoundedWeight, round_weight_by_power
+
+Tensors = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixProfile:
+    """One matrix of a checkpoint: its place in our module, the mean square of each input, and the
+    loss in nats a token of each format."""
+
+    module: str
+    part: str | None
+    shape: tuple[int, int]
+    power_I: Tensor
+    losses: Mapping[Format, float]
+
+    @property
+    def place(self) -> str:
+        """Its name in `ModelSpec.formats`: `layers.0.attention.qkv.v`."""
+        return self.module if self.part is None else f"{self.module}.{self.part}"
+
+
+def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
+    """Write a profile, whole or not at all; raises OSError."""
+    facts = {
+        name: {
+            "module": one.module,
+            "part": one.part,
+            "shape": one.shape,
+            "losses": [[[f.kind, f.group, f.rotated], loss] for f, loss in one.losses.items()],
+        }
+        for name, one in profile.items()
+    }
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    part = path.with_suffix(".part")
+    save_file({n: one.power_I for n, one in profile.items()}, part, {"profile": json.dumps(facts)})
+    part.replace(path)
+
+
+def read_profile(path: Path) -> dict[str, MatrixProfile]:
+    """The profile in a file; CheckpointError where it is none."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads(file.metadata()["profile"])
+            return {
+                name: MatrixProfile(
+                    module=one["module"],
+                    part=one["part"],
+                    shape=(one["shape"][0], one["shape"][1]),
+                    power_I=file.get_tensor(name),
+                    losses={
+                        Format(kind, group, rotated=rotated): loss
+                        for (kind, group, rotated), loss in one["losses"]
+                    },
+                )
+                for name, one in facts.items()
+            }
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise CheckpointError(
+            f"The profile {path.name} cannot be read ({error}).",
+            "Remove it, and it is measured again; or give --quantization-group 64.",
+        ) from error
+
+
+def rounded_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
+    """The tensors of a folder, its matrices in int4 as the profile of `spec` rounds them."""
+    profile, formats = read_profile(Path(spec.profile)), dict(spec.formats)
+    for name, read in tensors:
+        one = profile.get(name.removesuffix(".weight"))
+        format = formats.get(one.place) if one is not None else None
+        if one is None or format is None or not format.group:
+            yield name, read
+        else:
+            yield name, partial(rounded, read, format.group, one.power_I)
+
+
+def rounded(
+    read: Callable[[], Tensor | RoundedWeight], group: int, power_I: Tensor
+) -> RoundedWeight:
+    """One matrix, read and rounded."""
+    weight = read()
+    assert isinstance(weight, Tensor)
+    return round_weight_by_power(weight, group, power_I)
