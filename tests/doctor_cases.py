@@ -164,6 +164,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**QUEUED, "steps.rows": 2.0, "limits.max_num_seqs": 4},
     ),
     "over-saturated": ({**QUEUED, "load.arrivals_per_s": 50.0}, {"load.arrivals_per_s": 50.0}),
+    "queueing": (
+        {**QUEUED, "load.arrivals_per_s": 50.0, "load.in_slo": 0.99},
+        {**QUEUED, "load.arrivals_per_s": 50.0, "load.in_slo": 0.9},
+    ),
     "hogging": (
         {
             **LONG,

@@ -116,12 +116,31 @@ async def test_slow_client(light: LiveServer) -> None:
 async def test_over_saturated_queue(start_server: StartServer) -> None:
     """Twelve times the clients that it has rows for: a queue, however fast the machine is."""
     small = start_server(
-        "--served-model-name=tiny", "--max-num-seqs=4", "--max-queue=64", "--max-queue-wait=10m"
+        *("--served-model-name=tiny", "--max-num-seqs=4", "--max-queue=64", "--max-queue-wait=10m"),
+        "--slo=ttft=1ms",
     ).wait_ready()
     found = await diagnose_under(small, closed_loop(48, lambda i: body(20, 60, i)), seconds=4)
     assert planted(found) == "over-saturated", found["findings"]
+    assert any("of the requests met their objectives" in each for each in evidence(found))
     assert any("quantization" in text and "queueing" in text for text in found["waste"])
     assert found["ttft"]["queue_s"] > found["ttft"]["prefill_s"]
+
+
+async def test_a_queue_within_the_objectives_is_not_over_saturated(
+    start_server: StartServer,
+) -> None:
+    small = start_server(
+        *("--served-model-name=tiny", "--max-num-seqs=4", "--max-queue=64", "--max-queue-wait=10m"),
+        "--slo=ttft=10m",
+    ).wait_ready()
+    found = await diagnose_under(small, closed_loop(48, lambda i: body(20, 60, i)), seconds=4)
+    assert planted(found) == "queueing", found["findings"]
+    assert any("100% of the requests met" in each for each in evidence(found))
+
+
+def evidence(found: dict[str, Any]) -> list[str]:
+    """What its findings show."""
+    return [text for finding in found["findings"] for text in finding["evidence"]]
 
 
 async def test_tiny_kv_pool(start_server: StartServer) -> None:

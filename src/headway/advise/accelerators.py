@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from headway.core.errors import UsageError
+from headway.core.regular_file import open_text
 
 
 class Sheet(msgspec.Struct, kw_only=True):
@@ -38,7 +39,7 @@ COLUMNS = {
 def read_sheets(path: str) -> list[Sheet]:
     """Every row; UsageError when the file is not one."""
     try:
-        with Path(path).open(encoding="utf-8", newline="") as file:
+        with open_text(Path(path), newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--accelerators {path}: {error}.", "Check the path.") from error

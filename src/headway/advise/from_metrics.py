@@ -127,6 +127,7 @@ def load(scrapes: Sequence[Scrape], seconds: float) -> LoadReading:
         growth(first, last, LATENCIES["e2e"]).count or grown(first, last, "request_success_total")
     )
     waiting = [scrape.values.get("num_requests_waiting") for scrape in scrapes]
+    judged = grown(first, last, "slo_requests_total")
     return LoadReading(
         num_ended=ended,
         arrivals_per_s=max(ended + in_flight(last) - in_flight(first), 0.0) / seconds,
@@ -134,6 +135,7 @@ def load(scrapes: Sequence[Scrape], seconds: float) -> LoadReading:
         running=mean([scrape.values.get("num_requests_running") for scrape in scrapes]),
         waiting=mean(waiting),
         waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
+        in_slo=grown(first, last, "slo_met_total") / judged if judged else None,
     )
 
 

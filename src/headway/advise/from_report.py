@@ -61,6 +61,7 @@ def load(report: Report) -> LoadReading:
         waiting=mean(waiting),
         waiting_growth=waiting[-1] - waiting[0] if waiting else None,
         over_saturated=report.saturation.over_saturated,
+        in_slo=report.rates.attainment,
     )
 
 

@@ -114,7 +114,14 @@ def load(first: Snapshot, last: Snapshot, window: Window) -> LoadReading:
         waiting=mean.waiting if mean else 0.0,
         waiting_growth=last.now.num_waiting - first.now.num_waiting,
         waiting_ages_s=tuple(r.age_s for r in last.now.requests if r.state == "waiting"),
+        in_slo=in_slo(window),
     )
+
+
+def in_slo(window: Window) -> float | None:
+    """Of the requests of all classes that were judged, the share that met their objectives."""
+    judged = sum(row.num_judged for row in window.classes)
+    return sum(row.num_met for row in window.classes) / judged if judged else None
 
 
 def latency(window: Window, transfer_s: float | None) -> LatencyReading:

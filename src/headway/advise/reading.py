@@ -26,7 +26,7 @@ class LoadReading:
 
     `waiting_growth` is those that wait at the end less those at the beginning, `waiting_ages_s` how
     many seconds those have waited that wait now. `over_saturated` is what a load generator saw:
-    concurrency and TTFT kept growing.
+    concurrency and TTFT kept growing. `in_slo` is the share of those with objectives that met them.
     """
 
     num_ended: int = 0
@@ -37,6 +37,7 @@ class LoadReading:
     waiting_growth: float | None = None
     waiting_ages_s: tuple[float, ...] = ()
     over_saturated: bool | None = None
+    in_slo: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,6 +176,18 @@ RULES = (
         advise=gains.less_load,
     ),
     Rule(
+        name="queueing",
+        kind="load",
+        reads=("load", "latency", "lengths", "steps", "limits", "machine", "weights", "kv"),
+        symptom="Requests wait for each other, and meet their objectives all the same.",
+        cause="More come at once than are served at once; the queue is most of the TTFT.",
+        fix="Nothing while objectives are met; a second server for shorter waits",
+        assumes="at the rate at which requests end now there is no queue",
+        holds=symptoms.queueing,
+        see=symptoms.see_queue,
+        advise=gains.less_load,
+    ),
+    Rule(
         name="hogging",
         kind="compute",
         reads=("lengths", "steps"),

@@ -11,6 +11,7 @@ from headway.core.alternatives import highest
 THRESHOLDS = {
     "waiting": 0.5,  # sequences that wait in a mean step: more is a queue
     "queue_share": 0.3,  # of the time to the first token
+    "in_slo": 0.95,  # of requests: as many or more keep their objectives
     "full": 0.9,  # of KV blocks or rows: more is full
     "preempted": 0.05,  # preemptions a request
     "uneven": 8.0,  # longest prompt over a short one
@@ -87,7 +88,24 @@ def rows_full(r: Reading) -> bool:
 
 def over_saturated(r: Reading) -> bool:
     """A queue that is nobody's fault: more arrives than the machine can do."""
+    return plain_queue(r) and not within_objectives(r)
+
+
+def queueing(r: Reading) -> bool:
+    """The same queue, short enough for the objectives of those who wait."""
+    return plain_queue(r) and within_objectives(r)
+
+
+def plain_queue(r: Reading) -> bool:
+    """A queue without a cause that a setting would mend."""
     return queued(r) and not kv_full(r) and not hogging(r) and not rows_full(r)
+
+
+def within_objectives(r: Reading) -> bool:
+    """Requests meet their objectives, and the queue does not grow until they cannot."""
+    growing = (r.load.waiting_growth or 0.0) > max(1.0, 0.5 * (r.load.waiting or 0.0))
+    met = r.load.in_slo is not None and r.load.in_slo >= T["in_slo"]
+    return met and not growing and not r.load.over_saturated
 
 
 def long_prefill(r: Reading) -> bool:
@@ -267,7 +285,9 @@ def see_queue(r: Reading) -> list[str]:
         found.append(f"{load.arrivals_per_s:.1f} requests/s arrive, {load.finished_per_s:.1f} end")
     if load.waiting_growth is not None and load.waiting_growth > 1:
         found.append(f"the queue grew by {load.waiting_growth:.0f} in {r.seconds:.0f} s")
-    if not found and load.over_saturated:
+    if load.in_slo is not None:
+        found.append(f"{percent(load.in_slo)} of the requests met their objectives")
+    if load.over_saturated:
         found.append("concurrency and TTFT kept growing during the run")
     return found
 

@@ -15,6 +15,7 @@ from typing import BinaryIO
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.regular_file import open_regular
 
 MAX_LINES = 50_000
 MAX_CUSTOM_ID = 512
@@ -94,7 +95,7 @@ def check_file(
     """
     checked = Checked()
     seen: dict[str, int] = {}
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, start, data in numbered(file, max_line_bytes):
             if len(checked.lines) == max_lines:
                 checked.wrong(number, "too_many_lines", f"A batch has at most {max_lines} lines.")
@@ -193,7 +194,7 @@ def faults_of(
 
 def read_body(path: Path, line: Line) -> tuple[str, bytes]:
     """(url, body) of a checked line; RequestError when the file is no longer the one checked."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(line.start)
         data = file.read(line.size)
     changed = RequestError("The line has changed since it was checked.", code="file_changed")

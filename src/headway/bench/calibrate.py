@@ -16,6 +16,7 @@ import numpy as np
 from headway.bench.latency import latency
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
+from headway.core.regular_file import read_bytes
 from headway.measure.client import open_session
 from headway.measure.record import Exchange, Run
 from headway.measure.saved import write
@@ -88,7 +89,7 @@ def parse_calibration(data: bytes, source: str) -> Calibration:
 def open_calibration(path: str) -> Calibration:
     """The calibration in a file; UsageError."""
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(Path(path), 2**31)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
     return parse_calibration(data, path)

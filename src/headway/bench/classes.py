@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headway.bench.workload import Conversation, Traffic, build
+from headway.bench.workload import Conversation, Traffic, build, is_trace, rate_of
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.core.options.field import parse_value
@@ -57,7 +57,10 @@ def read_classes(options: BenchOptions) -> list[ServiceClass]:
         changes = class_options(name, own.get(name, {}))
         if name in divided:
             part = shares.get(name, 1.0) / given
-            changes["rate"] = options.rate * part
+            if options.rate is not None and "speed" not in changes:
+                changes["rate"] = options.rate * part
+            elif not is_trace(changes.get("workload", options.workload)):
+                changes["rate"] = rate_of(options) * part
             changes["ramp_from"] = changes.get("ramp_from", options.ramp_from) * part
             if options.num_requests is not None:
                 changes.setdefault("num_requests", max(1, round(options.num_requests * part)))
@@ -91,6 +94,8 @@ def class_options(name: str, keys: dict[str, Any]) -> dict[str, Any]:
             )
         source = f"--classes: {name}.{key}"
         values[option] = parse_value(BenchOptions, FIELDS[option], value, source)
+    if "rate" in values and "speed" in values:
+        raise UsageError(f"--classes: {name} has a rate and a speed.", "Give it one of them.")
     return values
 
 

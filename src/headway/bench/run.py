@@ -70,7 +70,7 @@ def hastened(options: BenchOptions, faster: float) -> BenchOptions:
     """The same traffic at `faster` times the rate."""
     return replace(
         options,
-        rate=options.rate * faster,
+        rate=None if options.rate is None else options.rate * faster,
         ramp_from=options.ramp_from * faster,
         speed=options.speed * faster,
     )
@@ -80,6 +80,8 @@ def check(url: str, options: BenchOptions) -> None:
     """What the options table does not say."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL.", "Write http://127.0.0.1:8000.")
+    if options.rate is not None and options.speed != 1:
+        raise UsageError("--rate and --speed both say how fast a trace is.", "Give one of them.")
     if options.find_goodput and not (options.slo or options.classes):
         raise UsageError("--find-goodput needs objectives.", "Add --slo ttft=500ms,tpot=50ms.")
     if options.find_goodput and options.concurrency is not None:

@@ -16,6 +16,7 @@ import numpy as np
 
 from headway.bench.prompts import Ids, Made, Prompt
 from headway.core.errors import UsageError
+from headway.core.regular_file import open_regular, open_text
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 BLOCK_TOKENS = 512
@@ -38,7 +39,7 @@ class Row:
 def read_azure(path: Path) -> list[Row]:
     """TIMESTAMP,ContextTokens,GeneratedTokens; the stamps have seven digits after the second."""
     rows = []
-    with path.open(encoding="utf-8", newline="") as file:
+    with open_text(path, newline="") as file:
         for line in csv.DictReader(file):
             whole, _, fraction = line["TIMESTAMP"].partition(".")
             at_s = datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction}0")
@@ -98,7 +99,7 @@ def read_sharegpt(path: Path) -> list[Row]:
 def lines_of(path: Path, kind: type[Line]) -> Iterable[Line]:
     """The lines of a JSONL file as `kind`; UsageError names the line that is not one."""
     decode = msgspec.json.Decoder(kind).decode
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 yield decode(line)

@@ -25,8 +25,10 @@ from headway.bench.traces import (
 )
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
+from headway.core.regular_file import open_text
 
 DEFAULT_DURATION_S = 30.0
+DEFAULT_RATE = 4.0
 CHAT_FIELDS = ("messages", "tools", "tool_choice", "documents", "context", "response_format")
 """What of a recorded chat is sent again."""
 CLOSED_POOL = 10_000
@@ -93,7 +95,7 @@ def drawn_times(options: BenchOptions, rng: np.random.Generator) -> tuple[Times,
         span_s = 0.0 if options.num_requests else options.duration or DEFAULT_DURATION_S
         return np.zeros(options.num_requests or CLOSED_POOL), span_s
     pace = Pace(
-        rate=options.rate,
+        rate=rate_of(options),
         duration_s=options.duration or DEFAULT_DURATION_S,
         count=options.num_requests,
         burstiness=options.burstiness,
@@ -101,8 +103,18 @@ def drawn_times(options: BenchOptions, rng: np.random.Generator) -> tuple[Times,
     )
     times = ARRIVALS[kind](pace, rng)
     if options.num_requests is not None:
-        return times, float(times[-1]) + 1 / options.rate
+        return times, float(times[-1]) + 1 / pace.rate
     return times, pace.duration_s
+
+
+def is_trace(workload: str) -> bool:
+    """Whether it says by itself when its requests come."""
+    return workload.partition(":")[0] in TRACES
+
+
+def rate_of(options: BenchOptions) -> float:
+    """Requests per second, where no trace says when they come."""
+    return DEFAULT_RATE if options.rate is None else options.rate
 
 
 def synthetic(
@@ -225,7 +237,8 @@ def read_prompts(path: Path) -> list[list[str | dict[str, Any]]]:
     or under `body` as a line of a batch.
     """
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        with open_text(path) as file:
+            lines = [line for line in file.read().split("\n") if line.strip()]
     except OSError as error:
         raise UsageError(
             f"--workload prompts: {path}: {error.strerror}.", "Check the path."
@@ -266,11 +279,18 @@ def turns_of(line: str, where: str) -> list[str | dict[str, Any]]:
 
 
 def trace(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
-    """A recorded trace at `speed`, its lengths scaled into `scale_length`."""
+    """A recorded trace at `speed` or at a mean of `rate`, its lengths scaled into `scale_length`.
+
+    4 requests of 10 s at a rate of 2: their times are divided by 5.
+    """
     rows = read_trace(options.workload.partition(":")[0], Path(path))
     scale = scale_for(rows, options.scale_length)
     rows, quantum_s = unquantized(rows, rng)
-    times = np.array([row.at_s for row in rows]) / options.speed
+    times = np.array([row.at_s for row in rows])
+    if options.rate is None:
+        times /= options.speed
+    elif times[-1] > 0:
+        times *= len(times) / (options.rate * times[-1])
     span_s = float(times[-1]) + 1e-9
     if options.arrivals not in ("auto", "trace"):
         times, span_s = drawn_times(options, rng)

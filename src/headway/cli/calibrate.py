@@ -13,6 +13,7 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.core.options import CalibrateOptions, GatewayOptions
 from headway.core.progress import items_bar
+from headway.core.regular_file import read_bytes
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -93,7 +94,7 @@ def suite(options: CalibrateOptions) -> "Iterator[Question]":
 def read_lines(path: str) -> list[bytes]:
     """The lines of a suite that are not empty."""
     try:
-        return [line for line in Path(path).read_bytes().splitlines() if line.strip()]
+        return [line for line in read_bytes(Path(path)).splitlines() if line.strip()]
     except OSError as error:
         raise UsageError(f"--suite {path}: {error.strerror}.", "skills, or a file.") from error
 

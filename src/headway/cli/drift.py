@@ -11,6 +11,7 @@ import msgspec
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import DriftOptions, GatewayOptions
 from headway.core.progress import items_bar
+from headway.core.regular_file import read_bytes
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -64,7 +65,7 @@ def read_probes(file: str, number: int) -> "list[Probe]":
     if not file:
         return skill_probes(number)
     try:
-        lines = [line for line in Path(file).read_bytes().splitlines() if line.strip()]
+        lines = [line for line in read_bytes(Path(file)).splitlines() if line.strip()]
         return [msgspec.json.decode(line, type=Probe) for line in lines][:number]
     except OSError as error:
         raise UsageError(f"probes {file}: {error.strerror}.", "Check the path.") from error

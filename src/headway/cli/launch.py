@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from headway.cli.agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Target
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import LaunchOptions
+from headway.core.regular_file import read_text
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -133,7 +134,7 @@ def fetch_models(base: str, key: str) -> list[dict[str, Any]]:
 def read(path: Path) -> str:
     """What is there, "" for no file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:

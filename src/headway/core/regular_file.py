@@ -8,7 +8,7 @@ file, or is larger than what is read at once, is an OSError before a byte is rea
 import errno
 import os
 import stat
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 
 MOST_BYTES = 2**28
@@ -45,6 +45,11 @@ def open_handle(path: Path, flags: int = os.O_RDONLY) -> int:
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> BufferedReader:
     """The same for reading, as a file; reads are not short but at its end."""
     return open(open_handle(path, flags), "rb")
+
+
+def open_text(path: Path, newline: str | None = None) -> TextIOWrapper:
+    """The same as UTF-8; `newline` is as in `open`."""
+    return TextIOWrapper(open_regular(path), encoding="utf-8", newline=newline)
 
 
 def read_bytes(path: Path, most_bytes: int = MOST_BYTES) -> bytes:

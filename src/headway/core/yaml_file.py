@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import UsageError
+from headway.core.regular_file import read_text
 
 MALFORMED = ValueError, TypeError, LookupError, AttributeError, RecursionError
 """What PyYAML raises besides its own: `!!bool x` is a KeyError, `!!int ''` an IndexError."""
+MOST_BYTES, MOST_VALUES = 2**24, 10**6
+"""Of a file; of its values where aliases (`*name`) stand for what they repeat."""
 MERGE = "tag:yaml.org,2002:merge"
 
 
@@ -22,7 +25,7 @@ def read_yaml(path: Path, what: str, how: str = "") -> Any:
     with the file, and with line and key where a key is there twice.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path, MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{what} {path}: {error.strerror}.", "Check the path.") from error
     except ValueError as error:
@@ -38,6 +41,10 @@ def parse_yaml(text: str, where: str, how: str = "") -> Any:
 
     class Loader(yaml.SafeLoader):
         """PyYAML's safe loader, which also compares the keys of each mapping."""
+
+        def construct_document(self, node: Any) -> Any:
+            check_size(node, where)
+            return super().construct_document(node)
 
         def flatten_mapping(self, node: Any) -> None:
             """Called again for what another `<<` brings, which is flat by then: compared once."""
@@ -67,3 +74,27 @@ def parse_yaml(text: str, where: str, how: str = "") -> Any:
         return yaml.load(text, Loader)
     except (yaml.YAMLError, *MALFORMED) as error:
         raise UsageError(f"{where} is not YAML.", how or str(error)[:200]) from error
+
+
+def check_size(node: Any, where: str) -> None:
+    """Raise UsageError where aliases make a node contain itself, or more than `MOST_VALUES`.
+
+    `a: &a [x, x]`, `b: &b [*a, *a]`, … has twice as many values in each line, in no more memory
+    until they are looked at.
+    """
+    sizes: dict[int, int] = {}
+
+    def size(one: Any) -> int:
+        found = sizes.get(id(one))
+        if found is None:
+            sizes[id(one)] = MOST_VALUES  # for one that contains itself
+            value = one.value if isinstance(one.value, list) else []
+            parts = [part for each in value for part in (each if type(each) is tuple else (each,))]
+            found = sizes[id(one)] = 1 + sum(map(size, parts))
+        return found
+
+    if size(node) > MOST_VALUES:
+        raise UsageError(
+            f"{where} has more than {MOST_VALUES:,} values with its aliases, or contains itself.",
+            "Write out what the aliases (*name) stand for.",
+        )

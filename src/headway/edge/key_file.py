@@ -20,6 +20,7 @@ import msgspec
 
 from headway.core.errors import UsageError
 from headway.core.principal import ANONYMOUS
+from headway.core.regular_file import read_text
 from headway.core.service import Limits
 from headway.core.yaml_file import parse_yaml, read_yaml
 
@@ -117,7 +118,7 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
     """
     file, row = file.resolve(), new_row(name, key, admin=admin)
     with told(file), locked(file.parent):
-        text = file.read_text(encoding="utf-8") if file.exists() else ""
+        text = read_text(file) if file.exists() else ""
         where = f"--file {file}"
         content = parse_yaml(text, where, HOW)
         rows = [] if is_empty(content) else rows_of(content, where)
@@ -139,7 +140,7 @@ def revoke_row(file: Path, name: str) -> None:
     """Put `revoked: true` into the row of `name`; raises UsageError."""
     file = file.resolve()
     with told(file), locked(file.parent):
-        text, where = file.read_text(encoding="utf-8"), f"--file {file}"
+        text, where = read_text(file), f"--file {file}"
         rows = rows_of(parse_yaml(text, where, HOW), where)
         found = next((row for row in rows if row.name == name), None)
         if found is None:

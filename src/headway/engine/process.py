@@ -155,6 +155,8 @@ def serve_engine(
         return error.exit_code
     pulse.watch(engine)
     engine.executor.probe(START_PROBE_S)
+    if engine.grammars is not None:
+        engine.grammars.prepare()
     pair.send(messages.encode(introduction(engine)))
     gc.collect()
     gc.freeze()  # a full collection would visit 180,000 objects of torch: 40 ms, more than a step

@@ -26,6 +26,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from headway.core.errors import UsageError
+from headway.core.regular_file import read_text
 from headway.core.slo import parse_duration, parse_slo
 from headway.core.yaml_file import read_yaml
 from headway.gateway.cascade.evidence import EvidenceFile, read_evidence
@@ -442,7 +443,7 @@ def key_of(row: UpstreamRow) -> str:
             raise UsageError(
                 f"{where}: key_file {path} can be read by others.", f"chmod 600 {path}"
             )
-        return path.read_text(encoding="utf-8").strip()
+        return read_text(path).strip()
     except OSError as error:
         raise UsageError(
             f"{where}: key_file {path}: {error.strerror}.", "Check the path."

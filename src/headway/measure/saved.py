@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from headway.core.errors import UsageError
+from headway.core.regular_file import read_bytes
 
 
 class Saved(Protocol):
@@ -14,13 +15,15 @@ class Saved(Protocol):
     format: str
 
 
+MOST_BYTES = 2**31
+"""Of a report; one with every request of a long run is large."""
 Report = TypeVar("Report", bound=Saved)
 
 
 def read_saved(path: str, kind: type[Report], command: str) -> Report:
     """The `kind` in a file of `headway COMMAND`; UsageError names what is wrong with the file."""
     try:
-        data = Path(path).read_bytes()
+        data = read_bytes(Path(path), MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
     try:

@@ -13,6 +13,7 @@ from headway.bench.arrivals import ARRIVALS, Pace
 from headway.bench.classes import build_all, read_classes
 from headway.bench.lengths import parse_length
 from headway.bench.prompts import Ids, IdWriter, Made, Text, WordWriter, body, num_tokens
+from headway.bench.run import check, hastened
 from headway.bench.talk import Answer, Dialect
 from headway.bench.traces import (
     Row,
@@ -22,7 +23,7 @@ from headway.bench.traces import (
     scaled,
     unquantized,
 )
-from headway.bench.workload import Turn, build
+from headway.bench.workload import Traffic, Turn, build
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
 from headway.core.slo import Slo
@@ -312,6 +313,45 @@ def test_sharegpt_brings_its_ids(shared):
     traffic = build(options(workload=f"sharegpt:{path}", speed=2.0), "default")
     assert len(traffic.conversations) == 300
     assert traffic.conversations[0].turns[0].prompt[0].ids[:3] == (5971, 2927, 220)
+
+
+@pytest.fixture
+def ten_seconds(tmp_path: Path) -> str:
+    """A trace of 4 requests at 0, 1, 5 and 10 s."""
+    path = tmp_path / "azure.csv"
+    rows = [f"2023-11-16 18:00:{at:02}.0000000,10,5" for at in (0, 1, 5, 10)]
+    path.write_text("\n".join(["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]) + "\n")
+    return f"azure:{path}"
+
+
+def times_of(traffic: Traffic) -> list[float]:
+    return [talk.at_s for talk in traffic.conversations]
+
+
+def test_a_trace_is_stretched_to_the_rate(ten_seconds):
+    """4 requests in 10 s are 0.4 a second; gaps keep their proportions."""
+    own = build(options(workload=ten_seconds), "default")
+    assert times_of(own) == pytest.approx([0, 1, 5, 10])
+    twice = build(options(workload=ten_seconds, rate=0.8), "default")
+    assert times_of(twice) == pytest.approx([0, 0.5, 2.5, 5])
+    assert twice.span_s == pytest.approx(5)
+    assert times_of(build(options(workload=ten_seconds, rate=0.1), "default"))[-1] == 40
+    assert times_of(build(hastened(options(workload=ten_seconds, rate=0.4), 2), "d"))[-1] == 5
+    assert times_of(build(hastened(options(workload=ten_seconds), 2), "d"))[-1] == 5
+
+
+def test_a_trace_beside_other_classes_has_its_share_of_the_rate(ten_seconds, tmp_path):
+    file = tmp_path / "classes.yaml"
+    file.write_text(f"one: {{share: 0.2, workload: '{ten_seconds}'}}\ntwo: {{share: 0.8}}\n")
+    rates = [c.options.rate for c in read_classes(options(classes=str(file)))]
+    assert rates == [None, pytest.approx(3.2)], "its own times, and 4 a second for the rest"
+    rates = [c.options.rate for c in read_classes(options(classes=str(file), rate=10.0))]
+    assert rates == pytest.approx([2, 8])
+    file.write_text(f"one: {{workload: '{ten_seconds}', speed: 3, rate: 2}}\n")
+    with pytest.raises(UsageError, match="a rate and a speed"):
+        read_classes(options(classes=str(file)))
+    with pytest.raises(UsageError, match="--rate and --speed"):
+        check("http://127.0.0.1:1", options(workload=ten_seconds, speed=2.0, rate=1.0))
 
 
 def test_classes_divide_the_rate(tmp_path: Path):

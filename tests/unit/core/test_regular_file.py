@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from headway.advise.accelerators import read_sheets
+from headway.bench.calibrate import open_calibration
+from headway.bench.report import Report
+from headway.bench.traces import read_trace
+from headway.bench.workload import read_prompts
+from headway.cli.calibrate import read_lines
+from headway.cli.drift import read_probes
+from headway.cli.launch import read as read_settings
 from headway.core.errors import HeadwayError
 from headway.core.model_files import read_document
 from headway.core.model_spec import read_model_spec
 from headway.core.regular_file import open_regular, read_bytes, read_text
+from headway.core.yaml_file import read_yaml
+from headway.edge.key_file import add_row, read_rows
 from headway.frontend.text import Tokenizer
+from headway.gateway.config import key_of, read_config
+from headway.measure.saved import read_saved
 from headway.runtime.checkpoint_files import find_files
 
 
@@ -43,6 +55,48 @@ def test_a_file_is_read_up_to_a_bound(tmp_path: Path):
     assert read_bytes(path, 5) == b"12345" and read_text(path) == "12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
         read_bytes(path, 4)
+
+
+GATEWAY = """\
+upstreams: [{{name: a, url: "http://127.0.0.1:9/v1", key_file: "{}"}}]
+models: [{{name: m, upstreams: [a]}}]
+"""
+
+
+def read_gateway(key_file: Path) -> object:
+    file = key_file.with_name("gateway.yaml")
+    file.write_text(GATEWAY.format(key_file))
+    return key_of(read_config(file).upstreams[0])
+
+
+READ: dict[str, Callable[[Path], object]] = {
+    "a YAML file": lambda path: read_yaml(path, "--classes"),
+    "a key file": read_rows,
+    "a key file that gets a row": lambda path: add_row(path, "me", "k" * 32),
+    "a key of an upstream": read_gateway,
+    "an azure trace": lambda path: read_trace("azure", path),
+    "a mooncake trace": lambda path: read_trace("mooncake", path),
+    "prompts": read_prompts,
+    "a report": lambda path: read_saved(str(path), Report, "bench"),
+    "a calibration": lambda path: open_calibration(str(path)),
+    "a suite": lambda path: read_lines(str(path)),
+    "probes": lambda path: read_probes(str(path), 5),
+    "accelerators": lambda path: read_sheets(str(path)),
+    "settings of an agent": read_settings,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("what", READ)
+def test_what_a_user_names_is_read_only_where_it_is_a_file(tmp_path: Path, what: str, kind: str):
+    path = tmp_path / "it"
+    KINDS[kind](path)
+    if kind in ("a FIFO", "a folder", "a socket"):
+        path.chmod(0o600)  # a key that others can read is refused for that
+    with pytest.raises(HeadwayError) as refused:
+        READ[what](path)
+    readable = what == "a key of an upstream" and kind == "a device"
+    assert readable or f"it is {kind}" in str(refused.value)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -71,3 +71,27 @@ def test_what_is_no_duplicate(text, content):
 def test_what_is_no_yaml_is_told(text):
     with pytest.raises(UsageError, match="a file is not YAML"):
         parse_yaml(text, "a file")
+
+
+def lines(first: str, each: str, count: int = 30) -> str:
+    """A YAML text in which each line has the one before nine times."""
+    rows = [f"a0: &a0 {first}"]
+    rows += [f"a{i}: &a{i} {each.replace('@', f'*a{i - 1}')}" for i in range(1, count)]
+    return "\n".join(rows) + "\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        lines("[x]", "[@,@,@,@,@,@,@,@,@]"),
+        lines("{k: 1}", "{a: @, b: @, c: @, d: @}"),
+        lines("{k: 1}", "{<<: [@,@,@,@,@,@,@,@,@]}"),
+        "a: &a [*a]\n",
+        "a: &a {b: *a}\n",
+    ],
+    ids=["lists", "mappings", "merges", "a list in itself", "a mapping in itself"],
+)
+def test_aliases_that_multiply_are_refused(text):
+    with pytest.raises(UsageError, match="with its aliases, or contains itself"):
+        parse_yaml(text, "FILE")
+    assert parse_yaml("a: &a {b: 1}\nc: {<<: *a, d: [*a, *a]}\n", "FILE")["c"]["b"] == 1

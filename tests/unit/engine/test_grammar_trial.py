@@ -6,12 +6,15 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from byte_tokenizer import EOS, write_tokenizer
 from grammar_engine import VOCAB
 from headway.core import grammar as grammars
 from headway.core.clock import SystemClock
+from headway.engine.grammar.builder import LARGE_VOCABULARY
+from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.trial import Trial
 from headway.engine.grammar.vocabulary import VocabularySource
 
@@ -31,6 +34,26 @@ def test_a_server_with_a_thousand_open_files_compiles_grammars(tmp_path: Path):
         for handle in occupied:
             os.close(handle)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_large_vocabulary_is_built_before_a_grammar_is_asked_for(tmp_path: Path):
+    """Then the first one waits for its compilation alone."""
+    write_tokenizer(tmp_path)
+    for size, prepared in ((LARGE_VOCABULARY, True), (VOCAB, False)):
+        source = VocabularySource(str(tmp_path), size, (EOS,))
+        rules = Grammars(source, threads=1)
+        try:
+            rules.prepare()
+            assert (rules.builder._vocabulary is not None) == prepared
+            trial = rules.builder._trial._process
+            assert (trial is not None) == prepared
+            ticket = rules.builder.build(grammars.regex("a+", "f"))
+            while not ticket.done:
+                time.sleep(0.01)
+            assert ticket.compiled is not None
+            assert trial in (None, rules.builder._trial._process), "the same process"
+        finally:
+            rules.close()
 
 
 STARTS_ONE = """

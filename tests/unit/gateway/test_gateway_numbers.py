@@ -61,11 +61,31 @@ async def test_a_bad_load_costs_its_upstream_an_attempt_alone(kind: str, looks: 
 
 @pytest.mark.parametrize(
     "figures",
-    [b'{"kv": 1e999}', b'{"rows": -1}', b'{"queue_s": %s}' % (b"9" * 5000), b'{"token_s": "1"}'],
+    [
+        b'{"kv": 1e999}',
+        b'{"rows": -1}',
+        b'{"queue_s": %s}' % (b"9" * 5000),
+        b'{"token_s": "1"}',
+        b'{"token_s": 3601}',
+    ],
 )
 def test_a_load_outside_of_its_range_is_refused(figures: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         decode_load(figures)
+
+
+@pytest.mark.parametrize("seconds", [12.5, 3600.0])
+async def test_a_slow_server_is_believed(seconds: float) -> None:
+    """A prompt token may take a machine that swaps many seconds, up to an hour."""
+    slow = LoadStub("a", headway=True)
+    slow.bad, slow.looks = {"token_s": seconds}, True
+    models = ({"name": "tiny", "upstreams": ["a"]},)
+    async with world(slow, models=models) as live:
+        await live.state.upstreams["a"].look()
+        assert not live.state.upstreams["a"].is_down
+        assert (await live.chat()).status == 200
+        assert live.state.metrics.of("attempts", upstream="a", outcome="lied") == 0
+        assert live.state.upstreams["a"].speed.token_s == seconds
 
 
 @pytest.mark.parametrize("length", [-1, BIG, 2**60])

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from headway.bench.prompts import Made
 from headway.bench.run import Bench
-from headway.bench.workload import Conversation, Traffic, Turn
+from headway.bench.workload import Conversation, Traffic, Turn, rate_of
 from headway.core.errors import UsageError
 from headway.core.options.field import TIME_SUFFIXES
 from headway.core.options.plan import PlanOptions
@@ -174,7 +174,7 @@ def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand
     prompts = parse_percentiles(options.prompts, "--prompts", context - 1)
     answers = parse_percentiles(options.answers, "--answers", context - 1)
     burst = parse_burst(options.burst)
-    rate = load.rate * options.growth
+    rate = rate_of(load) * options.growth
     rng = np.random.default_rng([load.seed, 29])
     if load.concurrency is None:
         times, from_s = arrivals(rate, burst, options.most_requests, rng)

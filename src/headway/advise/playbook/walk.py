@@ -256,7 +256,7 @@ STEPS = (
     Step(
         name="route",
         question="Is there work that another server should have?",
-        rules=("over-saturated", "hogging", "refusals"),
+        rules=("over-saturated", "queueing", "hogging", "refusals"),
         figures=routing,
         done=lambda r: known(r.load.arrivals_per_s, NOTHING),
     ),

@@ -20,6 +20,7 @@ from headway.advise.tune.space import Changes, changes_tokens, chosen, options_o
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import prepare
 from headway.bench.trial import once
+from headway.bench.workload import rate_of
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions, EngineOptions, Seconds, to_arguments
 from headway.core.options.against import against_arguments
@@ -123,7 +124,7 @@ class Tuning:
             seed=self.load.seed + 1,
         )
         if ":" not in self.load.workload:  # a trace has its own times
-            low, high = (factor * self.load.rate for factor in RAMP)
+            low, high = (factor * rate_of(self.load) for factor in RAMP)
             load = replace(load, arrivals="ramp", ramp_from=low, rate=high)
         flags = [*to_arguments(self.engine), *self.flags]
         with Started(self.folder, flags) as server:

@@ -60,12 +60,12 @@ def mapping(config: dict[str, Any], key: str) -> dict[str, Any]:
     return value
 
 
-def token_ids(config: dict[str, Any], key: str) -> tuple[int, ...]:
-    """The token id or ids under `key` (absent is none), or ModelError naming it."""
+def token_ids(config: dict[str, Any], key: str, file: str = "config.json") -> tuple[int, ...]:
+    """The token id or ids under `key` (absent is none), or ModelError naming it and `file`."""
     value = config.get(key)
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if any(isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31 for i in ids):
-        raise wrong(key, "a token id or a list of them", value)
+        raise wrong(key, "a token id or a list of them", value, file)
     return tuple(ids)
 
 
@@ -79,9 +79,9 @@ def switches(config: dict[str, Any], key: str, count: int) -> list[bool] | None:
     return [bool(v) for v in value[:count]]
 
 
-def wrong(key: str, kind: str, value: Any) -> ModelError:
+def wrong(key: str, kind: str, value: Any, file: str = "config.json") -> ModelError:
     """The error for a value of the wrong kind."""
     return ModelError(
-        f"config.json: {key} must be {kind}, not {str(value)[:80]!r}.",
-        "Copy config.json again from the model's source.",
+        f"{file}: {key} must be {kind}, not {str(value)[:80]!r}.",
+        f"Copy {file} again from the model's source.",
     )

@@ -57,12 +57,17 @@ class BenchOptions:
         choices=("auto", "poisson", "gamma", "constant", "ramp", "trace"),
         common=True,
     )
-    rate: float = option(4.0, "Requests (conversations) per second.", low=0.001, common=True)
+    rate: float | None = option(
+        None,
+        "Requests (conversations) per second: 4, or a trace's own; its times are stretched.",
+        low=0.001,
+        common=True,
+    )
     burstiness: float = option(
         1.0, "gamma: shape of the gaps; 1 is poisson, below 1 comes in bursts.", low=0.001
     )
     ramp_from: float = option(0.0, "ramp: the rate at the start; it ends at --rate.", low=0)
-    speed: float = option(1.0, "Traces: replay this many times as fast.", low=0.001)
+    speed: float = option(1.0, "Traces: replay this many times as fast; or give --rate.", low=0.001)
     concurrency: int | None = option(
         None,
         "Closed loop: this many requests at a time, each sent when one has been answered.",

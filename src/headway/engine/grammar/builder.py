@@ -30,6 +30,9 @@ take 1 to 10 ms, one of 250 kB takes 140."""
 CACHE_BYTES = 64 * 2**20
 BASE_BYTES, BYTES_PER_CHARACTER = 256 * 1024, 160
 """What a compiled grammar is taken to hold; 300 real schemas hold about a third of it."""
+LARGE_VOCABULARY = 8192
+"""Tokens from which the vocabulary is built before a grammar is asked for: the interpreter stands
+still meanwhile, half a second for 49,152, in which nobody would have a token."""
 Key = tuple[str, str, str]
 """Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
 
@@ -75,6 +78,16 @@ class Builder:
         self._vocabulary: LLTokenizer | None = None
         self._digits: DigitLimit | None = None
         self._durations_s: list[float] = []
+
+    def prepare(self) -> None:
+        """Build a large vocabulary now, and start the trial, rather than with the first grammar."""
+        if self._source.vocab_size < LARGE_VOCABULARY:
+            return
+        try:
+            self._load_vocabulary()
+            self._trial.launch()
+        except (HeadwayError, OSError) as error:
+            log.warning("grammars cannot be compiled: %s", error)
 
     def build(self, grammar: Grammar, salt: str = "") -> Ticket:
         """The ticket for `grammar`, done already where it is in the cache of that salt."""
@@ -134,12 +147,16 @@ class Builder:
                 self._durations_s.append(self._clock.now_s() - started_s)
             self._on_done()
 
-    def _compile(self, ticket: Ticket) -> None:
+    def _load_vocabulary(self) -> LLTokenizer:
         if self._vocabulary is None:
             self._vocabulary = load_vocabulary(self._source)
             self._digits = DigitLimit(self._vocabulary, num_words(self._vocabulary.vocab_size))
+        return self._vocabulary
+
+    def _compile(self, ticket: Ticket) -> None:
+        vocabulary = self._load_vocabulary()
         grammar = self._trial.check(ticket.grammar)
-        template, first_mask = compile_grammar(self._vocabulary, grammar)
+        template, first_mask = compile_grammar(vocabulary, grammar)
         size = BASE_BYTES + BYTES_PER_CHARACTER * len(grammar.text) + len(first_mask)
         numbers = has_numbers(ticket.grammar)
         compiled = Compiled(

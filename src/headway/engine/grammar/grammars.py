@@ -42,6 +42,10 @@ class Grammars:
         self._news.set()
         self.on_news()
 
+    def prepare(self) -> None:
+        """Do now what the first grammar would wait for, where that takes long."""
+        self.builder.prepare()
+
     # ── requests that wait for their grammar ────────────────────────────────────────────────
 
     def compile(self, request_id: int, grammar: Grammar, salt: str = "") -> Compiled | None:

@@ -52,6 +52,8 @@ class Trial:
         self._limit_s = limit_s
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
+        self._greeted = False
+        """Whether the process has its vocabulary."""
         self._end: weakref.finalize[..., object] | None = None
 
     def check(self, grammar: Grammar) -> Grammar:
@@ -78,13 +80,14 @@ class Trial:
             return grammar
         return Grammar(kind="lark", text=verdict.lark, param=grammar.param)
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        """The living child, ready for a grammar."""
+    def launch(self) -> "subprocess.Popen[bytes]":
+        """The living child, which may still load its vocabulary."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         command = [sys.executable, "-m", "headway.engine.grammar.trial"]
         command += [msgspec.json.encode(self._source).decode(), str(self._limit_s)]
         command += [str(os.getpid())]
+        self._greeted = False
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -93,16 +96,23 @@ class Trial:
             bufsize=0,
         )
         self._end = weakref.finalize(self, end_process, self._process)
+        return self._process
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        """The living child, ready for a grammar."""
+        process = self.launch()
+        if self._greeted:
+            return process
         try:
-            greeting = self._read(self._process, READY_TIMEOUT_S)
+            self._greeted = bool(self._read(process, READY_TIMEOUT_S))
         except EOFError:
-            greeting = b""
-        if not greeting:
+            self._greeted = False
+        if not self._greeted:
             self.close()
             raise RequestError(
                 "Grammars cannot be compiled now.", code="overloaded", status=503, retry_after_s=5
             )
-        return self._process
+        return process
 
     def _read(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:
         """One frame; b"" when it does not come in time."""
