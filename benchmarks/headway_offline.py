@@ -15,10 +15,12 @@ MAX_MODEL_LEN = 1024
 
 
 def main(model: str, quantization: str, load_format: str) -> None:
-    """Load, warm up, and measure until the input ends."""
+    """Load, warm up, and measure until the input ends; `int4:64` is int4 in groups of 64."""
+    kind, _, group = quantization.partition(":")
     llm = LLM(
         model,
-        **({} if quantization == "file" else {"quantization": quantization}),
+        **({} if kind == "file" else {"quantization": kind}),
+        **({"quantization_group": int(group)} if group else {}),
         load_format=load_format,
         max_model_len=MAX_MODEL_LEN,
         max_num_seqs=32,
