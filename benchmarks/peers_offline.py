@@ -1,6 +1,7 @@
 """Headway beside OpenVINO GenAI, llama.cpp and another checkout of Headway, offline, in turns.
 
-    python benchmarks/peers_offline.py FOLDER [--quantization int8,int4,int4:64] [--other CHECKOUT] \\
+    python benchmarks/peers_offline.py FOLDER [--quantization int8,int4,int4:64] \\
+        [--other CHECKOUT] \\
         [--openvino PYTHON [--openvino-formats int8,int4]] \\
         [--llama PYTHON SOURCE [--llama-types Q4_0,Q4_1]] \\
         [--fidelity FIGURES.json] [--json OUT.json]
