@@ -23,6 +23,8 @@ from parity.tiny import save, tiny_model
 pytestmark = pytest.mark.usefixtures("one_thread")
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
 """A machine on which a step takes a second, whatever it does."""
+INT4 = {"quantization": "int4", "quantization_group": 64}
+"""A drafter has one format, an engine of its own would be measured."""
 
 
 def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Engine, Proposals]:
@@ -41,7 +43,7 @@ def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Eng
         {"max_model_len": 256},
         {"max_model_len": 256, "with_paths": True, "max_num_batched_tokens": 256},
         {"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6},
-        {"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"},
+        {"max_model_len": 256, **INT4, "kv_cache_dtype": "int8"},
         {"max_model_len": 256, "with_paths": True, "kv_cache_dtype": "int4"},
         {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4},
         {"max_model_len": 256, "kernels": "torch", "dtype": "float32"},

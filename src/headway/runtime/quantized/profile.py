@@ -6,6 +6,8 @@ of int4 lose least of the outputs.
 """
 
 import json
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,9 +54,10 @@ def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
         for name, one in profile.items()
     }
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_suffix(".part")
+    handle, part = tempfile.mkstemp(".part", dir=path.parent)  # others may measure it as well
+    os.close(handle)
     save_file({n: one.power_I for n, one in profile.items()}, part, {"profile": json.dumps(facts)})
-    part.replace(path)
+    Path(part).replace(path)
 
 
 def read_profile(path: Path) -> dict[str, MatrixProfile]:
