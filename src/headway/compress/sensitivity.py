@@ -33,6 +33,8 @@ Passed = dict[str, tuple[Tensor, Tensor]]
 """Linear layer within its layer → (inputs (T, I), outputs (T, O))."""
 
 
+@torch.inference_mode(False)
+@torch.enable_grad()
 def measure(
     model: RowModel,
     rows: Sequence[Sequence[int]],
