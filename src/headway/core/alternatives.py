@@ -6,7 +6,7 @@ step, 494 with `--quantization int8`, 326 with `--quantization int4`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import inf
 
 from headway.core.attention_choice import choose_kv_dtype
@@ -49,11 +49,13 @@ def quantized(
     settings: Mapping[str, str], model: ModelSpec, dtype: str
 ) -> Iterator[tuple[str, int]]:
     """The formats that this device and these kernels take."""
+    plain = replace(model, formats=(), profile="") if model.profile else model
     for format in FORMATS[1:]:
         options = EngineOptions(quantization=format)
+        of = model if format == "int4" else plain
         try:
             quantization, _ = choose_quantization(
-                options, settings["device"], settings["kernels"], model
+                options, settings["device"], settings["kernels"], of
             )
         except (UsageError, KeyError):
             continue
