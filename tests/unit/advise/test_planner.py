@@ -130,7 +130,7 @@ def test_of_a_long_trace_the_busiest_stretch_is_planned_for(tmp_path):
     lines += [f"2023-11-16 18:{int(t) // 60:02}:{t % 60:010.7f},100,10" for t in rows]
     path = tmp_path / "azure.csv"
     path.write_text("\n".join(lines))
-    bench = load(workload=f"azure:{path}")
+    bench = load(workload=f"azure:{path}", rate=None)
     options = PlanOptions(most_requests=100)
     found = demand_of(prepare(NOWHERE, bench), options, CONTEXT)
     assert found.peak_rate == pytest.approx(50, rel=0.05) and found.mean_rate < 1.1
