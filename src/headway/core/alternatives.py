@@ -6,7 +6,7 @@ step, 494 with `--quantization int8`, 326 with `--quantization int4`.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from math import inf
 
 from headway.core.attention_choice import choose_kv_dtype
@@ -48,14 +48,15 @@ def weight_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, i
 def quantized(
     settings: Mapping[str, str], model: ModelSpec, dtype: str
 ) -> Iterator[tuple[str, int]]:
-    """The formats that this device and these kernels take."""
-    plain = replace(model, formats=(), profile="") if model.profile else model
+    """The formats that this device and these kernels take, but the server's own."""
+    own = settings.get("quantization", "")
     for format in FORMATS[1:]:
+        if own.startswith(format):  # of int4 the bytes are the profile's, which is not read here
+            continue
         options = EngineOptions(quantization=format)
-        of = model if format == "int4" else plain
         try:
             quantization, _ = choose_quantization(
-                options, settings["device"], settings["kernels"], of
+                options, settings["device"], settings["kernels"], model
             )
         except (UsageError, KeyError):
             continue
