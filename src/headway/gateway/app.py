@@ -15,14 +15,12 @@ from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core.errors import RequestError
-from headway.core.request_source import RequestSource
 from headway.edge import body as bodies
 from headway.edge import root_path
-from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard
+from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard, is_loopback
 from headway.edge.errors import json_response, not_found
 from headway.edge.principal import owner_of
 from headway.edge.root_path import RootPath
-from headway.edge.serving import is_guarded
 from headway.gateway import forward, ledger, operators, page, shadow
 from headway.gateway.account import Account
 from headway.gateway.cascade import run as cascade
@@ -104,15 +102,14 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         Route(path, handler(state, answer), methods=[method]) for method, path, answer in ROUTES
     ]
     options = state.options
-    here = is_guarded(options, options.insecure)
+    here = is_loopback(options.host) and not options.insecure
     routes += [Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()]
     app: ASGIApp = AuthMiddleware(
         Router(routes, default=nothing_here, redirect_slashes=False),
         state.keyring,
         access=access,
         guard=LoopbackGuard(options.allowed_origins) if here else lambda scope: None,
-        on_refused=lambda error, _: state.metrics.add("refused", code=error.code or "refused"),
-        log_refusal=lambda error, source: log_refusal(state, error, source),
+        on_refused=lambda error: state.metrics.add("refused", code=error.code or "refused"),
     )
     if options.allowed_origins:
         app = CORSMiddleware(
@@ -124,12 +121,6 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         )
     root = root_path.checked(options.root_path)
     return RootPath(app, root) if root else app
-
-
-def log_refusal(state: State, error: RequestError, source: RequestSource) -> None:
-    """The line of a request that was answered with an error, where requests have lines."""
-    if state.request_log is not None:
-        state.request_log.answered_with(error, source)
 
 
 Given = TypeVar("Given")

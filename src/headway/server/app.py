@@ -23,13 +23,11 @@ from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core import supervision
 from headway.core.errors import RequestError
-from headway.core.request_source import RequestSource
 from headway.edge import root_path
-from headway.edge.auth import AuthMiddleware, LoopbackGuard
+from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
 from headway.edge.errors import json_response, not_found
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
-from headway.edge.serving import is_guarded
 from headway.frontend.client import not_ready
 from headway.server import forgetting, outcomes, page, relayed, tokens
 from headway.server.access import access
@@ -40,7 +38,6 @@ from headway.server.openapi import document
 from headway.server.responses import stored
 from headway.server.session import Generate
 from headway.telemetry.calibration import take_calibration
-from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -75,15 +72,13 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     router = Router(routes, default=nothing_here, redirect_slashes=False)
     options = state.options
     origins = options.allowed_origins
-    here = is_guarded(options, options.insecure)
-    telemetry = state.rows[0].telemetry
+    here = is_loopback(options.host) and not options.insecure
     app: ASGIApp = AuthMiddleware(
         router,
         state.keyring,
         access=access,
         guard=LoopbackGuard(origins) if here else lambda scope: None,
-        on_refused=lambda error, source: telemetry.refused(error, source=source),
-        log_refusal=lambda error, source: log_refusal(telemetry, error, source),
+        on_refused=state.rows[0].telemetry.refused,
     )
     if origins:
         app = CORSMiddleware(
@@ -95,12 +90,6 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         )
     root = root_path.checked(options.root_path)
     return RootPath(app, root) if root else app
-
-
-def log_refusal(telemetry: Telemetry, error: RequestError, source: RequestSource) -> None:
-    """The line of a request that was answered with an error, where requests have lines."""
-    if telemetry.request_log is not None:
-        telemetry.request_log.answered_with(error, source)
 
 
 def generating_endpoints(state: State) -> dict[str, ASGIApp]:

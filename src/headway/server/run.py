@@ -37,13 +37,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    options = state.options
-    server = http_server(
-        make_app(state, runner),
-        limiter,
-        certfile=options.ssl_certfile,
-        keyfile=options.ssl_keyfile,
-    )
+    server = http_server(make_app(state, runner), limiter)
     deadline = Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
     end_on_signals(server, deadline)
@@ -73,7 +67,6 @@ async def serve(
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
         notifier.stopping()
-        log.info("draining, %d left", sum(model.telemetry.num_live for model in state.rows))
         await runner.stop()
         await asyncio.gather(
             *(model.client.drain(state.options.drain_timeout) for model in state.rows)
