@@ -123,7 +123,8 @@ folder, quantization, has_huge_pages = sys.argv[1:]
 if has_huge_pages != "True":
     assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
 from headway import LLM, SamplingParams
-llm = LLM(folder, quantization=quantization, threads=1, kv_memory="16MiB", speculate="off")
+options = {"quantization": quantization, "quantization_group": 64, "speculate": "off"}
+llm = LLM(folder, threads=1, kv_memory="16MiB", **options)
 asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 (found,) = llm.generate([[7, 9, 11]], asked, use_tqdm=False)
 print(json.dumps([list(found.outputs[0].token_ids), Path("/proc/self/smaps").read_text()]))
