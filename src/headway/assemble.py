@@ -98,8 +98,7 @@ def with_formats(
         return spec, ""
     from headway.compress.at_load import choose_formats
 
-    tokenizer = None if options.skip_tokenizer_init else Path(options.tokenizer or folder)
-    chosen = choose_formats(folder, spec, tokenizer)
+    chosen = choose_formats(folder, spec, Path(options.tokenizer or folder))
     return chosen.spec, chosen.why
 
 

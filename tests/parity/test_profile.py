@@ -1,5 +1,6 @@
 """int4 that is measured: a profile of the model, formats by module, scales by power of inputs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,7 @@ def test_formats_are_chosen_within_the_bytes_of_q4_k_m(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     spec = read_model_spec(folder)
-    chosen = choose_formats(folder, spec, None)
+    chosen = choose_formats(folder, spec, folder)
     profile = read_profile(Path(chosen.spec.profile))
     found = allocate(spec, profile)
     cheapest = sum(Format("int4", 64).num_bytes(*one.shape) for one in profile.values())
@@ -138,10 +139,42 @@ def test_a_profile_that_cannot_be_read_is_an_error_by_name(tmp_path: Path):
     assert read_profile(path) == {}
 
 
+def test_a_profile_that_is_spoiled_is_measured_again(tmp_path: Path, cache: Path):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    spec = read_model_spec(folder)
+    first = choose_formats(folder, spec, folder)
+    (path,) = cache.iterdir()
+    path.write_bytes(path.read_bytes()[:100])
+    assert choose_formats(folder, spec, folder).spec == first.spec
+    assert list(cache.iterdir()) == [path] and read_profile(path)
+
+
+def test_another_tokenizer_is_another_profile(tmp_path: Path, cache: Path):
+    """What was measured on random tokens is not taken for what a text shows."""
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    spec = read_model_spec(folder)
+    without = choose_formats(folder, spec, folder).spec.profile
+    (folder / "tokenizer.json").write_text("{}")
+    assert choose_formats(folder, spec, folder).spec.profile != without
+
+
+def test_numbers_that_are_not_finite_choose_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = save(tiny_model("llama"), tmp_path / "model")
+    spec = read_model_spec(folder)
+    measured = at_load.measure_profile(folder, spec, folder)
+    name, one = next(iter(measured.items()))
+    spoiled = measured | {name: replace(one, losses={f: float("nan") for f in one.losses})}
+    monkeypatch.setattr(at_load, "measure_profile", lambda *_: spoiled)
+    chosen = choose_formats(folder, spec, folder)
+    assert chosen.spec == spec and "not finite" in chosen.why
+
+
 def test_models_that_are_not_measured_say_why(tmp_path: Path):
     """Experts, and attention that is not computed on whole rows: one format for all."""
     for family, word in (("qwen3moe", "experts"), ("deepseekv3", "experts"), ("gemma3n", "plain")):
         folder = save(tiny_model(family), tmp_path / family)
         spec = read_model_spec(folder)
-        chosen = choose_formats(folder, spec, None)
+        chosen = choose_formats(folder, spec, folder)
         assert chosen.spec == spec and word in chosen.why

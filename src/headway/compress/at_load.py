@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from headway.compress.rows import RowModel
 from headway.compress.search import Choice, kl_of, solve
 from headway.compress.sensitivity import measure
 from headway.core.clock import SystemClock
-from headway.core.errors import HeadwayError, TokenizerError
+from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.formats import ROTATED_INT8, Format
 from headway.core.gguf.header import is_gguf
 from headway.core.model_spec import ModelSpec
@@ -34,6 +35,7 @@ CANDIDATES = (Format("int4", 64), Format("int4", 32), ROTATED_INT8)
 MAX_FLOPS, FLOPS_PER_PARAMETER = 6e12, 12
 """Of a measurement, a minute of two cores; of one token, for each parameter: a forward and a
 backward pass, and a product for each candidate."""
+TOKENIZER_FILE = "tokenizer.json"
 MIN_TOKENS, MAX_TOKENS, ROW = 64, 512, 256
 Q5_0, Q8_0, Q4_K, Q6_K = 5.5, 8.5, 4.5, 6.5625
 """Bits a weight of llama.cpp's types."""
@@ -87,11 +89,11 @@ class Chosen:
     why: str
 
 
-def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path | None) -> Chosen:
+def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> Chosen:
     """The spec with a format for each matrix and the profile that its int4 is rounded with.
 
-    `tokenizer` is the folder of the tokenizer; None where there is none, and random tokens are
-    read. Where no profile can be measured the spec is as it was: one format for all.
+    `tokenizer` is the folder of the tokenizer; without one random tokens are read. Where no profile
+    can be measured the spec is as it was: one format for all.
     """
     refusal = why_not(folder, spec)
     if refusal:
@@ -100,12 +102,17 @@ def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path | None) -> Cho
     if cache is None:
         return Chosen(spec, "plain: there is no cache folder for a profile")
     try:
-        path = profile_path(folder, cache)
-        if not path.is_file():
+        path = profile_path(folder, tokenizer, cache)
+        profile = cached_profile(path)
+        if profile is None:
             write_profile(path, measure_profile(folder, spec, tokenizer))
-        profile = read_profile(path)
+            profile = read_profile(path)
     except (HeadwayError, OSError) as error:
         return Chosen(spec, f"plain: no profile was measured ({error})")
+    if not all(isfinite(loss) for one in profile.values() for loss in one.losses.values()):
+        return Chosen(
+            spec, "plain: the model's numbers are not finite on the text it is measured on"
+        )
     found = allocate(spec, profile)
     formats = tuple((profile[name].place, choice.format) for name, choice in found.items())
     kl = sum(choice.kl for choice in found.values())
@@ -123,19 +130,29 @@ def why_not(folder: Path, spec: ModelSpec) -> str:
     return ""
 
 
-def profile_path(folder: Path, cache: Path) -> Path:
-    """The profile of this model in the cache folder of weights; raises OSError."""
+def cached_profile(path: Path) -> dict[str, MatrixProfile] | None:
+    """The profile in the cache; None where there is none, or one that cannot be read."""
+    if not path.is_file():
+        return None
+    try:
+        return read_profile(path)
+    except CheckpointError as error:
+        log.warning("measuring again: %s", error)
+        return None
+
+
+def profile_path(folder: Path, tokenizer: Path, cache: Path) -> Path:
+    """The profile of this model, on a text in these tokens, in the cache; raises OSError."""
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    clock = SystemClock()
-    digests = [content_digest(path, cache / "digests", clock) for path in model_files(folder)]
+    clock, vocabulary = SystemClock(), tokenizer / TOKENIZER_FILE
+    files = [*model_files(folder), *([vocabulary] if vocabulary.is_file() else [])]
+    digests = [content_digest(path, cache / "digests", clock) for path in files]
     key = repr((VERSION, CANDIDATES, MAX_TOKENS, digests))
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     return cache.parent / "profiles" / f"{name}.safetensors"
 
 
-def measure_profile(
-    folder: Path, spec: ModelSpec, tokenizer: Path | None
-) -> dict[str, MatrixProfile]:
+def measure_profile(folder: Path, spec: ModelSpec, tokenizer: Path) -> dict[str, MatrixProfile]:
     """Measure; the log says so before and after."""
     model = RowModel(folder)
     tokens = num_tokens(spec)
@@ -163,14 +180,13 @@ def num_tokens(spec: ModelSpec) -> int:
     return max(MIN_TOKENS, min(allowed, MAX_TOKENS, spec.max_len))
 
 
-def text_rows(spec: ModelSpec, tokenizer: Path | None, tokens: int) -> list[list[int]]:
+def text_rows(spec: ModelSpec, tokenizer: Path, tokens: int) -> list[list[int]]:
     """Rows of up to ROW tokens, of TEXT or drawn at random."""
     found: list[int] = []
-    if tokenizer is not None:
-        try:
-            found = Tokenizer(tokenizer).encode(TEXT)[:tokens]
-        except TokenizerError as error:
-            log.warning("no text can be measured: %s", error)
+    try:
+        found = Tokenizer(tokenizer).encode(TEXT)[:tokens]
+    except HeadwayError as error:
+        log.warning("measuring on random tokens: %s", error)
     found = [token for token in found if token < spec.vocab_size]
     if len(found) < MIN_TOKENS:
         generator = torch.Generator().manual_seed(0)

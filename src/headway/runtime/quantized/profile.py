@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
@@ -53,11 +53,16 @@ def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
         }
         for name, one in profile.items()
     }
+    metadata = {"profile": json.dumps(facts)}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     handle, part = tempfile.mkstemp(".part", dir=path.parent)  # others may measure it as well
-    os.close(handle)
-    save_file({n: one.power_I for n, one in profile.items()}, part, {"profile": json.dumps(facts)})
-    Path(part).replace(path)
+    try:
+        with open(handle, "wb") as file:
+            file.write(save({n: one.power_I for n, one in profile.items()}, metadata))
+        os.replace(part, path)
+    except OSError:
+        Path(part).unlink(missing_ok=True)
+        raise
 
 
 def read_profile(path: Path) -> dict[str, MatrixProfile]:
