@@ -5,7 +5,7 @@ To second order the KL divergence of a model with a matrix changed from W to W +
 log-probability of a token drawn from the model's own distribution: the Fisher information (Martens,
 "New insights and perspectives on the natural gradient method", 2014). Losses of several matrices
 add up. g · D x is taken output by output, as if outputs were independent: on SmolLM2-135M the sums
-are within a tenth of the KL measured with all matrices changed.
+are 1 to 15% below the KL measured with all matrices changed.
 
 T tokens, I inputs, O outputs of a matrix, H hidden size, V vocabulary.
 """

@@ -32,7 +32,7 @@ BASE_BYTES, BYTES_PER_CHARACTER = 256 * 1024, 160
 """What a compiled grammar is taken to hold; 300 real schemas hold about a third of it."""
 LARGE_VOCABULARY = 8192
 """Tokens from which the vocabulary is built before a grammar is asked for: the interpreter stands
-still meanwhile, half a second for 49,152, in which nobody would have a token."""
+still meanwhile, half a second for 49,152, in which no request would get a token."""
 Key = tuple[str, str, str]
 """Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
 
