@@ -28,9 +28,9 @@ from headway.admit.lengths import (
     AdmissionRequest,
     bound_answer,
     check_prompts,
-    fit_answers,
     longest_answer,
-    most_output,
+    max_output_tokens,
+    shorten_answers,
 )
 from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
@@ -377,9 +377,9 @@ class Ticket:
         meters = self._caller.meter, self.meter
         for meter in meters:
             if meter.tokens is not None:
-                fit_answers(asked, meter.tokens.per_minute)
+                shorten_answers(asked, meter.tokens.per_minute)
         param = asked.answer_param or asked.prompt_param
-        count = sum(asked.lengths) + most_output(asked)
+        count = sum(asked.lengths) + max_output_tokens(asked)
         for index, meter in enumerate(meters):
             spare = self._caller.in_batch and meter is self._caller.meter
             self._held[index] = meter.hold(count, param, spare=spare)

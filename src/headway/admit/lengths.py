@@ -71,7 +71,7 @@ def bound_answer(asked: AdmissionRequest, most: int | None) -> None:
     sampling.max_tokens = longest
 
 
-def most_output(asked: AdmissionRequest) -> int:
+def max_output_tokens(asked: AdmissionRequest) -> int:
     """Tokens of all its answers at most: of each `max_tokens`, or what the context has room for.
 
     Prompts of 10 and 90 tokens with n 2 in a context of 100: 2 × (90 + 10) without `max_tokens`,
@@ -84,10 +84,10 @@ def most_output(asked: AdmissionRequest) -> int:
     return sampling.n * sum(rooms)
 
 
-def fit_answers(asked: AdmissionRequest, most: int) -> None:
+def shorten_answers(asked: AdmissionRequest, most: int) -> None:
     """Shorten answers of no given length so that all of them and the prompts have `most` tokens."""
     sampling, num_prompt = asked.sampling, sum(asked.lengths)
-    if asked.answer_param is not None or num_prompt + most_output(asked) <= most:
+    if asked.answer_param is not None or num_prompt + max_output_tokens(asked) <= most:
         return
     each = (most - num_prompt) // (len(asked.lengths) * sampling.n)
     longest = max(1, each, sampling.min_tokens)

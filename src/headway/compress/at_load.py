@@ -82,25 +82,25 @@ spoons of water and let the dough rest for thirty minutes. 4. Bake until golden,
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class FormatChoice:
     """A model whose formats were chosen, or as it was, and why."""
 
     spec: ModelSpec
     why: str
 
 
-def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> Chosen:
+def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> FormatChoice:
     """The spec with a format for each matrix and the profile that its int4 is rounded with.
 
     `tokenizer` is the folder of the tokenizer; without one random tokens are read. Where no profile
     can be measured the spec is as it was: one format for all.
     """
-    refusal = why_not(folder, spec)
+    refusal = refusal_reason(folder, spec)
     if refusal:
-        return Chosen(spec, refusal)
+        return FormatChoice(spec, refusal)
     cache = default_folder()
     if cache is None:
-        return Chosen(spec, "plain: there is no cache folder for a profile")
+        return FormatChoice(spec, "plain: there is no cache folder for a profile")
     try:
         path = profile_path(folder, tokenizer, cache)
         profile = cached_profile(path)
@@ -108,9 +108,9 @@ def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> Chosen:
             write_profile(path, measure_profile(folder, spec, tokenizer))
             profile = read_profile(path)
     except (HeadwayError, OSError) as error:
-        return Chosen(spec, f"plain: no profile was measured ({error})")
+        return FormatChoice(spec, f"plain: no profile was measured ({error})")
     if not all(isfinite(loss) for one in profile.values() for loss in one.losses.values()):
-        return Chosen(
+        return FormatChoice(
             spec, "plain: the model's numbers are not finite on the text it is measured on"
         )
     found = allocate(spec, profile)
@@ -118,10 +118,10 @@ def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> Chosen:
     kl = sum(choice.kl for choice in found.values())
     bits = 8 * sum(c.num_bytes for c in found.values()) / sum(map(num_weights, profile.values()))
     why = f"measured: {bits:.2f} bits a weight in layers, KL of about {kl:.3f} nats a token"
-    return Chosen(replace(spec, formats=formats, profile=str(path)), why)
+    return FormatChoice(replace(spec, formats=formats, profile=str(path)), why)
 
 
-def why_not(folder: Path, spec: ModelSpec) -> str:
+def refusal_reason(folder: Path, spec: ModelSpec) -> str:
     """Why no profile is measured of this model; "" where one is."""
     if spec.formats or is_gguf(folder):
         return "plain: the rest of a quantized checkpoint has one format"
@@ -158,14 +158,14 @@ def measure_profile(folder: Path, spec: ModelSpec, tokenizer: Path) -> dict[str,
     tokens = num_tokens(spec)
     log.info("measuring on %d tokens which matrices int4 costs most, once for this model", tokens)
     clock, done = SystemClock(), 0
-    began_s = said_s = clock.now_s()
+    began_s = logged_s = clock.now_s()
 
     def advance() -> None:
-        nonlocal done, said_s
+        nonlocal done, logged_s
         done += 1
         now_s, total = clock.now_s(), 2 * spec.num_layers
-        if now_s - said_s > 10:
-            said_s = now_s
+        if now_s - logged_s > 10:
+            logged_s = now_s
             rest_s = (now_s - began_s) / done * (total - done)
             log.info("measured %d of %d, some %.0f s to go", done, total, rest_s)
 

@@ -29,7 +29,7 @@ from headway.runtime.rounding import round_weight, round_weight_by_power, rounde
 HEAD_ROWS = 64
 """Tokens whose logits are held at once: 64 MB of a vocabulary of 256,000."""
 
-Passed = dict[str, tuple[Tensor, Tensor]]
+Activations = dict[str, tuple[Tensor, Tensor]]
 """Linear layer within its layer → (inputs (T, I), outputs (T, O))."""
 
 
@@ -54,14 +54,14 @@ def measure(
     found: dict[str, MatrixProfile] = {}
     for index in reversed(range(model.spec.num_layers)):
         layer, x_TH = model.layer(index), states.pop().requires_grad_()
-        passed = watch(layer)
+        activations = watch(layer)
         model.forward(layer, x_TH, lens).backward(gradient_TH)
         assert x_TH.grad is not None
         gradient_TH = x_TH.grad
         with torch.no_grad():
             for matrix in layer_matrices(model.architecture, layer, index):
                 if not is_router(matrix):
-                    found[matrix.name] = profile_of(model, layer, matrix, passed, formats)
+                    found[matrix.name] = profile_of(model, layer, matrix, activations, formats)
         advance()
     return found
 
@@ -74,39 +74,39 @@ def gradient_of_last(model: RowModel, state_TH: Tensor) -> Tensor:
     found = []
     for part_TH in state_TH.split(HEAD_ROWS):
         x_TH = part_TH.detach().requires_grad_()
-        shares_TV = torch.log_softmax(model.scaled(head(norm(x_TH))), -1)
-        drawn_T1 = torch.multinomial(shares_TV.detach().exp(), 1, generator=generator)
-        shares_TV.gather(1, drawn_T1).sum().backward()
+        logprobs_TV = torch.log_softmax(model.scaled(head(norm(x_TH))), -1)
+        sampled_T1 = torch.multinomial(logprobs_TV.detach().exp(), 1, generator=generator)
+        logprobs_TV.gather(1, sampled_T1).sum().backward()
         assert x_TH.grad is not None
         found.append(x_TH.grad)
     return torch.cat(found)
 
 
-def watch(layer: nn.Module) -> Passed:
+def watch(layer: nn.Module) -> Activations:
     """What passes through each linear layer from now on; products get a gradient."""
-    passed: Passed = {}
+    activations: Activations = {}
 
-    def keep(name: str, module: nn.Module, given: tuple[Any, ...], out_TO: Tensor) -> None:
+    def record(name: str, module: nn.Module, given: tuple[Any, ...], out_TO: Tensor) -> None:
         out_TO.retain_grad()
-        passed[name] = (given[0].detach(), out_TO)
+        activations[name] = (given[0].detach(), out_TO)
 
     for name, module in layer.named_modules():
         if isinstance(module, Linear):
             module.kernel = RoundedInputs(PLAIN)
-            module.register_forward_hook(partial(keep, name))
-    return passed
+            module.register_forward_hook(partial(record, name))
+    return activations
 
 
 def profile_of(
     model: RowModel,
     layer: nn.Module,
     matrix: Matrix,
-    passed: Mapping[str, tuple[Tensor, Tensor]],
+    activations: Mapping[str, tuple[Tensor, Tensor]],
     formats: Sequence[Format],
 ) -> MatrixProfile:
     """The power of the matrix's inputs and its loss in each format, in nats a token."""
     name = matrix.place[0]
-    x_TI, out_TO = passed[name]
+    x_TI, out_TO = activations[name]
     linear = layer.get_submodule(name)
     assert isinstance(linear, Linear) and linear.weight is not None and out_TO.grad is not None
     weight_OI, gradient_TO = linear.weight, out_TO.grad

@@ -23,7 +23,7 @@ LOAD_PATH = "/v1/load"
 MARK = b": headway "
 MAX_USER = 64
 MAX_RESUMED = 2_000_000
-MOST_TOKEN_S = 3600.0
+MAX_TOKEN_S = 3600.0
 """Seconds a prompt token that a load may tell: a slow machine that swaps takes more than ten."""
 ResponseId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
@@ -55,7 +55,7 @@ class Load(msgspec.Struct, frozen=True):
     """
 
     queue_s: Seconds = 0.0
-    token_s: Annotated[float, Meta(ge=0, le=MOST_TOKEN_S)] = 0.0
+    token_s: Annotated[float, Meta(ge=0, le=MAX_TOKEN_S)] = 0.0
     kv: Annotated[float, Meta(ge=0, le=1e3)] = 0.0
     rows: Count = 0
     max_rows: Annotated[int, Meta(ge=0, le=2**16)] = 0
