@@ -14,6 +14,8 @@ import msgspec
 from starlette.types import ASGIApp, Message
 
 from headway.core.errors import RequestError, ServerFaultError
+from headway.core.principal import ANONYMOUS
+from headway.core.request_source import RequestSource, client_id_of
 from headway.core.service import BATCH_CLASS
 from headway.edge.errors import error_body
 from headway.edge.json_limits import MALFORMED, malformed
@@ -43,8 +45,10 @@ class Answer:
         return code
 
 
-async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Answer:
+async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: str = "") -> Answer:
     """The answer of the endpoint `app`, which is served at `path`, to `caller`.
+
+    In the log the request has the `custom_id` of its line.
 
     That the request counts among those of its key (`Meter.enter`) is the callers' business.
     """
@@ -67,7 +71,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Answer:
             parts.append(message.get("body", b""))
 
     try:
-        await app(request_scope(path, request_id, caller), receive, send)
+        await app(request_scope(path, request_id, caller, custom_id), receive, send)
     except RequestError as error:
         status, parts = error.status, [msgspec.json.encode(error_body(error))]
         retry_after_s = error.retry_after_s
@@ -78,7 +82,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller) -> Answer:
     return Answer(status=status, body=body, request_id=request_id, retry_after_s=retry_after_s)
 
 
-def request_scope(path: str, request_id: str, caller: Caller) -> dict[str, Any]:
+def request_scope(path: str, request_id: str, caller: Caller, custom_id: str) -> dict[str, Any]:
     """What `AuthMiddleware` hands on of a request over HTTP."""
     return {
         "type": "http",
@@ -91,6 +95,12 @@ def request_scope(path: str, request_id: str, caller: Caller) -> dict[str, Any]:
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
         "request_id": request_id,
+        "source": RequestSource(
+            request_id=request_id,
+            path=path,
+            key=None if caller.principal.name == ANONYMOUS else caller.principal.name,
+            client_request_id=client_id_of(custom_id),
+        ),
         "caller": caller,
     }
 

@@ -397,7 +397,7 @@ class Runner:
         except OSError as error:
             log.error("the input of batch %s cannot be read: %s", batch.id, error)
             return refused(ServerFaultError("The line can no longer be read."))
-        return await call(self.endpoints[url], url, body, caller)
+        return await call(self.endpoints[url], url, body, caller, line.custom_id)
 
 
 def refused(error: RequestError) -> Answer:

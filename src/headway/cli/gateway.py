@@ -1,6 +1,7 @@
 """`headway gateway FILE`: one address before many servers."""
 
 import contextlib
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,8 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.core.errors import UsageError
-from headway.core.logs import set_up_logs
+from headway.core.logs import line_of, set_up_logs, written_aside
 from headway.core.options import GatewayOptions, LogOptions
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -32,6 +35,7 @@ def gateway(call: "Call") -> int:
     from headway.gateway import run
     from headway.gateway.ledger import Ledger
     from headway.gateway.state import State, ledger_folder
+    from headway.telemetry.request_log import RequestLog
 
     keyring = Keyring(
         flags=options.api_key, file=Path(options.key_file) if options.key_file else None
@@ -40,7 +44,11 @@ def gateway(call: "Call") -> int:
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
     state = State(
-        options=options, config=config, keyring=keyring, ledger=Ledger(ledger_folder(options))
+        options=options,
+        config=config,
+        keyring=keyring,
+        ledger=Ledger(ledger_folder(options)),
+        request_log=RequestLog(every=logs.log_requests),
     )
     listener = serving.bind(options.host, options.port)
     with contextlib.closing(listener):
@@ -48,11 +56,14 @@ def gateway(call: "Call") -> int:
         url = f"http://{host}:{listener.getsockname()[1]}"
 
         def on_ready() -> None:
+            routes = [f"  {line}" for line in config.routes()]
+            text = "\n".join([f"Headway's gateway is ready: {url}/v1", *routes])
             with contextlib.suppress(OSError):
-                print(f"Headway's gateway is ready: {url}/v1", flush=True)
-                print("\n".join(f"  {line}" for line in config.routes()), flush=True)
+                print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
-        serving.run(run.serve(state, listener, lambda: read(call), on_ready, notifier))
+        with written_aside("headway.requests", logs.log_format):
+            serving.run(run.serve(state, listener, lambda: read(call), on_ready, notifier))
+    log.info("ended")
     return 0
 
 

@@ -4,6 +4,7 @@ A verb is a row: its help, the option tables it takes, and the function that run
 it is called so that the first line of output comes within 300 ms.
 """
 
+import logging
 import os
 import sys
 import traceback
@@ -268,17 +269,26 @@ def main(arguments: list[str] | None = None) -> int:
     except HeadwayError as error:
         if verbose:
             traceback.print_exc()
-        from headway.core.logs import plain  # a file of a model may have put its words in here
-
-        print(f"headway: {plain(error.cause)}", file=sys.stderr)
-        if error.fix:
-            print(f"         {plain(error.fix)}", file=sys.stderr)
+        print_error(error, arguments)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+
+
+def print_error(error: HeadwayError, arguments: list[str]) -> None:
+    """The cause and the fix on stderr; one line of JSON where the log is to be JSON."""
+    from headway.core.logs import format_of, line_of, plain
+
+    cause, fix = plain(error.cause), plain(error.fix)  # a file of a model may have put words there
+    if format_of(arguments, os.environ) == "json":
+        print(line_of(f"{cause} {fix}".rstrip(), logging.ERROR, "json"), file=sys.stderr)
+        return
+    print(f"headway: {cause}", file=sys.stderr)
+    if fix:
+        print(f"         {fix}", file=sys.stderr)
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +33,7 @@ from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
 from headway.core.live_settings import check_retunable
-from headway.core.logs import set_up_logs, written_aside
+from headway.core.logs import line_of, set_up_logs, written_aside
 from headway.core.model_files import read_document, sampling_defaults
 from headway.core.model_spec import read_model_spec
 from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
@@ -104,7 +104,7 @@ def serve(call: "Call") -> int:
     with contextlib.closing(listener):
         port = listener.getsockname()[1]
         with contextlib.ExitStack() as bar:
-            progress = bar.enter_context(bytes_bar(f"Loading {folder.name}"))
+            progress = bar.enter_context(loading(folder.name, logs.log_format))
             state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
             add_fallback(state, engine_options, logs)
             watch_cores(state)
@@ -118,12 +118,25 @@ def serve(call: "Call") -> int:
                 bar.close()
                 warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
                 with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
-                    print(greeting(state, options, port), flush=True)
+                    text = greeting(state, options, port)
+                    print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
             with written_aside("headway.requests", logs.log_format):
                 serving.run(run.serve(state, listener, on_ready, notifier))
+    log.info("ended")
     discard_unwritten()
     return 0
+
+
+@contextlib.contextmanager
+def loading(name: str, format: str) -> Iterator[Callable[[int, int], None]]:
+    """What shows how far the model is loaded; in JSON one line says that it begins."""
+    if format == "text":
+        with bytes_bar(f"Loading {name}") as progress:
+            yield progress
+        return
+    log.info("loading %s", name)
+    yield lambda done, total: None
 
 
 def print_objectives(classes: dict[str, ServiceClass]) -> None:

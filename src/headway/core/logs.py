@@ -12,7 +12,9 @@ import os
 import queue
 import sys
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from types import TracebackType
 from typing import Any, TextIO
 
 import msgspec
@@ -44,11 +46,11 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """{"time": 1795255200.123, "level": "warning", "logger": …, "message": …, "trace": …}."""
+    """{"time": "2026-11-21T10:00:00.123+00:00", "level": "warning", "logger": …, "message": …}."""
 
     def format(self, record: logging.LogRecord) -> str:
         content: dict[str, object] = {
-            "time": round(record.created, 3),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": record.process,
@@ -86,6 +88,35 @@ def set_up_logs(level: str, format: str) -> None:
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.ERROR)
+    logging.captureWarnings(True)
+    if format == "json":
+        sys.excepthook = log_uncaught
+
+
+def log_uncaught(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """What ends the process is a line as well."""
+    logging.getLogger("headway").critical("the process fails", exc_info=(kind, error, trace))
+
+
+def line_of(message: str, level: int, format: str) -> str:
+    """What is printed: as it is in text; in JSON one line of the log, whatever lines it has."""
+    if format == "text":
+        return message
+    message = "; ".join(line.strip() for line in message.splitlines())
+    return JsonFormatter().format(
+        logging.LogRecord("headway", level, "", 0, message, args=None, exc_info=None)
+    )
+
+
+def format_of(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The --log-format that is in force, or that of a command line which cannot be read."""
+    if any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers):
+        return "json"
+    words = " ".join(arguments).replace("--log-format=", "--log-format ")
+    given = environ.get("HEADWAY_LOG_FORMAT") == "json" and "--log-format text" not in words
+    return "json" if given or "--log-format json" in words else "text"
 
 
 MAX_LINES_WAITING = 10_000

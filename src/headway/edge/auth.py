@@ -14,6 +14,8 @@ from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.core.errors import RequestError, ServerFaultError
+from headway.core.principal import ANONYMOUS
+from headway.core.request_source import RequestSource, client_id_of, trace_id_of
 from headway.edge.errors import error_response, not_found, speaks_anthropic, unserved
 from headway.edge.keys import Caller, Keyring
 from headway.edge.rates import Meter
@@ -24,6 +26,7 @@ log = logging.getLogger(__name__)
 PUBLIC, KEY, OPERATOR = "public", "key", "operator"
 """Who may ask at a path: everybody, whoever has a key, whoever has an operator's key."""
 
+OnRefused = Callable[[RequestError, RequestSource], None]
 NOT_ADMIN = (
     "This path is for operators: `headway key NAME --admin` makes a key for it (admin: true in "
     "its row of the key file)."
@@ -34,7 +37,8 @@ class AuthMiddleware:
     """Finds the caller, gives each request an id, and turns RequestErrors into answers.
 
     `access` says who may ask at a path. `guard` raises RequestError for what may not come in where
-    there are no keys.
+    there are no keys. `on_refused` hears of what was not let in, `log_refusal` of every request
+    that was answered with an error and has no line in the log yet.
     """
 
     def __init__(
@@ -44,28 +48,29 @@ class AuthMiddleware:
         *,
         access: Callable[[str], str],
         guard: Callable[[Scope], None] = lambda scope: None,
-        on_refused: Callable[[RequestError], None] = lambda error: None,
+        on_refused: OnRefused = lambda error, source: None,
+        log_refusal: OnRefused = lambda error, source: None,
     ) -> None:
         self._app = app
         self._keyring = keyring
         self._access = access
         self._guard = guard
         self._on_refused = on_refused
+        self._log_refusal = log_refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             if scope["type"] == "websocket":
                 await send({"type": "websocket.close", "code": 1008})
             return
-        request_id = uuid.uuid4().hex
-        scope["request_id"] = request_id
+        source = scope["source"] = source_of(scope)
+        request_id = scope["request_id"] = source.request_id
         extra = [(b"x-request-id", request_id.encode())]
         anthropic = wants_anthropic(scope)
         if anthropic:
             extra.append((b"request-id", request_id.encode()))
-        client_id = header(scope, b"x-request-id")
-        if client_id and len(client_id) <= 200 and client_id.isascii() and client_id.isprintable():
-            extra.append((b"x-client-request-id", client_id.encode()))
+        if source.client_request_id is not None:
+            extra.append((b"x-client-request-id", source.client_request_id.encode()))
         started = False
         meters: list[Meter] = []
         scope["meters"] = meters
@@ -81,6 +86,8 @@ class AuthMiddleware:
         scope["app"] = self  # then Starlette raises its 405 instead of answering in plain text
         try:
             caller = self._let_in(scope)
+            if "refusal" in scope:
+                raise scope["refusal"]
             if scope["method"] == "POST":
                 await self._metered(caller, scope, receive, send_with_id)
             else:
@@ -93,6 +100,7 @@ class AuthMiddleware:
             refusal = ServerFaultError()
         else:
             return
+        self._log_refusal(refusal, source)
         if not started:
             answer = error_response(refusal, request_id, anthropic=anthropic)
             await answer(scope, receive, send_with_id)
@@ -110,7 +118,7 @@ class AuthMiddleware:
         try:
             meter.enter()
         except RequestError as error:
-            self._on_refused(error)
+            self._on_refused(error, scope["source"])
             raise
         try:
             await self._app(scope, receive, send)
@@ -122,8 +130,10 @@ class AuthMiddleware:
         try:
             caller = scope["caller"] = self._caller(scope)
         except RequestError as error:
-            self._on_refused(error)
+            self._on_refused(error, scope["source"])
             raise
+        name = caller.principal.name
+        scope["source"].key = name if name != ANONYMOUS else None
         return caller
 
     def _caller(self, scope: Scope) -> Caller:
@@ -141,6 +151,7 @@ class AuthMiddleware:
                 code="invalid_api_key",
                 status=401,
             )
+        scope["source"].key = caller.principal.name
         if wanted == OPERATOR and not caller.admin:
             raise forbidden(NOT_ADMIN)
         return on_behalf(caller, header(scope, USER_HEADER))
@@ -167,6 +178,19 @@ class LoopbackGuard:
             return
         if origin.partition("://")[2] != host:
             raise forbidden("This page may not ask here; name it with --allowed-origins.")
+
+
+def source_of(scope: Scope) -> RequestSource:
+    """Where a request comes from, with a new id of ours; its key is not known yet."""
+    return RequestSource(
+        request_id=uuid.uuid4().hex,
+        method=scope["method"],
+        path=scope["path"],
+        client_request_id=client_id_of(
+            header(scope, b"x-request-id"), header(scope, b"x-client-request-id")
+        ),
+        trace_id=trace_id_of(header(scope, b"traceparent")),
+    )
 
 
 def on_behalf(caller: Caller, user: str | None) -> Caller:

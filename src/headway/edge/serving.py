@@ -10,7 +10,6 @@ import resource
 import signal
 import socket
 import sys
-import uuid
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,10 +17,9 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import PortInUseError, ShutdownError, UsageError
-from headway.edge.auth import is_loopback, wants_anthropic
+from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
-from headway.edge.errors import error_response
 
 MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
@@ -75,10 +73,7 @@ class Server(uvicorn.Server):
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.asked_to_end.is_set() and scope.get("method") == "POST":
-            anthropic = wants_anthropic(scope)
-            answer = error_response(ShutdownError(), uuid.uuid4().hex, anthropic=anthropic)
-            await answer(scope, receive, send)
-            return
+            scope["refusal"] = ShutdownError()  # `AuthMiddleware` answers with it
         await self._app(scope, receive, send)
 
     @contextlib.contextmanager

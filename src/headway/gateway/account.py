@@ -11,7 +11,7 @@ import logging
 from types import TracebackType
 
 from headway.core.errors import RequestError
-from headway.gateway import ledger
+from headway.gateway import ledger, request_log
 from headway.gateway.arm import is_invalid, tell
 from headway.gateway.ask import Attempt
 from headway.gateway.dialects import Usage
@@ -47,6 +47,8 @@ class Account:
         self._purse = state.purses.of(incoming.owner)
         self._held_tokens, self._held_dollars = 0, 0.0
         self._open = self._told_arm = False
+        self._upstream = ""
+        """The name of the last that was asked."""
         self._last = Usage()
         """What the last attempt took."""
         self.num_attempts = 0
@@ -185,7 +187,7 @@ class Account:
         The first one that is `of_arm` is told to the rollout of its model.
         """
         dollars = dollars_of(upstream.price, usage, upstream.speed)
-        self._last = usage
+        self._last, self._upstream = usage, upstream.name
         self.num_attempts += 1
         self.dollars += dollars
         state = self._state
@@ -219,8 +221,9 @@ class Account:
         """So many tokens of the answer have been relayed until now."""
         self._state.ledger.write(ledger.PROGRESS, output, self.dollars, self._incoming.request_id)
 
-    async def settle(self, status: str) -> None:
-        """The request is over; return when its row is written. Safe to call twice."""
+    async def settle(self, status: str, error: BaseException | None = None) -> None:
+        """The request is over, ended by `error` if by any; return when its row is written. Safe to
+        call twice."""
         if not self._open:
             return
         self._open = False
@@ -242,7 +245,24 @@ class Account:
             *(used.prompt, used.cached, used.output, int(self.estimated), self.dollars),
             *(incoming.model, incoming.request_id),
         )
+        self._log(used, error)
         await state.ledger.flushed()
+
+    def _log(self, used: Usage, error: BaseException | None) -> None:
+        """Its line in the log, where requests have lines."""
+        state, incoming = self._state, self._incoming
+        if state.request_log is not None:
+            request_log.write(
+                state.request_log,
+                incoming,
+                upstream=self._upstream,
+                used=used,
+                attempts=self.num_attempts,
+                dollars=self.dollars,
+                ttft_s=self.ttft_s,
+                e2e_s=state.clock.now_s() - incoming.began_s,
+                error=error,
+            )
 
     async def __aexit__(
         self,
@@ -253,4 +273,4 @@ class Account:
         if not self._open:
             return
         code = error.code or "refused" if isinstance(error, RequestError) else LEFT[0]
-        await self.settle("ok" if error is None else code)
+        await self.settle("ok" if error is None else code, error)

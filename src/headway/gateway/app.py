@@ -15,6 +15,7 @@ from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core.errors import RequestError
+from headway.core.request_source import RequestSource
 from headway.edge import body as bodies
 from headway.edge import root_path
 from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard, is_loopback
@@ -109,7 +110,8 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         state.keyring,
         access=access,
         guard=LoopbackGuard(options.allowed_origins) if here else lambda scope: None,
-        on_refused=lambda error: state.metrics.add("refused", code=error.code or "refused"),
+        on_refused=lambda error, _: state.metrics.add("refused", code=error.code or "refused"),
+        log_refusal=lambda error, source: log_refusal(state, error, source),
     )
     if options.allowed_origins:
         app = CORSMiddleware(
@@ -121,6 +123,12 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         )
     root = root_path.checked(options.root_path)
     return RootPath(app, root) if root else app
+
+
+def log_refusal(state: State, error: RequestError, source: RequestSource) -> None:
+    """The line of a request that was answered with an error, where requests have lines."""
+    if state.request_log is not None:
+        state.request_log.answered_with(error, source)
 
 
 Given = TypeVar("Given")

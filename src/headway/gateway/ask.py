@@ -112,8 +112,10 @@ def passed_headers(state: State, scope: Any, owner: str, upstream: Upstream) -> 
         value = header(scope, name.encode())
         if value is not None and len(value) <= MAX_HEADER and value.isprintable():
             headers[name] = value
-    if upstream.is_headway and is_user(owner):
-        headers[USER_HEADER.decode()] = owner
+    if upstream.is_headway:
+        headers.setdefault("x-request-id", scope["request_id"])  # the line in its log has it
+        if is_user(owner):
+            headers[USER_HEADER.decode()] = owner
     return headers
 
 

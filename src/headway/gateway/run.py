@@ -63,6 +63,7 @@ async def serve(
             await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
             state.is_draining = True
             notifier.stopping()
+            log.info("draining, %d left", len(state.limits))
             await runner.stop()
             await run_out(state, state.options.drain_timeout)
             state.end_requests()

@@ -31,6 +31,7 @@ from headway.gateway.money import Purses
 from headway.gateway.probe import ScorerClient
 from headway.gateway.rollout import Change, Rollout
 from headway.gateway.upstream import Upstream
+from headway.telemetry.request_log import RequestLog
 from headway.telemetry.tasks import Retries, Tasks
 
 log = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class State:
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
     pool: BodyPool = field(default_factory=BodyPool)
     metrics: Metrics = field(default_factory=Metrics)
+    request_log: RequestLog | None = None
+    """Writes a line for each request, where one is set."""
     tasks: Tasks = field(default_factory=Tasks)
     retries: Retries = field(default_factory=Retries)
     upstreams: dict[str, Upstream] = field(default_factory=dict)

@@ -80,15 +80,15 @@ class StreamedAnswer:
         try:
             async with self._state.until_shutdown():
                 await self._relay()
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as gone:
             if not self._left:
                 raise
             task.uncancel()
-            await self._account.settle("left")
+            await self._account.settle("left", gone)
         except RequestError as error:
             if not self._events.started:
                 raise
-            await self._account.settle(error.code or "failed")
+            await self._account.settle(error.code or "failed", error)
             await self._events.end(self._ending.failure(error))
         finally:
             self._events.stop_pinging()

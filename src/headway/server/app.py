@@ -23,6 +23,7 @@ from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core import supervision
 from headway.core.errors import RequestError
+from headway.core.request_source import RequestSource
 from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
 from headway.edge.errors import json_response, not_found
@@ -38,6 +39,7 @@ from headway.server.openapi import document
 from headway.server.responses import stored
 from headway.server.session import Generate
 from headway.telemetry.calibration import take_calibration
+from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
 
@@ -73,12 +75,14 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     options = state.options
     origins = options.allowed_origins
     here = is_loopback(options.host) and not options.insecure
+    telemetry = state.rows[0].telemetry
     app: ASGIApp = AuthMiddleware(
         router,
         state.keyring,
         access=access,
         guard=LoopbackGuard(origins) if here else lambda scope: None,
-        on_refused=state.rows[0].telemetry.refused,
+        on_refused=lambda error, source: telemetry.refused(error, source=source),
+        log_refusal=lambda error, source: log_refusal(telemetry, error, source),
     )
     if origins:
         app = CORSMiddleware(
@@ -90,6 +94,12 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         )
     root = root_path.checked(options.root_path)
     return RootPath(app, root) if root else app
+
+
+def log_refusal(telemetry: Telemetry, error: RequestError, source: RequestSource) -> None:
+    """The line of a request that was answered with an error, where requests have lines."""
+    if telemetry.request_log is not None:
+        telemetry.request_log.answered_with(error, source)
 
 
 def generating_endpoints(state: State) -> dict[str, ASGIApp]:

@@ -67,6 +67,7 @@ async def serve(
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
         notifier.stopping()
+        log.info("draining, %d left", sum(model.telemetry.num_live for model in state.rows))
         await runner.stop()
         await asyncio.gather(
             *(model.client.drain(state.options.drain_timeout) for model in state.rows)

@@ -23,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from headway.admit.admission import Ticket
 from headway.core.errors import OverloadedError, RequestError, ServerFaultError, ShedError
 from headway.core.request import Request
+from headway.core.request_source import RequestSource
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge import body as bodies
 from headway.edge.auth import header
@@ -88,7 +89,7 @@ class Generate:
         except ClientGoneError:
             return
         except RequestError as error:
-            if not await self._answer_instead(error, incoming, session):
+            if not await self._answer_instead(error, incoming, session, scope.get("source")):
                 raise
         except Exception:
             if session is not None and session.events is not None:
@@ -136,7 +137,11 @@ class Generate:
         return await self._fallback.answer(session.incoming, "late", session.ticket.close)
 
     async def _answer_instead(
-        self, error: RequestError, incoming: Incoming | None, session: "Session | None"
+        self,
+        error: RequestError,
+        incoming: Incoming | None,
+        session: "Session | None",
+        source: RequestSource | None,
     ) -> bool:
         """Answer, with `error` or by the fallback; False, and nothing was sent, before the engine
         had the request and where there is no fallback."""
@@ -145,7 +150,7 @@ class Generate:
                 if await self._fallback.answer(session.incoming, "late"):
                     return True
                 name = session.request.service_class.name
-                session.request.model.telemetry.refused(error, service_class=name)
+                session.request.model.telemetry.refused(error, service_class=name, source=source)
             await session.fail(error)
             return True
         if session is not None and session.is_admitted:
@@ -159,7 +164,7 @@ class Generate:
             name = incoming.service_class.name
             comes_again = incoming.caller.in_batch and error.retry_after_s is not None
         if not comes_again:
-            self._state.rows[0].telemetry.refused(error, service_class=name)
+            self._state.rows[0].telemetry.refused(error, service_class=name, source=source)
         return False
 
 
@@ -318,6 +323,7 @@ class Session:
             service_class=request.service_class,
             slo=request.slo,
             parent=header(self.incoming.scope, b"traceparent"),
+            source=self.incoming.scope.get("source"),
             n=request.sampling.n,
             max_tokens=request.longest_answer,
         )

@@ -17,6 +17,7 @@ from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import RequestError, ShedError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
+from headway.core.request_source import RequestSource
 from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
 from headway.core.slo import DEFAULT_CLASS, Slo
@@ -38,7 +39,7 @@ from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
-from headway.telemetry.request_log import RequestLog
+from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
 from headway.telemetry.retuning import Retuning
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
@@ -52,8 +53,6 @@ from headway.telemetry.windows import Slots
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
 SUMMARY_SHARE = 0.01
 """At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
-CLIENT_LEFT = "client_left"
-"""Code of a request whose client went away before its body was complete."""
 
 
 class Probed(Protocol):
@@ -225,6 +224,7 @@ class Telemetry:
         service_class: ServiceClass | None = None,
         slo: Slo | None = None,
         parent: str | None = None,
+        source: RequestSource | None = None,
         n: int = 1,
         max_tokens: int | None = None,
     ) -> Timeline:
@@ -243,6 +243,7 @@ class Telemetry:
             service_class=service_class or self.classes[DEFAULT_CLASS],
             slo=slo,
             parent=parent,
+            source=source,
         )
         timeline.n, timeline.max_tokens = n, max_tokens
         self._live[timeline] = []
@@ -299,6 +300,7 @@ class Telemetry:
         error: RequestError,
         timeline: Timeline | None = None,
         service_class: str = DEFAULT_CLASS,
+        source: RequestSource | None = None,
     ) -> None:
         """A request was refused before it ran: for its body, or for load or state."""
         code = error.code or "unknown"
@@ -316,7 +318,7 @@ class Telemetry:
             timeline.end(outcome)
             return
         if self.request_log is not None and code != CLIENT_LEFT:
-            self.request_log.refused(error, outcome, service_class)
+            self.request_log.refused(error, outcome, service_class, source)
         if outcome == REFUSED:
             self._refused_at_the_door(service_class)
 

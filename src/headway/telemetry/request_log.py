@@ -4,7 +4,10 @@ A line is a struct, the message of a log record: text is made of it in the threa
 in JSON it is a field of its own. Neither prompts nor answers are in it, and `core.logs` escapes
 what a client could have put in. What failed by our fault is told at level error, always.
 
-    chatcmpl-3f2a 200 interactive 312+128 tokens, 256 cached, queue 3 ms, TTFT 83 ms, TPOT 12 ms, …
+    chatcmpl-3f2a 200 interactive 312+128 tokens, 256 cached, queue 3 ms, TTFT 83 ms, TPOT 12 ms,
+    in all 1.61 s, met; POST /v1/chat/completions, key alice, client job-7
+
+(one line). A request that was refused has the id of its answer's `x-request-id`.
 """
 
 import logging
@@ -13,18 +16,41 @@ from typing import Protocol
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.request_source import RequestSource
 from headway.core.slo import DEFAULT_CLASS
-from headway.telemetry.goodput import FAILED, LEFT, MOVED, OK, Ended
+from headway.telemetry.goodput import FAILED, INVALID, LEFT, MOVED, OK, REFUSED, Ended
 from headway.telemetry.snapshot import Window
 from headway.telemetry.timeline import Timeline
 
 log = logging.getLogger("headway.requests")
 MINUTE_S = 60
 CLIENT_LEFT_STATUS = 499
+CLIENT_LEFT = "client_left"
+"""Code of a request whose client went away before its body was complete."""
 
 
-class RequestLine(msgspec.Struct, kw_only=True):
-    """One request: `status` is HTTP's, 499 where the client left; `code` the error's."""
+class SourcedLine(msgspec.Struct, kw_only=True):
+    """What every line of a request says of where it comes from."""
+
+    request_id: str = "-"
+    client_request_id: str | None = None
+    trace_id: str | None = None
+    key: str | None = None
+    method: str | None = None
+    path: str = ""
+
+    def origin(self) -> str:
+        """; POST /v1/completions, key alice, client job-7, trace 4bf92f3577b34da6…"""
+        if self.method is None:
+            return ""
+        named = ("key", self.key), ("client", self.client_request_id), ("trace", self.trace_id)
+        parts = [f"{name} {value}" for name, value in named if value is not None]
+        return "; " + ", ".join([f"{self.method} {self.path}", *parts])
+
+
+class RequestLine(SourcedLine, kw_only=True):
+    """One request: `status` is HTTP's, 499 where the client left; `code` the error's; `id` is that
+    of the answer, or of the request where there was none."""
 
     id: str
     status: int
@@ -50,7 +76,7 @@ class RequestLine(msgspec.Struct, kw_only=True):
         if self.preemptions:
             parts.append(f"preempted {self.preemptions} times")
         parts.append(self._end())
-        return f"{self.id} {self.status} {self.service_class} {', '.join(parts)}"
+        return f"{self.id} {self.status} {self.service_class} {', '.join(parts)}{self.origin()}"
 
     def _end(self) -> str:
         if self.outcome != OK:
@@ -114,8 +140,12 @@ class RequestLog:
 
     def ended(self, timeline: Timeline, ended: Ended) -> None:
         """A request is over; one that moves on is told by whoever takes it."""
-        level = self._level(ended.outcome)
-        if level is None or ended.outcome == MOVED:
+        level, source = self.level(ended.outcome), timeline.source
+        if ended.outcome == MOVED:
+            return
+        if source is not None:
+            source.is_logged = True
+        if level is None:
             return
         error = timeline.error
         status = {OK: 200, LEFT: CLIENT_LEFT_STATUS}.get(ended.outcome, 500)
@@ -134,27 +164,49 @@ class RequestLog:
             missed=ended.missed,
             preemptions=timeline.num_preemptions,
             code=error.code if error is not None else None,
+            **({} if source is None else source.fields()),
         )
         log.log(level, line)
 
-    def refused(self, error: RequestError, outcome: str, service_class: str) -> None:
-        """A request never ran: its body, a limit, or the state of the server."""
-        level = self._level(outcome)
+    def refused(
+        self,
+        error: RequestError,
+        outcome: str,
+        service_class: str = DEFAULT_CLASS,
+        source: RequestSource | None = None,
+    ) -> None:
+        """A request never ran: its key, its path, its body, a limit, or the state of the server."""
+        if source is not None:
+            source.is_logged = True
+        level = self.level(outcome)
         if level is not None:
             line = RequestLine(
-                id="-",
+                id="-" if source is None else source.request_id,
                 status=error.status,
                 service_class=service_class or DEFAULT_CLASS,
                 outcome=outcome,
                 code=error.reason or error.code,
+                **({} if source is None else source.fields()),
             )
             log.log(level, line)
 
-    def _level(self, outcome: str) -> int | None:
+    def answered_with(self, error: RequestError, source: RequestSource) -> None:
+        """A request was answered with an error; it has its line already, or gets it now."""
+        if not source.is_logged and error.code != CLIENT_LEFT:
+            self.refused(error, outcome_of(error), source=source)
+
+    def level(self, outcome: str) -> int | None:
         """The level to log at, None for not at all."""
         level = logging.ERROR if outcome == FAILED else logging.INFO
         wanted = (self.every or level == logging.ERROR) and log.isEnabledFor(level)
         return level if wanted else None
+
+
+def outcome_of(error: RequestError) -> str:
+    """How a request ended that was answered with `error`: 502 → failed, 429 → refused."""
+    if error.status in (429, 503):
+        return REFUSED
+    return FAILED if error.status >= 500 else INVALID
 
 
 def log_minute(model: Model) -> None:

@@ -58,6 +58,8 @@ def span_writer(provider: Any, clock: Clock, model_name: str) -> Callable[[Timel
         )
         if ended.outcome != OK:
             span.set_status(Status(StatusCode.ERROR, ended.outcome))
+        if timeline.source is not None:  # its line in the log names the trace
+            timeline.source.trace_id = f"{span.get_span_context().trace_id:032x}"
         inside = set_span_in_context(span)
         for name, begin_s, end_s in phases(timeline, ended.ended_s):
             child = tracer.start_span(name, context=inside, start_time=stamp(begin_s))

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from headway.core.errors import RequestError
+from headway.core.request_source import RequestSource
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 from headway.telemetry.formulas import p99
@@ -41,6 +42,7 @@ class Timeline:
             "computed",
             "ended",
             "error",
+            "source",
         ),
         *(
             "first_s",
@@ -73,6 +75,7 @@ class Timeline:
         service_class: ServiceClass,
         slo: Slo | None = None,
         parent: str | None = None,
+        source: RequestSource | None = None,
     ) -> None:
         self._now_s, self._slots, self._listener = now_s, slots, listener
         self.request_id = request_id
@@ -82,6 +85,8 @@ class Timeline:
         self.objectives = slo
         self.parent = parent
         """The trace context that came with the request, for spans."""
+        self.source = source
+        """Where it came from, for its line in the log."""
         self.n = 1
         self.max_tokens: int | None = None
         """What the request asked for, for the metrics."""

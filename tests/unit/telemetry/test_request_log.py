@@ -3,6 +3,7 @@
 import logging
 import os
 import threading
+from datetime import datetime
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.logs import FORMATTERS, written_aside
+from headway.core.request_source import RequestSource
 from headway.telemetry.request_log import RequestLog, log_minute
 from telemetry_cases import answer, begin, step, telemetry
 
@@ -58,6 +60,33 @@ def test_what_was_refused_left_or_moved_on(lines):
         "a 429 default 10+0 tokens, 0 cached, in all 0 ms, refused",
         "b 499 default 10+0 tokens, 0 cached, in all 2.00 s, left",
     ]
+
+
+def test_a_line_says_where_its_request_comes_from(lines, caplog):
+    clock, model = logged()
+    source = RequestSource(
+        request_id="5f3a", path="/v1/completions", key="alice", client_request_id="job-7"
+    )
+    answer(model, clock, "cmpl-5f3a", [0.3], source=source)
+    assert lines()[-1].endswith(", met; POST /v1/completions, key alice, client job-7")
+    model.refused(RequestError("no", code="invalid_value"), source=source)
+    assert lines()[-1] == (
+        "5f3a 400 default 0+0 tokens, 0 cached, invalid: invalid_value; "
+        "POST /v1/completions, key alice, client job-7"
+    )
+    found = msgspec.json.decode(FORMATTERS["json"]().format(caplog.records[0]))
+    assert datetime.fromisoformat(found["time"]).tzinfo is not None
+    assert found["request"] | {"request_id": "5f3a", "key": "alice"} == found["request"]
+
+
+def test_a_request_has_one_line(lines):
+    clock, model = logged()
+    source = RequestSource(request_id="1", path="/v1/completions")
+    answer(model, clock, "cmpl-1", [0.3], source=source)
+    model.request_log.answered_with(ServerFaultError(), source)
+    assert len(lines()) == 1
+    model.request_log.answered_with(ServerFaultError(), RequestSource(request_id="2"))
+    assert len(lines()) == 2
 
 
 def test_our_own_faults_are_told_always(lines, caplog):

@@ -1,0 +1,52 @@
+"""Where a request comes from: what its line in the log is found by.
+
+Made of a request's headers before anything of it is checked, so that one that is refused has its
+line too. `key` is the name of its key, None until that is known and where there are no keys.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+MAX_CLIENT_ID, MAX_PATH = 200, 200
+TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class RequestSource(msgspec.Struct, kw_only=True, gc=False):
+    """One request: `request_id` is the server's (`x-request-id` of the answer),
+    `client_request_id` what the client calls it, `trace_id` that of its `traceparent`."""
+
+    request_id: str
+    method: str = "POST"
+    path: str = ""
+    key: str | None = None
+    client_request_id: str | None = None
+    trace_id: str | None = None
+    is_logged: bool = False
+    """Whether its line has been written."""
+
+    def fields(self) -> dict[str, Any]:
+        """What a line in the log has of it."""
+        return {
+            "request_id": self.request_id,
+            "client_request_id": self.client_request_id,
+            "trace_id": self.trace_id,
+            "key": self.key,
+            "method": self.method,
+            "path": self.path[:MAX_PATH],
+        }
+
+
+def trace_id_of(traceparent: str | None) -> str | None:
+    """00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 → its second part, else None."""
+    found = TRACEPARENT.match(traceparent or "")
+    return found[1] if found else None
+
+
+def client_id_of(*given: str | None) -> str | None:
+    """The first that can be an id of a client: printable ASCII of at most 200 characters."""
+    for text in given:
+        if text and len(text) <= MAX_CLIENT_ID and text.isascii() and text.isprintable():
+            return text
+    return None

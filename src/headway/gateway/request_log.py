@@ -1,0 +1,103 @@
+"""A line for each request that took tokens, when its books are closed.
+
+    3f2a… 200 chat at local-2 312+128 tokens, 256 cached, TTFT 83 ms, in all 1.61 s, 2 attempts, ok;
+    POST /v1/chat/completions, key alice, client job-7
+
+(one line). What is refused before that has the line of a server, with the reason as `code`.
+"""
+
+from headway.core.errors import RequestError
+from headway.core.request_source import RequestSource
+from headway.gateway.dialects import Usage
+from headway.gateway.incoming import Incoming
+from headway.telemetry.goodput import FAILED, LEFT, OK
+from headway.telemetry.request_log import (
+    CLIENT_LEFT,
+    CLIENT_LEFT_STATUS,
+    RequestLog,
+    SourcedLine,
+    duration,
+    log,
+    outcome_of,
+)
+
+
+class GatewayLine(SourcedLine, kw_only=True):
+    """One request: `upstream` is the last that was asked, `outcome` how the request ended."""
+
+    id: str
+    status: int
+    model: str
+    upstream: str
+    outcome: str
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    attempts: int
+    dollars: float
+    ttft_s: float | None
+    e2e_s: float
+    code: str | None
+
+    def __str__(self) -> str:
+        parts = [f"{self.prompt_tokens}+{self.output_tokens} tokens, {self.cached_tokens} cached"]
+        if self.ttft_s is not None:
+            parts.append(f"TTFT {duration(self.ttft_s)}")
+        parts.append(f"in all {duration(self.e2e_s)}")
+        if self.attempts > 1:
+            parts.append(f"{self.attempts} attempts")
+        if self.dollars:
+            parts.append(f"${self.dollars:.3g}")
+        parts.append(self.outcome if self.code is None else f"{self.outcome}: {self.code}")
+        where = f"{self.model} at {self.upstream}" if self.upstream else self.model
+        return f"{self.id} {self.status} {where} {', '.join(parts)}{self.origin()}"
+
+
+def write(
+    requests: RequestLog,
+    incoming: Incoming,
+    *,
+    upstream: str,
+    used: Usage,
+    attempts: int,
+    dollars: float,
+    ttft_s: float | None,
+    e2e_s: float,
+    error: BaseException | None,
+) -> None:
+    """The line of a request whose books are closed; `error` is what ended it, if anything."""
+    outcome, status, code = end_of(error)
+    source: RequestSource | None = incoming.scope.get("source")
+    if source is not None:
+        source.is_logged = True
+    level = requests.level(outcome)
+    if level is None:
+        return
+    line = GatewayLine(
+        id=incoming.request_id,
+        status=status,
+        model=incoming.model,
+        upstream=upstream,
+        outcome=outcome,
+        prompt_tokens=used.prompt,
+        output_tokens=used.output,
+        cached_tokens=used.cached,
+        attempts=attempts,
+        dollars=dollars,
+        ttft_s=ttft_s,
+        e2e_s=e2e_s,
+        code=code,
+        **({} if source is None else source.fields()),
+    )
+    log.log(level, line)
+
+
+def end_of(error: BaseException | None) -> tuple[str, int, str | None]:
+    """(outcome, status, code) of a request that ended with `error`; cancelled, its client left."""
+    if error is None:
+        return OK, 200, None
+    if isinstance(error, RequestError) and error.code != CLIENT_LEFT:
+        return outcome_of(error), error.status, error.reason or error.code
+    if isinstance(error, Exception) and not isinstance(error, RequestError):
+        return FAILED, 500, "internal_error"
+    return LEFT, CLIENT_LEFT_STATUS, None
