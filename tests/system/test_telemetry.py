@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import openai
 import pytest
+from door_cases import ask as send
 from live_server import NO_TORCH, PATIENT, Hold, LiveServer, headway, wait_until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -90,19 +91,25 @@ def test_metrics_with_vllms_names(priced: LiveServer) -> None:
 
 
 def test_the_terminal_has_a_line_for_each_request(priced: LiveServer) -> None:
-    """The answer's id, and what was refused; written aside, so we wait for it."""
+    """The answer's id, what was refused, and where each came from; written aside, so we wait."""
     answer = ask(priced)
-    priced.post("/v1/completions", {"model": "tiny", "prompt": "x", "temperature": 9})
-    for _ in range(600):
-        lines = [line for line in priced.stderr.splitlines() if " headway.requests " in line]
-        ended = [line for line in lines if answer["id"] in line]
-        refused = [line for line in lines if line.endswith("invalid: decimal_above_max_value")]
-        if ended and refused:
-            break
-        time.sleep(0.1)
-    assert f" INFO headway.requests {answer['id']} 200 default " in ended[0]
-    assert " cached, queue " in ended[0] and " TTFT " in ended[0] and " TPOT " in ended[0]
-    assert " - 400 default " in refused[0]
+    invalid = b'{"model": "tiny", "prompt": "x", "temperature": 9}'
+    headers = {"x-request-id": "job-7"}
+    status, headers, _ = send(priced, "POST", "/v1/completions", headers, invalid)
+    assert status == 400
+
+    def lines(request_id: str) -> list[str]:
+        written = [line for line in priced.stderr.splitlines() if " headway.requests " in line]
+        return [line for line in written if f" {request_id} " in line]
+
+    wait_until(lambda: lines(answer["id"]) and lines(headers["x-request-id"]))
+    (ended,) = lines(answer["id"])
+    (refused,) = lines(headers["x-request-id"])
+    assert f" INFO headway.requests {answer['id']} 200 default " in ended
+    assert " cached, queue " in ended and " TTFT " in ended and " TPOT " in ended
+    assert ended.endswith("; POST /v1/completions")
+    assert " 400 default 0+0 tokens, 0 cached, invalid: decimal_above_max_value; " in refused
+    assert refused.endswith("; POST /v1/completions, client job-7")
 
 
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
