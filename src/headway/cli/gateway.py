@@ -40,7 +40,7 @@ def gateway(call: "Call") -> int:
     keyring = Keyring(
         flags=options.api_key, file=Path(options.key_file) if options.key_file else None
     )
-    serving.check_address(options.host, bool(keyring), options.insecure)
+    serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
     state = State(
@@ -50,14 +50,12 @@ def gateway(call: "Call") -> int:
         ledger=Ledger(ledger_folder(options)),
         request_log=RequestLog(every=logs.log_requests),
     )
-    listener = serving.bind(options.host, options.port)
-    with contextlib.closing(listener):
-        host = options.host if ":" not in options.host else f"[{options.host}]"
-        url = f"http://{host}:{listener.getsockname()[1]}"
+    with serving.listening(options) as (listener, url):
+        place = url if options.uds else url + "/v1"
 
         def on_ready() -> None:
             routes = [f"  {line}" for line in config.routes()]
-            text = "\n".join([f"Headway's gateway is ready: {url}/v1", *routes])
+            text = "\n".join([f"Headway's gateway is ready: {place}", *routes])
             with contextlib.suppress(OSError):
                 print(line_of(text, logging.INFO, logs.log_format), flush=True)
 

@@ -97,32 +97,29 @@ def serve(call: "Call") -> int:
         classes=classes,
         share_prefix_cache=options.share_prefix_cache,
     )
-    serving.check_address(options.host, bool(keyring), options.insecure)
+    serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
-    listener = serving.bind(options.host, options.port)
-    with contextlib.closing(listener):
-        port = listener.getsockname()[1]
-        with contextlib.ExitStack() as bar:
-            progress = bar.enter_context(loading(folder.name, logs.log_format))
-            state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
-            add_fallback(state, engine_options, logs)
-            watch_cores(state)
-            for row in state.rows:
-                row.telemetry.request_log = RequestLog(every=logs.log_requests)
-            state.log_stats = logs.log_stats
-            if options.retune:
-                state.companions.append(retuner(state.rows[0]).run)
+    with serving.listening(options) as (listener, url), contextlib.ExitStack() as bar:
+        progress = bar.enter_context(loading(folder.name, logs.log_format))
+        state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
+        add_fallback(state, engine_options, logs)
+        watch_cores(state)
+        for row in state.rows:
+            row.telemetry.request_log = RequestLog(every=logs.log_requests)
+        state.log_stats = logs.log_stats
+        if options.retune:
+            state.companions.append(retuner(state.rows[0]).run)
 
-            def on_ready() -> None:
-                bar.close()
-                warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
-                with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
-                    text = greeting(state, options, port)
-                    print(line_of(text, logging.INFO, logs.log_format), flush=True)
+        def on_ready() -> None:
+            bar.close()
+            warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
+            with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
+                text = greeting(state, url)
+                print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
-            with written_aside("headway.requests", logs.log_format):
-                serving.run(run.serve(state, listener, on_ready, notifier))
+        with written_aside("headway.requests", logs.log_format):
+            serving.run(run.serve(state, listener, on_ready, notifier))
     log.info("ended")
     discard_unwritten()
     return 0
@@ -351,10 +348,11 @@ def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
         )
 
 
-def greeting(state: "State", options: ServerOptions, port: int) -> str:
+def greeting(state: "State", url: str) -> str:
     """The last lines after start: URL, model, key hint, and a curl to paste."""
-    host = options.host if ":" not in options.host else f"[{options.host}]"
-    url = f"http://{host}:{port}"
+    place = url + "/v1"
+    if url.startswith("unix:"):
+        place, url = url, f"--unix-socket {url.removeprefix('unix:')} http://localhost"
     model = state.rows[0]
     key = "$HEADWAY_API_KEY" if state.keyring else "any"
     chat = model.tokenizer is not None and model.tokenizer.template is not None
@@ -365,7 +363,7 @@ def greeting(state: "State", options: ServerOptions, port: int) -> str:
     )
     header = ' -H "Authorization: Bearer $HEADWAY_API_KEY"' if state.keyring else ""
     return (
-        f"Headway is ready: {url}/v1\n"
+        f"Headway is ready: {place}\n"
         f"  model    {', '.join(model.names)} (context {model.info().max_model_len} tokens)\n"
         f"  key      {key}\n"
         f"  try      curl {url}/v1/{path}{header} -H 'content-type: application/json' "

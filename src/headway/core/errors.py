@@ -70,7 +70,7 @@ class CapacityError(HeadwayError):
 
 
 class PortInUseError(HeadwayError):
-    """The user sees it when another process already listens on the address."""
+    """The user sees it when another process already listens on the address or the socket."""
 
     exit_code = 4
 

@@ -10,13 +10,14 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Coroutine
-from typing import Any
+from collections.abc import Coroutine, Iterator, Mapping
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import PortInUseError, ShutdownError, UsageError
+from headway.edge import tls, unix_socket
 from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
@@ -59,6 +60,60 @@ def check_address(host: str, has_key: bool, insecure: bool) -> None:
         )
 
 
+class Place(Protocol):
+    """The options that say where a process listens, and how."""
+
+    @property
+    def host(self) -> str: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @property
+    def uds(self) -> str: ...
+
+    @property
+    def ssl_certfile(self) -> str: ...
+
+    @property
+    def ssl_keyfile(self) -> str: ...
+
+
+def check_place(
+    options: Place, sources: Mapping[str, str], *, has_key: bool, insecure: bool
+) -> None:
+    """Refuse an address that cannot be meant, or reaches beyond this machine without a key."""
+    tls.checked(options.ssl_certfile, options.ssl_keyfile)
+    if not options.uds:
+        check_address(options.host, has_key, insecure)
+        return
+    given = [f"--{name}" for name in ("host", "port") if sources.get(name) == "flag"]
+    if given:
+        raise UsageError(
+            f"--uds {options.uds} is given together with {' and '.join(given)}.",
+            "A server listens on a socket or on an address; leave one of them out.",
+        )
+
+
+@contextlib.contextmanager
+def listening(options: Place) -> Iterator[tuple[socket.socket, str]]:
+    """The listening socket, and where it is asked; raises PortInUseError or UsageError."""
+    if options.uds:
+        with unix_socket.bound(options.uds) as listener:
+            yield listener, f"unix:{options.uds}"
+        return
+    listener = bind(options.host, options.port)
+    with contextlib.closing(listener):
+        host = options.host if ":" not in options.host else f"[{options.host}]"
+        scheme = "https" if options.ssl_certfile else "http"
+        yield listener, f"{scheme}://{host}:{listener.getsockname()[1]}"
+
+
+def is_guarded(options: Place, insecure: bool) -> bool:
+    """Whether a web page of this machine's browser could ask it without a key."""
+    return is_loopback(options.host) and not (insecure or options.uds)
+
+
 class Server(uvicorn.Server):
     """uvicorn, with our own way of ending: drain first, then stop.
 
@@ -91,8 +146,10 @@ def ask_to_end(server: Server, deadline: Deadline) -> None:
     server.asked_to_end.set()
 
 
-def http_server(app: ASGIApp, limiter: ConnectionLimiter) -> Server:
-    """uvicorn around `app`, its connections held to our limits."""
+def http_server(
+    app: ASGIApp, limiter: ConnectionLimiter, *, certfile: str = "", keyfile: str = ""
+) -> Server:
+    """uvicorn around `app`, its connections held to our limits; HTTPS where there are files."""
     return Server(
         uvicorn.Config(
             app,
@@ -106,6 +163,8 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter) -> Server:
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
             ws="none",
+            ssl_certfile=certfile or None,
+            ssl_keyfile=keyfile or None,
         )
     )
 

@@ -18,10 +18,11 @@ from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.edge import body as bodies
 from headway.edge import root_path
-from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard, is_loopback
+from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard
 from headway.edge.errors import json_response, not_found
 from headway.edge.principal import owner_of
 from headway.edge.root_path import RootPath
+from headway.edge.serving import is_guarded
 from headway.gateway import forward, ledger, operators, page, shadow
 from headway.gateway.account import Account
 from headway.gateway.cascade import run as cascade
@@ -103,7 +104,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         Route(path, handler(state, answer), methods=[method]) for method, path, answer in ROUTES
     ]
     options = state.options
-    here = is_loopback(options.host) and not options.insecure
+    here = is_guarded(options, options.insecure)
     routes += [Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()]
     app: ASGIApp = AuthMiddleware(
         Router(routes, default=nothing_here, redirect_slashes=False),

@@ -34,7 +34,13 @@ async def serve(
     state.read_again = read_again
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    server = http_server(make_app(state, runner), limiter)
+    options = state.options
+    server = http_server(
+        make_app(state, runner),
+        limiter,
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+    )
     deadline, loop = Deadline(state.options.drain_timeout), asyncio.get_running_loop()
     end_on_signals(server, deadline)
     reloads: set[asyncio.Task[None]] = set()

@@ -25,10 +25,11 @@ from headway.core import supervision
 from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.edge import root_path
-from headway.edge.auth import AuthMiddleware, LoopbackGuard, is_loopback
+from headway.edge.auth import AuthMiddleware, LoopbackGuard
 from headway.edge.errors import json_response, not_found
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
+from headway.edge.serving import is_guarded
 from headway.frontend.client import not_ready
 from headway.server import forgetting, outcomes, page, relayed, tokens
 from headway.server.access import access
@@ -74,7 +75,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     router = Router(routes, default=nothing_here, redirect_slashes=False)
     options = state.options
     origins = options.allowed_origins
-    here = is_loopback(options.host) and not options.insecure
+    here = is_guarded(options, options.insecure)
     telemetry = state.rows[0].telemetry
     app: ASGIApp = AuthMiddleware(
         router,

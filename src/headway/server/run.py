@@ -37,7 +37,13 @@ async def serve(
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    server = http_server(make_app(state, runner), limiter)
+    options = state.options
+    server = http_server(
+        make_app(state, runner),
+        limiter,
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+    )
     deadline = Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
     end_on_signals(server, deadline)

@@ -26,7 +26,7 @@ ASKED_FOR = (  # what a stranger's command lines and scripts hold most often
     "pipeline_parallel_size data_parallel_size host port allowed_origins speculative_config "
     "enable_lora max_logprobs "
     "num_gpu_blocks_override kv_cache_memory_bytes disable_log_stats model limit_mm_per_prompt "
-    "hf_overrides generation_config override_generation_config async_scheduling ssl_keyfile "
+    "hf_overrides generation_config override_generation_config async_scheduling "
     "uvicorn_log_level otlp_traces_endpoint compilation_config guided_decoding_backend task runner "
     "cpu_offload_gb max_num_queued_reqs shutdown_timeout enable_log_requests"
 ).split()

@@ -14,6 +14,9 @@ class GatewayOptions:
     )
     host: str = option("127.0.0.1", "Address to listen on.", common=True)
     port: int = option(8080, "Port to listen on.", low=0, high=65535, common=True)
+    ssl_certfile: str = option("", "Certificate and its chain (PEM): serve HTTPS.")
+    ssl_keyfile: str = option("", "Private key (PEM) of --ssl-certfile.")
+    uds: str = option("", "Unix socket to listen on, instead of --host and --port.")
     api_key: list[str] = option(
         [],
         "Keys that may ask; without one everybody on this address may.",

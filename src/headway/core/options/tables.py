@@ -257,6 +257,9 @@ class ServerOptions:
 
     host: str = option("127.0.0.1", "Address to listen on.", common=True)
     port: int = option(8000, "Port to listen on.", low=0, high=65535, common=True)
+    ssl_certfile: str = option("", "Certificate and its chain (PEM): serve HTTPS.")
+    ssl_keyfile: str = option("", "Private key (PEM) of --ssl-certfile.")
+    uds: str = option("", "Unix socket to listen on, instead of --host and --port.")
     replicas: int = option(
         1,
         "Engines that serve the model behind this address; each takes its share of the cores.",

@@ -208,12 +208,11 @@ REFUSED = (
         fix="There are no adapters in this version.",
     ),
     Refused(
-        names="ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers",
-        fix="Put a proxy that ends TLS in front; docs/security.md says how.",
+        names="ssl_ca_certs ssl_cert_reqs ssl_ciphers",
+        fix="Put a proxy that ends TLS in front; docs/deploy.md says how.",
     ),
     Refused(
-        names="allowed_methods allowed_headers middleware uds grpc_port log_config_file "
-        "max_log_len",
+        names="allowed_methods allowed_headers middleware grpc_port log_config_file max_log_len",
         fix="See --help=all for what the server has.",
     ),
     Refused(
