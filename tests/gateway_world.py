@@ -370,7 +370,7 @@ async def gateway(
     state = State(options=given, config=config, keyring=keyring, ledger=ledger)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
-    server = http_server(make_app(state), ConnectionLimiter(4096))
+    server = http_server(make_app(state), ConnectionLimiter(4096), state.options)
     await state.start()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     live = Gateway(state, f"http://127.0.0.1:{listener.getsockname()[1]}")

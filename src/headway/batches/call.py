@@ -70,8 +70,14 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
         else:
             parts.append(message.get("body", b""))
 
+    source = RequestSource(
+        request_id=request_id,
+        path=path,
+        key=None if caller.principal.name == ANONYMOUS else caller.principal.name,
+        client_request_id=client_id_of(custom_id),
+    )
     try:
-        await app(request_scope(path, request_id, caller, custom_id), receive, send)
+        await app(request_scope(path, source, caller), receive, send)
     except RequestError as error:
         status, parts = error.status, [msgspec.json.encode(error_body(error))]
         retry_after_s = error.retry_after_s
@@ -82,7 +88,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
     return Answer(status=status, body=body, request_id=request_id, retry_after_s=retry_after_s)
 
 
-def request_scope(path: str, request_id: str, caller: Caller, custom_id: str) -> dict[str, Any]:
+def request_scope(path: str, source: RequestSource, caller: Caller) -> dict[str, Any]:
     """What `AuthMiddleware` hands on of a request over HTTP."""
     return {
         "type": "http",
@@ -94,13 +100,8 @@ def request_scope(path: str, request_id: str, caller: Caller, custom_id: str) ->
         "root_path": "",
         "query_string": b"",
         "headers": [(b"content-type", b"application/json")],
-        "request_id": request_id,
-        "source": RequestSource(
-            request_id=request_id,
-            path=path,
-            key=None if caller.principal.name == ANONYMOUS else caller.principal.name,
-            client_request_id=client_id_of(custom_id),
-        ),
+        "request_id": source.request_id,
+        "source": source,
         "caller": caller,
     }
 

@@ -50,7 +50,7 @@ def gateway(call: "Call") -> int:
         ledger=Ledger(ledger_folder(options)),
         request_log=RequestLog(every=logs.log_requests),
     )
-    with serving.listening(options) as (listener, url):
+    with serving.open_listener(options) as (listener, url):
         place = url if options.uds else url + "/v1"
 
         def on_ready() -> None:

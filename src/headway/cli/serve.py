@@ -100,7 +100,7 @@ def serve(call: "Call") -> int:
     serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
-    with serving.listening(options) as (listener, url), contextlib.ExitStack() as bar:
+    with serving.open_listener(options) as (listener, url), contextlib.ExitStack() as bar:
         progress = bar.enter_context(loading(folder.name, logs.log_format))
         state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
         add_fallback(state, engine_options, logs)
@@ -350,9 +350,7 @@ def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
 
 def greeting(state: "State", url: str) -> str:
     """The last lines after start: URL, model, key hint, and a curl to paste."""
-    place = url + "/v1"
-    if url.startswith("unix:"):
-        place, url = url, f"--unix-socket {url.removeprefix('unix:')} http://localhost"
+    place = url if url.startswith("unix:") else url + "/v1"
     model = state.rows[0]
     key = "$HEADWAY_API_KEY" if state.keyring else "any"
     chat = model.tokenizer is not None and model.tokenizer.template is not None
@@ -366,9 +364,15 @@ def greeting(state: "State", url: str) -> str:
         f"Headway is ready: {place}\n"
         f"  model    {', '.join(model.names)} (context {model.info().max_model_len} tokens)\n"
         f"  key      {key}\n"
-        f"  try      curl {url}/v1/{path}{header} -H 'content-type: application/json' "
+        f"  try      curl {curl_url(url)}/v1/{path}{header} -H 'content-type: application/json' "
         f'-d \'{{"model":"{model.names[0]}",{field}}}\''
     )
+
+
+def curl_url(url: str) -> str:
+    """As curl takes it: unix:/run/s → --unix-socket /run/s http://localhost."""
+    path = url.removeprefix("unix:")
+    return url if path == url else f"--unix-socket {path} http://localhost"
 
 
 def discard_unwritten() -> None:

@@ -83,7 +83,7 @@ def check_place(
     options: Place, sources: Mapping[str, str], *, has_key: bool, insecure: bool
 ) -> None:
     """Refuse an address that cannot be meant, or reaches beyond this machine without a key."""
-    tls.checked(options.ssl_certfile, options.ssl_keyfile)
+    tls.check_files(options.ssl_certfile, options.ssl_keyfile)
     if not options.uds:
         check_address(options.host, has_key, insecure)
         return
@@ -96,10 +96,10 @@ def check_place(
 
 
 @contextlib.contextmanager
-def listening(options: Place) -> Iterator[tuple[socket.socket, str]]:
+def open_listener(options: Place) -> Iterator[tuple[socket.socket, str]]:
     """The listening socket, and where it is asked; raises PortInUseError or UsageError."""
     if options.uds:
-        with unix_socket.bound(options.uds) as listener:
+        with unix_socket.open_socket(options.uds) as listener:
             yield listener, f"unix:{options.uds}"
         return
     listener = bind(options.host, options.port)
@@ -146,9 +146,7 @@ def ask_to_end(server: Server, deadline: Deadline) -> None:
     server.asked_to_end.set()
 
 
-def http_server(
-    app: ASGIApp, limiter: ConnectionLimiter, *, certfile: str = "", keyfile: str = ""
-) -> Server:
+def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: Place) -> Server:
     """uvicorn around `app`, its connections held to our limits; HTTPS where there are files."""
     return Server(
         uvicorn.Config(
@@ -163,8 +161,8 @@ def http_server(
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
             ws="none",
-            ssl_certfile=certfile or None,
-            ssl_keyfile=keyfile or None,
+            ssl_certfile=place.ssl_certfile or None,
+            ssl_keyfile=place.ssl_keyfile or None,
         )
     )
 

@@ -6,12 +6,12 @@ from pathlib import Path
 from headway.core.errors import UsageError
 
 
-def checked(certfile: str, keyfile: str) -> bool:
-    """Whether TLS is asked for; raises UsageError where its two files cannot be used."""
+def check_files(certfile: str, keyfile: str) -> None:
+    """Raise UsageError where TLS is asked for and its two files cannot be used."""
     files = {"--ssl-certfile": certfile, "--ssl-keyfile": keyfile}
     given = [name for name, file in files.items() if file]
     if not given:
-        return False
+        return
     if len(given) == 1:
         (missing,) = set(files) - set(given)
         raise UsageError(f"{given[0]} is given without {missing}.", "TLS needs both files, as PEM.")
@@ -22,8 +22,13 @@ def checked(certfile: str, keyfile: str) -> bool:
             raise UsageError(
                 f"{name} {file}: {error.strerror}.", "Give a PEM file that this user may read."
             ) from error
+    check_pair(certfile, keyfile)
+
+
+def check_pair(certfile: str, keyfile: str) -> None:
+    """Raise UsageError unless the one holds a certificate and the other its key."""
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, encrypted)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, refuse_password)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise UsageError(
@@ -34,10 +39,9 @@ def checked(certfile: str, keyfile: str) -> bool:
             f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} cannot be read as PEM.",
             "The first holds the certificate and its chain, the second its private key.",
         ) from error
-    return True
 
 
-def encrypted() -> str:
+def refuse_password() -> str:
     """Called for the password of a key that has one; raises UsageError."""
     raise UsageError(
         "--ssl-keyfile is encrypted with a password.",

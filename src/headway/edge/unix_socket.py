@@ -13,29 +13,27 @@ from headway.core.errors import PortInUseError, UsageError
 
 
 @contextlib.contextmanager
-def bound(path: str) -> Iterator[socket.socket]:
+def open_socket(path: str) -> Iterator[socket.socket]:
     """A listening socket at `path`; raises PortInUseError or UsageError."""
     remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        listener.bind(path)
-        made = os.stat(path)
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise UsageError(
-            f"Cannot listen on --uds {path}: {reason}.",
-            "Its folder has to be there and writable; a path has at most 107 bytes.",
-        ) from error
-    listener.listen(2048)
-    listener.setblocking(False)
-    try:
-        yield listener
-    finally:
-        listener.close()
-        with contextlib.suppress(OSError):
-            if os.path.samestat(os.stat(path), made):
-                os.unlink(path)
+    with contextlib.closing(listener):
+        try:
+            listener.bind(path)
+            own = os.stat(path)
+        except OSError as error:
+            raise UsageError(
+                f"Cannot listen on --uds {path}: {error.strerror or error}.",
+                "Its folder has to be there and writable; a path has at most 107 bytes.",
+            ) from error
+        listener.listen(2048)
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), own):
+                    os.unlink(path)
 
 
 def remove_stale(path: str) -> None:

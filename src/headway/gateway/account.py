@@ -47,10 +47,8 @@ class Account:
         self._purse = state.purses.of(incoming.owner)
         self._held_tokens, self._held_dollars = 0, 0.0
         self._open = self._told_arm = False
-        self._upstream = ""
-        """The name of the last that was asked."""
-        self._last = Usage()
-        """What the last attempt took."""
+        self._upstream, self._last = "", Usage()
+        """Whom the last attempt asked, and what it took."""
         self.num_attempts = 0
         self.dollars = 0.0
         self.relayed = Usage()

@@ -34,13 +34,7 @@ async def serve(
     state.read_again = read_again
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    options = state.options
-    server = http_server(
-        make_app(state, runner),
-        limiter,
-        certfile=options.ssl_certfile,
-        keyfile=options.ssl_keyfile,
-    )
+    server = http_server(make_app(state, runner), limiter, state.options)
     deadline, loop = Deadline(state.options.drain_timeout), asyncio.get_running_loop()
     end_on_signals(server, deadline)
     reloads: set[asyncio.Task[None]] = set()

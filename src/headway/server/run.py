@@ -37,13 +37,7 @@ async def serve(
     """Serve until SIGINT or SIGTERM; raises the HeadwayError that keeps an engine from starting."""
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
-    options = state.options
-    server = http_server(
-        make_app(state, runner),
-        limiter,
-        certfile=options.ssl_certfile,
-        keyfile=options.ssl_keyfile,
-    )
+    server = http_server(make_app(state, runner), limiter, state.options)
     deadline = Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
     end_on_signals(server, deadline)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
+from headway.core.options import ServerOptions
 from headway.edge import connection
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.serving import http_server
@@ -41,7 +42,7 @@ async def served() -> AsyncIterator[Served]:
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         listener.setblocking(False)
         found.address = listener.getsockname()
-        server = http_server(found.app, ConnectionLimiter(1024))
+        server = http_server(found.app, ConnectionLimiter(1024), ServerOptions())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             await asyncio.sleep(0.01)
