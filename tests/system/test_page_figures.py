@@ -144,30 +144,6 @@ async def test_guesses_have_a_line_where_they_are_made(
     await one.wait_text("#drafts", r"Guesses: none in this window \(lookup, draft\)")
 
 
-async def test_retuning_has_a_line_where_it_is_on(embedded: LiveServer, visit: OpenPage) -> None:
-    """The server has no --retune and the page says nothing of it; then /stats tells of some."""
-    plain = await visit(embedded.url)
-    await plain.wait_text("#status-text", "^ready$")
-    assert await plain.page.evaluate("document.querySelector('#retuning').hidden")
-    change = {"changes": {"max_num_seqs": 6}, "was": {"max_num_seqs": 64}, "before": 0.3}
-    kept = change | {"outcome": "rolled_back", "after": 0.2}
-    retuning = {"state": "watches late=shed", "changes": [kept, change | {"outcome": "watched"}]}
-    retuning["changes"][1]["after"] = None
-
-    async def retuned(page: Any) -> None:
-        async def change(route: Any) -> None:
-            answer = await route.fetch()
-            stats = await answer.json() | {"retuning": retuning}
-            await route.fulfill(response=answer, json=stats)
-
-        await page.route("**/stats*", change)
-
-    one = await visit(embedded.url, prepare=retuned)
-    said = r"watches late=shed; max_num_seqs 6 for 64: watched; "
-    said += r"max_num_seqs 6 for 64: rolled back, SLO met 30.?% → 20.?%"
-    await one.wait_text("#retuning", f"Retuning: {said}")
-
-
 async def test_256_requests_are_shown_each_tick(embedded: LiveServer, visit: OpenPage) -> None:
     one = await open_crowded(embedded.url, visit)
     assert await one.page.locator("#requests tr").count() == 256

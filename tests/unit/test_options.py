@@ -21,7 +21,7 @@ from headway.core.options import (
     to_arguments,
 )
 from headway.core.options.field import MOST_STAGES, environment_name, flag_name, value_type
-from headway.core.options.read import fields_of
+from headway.core.options.read import REMOVED, fields_of
 
 TABLES = [EngineOptions, ServerOptions, LogOptions, SamplingOptions]
 FIELDS = [(table, field) for table in TABLES for field in dataclasses.fields(table)]
@@ -368,6 +368,21 @@ def test_options_are_frozen():
         EngineOptions().dtype = "float32"
 
 
-def test_at_most_102_options():
+def test_at_most_101_options():
     """A user gives a model and a goal; many more would be a sign of something else."""
-    assert 20 < len(fields_of(TABLES)) < 103
+    assert 20 < len(fields_of(TABLES)) < 102
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_option_says_what_to_do_instead(name, tmp_path):
+    """By flag, in a file, and in the environment, where it would go unheard."""
+    file = tmp_path / "headway.yaml"
+    file.write_text(f"{name}: 1\n")
+    assert name not in fields_of(TABLES)
+    for refused in (
+        refusal(flag_name(name)),
+        refusal(f"{flag_name(name)}=50ms"),
+        refusal("--config", str(file)),
+        refusal(environment={environment_name(name): "1"}),
+    ):
+        assert refused.cause.endswith("that option is gone.") and refused.fix == REMOVED[name]

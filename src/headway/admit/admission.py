@@ -18,7 +18,7 @@ its deadline, so that requests that ask for an objective go before it.
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isfinite
 
 import msgspec
@@ -104,12 +104,6 @@ class Admission:
         """Tickets that are open: requests let in that are not over."""
         self._meters: dict[tuple[str, str], Meter] = {}
         self._refused = -inf, 0.0
-
-    def follow(self, scheduler: SchedulerConfig) -> None:
-        """The engines schedule by these settings from now on."""
-        self.rules = replace(self.rules, scheduler=scheduler)
-        for line in self.lines.of:
-            line.forecast.lane_share = scheduler.lane_share
 
     def arrive(
         self, caller: Caller, service_class: ServiceClass, num_rows: int, num_bytes: int = 0

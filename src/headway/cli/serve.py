@@ -32,7 +32,6 @@ from headway.cli.engines import (
 from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import UsageError
 from headway.core.formats import FORMATS
-from headway.core.live_settings import check_retunable
 from headway.core.logs import line_of, set_up_logs, written_aside
 from headway.core.model_files import read_document, sampling_defaults
 from headway.core.model_spec import read_model_spec
@@ -57,7 +56,6 @@ OF_FIRST = (
 
 if TYPE_CHECKING:
     from headway.admit.admission import Rules
-    from headway.advise.retune.retuner import Retuner
     from headway.cli.main import Call
     from headway.edge.keys import Keyring
     from headway.server.models import ServedModel, State
@@ -79,8 +77,6 @@ def serve(call: "Call") -> int:
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
     check_model(folder, engine_options)
-    if options.retune:
-        check_retunable(engine_options, options)
     if not options.kv_ungated:
         kv_gate.check(folder, engine_options)
 
@@ -108,8 +104,6 @@ def serve(call: "Call") -> int:
         for row in state.rows:
             row.telemetry.request_log = RequestLog(every=logs.log_requests)
         state.log_stats = logs.log_stats
-        if options.retune:
-            state.companions.append(retuner(state.rows[0]).run)
 
         def on_ready() -> None:
             bar.close()
@@ -178,13 +172,6 @@ def make_state(
         options=options,
         fingerprint=fingerprint(folder, engine_options),
     )
-
-
-def retuner(model: "ServedModel") -> "Retuner":
-    """Who keeps the settings with the traffic, with the command of the process that simulates."""
-    from headway.advise.retune.retuner import Retuner
-
-    return Retuner(model, [sys.executable, "-m", "headway.advise.retune"])
 
 
 def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions) -> None:

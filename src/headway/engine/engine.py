@@ -70,7 +70,7 @@ class Engine:
         prior: Prior | None = None,
     ) -> None:
         self.executor = executor
-        self.settings = self.started_with = settings
+        self.settings = settings
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()

@@ -11,7 +11,6 @@ import msgspec
 
 from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.kv_keep import KEYDIFF
-from headway.core.live_settings import Changes
 from headway.core.options import plain
 from headway.core.plan import Ceilings, Description
 from headway.core.request import Request, SequenceUpdate
@@ -84,12 +83,6 @@ class Release(msgspec.Struct, array_like=True, tag=6):
     request_id: int
 
 
-class Change(msgspec.Struct, array_like=True, tag=7):
-    """Take these settings, by option (`core.live_settings`)."""
-
-    changes: Changes
-
-
 class Beat(msgspec.Struct, array_like=True):
     """The engine's process lives; its loop has been busy with one step, or message, for `busy_s`.
 
@@ -142,12 +135,6 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     kv_keep: float = 1.0
     kv_method: str = KEYDIFF
     """By which these layers choose."""
-
-    def follow(self, plan: Settings) -> None:
-        """The engine has taken other settings."""
-        self.plan, self.settings = plan, plan.told()
-        self.max_num_seqs = plan.max_num_seqs
-        self.max_num_batched_tokens = plan.max_num_batched_tokens
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):
@@ -211,12 +198,6 @@ class TakenOver(msgspec.Struct, array_like=True, tag=9):
     refusal: str
 
 
-class Changed(msgspec.Struct, array_like=True, tag=10):
-    """The engine schedules by these settings from now on."""
-
-    plan: Settings
-
-
 class Failed(msgspec.Struct, array_like=True):
     """The engine cannot start: a HeadwayError's parts."""
 
@@ -226,8 +207,8 @@ class Failed(msgspec.Struct, array_like=True):
 
 
 HandoverNews = HandedOver | TakenOver
-ToEngine = Submit | Abort | Stop | Flush | Forget | Release | Change
-FromEngine = Loading | Ready | Steps | Refused | Shed | Probed | HandedOver | TakenOver | Changed
+ToEngine = Submit | Abort | Stop | Flush | Forget | Release
+FromEngine = Loading | Ready | Steps | Refused | Shed | Probed | HandedOver | TakenOver
 
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

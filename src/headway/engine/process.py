@@ -22,14 +22,13 @@ import msgspec
 import zmq
 
 from headway.core.clock import SystemClock
-from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, ShedError, UsageError
+from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, ShedError
 from headway.core.orphans import wake_when_orphaned
 from headway.core.plan import AwaitingExecutor
 from headway.engine import messages
 from headway.engine.calibration import pace_alone
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
-from headway.engine.live import change_settings
 
 log = logging.getLogger(__name__)
 
@@ -370,12 +369,6 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
             engine.forget(owner)
         case messages.Flush():
             engine.flush()
-        case messages.Change(changes):
-            try:
-                change_settings(engine, changes)
-            except UsageError as error:
-                log.error("the settings stay: %s", error)
-            pair.send(messages.encode(messages.Changed(engine.settings)))
         case messages.Stop():
             return False
     return True

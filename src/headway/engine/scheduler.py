@@ -65,7 +65,7 @@ class Scheduler:
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
         self.room = Room(kv, self.preemption)
         self.overlap = overlap or Overlap()
-        self.max_num_seqs = self.most_rows = max_num_seqs
+        self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
@@ -434,7 +434,7 @@ class Scheduler:
         with self.overlap.assumed(foresees=self.drafts.speculator is None):
             assert self._decoding(self.running) == decoding(self.running), "somebody stands still"
             everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
-            assert len(self.running) <= self.most_rows
+            assert len(self.running) <= self.max_num_seqs
             self.preemption.check_integrity(everybody)
             self.reclaim.check_integrity(self.waiting)
             held = [blocks for step in self.overlap.steps for blocks in step.guesses.held]

@@ -58,8 +58,7 @@ class Starts:
     def _reclaim(self, plan: StepPlan) -> bool:
         """Let users below their share start in the place of those above it; as `begin`."""
         self.room.changed()
-        is_over = len(self.running) > self.reclaim.max_num_seqs
-        if not self.waiting or not self.is_full or is_over:
+        if not self.waiting or not self.is_full:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
             if self._fitting(sequence, self.preemption.leaving()) is None:
@@ -106,7 +105,7 @@ class Starts:
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
         weaker = self.policy.weaker(sequence, self.unplanned(plan))
-        if not weaker or len(self.running) - len(weaker) >= self.reclaim.max_num_seqs:
+        if not weaker:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)

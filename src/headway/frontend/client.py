@@ -10,7 +10,6 @@ from typing import Protocol
 import msgspec
 
 from headway.core.errors import EngineDownError, HeadwayError
-from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.engine import messages
 from headway.engine.messages import Ready
@@ -68,11 +67,6 @@ class EngineClient(Protocol):
     def forget(self, owner: bytes) -> None:
         """Nobody finds again the KV blocks of `owner` (`Principal.block_owner`), or of those whose
         names begin so; a disk erases them. An engine that is started later is told as well."""
-        ...
-
-    def change_settings(self, changes: Changes) -> None:
-        """Schedule with these from now on (`core.live_settings`), which were checked; `info` then
-        tells them. An engine that is started later is told as well."""
         ...
 
     async def drain(self, timeout_s: float) -> None:

@@ -11,10 +11,8 @@ import logging
 from collections.abc import Callable
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
-from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.engine.engine import Engine
-from headway.engine.live import change_settings
 from headway.engine.process import introduction
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
@@ -125,11 +123,6 @@ class LocalClient:
         """The engine drops the KV blocks of `owner`."""
         self.engine.forget(owner)
         self._arrived.set()
-
-    def change_settings(self, changes: Changes) -> None:
-        """The engine takes these settings."""
-        change_settings(self.engine, changes)
-        self.info.follow(self.engine.settings)
 
     def _abort(self, request_id: int, index: int | None) -> None:
         self.engine.abort(request_id, index)

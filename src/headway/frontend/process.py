@@ -19,7 +19,6 @@ import zmq
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError, RequestError, ShutdownError
-from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.core.supervision import supervise
 from headway.engine import messages
@@ -365,9 +364,6 @@ class ProcessClient:
                 self.on_probe(message)
             case messages.Refused(request_id) | messages.Shed(request_id):
                 self._streams.fail(request_id, message.error())
-            case messages.Changed(plan):
-                if self.info is not None:
-                    self.info.follow(plan)
             case messages.HandedOver() | messages.TakenOver():
                 self.on_handover(message)
 
@@ -422,12 +418,6 @@ class ProcessClient:
     def forget(self, owner: bytes) -> None:
         """The engine drops the KV blocks of `owner`, and each that is started after it."""
         message = self._retold.forget(owner)
-        if self.ready:
-            self._send(message)
-
-    def change_settings(self, changes: Changes) -> None:
-        """The engine takes these settings, and each that is started after it."""
-        message = self._retold.change(changes)
         if self.ready:
             self._send(message)
 

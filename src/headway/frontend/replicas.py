@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from headway.core.errors import HeadwayError
-from headway.core.live_settings import Changes
 from headway.core.request import Request
 from headway.engine.messages import Ready
 from headway.frontend.answer import ResumedTokens, Stream, Streams
@@ -131,11 +130,6 @@ class Replicas:
         """Every engine drops the KV blocks of `owner`."""
         for client in self.clients:
             client.forget(owner)
-
-    def change_settings(self, changes: Changes) -> None:
-        """Every engine takes these settings."""
-        for client in self.clients:
-            client.change_settings(changes)
 
     def _is_free(self, engine: int) -> bool:
         """Whether it answers a newcomer at once."""

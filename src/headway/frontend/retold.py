@@ -1,9 +1,7 @@
-"""What holds from one engine to the next: what each is told again (who is forgotten, settings that
-were changed), and which files it may be of."""
+"""What holds from one engine to the next: who is forgotten, which files of the model it reads."""
 
 from collections.abc import Callable, Iterator
 
-from headway.core.live_settings import Changes
 from headway.engine import messages
 
 MAX_FORGOTTEN = 10_000
@@ -15,7 +13,6 @@ class Retold:
 
     def __init__(self) -> None:
         self._forgotten: dict[bytes, None] = {}
-        self._changes: Changes = {}
 
     def forget(self, owner: bytes) -> messages.Forget:
         """Keep that `owner` is forgotten; the message of it."""
@@ -25,17 +22,10 @@ class Retold:
             self._forgotten.pop(next(iter(self._forgotten)))
         return messages.Forget(owner)
 
-    def change(self, changes: Changes) -> messages.Change:
-        """Keep that these settings are changed; the message of it."""
-        self._changes |= changes
-        return messages.Change(changes)
-
-    def again(self) -> Iterator[messages.Forget | messages.Change]:
+    def again(self) -> Iterator[messages.Forget]:
         """For an engine that has just begun: the one before may have died over it."""
         for owner in self._forgotten:
             yield messages.Forget(owner)
-        if self._changes:
-            yield messages.Change(self._changes)
 
 
 class FirstStamp:

@@ -5,7 +5,7 @@ The server asks this table for everything that depends on the model.
 """
 
 import itertools
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
-from headway.core.live_settings import LIVE, Changes
 from headway.core.options import ServerOptions
 from headway.core.service import BATCH_CLASS, ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring
@@ -88,18 +87,6 @@ class ServedModel:
             max_queue_wait_s=self.rules.max_queue_wait_s,
         )
 
-    def change_settings(self, changes: Changes) -> None:
-        """Engines and admission schedule with these from now on; `with_changes` has checked them
-        against what the engines were started with."""
-        ready = self.telemetry.ready
-        if ready is None or ready.plan is None:
-            return
-        self.client.change_settings(changes)
-        then = ready.plan
-        for name, value in changes.items():
-            then = LIVE[name].put(then, value)
-        self.admission.follow(then.scheduler)
-
     def info(self) -> Ready:
         """What the engine serves; raises EngineDownError while it loads or restarts."""
         if not self.client.ready or self.client.info is None:
@@ -161,8 +148,6 @@ class State:
     pool: TokenizerPool = field(default_factory=TokenizerPool)
     log_stats: bool = False
     """Whether a line a minute with the totals is logged."""
-    companions: list[Callable[[], Coroutine[Any, Any, None]]] = field(default_factory=list)
-    """What runs beside the server from the moment it is ready."""
     tasks: Tasks = field(default_factory=Tasks)
     retries: Retries = field(default_factory=Retries)
     responses: ResponseStore = field(init=False)

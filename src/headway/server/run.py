@@ -62,7 +62,6 @@ async def serve(
             gc.freeze()  # what serves lives as long as the server
             on_ready()
             notifier.ready()
-            watchers += [supervise("companion", companion) for companion in state.companions]
         else:
             settled.cancel()
         await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)

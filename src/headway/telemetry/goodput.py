@@ -41,21 +41,10 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Whether a grammar held its answer."""
     looped_tokens: int = 0
     """Tokens at the end of its answers that repeat what stood before them."""
-    cached_tokens: int = 0
-    """Of its prompts, found in the cache."""
-    n: int = 1
-    """Its sequences, which share `output_tokens`."""
-    limit: int | None = None
-    """The `max_tokens` that it asked for."""
 
     @property
     def met(self) -> bool:
         return self.missed == ()
-
-    @property
-    def arrived_s(self) -> float:
-        """When it came; of one that was refused at the door, when that was."""
-        return self.ended_s - (self.e2e_s or 0.0)
 
 
 def judge(

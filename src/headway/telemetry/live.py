@@ -40,7 +40,6 @@ from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
-from headway.telemetry.retuning import Retuning
 from headway.telemetry.sharing import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.storage import Storage
@@ -107,7 +106,6 @@ class Telemetry:
         expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
         self.cached_price, self.storage = cached_price, Storage(storage_price)
-        self.retuning: Retuning | None = None
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.core_watch: CoreWatch | None = None

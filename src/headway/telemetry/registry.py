@@ -20,7 +20,6 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from headway.telemetry.records import BEFORE_ANY, StepRecord
-from headway.telemetry.retuning import OUTCOMES
 from headway.telemetry.rows import (
     GRAMMAR_BUCKETS_S,
     ITL_BUCKETS_S,
@@ -118,8 +117,6 @@ ROWS = (
         ("finished_reason",),
         known=("stop", "tool_calls", "length", "abort", "error"),
     ),
-    Row("retunes", C, "Changes that --retune made, by outcome.", ("outcome",), known=OUTCOMES),
-    Row("retune_cpu_seconds", C, "What the simulations of --retune have computed."),
     Row("num_preemptions", C, "Sequences sent back to the queue."),
     Row(
         "preemptions",

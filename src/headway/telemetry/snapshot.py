@@ -7,7 +7,6 @@ means "not measured here", never zero. docs/telemetry.md explains them: add some
 import msgspec
 
 from headway.core.contention import CoreUse
-from headway.telemetry.retuning import Retuning
 from headway.telemetry.shared import PrefixSharing
 from headway.telemetry.storage import StorageCost
 from headway.telemetry.wasted import AnswerWaste, PromptWaste
@@ -410,7 +409,7 @@ class Snapshot(msgspec.Struct, kw_only=True):
 
     `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those that
     change what a step costs and who runs in it. `tasks` are the groups that cost most, of all
-    models together. `history` has a point a second where asked for; `retuning` is `--retune`'s.
+    models together. `history` has a point a second where asked for.
     """
 
     version: str
@@ -434,5 +433,4 @@ class Snapshot(msgspec.Struct, kw_only=True):
     tasks: list[TaskCost] = []
     storage: list[StorageCost] = []
     settings: dict[str, str] = {}
-    retuning: Retuning | None = None
     history: list[HistoryPoint] = []

@@ -62,7 +62,6 @@ def take_snapshot(
         prompts=telemetry.prompts.waste(telemetry.prefill_rate.token_s),
         storage=telemetry.storage.told(now_s),
         settings=dict(ready.settings) if ready else {},
-        retuning=telemetry.retuning,
         history=history(telemetry.slots, now_s) if with_history else [],
     )
 

@@ -173,9 +173,6 @@ class Timeline:
             is_bounded=self.is_bounded,
             is_structured=self.is_structured,
             looped_tokens=self.looped_tokens,
-            cached_tokens=self.cached_tokens,
-            n=max(len(self.times), 1),
-            limit=self.max_tokens,
         )
         self._listener.on_end(self, self.ended)
 

@@ -8,7 +8,6 @@ is never changed once its second is over; then the gaps are kept in bins.
 from array import array
 from collections import deque
 from collections.abc import Iterable
-from copy import copy
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -208,12 +207,6 @@ class Slots:
             self.current.close()
             self.current = self._new(int(now_s))
         return self.current
-
-    def held(self) -> "Slots":
-        """The same, which no longer grows; its slots are those that are counted in."""
-        found = copy(self)
-        found._slots = self._slots.copy()
-        return found
 
     def last(self, seconds: int, now_s: float) -> tuple[list[Slot], float]:
         """(the slots of the last `seconds`, the seconds they cover).

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
 from headway.core.batching_rule import RULES
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions, read_options
+from headway.core.options import EngineOptions
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.batching import BATCHING, NOT_YET
@@ -362,14 +362,3 @@ def test_the_option_is_one_of_the_rules():
 def test_another_rule_is_refused_with_the_form(text, says):
     with pytest.raises(UsageError, match=says):
         SchedulerConfig.of(EngineOptions(batching=text))
-
-
-def test_the_old_option_names_the_new_form(tmp_path):
-    """By flag, in a file, and in the environment, where it would go unheard."""
-    file = tmp_path / "headway.yaml"
-    file.write_text("batch_window: 50ms\n")
-    ways = [(["--batch-window=50ms"], {}), (["--config", str(file)], {})]
-    for arguments, environment in [*ways, ([], {"HEADWAY_BATCH_WINDOW": "50ms"})]:
-        with pytest.raises(UsageError) as refused:
-            read_options([EngineOptions], arguments, environment)
-        assert "--batching dynamic:50ms" in refused.value.fix

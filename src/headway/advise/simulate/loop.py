@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -108,12 +107,6 @@ class World:
 
     def run(self, conversations: list[Conversation]) -> list[Exchange]:
         """All conversations to their ends; the exchanges in the order in which they were sent."""
-        self.expect(conversations)
-        self.go_on()
-        return self.exchanges
-
-    def expect(self, conversations: list[Conversation]) -> None:
-        """They will be begun when they are due."""
         self._talks = conversations
         if self.clients.concurrency is None:
             for number, conversation in enumerate(conversations):
@@ -123,12 +116,10 @@ class World:
             self._upcoming = enumerate(again)
             for _ in range(self.clients.concurrency):
                 self.at(0.0, self._work, 0.0)
-
-    def go_on(self, until_s: float = inf) -> None:
-        """Let all happen that happens until then; it may go on from there."""
-        while self._heap and self._heap[0][0] <= until_s:
+        while self._heap:
             _, _, act, given = heapq.heappop(self._heap)
             act(*given)
+        return self.exchanges
 
     # ── who asks ────────────────────────────────────────────────────────────────────────────
 

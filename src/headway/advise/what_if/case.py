@@ -50,7 +50,7 @@ class Case:
         return calibrated(self.calibration.model, self.spec, self.settings, self.calibration)
 
 
-def case_of(calibration: Calibration, most_tokens: float = MOST_TOKENS) -> Case:
+def case_of(calibration: Calibration) -> Case:
     """The case that a server tells, with the last of its traffic; UsageError where it is too
     little."""
     origin = calibration.origin
@@ -74,7 +74,7 @@ def case_of(calibration: Calibration, most_tokens: float = MOST_TOKENS) -> Case:
         spec=origin.spec,
         settings=settings,
         classes=origin.classes,
-        traffic=tuple(lately(filled(calibration.traffic), most_tokens)),
+        traffic=tuple(lately(filled(calibration.traffic))),
         replicas=origin.replicas,
         max_queue=origin.max_queue,
         max_queue_wait_s=origin.max_queue_wait_s,
@@ -102,9 +102,9 @@ def filled(traffic: list[Asked]) -> list[Asked]:
     ]
 
 
-def lately(traffic: list[Asked], most_tokens: float) -> list[Asked]:
+def lately(traffic: list[Asked]) -> list[Asked]:
     """The last of them whose answers are so many tokens together, from the first of these on."""
-    left, begin = most_tokens, len(traffic)
+    left, begin = MOST_TOKENS, len(traffic)
     while begin and (left > 0 or len(traffic) - begin < LEAST_REQUESTS):
         begin -= 1
         left -= (traffic[begin].answer or 0) * max(traffic[begin].n, 1)

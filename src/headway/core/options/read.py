@@ -36,8 +36,13 @@ NO_OPTIONS = frozenset(
     }
 )
 """Variables that are read elsewhere."""
-FOLDED = {"batch_window": "--batching dynamic:50ms"}
-"""Options of before → how the same is said now."""
+REMOVED = {
+    "batch_window": "Write --batching dynamic:50ms.",
+    "max_queue_bytes": "Leave it out: bodies of waiting requests have 128 MiB in all.",
+    "retune": "Leave it out; headway tune finds settings, headway doctor URL --what-if tries one.",
+    "switch_roles": "Leave it out: --prefill-replicas and --decode-replicas are a fixed ratio.",
+}
+"""Removed option → what to do instead."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -73,9 +78,9 @@ def read_options(
     others = frozenset(vllm.BY_NAME) - rows.keys() if EngineOptions in tables else frozenset()
     flags, positionals = read_flags(rows, arguments, others)
     file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows, others)
-    for name in FOLDED if EngineOptions in tables else ():
+    for name in REMOVED if EngineOptions in tables else ():
         if environment_name(name) in environment:
-            refuse_folded(environment_name(name), name)
+            refuse_removed(environment_name(name), name)
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, (table, field) in rows.items():
@@ -101,7 +106,7 @@ def check_environment(tables: Sequence[type], environment: Mapping[str, str]) ->
     known = {environment_name(name): name for name in fields_of(tables)}
     unknown = (name for name in environment if name.startswith("HEADWAY_"))
     for variable in sorted(set(unknown) - known.keys() - NO_OPTIONS):
-        refuse_folded(variable, variable.removeprefix("HEADWAY_").lower())
+        refuse_removed(variable, variable.removeprefix("HEADWAY_").lower())
         near = difflib.get_close_matches(variable, list(known), 1, 0.75)
         meant = f"Did you mean {near[0]}? " if near else ""
         raise UsageError(
@@ -198,7 +203,7 @@ def refuse_unknown(
     if not unknown:
         return
     flag = unknown[0].partition("=")[0]
-    refuse_folded(flag, flag.removeprefix("--").replace("-", "_"))
+    refuse_removed(flag, flag.removeprefix("--").replace("-", "_"))
     near = difflib.get_close_matches(flag, [flag_name(name) for name in rows], 1, 0.5)
     raise UsageError(
         f"There is no option {flag}.",
@@ -206,10 +211,10 @@ def refuse_unknown(
     )
 
 
-def refuse_folded(said: str, name: str) -> None:
-    """Raise UsageError where `name` is an option of before, which is now a value of another."""
-    if name in FOLDED:
-        raise UsageError(f"{said}: that option is gone.", f"Write {FOLDED[name]}.")
+def refuse_removed(said: str, name: str) -> None:
+    """Raise UsageError where `name` is a removed option; `said` is how the caller spelled it."""
+    if name in REMOVED:
+        raise UsageError(f"{said}: that option is gone.", REMOVED[name])
 
 
 def read_file(
@@ -238,7 +243,7 @@ def read_file(
         keys = vllm.translate(keys, frozenset(rows), lambda name: f"--config {path}: {name}")
     for key in keys:
         if key not in rows:
-            refuse_folded(f"--config {path}: {key}", key)
+            refuse_removed(f"--config {path}: {key}", key)
             near = difflib.get_close_matches(key, list(rows), 1, 0.5)
             raise UsageError(
                 f"--config {path}: there is no option {key}.",

@@ -277,12 +277,6 @@ class ServerOptions:
     decode_replicas: int = option(
         0, "Engines that go on with the answers of --prefill-replicas.", low=0, high=64
     )
-    retune: bool = option(
-        False,
-        "Follow the traffic: a process beside the server simulates the last minutes with other "
-        "rows, token budgets, lanes and guesses, and what is clearly better is taken, watched, "
-        "and undone where it is not.",
-    )
     kv_ungated: bool = option(
         False,
         "Start with --kv-layers, --kv-read or --kv-keep though no gate was passed: for research.",

@@ -10,7 +10,6 @@ import {
   Figures,
   GroupList,
   LatencyTable,
-  RetuningLine,
   StepParts,
 } from "./panels.js";
 import { SavingsTable } from "./prompts.js";
@@ -67,7 +66,6 @@ class Page {
       new LatencyTable(),
       new GroupList(),
       new DraftsLine(),
-      new RetuningLine(),
       new StepParts(),
       new RequestTable(),
       new SavingsTable(),

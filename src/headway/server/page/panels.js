@@ -258,32 +258,6 @@ export class DraftsLine {
   }
 }
 
-/** {max_num_seqs: 16} → max_num_seqs 16 */
-function settingsSaid(changes) {
-  return Object.entries(changes)
-    .map(([name, value]) => `${name} ${value}`)
-    .join(", ");
-}
-
-/** {state: "nothing to gain …", changes: […]} → nothing to gain …; max_num_seqs 16 for 64: kept … */
-export function retuningSaid(retuning) {
-  const changes = retuning.changes
-    .slice(-3)
-    .reverse()
-    .map(({ changes, was, outcome, before, after }) => {
-      const then = after === null ? "" : `, SLO met ${said(share(before))} → ${said(share(after))}`;
-      return `${settingsSaid(changes)} for ${Object.values(was).join(", ")}: ${outcome.replaceAll("_", " ")}${then}`;
-    });
-  return [retuning.state, ...changes].join("; ");
-}
-
-export class RetuningLine {
-  update({ retuning }) {
-    show(byId("retuning"), Boolean(retuning));
-    if (retuning) write(byId("retuning-text"), retuningSaid(retuning));
-  }
-}
-
 export class StepParts {
   constructor() {
     this.parts = PARTS.map((name, i) => {
