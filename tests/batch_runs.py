@@ -77,7 +77,7 @@ def died(name: str) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(folder: Path, endpoint: ASGIApp, **options: Any) -> AsyncIterator[Runner]:
+async def running(folder: Path | str, endpoint: ASGIApp, **options: Any) -> AsyncIterator[Runner]:
     """A runner on the folder; what is unfinished there goes on."""
     runner = open_runner(fake_state(data_dir=str(folder), **options))
     runner.endpoints = {PATH: endpoint}

@@ -14,7 +14,14 @@ from headway.edge.database import Database, default_folder
 
 
 def open_runner(state: Host) -> Runner:
-    """The runner of a server's batches, on the data folder of its options; nothing is made yet."""
-    folder = state.options.data_dir
-    database = Database(Path(folder).expanduser() if folder else default_folder())
+    """The runner of a server's batches, on the data folder of its options; nothing is made yet.
+
+    Of several processes of a user that name none, each but one has a folder of its port.
+    """
+    options = state.options
+    if options.data_dir:
+        database = Database(Path(options.data_dir).expanduser())
+    else:
+        folder, has_port = default_folder(), options.port and not options.uds
+        database = Database(folder, folder / f"port-{options.port}" if has_port else None)
     return Runner(state, Batches(Files(database, state.clock)))

@@ -11,6 +11,12 @@ class Limits(Protocol):
     """The options of that process that concern files and batches."""
 
     @property
+    def port(self) -> int: ...
+
+    @property
+    def uds(self) -> str: ...
+
+    @property
     def data_dir(self) -> str: ...
 
     @property

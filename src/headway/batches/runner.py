@@ -26,7 +26,7 @@ from headway.batches.results import answered
 from headway.batches.store import Batch, Batches
 from headway.core.errors import RequestError, ServerFaultError, StorageError
 from headway.core.supervision import supervise
-from headway.edge.database import told
+from headway.edge.database import IN_USE, told
 from headway.edge.errors import error_body
 from headway.edge.keys import Caller
 
@@ -110,12 +110,12 @@ class Runner:
             supervise("batch dispatch", self._dispatch),
             supervise("file expiry", self._sweep),
         ]
-        if not self.batches.database.exists:
-            return
         try:
-            unfinished = await self.batches.unfinished()
+            await self.batches.database.claim()
+            unfinished = await self.batches.unfinished() if self.batches.database.exists else []
         except StorageError as error:
-            log.error("files and batches are not served: %s", error)
+            level = logging.WARNING if error.code == IN_USE else logging.ERROR
+            log.log(level, "files and batches are not served here: %s", error)
             return
         for batch_id in unfinished:
             self.take(batch_id)
@@ -147,7 +147,7 @@ class Runner:
     async def _sweep(self) -> None:
         """Delete files past their time."""
         while True:
-            if self.batches.database.exists:
+            if self.batches.database.is_open:
                 try:
                     await self.files.remove_expired()
                 except StorageError as error:

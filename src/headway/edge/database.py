@@ -8,12 +8,18 @@
 Given a folder it is opened when something is first kept there, or at the start when there is
 something to go on with. All statements run in one thread, each call one transaction: after a
 SIGKILL at any moment a call has happened or has not. Raises StorageError.
+
+Where another process has the folder, `spare` is taken in its place, and from then on always:
+
+    DIR               the first server of a user
+    DIR/port-8001     one beside it on port 8001, and the next on that port
 """
 
 import asyncio
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -23,7 +29,10 @@ from typing import TypeVar
 
 from headway.core.errors import EngineDownError, StorageError
 
+log = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
+IN_USE = "storage_in_use"
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -69,20 +78,40 @@ def default_folder() -> Path:
 
 
 class Database:
-    """The data folder; `files` is where bytes lie."""
+    """The data folder, or the spare one."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.files = folder / "files"
+    def __init__(self, folder: Path, spare: Path | None = None) -> None:
+        self.folder, self._spare = folder, spare
+        if spare is not None and (spare / "headway.db").exists():
+            self.folder, self._spare = spare, None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="database")
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
         self._closed = False
 
     @property
+    def files(self) -> Path:
+        """Where bytes lie."""
+        return self.folder / "files"
+
+    @property
     def exists(self) -> bool:
         """Whether an earlier server kept something here."""
         return (self.folder / "headway.db").exists()
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    async def claim(self) -> None:
+        """Make the folder ours if something is kept there, or turn to the spare one."""
+
+        def lock() -> None:
+            with told():
+                if self.exists and self._lock is None:
+                    self._take_lock()
+
+        await asyncio.get_running_loop().run_in_executor(self._thread, lock)
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
         """`work` in the database's thread, as one transaction; raises StorageError."""
@@ -101,10 +130,9 @@ class Database:
     def _opened(self) -> sqlite3.Connection:
         """The connection, made at the first call."""
         if self._connection is None:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.files.mkdir(mode=0o700, exist_ok=True)
             if self._lock is None:
-                self._lock = take_lock(self.folder)
+                self._take_lock()
+            self.files.mkdir(mode=0o700, exist_ok=True)
             connection = sqlite3.connect(
                 self.folder / "headway.db", isolation_level=None, check_same_thread=False
             )
@@ -118,6 +146,22 @@ class Database:
                 raise
             self._connection = connection
         return self._connection
+
+    def _take_lock(self) -> None:
+        """Lock the folder, made where it is not there; where another process has it, the spare."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            self._lock = take_lock(self.folder)
+        except StorageError:
+            if self._spare is None:
+                raise
+            log.info(
+                "another process keeps files and batches in %s; this one keeps its own in %s",
+                self.folder,
+                self._spare,
+            )
+            self.folder, self._spare = self._spare, None
+            self._take_lock()
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
         """Remove bytes without a record: uploads and deletions that a kill cut short."""
@@ -153,7 +197,7 @@ def take_lock(folder: Path) -> int:
         raise StorageError(
             "Another server keeps files and batches in the same data folder; "
             "start one of them with another --data-dir.",
-            code="storage_in_use",
+            code=IN_USE,
             status=503,
         ) from None
     return descriptor

@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import random
 import sqlite3
 from pathlib import Path
@@ -332,6 +333,47 @@ async def test_a_second_server_is_told_and_what_was_cut_is_swept(tmp_path: Path)
         left = {path.name for path in (tmp_path / "d" / "files").iterdir()}
         assert left == {batch.input_file_id, batch.output_file_id}
     assert (tmp_path / "d").stat().st_mode & 0o777 == 0o700
+
+
+async def test_a_second_server_says_once_what_is_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("headway.batches.runner.SWEEP_S", 0.001)
+    async with running(tmp_path / "d", Endpoint()) as first:
+        await over(first, await begin(first, ["a"]))
+        async with running(tmp_path / "d", Endpoint()):
+            await asyncio.sleep(0.05)
+    (line,) = [record for record in caplog.records if record.levelno > logging.INFO]
+    assert line.levelno == logging.WARNING
+    assert "files and batches are not served here: Another server" in line.getMessage()
+
+
+async def test_a_second_server_without_a_folder_of_its_own_name_takes_that_of_its_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    caplog.set_level(logging.INFO)
+    async with running("", Endpoint()) as first:
+        await over(first, await begin(first, ["a"]))
+        async with running("", Endpoint(), port=8001) as second:
+            assert (await second.batches.page("me", None, 9))[0] == []
+            ours = await over(second, await begin(second, ["b"]))
+    assert [record.levelname for record in caplog.records] == ["INFO"]
+    async with running("", Endpoint(), port=8001) as again:
+        assert await again.batches.get(ours.id) == ours
+        assert again.files.path("x").parent == tmp_path / "headway" / "port-8001" / "files"
+
+
+async def test_a_folder_that_is_taken_while_two_run_turns_the_other_to_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Both have begun before anything was kept."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with running("", Endpoint()) as first, running("", Endpoint(), port=8001) as second:
+        await over(first, await begin(first, ["a"]))
+        batch = await over(second, await begin(second, ["b"]))
+        assert written(second, batch.output_file_id).keys() == {"b"}
+    assert (tmp_path / "headway" / "port-8001" / "headway.db").exists()
 
 
 async def test_a_broken_database_is_told(tmp_path: Path):

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import re
+from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote
 
@@ -68,7 +69,6 @@ class Upload:
 
     def __init__(self, files: Files, owner: str, *, limit: int, quota: int) -> None:
         self.id = new_id("file-")
-        self.part = files.path(self.id + ".part")
         self.limit_bytes, self.quota_bytes = limit, quota
         self._files, self._owner = files, owner
         self._used = self._reserved = 0
@@ -78,6 +78,11 @@ class Upload:
         self._field: str | None = None
         self._waiting = bytearray()
         self._file: BinaryIO | None = None
+
+    @property
+    def part(self) -> Path:
+        """Where its bytes arrive, once the folder is known: it is opened by `count_files`."""
+        return self._files.path(self.id + ".part")
 
     def begin(self, part: Begun) -> None:
         """A part begins: the file, or a small field."""
