@@ -181,6 +181,11 @@ def per_token(r: Reading) -> PerToken:
         why = "bytes of a step or the machine's bandwidth are not known"
         if r.weights.cache_resident:
             why = "the weights stay in the CPU's cache: memory does not bound decoding"
+        elif r.source == "metrics":
+            why += (
+                " from /metrics; the floor is the weights' bytes over the memory's bandwidth, and "
+                "headway doctor FOLDER tells it on that machine"
+            )
         elif r.source == "stats" and r.steps.decode is None:
             why = "no step without prefill ran"
     times = r.latency.tpot if r.latency.tpot.count else r.latency.itl

@@ -126,9 +126,9 @@ def simulated(each: Finding) -> str:
 
 
 def what_ifs(found: list[Gain]) -> RenderableType:
-    """What was asked: as simulated now and then, and what a formula says."""
+    """What was asked: as simulated, now and then."""
     names = ("a request", "TTFT p50", "TTFT p99", "TPOT p50", "in SLO", "refused", "saves")
-    table = plain("What if", *names, "formula", "")
+    table = plain("What if", *names, "")
     for each in found:
         now, then = each.now, each.then
         low, high = each.share_interval.low, each.share_interval.high
@@ -146,8 +146,7 @@ def what_ifs(found: list[Gain]) -> RenderableType:
             f"{percent(now.in_slo)} → {percent(then.in_slo)}",
             f"{percent(now.refused)} → {percent(then.refused)}",
             f"{each.share:+.0%} ({low:+.0%} to {high:+.0%})",
-            "–" if each.formula is None else f"{each.formula:+.0%}",
-            f"[dim]{each.label}{'' if each.agree else '; they differ'}[/]",
+            f"[dim]{each.label}[/]",
         )
     return table
 

@@ -215,6 +215,7 @@ def test_a_full_server_is_told_by_its_metrics_alone() -> None:
     found = diagnose(reading_from_metrics("u", scrapes, seconds=20))
     assert found.bottleneck.name == "kv-capacity"
     assert found.tpot.floor_s is None and "not known" in found.tpot.why_no_floor
+    assert "the weights' bytes over the memory's bandwidth" in found.tpot.why_no_floor
 
 
 def test_an_idle_server_is_told_by_its_metrics_alone() -> None:

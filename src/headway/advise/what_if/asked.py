@@ -9,7 +9,6 @@ from headway.advise.watch import Server
 from headway.advise.what_if.case import case_of
 from headway.advise.what_if.changes import Change, parse_change
 from headway.advise.what_if.compare import Gain, Present
-from headway.advise.what_if.formula import formula
 from headway.bench.calibrate import parse_calibration
 from headway.core.errors import UsageError
 from headway.telemetry.calibration import Calibration
@@ -58,7 +57,7 @@ def add_what_ifs(
     present = Present(case)
     for change, then in changed:
         watch(f"what if {change}")
-        found.what_ifs.append(present.gain(then, str(change), formula(change, r)))
+        found.what_ifs.append(present.gain(then, str(change)))
     for finding in found.findings[:MOST_FIXES]:
         simulate_fix(present, finding, watch)
     found.simulated_from = basis(present, r)
@@ -74,8 +73,7 @@ def simulate_fix(present: Present, finding: Finding, watch: Watch) -> None:
     except UsageError:
         return
     watch(f"{finding.name}: {change}")
-    by_formula = finding.share if finding.of == "time" else None
-    finding.simulated = present.gain(then, str(change), by_formula)
+    finding.simulated = present.gain(then, str(change))
 
 
 def basis(present: Present, r: Reading) -> list[str]:
@@ -100,12 +98,10 @@ def basis(present: Present, r: Reading) -> list[str]:
 
 
 def shown_gain(gain: Gain) -> str:
-    """One line: what is saved, by simulation and by formula."""
+    """One line: what is saved, by simulation."""
     low, high = gain.share_interval.low, gain.share_interval.high
     points = f", in SLO {gain.now.in_slo:.0%} → {gain.then.in_slo:.0%}"
     line = f"simulated, {gain.label}: {gain.share:+.0%} ({low:+.0%} to {high:+.0%}){points}"
     if gain.now.refused or gain.then.refused:
         line += f", refused {gain.now.refused:.0%} → {gain.then.refused:.0%}"
-    if gain.formula is not None and not gain.agree:
-        line += f"; the formula says {gain.formula:+.0%}: they differ"
     return line

@@ -36,8 +36,7 @@ class Figures(msgspec.Struct, kw_only=True):
 class Gain(msgspec.Struct, kw_only=True):
     """What a change gives. `share` of a mean answered request's time that it saves, `points` of
     requests that are in their objectives then and are not now (where many are refused only those
-    tell: who is let in and waits had no time before); `formula` the share by arithmetic, None where
-    there is none. `label` as of a simulation."""
+    tell: who is let in and waits had no time before). `label` as of a simulation."""
 
     change: str
     label: str
@@ -47,16 +46,7 @@ class Gain(msgspec.Struct, kw_only=True):
     share_interval: Interval
     points: float
     points_interval: Interval
-    formula: float | None = None
     notes: list[str] = []
-
-    @property
-    def agree(self) -> bool:
-        """Whether formula and simulation say the same, within twice the interval."""
-        if self.formula is None:
-            return True
-        low, high = self.share_interval.low, self.share_interval.high
-        return low - (high - low) / 2 <= self.formula <= high + (high - low) / 2
 
 
 def figures(found: list[Exchange], classes: dict[str, ServiceClass]) -> Figures:
@@ -104,10 +94,7 @@ class Present:
         self.pairs = self.machinery.cases(runs, seed)
         self.figures = [figures(run(case, self.machinery, *p), case.classes) for p in self.pairs]
 
-    def gain(
-        self, case: Case, change: str, formula: float | None = None,
-        watch: Callable[[], None] = lambda: None,
-    ) -> Gain:  # fmt: skip
+    def gain(self, case: Case, change: str, watch: Callable[[], None] = lambda: None) -> Gain:
         """What `case` gives beside the present one."""
         machinery = case.machinery() if differs(case, self.case) else self.machinery
         then = []
@@ -125,7 +112,6 @@ class Present:
             share_interval=over(shares),
             points=round(points[0], 4),
             points_interval=over(points),
-            formula=formula,
             notes=list(machinery.notes),
         )
 
