@@ -146,14 +146,22 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "contention": (CONTENDED, {}),
     "engine-restarts": ({"faults.num_restarts": 1}, {}),
     "client-bottleneck": ({"client.bottleneck": "it used 95% of a core"}, {}),
-    "validation": (BROKEN, {**BROKEN, "faults.validation_failures": 2}),
     "failures": ({"faults.num_failed": 60}, {"faults.num_failed": 1}),
-    "refusals": ({"faults.refused": 20, "faults.num_failed": 20}, {"faults.refused": 1}),
     "slow-client": ({"client.slow_streams": (SLOW,)}, {}),
-    "kv-capacity": (
-        {**QUEUED, "kv.usage_max": 0.99, "steps.rows": 9.0},
-        {**QUEUED, "kv.usage_max": 0.2, "steps.rows": 9.0},
+    "long-prefill": (
+        LONG,
+        {**LONG, "latency.ttft": all_at(0.05), "latency.prefill": all_at(0.045)},
     ),
+    "validation": (BROKEN, {**BROKEN, "faults.validation_failures": 2}),
+    "cold-cache": (
+        {
+            **LONG,
+            "prefix.shared_tokens": 3600.0,
+            "prefix.shared_said": "100 requests share 3600 tokens",
+        },
+        {**LONG, "prefix.shared_tokens": 3600.0, "prefix.hit_rate": 0.85},
+    ),
+    "small-batch": (FEW, {**FEW, "limits.max_num_seqs": 4}),
     "rows": (
         {
             **QUEUED,
@@ -162,6 +170,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "steps.decode": FEW["steps.decode"],
         },
         {**QUEUED, "steps.rows": 2.0, "limits.max_num_seqs": 4},
+    ),
+    "kv-capacity": (
+        {**QUEUED, "kv.usage_max": 0.99, "steps.rows": 9.0},
+        {**QUEUED, "kv.usage_max": 0.2, "steps.rows": 9.0},
+    ),
+    "host-bound": (
+        {"steps.host_share": 0.6},
+        {"steps.host_share": 0.6, "steps.idle_share": 0.9},
+    ),
+    "wide-weights": ({"weights.choices": WIDE}, {}),
+    "weight-bytes": ({}, {"weights.choices": {"--quantization int4": WEIGHTS}}),
+    "kv-bytes": (
+        {"weights.step_bytes": 100e6},
+        {"weights.step_bytes": 100e6, "kv.bytes_per_token": 6_528},
     ),
     "over-saturated": ({**QUEUED, "load.arrivals_per_s": 50.0}, {"load.arrivals_per_s": 50.0}),
     "queueing": (
@@ -177,35 +199,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         LONG,
     ),
-    "cold-cache": (
-        {
-            **LONG,
-            "prefix.shared_tokens": 3600.0,
-            "prefix.shared_said": "100 requests share 3600 tokens",
-        },
-        {**LONG, "prefix.shared_tokens": 3600.0, "prefix.hit_rate": 0.85},
-    ),
-    "long-prefill": (
-        LONG,
-        {**LONG, "latency.ttft": all_at(0.05), "latency.prefill": all_at(0.045)},
-    ),
-    "host-bound": (
-        {"steps.host_share": 0.6},
-        {"steps.host_share": 0.6, "steps.idle_share": 0.9},
-    ),
+    "refusals": ({"faults.refused": 20, "faults.num_failed": 20}, {"faults.refused": 1}),
+    "drafts": (FEW, {**FEW, "drafts": GUESSING}),
+    "drafts-in-vain": ({"drafts": IN_VAIN}, {"drafts": GUESSING}),
     "slow-forward": (
         {"steps.decode": steps(0.4, WEIGHTS, 1e9)},
         {"steps.decode": steps(0.4, WEIGHTS, 1e9), **CONTENDED},
     ),
-    "small-batch": (FEW, {**FEW, "limits.max_num_seqs": 4}),
-    "wide-weights": ({"weights.choices": WIDE}, {}),
-    "weight-bytes": ({}, {"weights.choices": {"--quantization int4": WEIGHTS}}),
-    "kv-bytes": (
-        {"weights.step_bytes": 100e6},
-        {"weights.step_bytes": 100e6, "kv.bytes_per_token": 6_528},
-    ),
-    "drafts": (FEW, {**FEW, "drafts": GUESSING}),
-    "drafts-in-vain": ({"drafts": IN_VAIN}, {"drafts": GUESSING}),
     "retries": ({"faults.num_retries": 30}, {"faults.num_retries": 2}),
     "under-loaded": ({"steps.idle_share": 0.9}, {"steps.idle_share": 0.3}),
 }

@@ -132,11 +132,8 @@ def first_token(r: Reading) -> FirstToken:
 
 
 def findings(r: Reading) -> list[Finding]:
-    """The rules that hold, the most valuable first; others on the cores come before, being idle
-    after all of them."""
-    holding = [rule for rule in rules.RULES if rule.holds(r)]
-    found = [(rule.last - rule.first, finding(rule, r)) for rule in holding]
-    return [each for _, each in sorted(found, key=lambda pair: (pair[0], -pair[1].share))]
+    """The rules that hold, in the order of the table: what costs nothing comes first."""
+    return [finding(rule, r) for rule in rules.RULES if rule.holds(r)]
 
 
 def finding(rule: rules.Rule, r: Reading) -> Finding:
@@ -160,9 +157,8 @@ def finding(rule: rules.Rule, r: Reading) -> Finding:
 
 
 def bottleneck(r: Reading, found: list[Finding]) -> Bottleneck:
-    """The first finding; without one there is nothing to mend that we know of."""
-    own = r.verdict
-    first = found[0] if found else None
+    """The most valuable finding; without one there is nothing to mend that we know of."""
+    own, first = r.verdict, most_valuable(found)
     return Bottleneck(
         name=first.name if first else HEALTHY,
         kind=first.kind if first else (own.kind if own else "unknown"),
@@ -174,20 +170,15 @@ def bottleneck(r: Reading, found: list[Finding]) -> Bottleneck:
     )
 
 
+def most_valuable(found: list[Finding]) -> Finding | None:
+    """The finding with the largest share; others on the cores come before it, being idle after."""
+    rank = {rule.name: rule.last - rule.first for rule in rules.RULES}
+    return min(found, key=lambda each: (rank[each.name], -each.share), default=None)
+
+
 def per_token(r: Reading) -> PerToken:
     """TPOT and the floor of a decode step."""
-    step, why = decode_step(r), ""
-    if step is None:
-        why = "bytes of a step or the machine's bandwidth are not known"
-        if r.weights.cache_resident:
-            why = "the weights stay in the CPU's cache: memory does not bound decoding"
-        elif r.source == "metrics":
-            why += (
-                " from /metrics; the floor is the weights' bytes over the memory's bandwidth, and "
-                "headway doctor FOLDER tells it on that machine"
-            )
-        elif r.source == "stats" and r.steps.decode is None:
-            why = "no step without prefill ran"
+    step = decode_step(r)
     times = r.latency.tpot if r.latency.tpot.count else r.latency.itl
     return PerToken(
         mean_s=times.mean,
@@ -197,5 +188,20 @@ def per_token(r: Reading) -> PerToken:
         floor_s=step.floor_s() if step else None,
         bytes_per_step=step.num_bytes if step else None,
         rows=r.steps.rows,
-        why_no_floor=why,
+        why_no_floor="" if step else why_no_floor(r),
+    )
+
+
+def why_no_floor(r: Reading) -> str:
+    """Why there is no floor of a decode step, and where it can be had."""
+    if r.weights.cache_resident:
+        return "the weights stay in the CPU's cache: memory does not bound decoding"
+    if r.source == "stats" and r.steps.decode is None:
+        return "no step without prefill ran"
+    unknown = "bytes of a step or the machine's bandwidth are not known"
+    if r.source != "metrics":
+        return unknown
+    return (
+        f"{unknown} from /metrics; the floor is the weights' bytes over the memory's bandwidth, "
+        "and headway doctor FOLDER tells it on that machine"
     )

@@ -64,8 +64,7 @@ def more_kv(r: Reading) -> Advice:
         more = rows * factor
         change = f"{duration(step.seconds)} to {duration(step.with_(rows=more))}"
         expect += f"; a decode step grows from {change}"
-    what_if = f"kv_memory={factor:.2f}x"
-    return Advice(do=do, expect=expect, share=queue_share(r), what_if=what_if)
+    return Advice(do=do, expect=expect, share=queue_share(r), what_if=f"kv_memory={factor:.2f}x")
 
 
 def more_rows(r: Reading) -> Advice:

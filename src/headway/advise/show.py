@@ -25,11 +25,7 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
 def parts(d: Diagnosis) -> list[RenderableType]:
     """Verdict, where the time goes, findings, waste, savings, what is not known."""
     found: list[RenderableType] = [*verdict(d), Text(), first_token(d), per_token(d)]
-    if d.findings:
-        found += [Text(), findings(d.findings[:MOST_FINDINGS])]
-        if len(d.findings) > MOST_FINDINGS:
-            more = ", ".join(each.name for each in d.findings[MOST_FINDINGS:])
-            found.append(Text.from_markup(f"[dim]and {more}: see --json[/]"))
+    found += first_findings(d) if d.findings else []
     if d.what_ifs:
         found += [Text(), what_ifs(d.what_ifs)]
     found += [
@@ -44,6 +40,21 @@ def parts(d: Diagnosis) -> list[RenderableType]:
         found += [Text(), Text.from_markup("[dim]Not known from here:[/]")]
         found += [Text.from_markup(f"[dim]  {escape(text)}[/]") for text in d.not_known]
     return found
+
+
+def first_findings(d: Diagnosis) -> list[RenderableType]:
+    """The table of those that are shown, and the names of the others."""
+    shown, hidden = divided(d)
+    more = ", ".join(each.name for each in hidden)
+    rest = [Text.from_markup(f"[dim]and {more}: see --json[/]")] if hidden else []
+    return [Text(), findings(shown), *rest]
+
+
+def divided(d: Diagnosis) -> tuple[list[Finding], list[Finding]]:
+    """(the first findings in their order and that of the verdict, the others)."""
+    named = [each for each in d.findings[MOST_FINDINGS:] if each.name == d.bottleneck.name]
+    shown = d.findings[: MOST_FINDINGS - len(named)] + named
+    return shown, [each for each in d.findings if each not in shown]
 
 
 def verdict(d: Diagnosis) -> list[RenderableType]:
@@ -96,7 +107,7 @@ def per_token(d: Diagnosis) -> RenderableType:
 
 
 def findings(found: list[Finding]) -> RenderableType:
-    """Symptom, cause, fix; the most valuable first."""
+    """Symptom, cause, fix, in the order in which they are worth looking at."""
     table = plain("symptom", "cause", "fix, and what to expect", "worth")
     table.padding = (0, 2, 0, 0)
     table.expand = True

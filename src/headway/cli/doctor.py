@@ -30,44 +30,30 @@ def doctor(call: "Call") -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.machine and what is not None and not is_model(what):
         raise UsageError(f"--machine is this machine, not {what}.", "headway doctor --machine")
-    if options.html and not options.playbook:
-        raise UsageError("--html draws the playbook.", "Add --playbook.")
     changes = checked(what, options)
     reading = read(what, options)
-    if reading is None and options.playbook:
-        raise UsageError("--playbook walks with a server's numbers.", "headway doctor URL")
     if reading is None:
         return examine(what, call.options[EngineOptions], options, console)
+    return print_diagnosis(what or "", reading, changes, options, console)
 
+
+def print_diagnosis(
+    what: str,
+    reading: "Reading",
+    changes: "list[Change]",
+    options: DoctorOptions,
+    console: Console,
+) -> int:
+    """Print what is said of a server or a report."""
     from headway.advise.diagnosis import diagnose
     from headway.advise.show import show
 
     found = diagnose(reading)
-    what_ifs(what or "", options, reading, found, changes)
-    if options.playbook:
-        return playbook(reading, found, options, console)
+    what_ifs(what, options, reading, found, changes)
     if options.json:
         print(msgspec.json.encode(found).decode())
     else:
         show(found, console)
-    return 0
-
-
-def playbook(
-    reading: "Reading", found: "Diagnosis", options: DoctorOptions, console: Console
-) -> int:
-    """The steps in their order, as a table, JSON or a page."""
-    from headway.advise.playbook import page, show
-    from headway.advise.playbook.walk import walk
-    from headway.measure.saved import write
-
-    steps = walk(reading, found)
-    if options.html:
-        write(options.html, page.html(found, steps).encode())
-    if options.json:
-        print(msgspec.json.encode(steps).decode())
-    else:
-        show.show(steps, console)
     return 0
 
 

@@ -35,6 +35,7 @@ from headway.advise.reading import (
     SpendReading,
 )
 from headway.advise.roofline import decode_step
+from headway.advise.show import divided
 from headway.advise.words import dollars, duration, plural, rate
 from headway.core import options
 from headway.core.alternatives import highest
@@ -82,8 +83,35 @@ def test_contention_comes_before_what_is_worth_more() -> None:
     small = {
         "machine.cores": msgspec.structs.replace(CONTENDED["machine.cores"], others_share=0.01)
     }
-    found = findings(varied(HEALTHY, FEW, CONTENDED, small, {"steps.idle_share": 0.2}))
+    reading = varied(HEALTHY, FEW, CONTENDED, small, {"steps.idle_share": 0.2})
+    found = findings(reading)
+    assert diagnose(reading).bottleneck.name == "contention"
     assert found[0].name == "contention" and found[0].share < max(each.share for each in found)
+
+
+def test_findings_stand_in_the_order_of_the_table() -> None:
+    """What costs nothing comes first; the verdict is the most valuable all the same."""
+    found = diagnose(varied(HEALTHY, CASES["over-saturated"][0], CASES["validation"][0], FEW))
+    places = [each.name for each in found.findings]
+    order = [rule.name for rule in rules.RULES]
+    assert places == sorted(places, key=order.index) and len(places) > 2
+    assert places.index("validation") < places.index("over-saturated")
+    assert found.bottleneck.name == max(found.findings, key=lambda each: each.share).name
+
+
+def test_the_verdict_is_among_the_findings_that_are_shown() -> None:
+    found = diagnose(varied(HEALTHY, CASES["over-saturated"][0]))
+    first = found.findings[0]
+    others = [msgspec.structs.replace(first, name=f"other {n}") for n in range(6)]
+    last = msgspec.structs.replace(first, name="last")
+    found = msgspec.structs.replace(
+        found,
+        findings=[*others, last],
+        bottleneck=msgspec.structs.replace(found.bottleneck, name="last"),
+    )
+    shown, hidden = divided(found)
+    assert [each.name for each in shown] == ["other 0", "other 1", "other 2", "last"]
+    assert [each.name for each in hidden] == ["other 3", "other 4", "other 5"]
 
 
 def test_drafts_are_advised_by_assumption_and_told_by_measurement() -> None:
@@ -208,7 +236,8 @@ def test_decode_is_judged_before_any_request_has_ended() -> None:
     ended = ("ttft", "tpot", "e2e", "queue", "prefill")
     none = {f"latency.{name}": Percentiles() for name in ended}
     found = diagnose(varied(HEALTHY, none, {"lengths.output": Percentiles()}))
-    assert found.bottleneck.name == "weight-bytes" and found.findings[0].share > 0.1
+    (weights,) = [each for each in found.findings if each.name == "weight-bytes"]
+    assert found.bottleneck.name == "weight-bytes" and weights.share > 0.1
     assert found.tpot.mean_s == pytest.approx(0.04), "of the gaps"
 
 

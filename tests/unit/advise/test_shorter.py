@@ -7,7 +7,6 @@ import pytest
 
 from doctor_cases import HEALTHY, LONG, varied
 from headway.advise.diagnosis import diagnose
-from headway.advise.playbook.walk import walk
 from headway.advise.reading import Reading
 from headway.advise.shorter import Saving, savings, unknown
 from headway.telemetry.documents import DocumentUse, Place
@@ -76,8 +75,6 @@ def test_what_stands_twice_and_what_nobody_called():
     assert twice.seconds == pytest.approx(8.0 * 0.25) and "25%" in twice.what
     assert idle.seconds == pytest.approx(8.0 * 800 / 4000) and "about 800 tokens" in idle.note
     assert twice.usd_per_hour > idle.usd_per_hour > 0
-    found = walk(reading, diagnose(reading))
-    assert found.next == "shorten"
 
 
 def test_documents_that_were_not_used_and_examples():
@@ -104,11 +101,3 @@ def test_documents_that_were_not_used_and_examples():
         HEALTHY, LONG, {"waste.prompts": PromptWaste(prompts=10, tokens=9, documents=few)}
     )
     assert not [each for each in savings(little) if "documents that" in each.what]
-
-
-def test_waste_that_was_seen_opens_the_second_step():
-    reading = with_answers()
-    found = walk(reading, diagnose(reading))
-    assert found.next == "shorten" and found.stages[1].rule == "waste"
-    assert found.stages[1].do.startswith("schemas in place of prose")
-    assert found.stages[1].usd_per_hour is not None

@@ -18,13 +18,6 @@ class DoctorOptions:
         common=True,
     )
     json: bool = option(False, "Print one JSON object instead of tables.", common=True)
-    playbook: bool = option(
-        False,
-        "Walk the order that the literature advises, from measuring to speculation: what is done, "
-        "what is next, what it would bring.",
-        common=True,
-    )
-    html: str = option("", "--playbook: write one page with its flowchart here.")
     machine: bool = option(
         False,
         "The machine and its kernels alone, measured on all cores, without the plan for a model.",

@@ -39,6 +39,7 @@ NO_OPTIONS = frozenset(
 REMOVED = {
     "batch_window": "Write --batching dynamic:50ms.",
     "max_queue_bytes": "Leave it out: bodies of waiting requests have 128 MiB in all.",
+    "playbook": "Leave it out: headway doctor URL lists its findings in that order.",
     "retune": "Leave it out; headway tune finds settings, headway doctor URL --what-if tries one.",
     "switch_roles": "Leave it out: --prefill-replicas and --decode-replicas are a fixed ratio.",
 }
