@@ -23,7 +23,7 @@ from common import heading  # noqa: E402
 from headway.cli.common import model_folder  # noqa: E402
 from headway.cli.main import main as headway  # noqa: E402
 from headway.compress.calibration import HeldOut, parse_sources, read_calibration  # noqa: E402
-from headway.compress.divergence import Judge, modules_of, put  # noqa: E402
+from headway.compress.divergence import Judge, put  # noqa: E402
 from headway.compress.folds import layer_folds  # noqa: E402
 from headway.compress.grid import GridRule  # noqa: E402
 from headway.compress.matrices import layer_matrices  # noqa: E402
@@ -154,10 +154,11 @@ def kept_kl(
                 kept = keep_outliers(weight, hessian, format, rule, share)
                 layers[index].matrices[matrix.name, format] = kept  # type: ignore[assignment]
     judge = Judge(model, text_rows, None)  # type: ignore[arg-type]
-    x = judge.states[0]
+    x = judge.embedded
     for index in range(model.spec.num_layers):
         layer = model.layer(index)
-        put(model, layer, index, layers[index], dict.fromkeys(modules_of(model, index), format))
+        modules = [matrix.module for matrix in layer_matrices(model.architecture, layer, index)]
+        put(model, layer, index, layers[index], dict.fromkeys(modules, format))
         x = model.run(layer, x, judge.lens)
     return judge._kl(x)
 

@@ -37,7 +37,7 @@ TEXT = "Once upon a time there was a little girl who liked to play with her frie
 
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """headway-tiny in int4, judged on a question of each skill and level."""
+    """headway-tiny by the recommended recipe, judged on a question of each skill and level."""
     out = tmp_path_factory.mktemp("quantized") / "small"
     gate = ("--gate", "--questions=1", "--tolerance=0.05")
     assert main(["quantize", "headway-tiny", str(out), *SMALL, *gate]) == 0
@@ -109,11 +109,13 @@ def test_a_gate_that_fails_leaves_no_folder(tmp_path: Path, data: Path):
 
 def test_card_and_json_tell_what_was_done(quantized: Path):
     card = (quantized / "README.md").read_text()
-    assert "gptq, int4 in groups of 64, head int8" in card
+    formats = "int4 in groups of 64 or int4 in groups of 32 or int8"
+    assert f"rotate, gptq, {formats}, head int8" in card
     assert "6 rows of skills" in card
     assert "## Beside `headway-tiny`" in card
     told = json.loads((quantized / "quantize.json").read_text())
-    assert told["bits"] == 4.25
+    assert 4.25 < told["bits"] < 6.2
+    assert told["search"]["predicted_kl"] == pytest.approx(told["search"]["kl"], rel=0.5)
     assert len(told["modules"]) == 4 * read_model_spec(model_folder(None)).num_layers
     assert all(0 < module["loss"] < 0.05 for module in told["modules"])
     assert size(quantized) < 0.75 * size(model_folder(None))
@@ -184,11 +186,12 @@ def distributions() -> Callable[[Path], Any]:
         ("--format=int8",),
         ("--format=int8", "--transform=smooth"),
         ("--format=int8", "--transform=rotate"),
-        ("--group=32", "--head=int4", "--transform=awq"),
-        ("--format=mixed", "--max-bits=5"),
+        ("--format=int4", "--group=32", "--head=int4", "--transform=awq"),
+        ("--max-bits=5",),
+        ("--format=int4", "--transform=none"),
         ("--readable-by=vllm",),
-        ("--file-format=gptq",),
-        ("--ignore=re:.*[01].mlp.down_proj", "--ignore=lm_head", "--transform=awq"),
+        ("--format=int4", "--file-format=gptq"),
+        ("--ignore=re:.*[01].mlp.down_proj", "--ignore=lm_head"),
     ],
     ids=lambda asked: " ".join(asked),
 )
@@ -214,7 +217,9 @@ STORY = (
 
 
 @pytest.mark.parametrize(
-    "asked", [(), ("--format=mixed", "--max-bits=5"), ("--format=int8",)], ids=" ".join
+    "asked",
+    [(), ("--format=int4", "--transform=none"), ("--format=int8", "--transform=none")],
+    ids=" ".join,
 )
 def test_transformers_loads_it_and_says_the_same(asked: tuple[str, ...], tmp_path: Path):
     """The same numbers there, inputs of int4 in bf16; another order of a word would say noise."""
@@ -229,14 +234,15 @@ def test_transformers_loads_it_and_says_the_same(asked: tuple[str, ...], tmp_pat
     with torch.no_grad():
         p = theirs(torch.tensor([tokens])).logits[0, : len(q)].double().log_softmax(-1)
     assert float((p.exp() * (p - q)).sum(-1).mean()) < (
-        0.004 if asked == ("--format=int8",) else 0.002
+        0.004 if "--format=int8" in asked else 0.002
     )
 
 
 def test_what_is_ignored_stays_in_16_bits(tmp_path: Path):
     """Its numbers, its name in config.json, its format as the engine reads it, its row in none."""
     out, source = tmp_path / "out", model_folder(None)
-    asked = ("--ignore=re:.*layers\\.[01]\\.mlp\\.down_proj", "--rows=1", "--row-length=64")
+    ignored = "--ignore=re:.*layers\\.[01]\\.mlp\\.down_proj"
+    asked = (ignored, "--rows=1", "--row-length=64", "--format=int4", "--transform=none")
     assert main(["quantize", "headway-tiny", str(out), *asked, "--threads=1"]) == 0
     config = json.loads((out / "config.json").read_text())["quantization_config"]
     assert config["ignore"] == ["re:.*layers\\.(0|1)\\.mlp\\.down_proj$"]
@@ -274,11 +280,10 @@ def test_a_dry_run_says_bytes_time_and_memory(tmp_path: Path, capsys: pytest.Cap
     [
         (("--group=48",), "--group 48"),
         (("--group=128",), "does not divide 192 inputs"),
-        (("--format=mixed",), "needs a budget"),
-        (("--max-bits=5",), "goes with --format mixed"),
-        (("--format=mixed", "--max-bits=5", "--max-step=1ms"), "Give one of"),
-        (("--format=mixed", "--max-bits=4.1", *SMALL), "budget is"),
-        (("--format=mixed", "--max-bits=5", "--transform=awq"), "does not go with"),
+        (("--format=int4", "--max-bits=5"), "goes with --format mixed"),
+        (("--max-bits=5", "--max-step=1ms"), "Give one of"),
+        (("--max-bits=4.1", *SMALL), "budget is"),
+        (("--transform=awq",), "go with --format int4"),
         (("--format=int8", "--file-format=gptq"), "gptq holds"),
         (("--calibrate=nowhere.txt",), "there is no file"),
         (("--ignore=down_proj",), "fits no matrix of headway-tiny"),

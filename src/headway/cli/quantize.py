@@ -54,7 +54,7 @@ def quantize(call: "Call") -> int:
             calibration,
             wanted,
             partial,
-            budget=budget_of(options, model),
+            budget=budget_of(options, model, wanted),
             seconds=seconds_of(options, folder, model, wanted),
             file_format=options.file_format,  # type: ignore[arg-type]
             w8a8=options.format == "int8",
@@ -93,6 +93,7 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
     from headway.compress.grid import GridRule
     from headway.compress.mixed import candidates
     from headway.compress.recipe import Recipe, fits, stored_dtype
+    from headway.compress.rotate import can_rotate
     from headway.core.model_spec import read_model_spec
 
     if options.group not in GROUPS:
@@ -100,20 +101,18 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
     budgets = (options.max_bits, options.max_bytes, options.max_step, options.max_kl)
     mixed, vllm = options.format == "mixed", options.readable_by == "vllm"
     wrong = {
-        "--format mixed needs a budget.": mixed and not any(budgets),
         "A budget goes with --format mixed alone.": any(budgets) and not mixed,
         "Give one of --max-bits, --max-bytes and --max-step.": (
             sum(budget is not None for budget in budgets[:3]) > 1
         ),
-        "--format mixed does not go with --transform awq or smooth.": (
+        "--transform awq and smooth go with --format int4 and int8 alone.": (
             mixed and options.transform in ("awq", "smooth")
         ),
         "--file-format gptq holds --format int4 alone.": (
             options.file_format == "gptq" and options.format != "int4"
         ),
-        "--ignore does not go with --format mixed, whose search decides, nor with --file-format "
-        "gptq, which holds one format.": (
-            bool(options.ignore) and (mixed or options.file_format == "gptq")
+        "--ignore does not go with --file-format gptq, which holds one format.": (
+            bool(options.ignore) and options.file_format == "gptq"
         ),
     }
     for cause, is_wrong in wrong.items():
@@ -124,11 +123,14 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
     plain_head = plain_head or any(fits(pattern, "lm_head") for pattern in options.ignore)
     formats = {"int4": (int4,), "int8": (INT8,), "mixed": candidates(options.group)}
     spec = read_model_spec(folder)
+    transform = options.transform
+    if transform == "auto":
+        transform = "rotate" if can_rotate(spec) else "none"
     return Recipe(
         formats=formats[options.format],
         head=PLAIN if plain_head else int4 if options.head == "int4" else INT8,
         method=options.method,  # type: ignore[arg-type]
-        transform=options.transform,  # type: ignore[arg-type]
+        transform=transform,  # type: ignore[arg-type]
         rule=GridRule(
             dtype="float16" if options.file_format == "gptq" else stored_dtype(spec),
             positive=vllm or options.positive_scales or options.file_format == "gptq",
@@ -175,9 +177,9 @@ def rows_for(call: "Call", folder: Path) -> "Calibration":
     )
 
 
-def budget_of(options: QuantizeOptions, model: "RowModel") -> "Budget | None":
-    """What --max-bits and its like say; None for one format."""
-    from headway.compress.mixed import layer_weights
+def budget_of(options: QuantizeOptions, model: "RowModel", recipe: "Recipe") -> "Budget | None":
+    """What --max-bits and its like say, or the bytes of Q4_K_M; None for one format."""
+    from headway.compress.mixed import layer_weights, q4_k_m_bytes
     from headway.compress.search import Budget
 
     if options.format != "mixed":
@@ -185,6 +187,8 @@ def budget_of(options: QuantizeOptions, model: "RowModel") -> "Budget | None":
     most: float | None = options.max_bytes
     if options.max_bits is not None:
         most = options.max_bits / 8 * layer_weights(model)
+    if most is None and options.max_step is None and options.max_kl is None:
+        most = q4_k_m_bytes(model, recipe)
     return Budget(max_bytes=most, max_seconds=options.max_step, max_kl=options.max_kl)
 
 

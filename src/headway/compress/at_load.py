@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from headway.compress.estimate import q4_k_m_budget
 from headway.compress.rows import RowModel
 from headway.compress.search import Choice, kl_of, solve
 from headway.compress.sensitivity import measure
@@ -37,9 +38,6 @@ MAX_FLOPS, FLOPS_PER_PARAMETER = 6e12, 12
 backward pass, and a product for each candidate."""
 TOKENIZER_FILE = "tokenizer.json"
 MIN_TOKENS, MAX_TOKENS, ROW = 64, 512, 256
-Q5_0, Q8_0, Q4_K, Q6_K = 5.5, 8.5, 4.5, 6.5625
-"""Bits a weight of llama.cpp's types."""
-SUPER_BLOCK = 256
 TEXT = """\
 The harbour master kept two books. In the first he wrote what the sea had brought: the names of \
 ships, their captains, the tons of grain and timber and salt. In the second, which nobody asked to \
@@ -205,7 +203,8 @@ def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[s
         for name, one in profile.items()
     }
     cheapest = sum(min(choice.num_bytes for choice in each) for each in choices.values())
-    budget = max(layer_budget(spec, profile), cheapest)
+    parts = [(one.module, one.part, one.shape) for one in profile.values()]
+    budget = max(q4_k_m_budget(spec, parts), cheapest)
     found = solve(choices, value=kl_of, cost=lambda choice: choice.num_bytes, budget=budget)
     return found.chosen
 
@@ -213,26 +212,3 @@ def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[s
 def num_weights(one: MatrixProfile) -> int:
     """The weights of a matrix."""
     return one.shape[0] * one.shape[1]
-
-
-def layer_budget(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> float:
-    """Bytes of the layers' matrices such that they and a head in int8 take those of Q4_K_M."""
-    total = 0.0
-    for one in profile.values():
-        total += num_weights(one) * q4_k_m_bits(spec, one) / 8
-    head = (spec.vocab_size, spec.hidden_size)
-    wide = Q6_K if spec.hidden_size % SUPER_BLOCK == 0 else Q8_0
-    return total + head[0] * head[1] * wide / 8 - ROTATED_INT8.num_bytes(*head)
-
-
-def q4_k_m_bits(spec: ModelSpec, one: MatrixProfile) -> float:
-    """Bits a weight of one matrix in Q4_K_M: values and half of the downs are wider, and rows that
-    super-blocks of 256 do not divide have the next wider type with blocks of 32."""
-    index, layers = int(one.module.split(".")[1]), spec.num_layers
-    last = one.module.rpartition(".")[2]
-    inner = index - layers // 8
-    more = inner < 0 or index >= 7 * layers // 8 or inner % 3 == 2
-    wide = more and (last == "down" or (last == "qkv" and one.part == "v"))
-    if one.shape[1] % SUPER_BLOCK:
-        return Q8_0 if wide else Q5_0
-    return Q6_K if wide else Q4_K

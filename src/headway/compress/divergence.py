@@ -3,7 +3,7 @@
 Inputs of rounded modules are rounded to int8 by block, as they are when the folder is served.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -38,45 +38,22 @@ class RoundedInputs:
 
 
 class Judge:
-    """One model on some rows; `kl` of formats by our module, all others plain."""
+    """One model on some rows, and its KL divergence with modules rounded."""
 
     def __init__(self, model: RowModel, rows: Sequence[Sequence[int]], partial: Partial) -> None:
         self.model, self.partial = model, partial
         self.lens = [len(row) for row in rows]
         total = sum(self.lens)
         self.at = torch.arange(POSITIONS) * total // POSITIONS if total > POSITIONS else None
-        self.states = [model.embed(rows)]
+        self.embedded = x_TH = model.embed(rows)
         for index in range(model.spec.num_layers):
-            self.states.append(model.run(model.layer(index), self.states[-1], self.lens))
+            x_TH = model.run(model.layer(index), x_TH, self.lens)
         self.norm, self.head = model.norm(), model.head()
-        self.reference = self._log_shares(self.states[-1])
-
-    def singles(
-        self, formats: Sequence[Format], advance: Callable[[], None] = lambda: None
-    ) -> dict[tuple[str, Format], float]:
-        """KL with one module alone rounded, for each module of the layers and each format."""
-        found: dict[tuple[str, Format], float] = {}
-        spec, lens = self.model.spec, self.lens
-        for index in range(spec.num_layers):
-            rounded = self.partial.load(f"layer-{index}")
-            keys, outputs = [], []
-            for module in modules_of(self.model, index):
-                for format in formats:
-                    layer = self.model.layer(index)
-                    put(self.model, layer, index, rounded, {module: format})
-                    outputs.append(self.model.run(layer, self.states[index], lens))
-                    keys.append((module, format))
-            x_TH, all_lens = torch.cat(outputs), lens * len(outputs)
-            for later in range(index + 1, spec.num_layers):
-                x_TH = self.model.run(self.model.layer(later), x_TH, all_lens)
-            for key, state in zip(keys, x_TH.split(sum(lens)), strict=True):
-                found[key] = self._kl(state)
-            advance()
-        return found
+        self.reference = self._log_shares(x_TH)
 
     def whole(self, formats: Mapping[str, Format]) -> float:
         """KL with all these modules rounded, `head` among them where it is named."""
-        x_TH = self.states[0]
+        x_TH = self.embedded
         for index in range(self.model.spec.num_layers):
             layer = self.model.layer(index)
             put(self.model, layer, index, self.partial.load(f"layer-{index}"), formats)

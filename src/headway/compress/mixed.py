@@ -1,24 +1,30 @@
 """A format for each module, by what it costs and what it loses on rows that are kept for this.
 
-Losses are measured here, seconds by `timing`, the choice is `search`'s; then the whole is measured.
+Losses are those of `sensitivity` with the matrices that were rounded, seconds those of `timing`,
+the choice is that of `search`; then the whole is measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
 
 from headway.compress.divergence import Judge
-from headway.compress.estimate import matrix_bytes
+from headway.compress.estimate import matrix_bytes, q4_k_m_budget
 from headway.compress.matrices import Matrix, is_router, layer_matrices
-from headway.compress.partial import Partial
+from headway.compress.partial import Partial, Rounded
 from headway.compress.quantize import HEAD_NAME
 from headway.compress.recipe import Recipe
 from headway.compress.rows import RowModel
 from headway.compress.search import Budget, Choice, Found, checked, choose
+from headway.compress.sensitivity import measure
 from headway.core.formats import GROUPS, INT8, PLAIN, Format
 
-MOST_FLOPS = 6e13
-"""Of the search: three minutes of two cores."""
-LEAST_TOKENS, MOST_TOKENS = 512, 4096
+MAX_FLOPS, FLOPS_PER_PARAMETER = 3e13, 16
+"""Of the search, some three minutes of two cores; of one token, for each parameter: a forward pass
+twice, a backward pass, and a product for each format."""
+MIN_TOKENS, MAX_TOKENS = 512, 4096
 EVERY = 8
 """One row of so many is kept for the search."""
 
@@ -27,7 +33,7 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """The choice for each of our modules, by checkpoint matrix too; KL foretold and measured."""
+    """The choice for each of our modules, by checkpoint matrix too; KL predicted and measured."""
 
     chosen: Mapping[str, Choice]
     formats: Mapping[str, Format]
@@ -60,40 +66,61 @@ def mix(
     advance: Callable[[], None] = lambda: None,
 ) -> Mixture:
     """Choose; `seconds` tells the time of one row through a matrix (outputs, inputs, format)."""
-    judge = Judge(model, some(rows, model, recipe), partial)
-    losses = judge.singles(recipe.formats, advance)
-    matrices = [
-        matrix
-        for index in range(model.spec.num_layers)
-        for matrix in layer_matrices(model.architecture, model.skeleton(index), index)
-    ]
+    rows = some(rows, model)
     modules: dict[str, list[Matrix]] = {}
-    for matrix in matrices:
-        if not is_router(matrix):
-            modules.setdefault(matrix.module, []).append(matrix)
+    for matrix in rounded_matrices(model):
+        modules.setdefault(matrix.module, []).append(matrix)
+    losses = module_losses(model, recipe, partial, rows, advance)
     choices = {
         module: [
             choice_of(model, own, format, losses.get((module, format), 0.0), seconds)
-            for format in (*recipe.formats, PLAIN)
+            for format in ((*recipe.formats, PLAIN) if recipe.rounds(own[0].name) else (PLAIN,))
         ]
         for module, own in modules.items()
     }
+    judge = Judge(model, rows, partial)
     found = choose(choices, budget)
     head = {"head": recipe.head}
     chosen, kl = checked(
         choices, found, budget, lambda by: judge.whole({m: c.format for m, c in by.items()} | head)
     )
-    formats = {m.name: chosen[m.module].format if not is_router(m) else PLAIN for m in matrices}
-    weights = sum(weight_count(model, matrix) for own in modules.values() for matrix in own)
+    formats = {
+        m.name: PLAIN if is_router(m) else chosen[m.module].format for m in all_matrices(model)
+    }
     return Mixture(
         chosen=chosen,
         formats=formats | {HEAD_NAME: recipe.head},
         predicted_kl=sum(choice.kl for choice in chosen.values()),
         kl=kl,
         found=found,
-        bits=8 * sum(choice.num_bytes for choice in chosen.values()) / weights,
+        bits=8 * sum(choice.num_bytes for choice in chosen.values()) / layer_weights(model),
         by_seconds=budget.by_seconds,
     )
+
+
+def module_losses(
+    model: RowModel,
+    recipe: Recipe,
+    partial: Partial,
+    rows: Rows,
+    advance: Callable[[], None],
+) -> dict[tuple[str, Format], float]:
+    """Nats a token that each of our modules loses in each format, from one backward pass."""
+
+    @lru_cache(maxsize=1)
+    def layer_of(index: str) -> Rounded:
+        return partial.load(f"layer-{index}")
+
+    def rounding(matrix: Matrix, weight_OI: Tensor, format: Format, power_I: Tensor) -> Tensor:
+        rounded = layer_of(matrix.module.split(".")[1]).matrices.get((matrix.name, format))
+        return weight_OI if rounded is None else rounded.plain()
+
+    profile = measure(model, rows, recipe.formats, advance, rounding)
+    losses: dict[tuple[str, Format], float] = {}
+    for one in profile.values():
+        for format, loss in one.losses.items():
+            losses[one.module, format] = losses.get((one.module, format), 0.0) + loss
+    return losses
 
 
 def choice_of(
@@ -119,25 +146,46 @@ def weight_count(model: RowModel, matrix: Matrix) -> int:
     return outputs * inputs
 
 
+def all_matrices(model: RowModel) -> list[Matrix]:
+    """Of all layers, routers too."""
+    return [
+        matrix
+        for index in range(model.spec.num_layers)
+        for matrix in layer_matrices(model.architecture, model.skeleton(index), index)
+    ]
+
+
+def rounded_matrices(model: RowModel) -> list[Matrix]:
+    """All matrices of the layers but routers."""
+    return [matrix for matrix in all_matrices(model) if not is_router(matrix)]
+
+
 def layer_weights(model: RowModel) -> int:
-    """Weights of all matrices of the layers that are rounded."""
-    total = 0
-    for index in range(model.spec.num_layers):
-        for matrix in layer_matrices(model.architecture, model.skeleton(index), index):
-            if not is_router(matrix):
-                total += weight_count(model, matrix)
-    return total
+    """Weights of all matrices of the layers that may be rounded."""
+    return sum(weight_count(model, matrix) for matrix in rounded_matrices(model))
 
 
-def some(rows: Rows, model: RowModel, recipe: Recipe) -> Rows:
-    """As many of the rows as the search has time for, at least LEAST_TOKENS tokens of them."""
-    layers = model.spec.num_layers
-    runs = 4 * len(recipe.formats) * layers
-    a_token = 2 * model.spec.active_parameters * runs / 2
-    most = min(max(int(MOST_FLOPS / a_token), LEAST_TOKENS), MOST_TOKENS)
+def q4_k_m_bytes(model: RowModel, recipe: Recipe) -> float:
+    """The default budget: what llama.cpp's Q4_K_M takes, or the smallest formats where they take
+    more, and matrices that are left as they are."""
+    spec, parts, least, plain = model.spec, [], 0, 0
+    for matrix in rounded_matrices(model):
+        outputs, inputs = model.tensors.shape(matrix.weight)
+        if recipe.rounds(matrix.name):
+            parts.append((matrix.module, matrix.part, (outputs, inputs)))
+            least += matrix_bytes(recipe.formats[0], outputs, inputs, spec.dtype)
+        else:
+            plain += matrix_bytes(PLAIN, outputs, inputs, spec.dtype)
+    return plain + max(q4_k_m_budget(spec, parts), least)
+
+
+def some(rows: Rows, model: RowModel) -> Rows:
+    """As many of the rows as the search has time for, at least MIN_TOKENS tokens of them."""
+    allowed = int(MAX_FLOPS / (FLOPS_PER_PARAMETER * model.spec.active_parameters))
+    most = min(max(allowed, MIN_TOKENS), MAX_TOKENS)
     found: Rows = []
     for row in rows:
-        left = most - sum(map(len, found))
-        if left > 1:
-            found.append(row[:left])
+        room = most - sum(map(len, found))
+        if room > 1:
+            found.append(row[:room])
     return found

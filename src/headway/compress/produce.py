@@ -105,8 +105,8 @@ def all_modules(model: RowModel) -> dict[str, tuple[str, bool]]:
 
 
 def num_steps(model: RowModel, searches: bool = False) -> int:
-    """Calls of `advance`: a layer rounded, searched, written; the head, what is no layer."""
-    return (3 if searches else 2) * model.spec.num_layers + 2
+    """Calls of `advance`: a layer rounded, searched twice, written; the head, what is no layer."""
+    return (4 if searches else 2) * model.spec.num_layers + 2
 
 
 def make(

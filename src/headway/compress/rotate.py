@@ -88,11 +88,17 @@ def rotation(size: int, seed: int) -> Tensor:
     return turned
 
 
-def refuse_unlike(spec: ModelSpec) -> None:
-    """Norms behind attention or the MLP weigh channels of the stream: they cannot be turned."""
+def can_rotate(spec: ModelSpec) -> bool:
+    """Whether norms stand before the layers alone: one behind attention or the MLP weighs channels
+    of the stream, which cannot be turned then."""
     modules = {module for module, _ in MODELS[spec.architecture].weights.values()}
     layers = {f"layers.{{i}}.{norm}" for norm in NORMS}
-    if not layers <= modules or spec.norms != len(NORMS):
+    return layers <= modules and spec.norms == len(NORMS)
+
+
+def refuse_unlike(spec: ModelSpec) -> None:
+    """UnsupportedModelError for a model that cannot be rotated."""
+    if not can_rotate(spec):
         raise UnsupportedModelError(
             f"{spec.architecture} has norms behind its layers and cannot be rotated.",
             "Use --transform smooth or awq.",

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.compress.divergence import RoundedInputs
+from headway.compress.divergence import RoundedInputs, place_of
 from headway.compress.matrices import Matrix, is_router, layer_matrices
 from headway.compress.rows import RowModel, rows_of
+from headway.compress.statistics import Place
 from headway.core.formats import PLAIN, Format
+from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.quantized.profile import MatrixProfile
 from headway.runtime.rounding import round_weight, round_weight_by_power, rounded_rows
@@ -29,8 +31,18 @@ from headway.runtime.rounding import round_weight, round_weight_by_power, rounde
 HEAD_ROWS = 64
 """Tokens whose logits are held at once: 64 MB of a vocabulary of 256,000."""
 
-Activations = dict[str, tuple[Tensor, Tensor]]
-"""Linear layer within its layer → (inputs (T, I), outputs (T, O))."""
+Activations = dict[Place, list[tuple[Tensor, Tensor]]]
+"""Linear layer → (inputs (T, I), outputs (T, O)) of each call."""
+
+Rounding = Callable[[Matrix, Tensor, Format, Tensor], Tensor]
+"""(matrix, its weight (O, I), format, mean square of its inputs (I,)) → rounded weight (O, I)."""
+
+
+def round_at_load(matrix: Matrix, weight_OI: Tensor, format: Format, power_I: Tensor) -> Tensor:
+    """The weight as loading rounds it."""
+    if format.group:
+        return round_weight_by_power(weight_OI, format.group, power_I).plain()
+    return round_weight(weight_OI, 0, format.rotated).plain()
 
 
 @torch.inference_mode(False)
@@ -40,10 +52,12 @@ def measure(
     rows: Sequence[Sequence[int]],
     formats: Sequence[Format],
     advance: Callable[[], None] = lambda: None,
+    rounding: Rounding = round_at_load,
 ) -> dict[str, MatrixProfile]:
     """The profile of each matrix of the layers, by its name in the checkpoint.
 
-    `advance` is called twice for each layer.
+    A matrix that no token reaches (an expert's) loses nothing. `advance` is called twice for each
+    layer.
     """
     lens = [len(row) for row in rows]
     states = [model.embed(rows)]
@@ -61,7 +75,9 @@ def measure(
         with torch.no_grad():
             for matrix in layer_matrices(model.architecture, layer, index):
                 if not is_router(matrix):
-                    found[matrix.name] = profile_of(model, layer, matrix, activations, formats)
+                    found[matrix.name] = profile_of(
+                        model, layer, matrix, activations, formats, rounding, sum(lens)
+                    )
         advance()
     return found
 
@@ -87,11 +103,13 @@ def watch(layer: nn.Module) -> Activations:
     activations: Activations = {}
 
     def record(name: str, module: nn.Module, given: tuple[Any, ...], out_TO: Tensor) -> None:
+        x_TI, *expert = given
         out_TO.retain_grad()
-        activations[name] = (given[0].detach(), out_TO)
+        place = (name, expert[0] if expert else None)
+        activations.setdefault(place, []).append((x_TI.detach(), out_TO))
 
     for name, module in layer.named_modules():
-        if isinstance(module, Linear):
+        if isinstance(module, Linear | ExpertLinear):
             module.kernel = RoundedInputs(PLAIN)
             module.register_forward_hook(partial(record, name))
     return activations
@@ -101,29 +119,32 @@ def profile_of(
     model: RowModel,
     layer: nn.Module,
     matrix: Matrix,
-    activations: Mapping[str, tuple[Tensor, Tensor]],
+    activations: Mapping[Place, Sequence[tuple[Tensor, Tensor]]],
     formats: Sequence[Format],
+    rounding: Rounding,
+    tokens: int,
 ) -> MatrixProfile:
     """The power of the matrix's inputs and its loss in each format, in nats a token."""
-    name = matrix.place[0]
-    x_TI, out_TO = activations[name]
-    linear = layer.get_submodule(name)
-    assert isinstance(linear, Linear) and linear.weight is not None and out_TO.grad is not None
-    weight_OI, gradient_TO = linear.weight, out_TO.grad
+    linear = layer.get_submodule(matrix.place[0])
+    assert isinstance(linear, Linear | ExpertLinear) and linear.weight is not None
+    weight_OI = place_of(matrix, linear.weight.data, model)
+    first, count = 0, len(weight_OI)
     if matrix.part is not None:
-        first, count = rows_of(matrix.part, weight_OI, model.spec)
-        weight_OI, gradient_TO = weight_OI[first : first + count], gradient_TO[:, first:][:, :count]
-    power_I = x_TI.square().mean(0)
+        first, _ = rows_of(matrix.part, linear.weight, model.spec)
+    outputs, inputs = weight_OI.shape
+    inputs_of_calls, gradients = [torch.empty(0, inputs)], [torch.empty(0, outputs)]
+    for x_TI, out_TO in activations.get(matrix.place, ()):
+        assert out_TO.grad is not None
+        inputs_of_calls.append(x_TI)
+        gradients.append(out_TO.grad[:, first : first + count])
+    x_TI, gradient_TO = torch.cat(inputs_of_calls), torch.cat(gradients)
+    power_I = x_TI.square().sum(0) / max(len(x_TI), 1)
     exact_TO = functional.linear(x_TI, weight_OI)
     losses = {}
     for format in formats:
-        if format.group:
-            rounded = round_weight_by_power(weight_OI, format.group, power_I)
-        else:
-            rounded = round_weight(weight_OI, 0, format.rotated)
-        error_TO = functional.linear(rounded_rows(x_TI, format), rounded.plain()) - exact_TO
-        losses[format] = float((gradient_TO * error_TO).square().sum(-1).mean()) / 2
-    outputs, inputs = weight_OI.shape
+        rounded_OI = rounding(matrix, weight_OI, format, power_I)
+        error_TO = functional.linear(rounded_rows(x_TI, format), rounded_OI) - exact_TO
+        losses[format] = float((gradient_TO * error_TO).square().sum()) / tokens / 2
     return MatrixProfile(
         module=matrix.module,
         part=matrix.part,

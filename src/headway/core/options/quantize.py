@@ -10,8 +10,9 @@ class QuantizeOptions:
     """One folder quantized; the evaluation beside it is `GateOptions`."""
 
     format: str = option(
-        "int4",
-        "int4 in groups, int8 for weights and inputs, or mixed: by module, under a budget.",
+        "mixed",
+        "mixed: int4 or int8 by module, under a budget of bytes, seconds or KL (default: the bytes "
+        "of llama.cpp's Q4_K_M); int4 in groups; int8 for weights and inputs.",
         choices=("int4", "int8", "mixed"),
         common=True,
     )
@@ -35,9 +36,10 @@ class QuantizeOptions:
         common=True,
     )
     transform: str = option(
-        "none",
-        "Before rounding: awq or smooth scale channels, rotate turns the residual stream.",
-        choices=("none", "awq", "smooth", "rotate"),
+        "auto",
+        "Before rounding: awq or smooth scale channels, rotate turns the residual stream; auto "
+        "rotates a model whose norms stand before its layers.",
+        choices=("auto", "none", "awq", "smooth", "rotate"),
         common=True,
     )
     calibrate: list[str] = option(
