@@ -145,7 +145,7 @@ TINY_TEXT := $(TEXT)/train-000.txt
 JUDGED := --against headway-tiny --eval-data $(TEXT)/..
 tiny-qat: .venv/.installed-dev
 	test -d $(RUN)/gptq || $(BIN)/headway quantize headway-tiny $(RUN)/gptq \
-		--calibrate $(TINY_TEXT):0.5 --calibrate skills:0.5
+		--format int4 --transform none --calibrate $(TINY_TEXT):0.5 --calibrate skills:0.5
 	$(BIN)/headway distill headway-tiny $(RUN)/gptq $(RUN)/tiny-qat \
 		--data $(TINY_TEXT):0.7 --data skills:0.3 --steps 800 $(JUDGED)
 tiny-prune: .venv/.installed-dev

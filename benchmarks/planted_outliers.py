@@ -123,11 +123,16 @@ def searched(folder: Path, scratch: Path, cut: list, sources: list[str]) -> None
     print("\n" + heading(["folders, served", "KL from fp32, nats a token"]))
     for source in (folder, scratch / "planted-weights"):
         reference = FolderModel(source, name="fp32", kv_memory=MEMORY, dtype="float32")
-        for asked in (["--group=64"], ["--group=32"], ["--format=mixed", "--max-bits=5"]):
+        for asked in (["--format=int4"], ["--format=int4", "--group=32"], ["--max-bits=5"]):
             out = scratch / f"{source.name}{'-'.join(asked)}"
             stdout, sys.stdout = sys.stdout, sys.stderr
             try:
-                assert headway(["quantize", str(source), str(out), *asked, *sources]) == 0
+                assert (
+                    headway(
+                        ["quantize", str(source), str(out), "--transform=none", *asked, *sources]
+                    )
+                    == 0
+                )
             finally:
                 sys.stdout = stdout
             kl = compare(reference, FolderModel(out, name=out.name, kv_memory=MEMORY), cut).kl
@@ -157,8 +162,8 @@ def kept_kl(
     x = judge.embedded
     for index in range(model.spec.num_layers):
         layer = model.layer(index)
-        modules = [matrix.module for matrix in layer_matrices(model.architecture, layer, index)]
-        put(model, layer, index, layers[index], dict.fromkeys(modules, format))
+        names = [matrix.name for matrix in layer_matrices(model.architecture, layer, index)]
+        put(model, layer, index, layers[index], dict.fromkeys(names, format))
         x = model.run(layer, x, judge.lens)
     return judge._kl(x)
 

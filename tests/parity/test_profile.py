@@ -51,8 +51,10 @@ def log_shares(folder: Path, changed: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.log_softmax(model.logits(model.norm(), model.head(), x_TH), -1)
 
 
-def test_the_sum_of_losses_is_the_divergence_of_the_whole(folder: Path):
+@pytest.mark.parametrize("family", ["qwen2", "gemma2", "qwen3moe"])
+def test_the_sum_of_losses_is_the_divergence_of_the_whole(family: str, tmp_path: Path):
     """Of all matrices in int4: predicted from one backward pass, and measured."""
+    folder = save(tiny_model(family, initializer_range=0.12), tmp_path / "one")
     model, format = RowModel(folder), Format("int4", 32)
     profile = measure(model, ROWS, [format])
     changed = {
@@ -61,7 +63,7 @@ def test_the_sum_of_losses_is_the_divergence_of_the_whole(folder: Path):
         ).plain()
         for name, one in profile.items()
     }
-    assert len(changed) == 7 * model.spec.num_layers
+    assert len(changed) >= 7 * model.spec.num_layers
     p, q = log_shares(folder, {}), log_shares(folder, changed)
     found = float((p.exp() * (p - q)).sum(-1).mean())
     predicted = sum(one.losses[format] for one in profile.values())

@@ -2,7 +2,9 @@
 
 import json
 import os
+import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +13,10 @@ from headway.cli.gated import GATE_FAILED, check_gate, evaluated, held_out
 from headway.core.errors import UsageError
 from headway.core.formats import GROUPS, INT8, PLAIN, Format
 from headway.core.memory_plan import gib
+from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions, GateOptions, QuantizeOptions
 from headway.core.progress import items_bar
+from headway.core.request import SamplingParams
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -45,7 +49,7 @@ def quantize(call: "Call") -> int:
         print(outline(model, wanted, options))
         return 0
     calibration = rows_for(call, folder)
-    partial = Partial(out, f"{wanted.key} {calibration.digest} {stamp_of(folder)}")
+    work = Partial(out, f"{wanted.key} {calibration.digest} {stamp_of(folder)}")
     with items_bar(
         f"Quantizing {folder.name}", produce.num_steps(model, options.format == "mixed")
     ) as advance:
@@ -53,14 +57,14 @@ def quantize(call: "Call") -> int:
             model,
             calibration,
             wanted,
-            partial,
+            work,
             budget=budget_of(options, model, wanted),
             seconds=seconds_of(options, folder, model, wanted),
             file_format=options.file_format,  # type: ignore[arg-type]
             w8a8=options.format == "int8",
             advance=advance,
         )
-    return finish(call, partial, plan)
+    return finish(call, work, plan)
 
 
 def finish(call: "Call", partial: "Partial", plan: "Plan") -> int:
@@ -94,7 +98,6 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
     from headway.compress.mixed import candidates
     from headway.compress.recipe import Recipe, fits, stored_dtype
     from headway.compress.rotate import can_rotate
-    from headway.core.model_spec import read_model_spec
 
     if options.group not in GROUPS:
         raise UsageError(f"--group {options.group} is not offered.", "Give 32, 64 or 128.")
@@ -137,6 +140,7 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
             searched=options.method == "gptq",
         ),
         seed=options.seed,
+        fused=vllm,
         ignore=tuple(options.ignore),
     )
 
@@ -174,7 +178,31 @@ def rows_for(call: "Call", folder: Path) -> "Calibration":
         seed=options.seed,
         tested=held_out(call),
         chats=tokenizer.template is not None,
+        write=partial(write_rows, folder, options),
     )
+
+
+def write_rows(
+    folder: Path, options: QuantizeOptions, begins: list[list[int]], length: int
+) -> list[list[int]]:
+    """Rows that the model of `folder` goes on to from these beginnings, seeded."""
+    from headway.llm import LLM
+
+    context = read_model_spec(folder).max_len
+    print(f"{folder.name} writes {len(begins)} rows to be calibrated on.", file=sys.stderr)
+    llm = LLM(folder, max_model_len=min(length, context), threads=options.threads)
+    params = [
+        SamplingParams(
+            temperature=1,
+            max_tokens=max(1, length - len(ids)),
+            ignore_eos=True,
+            seed=options.seed + i,
+        )
+        for i, ids in enumerate(begins)
+    ]
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in begins], params)
+    rows = zip(begins, outputs, strict=True)
+    return [ids + list(output.outputs[0].token_ids) for ids, output in rows]
 
 
 def budget_of(options: QuantizeOptions, model: "RowModel", recipe: "Recipe") -> "Budget | None":

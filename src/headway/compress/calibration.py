@@ -1,4 +1,5 @@
-"""Rows of tokens that a model is calibrated on: from texts, recorded traffic or the skills' seeds.
+"""Rows of tokens that a model is calibrated on: from texts, recorded traffic, the skills' seeds, or
+the model itself.
 
 Sources are named by share, as `books.txt:0.5 skills:0.5`, and fill rows of one length. What is
 tested is never among them: thirteen words in a row that an evaluation text has as well, or a chat
@@ -9,7 +10,7 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import islice
@@ -20,7 +21,38 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples, training_examples
 from headway.evals.text import LAMBADA, TEXTS
 
-SKILLS_SOURCE = "skills"
+SKILLS_SOURCE, SELF_SOURCE = "skills", "self"
+BEGINNINGS = (
+    *("The", "In", "She said", "How do I", "According to", "I", "Question:", "It was", "1."),
+    *(
+        "def ",
+        "import ",
+        "#include",
+        "SELECT ",
+        "<html>",
+        "{",
+        "Der",
+        "Les",
+        "El",
+        "# ",
+        "On Monday",
+    ),
+    *(
+        "Chapter 1",
+        "To",
+        "We",
+        "There are",
+        "What is",
+        "A",
+        "Dear",
+        "\\begin{",
+        "He",
+        "If",
+        "This is",
+    ),
+)
+"""What a model goes on from when it writes rows itself."""
+OWN_SOURCES = (SKILLS_SOURCE, SELF_SOURCE)
 SHINGLE = 13
 """Words in a row that two texts do not share by chance, as in GPT-3's own check."""
 QUESTIONS = 100
@@ -33,6 +65,10 @@ WORD = re.compile(r"\w+")
 Chat = list[dict[str, Any]]
 
 
+Writer = Callable[[list[list[int]], int], list[list[int]]]
+"""(beginnings of rows, tokens of a row) → rows."""
+
+
 class Tokens(Protocol):
     """What is asked of a tokenizer."""
 
@@ -43,7 +79,7 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from: a .txt or .jsonl file, or `skills`; and their share."""
+    """Where rows come from: a .txt or .jsonl file, `skills` or `self`; and their share."""
 
     name: str
     share: float = 1.0
@@ -136,10 +172,10 @@ def parse_sources(given: Sequence[str]) -> list[Source]:
             source = Source(name=text)
         if not 0 < source.share < float("inf"):
             raise UsageError(f"--calibrate {text}: the share must be above 0.", "books.txt:0.5")
-        if source.name != SKILLS_SOURCE and not Path(source.name).is_file():
+        if source.name not in OWN_SOURCES and not Path(source.name).is_file():
             raise UsageError(
                 f"--calibrate {text}: there is no file {source.name}.",
-                "Give a .txt file, a .jsonl file of chats, or skills.",
+                "Give a .txt file, a .jsonl file of chats, skills or self.",
             )
         found.append(source)
     return found
@@ -154,10 +190,12 @@ def read_calibration(
     seed: int,
     tested: HeldOut,
     chats: bool = True,
+    write: Writer | None = None,
 ) -> Calibration:
     """`rows` rows of `length` tokens, by share; chats are in their template where there is one.
 
-    Raises UsageError for a source that is tested, empty, or not of its kind.
+    `write` has the model go on from token ids, for `self`. Raises UsageError for a source that is
+    tested, empty, or not of its kind.
     """
     total = sum(source.share for source in sources)
     found: list[list[int]] = []
@@ -165,7 +203,11 @@ def read_calibration(
     for number, source in enumerate(sources):
         wanted += rows * source.share / total
         count = round(wanted) - len(found) if number + 1 < len(sources) else rows - len(found)
-        mine = list(islice(rows_from(source, tokenizer, length, count, seed, tested, chats), count))
+        if source.name == SELF_SOURCE:
+            mine = written_rows(tokenizer, length, count, write)
+        else:
+            found_rows = rows_from(source, tokenizer, length, count, seed, tested, chats)
+            mine = list(islice(found_rows, count))
         if not mine and count:
             raise UsageError(f"{source.name} holds no row of tokens.", "Give another source.")
         found += mine
@@ -191,6 +233,17 @@ def rows_from(
         yield from packed(traffic(source, tokenizer, seed, tested, chats), length)
     else:
         yield from text_rows(Path(source.name), tokenizer, length, count, tested)
+
+
+def written_rows(
+    tokenizer: Tokens, length: int, count: int, write: Writer | None
+) -> list[list[int]]:
+    """Rows that the model samples itself at temperature 1 (Williams et al., "Self-calibration for
+    language model quantization and pruning", 2025)."""
+    if write is None:
+        raise UsageError("--calibrate self is not offered here.", "Give a text.")
+    begins = [tokenizer.encode(BEGINNINGS[i % len(BEGINNINGS)])[:length] for i in range(count)]
+    return write(begins, length)
 
 
 def answer(text: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The model card of a quantized folder: how it was made, what each module holds, its figures."""
+"""The model card of a quantized folder: how it was made, what each matrix holds, its figures."""
 
-from collections.abc import Mapping
+from collections import Counter
 
 from headway.compress.produce import Plan
 from headway.core.formats import Format
@@ -19,11 +19,11 @@ CARD = """# {name}
 | time taken | {seconds:.0f} s |
 """
 LOSSES = """
-## Loss by module
+## Loss by matrix
 
 The share of the squared outputs on the calibration's inputs that rounding loses{searched}.
 
-| module | format | loss |{more}
+| matrix | format | loss |{more}
 | --- | --- | --- |{line}
 """
 
@@ -48,43 +48,34 @@ def card(plan: Plan, figures: str = "") -> str:
         )
     if plan.mixture is not None:
         text += (
-            f"\nThe formats of modules were searched: KL {plan.mixture.predicted_kl:.4f} nats a "
-            f"token foretold as their sum, {plan.mixture.kl:.4f} measured on rows of the same "
-            "sources that were not calibrated on.\n"
+            f"\nThe formats were searched: KL {plan.mixture.predicted_kl:.4f} nats a "
+            f"token predicted as the sum of the matrices', {plan.mixture.kl:.4f} measured on rows "
+            "of the same sources that were not calibrated on.\n"
         )
     return text + figures + losses(plan)
 
 
 def losses(plan: Plan) -> str:
-    """A row for each module."""
+    """A row for each matrix."""
     searched = plan.mixture is not None
     text = LOSSES.format(
-        searched="; nats are KL with this module alone rounded" if searched else "",
+        searched="; nats are the part in the KL of the whole" if searched else "",
         more=" nats | bytes | µs |" if searched else "",
         line=" --- | --- | --- |" if searched else "",
     )
-    for module, format, loss in rows(plan):
-        line = f"| {module} | {format} | {loss:.5f} |"
-        choice = plan.mixture.chosen.get(module) if plan.mixture else None
-        if choice is not None:
+    for name, format, loss in rows(plan):
+        line = f"| {name} | {format} | {loss:.5f} |"
+        if plan.mixture is not None:
+            choice = plan.mixture.chosen[plan.mixture.units[name]]
             line += f" {choice.kl:.5f} | {choice.num_bytes:,} | {choice.seconds * 1e6:.1f} |"
         text += line + "\n"
     return text
 
 
-def rows(plan: Plan) -> list[tuple[str, Format | str, float]]:
-    """(module, format, share lost) of each module that is rounded."""
-    formats = plan.module_formats
-    found: list[tuple[str, Format | str, float]] = []
-    for module, loss in plan.produced.losses.items():
-        own = module_of(module, formats)
-        found.append((module, formats.get(own, ""), loss))
-    return found
-
-
-def module_of(name: str, formats: Mapping[str, Format]) -> str:
-    """`layers.0.mlp.down.7` of an expert is of `layers.0.mlp.down`."""
-    return name if name in formats else name.rpartition(".")[0]
+def rows(plan: Plan) -> list[tuple[str, Format, float]]:
+    """(matrix of the checkpoint, format, share lost) of each one that is rounded."""
+    formats = plan.produced.formats
+    return [(name, formats[name], loss) for name, loss in plan.produced.losses.items()]
 
 
 def as_json(plan: Plan) -> dict[str, object]:
@@ -102,8 +93,8 @@ def as_json(plan: Plan) -> dict[str, object]:
         },
         "unseen": plan.produced.unseen,
         "modules": [
-            {"module": module, "format": str(format), "loss": loss}
-            for module, format, loss in rows(plan)
+            {"module": name, "format": str(format), "loss": loss}
+            for name, format, loss in rows(plan)
         ],
     }
     if plan.mixture is not None:
@@ -121,17 +112,16 @@ def as_json(plan: Plan) -> dict[str, object]:
 
 
 def table(plan: Plan) -> str:
-    """What is printed: the modules with their formats and losses, then the sums."""
+    """What is printed: how many matrices have each format, what they lose, then the sums."""
     lines = [f"{plan.name}: {plan.recipe.told}"]
-    for module, format, loss in rows(plan):
-        line = f"  {module:<28} {format!s:<22} {loss:.5f} of the outputs lost"
-        choice = plan.mixture.chosen.get(module) if plan.mixture else None
-        if choice is not None:
-            line += f", KL {choice.kl:.5f}"
-        lines.append(line)
+    counts = Counter(format for _, format, _ in rows(plan))
+    for format, count in sorted(counts.items(), key=lambda item: str(item[0])):
+        own = [loss for _, other, loss in rows(plan) if other == format]
+        mean = sum(own) / count
+        lines.append(f"  {count:>5} matrices in {format!s:<22} {mean:.5f} of the outputs lost")
     if plan.mixture is not None:
         lines.append(
-            f"  KL {plan.mixture.predicted_kl:.4f} foretold, {plan.mixture.kl:.4f} measured"
+            f"  KL {plan.mixture.predicted_kl:.4f} predicted, {plan.mixture.kl:.4f} measured"
         )
     lines.append(
         f"  {plan.bits:.2f} bits a weight of the layers, {gib(plan.produced.num_bytes)}, "

@@ -38,7 +38,7 @@ class RoundedInputs:
 
 
 class Judge:
-    """One model on some rows, and its KL divergence with modules rounded."""
+    """One model on some rows, and its KL divergence with matrices rounded."""
 
     def __init__(self, model: RowModel, rows: Sequence[Sequence[int]], partial: Partial) -> None:
         self.model, self.partial = model, partial
@@ -52,13 +52,13 @@ class Judge:
         self.reference = self._log_shares(x_TH)
 
     def whole(self, formats: Mapping[str, Format]) -> float:
-        """KL with all these modules rounded, `head` among them where it is named."""
+        """KL with these matrices of the checkpoint rounded, the head among them if it is named."""
         x_TH = self.embedded
         for index in range(self.model.spec.num_layers):
             layer = self.model.layer(index)
             put(self.model, layer, index, self.partial.load(f"layer-{index}"), formats)
             x_TH = self.model.run(layer, x_TH, self.lens)
-        return self._kl(x_TH, formats.get("head", PLAIN))
+        return self._kl(x_TH, formats.get(HEAD_NAME, PLAIN))
 
     def _log_shares(self, x_TH: Tensor, format: Format = PLAIN) -> Tensor:
         head = self.head
@@ -85,10 +85,10 @@ def modules_of(model: RowModel, index: int) -> list[str]:
 def put(
     model: RowModel, layer: nn.Module, index: int, rounded: Rounded, formats: Mapping[str, Format]
 ) -> None:
-    """The levels of these modules in place of their weights, their inputs rounded."""
+    """The levels of these matrices in place of their weights, their inputs rounded."""
     modules = dict(layer.named_modules())
     for matrix in layer_matrices(model.architecture, layer, index):
-        format = formats.get(matrix.module, PLAIN)
+        format = formats.get(matrix.name, PLAIN)
         if format == PLAIN:
             continue
         linear = modules[matrix.place[0]]

@@ -30,6 +30,12 @@ class Matrix:
         return f"{self.name}.weight"
 
     @property
+    def unit(self) -> str:
+        """What has a format of its own, `layers.0.attention.qkv.v`: experts of a layer have one."""
+        alone = self.part is None or self.place[1] is not None
+        return self.module if alone else f"{self.module}.{self.part}"
+
+    @property
     def bias(self) -> str:
         return f"{self.name}.bias"
 

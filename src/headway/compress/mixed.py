@@ -33,10 +33,15 @@ Rows = list[list[int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """The choice for each of our modules, by checkpoint matrix too; KL predicted and measured."""
+    """The choice for each unit, its formats by checkpoint matrix; KL predicted and measured.
+
+    A unit is what has one format: a matrix, or all that engines multiply as one (`Recipe.fused`).
+    """
 
     chosen: Mapping[str, Choice]
     formats: Mapping[str, Format]
+    units: Mapping[str, str]
+    """Checkpoint matrix → its unit."""
     predicted_kl: float
     kl: float
     found: Found
@@ -67,29 +72,30 @@ def mix(
 ) -> Mixture:
     """Choose; `seconds` tells the time of one row through a matrix (outputs, inputs, format)."""
     rows = some(rows, model)
-    modules: dict[str, list[Matrix]] = {}
+    units: dict[str, list[Matrix]] = {}
     for matrix in rounded_matrices(model):
-        modules.setdefault(matrix.module, []).append(matrix)
-    losses = module_losses(model, recipe, partial, rows, advance)
+        units.setdefault(matrix.module if recipe.fused else matrix.unit, []).append(matrix)
+    losses = matrix_losses(model, recipe, partial, rows, advance)
     choices = {
-        module: [
-            choice_of(model, own, format, losses.get((module, format), 0.0), seconds)
+        unit: [
+            choice_of(model, own, format, sum(losses[m.name].get(format, 0) for m in own), seconds)
             for format in ((*recipe.formats, PLAIN) if recipe.rounds(own[0].name) else (PLAIN,))
         ]
-        for module, own in modules.items()
+        for unit, own in units.items()
     }
+    routers = dict.fromkeys((m.name for m in all_matrices(model) if is_router(m)), PLAIN)
+
+    def formats_of(chosen: Mapping[str, Choice]) -> dict[str, Format]:
+        own = {m.name: chosen[unit].format for unit, of in units.items() for m in of}
+        return routers | own | {HEAD_NAME: recipe.head}
+
     judge = Judge(model, rows, partial)
     found = choose(choices, budget)
-    head = {"head": recipe.head}
-    chosen, kl = checked(
-        choices, found, budget, lambda by: judge.whole({m: c.format for m, c in by.items()} | head)
-    )
-    formats = {
-        m.name: PLAIN if is_router(m) else chosen[m.module].format for m in all_matrices(model)
-    }
+    chosen, kl = checked(choices, found, budget, lambda by: judge.whole(formats_of(by)))
     return Mixture(
         chosen=chosen,
-        formats=formats | {HEAD_NAME: recipe.head},
+        formats=formats_of(chosen),
+        units={m.name: unit for unit, own in units.items() for m in own},
         predicted_kl=sum(choice.kl for choice in chosen.values()),
         kl=kl,
         found=found,
@@ -98,14 +104,14 @@ def mix(
     )
 
 
-def module_losses(
+def matrix_losses(
     model: RowModel,
     recipe: Recipe,
     partial: Partial,
     rows: Rows,
     advance: Callable[[], None],
-) -> dict[tuple[str, Format], float]:
-    """Nats a token that each of our modules loses in each format, from one backward pass."""
+) -> dict[str, Mapping[Format, float]]:
+    """Nats a token that each matrix of the checkpoint loses in each format."""
 
     @lru_cache(maxsize=1)
     def layer_of(index: str) -> Rounded:
@@ -116,11 +122,7 @@ def module_losses(
         return weight_OI if rounded is None else rounded.plain()
 
     profile = measure(model, rows, recipe.formats, advance, rounding)
-    losses: dict[tuple[str, Format], float] = {}
-    for one in profile.values():
-        for format, loss in one.losses.items():
-            losses[one.module, format] = losses.get((one.module, format), 0.0) + loss
-    return losses
+    return {name: one.losses for name, one in profile.items()}
 
 
 def choice_of(
@@ -130,7 +132,7 @@ def choice_of(
     kl: float,
     seconds: Callable[[int, int, Format], float],
 ) -> Choice:
-    """One module in one format; of experts a token reads some alone."""
+    """One unit in one format; of experts a token reads some alone."""
     size, time = 0, 0.0
     for matrix in matrices:
         outputs, inputs = model.tensors.shape(matrix.weight)

@@ -34,11 +34,10 @@ Seconds = Callable[[int, int, Format], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """What was written: the format of each matrix, the loss of each module, bytes of all files."""
+    """What was written: format and loss of each matrix of the checkpoint, bytes of all files."""
 
     formats: Mapping[str, Format]
     losses: Mapping[str, float]
-    """By our module, of experts with their number."""
     unseen: list[str]
     num_bytes: int
 
@@ -53,7 +52,6 @@ class Plan:
     calibration: Calibration
     produced: Produced
     mixture: Mixture | None
-    module_formats: Mapping[str, Format]
     bits: float
     seconds: float
 
@@ -142,7 +140,6 @@ def make(
         calibration=calibration,
         produced=produced,
         mixture=mixture,
-        module_formats=by_module(model, formats),
         bits=file_bytes(model, formats)[1],
         seconds=time.perf_counter() - began,
     )
@@ -172,7 +169,7 @@ def write_folder(
     write_weights(content, partial.folder, advance)
     copy_rest(model.folder, partial.folder, heads=recipe.transform != "rotate")
     write_config(model.folder, content, partial.folder)
-    losses, unseen = kept.losses(by_module(model, formats))
+    losses, unseen = kept.losses(formats)
     size = sum(path.stat().st_size for path in partial.folder.glob("model*.safetensors"))
     return Produced(
         formats=formats,
@@ -210,24 +207,18 @@ class Kept:
         tensor = self._model.tensors.read(name)
         return tensor.to(self._model.dtype) if self._recipe.transform == "rotate" else tensor
 
-    def losses(self, module_formats: Mapping[str, Format]) -> tuple[dict[str, float], list[str]]:
-        """(share of the outputs lost, by our module; matrices that no token reached)."""
+    def losses(self, formats: Mapping[str, Format]) -> tuple[dict[str, float], list[str]]:
+        """(share of the outputs lost, by matrix; matrices that no token reached)."""
         found: dict[str, float] = {}
         unseen: list[str] = []
         for index in range(self._model.spec.num_layers):
             layer = self.of(f"model.layers.{index}.")
             unseen += layer.unseen
-            for at, loss in layer.losses.items():
-                kind, group, own, expert = at.split("|")
-                module = f"layers.{index}.{own}"
-                if module_formats[module] == format_named(kind, group):
-                    found[module if expert == "None" else f"{module}.{expert}"] = loss
+            for key, loss in layer.losses.items():
+                kind, group, name = key.split("|")
+                if formats[name] == format_named(kind, group):
+                    found[name] = loss
         return found, unseen
-
-
-def by_module(model: RowModel, formats: Mapping[str, Format]) -> dict[str, Format]:
-    """The format of each of our modules, from those of the checkpoint's matrices."""
-    return {module: formats[name] for name, (module, _) in all_modules(model).items()}
 
 
 def uniform(model: RowModel, recipe: Recipe) -> dict[str, Format]:

@@ -57,7 +57,7 @@ def calibrate(
         if partial.has(name):
             x_TH = model.run(layer, x_TH, lens)
         else:
-            with counting(layer) as moments:
+            with counting(layer, normalized=True) as moments:
                 x_TH = model.run(layer, x_TH, lens)
             partial.save(name, round_layer(model, layer, index, moments, recipe))
         advance()
@@ -138,25 +138,24 @@ def round_group(
     recipe: Recipe,
     rounded: Rounded,
 ) -> None:
-    """One format of these matrices, with the share of their outputs that is lost."""
+    """One format of these matrices, with the share of each one's outputs that is lost."""
     weights = [work.weights[matrix.weight] for matrix in group.matrices]
     if format == PLAIN:
         return
     parts = round_matrices(weights, hessian_II, format, recipe)
-    lost = whole = 0.0
     for matrix, weight, part in zip(group.matrices, weights, parts, strict=True):
         rounded.matrices[matrix.name, format] = part
+        lost = 0.0
         if hessian_II is not None:
-            lost += output_error(part.plain() - weight, hessian_II)
-            whole += output_error(weight, hessian_II)
-    at = f"{format.kind}|{format.group}|{group.place[0]}|{group.place[1]}"
-    rounded.losses[at] = lost / whole if whole else 0.0
+            whole = output_error(weight, hessian_II)
+            lost = output_error(part.plain() - weight, hessian_II) / whole if whole else 0.0
+        rounded.losses[f"{format.kind}|{format.group}|{matrix.name}"] = lost
 
 
 def round_head(model: RowModel, x_TH: Tensor, recipe: Recipe) -> Rounded:
     """The head, so many rows at a time, for inputs behind the last norm."""
     norm = model.norm()
-    moments = Moments(model.spec.hidden_size)
+    moments = Moments(model.spec.hidden_size, normalized=True)
     for part_TH in x_TH.split(HEAD_ROWS):
         moments.add(norm(part_TH))
     hessian_II = moments.hessian() if moments.count else None

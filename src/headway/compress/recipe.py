@@ -30,6 +30,8 @@ class Recipe:
     rule: GridRule = GridRule(searched=True)
     smooth_alpha: float = 0.5
     seed: int = 0
+    fused: bool = False
+    """Whether matrices that are multiplied as one (q, k and v; gate and up) have one format."""
     ignore: tuple[str, ...] = ()
     """Matrices of the checkpoint that stay as they are, as compressed-tensors names them."""
 

@@ -22,15 +22,23 @@ from headway.runtime.layers import Linear
 
 COLUMNS_AT_ONCE = 1024
 """Of a wide Σ xxᵀ only the upper triangle is summed, in stripes of so many rows."""
+MIN_SIZE = 1e-12
+"""Root mean square of a token's inputs below which they are as good as zero."""
 EXACT_TOKENS = 1 << 20
 """Beyond so many tokens sums are kept in fp64."""
 
 
 @dataclass(slots=True)
 class Moments:
-    """Sums over the tokens that one matrix has read."""
+    """Sums over the tokens that one matrix has read.
+
+    With `normalized`, Σ xxᵀ is of x over its root mean square: a token counts as any other. A
+    sequence's first token may be a thousand times as large as the others ("Massive activations in
+    large language models", Sun et al. 2024), and would be all that is fitted.
+    """
 
     inputs: int
+    normalized: bool = False
     count: int = 0
     outer_II: Tensor = field(init=False)
     amax_I: Tensor = field(init=False)
@@ -47,7 +55,10 @@ class Moments:
         if not len(x):
             return
         self.count += len(x)
-        x_IT = x.T.contiguous()
+        counted = x
+        if self.normalized:
+            counted = x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(MIN_SIZE)
+        x_IT = counted.T.contiguous()
         if self.count > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
             self.outer_II = self.outer_II.double()
         for begin in range(0, self.inputs, COLUMNS_AT_ONCE):
@@ -79,13 +90,15 @@ Place = tuple[str, int | None]
 
 
 @contextmanager
-def counting(layer: nn.Module) -> Iterator[dict[Place, Moments]]:
+def counting(layer: nn.Module, normalized: bool = False) -> Iterator[dict[Place, Moments]]:
     """Moments of all linear layers inside `layer`, filled by what runs through it meanwhile."""
     found: dict[Place, Moments] = {}
     handles = []
     for name, module in layer.named_modules():
         if isinstance(module, Linear | ExpertLinear):
-            handles.append(module.register_forward_pre_hook(partial(count, found, name)))
+            handles.append(
+                module.register_forward_pre_hook(partial(count, found, name, normalized))
+            )
     try:
         yield found
     finally:
@@ -94,11 +107,15 @@ def counting(layer: nn.Module) -> Iterator[dict[Place, Moments]]:
 
 
 def count(
-    found: dict[Place, Moments], name: str, module: nn.Module, arguments: tuple[Any, ...]
+    found: dict[Place, Moments],
+    name: str,
+    normalized: bool,
+    module: nn.Module,
+    arguments: tuple[Any, ...],
 ) -> None:
     """One call of a linear layer: (x) or, of experts, (x, expert)."""
     x_TI, *expert = arguments
     place = (name, expert[0] if expert else None)
     if place not in found:
-        found[place] = Moments(x_TI.shape[1])
+        found[place] = Moments(x_TI.shape[1], normalized)
     found[place].add(x_TI)

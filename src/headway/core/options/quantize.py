@@ -43,9 +43,9 @@ class QuantizeOptions:
         common=True,
     )
     calibrate: list[str] = option(
-        ["skills"],
-        "Where rows of tokens come from: a .txt, a .jsonl of chats, skills; with a share as "
-        "books.txt:0.5. Repeat for more.",
+        ["self"],
+        "Where rows of tokens come from: a .txt, a .jsonl of chats, skills, or self: the model "
+        "writes them; with a share as books.txt:0.5. Repeat for more.",
         common=True,
     )
     rows: int = option(64, "Rows of calibration.", low=1, high=100_000, common=True)
