@@ -33,8 +33,8 @@ class Moments:
     """Sums over the tokens that one matrix has read.
 
     With `normalized`, Σ xxᵀ is of x over its root mean square: a token counts as any other. A
-    sequence's first token may be a thousand times as large as the others ("Massive activations in
-    large language models", Sun et al. 2024), and would be all that is fitted.
+    sequence's first token may be many times as large as the others ("Massive activations in large
+    language models", Sun et al. 2024), and would be all that is fitted.
     """
 
     inputs: int
