@@ -28,8 +28,10 @@ struct LevelTiles {
     const char *rows, *panels;
     int64_t row_bytes, step_bytes, panel_step;
     Layout layout;
-    static constexpr int64_t strip_inputs = 512, least_unit = 16, most_units = strip_inputs / least_unit;
-    static constexpr int64_t scale_bytes = 4 * panel_width;
+    static constexpr int64_t strip_inputs = 512, scale_bytes = 4 * panel_width;
+    int64_t blocks, groups;
+    int units_of_block, units_of_group;  // as powers of two
+    const float *row_scales, *row_sums;
 
     explicit LevelTiles(const Quantized& of)
         : job(of),
@@ -38,7 +40,33 @@ struct LevelTiles {
           row_bytes(padded_inputs(of.inputs, of.layout)),
           step_bytes(whole ? Layout(of.layout).block() : Layout(of.layout).group),
           panel_step(panel_bytes(of.inputs, of.layout)),
-          layout(of.layout) {}
+          layout(of.layout),
+          blocks(parts_of(row_bytes, layout.block())),
+          groups(whole ? 0 : parts_of(row_bytes, layout.group)),
+          units_of_block(__builtin_ctzll(layout.block() / layout.unit())),
+          units_of_group(whole ? 0 : __builtin_ctzll(layout.group / layout.unit())) {
+        thread_local std::vector<float> scales, sums;
+        row_scales = by_tile(of.scales, blocks, scales);
+        row_sums = layout.adds() ? by_tile(of.sums, groups, sums) : nullptr;
+    }
+
+    // [rows][count] → [rows / 16][count][16], numbers beyond the last row are that row's: what lies
+    // beside each other is read with each panel.
+    const float* by_tile(const float* numbers, int64_t count, std::vector<float>& to) const {
+        const int64_t tiles = parts_of(job.tokens, tile_height);
+        to.resize(tiles * count * tile_height);
+        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+        for (int64_t tile = 0; tile < tiles; ++tile) {
+            const int64_t row = tile * tile_height;
+            const int last = static_cast<int>(std::min<int64_t>(tile_height, job.tokens - row)) - 1;
+            const __m512i places = _mm512_mullo_epi32(_mm512_min_epi32(lane, _mm512_set1_epi32(last)),
+                                                      _mm512_set1_epi32(static_cast<int32_t>(count)));
+            for (int64_t n = 0; n < count; ++n)
+                store(to.data() + (tile * count + n) * tile_height,
+                      _mm512_i32gather_ps(places, numbers + row * count + n, 4));
+        }
+        return to.data();
+    }
 
     int64_t offset_bytes() const { return layout.adds() ? scale_bytes : 0; }
     int64_t most_steps(int64_t) const { return strip_inputs / step_bytes; }
@@ -104,12 +132,11 @@ struct LevelTiles {
     }
 
     // What a strip brings to a tile of up to 16 rows: its inputs, what it fetches from memory beside
-    // itself, and for each unit the rows' scales, for each group the sums of their inputs.
+    // itself, and for each block the rows' scales, for each group the sums of their inputs.
     struct Strip {
         int64_t inputs, unit;
         PanelAhead ahead;
-        alignas(64) float scales[most_units][tile_height];
-        alignas(64) float sums[most_units][tile_height];
+        const float *scales, *sums;
     };
 
     void add(TileShape& shape, const TilePlace& at, const char* b, char* sums) const {
@@ -130,27 +157,14 @@ struct LevelTiles {
         for (int row = 0; row < at.rows; row += tile_height) {
             const int height = std::min(tile_height, at.rows - row);
             shape.set(height, height, std::min(strip.unit, tile_bytes));
-            gather(strip, at.row + row, height, first);
+            const int64_t tile = (at.row + row) / tile_height;
+            strip.scales = row_scales + (tile * blocks + first / layout.block()) * tile_height;
+            if (layout.adds())
+                strip.sums = row_sums + (tile * groups + first / layout.group) * tile_height;
             const char* from = rows + (at.row + row) * row_bytes + first;
             add_some(height, from, at.steps, b, sums + row * sum_step, at.step == 0, strip);
             strip.ahead.lines = 0;
         }
-    }
-
-    // The scales and sums of `height` rows from `row` on; numbers beyond `height` are the last row's.
-    void gather(Strip& strip, int64_t row, int height, int64_t first) const {
-        const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-        const __m512i last = _mm512_min_epi32(lane, _mm512_set1_epi32(height - 1));
-        const auto each_of_row = [&](const float* numbers, int64_t size, int64_t step, float (*to)[16]) {
-            const int64_t count = parts_of(row_bytes, size);
-            const __m512i places =
-                _mm512_mullo_epi32(last, _mm512_set1_epi32(static_cast<int32_t>(count)));
-            const float* from = numbers + row * count;
-            for (int64_t n = 0, input = 0; input < strip.inputs; input += step, ++n)
-                store(to[n], _mm512_i32gather_ps(places, from + (first + input) / size, 4));
-        };
-        each_of_row(job.scales, layout.block(), strip.unit, strip.scales);
-        if (layout.adds()) each_of_row(job.sums, layout.group, layout.group, strip.sums);
     }
 
     void add_some(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
@@ -182,7 +196,6 @@ struct LevelTiles {
                   Strip& strip) const {
         constexpr int64_t line = 128;
         const int64_t units = parts_of(strip.inputs, strip.unit);
-        const int64_t units_of_group = whole ? units : layout.group / strip.unit;
         alignas(64) char products[4][tile_height * 64];
         for (int half = 0; half < 2; ++half, sums += sizeof(Floats)) {
             Floats found[rows];
@@ -193,20 +206,20 @@ struct LevelTiles {
             const char *scales = b + 64 * half, *offsets = scales + steps * scale_bytes;
             if (!whole) levels += steps * (scale_bytes + offset_bytes());
             const auto join = [&](int64_t n) HEADWAY_INLINE {
-                const int64_t group = n / units_of_group;
+                const int64_t group = n >> units_of_group;
+                const float* of_rows = strip.scales + (n >> units_of_block) * tile_height;
                 const char* integers = products[n % 4];
                 Floats scale{};
                 if (!whole) scale = load<Floats>(scales + group * scale_bytes);
                 each<rows>([&](auto r) HEADWAY_INLINE {
                     const Ints unit = load<Ints>(integers + 64 * r);
-                    const Floats of_row = all(strip.scales[n][r]);
+                    const Floats of_row = all(of_rows[r]);
                     found[r] += __builtin_convertvector(unit, Floats) * (whole ? of_row : scale * of_row);
                 });
-                if (!layout.adds() || (n + 1) % units_of_group) return;
+                if (!layout.adds() || (n + 1) >> units_of_group == group) return;
                 const Floats offset = load<Floats>(offsets + group * scale_bytes);
-                each<rows>([&](auto r) HEADWAY_INLINE {
-                    found[r] += offset * all(strip.sums[group][r]);
-                });
+                const float* of_group = strip.sums + group * tile_height;
+                each<rows>([&](auto r) HEADWAY_INLINE { found[r] += offset * all(of_group[r]); });
             };
             int64_t n = 0;
             for (; n + 2 <= units; n += 2) {
