@@ -288,7 +288,7 @@ def test_a_dry_run_says_bytes_time_and_memory(tmp_path: Path, capsys: pytest.Cap
         (("--calibrate=nowhere.txt",), "there is no file"),
         (("--ignore=down_proj",), "fits no matrix of headway-tiny"),
         (("--ignore=re:.*q_proj",), "Name all of them"),
-        (("--ignore=lm_head", "--file-format=gptq"), "holds one format"),
+        (("--format=int4", "--ignore=lm_head", "--file-format=gptq"), "holds one format"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
