@@ -7,6 +7,7 @@ import msgspec
 from live_server import Asked
 
 from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.server import page
 from headway.server.app import SMALL_ROUTES
@@ -15,7 +16,10 @@ ROUTES = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
     *((method, path.replace("{name:path}", "careful")) for method, path, _ in SMALL_ROUTES),
-    *((method, path.replace("{id}", "x")) for method, path, _ in [*FILE_ROUTES, *BATCH_ROUTES]),
+    *(
+        (method, path.replace("{id}", "x"))
+        for method, path, _ in [*FILE_ROUTES, *BATCH_ROUTES, *MESSAGE_BATCH_ROUTES]
+    ),
     *(("GET", path) for path in sorted(page.PATHS)),
     ("GET", "/nowhere"),
     ("POST", "/v1/responses"),

@@ -67,6 +67,10 @@ STARTS: dict[str, list[dict[str, Any]]] = {
     "/v1/responses/{response_id}/cancel": [{}],
     "/v1/batches": [{"endpoint": CHAT, "completion_window": "24h", "input_file_id": "FILE"}],
     "/v1/batches/{id}/cancel": [{}],
+    "/v1/messages/batches": [
+        {"requests": [{"custom_id": "a", "params": {"messages": [USER], "max_tokens": 4}}]}
+    ],
+    "/v1/messages/batches/{id}/cancel": [{}],
     "/v1/outcomes": [{"task_id": "task-1", "success": True, "score": 0.5}],
     "/cache/forget": [{"cache_salt": "one"}],
     "/v1/files": [],

@@ -132,6 +132,18 @@ def test_call_count_tokens(clients: Clients) -> None:
     assert counted.input_tokens == prompt_tokens(made.usage)
 
 
+def test_call_message_batches(clients: Clients) -> None:
+    """POST /v1/messages/batches (anthropic): created, waited for, listed, its results read."""
+    batches = clients.anthropic.messages.batches
+    params: Any = {"model": "tiny", "max_tokens": 4, "messages": USER}
+    batch = batches.create(requests=[{"custom_id": "a", "params": params}])
+    wait_until(lambda: batches.retrieve(batch.id).processing_status == "ended")
+    assert batch.id in [each.id for each in batches.list()]
+    (line,) = batches.results(batch.id)
+    assert line.custom_id == "a" and line.result.type == "succeeded"
+    assert batches.delete(batch.id).id == batch.id
+
+
 def test_call_message_stream(clients: Clients) -> None:
     """POST /v1/messages (anthropic, as a stream): `messages.stream` adds it up."""
     asked: dict[str, Any] = {"model": "tiny", "messages": USER, "max_tokens": 8}

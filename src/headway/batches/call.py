@@ -35,12 +35,14 @@ class Answer:
     body: bytes
     request_id: str
     retry_after_s: float | None = None
+    reason: str | None = None
+    """The code of an error whose body has none, as Anthropic's."""
 
     @property
     def code(self) -> str | None:
         """The code of an error."""
-        if self.status == 200:
-            return None
+        if self.status == 200 or self.reason is not None:
+            return self.reason
         code: str | None = msgspec.json.decode(self.body).get("error", {}).get("code")
         return code
 
@@ -76,8 +78,9 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
         key=None if caller.principal.name == ANONYMOUS else caller.principal.name,
         client_request_id=client_id_of(custom_id),
     )
+    scope = request_scope(path, source, caller)
     try:
-        await app(request_scope(path, source, caller), receive, send)
+        await app(scope, receive, send)
     except RequestError as error:
         status, parts = error.status, [msgspec.json.encode(error_body(error))]
         retry_after_s = error.retry_after_s
@@ -85,7 +88,13 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
         log.exception("request %s failed", request_id)
         status, parts = 500, [msgspec.json.encode(error_body(ServerFaultError()))]
     body = b"".join(parts)
-    return Answer(status=status, body=body, request_id=request_id, retry_after_s=retry_after_s)
+    return Answer(
+        status=status,
+        body=body,
+        request_id=request_id,
+        retry_after_s=retry_after_s,
+        reason=scope.get("error_code"),
+    )
 
 
 def request_scope(path: str, source: RequestSource, caller: Caller) -> dict[str, Any]:
@@ -106,6 +115,10 @@ def request_scope(path: str, source: RequestSource, caller: Caller) -> dict[str,
     }
 
 
+NO_TIERS = (b"null", b'"auto"', b'"default"', b'"standard_only"')
+"""Values of `service_tier` that name no class, the last one Anthropic's."""
+
+
 class Head(msgspec.Struct):
     """What a line's body says of itself; whatever else is in it is passed over, not made."""
 
@@ -118,8 +131,8 @@ class Head(msgspec.Struct):
 def batch_body(body: bytes) -> bytes:
     """A line's body, in the class of batches unless it names another; raises RequestError.
 
-    Whether its key may use that one is seen where a request's class is. Of OpenAI's tiers `auto`
-    and `default` name none. A stream has no place in a file, and
+    Whether its key may use that one is seen where a request's class is. Of the tiers those of
+    `NO_TIERS` name none. A stream has no place in a file, and
     nobody would fetch what runs in the background.
     """
     try:
@@ -133,7 +146,7 @@ def batch_body(body: bytes) -> bytes:
                 param=name,
                 code="unsupported_value",
             )
-    no_tier = bytes(head.service_tier) in (b"null", b'"auto"', b'"default"')
+    no_tier = bytes(head.service_tier) in NO_TIERS
     if bytes(head.service_class) == b"null" and no_tier:  # the last of two fields of a name holds
         rest = body.rstrip()[:-1].rstrip()
         comma = b"" if rest.endswith(b"{") else b","

@@ -7,6 +7,7 @@ is checked by its endpoint when it runs: a bad temperature fails that line alone
 request fails the batch.
 """
 
+import contextlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,8 @@ from headway.core.regular_file import open_regular
 MAX_LINES = 50_000
 MAX_CUSTOM_ID = 512
 MAX_FAULTS = 1000
+MESSAGES = "/v1/messages"
+"""What the requests of a message batch ask."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 """What the lines of a batch may ask; the rest of what OpenAI's batches ask is not served."""
 
@@ -115,6 +118,26 @@ def check_file(
             checked.lines.append(line)
     if not checked.lines and not checked.faults:
         checked.wrong(None, "empty_file", "The file has no lines.")
+    return checked
+
+
+def check_messages(path: Path, *, models: Sequence[str], unnamed: str | None) -> Checked:
+    """Every line's place, of a file that we wrote. Raises OSError.
+
+    The batch waits for the first model that one of its requests names and that is served; whatever
+    is wrong with a request is told when it runs.
+    """
+    checked, start = Checked(), 0
+    with open_regular(path) as file:
+        for number, data in enumerate(file, 1):
+            entry = decode_entry(data)
+            checked.lines.append(Line(number, entry.custom_id, start, len(data)))
+            start += len(data)
+            if checked.model is None:
+                with contextlib.suppress(msgspec.ValidationError):
+                    named = decode_head(entry.body).model or unnamed
+                    checked.model = named if named in models else None
+    checked.model = checked.model or next(iter(models), None)
     return checked
 
 

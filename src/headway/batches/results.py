@@ -1,6 +1,10 @@
 """The lines of output and error files, in OpenAI's form, from what an endpoint answered.
 
 {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, …}, "error": null}
+
+Of a message batch, in Anthropic's:
+
+{"custom_id": "a", "result": {"type": "succeeded", "message": {…}}}
 """
 
 from dataclasses import dataclass
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from headway.batches.files.store import new_id
+from headway.edge.errors import anthropic_type
 
 
 class InputDetails(msgspec.Struct):
@@ -23,13 +28,14 @@ class Usage(msgspec.Struct):
     completion_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    cache_read_input_tokens: int = 0
     prompt_tokens_details: InputDetails | None = None
     input_tokens_details: InputDetails | None = None
 
     @property
     def cached_tokens(self) -> int:
         details = self.prompt_tokens_details or self.input_tokens_details
-        return details.cached_tokens if details is not None else 0
+        return details.cached_tokens if details is not None else self.cache_read_input_tokens
 
 
 class Answered(msgspec.Struct):
@@ -84,3 +90,39 @@ def unanswered(custom_id: str, code: str, message: str) -> bytes:
             "error": {"code": code, "message": message},
         }
     )
+
+
+class Message(msgspec.Struct):
+    """What an error says, in either shape."""
+
+    message: str = ""
+
+
+class Refusal(msgspec.Struct):
+    """The body of an error, OpenAI's or Anthropic's."""
+
+    error: Message
+
+
+decode_refusal = msgspec.json.Decoder(Refusal).decode
+
+
+def message_answered(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
+    """The result of a message batch's request that was answered, with a message or an error."""
+    if status != 200:
+        fault = {"type": anthropic_type(status), "message": decode_refusal(body).error.message}
+        error = {"type": "error", "error": fault, "request_id": request_id}
+        return Result(line=message_line(custom_id, "errored", error=error), failed=True)
+    usage = decode_usage(body).usage or Usage()
+    return Result(
+        line=message_line(custom_id, "succeeded", message=msgspec.Raw(body)),
+        failed=False,
+        input_tokens=usage.input_tokens + usage.cache_read_input_tokens,
+        output_tokens=usage.output_tokens,
+        cached_tokens=usage.cached_tokens,
+    )
+
+
+def message_line(custom_id: str, kind: str, **fields: object) -> bytes:
+    """A line of the results of a message batch."""
+    return msgspec.json.encode({"custom_id": custom_id, "result": {"type": kind, **fields}})

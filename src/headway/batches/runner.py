@@ -21,8 +21,8 @@ from starlette.types import ASGIApp
 from headway.batches.call import Answer, batch_body, call
 from headway.batches.host import Host
 from headway.batches.lane import Lane
-from headway.batches.lines import Checked, Line, check_file, read_body
-from headway.batches.results import answered
+from headway.batches.lines import MESSAGES, Checked, Line, check_file, check_messages, read_body
+from headway.batches.results import answered, message_answered
 from headway.batches.store import Batch, Batches
 from headway.core.errors import RequestError, ServerFaultError, StorageError
 from headway.core.supervision import supervise
@@ -171,22 +171,27 @@ class Runner:
             # Not again in this process: a line that broke it would break it again.
             log.exception("batch %s stopped; the next start goes on with it", batch_id)
 
-    async def _validate(self, batch: Batch) -> Batch:
-        path = self.files.path(batch.input_file_id)
+    async def read_lines(self, batch: Batch) -> Checked:
+        """The lines of a batch's input, and what is wrong with them."""
+        path, state = self.files.path(batch.input_file_id), self.state
 
         def check() -> Checked:
             with told():
+                if batch.endpoint == MESSAGES:
+                    return check_messages(path, models=state.model_names, unnamed=state.unnamed)
                 return check_file(
                     path,
                     endpoints=(batch.endpoint,),
-                    models=self.state.model_names,
-                    unnamed=self.state.unnamed,
-                    max_line_bytes=self.state.options.max_body,
+                    models=state.model_names,
+                    unnamed=state.unnamed,
+                    max_line_bytes=state.options.max_body,
                 )
 
+        return await asyncio.to_thread(check)
+
+    async def _validate(self, batch: Batch) -> Batch:
         async def work() -> Batch:
-            checked = await asyncio.to_thread(check)
-            return await self.batches.begin(batch.id, checked)
+            return await self.batches.begin(batch.id, await self.read_lines(batch))
 
         return await self._patiently(work)
 
@@ -353,7 +358,8 @@ class Runner:
                 job.alone.append(replace(line, tries=line.tries + 1))
                 return True
             answer = refused(ServerFaultError("The engine died of this line, twice."))
-        result = answered(line.custom_id, answer.status, answer.request_id, answer.body)
+        write = message_answered if job.batch.endpoint == MESSAGES else answered
+        result = write(line.custom_id, answer.status, answer.request_id, answer.body)
         await self._patiently(lambda: self.batches.finish_line(batch_id, line.number, result))
         return True
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from headway.batches.files.store import File, Files, insert, no_such
-from headway.batches.lines import Checked, Fault, Line
-from headway.batches.results import Result, unanswered
+from headway.batches.files.store import MESSAGE_PURPOSE, File, Files, insert, no_such
+from headway.batches.lines import MESSAGES, Checked, Fault, Line
+from headway.batches.results import Result, message_line, unanswered
 from headway.core.errors import RequestError
 from headway.core.principal import Principal
 
@@ -33,10 +33,14 @@ Status = Literal[
     "cancelled",
 ]
 UNFINISHED = ("validating", "in_progress", "cancelling", "finalizing")
+PREFIX, MESSAGE_PREFIX = "batch_", "msgbatch_"
+"""How ids of OpenAI's batches and of Anthropic's begin."""
 REASONS = {
     "expired": ("batch_expired", "The batch's 24 hours were over before this line ran."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this line ran."),
 }
+
+MESSAGE_ENDS = {"expired": "expired", "cancelled": "canceled"}
 
 
 class Counts(msgspec.Struct, kw_only=True):
@@ -176,35 +180,51 @@ class Batches:
 
         await self.database.run(work)
 
-    async def get(self, batch_id: str, owner: str | None = None) -> Batch:
-        """The record; RequestError 404 where it is not there or another owner's."""
+    async def get(self, batch_id: str, owner: str | None = None, prefix: str = PREFIX) -> Batch:
+        """The record; RequestError 404 where it is not there, or another owner's or of another
+        kind; without an `owner` whoever's and of any kind."""
 
         def work(connection: sqlite3.Connection) -> bytes | None:
             query = "SELECT record FROM batches WHERE id = ? AND owner = coalesce(?, owner)"
             row = connection.execute(query, (batch_id, owner)).fetchone()
             return row[0] if row else None
 
-        record = await self.database.run(work) if self.database.exists else None
+        is_other = owner is not None and not batch_id.startswith(prefix)
+        record = None
+        if self.database.exists and not is_other:
+            record = await self.database.run(work)
         if record is None:
             raise no_such("batch", batch_id)
         return decode(record)
 
-    async def page(self, owner: str, after: str | None, limit: int) -> tuple[list[Batch], bool]:
-        """At most `limit` batches behind `after`, newest first, and whether there are more."""
+    async def page(
+        self,
+        owner: str,
+        after: str | None,
+        limit: int,
+        *,
+        before: str | None = None,
+        prefix: str = PREFIX,
+    ) -> tuple[list[Batch], bool]:
+        """At most `limit` batches behind `after`, newest first, and whether there are more; or
+        those that come just `before` one."""
+        edge = after if after is not None else before
+        sign, order = ("<", "DESC") if before is None else (">", "ASC")
 
         def work(connection: sqlite3.Connection) -> list[tuple[bytes]]:
             place = "(SELECT created_at, id FROM batches WHERE id = ?)"
             return connection.execute(
-                "SELECT record FROM batches WHERE owner = ?"
-                + (f" AND (created_at, id) < {place}" if after else "")
-                + " ORDER BY created_at DESC, id DESC LIMIT ?",
-                (owner, *([after] if after else []), limit + 1),
+                "SELECT record FROM batches WHERE owner = ? AND id GLOB ?"
+                + (f" AND (created_at, id) {sign} {place}" if edge else "")
+                + f" ORDER BY created_at {order}, id {order} LIMIT ?",
+                (owner, prefix + "*", *([edge] if edge else []), limit + 1),
             ).fetchall()
 
-        if after is not None:
-            await self.get(after, owner)
+        if edge is not None:
+            await self.get(edge, owner, prefix)
         rows = await self.database.run(work) if self.database.exists else []
-        return [decode(record) for (record,) in rows[:limit]], len(rows) > limit
+        batches = [decode(record) for (record,) in rows[:limit]]
+        return batches if before is None else batches[::-1], len(rows) > limit
 
     async def unfinished(self) -> list[str]:
         """Ids of what a restart goes on with, the oldest first."""
@@ -216,15 +236,16 @@ class Batches:
 
         return await self.database.run(work)
 
-    async def cancel(self, batch_id: str, owner: str) -> Batch:
+    async def cancel(self, batch_id: str, owner: str, prefix: str = PREFIX) -> Batch:
         """Begin to cancel; what is finished already stays so. RequestError 400 when it is over."""
+        ending = ("finalizing",) if prefix == MESSAGE_PREFIX else ()  # is in progress there
 
         def work(connection: sqlite3.Connection) -> Batch:
             batch = load(connection, batch_id)
             if batch.status in ("validating", "in_progress"):
                 batch.move("cancelling", self.now_s)
                 save(connection, batch)
-            elif batch.status not in ("cancelling", "cancelled"):
+            elif batch.status not in ("cancelling", "cancelled", *ending):
                 raise RequestError(
                     f"The batch is {batch.status}; only one that is validating or in progress can "
                     "be cancelled.",
@@ -233,8 +254,22 @@ class Batches:
                 )
             return batch
 
-        await self.get(batch_id, owner)
+        await self.get(batch_id, owner, prefix)
         return await self.database.run(work)
+
+    async def delete(self, batch_id: str) -> None:
+        """Remove the record; RequestError 400 while the batch is not over."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            if load(connection, batch_id).status in UNFINISHED:
+                raise RequestError(
+                    "The batch is in progress; cancel it, or wait for its end.",
+                    param="batch_id",
+                    code="batch_not_ended",
+                )
+            connection.execute("DELETE FROM batches WHERE id = ?", (batch_id,))
+
+        await self.database.run(work)
 
     async def begin(self, batch_id: str, checked: Checked) -> Batch:
         """The end of validation: keep the lines, or fail; a cancelled batch stays as it is."""
@@ -340,7 +375,7 @@ class Batches:
         size = 0
         try:
             with part.open("wb") as target:
-                for line in result_lines(connection, batch.id, kind, end):
+                for line in result_lines(connection, batch, kind, end):
                     size += target.write(line + b"\n")
                 target.flush()
                 os.fsync(target.fileno())
@@ -356,21 +391,24 @@ class Batches:
             created_at=now_s,
             expires_at=None if lifetime_s is None else now_s + lifetime_s,
             filename=f"{batch.id}_{kind}.jsonl",
-            purpose="batch_output",
+            purpose=MESSAGE_PURPOSE if batch.endpoint == MESSAGES else "batch_output",
         )
         insert(connection, file, batch.principal.name)
         return file_id
 
 
-def result_lines(connection: sqlite3.Connection, batch_id: str, kind: str, end: Status) -> Any:
+def result_lines(connection: sqlite3.Connection, batch: Batch, kind: str, end: Status) -> Any:
     """The lines of the output file, or of the error file with what never ran."""
     query = "SELECT answer FROM lines WHERE batch = ? AND failed = ? ORDER BY number"
-    for (answer,) in connection.execute(query, (batch_id, int(kind == "error"))):
+    for (answer,) in connection.execute(query, (batch.id, int(kind == "error"))):
         yield answer
     if kind == "error" and end in REASONS:
         query = "SELECT custom_id FROM lines WHERE batch = ? AND answer IS NULL ORDER BY number"
-        for (custom_id,) in connection.execute(query, (batch_id,)):
-            yield unanswered(custom_id, *REASONS[end])
+        for (custom_id,) in connection.execute(query, (batch.id,)):
+            if batch.endpoint == MESSAGES:
+                yield message_line(custom_id, MESSAGE_ENDS[end])
+            else:
+                yield unanswered(custom_id, *REASONS[end])
 
 
 def last_status(batch: Batch) -> Status:

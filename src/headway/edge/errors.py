@@ -27,10 +27,9 @@ def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
 
 def anthropic_body(error: RequestError, request_id: str) -> dict[str, Any]:
     """The same as Anthropic's clients read it; the field at fault stands in the message."""
-    kind = ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
     return {
         "type": "error",
-        "error": {"type": kind, "message": str(error)[:MAX_MESSAGE]},
+        "error": {"type": anthropic_type(error.status), "message": str(error)[:MAX_MESSAGE]},
         "request_id": request_id,
     }
 
@@ -46,6 +45,11 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def anthropic_type(status: int) -> str:
+    """404 → not_found_error."""
+    return ANTHROPIC_TYPES.get(status, "invalid_request_error")
 
 
 def speaks_anthropic(path: str) -> bool:

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core.errors import RequestError
@@ -90,7 +91,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         runner.endpoints = endpoints
         routes += [
             Route(path, handler(runner, answer), methods=[method])
-            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES, *MESSAGE_BATCH_ROUTES]
         ]
     routes += [
         Route(

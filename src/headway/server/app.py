@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 import headway
 from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.batches.runner import Runner
 from headway.core import supervision
@@ -120,7 +121,7 @@ def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[R
         ],
         *[
             Route(path, handler(runner, answer), methods=[method])
-            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES]
+            for method, path, answer in [*FILE_ROUTES, *BATCH_ROUTES, *MESSAGE_BATCH_ROUTES]
         ],
     ]
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import msgspec
 
 import headway
+from headway.batches.message_batches import RESULTS_TYPE, MessageBatchBody
 from headway.batches.routes import CreateBody
 from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
 from headway.edge.errors import speaks_anthropic
@@ -129,6 +130,10 @@ WINDOW: dict[str, dict[str, Any]] = {
 RESPONSE_KEYS = ("id", "object", "created_at", "status", "model", "output", "usage")
 FILE_KEYS = ("id", "object", "bytes", "created_at", "filename", "purpose")
 BATCH_KEYS = ("id", "object", "endpoint", "input_file_id", "status", "created_at")
+MESSAGE_BATCH_KEYS = (
+    *("id", "type", "processing_status", "request_counts", "created_at", "expires_at"),
+    *("ended_at", "cancel_initiated_at", "archived_at", "results_url"),
+)
 PAGE: dict[str, dict[str, Any]] = {
     "limit": {"type": "integer", "minimum": 1},
     "after": {"type": "string"},
@@ -201,6 +206,32 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="How many tokens the messages have",
         takes=COUNT_MESSAGES,
         answers=("input_tokens",),
+    ),
+    ("POST", "/v1/messages/batches"): Operation(
+        summary="Run these messages when there is room",
+        takes=Accepts(MessageBatchBody),
+        answers=MESSAGE_BATCH_KEYS,
+    ),
+    ("GET", "/v1/messages/batches"): Operation(
+        summary="The message batches of this key",
+        answers=("data", "has_more", "first_id", "last_id"),
+        query={
+            "limit": {"type": "integer", "minimum": 1, "maximum": 1000},
+            "after_id": {"type": "string"},
+            "before_id": {"type": "string"},
+        },
+    ),
+    ("GET", "/v1/messages/batches/{id}"): Operation(
+        summary="One message batch", answers=MESSAGE_BATCH_KEYS
+    ),
+    ("DELETE", "/v1/messages/batches/{id}"): Operation(
+        summary="Delete a message batch that has ended", answers=("id", "type")
+    ),
+    ("POST", "/v1/messages/batches/{id}/cancel"): Operation(
+        summary="End a message batch", answers=MESSAGE_BATCH_KEYS
+    ),
+    ("GET", "/v1/messages/batches/{id}/results"): Operation(
+        summary="What became of each request", media=RESULTS_TYPE
     ),
     ("POST", "/v1/files"): Operation(
         summary="Upload a file", form=("file", "purpose"), answers=FILE_KEYS

@@ -405,6 +405,7 @@ class Session:
         if self.events is not None and self.events.started:
             await self.events.end(self.dialect.failure(error))
             return
+        self.incoming.scope["error_code"] = error.code  # Anthropic's shape has no place for it
         await send_response(self.dialect.refusal(error), self.incoming.send, self.headers)
 
     def _may_be_refused(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from headway.batches.files.routes import FILE_ROUTES
+from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
 from headway.batches.routes import BATCH_ROUTES
 from headway.core.options import Bytes, ServerOptions
 from headway.core.request import RANGES
@@ -33,7 +34,7 @@ def body(told: dict[str, Any], path: str) -> dict[str, Any]:
 
 def test_every_route_is_told_and_nothing_else(told: dict[str, Any]) -> None:
     served = {("POST", row.path) for row in GENERATIONS}
-    small = [*SMALL_ROUTES, *FILE_ROUTES, *BATCH_ROUTES]
+    small = [*SMALL_ROUTES, *FILE_ROUTES, *BATCH_ROUTES, *MESSAGE_BATCH_ROUTES]
     served |= {(method, path.replace(":path", "")) for method, path, _ in small}
     assert served == set(OPERATIONS)
     assert served == {(m.upper(), path) for path, ms in told["paths"].items() for m in ms}

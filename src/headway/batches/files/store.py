@@ -19,6 +19,8 @@ from headway.core.errors import RequestError
 from headway.edge.database import Database
 
 NEVER = 2**62
+MESSAGE_PURPOSE = "message_batch"
+"""Of the requests and results of message batches, which are not seen as files."""
 IN_USE = (
     "SELECT input_file FROM batches "
     "WHERE status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
@@ -92,8 +94,9 @@ class Files:
         """The record; RequestError 404 where it is not there or another's."""
 
         def work(connection: sqlite3.Connection) -> tuple[Any, ...] | None:
-            query = f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ?"
-            found: tuple[Any, ...] | None = connection.execute(query, (file_id, owner)).fetchone()
+            query = f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ? AND purpose != ?"
+            given = file_id, owner, MESSAGE_PURPOSE
+            found: tuple[Any, ...] | None = connection.execute(query, given).fetchone()
             return found
 
         row = await self.database.run(work) if self.database.exists else None
@@ -110,12 +113,13 @@ class Files:
         def work(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
             place = "(SELECT created_at, id FROM files WHERE id = ? AND owner = ?)"
             return connection.execute(
-                f"SELECT {COLUMNS} FROM files WHERE owner = ? AND coalesce(expires_at, ?) > ?"
+                f"SELECT {COLUMNS} FROM files WHERE owner = ? AND purpose != ?"
+                + " AND coalesce(expires_at, ?) > ?"
                 + (" AND purpose = ?" if purpose else "")
                 + (f" AND (created_at, id) {sign} {place}" if after else "")
                 + f" ORDER BY created_at {order}, id {order} LIMIT ?",
                 (
-                    *(owner, NEVER, self.now_s),
+                    *(owner, MESSAGE_PURPOSE, NEVER, self.now_s),
                     *([purpose] if purpose else []),
                     *([after, owner] if after else []),
                     limit + 1,
@@ -142,6 +146,17 @@ class Files:
 
         await self.database.run(work)
         self.path(file_id).unlink(missing_ok=True)
+
+    async def remove(self, file_ids: list[str]) -> None:
+        """Remove records and bytes, whoever's they are."""
+
+        def work(connection: sqlite3.Connection) -> None:
+            rows = [(file_id,) for file_id in file_ids]
+            connection.executemany("DELETE FROM files WHERE id = ?", rows)
+
+        await self.database.run(work)
+        for file_id in file_ids:
+            self.path(file_id).unlink(missing_ok=True)
 
     async def remove_expired(self) -> None:
         """Delete what is past its `expires_at`, once no batch reads it any more."""

@@ -1,0 +1,279 @@
+"""`/v1/messages/batches`: Anthropic's batches, over the same records and the same runner.
+
+The requests come in the body and are kept as a file of lines, which is no file of `/v1/files`. What
+is wrong with one of them fails it alone, when it runs; the whole is refused for its `custom_id`s.
+"""
+
+import asyncio
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from headway.batches.files.routes import asked_limit
+from headway.batches.files.store import MESSAGE_PURPOSE, File, new_id
+from headway.batches.lines import MESSAGES
+from headway.batches.routes import DEFAULT_LISTED, MAX_UNFINISHED, WINDOWS_S
+from headway.batches.runner import Runner
+from headway.batches.store import MESSAGE_PREFIX, UNFINISHED, Batch, Counts, Price
+from headway.core.errors import RequestError
+from headway.edge import body as bodies
+from headway.edge.database import told
+from headway.edge.errors import json_response
+from headway.edge.principal import owner_of, principal_of, turn_of
+
+MAX_REQUESTS, MAX_PAGE = 100_000, 1000
+CUSTOM_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+READ_BYTES = 1 << 20
+RESULTS_TYPE = "application/x-jsonl"
+
+
+class BatchRequest(msgspec.Struct):
+    """One of `requests`: `params` is a body of /v1/messages."""
+
+    custom_id: str
+    params: dict[str, Any]
+
+
+class MessageBatchBody(msgspec.Struct):
+    """POST /v1/messages/batches."""
+
+    requests: list[BatchRequest]
+
+
+async def create(runner: Runner, request: Request) -> Response:
+    """POST /v1/messages/batches: a batch that is in progress."""
+    options = runner.state.options
+    raw, _ = await bodies.read_object(
+        request.receive,
+        options.max_body,
+        MessageBatchBody,
+        pool=runner.state.pool,
+        user=turn_of(request.scope),
+    )
+    requests = bodies.typed(raw, MessageBatchBody).requests
+    check(requests)
+    principal, now_s = principal_of(request.scope), runner.files.now_s
+    file = await keep_requests(runner, requests, principal.name)
+    batch = Batch(
+        id=new_id(MESSAGE_PREFIX),
+        endpoint=MESSAGES,
+        input_file_id=file.id,
+        created_at=now_s,
+        expires_at=now_s + WINDOWS_S["24h"],
+        request_counts=Counts(total=len(requests)),
+        price=Price(share=runner.state.batch_price, cached=options.cached_price),
+        principal=principal,
+    )
+    try:
+        await runner.batches.add(batch, MAX_UNFINISHED)
+    except RequestError:
+        await runner.files.remove([file.id])
+        raise
+    batch = await runner.batches.begin(batch.id, await runner.read_lines(batch))
+    runner.take(batch.id)
+    return json_response(public(batch, request))
+
+
+def check(requests: list[BatchRequest]) -> None:
+    """What types do not say; raises RequestError."""
+    if not 0 < len(requests) <= MAX_REQUESTS:
+        raise RequestError(
+            f"requests has {len(requests)} entries; a batch has 1 to {MAX_REQUESTS}.",
+            param="requests",
+            code="invalid_value",
+        )
+    seen: dict[str, int] = {}
+    for index, each in enumerate(requests):
+        check_id(each.custom_id, index, seen)
+
+
+def check_id(custom_id: str, index: int, seen: dict[str, int]) -> None:
+    """Raise RequestError where a `custom_id` has another form, or is one of those `seen` before."""
+    where = f"requests.{index}.custom_id"
+    if not CUSTOM_ID.fullmatch(custom_id):
+        raise RequestError(
+            f"{where} is {custom_id[:80]!r}; it must be 1 to 64 of a-z, A-Z, 0-9, _, -.",
+            param=where,
+            code="invalid_custom_id",
+        )
+    first = seen.setdefault(custom_id, index)
+    if first != index:
+        raise RequestError(
+            f"{where} is {custom_id!r}, and so is requests.{first}.custom_id.",
+            param=where,
+            code="duplicate_custom_id",
+        )
+
+
+async def keep_requests(runner: Runner, requests: list[BatchRequest], owner: str) -> File:
+    """The requests as a file of lines, within the owner's quota."""
+    files = runner.files
+    await files.used_bytes(owner)  # opens the folder
+    file_id = new_id("file-")
+    part = files.path(file_id + ".part")
+
+    def write() -> int:
+        with told(), part.open("xb") as target:
+            for each in requests:
+                entry = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES}
+                target.write(msgspec.json.encode({**entry, "body": each.params}) + b"\n")
+            target.flush()
+            os.fsync(target.fileno())
+            return target.tell()
+
+    try:
+        size = await asyncio.to_thread(write)
+        file = File(
+            id=file_id,
+            bytes=size,
+            created_at=files.now_s,
+            filename="requests.jsonl",
+            purpose=MESSAGE_PURPOSE,
+        )
+        await files.add(file, owner, part, int(runner.state.options.file_quota))
+    finally:
+        part.unlink(missing_ok=True)
+    return file
+
+
+# ── as a client sees it ─────────────────────────────────────────────────────────────────────
+
+
+def public(batch: Batch, request: Request) -> dict[str, Any]:
+    """Anthropic's message batch; its requests are counted as `processing` until it has ended."""
+    ended_at = batch.completed_at or batch.cancelled_at
+    if batch.status == "expired":
+        ended_at = batch.expired_at
+    is_over = batch.status not in UNFINISHED
+    cancelling = batch.cancelling_at is not None
+    return {
+        "id": batch.id,
+        "type": "message_batch",
+        "processing_status": "ended" if is_over else "canceling" if cancelling else "in_progress",
+        "request_counts": counts_of(batch, is_over),
+        "created_at": rfc3339(batch.created_at),
+        "expires_at": rfc3339(batch.expires_at),
+        "ended_at": rfc3339(ended_at) if is_over else None,
+        "cancel_initiated_at": rfc3339(batch.cancelling_at),
+        "archived_at": None,
+        "results_url": results_url(batch.id, request) if is_over else None,
+    }
+
+
+def counts_of(batch: Batch, is_over: bool) -> dict[str, int]:
+    """How many requests ended how; their sum is always all of them."""
+    counts = batch.request_counts
+    rest = counts.total - counts.completed - counts.failed
+    ends = {"succeeded": counts.completed, "errored": counts.failed, "canceled": 0, "expired": 0}
+    if not is_over:
+        return {"processing": counts.total} | dict.fromkeys(ends, 0)
+    ends["expired" if batch.status == "expired" else "canceled"] = rest
+    return {"processing": 0, **ends}
+
+
+def rfc3339(seconds: int | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat()
+
+
+def results_url(batch_id: str, request: Request) -> str:
+    """Where the results are, under the address that the client has asked."""
+    url = request.url
+    if request.headers.get("x-forwarded-proto") == "https":  # of a proxy that ends TLS
+        url = url.replace(scheme="https")
+    root = request.scope.get("root_path", "").rstrip("/")
+    return f"{url.scheme}://{url.netloc}{root}{MESSAGES}/batches/{batch_id}/results"
+
+
+async def retrieve(runner: Runner, request: Request) -> Response:
+    """GET /v1/messages/batches/{id}"""
+    return json_response(public(await batch_of(runner, request), request))
+
+
+async def batch_of(runner: Runner, request: Request) -> Batch:
+    """The batch of the path; RequestError 404 where it is not there or another key's."""
+    batch_id, owner = request.path_params["id"], owner_of(request.scope)
+    return await runner.batches.get(batch_id, owner, MESSAGE_PREFIX)
+
+
+async def list_page(runner: Runner, request: Request) -> Response:
+    """GET /v1/messages/batches?limit=&after_id=&before_id=, the newest first."""
+    query = request.query_params
+    after, before = query.get("after_id"), query.get("before_id")
+    if after is not None and before is not None:
+        raise RequestError(
+            "after_id and before_id are both given; leave one out.",
+            param="before_id",
+            code="invalid_value",
+        )
+    batches, more = await runner.batches.page(
+        owner_of(request.scope),
+        after,
+        asked_limit(query.get("limit"), DEFAULT_LISTED, MAX_PAGE),
+        before=before,
+        prefix=MESSAGE_PREFIX,
+    )
+    return json_response(
+        {
+            "data": [public(batch, request) for batch in batches],
+            "has_more": more,
+            "first_id": batches[0].id if batches else None,
+            "last_id": batches[-1].id if batches else None,
+        }
+    )
+
+
+async def cancel(runner: Runner, request: Request) -> Response:
+    """POST /v1/messages/batches/{id}/cancel"""
+    batch_id, owner = request.path_params["id"], owner_of(request.scope)
+    batch = await runner.batches.cancel(batch_id, owner, MESSAGE_PREFIX)
+    runner.cancel(batch.id)
+    return json_response(public(batch, request))
+
+
+async def results(runner: Runner, request: Request) -> Response:
+    """GET /v1/messages/batches/{id}/results: a line for each request, in any order."""
+    batch = await batch_of(runner, request)
+    if batch.status in UNFINISHED:
+        raise RequestError(
+            "The batch has no results until its processing_status is ended.",
+            param="batch_id",
+            code="batch_not_ended",
+        )
+    names = [name for name in (batch.output_file_id, batch.error_file_id) if name is not None]
+    return StreamingResponse(
+        contents([runner.files.path(name) for name in names]), media_type=RESULTS_TYPE
+    )
+
+
+def contents(paths: list[Path]) -> Iterator[bytes]:
+    """The bytes of the files, one after the other."""
+    for path in paths:
+        with path.open("rb") as file:
+            while data := file.read(READ_BYTES):
+                yield data
+
+
+async def delete(runner: Runner, request: Request) -> Response:
+    """DELETE /v1/messages/batches/{id}: the record, its requests and its results."""
+    batch = await batch_of(runner, request)
+    await runner.batches.delete(batch.id)
+    names = (batch.input_file_id, batch.output_file_id, batch.error_file_id)
+    await runner.files.remove([name for name in names if name is not None])
+    return json_response({"id": batch.id, "type": "message_batch_deleted"})
+
+
+MESSAGE_BATCH_ROUTES = [
+    ("POST", "/v1/messages/batches", create),
+    ("GET", "/v1/messages/batches", list_page),
+    ("GET", "/v1/messages/batches/{id}", retrieve),
+    ("DELETE", "/v1/messages/batches/{id}", delete),
+    ("POST", "/v1/messages/batches/{id}/cancel", cancel),
+    ("GET", "/v1/messages/batches/{id}/results", results),
+]
