@@ -168,11 +168,16 @@ void quantize_row(const Rows& job, const void* x, int64_t first, int64_t row) {
     }
 }
 
-// The same of a row whose inputs stand in an order of their own, or are rotated.
+// The same of a row whose inputs stand in an order of their own, or are rotated; `copy` has room for
+// whole vectors.
 void quantize_copy(const Rows& job, int64_t row, float* copy) {
-    const int64_t first = row * job.inputs;
-    for (int64_t i = 0; i < job.inputs; ++i)
-        copy[i] = number_at(job.x, first + (job.order ? job.order[i] : i), job.type);
+    const int64_t first = row * job.inputs, end = first + job.inputs;
+    if (job.order)
+        for (int64_t i = 0; i < job.inputs; ++i)
+            copy[i] = number_at(job.x, first + job.order[i], job.type);
+    else
+        for (int64_t i = 0; i < job.inputs; i += lanes)
+            store(copy + i, floats_before(job.x, first + i, end, job.type));
     if (Layout(job.layout).rotated) rotate_row(copy, job.inputs);
     quantize_row<Type::f32>(job, copy, 0, row);
 }
@@ -182,7 +187,7 @@ void quantize_rows(Pool& pool, const Rows& job) {
     const bool copies = job.order || Layout(job.layout).rotated;
     pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
         const int64_t end = std::min(job.tokens, (chunk + 1) * block);
-        std::vector<float> copy(copies ? job.inputs : 0);
+        std::vector<float> copy(copies ? job.inputs + lanes : 0);
         for (int64_t row = chunk * block; row < end; ++row) {
             const int64_t first = row * job.inputs;
             if (copies) quantize_copy(job, row, copy.data());

@@ -46,9 +46,10 @@ float round_group(const void* weight, int64_t first, int64_t end, bool int4, int
 // A row rotated, and divided by the rotation's size: its product with a rotated row of inputs is as
 // before.
 void copy_rotated(const RoundWeight& job, int64_t row, std::vector<float>& copy) {
-    copy.resize(job.inputs);
-    for (int64_t i = 0; i < job.inputs; ++i)
-        copy[i] = number_at(job.weight, row * job.inputs + i, job.type);
+    copy.resize(job.inputs + lanes);
+    const int64_t first = row * job.inputs, end = first + job.inputs;
+    for (int64_t i = 0; i < job.inputs; i += lanes)
+        store(copy.data() + i, floats_before(job.weight, first + i, end, job.type));
     rotate_row(copy.data(), job.inputs);
     const float inverse = 1.0f / static_cast<float>(rotation_of(job.inputs));
     for (float& number : copy) number *= inverse;

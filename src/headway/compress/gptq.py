@@ -17,7 +17,7 @@ from headway.runtime.rounding import RoundedWeight
 
 BLOCK = 128
 """Inputs whose errors are spread within before they go on to all others."""
-DAMPING = 0.05
+DAMPING = 0.01
 """Share of the mean square that is added to every input's own."""
 MOST_DAMPING = 10.0
 

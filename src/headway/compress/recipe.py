@@ -15,6 +15,8 @@ from headway.core.formats import INT8, PLAIN, Format
 from headway.core.model_spec import ModelSpec
 from headway.runtime.rounding import RoundedWeight
 
+DAMPING = 0.05
+"""Of moments in which all tokens count alike: 6% less loss than with 0.01 (docs/lab-log.md)."""
 Method = Literal["gptq", "nearest"]
 Transform = Literal["none", "awq", "smooth", "rotate"]
 
@@ -85,7 +87,7 @@ def round_matrices(
     if hessian_II is None or recipe.method == "nearest":
         rounded = grid.nearest(whole)
     else:
-        rounded = gptq(whole, hessian_II, grid)
+        rounded = gptq(whole, hessian_II, grid, damping=DAMPING)
     sizes = [len(weight) for weight in weights]
     parts = zip(rounded.levels_OH.split(sizes), rounded.scales_OG.split(sizes), strict=True)
     return [RoundedWeight(levels, scales, format.group) for levels, scales in parts]
