@@ -53,7 +53,9 @@ def test_file_is_served_under_its_name(server: LiveServer):
 
 
 def test_grammars_know_the_vocabulary_of_the_file(server: LiveServer):
-    schema = {"type": "object", "properties": {"sum": {"enum": [5, 6]}}, "required": ["sum"]}
+    properties = {"sum": {"enum": [5, 6]}}
+    schema = {"type": "object", "properties": properties, "required": ["sum"]}
+    schema["additionalProperties"] = False
     body = {
         "model": "tiny-q8_0",
         "messages": QUESTION,
