@@ -14,6 +14,7 @@ from live_gateway import LiveGateway
 from live_server import NO_TORCH, PATIENT, Asked, LiveServer, wait_until
 
 from conftest import StartServer
+from raw_upstream import raw_upstream
 
 ALICE, BOB = "alice-key", "bob-key"
 KEYS = (f"--api-key={ALICE}", f"--api-key={BOB}")
@@ -265,3 +266,33 @@ def test_a_gateway_runs_message_batches_over_its_upstreams(start_server: StartSe
         assert found["wrong"].error.error.type == "invalid_request_error"
     finally:
         gateway.close()
+
+
+ANSWER = b"""{
+  "type": "message", "id": "msg_1", "role": "assistant", "model": "tiny", "more":
+{"custom_id": "b", "result": {"type": "canceled"}},
+  "content": [{"type": "text", "text": "5"}],
+  "stop_reason": "end_turn", "stop_sequence": null,
+  "usage": {"input_tokens": 3, "output_tokens": 1, "cache_read_input_tokens": null}
+}
+"""
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+
+
+def test_an_answer_of_many_lines_is_one_result() -> None:
+    """OpenAI indents its answers, and others tell null where they count nothing."""
+    answer = HEAD + b"content-length: %d\r\n\r\n%b" % (len(ANSWER), ANSWER)
+    with raw_upstream(answer) as upstream:
+        gateway = LiveGateway(upstream.url.removesuffix("/v1"))
+        try:
+            with client_of(gateway) as client:
+                requests = [request_of("a"), request_of("b")]
+                batch = client.messages.batches.create(requests=requests)
+                wait_for_end(client, batch.id)
+                found = results_of(client, batch.id)
+        finally:
+            gateway.close()
+    assert {name: result.type for name, result in found.items()} == {
+        "a": "succeeded", "b": "succeeded",
+    }  # fmt: skip
+    assert found["b"].message.usage.input_tokens == 3
