@@ -5,24 +5,25 @@ is wrong with one of them fails it alone, when it runs; the whole is refused for
 """
 
 import asyncio
+import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from headway.batches.files.routes import asked_limit
-from headway.batches.files.store import MESSAGE_PURPOSE, File, new_id
+from headway.batches.files.store import MESSAGE_PURPOSE, File, new_id, no_such
 from headway.batches.lines import MESSAGES
 from headway.batches.routes import DEFAULT_LISTED, MAX_UNFINISHED, WINDOWS_S
 from headway.batches.runner import Runner
 from headway.batches.store import MESSAGE_PREFIX, UNFINISHED, Batch, Counts, Price
-from headway.core.errors import RequestError
+from headway.core.errors import RequestError, StorageError
+from headway.core.regular_file import open_regular
 from headway.edge import body as bodies
 from headway.edge.database import told
 from headway.edge.errors import json_response
@@ -76,7 +77,8 @@ async def create(runner: Runner, request: Request) -> Response:
     except RequestError:
         await runner.files.remove([file.id])
         raise
-    batch = await runner.batches.begin(batch.id, await runner.read_lines(batch))
+    with contextlib.suppress(StorageError):  # it is kept, and begins when the disk has room
+        batch = await runner.batches.begin(batch.id, await runner.read_lines(batch))
     runner.take(batch.id)
     return json_response(public(batch, request))
 
@@ -187,7 +189,7 @@ def results_url(batch_id: str, request: Request) -> str:
     url = request.url
     if request.headers.get("x-forwarded-proto") == "https":  # of a proxy that ends TLS
         url = url.replace(scheme="https")
-    root = request.scope.get("root_path", "").rstrip("/")
+    root = request.scope.get("root", "")  # what `RootPath` has taken off
     return f"{url.scheme}://{url.netloc}{root}{MESSAGES}/batches/{batch_id}/results"
 
 
@@ -246,16 +248,31 @@ async def results(runner: Runner, request: Request) -> Response:
             param="batch_id",
             code="batch_not_ended",
         )
+    opened = await asyncio.to_thread(open_results, runner, batch)
+    return StreamingResponse(contents(opened), media_type=RESULTS_TYPE)
+
+
+def open_results(runner: Runner, batch: Batch) -> list[BinaryIO]:
+    """The files of a batch that is over, open: one that is deleted now is read to its end.
+
+    Raises RequestError 404 where it is deleted already.
+    """
     names = [name for name in (batch.output_file_id, batch.error_file_id) if name is not None]
-    return StreamingResponse(
-        contents([runner.files.path(name) for name in names]), media_type=RESULTS_TYPE
-    )
+    with contextlib.ExitStack() as opened, told():
+        try:
+            files = [opened.enter_context(open_regular(runner.files.path(name))) for name in names]
+        except FileNotFoundError:
+            raise no_such("batch", batch.id) from None
+        opened.pop_all()
+    return list(files)
 
 
-def contents(paths: list[Path]) -> Iterator[bytes]:
-    """The bytes of the files, one after the other."""
-    for path in paths:
-        with path.open("rb") as file:
+def contents(files: Sequence[BinaryIO]) -> Iterator[bytes]:
+    """The bytes of open files, one after the other; they are closed then."""
+    with contextlib.ExitStack() as opened:
+        for file in files:
+            opened.enter_context(file)
+        for file in files:
             while data := file.read(READ_BYTES):
                 yield data
 

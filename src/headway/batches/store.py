@@ -430,10 +430,11 @@ def count(batch: Batch, result: Result) -> None:
 
 
 def load(connection: sqlite3.Connection, batch_id: str) -> Batch:
-    (record,) = connection.execute(
-        "SELECT record FROM batches WHERE id = ?", (batch_id,)
-    ).fetchone()
-    return decode(record)
+    """The record; RequestError 404 where it has been deleted since somebody looked."""
+    row = connection.execute("SELECT record FROM batches WHERE id = ?", (batch_id,)).fetchone()
+    if row is None:
+        raise no_such("batch", batch_id)
+    return decode(row[0])
 
 
 def save(connection: sqlite3.Connection, batch: Batch) -> None:

@@ -24,7 +24,8 @@ def checked(root: str) -> str:
 class RootPath:
     """Takes `root` off the paths that begin with it; `root` itself leads to the page below it.
 
-    With /models: /models/v1/models → /v1/models, /models → /models/, /modelsx stays.
+    With /models: /models/v1/models → /v1/models, /models → /models/, /modelsx stays. What is behind
+    it finds it as `root` in the scope, for the addresses that it tells clients.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:
@@ -36,6 +37,7 @@ class RootPath:
         if scope["type"] == "http" and path == root:  # the page's addresses are relative
             await RedirectResponse(root + "/")(scope, receive, send)
             return
+        scope = {**scope, "root": root}
         if path.startswith(root + "/"):
-            scope = {**scope, "path": path[len(root) :]}
+            scope["path"] = path[len(root) :]
         await self._app(scope, receive, send)

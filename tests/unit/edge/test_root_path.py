@@ -1,10 +1,12 @@
 """Behind a reverse proxy: the same server below a path, whether the proxy takes the path off."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import requests
 
+from batch_calls import wait_until
 from headway.core.errors import UsageError
 from headway.edge.root_path import checked
 from in_process import InProcess
@@ -33,6 +35,28 @@ def test_paths_are_served_with_and_without_it(server: InProcess, root: str) -> N
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
     answer = requests.post(server.url + root + "/v1/messages", json=body, headers=KEY, timeout=60)
     assert answer.json()["type"] == "message"
+
+
+@pytest.mark.parametrize("root", ["", "/some/models"])
+def test_results_are_below_it(server: InProcess, root: str) -> None:
+    """Anthropic's client asks where `results_url` says, whether the proxy took the path off."""
+    params = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+    path = f"{root}/v1/messages/batches"
+    made = requests.post(
+        server.url + path,
+        json={"requests": [{"custom_id": "a", "params": params}]},
+        headers=KEY,
+        timeout=60,
+    )
+    name = made.json()["id"]
+
+    def over() -> Any:
+        found = get(server, f"{path}/{name}", headers=KEY).json()
+        return found if found["processing_status"] == "ended" else None
+
+    url = wait_until(over)["results_url"]
+    assert url == f"{server.url}/some/models/v1/messages/batches/{name}/results"
+    assert requests.get(url, headers=KEY, timeout=60).json()["custom_id"] == "a"
 
 
 @pytest.mark.parametrize("root", ["", "/some/models"])
