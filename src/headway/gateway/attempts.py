@@ -228,7 +228,7 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
             "The upstream refuses the gateway's key.", code="upstream_refused", status=502
         )
         return AttemptError("refused", error)
-    if 300 <= status < 400 or status < 200:
+    if status < 400:  # a redirect, or an answer of another kind: 204 has no body
         return unanswered(ValueError(f"status {status}"))
     if status == 429 or code in BUSY:
         busy = OverloadedError(

@@ -19,7 +19,10 @@ TURNS = ({"name": "tiny", "policy": "round_robin"},)
 
 @pytest.mark.parametrize(
     "fault",
-    ["status503", "status502", "status429", "lie", "close", "error_event", "stall", "status401"],
+    [
+        *("status503", "status502", "status429", "status401", "status201", "status204"),
+        *("lie", "close", "error_event", "stall"),
+    ],
 )
 @pytest.mark.parametrize("stream", [True, False])
 async def test_another_upstream_answers_before_anything_was_sent(fault: str, stream: bool) -> None:
