@@ -7,15 +7,39 @@ the operator stays as it was written.
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from headway.core.errors import UsageError
 from headway.core.yaml_file import read_yaml
 
 HOW = "headway rollout writes it; take it away where no rollout runs."
 Rows = list[dict[str, Any]]
+
+
+class Named(msgspec.Struct):
+    """A canary's row."""
+
+    name: str
+
+
+class Trial(msgspec.Struct):
+    """A rollout's row."""
+
+    name: str
+    model: str
+    canary: list[str]
+
+
+class Content(msgspec.Struct):
+    """What the file holds of its rows, as far as it is gone by here."""
+
+    upstreams: list[Named]
+    rollouts: list[Trial]
 
 
 def overlay_path(file: Path) -> Path:
@@ -28,9 +52,14 @@ def with_overlay(file: Path, content: dict[str, Any]) -> dict[str, Any]:
     path = overlay_path(file)
     if not path.exists():
         return content
-    more = read_yaml(path, "rollouts", HOW)
-    if not isinstance(more, dict) or set(more) != {"upstreams", "rollouts"}:
-        raise UsageError(f"{path}: it has not upstreams and rollouts alone.", HOW)
+    more = read_rows(path)
+    with suppress(TypeError, ValueError, AttributeError):  # rows that are none: the reader says so
+        return joined(content, more)
+    return content
+
+
+def joined(content: dict[str, Any], more: dict[str, Rows]) -> dict[str, Any]:
+    """Both as one file."""
     names = [name_of(row) for row in content["upstreams"]]
     canaries = {row["model"]: row["canary"] for row in more["rollouts"]}
     models = [
@@ -45,6 +74,18 @@ def with_overlay(file: Path, content: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def read_rows(path: Path) -> dict[str, Rows]:
+    """The rows of the file; UsageError where it holds anything else."""
+    more: dict[str, Rows] = read_yaml(path, "rollouts", HOW)
+    if not isinstance(more, dict) or set(more) != {"upstreams", "rollouts"}:
+        raise UsageError(f"{path}: it has not upstreams and rollouts alone.", HOW)
+    try:
+        msgspec.convert(more, Content)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: {str(error)[:300]}.", HOW) from error
+    return more
+
+
 def name_of(row: dict[str, Any]) -> str:
     """An upstream's name as the gateway calls it."""
     return str(row.get("name") or urlsplit(str(row.get("url"))).netloc)
@@ -55,7 +96,7 @@ def add(file: Path, upstream: dict[str, Any], rollout: dict[str, Any]) -> None:
     path = overlay_path(file)
     there: dict[str, Rows] = {"upstreams": [], "rollouts": []}
     if path.exists():
-        there = read_yaml(path, "rollouts", HOW)
+        there = read_rows(path)
     gone = [row for row in there["rollouts"] if row["model"] == rollout["model"]]
     names = {name for row in gone for name in row["canary"]} | {upstream["name"]}
     write(
@@ -70,7 +111,7 @@ def remove(file: Path, name: str) -> None:
     path = overlay_path(file)
     if not path.exists():
         return
-    there = read_yaml(path, "rollouts", HOW)
+    there = read_rows(path)
     names = {each for row in there["rollouts"] if row["name"] == name for each in row["canary"]}
     write(
         path,
