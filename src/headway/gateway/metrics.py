@@ -43,6 +43,8 @@ HELP = {
     "ledger_lost_rows": ("counter", "Rows that the disk did not take."),
 }
 Labels = tuple[tuple[str, str], ...]
+MAX_SERIES, OTHER = 10_000, "other"
+"""Of one metric: codes come from upstreams, and names of models from clients."""
 
 
 @dataclass(slots=True)
@@ -58,6 +60,8 @@ class Metrics:
         assert name in HELP, name
         series = self.values.setdefault(name, {})
         key = tuple(labels.items())
+        if key not in series and len(series) >= MAX_SERIES:
+            key = tuple((label, OTHER) for label in labels)
         series[key] = series.get(key, 0.0) + amount
 
     def of(self, name: str, /, **labels: str) -> float:

@@ -30,7 +30,7 @@ from headway.gateway.metrics import Labels, Metrics
 from headway.gateway.money import Purses
 from headway.gateway.probe import ScorerClient
 from headway.gateway.rollout import Change, Rollout
-from headway.gateway.upstream import Upstream
+from headway.gateway.upstream import Upstream, is_name
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.tasks import Retries, Tasks
 
@@ -242,7 +242,8 @@ class State:
         row = self.routes.get(name)
         if row is None and ANY in self.routes:
             pool = self.pools[ANY]
-            if any(each.serves(name) or not each.looked for each in pool.upstreams):
+            unknown = is_name(name) and any(not each.looked for each in pool.upstreams)
+            if unknown or any(each.serves(name) for each in pool.upstreams):
                 row = self.routes[ANY]
         if row is None:
             raise RequestError(

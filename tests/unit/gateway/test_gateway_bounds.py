@@ -141,6 +141,25 @@ class OddStub(Stub):
         return {"choices": [{"message": 5}]}
 
 
+async def test_names_and_codes_of_others_fill_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an upstream was never found its models are not known: any name may be one of them."""
+    monkeypatch.setattr("headway.gateway.metrics.MAX_SERIES", 20)
+    async with world(Stub("a")) as live:
+        live.state.upstreams["a"].looked = False
+        live.state.upstreams["a"].look = never  # type: ignore[method-assign]
+        assert (await live.chat(False, model="m" * 201)).status == 404
+        for number in range(40):
+            await live.chat(False, model=f"made-up-{number}")
+        for series in live.state.metrics.values.values():
+            assert len(series) <= 21
+        assert live.state.metrics.of("requests", route="other") > 0
+        assert live.state.metrics.of("requests") == 40
+
+
+async def never() -> None:
+    """A look that finds nobody."""
+
+
 async def test_an_answer_that_no_scorer_can_read_is_no_fault_of_the_gateway() -> None:
     hold = {"scorer": "http://127.0.0.1:9/score", "by": "whole"}
     async with world(OddStub("a"), models=({"name": "tiny", "hold": hold},)) as live:
