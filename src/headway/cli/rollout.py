@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,14 +106,16 @@ class Running:
         request = urllib.request.Request(self._url + path, data, self._headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                told: dict[str, Any] = json.load(answer)
-                return told
+                told: Any = json.load(answer)
+            if not isinstance(told, dict):
+                raise ValueError("it answers with something else")
+            return told
         except urllib.error.HTTPError as error:
             text = error.read()[:500].decode("utf-8", "replace")
             raise HeadwayError(
                 f"The gateway answered {path} with {error.code}: {text}", "Check --api-key."
             ) from error
-        except OSError as error:
+        except (OSError, HTTPException, ValueError) as error:  # it speaks no HTTP, or no JSON
             raise HeadwayError(
                 f"The gateway at {self._url} cannot be asked: {error}.", "Is it up? --gateway URL"
             ) from error
@@ -215,7 +218,10 @@ class Steps:
         """Print each change, and how far it is twice a minute, until it has ended."""
         told, told_s = "", 0.0
         while True:
-            now = next(r for r in self._gateway.stats()["rollouts"] if r["name"] == self._name)
+            found = [r for r in self._gateway.stats()["rollouts"] if r["name"] == self._name]
+            if not found:
+                raise HeadwayError(f"The gateway has no rollout {self._name} any more.")
+            now = found[0]
             line = f"  {now['state']}, {now['share']:.0%} of the requests"
             line += f": {now['reason']}" if now["reason"] else ""
             if line != told or time.monotonic() - told_s > TOLD_S:

@@ -14,11 +14,13 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.options import RolloutOptions
 from headway.gateway import overlay
 from headway.gateway.config import read_config
+from raw_upstream import raw_upstream
 
 FILE = """
 upstreams: [{name: a, url: 'http://a/v1'}, {url: 'http://b:1/v1'}]
 models: [{name: chat}, {name: other, upstreams: [a]}]     # a comment of the operator's
 """
+HTTP = b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n%b"
 CANARY = {"name": "canary-r", "url": "http://c/v1"}
 ROW = {"name": "r", "model": "chat", "canary": ["canary-r"]}
 
@@ -62,12 +64,40 @@ def test_a_model_has_one_rollout_and_others_keep_theirs(file: Path) -> None:
     assert [row.name for row in read_config(file).rollouts] == ["o"]
 
 
-@pytest.mark.parametrize(("text", "message"), [("[]", "has not upstreams"), ("{a: [", "not YAML")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "has not upstreams"),
+        ("{a: [", "not YAML"),
+        ("{upstreams: 5, rollouts: []}", "Expected `array`"),
+        ("{upstreams: [], rollouts: null}", "Expected `array`"),
+        ("{upstreams: [a], rollouts: []}", "Expected `object`"),
+        ("{upstreams: [], rollouts: [{name: r, model: [], canary: [c]}]}", "Expected `str`"),
+        ("{upstreams: [], rollouts: [{name: r, model: chat}]}", "canary"),
+    ],
+)
 def test_a_file_that_somebody_has_spoiled_is_named(file: Path, text: str, message: str) -> None:
     overlay.overlay_path(file).write_text(text)
     with pytest.raises(UsageError) as raised:
         read_config(file)
     assert message in raised.value.cause and "gateway.rollouts.yaml" in raised.value.cause
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "upstreams: 5",
+        "upstreams: [a]",
+        "upstreams: [{url: 'http://['}]",
+        "{upstreams: [{url: 'http://a'}], models: [{name: [chat]}]}",
+        "{upstreams: [{url: 'http://a'}], models: [{name: chat, upstreams: 5}]}",
+    ],
+)
+def test_a_row_that_is_none_is_named_beside_a_rollout_too(file: Path, text: str) -> None:
+    overlay.add(file, CANARY, ROW)
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"gateway.yaml: (upstreams|models)"):
+        read_config(file)
 
 
 # ── the command ─────────────────────────────────────────────────────────────────────────────
@@ -177,6 +207,14 @@ async def test_a_gateway_that_has_gone_leaves_no_row(
         await asyncio.to_thread(steps.run, "http://a/v1")
     assert not overlay.overlay_path(file).exists()
     assert "the version of today answers all" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", HTTP % b"<html>", HTTP % b"[]"])
+async def test_what_is_no_gateway_is_told(answer: bytes) -> None:
+    with raw_upstream(answer) as other:
+        running = cli.Running(RolloutOptions(gateway=other.url))
+        with pytest.raises(HeadwayError, match="cannot be asked"):
+            await asyncio.to_thread(running.reload)
 
 
 async def test_what_the_gateway_refuses_is_told() -> None:
