@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-MAX_CLIENT_ID, MAX_PATH = 200, 200
+MAX_CLIENT_ID, MAX_METHOD, MAX_PATH = 200, 20, 200
 TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -33,7 +33,7 @@ class RequestSource(msgspec.Struct, kw_only=True, gc=False):
             "client_request_id": self.client_request_id,
             "trace_id": self.trace_id,
             "key": self.key,
-            "method": self.method,
+            "method": self.method[:MAX_METHOD],
             "path": self.path[:MAX_PATH],
         }
 

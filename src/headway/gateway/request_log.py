@@ -19,6 +19,7 @@ from headway.telemetry.request_log import (
     duration,
     log,
     outcome_of,
+    word,
 )
 
 
@@ -49,7 +50,8 @@ class GatewayLine(SourcedLine, kw_only=True):
         if self.dollars:
             parts.append(f"${self.dollars:.3g}")
         parts.append(self.outcome if self.code is None else f"{self.outcome}: {self.code}")
-        where = f"{self.model} at {self.upstream}" if self.upstream else self.model
+        model = word(self.model)
+        where = f"{model} at {self.upstream}" if self.upstream else model
         return f"{self.id} {self.status} {where} {', '.join(parts)}{self.origin()}"
 
 

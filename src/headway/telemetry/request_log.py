@@ -11,6 +11,7 @@ what a client could have put in. What failed by our fault is told at level error
 """
 
 import logging
+import re
 from typing import Protocol
 
 import msgspec
@@ -24,6 +25,7 @@ from headway.telemetry.timeline import Timeline
 
 log = logging.getLogger("headway.requests")
 MINUTE_S = 60
+WORD = re.compile(r'[^\s,;"]*')
 CLIENT_LEFT_STATUS = 499
 CLIENT_LEFT = "client_left"
 """Code of a request whose client went away before its body was complete."""
@@ -44,8 +46,15 @@ class SourcedLine(msgspec.Struct, kw_only=True):
         if self.method is None:
             return ""
         named = ("key", self.key), ("client", self.client_request_id), ("trace", self.trace_id)
-        parts = [f"{name} {value}" for name, value in named if value is not None]
-        return "; " + ", ".join([f"{self.method} {self.path}", *parts])
+        parts = [f"{name} {word(value)}" for name, value in named if value is not None]
+        return "; " + ", ".join([f"{self.method} {word(self.path)}", *parts])
+
+
+def word(text: str) -> str:
+    """As it stands where it is one word, else in quotes: a client named `x, key bob` is no bob."""
+    if WORD.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class RequestLine(SourcedLine, kw_only=True):

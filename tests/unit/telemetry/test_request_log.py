@@ -79,6 +79,21 @@ def test_a_line_says_where_its_request_comes_from(lines, caplog):
     assert found["request"] | {"request_id": "5f3a", "key": "alice"} == found["request"]
 
 
+def test_a_client_cannot_say_that_it_has_a_key(lines):
+    """What it calls itself, and the path, are words or in quotes; a method has a length."""
+    _, model = logged()
+    source = RequestSource(
+        request_id="1",
+        method="M" * 60_000,
+        path='/v1/x, key bob"',
+        client_request_id="x, key alice",
+    )
+    model.refused(RequestError("no", code="invalid_api_key", status=401), source=source)
+    (line,) = lines()
+    assert line.endswith('; MMMMMMMMMMMMMMMMMMMM "/v1/x, key bob\\"", client "x, key alice"')
+    assert source.fields()["method"] == "M" * 20
+
+
 def test_a_request_has_one_line(lines):
     clock, model = logged()
     source = RequestSource(request_id="1", path="/v1/completions")
