@@ -83,6 +83,32 @@ def test_the_official_client_over_tls(tiny_model: Path, certificates: Path, tmp_
         check_client(url_of(gateway), context)
 
 
+def test_a_handshake_that_does_not_begin_counts(certificates: Path, tmp_path: Path) -> None:
+    """Of connections that say nothing an address has as many as of others, for ten seconds."""
+    pair = [f"--ssl-certfile={certificates}/a.pem", f"--ssl-keyfile={certificates}/a.key"]
+    flags = ["--port=0", "--upstream=http://127.0.0.1:9/v1", "--max-connections=20"]
+    with process(tmp_path / "g", "gateway", *flags, *pair), contextlib.ExitStack() as opened:
+        url = httpx.URL(url_of(tmp_path / "g"))
+        place = (url.host, url.port or 443)
+        silent = [opened.enter_context(socket.create_connection(place)) for _ in range(40)]
+        wait_until(lambda: sum(map(is_open, silent)) <= 10, 5)
+        assert sum(map(is_open, silent)) == 10
+        wait_until(lambda: not any(map(is_open, silent)), 30)
+        context = ssl.create_default_context(cafile=certificates / "a.pem")
+        with httpx.Client(verify=context) as http:
+            assert http.get(url.copy_with(path="/health")).status_code == 200
+
+
+def is_open(connection: socket.socket) -> bool:
+    """Whether its other end has neither closed nor reset it."""
+    try:
+        return connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) != b""
+    except BlockingIOError:
+        return True
+    except ConnectionResetError:
+        return False
+
+
 def check_client(url: str, context: ssl.SSLContext) -> None:
     """A whole answer and a stream, the certificate verified."""
     with (

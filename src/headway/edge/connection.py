@@ -10,9 +10,11 @@ in a million chunks nor a thousand requests of one key at once hold up anybody e
 import asyncio
 import re
 import socket
+import ssl
 import sys
 import time
 from collections import Counter, deque
+from functools import partial
 from typing import Any
 
 import h11
@@ -25,6 +27,7 @@ from uvicorn.server import ServerState
 from headway.core.errors import EngineDownError, RequestError
 from headway.edge.errors import error_body
 from headway.edge.framing import AMBIGUOUS, StrictConnection
+from headway.edge.handshake import Handshake
 
 HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
 MIN_BODY_BYTES_PER_S = 10_000
@@ -133,10 +136,14 @@ class ConnectionLimiter:
         self.max_connections = max_connections
         self.by_address: Counter[str] = Counter()
         self.connections: set[Connection] = set()
+        self.context: ssl.SSLContext | None = None
+        """Of TLS, where connections are secured."""
         self.turns = ParseTurns()
 
     def enter(self, connection: "Connection", address: str) -> bool:
         """Count a connection in; False when there are too many, or too many from its address."""
+        if connection in self.connections:  # since its handshake began
+            return True
         full = len(self.connections) >= self.max_connections
         if full or self.by_address[address] >= self.max_connections // 2:
             return False
@@ -165,9 +172,13 @@ class ConnectionLimiter:
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> "Connection":
+    ) -> "Connection | Handshake":
         """What uvicorn calls to make a connection."""
-        return Connection(self, config, server_state, app_state, _loop)
+        made = Connection(self, config, server_state, app_state, _loop)
+        if self.context is None:
+            return made
+        enter, leave = partial(self.enter, made), partial(self.leave, made)
+        return Handshake(asyncio.get_running_loop(), made, self.context, enter, leave)
 
 
 class Connection(H11Protocol):
@@ -289,8 +300,8 @@ class Connection(H11Protocol):
     # ── what is late ────────────────────────────────────────────────────────────────────────
 
     def judge(self, now_s: float) -> None:
-        """End the connection when it is late with what it owes."""
-        if self.transport.is_closing():
+        """End the connection when it is late with what it owes; a handshake has its own limit."""
+        if self.transport is None or self.transport.is_closing():
             return
         waited_s = now_s - self.since_s
         if self.stalled_s is not None and now_s - self.stalled_s > WRITE_S:

@@ -120,11 +120,17 @@ class Server(uvicorn.Server):
     Once it is asked to end it refuses what is posted; all else is answered as before.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, limiter: ConnectionLimiter) -> None:
         super().__init__(config)
+        self._limiter = limiter
         self.asked_to_end = asyncio.Event()
         self._app: Any = config.app
         config.app = self._answer
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; TLS is the limiter's, which counts a connection before its handshake is over."""
+        self._limiter.context, self.config.ssl = self.config.ssl, None
+        await super().startup(sockets)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self.asked_to_end.is_set() and scope.get("method") == "POST":
@@ -163,7 +169,8 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: Place) -> Serve
             ws="none",
             ssl_certfile=place.ssl_certfile or None,
             ssl_keyfile=place.ssl_keyfile or None,
-        )
+        ),
+        limiter,
     )
 
 
