@@ -17,7 +17,14 @@ Check = Callable[["Fitting", Any, Any, dict[str, Any], str, int], Iterator[str]]
 
 def misfit(value: Any, schema: Schema) -> str | None:
     """Where and why `value` does not fit: "$.days: 'two' is no integer"; None when it fits."""
-    return next(Fitting(schema).faults(value, schema, "$", 0), None)
+    try:
+        return next(Fitting(schema).faults(value, schema, "$", 0), None)
+    except (EnoughError, RecursionError):
+        return None
+
+
+class EnoughError(Exception):
+    """As many places were looked at as may be."""
 
 
 class Fitting:
@@ -29,8 +36,8 @@ class Fitting:
 
     def faults(self, value: Any, schema: Schema, at: str, depth: int) -> Iterator[str]:
         """What does not fit, place by place."""
-        self.num_checks += 1
-        if self.num_checks > MAX_CHECKS or depth > MAX_DEPTH:
+        self.look(1)
+        if depth > MAX_DEPTH:
             return
         if schema is False:
             yield f"{at}: nothing may stand here"
@@ -39,6 +46,12 @@ class Fitting:
         for keyword, check in CHECKS.items():
             if keyword in schema:
                 yield from check(self, value, schema[keyword], schema, at, depth + 1)
+
+    def look(self, places: int) -> None:
+        """Count places that are looked at; raises EnoughError beyond what may be."""
+        self.num_checks += places
+        if self.num_checks > MAX_CHECKS:
+            raise EnoughError
 
     def fits(self, value: Any, schema: Schema, depth: int) -> bool:
         """Whether nothing is at fault."""
@@ -94,7 +107,9 @@ def check_type(
 def check_enum(
     fitting: Fitting, value: Any, choices: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
-    if isinstance(choices, list) and not any(same(value, choice) for choice in choices):
+    choices = choices if isinstance(choices, list) else [value]
+    fitting.look(len(choices))
+    if not any(same(value, choice) for choice in choices):
         yield f"{at}: {shown(value)} is none of the choices"
 
 
@@ -109,6 +124,7 @@ def check_required(
     fitting: Fitting, value: Any, names: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
     if isinstance(value, dict) and isinstance(names, list):
+        fitting.look(len(names))
         for name in names:
             if isinstance(name, str) and name not in value:
                 yield f"{at}: {name[:60]} is missing"
@@ -118,6 +134,7 @@ def check_properties(
     fitting: Fitting, value: Any, known: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
     if isinstance(value, dict) and isinstance(known, dict):
+        fitting.look(len(known))
         for name, inner in known.items():
             if name in value:
                 yield from fitting.faults(value[name], inner, f"{at}.{name}", depth)

@@ -1,6 +1,7 @@
 """Values that fit a schema are never found at fault, and plain misfits are named by their place."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -91,3 +92,23 @@ def test_any_schema_is_borne(value, schema):
 def test_a_schema_without_end_ends():
     circle = {"$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}] * 10}}, "$ref": "#/$defs/a"}
     assert misfit(1, circle) is None
+
+
+def test_a_long_value_and_a_large_schema_end_soon():
+    """Both are others': a client's schema, and an answer as long as it asks for."""
+    many, began_s = range(50_000), time.process_time()
+    for item, schema in (
+        (1, {"enum": [*range(2, 50_000), 1]}),
+        (1, {"allOf": [True for _ in many]}),
+        ({"a": 1}, {"required": ["a" for _ in many]}),
+        ({"a": 1}, {"properties": {str(number): True for number in many}}),
+    ):
+        assert misfit([item] * 1000, {"items": schema}) is None
+    assert time.process_time() - began_s < 3
+
+
+def test_what_is_nested_too_deep_passes():
+    deep, same = [], []
+    for _ in range(900):
+        deep, same = [deep], [same]
+    assert misfit(deep, {"const": same}) is None
