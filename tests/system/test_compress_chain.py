@@ -18,10 +18,12 @@ from transformers import AutoModelForCausalLM
 from conftest import StartServer
 from headway.cli.evaluate import GATE_FAILED
 from headway.cli.main import main
+from headway.cli.quantize import write_rows
 from headway.compress.partial import Partial
 from headway.core.embedded import model_folder
 from headway.core.formats import PLAIN
 from headway.core.model_spec import read_model_spec
+from headway.core.options import QuantizeOptions
 from headway.runtime.checkpoint import checkpoint_formats
 from headway.whole_model import FolderModel
 
@@ -265,6 +267,17 @@ def test_what_is_ignored_stays_in_16_bits(tmp_path: Path):
 
 
 # ── before anything is done ─────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "length", [2, 5000], ids=["shorter than a beginning", "beyond the context"]
+)
+def test_rows_that_a_model_writes_fit_its_context(length: int, tmp_path: Path):
+    begins = [[5, 6, 7], [8]]
+    rows = write_rows(model_folder(None), QuantizeOptions(threads=1), begins, length)
+    context = read_model_spec(model_folder(None)).max_len
+    assert [len(row) for row in rows] == [min(length, context)] * 2
+    assert rows[0][:1] == [5] and rows[1][:1] == [8]
 
 
 def test_a_dry_run_says_bytes_time_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -185,16 +185,20 @@ def rows_for(call: "Call", folder: Path) -> "Calibration":
 def write_rows(
     folder: Path, options: QuantizeOptions, begins: list[list[int]], length: int
 ) -> list[list[int]]:
-    """Rows that the model of `folder` goes on to from these beginnings, seeded."""
+    """Sample rows from the model of `folder`, seeded, each a continuation of one of `begins`.
+
+    A row has `length` tokens, or as many as the model's context.
+    """
     from headway.llm import LLM
 
-    context = read_model_spec(folder).max_len
+    length = min(length, read_model_spec(folder).max_len)
+    begins = [ids[: length - 1] for ids in begins]
     print(f"{folder.name} writes {len(begins)} rows to be calibrated on.", file=sys.stderr)
-    llm = LLM(folder, max_model_len=min(length, context), threads=options.threads)
+    llm = LLM(folder, max_model_len=length, threads=options.threads)
     params = [
         SamplingParams(
             temperature=1,
-            max_tokens=max(1, length - len(ids)),
+            max_tokens=length - len(ids),
             ignore_eos=True,
             seed=options.seed + i,
         )

@@ -23,35 +23,12 @@ from headway.evals.text import LAMBADA, TEXTS
 
 SKILLS_SOURCE, SELF_SOURCE = "skills", "self"
 BEGINNINGS = (
-    *("The", "In", "She said", "How do I", "According to", "I", "Question:", "It was", "1."),
-    *(
-        "def ",
-        "import ",
-        "#include",
-        "SELECT ",
-        "<html>",
-        "{",
-        "Der",
-        "Les",
-        "El",
-        "# ",
-        "On Monday",
-    ),
-    *(
-        "Chapter 1",
-        "To",
-        "We",
-        "There are",
-        "What is",
-        "A",
-        "Dear",
-        "\\begin{",
-        "He",
-        "If",
-        "This is",
-    ),
+    *("The", "In", "She said", "How do I", "According to", "I", "Question:", "It was", "1.", "A"),
+    *("def ", "import ", "#include", "SELECT ", "<html>", "{", "# ", "\\begin{", "Der", "Les"),
+    *("El", "On Monday", "Chapter 1", "To", "We", "There are", "What is", "Dear", "He", "If"),
+    "This is",
 )
-"""What a model goes on from when it writes rows itself."""
+"""First words of the rows that a model samples itself."""
 OWN_SOURCES = (SKILLS_SOURCE, SELF_SOURCE)
 SHINGLE = 13
 """Words in a row that two texts do not share by chance, as in GPT-3's own check."""
@@ -194,7 +171,7 @@ def read_calibration(
 ) -> Calibration:
     """`rows` rows of `length` tokens, by share; chats are in their template where there is one.
 
-    `write` has the model go on from token ids, for `self`. Raises UsageError for a source that is
+    `write` samples continuations of token ids, for `self`. Raises UsageError for a source that is
     tested, empty, or not of its kind.
     """
     total = sum(source.share for source in sources)
@@ -238,11 +215,11 @@ def rows_from(
 def written_rows(
     tokenizer: Tokens, length: int, count: int, write: Writer | None
 ) -> list[list[int]]:
-    """Rows that the model samples itself at temperature 1 (Williams et al., "Self-calibration for
+    """Sample rows from the model at temperature 1 (Williams et al., "Self-calibration for
     language model quantization and pruning", 2025)."""
     if write is None:
         raise UsageError("--calibrate self is not offered here.", "Give a text.")
-    begins = [tokenizer.encode(BEGINNINGS[i % len(BEGINNINGS)])[:length] for i in range(count)]
+    begins = [tokenizer.encode(BEGINNINGS[i % len(BEGINNINGS)]) for i in range(count)]
     return write(begins, length)
 
 

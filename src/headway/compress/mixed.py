@@ -1,4 +1,4 @@
-"""A format for each module, by what it costs and what it loses on rows that are kept for this.
+"""A format for each matrix, by what it costs and what it loses on rows held back from calibration.
 
 Losses are those of `sensitivity` with the matrices that were rounded, seconds those of `timing`,
 the choice is that of `search`; then the whole is measured.

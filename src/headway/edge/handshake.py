@@ -1,8 +1,8 @@
 """The TLS handshake of a connection that counts from its first byte on.
 
 A server of asyncio's that is given a context tells its protocol of a connection once the handshake
-is over, and waits a minute for it: whoever connects and says nothing would be held to no limit, and
-have every file descriptor.
+is over, and waits a minute for it: a client that connects and sends nothing would be held to no
+limit, and could take every file descriptor.
 """
 
 import ssl
