@@ -264,6 +264,13 @@ class Stub:
             self.num_tokens += 1
             call = {"index": 0, "function": {"arguments": f"t{number} "}}
             delta = {"tool_calls": [call]} if body.get("tools") else {"content": f"t{number} "}
+            if fault.startswith("unmarked_end") and number == count - 1:
+                await answer.write(chunk(delta, "stop"))
+                if fault == "unmarked_end_reset":
+                    await asyncio.sleep(0.05)
+                    assert request.transport is not None
+                    request.transport.abort()
+                return
             await answer.write(chunk(delta) + marked(1000 + number))
         await answer.write(chunk({}, "stop") + marked())
         if fault == "no_end":

@@ -215,6 +215,8 @@ class _Attempted:
         self._usage: Usage | None = None
         self._marks = Marks()
         self._held, self._is_known = b"", False
+        self._held_finished = False
+        """Whether what waits for its mark ends the answer."""
         self._size = 0
         self._reader: EventReader | None = None
         self._patience: Patience | None = None
@@ -329,9 +331,11 @@ class _Attempted:
             return self._passed(event, shown, data)
         if self._is_marked and not stream._ending.is_after(event):
             self._held += data
+            self._held_finished = self._held_finished or shown.finished
             self._note(shown)
             return b""
         self._note(shown)
+        stream._finished = stream._finished or shown.finished
         self._showed(shown)
         return data
 
@@ -344,7 +348,6 @@ class _Attempted:
         stream = self._stream
         if self._reader is not None:
             self._reader.note_content()
-        stream._finished = stream._finished or shown.finished
         self._size += shown.size
         if shown.text and stream._account.text is not None:
             stream._account.text.append(shown.text)
@@ -391,6 +394,7 @@ class _Attempted:
         if count is None or not self._held:
             return b""
         held, self._held = self._held, b""
+        self._stream._finished = self._stream._finished or self._held_finished
         self._showed()
         self._attempt.flight.num_tokens += count - 1
         return held

@@ -55,6 +55,16 @@ async def test_a_stream_that_breaks_goes_on_or_ends_with_an_error(headway: bool)
     assert 0 < len(whole) < 12
 
 
+@pytest.mark.parametrize("fault", ["unmarked_end", "unmarked_end_reset"])
+async def test_an_end_without_its_mark_is_not_the_end(fault: str) -> None:
+    """The last token has come and its mark has not: another upstream sends it again."""
+    bad = Stub("a", headway=True, fault=lambda number: fault)
+    async with world(bad, Stub("b", headway=True), models=TURNS) as live:
+        answer = await live.chat()
+        assert live.state.metrics.of("resumed", how="exact") == 1
+    assert answer.is_complete and answer.text == text_of(8)
+
+
 @pytest.mark.parametrize("headway", [True, False])
 async def test_what_a_broken_upstream_opened_is_not_shown(headway: bool) -> None:
     """It broke behind its first event, which shows no token: the client sees the other's alone."""
@@ -402,7 +412,7 @@ async def test_nearly_all_complete_through_every_fault(num_requests: int, seed: 
         attempts, resumed = metrics.of("attempts"), metrics.of("resumed")
     assert complete >= 0.995 * num_requests - 1 and not silent, (complete, silent[:1])
     assert attempts <= 1.1 * num_requests + 3 + resumed
-    assert num_requests < 800 or attempts <= 1.13 * num_requests, attempts
+    assert num_requests < 800 or attempts <= 1.15 * num_requests, attempts
 
 
 async def test_a_client_that_leaves_ends_the_stream_upstream(
