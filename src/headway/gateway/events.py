@@ -9,6 +9,7 @@ and what shows nothing, such as comments, may not follow without end.
 
 import asyncio
 import re
+from codecs import BOM_UTF8
 from math import inf
 from typing import NamedTuple
 
@@ -44,15 +45,24 @@ class EventCutter:
     `num_parts` counts what stood between two blank lines so far.
     """
 
-    __slots__ = ("_held", "_rest", "num_parts")
+    __slots__ = ("_held", "_may_begin", "_rest", "num_parts")
 
     def __init__(self) -> None:
         self._rest = bytearray()
         self._held = b""
+        self._may_begin = True
+        """Whether a byte order mark may come: a stream may begin with one."""
         self.num_parts = 0
 
     def feed(self, data: bytes) -> list[Event]:
         """The events that are complete now; ValueError beyond `MAX_EVENT_BYTES`."""
+        if self._may_begin:
+            data, self._held = self._held + data, b""
+            if len(data) < len(BOM_UTF8) and BOM_UTF8.startswith(data):
+                self._held = data
+                return []
+            self._may_begin = False
+            data = data.removeprefix(BOM_UTF8)
         if self._held or b"\r" in data:
             data = self._held + data
             self._held = b"\r" if data.endswith(b"\r") else b""  # its \n may be on its way

@@ -104,6 +104,15 @@ def test_events_are_the_same_however_they_are_cut(size: int) -> None:
     assert cutter.num_parts == 15
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_a_byte_order_mark_is_no_part_of_the_first_event(size: int) -> None:
+    text, found = b"\xef\xbb\xbfdata: 1\n\ndata: \xef\xbb\xbf2\n\n", []
+    cutter = EventCutter()
+    for at in range(0, len(text), size):
+        found += cutter.feed(text[at : at + size])
+    assert [each.data for each in found] == [b"1", b"\xef\xbb\xbf2"]
+
+
 DEEP = b'{"x":' + b"[" * 300_000 + b"]" * 300_000 + b"}"
 JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
 
