@@ -112,12 +112,20 @@ class Keyring:
         return bool(self.flags) or self.file is not None
 
     def reload(self) -> None:
-        """Read the file again; UsageError, and nothing has changed, when it cannot be used.
+        """Read the file again; UsageError, and nothing has changed, when it cannot be used."""
+        self.use(self.read())
+
+    def read(self) -> list[Row]:
+        """Return the rows of the file, for `use`; may run in a thread. Raises UsageError."""
+        return read_rows(self.file) if self.file is not None else []
+
+    def use(self, rows: list[Row]) -> None:
+        """Go by `rows` from the next request on; UsageError, and nothing has changed, when one
+        cannot be used.
 
         Meters of keys that stay go on, so that reading again is no way around a limit.
         """
         callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
-        rows = read_rows(self.file) if self.file is not None else []
         found = [(self._from_row(row), row.revoked) for row in rows]
         check_distinct([*callers, *(caller for caller, _ in found)])
         self.callers = callers + [caller for caller, revoked in found if not revoked]

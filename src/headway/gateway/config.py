@@ -134,6 +134,8 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("dollars must be between 0 and 1e9")
 
 
+MAX_STEPS = 100
+
 Guard = Literal["errors", "goodput", "validity", "quality", "cost"]
 
 
@@ -164,6 +166,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         rising = all(low < high for low, high in pairwise(self.steps))
         if not self.steps or not rising or not 0 < self.steps[0] <= self.steps[-1] < 100:
             raise ValueError("steps must be percents that rise, above 0 and below 100")
+        if len(self.steps) > MAX_STEPS:
+            raise ValueError(f"steps are {len(self.steps):,}; a rollout has at most {MAX_STEPS}")
         if not 1 <= self.requests <= 1_000_000 or not 1e-6 <= self.alpha <= 0.2:
             raise ValueError("requests must be 1 to 1000000, alpha 1e-6 to 0.2")
         if not 0 <= self.shadow <= 100:

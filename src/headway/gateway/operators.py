@@ -48,9 +48,7 @@ async def reload(state: State, _: Request) -> Response:
     if state.read_again is None:
         raise RequestError("This gateway has no file to read again.", status=409)
     try:
-        config = state.read_again()
-        state.keyring.reload()
-        await state.reload(config)
+        await state.read_files()
     except HeadwayError as error:
         raise RequestError(f"{error.cause} {error.fix}", code="invalid_configuration") from error
     return json_response({"upstreams": list(state.upstreams), "models": list(state.routes)})

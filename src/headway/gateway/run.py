@@ -40,7 +40,7 @@ async def serve(
     reloads: set[asyncio.Task[None]] = set()
 
     def reload() -> None:
-        task = loop.create_task(read_all_again(state, read_again, notifier))
+        task = loop.create_task(reload_files(state, notifier))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -79,15 +79,11 @@ async def serve(
         deadline.close()
 
 
-async def read_all_again(
-    state: State, read_again: Callable[[], Config], notifier: Notifier
-) -> None:
-    """All of the configuration and the keys, or nothing where one of them cannot be used."""
+async def reload_files(state: State, notifier: Notifier) -> None:
+    """SIGHUP: read the configuration and the keys again; what cannot be used changes nothing."""
     notifier.reloading()
     try:
-        config = read_again()
-        state.keyring.reload()
-        await state.reload(config)
+        await state.read_files()
     except HeadwayError as error:
         log.error("configuration and keys stay as they were: %s", error)
     else:

@@ -76,6 +76,7 @@ class State:
     """Owner and id of a stored response → the upstream that keeps it."""
     is_draining: bool = False
     """Whether the process is to end when its requests have."""
+    _reading_files: asyncio.Lock = field(default_factory=asyncio.Lock)
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """Of the requests that run: what ends them when the drain is over."""
     drift: DriftWatch = field(init=False)
@@ -148,6 +149,19 @@ class State:
         for each in self.upstreams.values():
             each.start()
         self.drift.start()
+
+    async def read_files(self) -> None:
+        """Read the configuration and the keys again, and go by both or, where one cannot be used,
+        by neither; raises HeadwayError.
+
+        They are read in a thread: a file of 16 MiB takes seconds.
+        """
+        assert self.read_again is not None
+        async with self._reading_files:
+            config = await asyncio.to_thread(self.read_again)
+            keys = await asyncio.to_thread(self.keyring.read)
+            self.keyring.use(keys)
+            await self.reload(config)
 
     async def reload(self, config: Config) -> None:
         """Go by another configuration from the next request on."""

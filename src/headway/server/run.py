@@ -41,7 +41,14 @@ async def serve(
     deadline = Deadline(state.options.drain_timeout)
     loop = asyncio.get_running_loop()
     end_on_signals(server, deadline)
-    loop.add_signal_handler(signal.SIGHUP, reload_keys, state, notifier)
+    reloads: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        task = loop.create_task(reload_keys(state, notifier))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     deadline.watch()
     watchers = [
         supervise("connection sweep", limiter.watch),
@@ -95,11 +102,11 @@ async def log_minutes(state: State) -> None:
             log_minute(model.telemetry)
 
 
-def reload_keys(state: State, notifier: Notifier) -> None:
+async def reload_keys(state: State, notifier: Notifier) -> None:
     """SIGHUP: read the key file again; with one that cannot be used the old keys stay."""
     notifier.reloading()
     try:
-        state.keyring.reload()
+        state.keyring.use(await asyncio.to_thread(state.keyring.read))
     except UsageError as error:
         log.error("the keys stay as they were: %s", error)
     else:

@@ -1,6 +1,7 @@
 """Operators: a rollout ended by hand, the file read again, evidence that outlives the gateway."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,32 @@ async def test_a_file_is_read_again_all_or_nothing() -> None:
         status, body = await told(live, "/reload", {})
         assert status == 400 and "gateway.yaml: models: tiny: no." in body["error"]["message"]
         assert await asked(live, 4) == {"b"}
+
+
+async def test_others_are_served_while_files_are_read() -> None:
+    """A file of many values is read for seconds."""
+    stubs = [Stub("a")]
+    async with world(*stubs) as live:
+        config, began, may_end = live.state.config, threading.Event(), threading.Event()
+
+        def read_long() -> Config:
+            began.set()
+            assert may_end.wait(30)
+            return config
+
+        live.state.read_again = read_long
+        reloading = asyncio.create_task(told(live, "/reload", {}))
+        assert await asyncio.to_thread(began.wait, 30)
+        assert await asked(live, 2) == {"a"}
+        may_end.set()
+        assert (await reloading)[0] == 200
+
+
+def test_a_rollout_has_a_hundred_steps_at_most() -> None:
+    steps = [number / 1000 for number in range(1, 102)]
+    with pytest.raises(UsageError, match="steps are 101; a rollout has at most 100"):
+        converted("test", {**ROW, "steps": steps}, RolloutRow)
+    converted("test", {**ROW, "steps": steps[:100]}, RolloutRow)
 
 
 # ── evidence over a restart ─────────────────────────────────────────────────────────────────
