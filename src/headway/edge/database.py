@@ -21,6 +21,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 IN_USE = "storage_in_use"
+OWN_NAME = re.compile(r"file-[0-9a-f]{32}(\.part)?")
+"""Names below `files`."""
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -133,6 +136,7 @@ class Database:
             if self._lock is None:
                 self._take_lock()
             self.files.mkdir(mode=0o700, exist_ok=True)
+            check_regular(self.folder)
             connection = sqlite3.connect(
                 self.folder / "headway.db", isolation_level=None, check_same_thread=False
             )
@@ -164,10 +168,13 @@ class Database:
             self._take_lock()
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
-        """Remove bytes without a record: uploads and deletions that a kill cut short."""
+        """Remove bytes without a record: uploads and deletions that a kill cut short.
+
+        Only files with names that this class gives are removed.
+        """
         known = {name for (name,) in connection.execute("SELECT id FROM files")}
         for path in self.files.iterdir():
-            if path.name not in known:
+            if path.name not in known and OWN_NAME.fullmatch(path.name) and not path.is_dir():
                 path.unlink(missing_ok=True)
 
     async def close(self) -> None:
@@ -185,6 +192,17 @@ class Database:
 
         await asyncio.get_running_loop().run_in_executor(self._thread, close)
         self._thread.shutdown(wait=False)
+
+
+def check_regular(folder: Path) -> None:
+    """Raise StorageError where the database is a pipe or a device, which SQLite would wait for or
+    call a full disk, or where `files` leads elsewhere."""
+    for name in ("headway.db", "headway.db-wal", "headway.db-shm"):
+        path = folder / name
+        if os.path.lexists(path) and not path.is_file():
+            raise unusable(f"{name} in it is not a regular file; move it away")
+    if (folder / "files").is_symlink():
+        raise unusable("files in it is a link; make it a folder, or the data folder the link")
 
 
 def take_lock(folder: Path) -> int:
@@ -222,11 +240,14 @@ def told() -> Iterator[None]:
     except OSError as error:
         if error.errno in NO_SPACE:
             raise full() from error
-        raise StorageError(
-            f"The data folder cannot be used: {error.strerror}.",
-            code="storage_unusable",
-            status=503,
-        ) from error
+        raise unusable(error.strerror) from error
+
+
+def unusable(reason: str | None) -> StorageError:
+    """The folder cannot be written, or holds what is not ours."""
+    return StorageError(
+        f"The data folder cannot be used: {reason}.", code="storage_unusable", status=503
+    )
 
 
 def full() -> StorageError:

@@ -326,7 +326,7 @@ async def test_a_second_server_is_told_and_what_was_cut_is_swept(tmp_path: Path)
             with pytest.raises(StorageError) as caught:
                 await second.batches.get(batch.id)
             assert caught.value.code == "storage_in_use" and caught.value.status == 503
-        for name in ("file-orphan", "file-1.part"):
+        for name in ("file-" + "0" * 32, "file-" + "1" * 32 + ".part"):
             (tmp_path / "d" / "files" / name).write_bytes(b"x")
     async with running(tmp_path / "d", Endpoint()) as runner:
         assert await runner.batches.get(batch.id) == batch
