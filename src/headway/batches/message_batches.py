@@ -6,7 +6,6 @@ is wrong with one of them fails it alone, when it runs; the whole is refused for
 
 import asyncio
 import contextlib
-import os
 import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from headway.batches.files.routes import asked_limit
+from headway.batches.files.routes import Upload, asked_limit
 from headway.batches.files.store import MESSAGE_PURPOSE, File, new_id, no_such
 from headway.batches.lines import MESSAGES
 from headway.batches.routes import DEFAULT_LISTED, MAX_UNFINISHED, WINDOWS_S
@@ -115,33 +114,27 @@ def check_id(custom_id: str, index: int, seen: dict[str, int]) -> None:
 
 
 async def keep_requests(runner: Runner, requests: list[BatchRequest], owner: str) -> File:
-    """The requests as a file of lines, within the owner's quota."""
-    files = runner.files
-    await files.used_bytes(owner)  # opens the folder
-    file_id = new_id("file-")
-    part = files.path(file_id + ".part")
-
-    def write() -> int:
-        with told(), part.open("xb") as target:
-            for each in requests:
-                entry = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES}
-                target.write(msgspec.json.encode({**entry, "body": each.params}) + b"\n")
-            target.flush()
-            os.fsync(target.fileno())
-            return target.tell()
-
+    """Write the requests as a file of lines within the owner's quota, which is asked before each
+    byte is written; raises RequestError 413."""
+    files, options = runner.files, runner.state.options
+    target = Upload(files, owner, limit=int(options.max_file), quota=int(options.file_quota))
     try:
-        size = await asyncio.to_thread(write)
+        await target.count_files()
+        target.open("requests.jsonl")
+        for each in requests:
+            entry = {"custom_id": each.custom_id, "method": "POST", "url": MESSAGES}
+            await target.take(msgspec.json.encode({**entry, "body": each.params}) + b"\n")
+        await target.finish()
         file = File(
-            id=file_id,
-            bytes=size,
+            id=target.id,
+            bytes=target.size,
             created_at=files.now_s,
             filename="requests.jsonl",
             purpose=MESSAGE_PURPOSE,
         )
-        await files.add(file, owner, part, int(runner.state.options.file_quota))
+        await files.add(file, owner, target.part, target.quota_bytes)
     finally:
-        part.unlink(missing_ok=True)
+        target.discard()
     return file
 
 

@@ -1,6 +1,7 @@
 """Message batches at a disk that is full, and two clients that delete the same one."""
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,22 @@ async def test_results_that_are_read_are_read_to_their_end(tmp_path: Path) -> No
         with pytest.raises(RequestError) as caught:
             await asyncio.to_thread(open_results, runner, batch)
         assert caught.value.status == 404
+
+
+def test_requests_beyond_the_quota_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The quota of the key is asked before its bytes are on the disk."""
+    live, synced = InProcess(tmp_path / "data", file_quota=1000), list[int]()
+    try:
+        monkeypatch.setattr(os, "fsync", synced.append)
+        with httpx.Client(base_url=live.url, timeout=60) as http:
+            requests = [{**REQUEST, "custom_id": f"r{number}"} for number in range(20)]
+            refused = http.post("/v1/messages/batches", json={"requests": requests})
+        assert refused.status_code == 413, refused.text
+        assert not synced and not list((tmp_path / "data" / "files").iterdir())
+    finally:
+        live.close()
 
 
 @pytest.mark.timeout(60)

@@ -89,15 +89,19 @@ class Upload:
         if part.name == "file":
             if self.filename is not None:
                 raise RequestError("Send one file.", param="file", code="invalid_value")
-            self.filename = plain_name(part.filename or "upload")
             self._field = None
-            with told():
-                self._file = self.part.open("xb")
+            self.open(plain_name(part.filename or "upload"))
             return
         if len(self.fields) >= MAX_FIELDS:
             raise RequestError("The form has too many fields.", code="invalid_multipart")
         self._field = part.name
         self.fields[part.name] = b""
+
+    def open(self, filename: str) -> None:
+        """Begin the file; its bytes come by `take`. Raises StorageError."""
+        self.filename = filename
+        with told():
+            self._file = self.part.open("xb")
 
     async def take(self, data: bytes) -> None:
         """Bytes of the part that began last."""
