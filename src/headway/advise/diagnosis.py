@@ -16,7 +16,7 @@ HEALTHY = "healthy"
 
 
 class Finding(msgspec.Struct, kw_only=True):
-    """A rule that holds. `share` of a mean request's time (or of the spend) is what it is worth."""
+    """A rule that holds; `share` of a request's time, or of the spend, is the most it can give."""
 
     name: str
     kind: str
@@ -24,9 +24,6 @@ class Finding(msgspec.Struct, kw_only=True):
     evidence: list[str]
     cause: str
     fix: str
-    do: str
-    expect: str
-    assumes: str
     share: float
     of: str
     available: bool
@@ -138,7 +135,6 @@ def findings(r: Reading) -> list[Finding]:
 
 def finding(rule: rules.Rule, r: Reading) -> Finding:
     """One row with this server's numbers."""
-    advice = rule.advise(r)
     return Finding(
         name=rule.name,
         kind=rule.kind,
@@ -146,13 +142,10 @@ def finding(rule: rules.Rule, r: Reading) -> Finding:
         evidence=rule.see(r),
         cause=rule.cause,
         fix=rule.remedy,
-        do=advice.do,
-        expect=advice.expect,
-        assumes=rule.assumes,
-        share=advice.share,
-        of="spend" if advice.of_spend else "time",
+        share=rule.share(r),
+        of=rule.of,
         available=rule.available,
-        what_if=advice.what_if,
+        what_if=rule.change(r) if rule.change else "",
     )
 
 

@@ -10,15 +10,15 @@ BEGIN, END = "<!-- rules -->", "<!-- end of rules -->"
 
 def table() -> str:
     """One line a rule, in the order of `RULES`."""
-    head = "| name | symptom | goes by | cause | fix | the gain assumes |"
-    head += "\n| --- | --- | --- | --- | --- | --- |"
+    head = "| name | symptom | goes by | cause | fix |"
+    head += "\n| --- | --- | --- | --- | --- |"
     return "\n".join([head, *map(row, RULES)])
 
 
 def row(rule: Rule) -> str:
     """One line."""
     reads = ", ".join(rule.reads)
-    cells = (f"`{rule.name}`", rule.symptom, reads, rule.cause, rule.remedy, rule.assumes)
+    cells = (f"`{rule.name}`", rule.symptom, reads, rule.cause, rule.remedy)
     return f"| {' | '.join(cells)} |"
 
 

@@ -1,14 +1,13 @@
 """The table: symptom, cause, fix. Adding what the doctor knows is adding a row.
 
-Rows are pure: a predicate over a reading, the figures that show the symptom, and the advice with
-its gain. `docs/doctor.md` is written from them.
+Rows are pure: a predicate over a reading, the figures that show the symptom, the most that the fix
+can give, and the change that the simulator can try. `docs/doctor.md` is written from them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.advise import gains, symptoms
-from headway.advise.gains import Advice
+from headway.advise import remedies, symptoms
 from headway.advise.reading import Reading
 from headway.core.alternatives import has_option
 
@@ -18,6 +17,8 @@ MISSING = "not in this version"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """One row. `holds` goes by the parts of the reading that `reads` names.
+
+    `share` is a part of a mean request's time, or of the spend, as `of` has it: an upper bound.
 
     Where the fix does not exist without an option, `option` names it; whether the server that is
     read can be started with it is for `holds` to see, in the choices that it tells. A `first` one
@@ -30,10 +31,11 @@ class Rule:
     symptom: str
     cause: str
     fix: str
-    assumes: str
     holds: Callable[[Reading], bool]
     see: Callable[[Reading], list[str]]
-    advise: Callable[[Reading], Advice]
+    share: Callable[[Reading], float]
+    change: Callable[[Reading], str] | None = None
+    of: str = "time"
     option: str = ""
     first: bool = False
     last: bool = False
@@ -59,11 +61,10 @@ RULES = (
         reads=("verdict",),
         symptom="Others use the cores that the model needs.",
         cause="Other processes run on them, or the hypervisor gives them to other machines.",
-        fix="Free cores; `--threads` for those that are; a machine of its own",
-        assumes="what others took would be the model's; figures below are of a machine in use",
+        fix="Free cores; on a CPU `--threads` for those that are; a machine of its own",
         holds=symptoms.contended,
         see=symptoms.see_contention,
-        advise=gains.cores_for_ourselves,
+        share=remedies.contention_share,
         first=True,
     ),
     Rule(
@@ -73,10 +74,9 @@ RULES = (
         symptom="The engine was started again.",
         cause="It died or was silent, and everything that ran was lost.",
         fix="The server's log; `--kv-memory`, `--engine-timeout`",
-        assumes="nothing: each restart is one too many",
         holds=symptoms.restarted,
         see=symptoms.see_faults,
-        advise=gains.no_restarts,
+        share=remedies.everything,
     ),
     Rule(
         name="client-bottleneck",
@@ -85,10 +85,9 @@ RULES = (
         symptom="The load generator sent late, read late or had no CPU left.",
         cause="It shares the machine with the server, or is asked for too much.",
         fix="Another machine, a lower `--rate`",
-        assumes="no figure of the run can be trusted until then",
         holds=symptoms.client_bound,
         see=symptoms.see_client,
-        advise=gains.lighter_client,
+        share=remedies.everything,
     ),
     Rule(
         name="failures",
@@ -97,10 +96,9 @@ RULES = (
         symptom="Requests end with an error.",
         cause="Faults of the server, or time-outs.",
         fix="The server's log; client time-outs",
-        assumes="every failing request would count",
         holds=symptoms.failing,
         see=symptoms.see_faults,
-        advise=gains.fewer_failures,
+        share=remedies.failed_share,
     ),
     Rule(
         name="slow-client",
@@ -109,10 +107,9 @@ RULES = (
         symptom="Tokens are there and do not leave: the engine has done its part.",
         cause="A client reads its stream more slowly than tokens come, or the way to it is narrow.",
         fix="Read in a task of its own; `stream=false`; fewer `logprobs`",
-        assumes="the client keeps up",
         holds=symptoms.slow_client,
         see=symptoms.see_slow,
-        advise=gains.read_faster,
+        share=remedies.slow_client_share,
     ),
     Rule(
         name="long-prefill",
@@ -121,10 +118,10 @@ RULES = (
         symptom="The time to the first token is the prompt's computing.",
         cause="Prompts are long for this machine's FLOP/s.",
         fix="Shorter prompts: fewer examples, less retrieved text",
-        assumes="prefill time is in proportion to the tokens computed",
         holds=symptoms.long_prefill,
         see=symptoms.see_prefill,
-        advise=gains.shorter_prompts,
+        share=remedies.prefill_share,
+        change=remedies.shorter_prompts,
     ),
     Rule(
         name="validation",
@@ -133,10 +130,9 @@ RULES = (
         symptom="Many bodies or answers do not validate.",
         cause="Fields the server does not take, prompts beyond the context, answers off a schema.",
         fix="Mend the body; ask for `response_format` with a schema and enough `max_tokens`",
-        assumes="every failing request would count",
         holds=symptoms.invalid,
         see=symptoms.see_faults,
-        advise=gains.valid_bodies,
+        share=remedies.invalid_share,
     ),
     Rule(
         name="cold-cache",
@@ -147,10 +143,10 @@ RULES = (
         "blocks were needed for others, or each has another key or salt.",
         fix="`--prefix-cache true`; a stable prefix, with dates, ids and names last; more "
         "`--kv-memory`; `--share-prefix-cache` where keys may share",
-        assumes="prefill time is in proportion to the tokens computed",
         holds=symptoms.cold_cache,
         see=symptoms.see_cache,
-        advise=gains.cached_prefix,
+        share=remedies.shared_prefix_share,
+        change=remedies.stable_prefix,
     ),
     Rule(
         name="small-batch",
@@ -159,11 +155,10 @@ RULES = (
         symptom="Decode reads all weights for few rows.",
         cause="Clients send one request after another.",
         fix="More requests at a time",
-        assumes="added reading and computing costs as much over its floor as now; there is that "
-        "much to send",
         holds=symptoms.small_batch,
         see=symptoms.see_decode,
-        advise=gains.more_requests,
+        share=remedies.few_rows_share,
+        of="spend",
     ),
     Rule(
         name="rows",
@@ -172,10 +167,10 @@ RULES = (
         symptom="Sequences wait while every row of a step is taken and the roofline has room.",
         cause="`max_num_seqs` is lower than the machine can serve.",
         fix="`--max-num-seqs`",
-        assumes="added reading and computing costs as much over its floor as now",
         holds=symptoms.rows_full,
         see=symptoms.see_rows,
-        advise=gains.more_rows,
+        share=remedies.queue_share,
+        change=remedies.more_rows,
     ),
     Rule(
         name="kv-capacity",
@@ -185,10 +180,10 @@ RULES = (
         cause="The KV pool is too small for the contexts that come.",
         fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), `--kv-cache-dtype int8`, "
         "`--kv-layers` with a file of `headway narrow`, shorter prompts, lower `max_tokens`",
-        assumes="blocks for those that wait; a step reads their KV too",
         holds=symptoms.kv_full,
         see=symptoms.see_kv,
-        advise=gains.more_kv,
+        share=remedies.queue_share,
+        change=remedies.more_kv,
     ),
     Rule(
         name="host-bound",
@@ -198,10 +193,10 @@ RULES = (
         cause="Model or batch are so small that launching and book-keeping dominate.",
         fix="More requests at a time, `n`, `--threads 1` for small models; on a GPU `--graphs` and "
         "`--overlap 1`, its defaults",
-        assumes="the host's part of a step does not grow with its rows",
         holds=symptoms.host_bound,
         see=symptoms.see_host,
-        advise=gains.batch_host_work,
+        share=remedies.host_share,
+        of="spend",
     ),
     Rule(
         name="wide-weights",
@@ -210,10 +205,9 @@ RULES = (
         symptom="Decode reads weights of four bytes.",
         cause="`--dtype float32`, or a checkpoint in fp32.",
         fix="`--dtype bfloat16` (on a CPU without bf16 GEMMs it helps one or two rows)",
-        assumes="half of the weight bytes at the measured bandwidth, KV as it is",
         holds=symptoms.wide_weights,
-        see=symptoms.see_decode,
-        advise=gains.half_weights,
+        see=symptoms.see_weights,
+        share=remedies.two_byte_share,
     ),
     Rule(
         name="weight-bytes",
@@ -223,10 +217,10 @@ RULES = (
         cause="Each step reads every weight once, at the memory's speed.",
         fix="`--quantization int4` or `int8` (`headway eval` says what that costs in quality), a "
         "smaller model, shorter answers",
-        assumes="the bytes of the rounded weights at the measured bandwidth, KV as it is",
         holds=symptoms.narrowable_weights,
-        see=symptoms.see_decode,
-        advise=gains.rounded_weights,
+        see=symptoms.see_weights,
+        share=remedies.rounding_share,
+        change=remedies.rounded_weights,
     ),
     Rule(
         name="kv-bytes",
@@ -236,10 +230,10 @@ RULES = (
         cause="Many long contexts in each step.",
         fix="`--kv-cache-dtype int8`, `--kv-layers` with a file of `headway narrow`, shorter "
         "contexts",
-        assumes="the bytes of that KV at the measured bandwidth, weights as they are",
         holds=symptoms.narrowable_kv,
-        see=symptoms.see_decode,
-        advise=gains.narrower_kv,
+        see=symptoms.see_kv_bytes,
+        share=remedies.kv_bytes_share,
+        change=remedies.narrower_kv,
     ),
     Rule(
         name="over-saturated",
@@ -248,10 +242,10 @@ RULES = (
         symptom="Requests arrive faster than they end, and the queue is most of the TTFT.",
         cause="More load than this machine serves; no setting makes up for it.",
         fix="A lower rate, a second server; `--max-queue-wait` refuses early what would be late",
-        assumes="at the rate at which requests end now there is no queue",
         holds=symptoms.over_saturated,
         see=symptoms.see_queue,
-        advise=gains.less_load,
+        share=remedies.load_share,
+        change=remedies.lower_rate,
     ),
     Rule(
         name="queueing",
@@ -260,10 +254,10 @@ RULES = (
         symptom="Requests wait for each other, and meet their objectives all the same.",
         cause="More come at once than are served at once; the queue is most of the TTFT.",
         fix="Nothing while objectives are met; a second server for shorter waits",
-        assumes="at the rate at which requests end now there is no queue",
         holds=symptoms.queueing,
         see=symptoms.see_queue,
-        advise=gains.less_load,
+        share=remedies.load_share,
+        change=remedies.lower_rate,
     ),
     Rule(
         name="hogging",
@@ -272,10 +266,10 @@ RULES = (
         symptom="Few long prompts make everybody else's tokens or first tokens wait.",
         cause="Their chunks fill the token budget of each step.",
         fix="`--policy slo`, `--max-num-batched-tokens`, a server for long prompts",
-        assumes="a step's time beyond a decode step's grows with its prompt tokens",
         holds=symptoms.hogging,
         see=symptoms.see_hog,
-        advise=gains.smaller_chunks,
+        share=remedies.long_prompt_share,
+        change=remedies.smaller_chunks,
     ),
     Rule(
         name="refusals",
@@ -284,10 +278,9 @@ RULES = (
         symptom="Requests are refused for load or state.",
         cause="The model is loading, the server drains, or admission is full.",
         fix="Retry with growing pauses",
-        assumes="a refused request is sent again and served",
         holds=symptoms.turned_away,
         see=symptoms.see_faults,
-        advise=gains.fewer_refusals,
+        share=remedies.refused_share,
     ),
     Rule(
         name="drafts",
@@ -296,10 +289,9 @@ RULES = (
         symptom="Decode leaves arithmetic unused at few rows.",
         cause="One token a step and sequence.",
         fix="`--speculate auto`, `--draft-model`; shorter answers",
-        assumes="3 drafts a step that cost nothing to make, each accepted 60% of the time",
         holds=symptoms.drafts_pay,
         see=symptoms.see_decode,
-        advise=gains.drafts,
+        share=remedies.draft_share,
         option="--speculate",
     ),
     Rule(
@@ -310,10 +302,9 @@ RULES = (
         cause="What comes is not what is guessed: answers repeat nothing, or the drafting model "
         "agrees too seldom for what it takes.",
         fix="`--speculate off`, or a drafting model that agrees more (`headway eval` compares two)",
-        assumes="a step without guesses takes what the step cost learned of such steps",
         holds=symptoms.drafts_in_vain,
         see=symptoms.see_drafts,
-        advise=gains.other_drafts,
+        share=remedies.vain_draft_share,
         option="--speculate",
     ),
     Rule(
@@ -324,10 +315,9 @@ RULES = (
         cause="More threads than cores, others on the memory, or a type that this machine "
         "multiplies slowly.",
         fix="Free cores, `--threads`; `headway doctor FOLDER` shows the peak by type",
-        assumes="half of the ceilings can be reached",
         holds=symptoms.slow_forward,
         see=symptoms.see_host,
-        advise=gains.nearer_the_roofline,
+        share=remedies.slow_forward_share,
     ),
     Rule(
         name="retries",
@@ -336,10 +326,10 @@ RULES = (
         symptom="Clients send requests again.",
         cause="Their time-out is shorter than an answer takes.",
         fix="A longer client time-out, `max_retries=0`",
-        assumes="each retry repeats one mean request",
         holds=symptoms.retried,
         see=symptoms.see_faults,
-        advise=gains.patient_clients,
+        share=remedies.retry_share,
+        of="spend",
     ),
     Rule(
         name="under-loaded",
@@ -348,10 +338,10 @@ RULES = (
         symptom="Most of the time there is nothing to do.",
         cause="Fewer requests than the machine serves.",
         fix="More load, a smaller machine, fewer replicas",
-        assumes="what is idle could be used or given back",
         holds=symptoms.under_loaded,
         see=symptoms.see_idle,
-        advise=gains.fill_up,
+        share=remedies.idle_share,
+        of="spend",
         last=True,
     ),
 )

@@ -108,7 +108,7 @@ def per_token(d: Diagnosis) -> RenderableType:
 
 def findings(found: list[Finding]) -> RenderableType:
     """Symptom, cause, fix, in the order in which they are worth looking at."""
-    table = plain("symptom", "cause", "fix, and what to expect", "worth")
+    table = plain("symptom", "cause", "fix", "at most")
     table.padding = (0, 2, 0, 0)
     table.expand = True
     for column, ratio in zip(table.columns, (3, 3, 6, 1), strict=True):
@@ -117,23 +117,18 @@ def findings(found: list[Finding]) -> RenderableType:
         table.add_row(
             f"[bold]{each.name}[/] {escape(each.symptom)}",
             escape(each.cause),
-            f"{remedy(each)} [dim](assumes {escape(each.assumes)})[/]{simulated(each)}",
+            f"{escape(each.fix)}{trial(each)}",
             f"{percent(each.share)} [dim]of {each.of}[/]",
         )
     return table
 
 
-def remedy(each: Finding) -> str:
-    """What to do and what it gives; of a fix that is still missing, what it would give."""
-    if each.available:
-        return escape(f"{each.do}: {each.expect}")
-    missing = each.fix.partition(";")[0]
-    return f"{escape(each.do)}. [dim]{escape(missing)}; it would give:[/] {escape(each.expect)}"
-
-
-def simulated(each: Finding) -> str:
-    """What the fix gives by simulation, on a line of its own."""
-    return "" if each.simulated is None else f"\n{escape(shown_gain(each.simulated))}"
+def trial(each: Finding) -> str:
+    """Return a line with the change in this server's numbers, and what it gives by simulation."""
+    if not each.what_if:
+        return ""
+    result = f": {shown_gain(each.simulated)}" if each.simulated else ""
+    return escape(f"\n{each.what_if}{result}")
 
 
 def what_ifs(found: list[Gain]) -> RenderableType:

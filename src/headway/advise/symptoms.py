@@ -7,6 +7,7 @@ from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.alternatives import highest
+from headway.core.memory_plan import gib
 
 THRESHOLDS = {
     "waiting": 0.5,  # sequences that wait in a mean step: more is a queue
@@ -300,7 +301,7 @@ def see_kv(r: Reading) -> list[str]:
         found.append(f"{plural(r.kv.num_preemptions, 'sequence')} preempted")
     if r.steps.rows is not None and r.limits.max_num_seqs:
         found.append(f"{r.steps.rows:.1f} of {r.limits.max_num_seqs} rows taken")
-    return found + see_queue(r)
+    return found + see_narrower_kv(r) + see_queue(r)
 
 
 def see_rows(r: Reading) -> list[str]:
@@ -390,6 +391,27 @@ def see_drafts(r: Reading) -> list[str]:
     return found
 
 
+def see_weights(r: Reading) -> list[str]:
+    """Return the decode step's figures, and the weights of each option that would narrow them."""
+    now = r.weights.step_bytes or 0.0
+    options = narrower(r.weights.choices, now)
+    return see_decode(r) + [
+        f"{option}: a step reads {gib(size)} of weights in place of {gib(now)}"
+        for option, size in options.items()
+    ]
+
+
+def see_narrower_kv(r: Reading) -> list[str]:
+    """Return how many times the tokens each option with narrower KV holds."""
+    now = r.kv.bytes_per_token or 0.0
+    options = narrower(r.kv.choices, now)
+    return [f"{option}: {now / size:.1f} times the tokens" for option, size in options.items()]
+
+
+def see_kv_bytes(r: Reading) -> list[str]:
+    return see_decode(r) + see_narrower_kv(r)
+
+
 def see_cache(r: Reading) -> list[str]:
     found = [r.prefix.shared_said] if r.prefix.shared_said else []
     share = percent((r.prefix.shared_tokens or 0.0) / (r.lengths.prompt.mean or 1.0))
@@ -433,5 +455,7 @@ def see_faults(r: Reading) -> list[str]:
 def see_idle(r: Reading) -> list[str]:
     found = [f"idle {percent(r.steps.idle_share)} of {r.seconds:.0f} s"]
     if r.load.arrivals_per_s is not None:
-        found.append(f"{r.load.arrivals_per_s:.2g} requests/s arrive, nobody waits")
+        found.append(f"{r.load.arrivals_per_s:.2g} requests/s arrive, none waits")
+    if price := r.spend.price_per_hour:
+        found.append(f"${price * (r.steps.idle_share or 0.0):.2f} of ${price:.2f} an hour is idle")
     return found
