@@ -166,7 +166,8 @@ class Replay:
         samples, kept = [], []
         for sequence, following in self.running:
             drafts = found.get(sequence.sequence_id, NO_DRAFTS)
-            work = with_paths(cost, work, sequence, drafts)
+            if drafts.token_ids:
+                work = cost.with_drafts(work, len(sequence.tokens), len(drafts.token_ids))
             samples.append(self.sampled(sequence, following[sequence.num_generated :], drafts))
             kept.append(drafts)
         step_s = self.machine.seconds(work)
@@ -209,24 +210,10 @@ class Replay:
 
     def sampled(self, sequence: Sequence, following: list[int], drafts: Drafts) -> Sample:
         """What verification of `drafts` says, and what the drafter guesses behind that."""
-        paths = [drafts.token_ids, *(other.token_ids for other in drafts.others)]
-        alike = [num_alike(path, following[:-1]) for path in paths]
-        most = max(alike)
+        most = num_alike(drafts.token_ids, following[:-1])
         behind = following[most + 1 : most + 1 + drafts.propose]
         guessed = [each if self.rng.random() < RIGHT else each + 1 for each in behind]
-        return Sample(
-            sequence.sequence_id, following[: most + 1], path=alike.index(most), drafts=guessed
-        )
-
-
-def with_paths(cost: StepCost, work, sequence: Sequence, drafts: Drafts):
-    """`work` and these drafts of a sequence."""
-    start = len(sequence.tokens)
-    if drafts.token_ids:
-        work = cost.with_drafts(work, start, len(drafts.token_ids))
-    for other in drafts.others:
-        work = cost.with_path(work, start, len(other.token_ids))
-    return work
+        return Sample(sequence.sequence_id, following[: most + 1], drafts=guessed)
 
 
 def record(folder: str | None, text: Path, count: int) -> dict[str, list[Answer]]:

@@ -8,11 +8,11 @@ The second does so once for each of `--speculate`, and for each of `--fixed` wit
 `auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
 widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
 second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
-those without guesses; tokens a step and sequence, the share of guesses kept, how many second paths
-rode, what drafting took of the time, behind prompts as well, and how long the steps with prompts
-took, times those without guesses. Each repeat has prompts of its own, the same for all, and no
-prefix cache; what a speculator has learned is forgotten for the next row of the table. The tokens
-are compared: they must be the same.
+those without guesses; tokens a step and sequence, the share of guesses kept, what drafting took of
+the time, behind prompts as well, and how long the steps with prompts took, times those without
+guesses. Each repeat has prompts of its own, the same for all, and no prefix cache; what a
+speculator has learned is forgotten for the next row of the table. The tokens are compared: they
+must be the same.
 
 With `--row-costs 0.1` no clock is read: a step takes 10 ms, and a tenth of that more for each row
 beyond the first. So what sources without a model bring is told of a small model on a busy machine.
@@ -71,7 +71,6 @@ class Run:
     kept: int = 0
     forced: int = 0
     draft_s: float = 0.0
-    paths: int = 0
     prompts_s: float = 0.0
     """Of the steps that compute prompts."""
 
@@ -175,12 +174,11 @@ def answer(
             run.kept += record.num_kept_drafts
             run.forced += record.num_forced
             run.draft_s += record.draft_s
-            run.paths += record.num_paths
     return run, answers
 
 
 def speculators_of(
-    llm: LLM, names: list[str], fixed: list[int], cost: StepCost | None, *, chains: bool
+    llm: LLM, names: list[str], fixed: list[int], cost: StepCost | None
 ) -> dict[str, Speculation | None]:
     """By name one speculator each, with a memory of its own; "off" has none."""
     config, cost = llm.settings.speculation, cost or llm.engine.cost
@@ -188,9 +186,6 @@ def speculators_of(
     for name in names:
         sources = config.sources if name == "auto" else tuple(name.split(","))
         found[name] = Speculation(replace(config, sources=sources), cost)
-        if chains:
-            one_path = replace(config, sources=sources, max_paths=1)
-            found[f"{name}, one path"] = Speculation(one_path, cost)
     for count in fixed:
         always = replace(config, max_drafts=count)
         found[f"always {count}"] = Speculation(always, StepCost(GUESSES_PAY))
@@ -204,7 +199,6 @@ def given_options() -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, help="drafting model, for draft and auto")
     parser.add_argument("--speculate", nargs="+", default=["draft", "lookup", "auto"])
     parser.add_argument("--fixed", type=int, nargs="+", default=[], help="guesses in each step")
-    parser.add_argument("--chains", action="store_true", help="each also with one path a sequence")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, *BY_GRAMMAR])
@@ -229,7 +223,7 @@ def main() -> None:
     drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
     guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
-    heads = "batch,kind,source,tok/s,x off,tokens a step,kept,paths,forced,drafting,prompts,same"
+    heads = "batch,kind,source,tok/s,x off,tokens a step,kept,forced,drafting,prompts,same"
     heads = heads.split(",")
     print("|", " | ".join(heads), "|")
     print("|", " | ".join(["---"] * len(heads)), "|")
@@ -237,9 +231,7 @@ def main() -> None:
     for batch in chosen.batches:
         for kind in chosen.kinds:
             sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
-            speculators = speculators_of(
-                guessing, chosen.speculate, chosen.fixed, cost, chains=chosen.chains
-            )
+            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed, cost)
             runs: dict[str, list[Run]] = {name: [] for name in speculators}
             same = dict.fromkeys(speculators, True)
             for prompts in sets:
@@ -269,7 +261,6 @@ def main() -> None:
                     f"| {batch} | {kind} | {name} | {rate:.1f} | {rate / base:.2f} | "
                     f"{whole['tokens'] / max(whole['rows'], 1):.2f} | "
                     f"{whole['kept'] / max(whole['guessed'], 1):.0%} of {whole['guessed']} | "
-                    f"{whole['paths']} | "
                     f"{whole['forced'] / max(whole['tokens'], 1):.0%} | "
                     f"{whole['draft_s'] / whole['seconds']:.0%} | "
                     f"{whole['prompts_s'] / prompts_s if prompts_s else 1:.2f} | "

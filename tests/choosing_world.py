@@ -73,7 +73,7 @@ class ChoosingExecutor(FakeExecutor):
 
     def _check_reads(self, row: ScheduledSequence) -> None:
         """Of a prompt that was chosen from the part that is kept, and all that lies behind it."""
-        sequence = self._along(row)
+        sequence = self.sequences[row.sequence_id]
         end, last = row.start + len(row.token_ids), len(self.num_blocks) - 1
         dropped = self._dropped(sequence, last)
         if not dropped:

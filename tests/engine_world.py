@@ -75,7 +75,6 @@ class World:
         self.gained: dict[tuple[int, int], Gained] = {}
         self.finished_at: dict[int, int] = {}
         self.num_steps = 0
-        self.num_paths = 0
         self.plan: StepPlan | None = None
         schedule = self.engine.scheduler.schedule
 
@@ -135,15 +134,14 @@ class World:
         self._check_plan(plan, record)
         self._take(updates)
         now_guessed, now_kept = self._guessed()
-        if not rows:  # paths of a row that failed are verified for nobody
+        if not rows:  # drafts of a row that failed are verified for nobody
             self._check_drafts(updates, record, now_guessed - guessed, now_kept - kept)
         failed = {(u.request_id, u.index) for u in updates if u.finish_reason == "error"}
         raised = bool(stage) and not self.executor.fail_at
         poisoned = {r for r, request in self.requests.items() if self.is_poison(request)}
         assert {request_id for request_id, _ in failed} <= poisoned or rows
         if not (raised or poisoned):
-            own = [row for row in plan.scheduled if not row.path]
-            assert len(failed) == sum(1 for row in rows if row < len(own))
+            assert len(failed) == sum(1 for row in rows if row < len(plan.scheduled))
         if oldest is not None and not (plan.scheduled or plan.transfers or copies):
             raise AssertionError("there is work and nothing advances")
         steady = not (failed or raised or copies) and self.settings.scheduler.policy == "fcfs"
@@ -163,7 +161,7 @@ class World:
         assert sum(count for _, count, _ in record.verified) == guessed
         assert sum(right for _, _, right in record.verified) == record.num_kept_drafts == kept
         told = [(each.num_drafts, each.num_kept_drafts) for each in updates if each.num_drafts]
-        assert len(told) == len(record.verified) - record.num_paths
+        assert len(told) == len(record.verified)
         assert [sum(part) for part in zip(*told)] == [
             sum(part) for part in [*zip(*record.verified)][1:]
         ]
@@ -174,8 +172,7 @@ class World:
 
     def _check_plan(self, plan: StepPlan, record: StepRecord) -> None:
         assert plan.num_tokens <= self.settings.max_num_batched_tokens
-        assert sum(not row.path for row in plan.scheduled) <= self.settings.max_num_seqs
-        self.num_paths += sum(row.path > 0 for row in plan.scheduled)
+        assert len(plan.scheduled) <= self.settings.max_num_seqs
         short = [len(row.token_ids) == 1 and row.sample for row in plan.scheduled]
         behind = plan.scheduled[short.index(False) :] if False in short else []
         new = {new.sequence_id for new in plan.new}  # a newcomer may find all but one token

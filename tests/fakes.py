@@ -103,10 +103,8 @@ class FakeExecutor:
                 new, list(new.token_ids), tables, self.root(new), dropped=list(new.dropped)
             )
         assert len(self.sequences) <= self.max_num_seqs, "more sequences than rows"
-        paths = [row for row in plan.scheduled if row.path]
-        advanced = {row.sequence_id: row for row in plan.scheduled if not row.path}
-        assert len(advanced) == len(plan.scheduled) - len(paths), "a sequence advances twice"
-        assert plan.scheduled[len(advanced) :] == paths, "a path before a sequence's own row"
+        advanced = {row.sequence_id: row for row in plan.scheduled}
+        assert len(advanced) == len(plan.scheduled), "a sequence advances twice"
         assert {new.sequence_id for new in plan.new} <= advanced.keys(), "new but not advanced"
         for transfer in plan.transfers:
             if transfer.is_spill:
@@ -119,12 +117,7 @@ class FakeExecutor:
             assert copy.source not in targets[copy.group], "a copy of a copy"
             targets[copy.group].add(copy.target)
             table = self.sequences[copy.sequence_id].tables[copy.group]
-            if copy.path:
-                row = self._path(plan, copy.sequence_id, copy.path)
-                assert row.new_blocks[copy.group][0] == copy.target
-                assert copy.index == row.start // self.block_size
-                assert not table or table[copy.index] == copy.source
-            elif table:  # a new sequence brings its whole table, copied blocks included
+            if table:  # a new sequence brings its whole table, copied blocks included
                 assert table[copy.index] == copy.source
                 table[copy.index] = copy.target
             for slot in range(self.block_size):
@@ -141,11 +134,6 @@ class FakeExecutor:
                 self.sequences[row.sequence_id].tables, row.new_blocks, strict=True
             ):
                 table.extend(blocks)
-
-    @staticmethod
-    def _path(plan: StepPlan, sequence_id: int, path: int) -> ScheduledSequence:
-        (row,) = [r for r in plan.scheduled if (r.sequence_id, r.path) == (sequence_id, path)]
-        return row
 
     def _begin(self, transfer: Transfer) -> None:
         """Note what both ends hold; one that is under way or done may be told again."""
@@ -271,31 +259,15 @@ class FakeExecutor:
         """How many blocks shorter a table is than its tokens."""
         return 0
 
-    def _along(self, row: ScheduledSequence) -> Mirrored:
-        """The sequence as the row sees it: of a further path with drafts and blocks of its own."""
-        sequence = self.sequences[row.sequence_id]
-        if not row.path:
-            return sequence
-        first, known = row.start // self.block_size, row.start + len(row.token_ids) - row.num_drafts
-        assert not row.sample and row.num_drafts
-        needed = -(-(row.start + len(row.token_ids)) // self.block_size) - first
-        assert all(len(blocks) == needed for blocks in row.new_blocks), "too few blocks, or many"
-        tables = [
-            table[:first] + blocks
-            for table, blocks in zip(sequence.tables, row.new_blocks, strict=True)
-        ]
-        tokens = sequence.tokens[:known] + row.drafts
-        return Mirrored(sequence.new, tokens, tables, sequence.root)
-
     def _write(self, row: ScheduledSequence) -> None:
-        sequence = self._along(row)
+        sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
-        if row.num_drafts and not row.path:
+        if row.num_drafts:
             assert row.sample and end - row.num_drafts == len(sequence.tokens), "drafts of a chunk"
             sequence.tokens += row.drafts
         assert sequence.tokens[row.start : end] == row.token_ids, "not what the sequence knows"
         assert row.token_ids, "an empty row"
-        is_due = end == len(sequence.tokens) and not row.path
+        is_due = end == len(sequence.tokens)
         assert row.sample == is_due, "sampled where it should not, or not"
         for group in range(len(self.num_blocks)):
             held = len(sequence.tables[group]) + self._dropped(sequence, group)
@@ -306,7 +278,7 @@ class FakeExecutor:
                 self.memory[self._slot(sequence, group, position)] = sequence.cell(position)
 
     def _check_reads(self, row: ScheduledSequence) -> None:
-        sequence = self._along(row)
+        sequence = self.sequences[row.sequence_id]
         end = row.start + len(row.token_ids)
         known = [sequence.cell(at) for at in range(end)]
         for group in range(len(self.num_blocks)):
@@ -334,8 +306,6 @@ class FakeExecutor:
         self.result = StepResult(step, [])
         for number, row in enumerate(self.plan.scheduled):
             sequence = self.sequences[row.sequence_id]
-            if row.path:
-                continue
             if number in self.fail_rows:
                 self.result.failed[row.sequence_id] = "told to fail"
                 self._wipe(sequence, row)
@@ -352,24 +322,12 @@ class FakeExecutor:
                 self.memory.pop(self._slot(sequence, group, position), None)
 
     def _sample(self, sequence: Mirrored, row: ScheduledSequence) -> None:
-        """What follows the last known token, and behind each draft as long as they are right.
-
-        Of several paths the longest counts; its blocks are the sequence's from then on.
-        """
+        """What follows the last known token, and behind each draft as long as they are right."""
         known = row.start + len(row.token_ids) - row.num_drafts
         mask = self.masks.by_sequence.get(row.sequence_id)
         grammar = sequence.new.sampling.grammar
         assert (mask is not None) == (grammar is not None), "a mask for another"
-        kept, path, first_mask = self._kept(sequence, row, mask), 0, 1 + row.num_drafts
-        for other in [r for r in self.plan.scheduled if r.path]:
-            if other.sequence_id == row.sequence_id:
-                more = [*mask[:1], *mask[first_mask:]] if mask else None
-                found = self._kept(self._along(other), other, more)
-                first_mask += other.num_drafts
-                if len(found) > len(kept):
-                    kept, path = found, other.path
-        if path:
-            sequence.tables = self._along(self._path(self.plan, row.sequence_id, path)).tables
+        kept = self._kept(sequence, row, mask)
         del sequence.tokens[known:], sequence.cells[known:]
         sequence.tokens += kept
         count = sequence.new.sampling.logprobs
@@ -377,7 +335,7 @@ class FakeExecutor:
         if count is not None:
             logprobs = [TokenLogprobs(t, -float(known + i), 1) for i, t in enumerate(kept)]
         proposed = self.propose(row.propose) if row.propose else []
-        self.result.samples.append(Sample(row.sequence_id, kept, logprobs, proposed, path=path))
+        self.result.samples.append(Sample(row.sequence_id, kept, logprobs, proposed))
 
     def _kept(
         self, sequence: Mirrored, row: ScheduledSequence, mask: list[bytes] | None

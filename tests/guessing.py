@@ -5,11 +5,9 @@ from collections.abc import Callable
 
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts, Speculator
-from headway.engine.speculation.drafts import fitting, outcomes
+from headway.engine.speculation.drafts import fitting
 
 LONGEST = 9
-NUM_OTHERS = (0, 0, 1, 1, 2)
-"""So many paths ride beside the first, with equal chances."""
 
 
 def ask(speculation: Speculator, decodes: list[Sequence], *given, **more) -> dict[int, Drafts]:
@@ -23,8 +21,7 @@ def ask(speculation: Speculator, decodes: list[Sequence], *given, **more) -> dic
 class Guesser:
     """Guesses what `truth` says will come, each token wrong one time in five, or anything.
 
-    Often it has other guesses beside them, as right as these. `truth` gives all tokens that a
-    sequence will generate, or none where nobody knows.
+    `truth` gives all tokens that a sequence will generate, or none where nobody knows.
     """
 
     jumps, failure, drafting_s = True, "", 0.0
@@ -34,8 +31,6 @@ class Guesser:
     ) -> None:
         self.rng, self.vocab_size, self.truth = rng, vocab_size, truth
         self.num_guessed = self.num_kept = 0
-        self.num_adopted = 0
-        """How often other guesses than the first were kept."""
 
     def looks(self, num_decodes):
         return True
@@ -50,12 +45,7 @@ class Guesser:
                 continue
             guesses = fitting(sequence, self.guess(sequence), budget)
             budget -= len(guesses)
-            paths = [
-                fitting(sequence, self.guess(sequence), LONGEST)
-                for _ in range(self.rng.choice(NUM_OTHERS))
-            ]
-            others = [Drafts(path, "test") for path in paths if path]
-            found[sequence.sequence_id] = Drafts(guesses, "test", len(guesses), others=others)
+            found[sequence.sequence_id] = Drafts(guesses, "test", len(guesses))
         return found
 
     def guess(self, sequence: Sequence) -> list[int]:
@@ -75,12 +65,9 @@ class Guesser:
 
     def came(self, sequence, drafts, sample):
         num_kept = len(sample.token_ids) - 1
-        longest = max(map(len, [drafts.token_ids, *[each.token_ids for each in drafts.others]]))
-        assert 0 <= num_kept <= longest
-        found = outcomes(drafts, sample.token_ids[:num_kept])
-        self.num_guessed += sum(count for _, count, _ in found)
+        assert 0 <= num_kept <= len(drafts.token_ids)
+        self.num_guessed += len(drafts.token_ids)
         self.num_kept += num_kept
-        self.num_adopted += any(kept for _, _, kept in found[1:])
 
     def hears(self, sequence):
         return True

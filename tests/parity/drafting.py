@@ -10,15 +10,11 @@ COUNT = 5
 
 
 class Proposals:
-    """Asks for `COUNT` guesses of everybody in each step; keeps what it was told, and verifies.
-
-    With paths the guesses ride beside others that are like them up to a wrong one.
-    """
+    """Asks for `COUNT` guesses of everybody in each step; keeps what it was told, and verifies."""
 
     jumps, failure, drafting_s = False, "", 0.0
 
-    def __init__(self, *, with_paths: bool = False) -> None:
-        self.with_paths = with_paths
+    def __init__(self) -> None:
         self.told: list[tuple[list[int], list[int]]] = []
         """(all tokens known, guesses of what follows)."""
         self._next: dict[int, list[int]] = {}
@@ -36,13 +32,8 @@ class Proposals:
             guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
             budget -= len(guesses)
             room = sequence.max_len - len(sequence.tokens) - len(guesses) - 2
-            others = []
-            if guesses and self.with_paths:  # the first path is wrong somewhere, the second is not
-                others, at = [Drafts(guesses, "draft")], len(self.told) % len(guesses)
-                guesses = [*guesses[:at], (guesses[at] + 1) % 4000]
-            found[sequence.sequence_id] = Drafts(
-                guesses, "draft", propose=max(min(COUNT, room), 0), others=others
-            )
+            most = max(min(COUNT, room), 0)
+            found[sequence.sequence_id] = Drafts(guesses, "draft", propose=most)
         return found
 
     def planned(self, num_prompt_tokens, choose_s):

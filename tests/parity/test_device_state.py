@@ -123,15 +123,9 @@ def test_who_has_bad_numbers_fails_and_no_other():
 def test_bad_drafts_cost_the_rows_behind_them_alone():
     """Of token, draft, draft the second draft is bad: two rows are of use."""
     plan = StepPlan(0, [], [row(1, 4, [5, 6, 7], [], num_drafts=2)], [])
-    assert judge(plan, flags(2, count=3)) == ({}, {(1, 0): 2})
+    assert judge(plan, flags(2, count=3)) == ({}, {1: 2})
     with pytest.raises(FloatingPointError, match="guess"):
         judge(plan, flags(0, 2, count=3))
-
-
-def test_of_a_bad_path_the_first_row_is_left():
-    path = row(1, 4, [5, 9], [6], False, num_drafts=1, path=1)
-    plan = StepPlan(0, [], [row(1, 4, [5, 6], [], num_drafts=1), path], [])
-    assert judge(plan, flags(3, count=4)) == ({}, {(1, 1): 1})
 
 
 def test_bad_tokens_are_wiped_where_they_lie():

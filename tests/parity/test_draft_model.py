@@ -27,12 +27,12 @@ INT4 = {"quantization": "int4", "quantization_group": 64}
 """A drafter has one format, an engine of its own would be measured."""
 
 
-def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Engine, Proposals]:
+def drafting_engine(**options: object) -> tuple[Engine, Proposals]:
     """headway-tiny with headway-draft, which is asked for guesses in every step."""
     engine = engine_for(
         model_folder(None), draft_model="headway-draft", speculate="draft", **options
     )
-    proposals = Proposals(with_paths=with_paths)
+    proposals = Proposals()
     engine.scheduler.drafts.speculator = proposals
     return engine, proposals
 
@@ -41,21 +41,20 @@ def drafting_engine(*, with_paths: bool = False, **options: object) -> tuple[Eng
     "options",
     [
         {"max_model_len": 256},
-        {"max_model_len": 256, "with_paths": True, "max_num_batched_tokens": 256},
-        {"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6},
+        {"num_blocks": 40, "block_size": 4, "max_num_seqs": 6},
         {"max_model_len": 256, **INT4, "kv_cache_dtype": "int8"},
-        {"max_model_len": 256, "with_paths": True, "kv_cache_dtype": "int4"},
+        {"max_model_len": 256, "kv_cache_dtype": "int4"},
         {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4},
         {"max_model_len": 256, "kernels": "torch", "dtype": "float32"},
     ],
-    ids=["native", "paths", "paths, little room", "int4", "int4 KV", "little room", "torch"],
+    ids=["native", "short blocks", "int4", "int4 KV", "little room", "torch"],
 )
 def test_it_guesses_what_it_would_say(options: dict[str, object]):
     """After shared, found, copied and preempted blocks, and after wrong guesses of its own."""
     engine, proposals = drafting_engine(**options)
     requests = some_requests(random.Random(3), 14, kernels=options.get("kernels"))
     answers = finish(engine, requests)
-    alone = {k: v for k, v in options.items() if k not in ("num_blocks", "with_paths")}
+    alone = {k: v for k, v in options.items() if k != "num_blocks"}
     plain = finish(engine_for(model_folder(None), **alone), requests)
     assert {key: a.token_ids for key, a in answers.items()} == {
         key: a.token_ids for key, a in plain.items()

@@ -99,19 +99,17 @@ def worst_rank(layer: Eagle, told: list[tuple[list[int], list[int]]]) -> float:
     [
         (EXACT | {"kernels": "torch"}, 1e-3),
         (EXACT, 1e-3),
-        (EXACT | {"with_paths": True, "max_num_batched_tokens": 256}, 1e-3),
-        ({"num_blocks": 40, "with_paths": True, "block_size": 4, "max_num_seqs": 6}, 0.5),
+        ({"num_blocks": 40, "block_size": 4, "max_num_seqs": 6}, 0.5),
         ({"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}, 0.5),
         ({"max_model_len": 256, "quantization": "int4", "kv_cache_dtype": "int8"}, None),
-        ({"max_model_len": 256, "with_paths": True, "kv_cache_dtype": "int4"}, None),
+        ({"max_model_len": 256, "kv_cache_dtype": "int4"}, None),
         ({"num_blocks": 14, "max_num_seqs": 4, "kv_host_memory": 2**24}, None),
         ({"max_model_len": 256, "draft_vocab_size": 1024}, None),
     ],
     ids=[
         "torch",
         "native",
-        "paths",
-        "paths, little room",
+        "short blocks",
         "little room",
         "int4",
         "int4 KV",
@@ -127,14 +125,13 @@ def test_it_guesses_what_its_numbers_say(
 
     A guess may be less likely than the likeliest by `most_off` of its logit, for rounding.
     """
-    drafting = ("num_blocks", "with_paths", "draft_vocab_size")
+    drafting = ("num_blocks", "draft_vocab_size")
     plain = {key: value for key, value in options.items() if key not in drafting}
     requests = some_requests(random.Random(3), 14, kernels=options.get("kernels"))
     wanted = finish(engine_for(model_folder(None), **plain), requests)
     answers = {key: answer.token_ids for key, answer in wanted.items()}
-    asked = Foreknowing(answers) if knows else Proposals(with_paths="with_paths" in options)
-    settings = {key: value for key, value in options.items() if key != "with_paths"}
-    engine, proposals = asking_engine(folder, asked, **settings)
+    asked = Foreknowing(answers) if knows else Proposals()
+    engine, proposals = asking_engine(folder, asked, **options)
     found = finish(engine, requests)
     assert {key: answer.token_ids for key, answer in found.items()} == answers
     assert proposals.num_guessed > 100 and len(proposals.told) > 30

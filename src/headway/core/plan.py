@@ -77,15 +77,6 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     nobody sampled them. They are known from now on:
 
         token_ids      t9 { " n a b c      t9 was sampled; { " n are forced, a b c are drafts
-
-    A row with `path` 1, 2, … verifies other drafts of a sequence that has a row with path 0: the
-    same known tokens again, and drafts, behind each of which it samples. Full blocks are shared;
-    `new_blocks` are the path's own, from the one that `start` lies in, and that of the sequence is
-    copied to the first where it has begun. Of all paths the one with most right drafts is adopted:
-    its blocks take the place of the sequence's, and both sides of the seam know that by the sample.
-
-        path 0   t9 | a b c   blocks [3 8]     sampled a b x
-        path 1   t9 | a d     blocks [3 6]     sampled   d y     a was wrong before d: path 0 stays
     """
 
     sequence_id: int
@@ -96,7 +87,6 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
     num_drafts: int = 0
     propose: int = 0
     num_forced: int = 0
-    path: int = 0
 
     @property
     def drafts(self) -> list[int]:
@@ -118,8 +108,8 @@ class ScheduledSequence(msgspec.Struct, array_like=True, gc=False):
 class BlockCopy(msgspec.Struct, array_like=True, gc=False):
     """Copy-on-write: block `source` of `group` is copied to `target` before the forward.
 
-    `target` takes the place of `source` at `index` of the block table of `sequence_id`, or of that
-    of its row with this `path`. No target is the source of another.
+    `target` takes the place of `source` at `index` of the block table of `sequence_id`. No target
+    is the source of another.
     """
 
     sequence_id: int
@@ -127,7 +117,6 @@ class BlockCopy(msgspec.Struct, array_like=True, gc=False):
     group: int
     source: int
     target: int
-    path: int = 0
 
 
 class Shrink(msgspec.Struct, array_like=True, gc=False):
@@ -202,7 +191,7 @@ class TierNews(msgspec.Struct, array_like=True):
 class StepPlan(msgspec.Struct, array_like=True):
     """What one step does. Rows of `scheduled` that decode (one token, sampled) come first.
 
-    Those that decode with drafts follow, then chunks, then further paths.
+    Those that decode with drafts follow, then chunks.
     """
 
     step: int
@@ -225,9 +214,9 @@ class StepPlan(msgspec.Struct, array_like=True):
 class GrammarMasks(msgspec.Struct, array_like=True):
     """Known only while the model runs: per sequence id, one bit per vocabulary entry.
 
-    `by_sequence[sequence_id]` has a mask for each sampled row, which is one without drafts, path
-    after path: little-endian int32 words, bit t set when token t is allowed. A row whose mask
-    allows nothing, or that is beyond the last mask, is not kept.
+    `by_sequence[sequence_id]` has a mask for each sampled row, which is one without drafts:
+    little-endian int32 words, bit t set when token t is allowed. A row whose mask allows nothing,
+    or that is beyond the last mask, is not kept.
     """
 
     by_sequence: dict[int, list[bytes]] = {}
@@ -236,9 +225,8 @@ class GrammarMasks(msgspec.Struct, array_like=True):
 class Sample(msgspec.Struct, array_like=True, gc=False):
     """What one sequence sampled: one token, or with drafts those kept and one more.
 
-    `logprobs` has one entry per token. `drafts` are the drafter's guesses of what follows. `path`
-    is the one that is adopted, and `behind` what was sampled behind its drafts that were not kept:
-    what might come after them.
+    `logprobs` has one entry per token. `drafts` are the drafter's draft tokens of what follows.
+    `behind` was sampled behind the draft tokens that were not accepted: what might come after them.
     """
 
     sequence_id: int
@@ -246,7 +234,6 @@ class Sample(msgspec.Struct, array_like=True, gc=False):
     logprobs: list[TokenLogprobs] | None = None
     drafts: list[int] = []
     behind: list[int] = []
-    path: int = 0
 
 
 class PromptLogprobs(msgspec.Struct, array_like=True, gc=False):

@@ -63,13 +63,11 @@ class SpeculationConfig:
 
     The layers of a drafting model, read from the folder `draft_model`, or that of `eagle` ride on
     the model's KV group `draft_group`, -1 where there is none. A pass of the drafter reads
-    `draft_share` of what a step of the model reads. At most `max_paths` guesses of the same tokens,
-    1 or 2, are verified beside each other.
+    `draft_share` of what a step of the model reads.
     """
 
     sources: tuple[str, ...] = ()
     max_drafts: int = 8
-    max_paths: int = 2
     draft_model: str = ""
     draft_group: int = -1
     draft_share: float = 0.0

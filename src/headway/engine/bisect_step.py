@@ -105,7 +105,7 @@ def bisect_step(
     it read from may be another's by now; it computes all of itself again. So does one whose earlier
     queries were watched, since it is introduced anew.
     """
-    copying = {copy.sequence_id for copy in plan.copies if not copy.path}
+    copying = {copy.sequence_id for copy in plan.copies}
     copying |= {shrink.sequence_id for shrink in plan.shrinks}
     planned = {row.sequence_id for row in plan.scheduled}
     watched = {s.sequence_id for s in scheduler.running if s.was_watched}
@@ -115,7 +115,7 @@ def bisect_step(
         scheduler.preempt(sequence, may_copy=False)
     scheduler.drafts.forget()
     scheduler.preemption.tell_again(plan.transfers)
-    rows = [row for row in plan.scheduled if not row.path and row.sequence_id not in copying]
+    rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
     bisection = Bisection(
         run=run,

@@ -235,27 +235,17 @@ class StepCost:
         alone_s = curve_s[0]
         return [s - alone_s + count * row_s for count, s in enumerate(curve_s)]
 
-    def with_path(self, work: Work, start: int, count: int) -> Work:
-        """`work` and another path of `count` drafts from position `start`: a row of its own, which
-        computes the token before them again."""
-        added = self.beside(work, start - 1, count + 1)
-        return added._replace(num_sampled=work.num_sampled + count)
-
     def drafts_s(
         self,
         work: Work,
-        drafts: Iterable[tuple[int, int, int]],
+        drafts: Iterable[tuple[int, int]],
         forced: Iterable[tuple[int, int]] = (),
     ) -> float:
-        """Of a step that does `work`, what (first position, count, path) of its drafts and (first
-        position, count) of its forced tokens take."""
+        """Of a step that does `work`, what (first position, count) of its drafts and of its forced
+        tokens take."""
         without, groups = work, len(self.windows)
-        for start, count, path in drafts:
-            if path:
-                added = self.with_path(NOTHING, start, count)
-                without = Work(*[all_ - those for all_, those in zip(without, added, strict=True)])
-            else:
-                without = without.with_tokens(start, -count, groups, sampled=-count)
+        for start, count in drafts:
+            without = without.with_tokens(start, -count, groups, sampled=-count)
         for start, count in forced:
             without = without.with_tokens(start, -count, groups)
         return self.seconds(work) - self.seconds(without)

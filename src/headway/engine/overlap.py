@@ -67,9 +67,9 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def rows(self) -> Iterator[tuple[ScheduledSequence, Sequence]]:
-        """The rows of those that are still in it, but for further paths."""
+        """The rows of those that are still in it."""
         for row, sequence in zip(self.plan.scheduled, self.sequences, strict=True):
-            if not row.path and row.sequence_id not in self.left:
+            if row.sequence_id not in self.left:
                 yield row, sequence
 
     def find(self, sequence_id: int) -> Sequence | None:

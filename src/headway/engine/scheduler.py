@@ -136,7 +136,7 @@ class Scheduler:
             self._catch_up(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
-        self.drafts.branch(plan, self.max_num_batched_tokens, self._looked_at[1])
+        self.drafts.planned(self._looked_at[1])
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
@@ -437,5 +437,4 @@ class Scheduler:
             assert len(self.running) <= self.max_num_seqs
             self.preemption.check_integrity(everybody)
             self.reclaim.check_integrity(self.waiting)
-            held = [blocks for step in self.overlap.steps for blocks in step.guesses.held]
-            self.kv.check_integrity([*everybody, *self.preemption.guests], *held)
+            self.kv.check_integrity([*everybody, *self.preemption.guests])

@@ -12,10 +12,9 @@ def begin_masks(
     """Start on the masks of the rows whose sample a grammar rules."""
     if grammars is None:
         return None
-    ruled: dict[int, Ruled] = {}
+    ruled: list[Ruled] = []
     for row in plan.scheduled:
-        is_due = row.sample or row.path
-        sequence = scheduler.by_id(row.sequence_id) if is_due else None
+        sequence = scheduler.by_id(row.sequence_id) if row.sample else None
         if sequence is not None and sequence.grammar is not None:
-            ruled.setdefault(row.sequence_id, (sequence, []))[1].append(row.drafts)
-    return grammars.begin(list(ruled.values())) if ruled else None
+            ruled.append((sequence, row.drafts))
+    return grammars.begin(ruled) if ruled else None

@@ -101,8 +101,7 @@ class Batch:
     context_lens: list[int]
     num_decodes: int
     sampled_rows: list[int]
-    """Of the T tokens those that are sampled from, in order: with k drafts k + 1, of a further path
-    with k drafts k."""
+    """Of the T tokens those that are sampled from, in order: with k drafts k + 1."""
     sampled_sequences: list[WorkerSequence]
     lens: Lens | None = None
     """On an accelerator alone."""
@@ -166,12 +165,9 @@ class WorkerState:
             row = self._free_rows.pop()
             self.sequences[new.sequence_id] = WorkerSequence(new, row, len(self._tables))
         for block in plan.copies:
-            if not block.path:
-                row = self.sequences[block.sequence_id].row
-                self._tables[block.group][row, block.index] = block.target
+            row = self.sequences[block.sequence_id].row
+            self._tables[block.group][row, block.index] = block.target
         for scheduled in plan.scheduled:
-            if scheduled.path:
-                continue
             sequence = self.sequences[scheduled.sequence_id]
             if scheduled.num_forced:
                 sequence.generated += scheduled.forced
@@ -187,13 +183,6 @@ class WorkerState:
         sequence.num_blocks[shrink.group] = count
         sequence.dropped[shrink.group] = len(shrink.sources) - count
 
-    def adopt(self, path: ScheduledSequence) -> None:
-        """Its sequence has the blocks of this path from now on."""
-        sequence, first = self.sequences[path.sequence_id], path.start // self.block_size
-        for group, blocks in enumerate(path.new_blocks):
-            sequence.num_blocks[group] = first + len(blocks)
-            self._tables[group][sequence.row, first : first + len(blocks)] = blocks
-
     def batch(self, plan: StepPlan) -> Batch:
         """The inputs of `plan`'s forward, after `apply`."""
         tokens: list[int] = []
@@ -202,8 +191,6 @@ class WorkerState:
         rows: list[int] = []
         sampled_rows: list[int] = []
         sampled: list[WorkerSequence] = []
-        paths: dict[int, ScheduledSequence] = {}
-        num_masks: dict[int, int] = {}
         num_decodes = 0
         for index, scheduled in enumerate(plan.scheduled):
             sequence = self.sequences[scheduled.sequence_id]
@@ -214,23 +201,18 @@ class WorkerState:
             rows.append(sequence.row)
             if len(ids) == 1 and num_decodes == index:
                 num_decodes += 1
-            if scheduled.path:
-                paths[index] = scheduled
-            num_drafts, mask = scheduled.num_drafts, 0
+            num_drafts = scheduled.num_drafts
             if scheduled.sample:
                 sampled_rows.append(len(tokens) - num_drafts - 1)
                 sampled.append(self._sampled(sequence, scheduled))
-            if num_drafts:
-                mask = num_masks.get(scheduled.sequence_id, 1)
-                num_masks[scheduled.sequence_id] = mask + num_drafts
             for count in range(1, num_drafts + 1):
                 sampled_rows.append(len(tokens) - num_drafts - 1 + count)
-                sampled.append(sequence.ahead(scheduled.drafts[:count], mask + count - 1))
+                sampled.append(sequence.ahead(scheduled.drafts[:count], count))
         known = [self.sequences[row.sequence_id] for row in plan.scheduled]
         dropped = [one.dropped for one in known] if self._has_shrunk else None
         inputs = (tokens, query_lens, starts, rows)
         sampling = (num_decodes, sampled_rows, sampled)
-        batch = self._tensors(self._tables, *inputs, *sampling, paths, dropped)
+        batch = self._tensors(self._tables, *inputs, *sampling, dropped)
         news = [one.new for one in known]
         self._put_rope_rows(batch, known, starts)
         if any(new.kv_read < 1 for new in news):
@@ -317,7 +299,6 @@ class WorkerState:
         num_decodes: int,
         sampled_rows: list[int],
         sampled: list[WorkerSequence],
-        paths: dict[int, ScheduledSequence] | None = None,
         dropped_SG: list[list[int]] | None = None,
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
@@ -337,10 +318,6 @@ class WorkerState:
             own_lens = (begin + lens - dropped_GS * self.block_size).tolist()
             places = [block - own_S[at_T] for own_S in dropped_GS]
         tables = [table[row_S, :width] for table in tables]
-        for row, path in (paths or {}).items():
-            own = path.start // self.block_size
-            for table_SB, blocks in zip(tables, path.new_blocks, strict=True):
-                table_SB[row, own : own + len(blocks)] = blocks
         slots = [
             table_SB[at_T, place] * self.block_size + offset
             for table_SB, place in zip(tables, places, strict=True)

@@ -5,9 +5,8 @@ forward, `sample` chooses tokens, `collect` hands back the result; all three in 
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -109,7 +108,7 @@ class TorchExecutor:
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
         self._prepare_s = self._forward_s = 0.0
-        self._usable: dict[tuple[int, int], int] = {}
+        self._usable: dict[int, int] = {}
         self._is_idle = False
         """Whether the last step advances nobody, and may as well wait for a transfer."""
 
@@ -227,36 +226,35 @@ class TorchExecutor:
         For each sample the row behind which its last token was drawn.
         """
         last_rows: list[int] = []
-        for paths in sampled_paths(plan):
-            begin, sequence_id = paths[0].rows[0], paths[0].scheduled.sequence_id
-            sequence = sequences[begin]
-            if token_ids[begin] == NO_TOKEN:
+        begin = 0
+        for scheduled in plan.scheduled:
+            if not scheduled.sample:
+                continue
+            num_drafts, sequence_id = scheduled.num_drafts, scheduled.sequence_id
+            rows = range(begin, begin + 1 + num_drafts)
+            sequence, entries, behind = sequences[begin], logprobs[begin], list[int]()
+            begin += len(rows)
+            if token_ids[rows[0]] == NO_TOKEN:
                 result.failed[sequence_id] = "its parameters and masks forbid every token"
             elif sequence_id not in result.failed:
-                rows, entries, behind = [begin], logprobs[begin], list[int]()
-                best = paths[0].scheduled
-                if best.num_drafts:
-                    kept = [self._kept(path, token_ids) for path in paths]
-                    rows, rest = max(kept, key=lambda path: len(path[0]))
-                    best = paths[kept.index((rows, rest))].scheduled
+                if num_drafts:
+                    rows, rest = self._accepted(scheduled, rows, token_ids)
                     behind = chosen([token_ids[row] for row in rest])
                     if entries is not None:
                         entries = [one for row in rows for one in logprobs[row] or []]
-                    if best.path and self.state.sequences.get(sequence_id) is sequence:
-                        self.state.adopt(best)
                 tokens = [token_ids[row] for row in rows]
                 sequence.generated += tokens
                 sequence.last_step = result.step
-                result.samples.append(
-                    Sample(sequence_id, tokens, entries, behind=behind, path=best.path)
-                )
+                result.samples.append(Sample(sequence_id, tokens, entries, behind=behind))
                 last_rows.append(rows[-1])
         return last_rows
 
-    def _kept(self, path: "SampledPath", token_ids: list[int]) -> tuple[list[int], list[int]]:
-        """The rows of `path` whose tokens count, and those behind them."""
-        scheduled, rows = path
-        usable = self._usable.get((scheduled.sequence_id, scheduled.path), len(rows))
+    def _accepted(
+        self, scheduled: ScheduledSequence, rows: range, token_ids: list[int]
+    ) -> tuple[range, range]:
+        """Of the sampled `rows` of a sequence with draft tokens those whose tokens are accepted,
+        and the usable ones behind them."""
+        usable = self._usable.get(scheduled.sequence_id, len(rows))
         sampled = [token_ids[row] for row in rows[:usable]]
         count = num_kept(sampled, scheduled.drafts)
         return rows[:count], rows[count:usable]
@@ -291,7 +289,7 @@ class TorchExecutor:
 
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
-    ) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
+    ) -> tuple[dict[int, str], dict[int, int]]:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step."""
         bad_T = self.target.wipe_bad(hidden_TH, batch)
         return ({}, {}) if bad_T is None else judge(plan, bad_T.tolist())
@@ -360,46 +358,20 @@ class TorchExecutor:
         self._probe.run(budget_s)
 
 
-class SampledPath(NamedTuple):
-    """A row of the plan, and which of the sampled rows tell what follows its tokens: the last known
-    one, which all paths of a sequence share, and each draft."""
-
-    scheduled: ScheduledSequence
-    rows: list[int]
-
-
-def sampled_paths(plan: StepPlan) -> Iterable[list[SampledPath]]:
-    """For each sequence that is sampled its paths, its own first."""
-    found: dict[int, list[SampledPath]] = {}
-    end = 0
-    for scheduled in plan.scheduled:
-        begin, end = end, end + scheduled.sample + scheduled.num_drafts
-        rows = list(range(begin, end))
-        if scheduled.path:
-            paths = found[scheduled.sequence_id]
-            paths.append(SampledPath(scheduled, [paths[0].rows[0], *rows]))
-        elif rows:
-            found[scheduled.sequence_id] = [SampledPath(scheduled, rows)]
-    return found.values()
-
-
-def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[tuple[int, int], int]]:
+def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[int, int]]:
     """Which sequences fail, of whose tokens some are not finite, and of whom rows are of use.
 
-    Where only drafts are bad, nobody fails: the second result says how many sampled rows of
-    (sequence, path) are of use, of a further path none but the first. Where a token with drafts
-    behind it is bad too, FloatingPointError: in a sum over the whole block 0 · inf reaches it,
-    and the engine runs the step again without drafts.
+    Where only draft tokens are bad, no sequence fails: the second result says how many sampled rows
+    of a sequence are of use. Where a token with draft tokens behind it is bad too,
+    FloatingPointError: in a sum over the whole block 0 · inf reaches it, and the engine runs the
+    step again without draft tokens.
     """
     failed: dict[int, str] = {}
-    usable: dict[tuple[int, int], int] = {}
+    usable: dict[int, int] = {}
     end = 0
     for row in plan.scheduled:
         begin, end = end, end + len(row.token_ids)
         if True not in bad_T[begin:end]:
-            continue
-        if row.path:
-            usable[row.sequence_id, row.path] = 1
             continue
         first = bad_T.index(True, begin) - begin
         num_drafts_before = first - (len(row.token_ids) - row.num_drafts)
@@ -408,7 +380,7 @@ def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[tuple
         if num_drafts_before < 0:
             failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
         else:
-            usable[row.sequence_id, 0] = num_drafts_before + 1
+            usable[row.sequence_id] = num_drafts_before + 1
     return failed, usable
 
 

@@ -130,9 +130,7 @@ class RidingDrafter(ABC):
         """A sequence has new blocks; of a newcomer's they are all, and what it found is kept."""
         blocks = row.new_blocks[self.group]
         whole, rest = divmod(row.start, self._block_size)
-        if row.path:  # of what is copied, that of the known tokens is kept
-            whole = 0
-        if not is_new and not row.path:
+        if not is_new:
             self._valid[blocks] = 0
         elif whole < len(blocks):
             self._valid[blocks[whole]] = min(int(self._valid[blocks[whole]]), rest)

@@ -86,7 +86,7 @@ def count_drafts(registry: Registry, record: StepRecord) -> None:
     """The drafts that a step verified: two of 3 tokens, of which 2 and 0 were right, are 2 drafts,
     6 tokens, 2 accepted, one at position 0 and one at 1."""
     add, by_source = registry.add, "spec_decode_num_{}_tokens_by_source".format
-    add("spec_decode_num_drafts", len(record.verified) - record.num_paths)
+    add("spec_decode_num_drafts", len(record.verified))
     add("jump_forward_tokens", record.num_forced)
     add("spec_decode_draft_seconds", record.draft_s)
     add("spec_decode_verify_seconds", record.verify_s)

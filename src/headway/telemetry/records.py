@@ -45,13 +45,12 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
     user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
     were verified, `num_kept_drafts` were right, as `verified` tells by sequence: (who guessed, how
-    many, how many of them right). Behind a sequence's first path come its others, `num_paths` in
-    all; `num_drafts` counts what they compute again as well. A grammar forced `num_forced` of the
-    tokens that came, nobody sampled them; of those that came so before, the step computed
-    `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and forced tokens;
-    the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure` says why it is
-    not asked, where it has failed. The scheduler chose the guesses in `choose_s`. It is a step of
-    `engine`, of several: the server fills that in.
+    many, how many of them right). A grammar forced `num_forced` of the tokens that came, nobody
+    sampled them; of those that came so before, the step computed `num_forced_rows`. By the cost
+    model it took `verify_s` longer for guesses and forced tokens; the drafter made `num_proposed`
+    for the next step in `draft_s`. `draft_failure` says why it is not asked, where it has failed.
+    The scheduler chose the guesses in `choose_s`. It is a step of `engine`, of several: the server
+    fills that in.
     Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
     ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
     was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing.
@@ -109,7 +108,6 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     num_forced: int = 0
     num_forced_rows: int = 0
     draft_failure: str = ""
-    num_paths: int = 0
     restored_tokens: dict[str, int] = {}
     restore_s: dict[str, float] = {}
     kv_tiers: tuple[TierUse, ...] = ()
@@ -189,15 +187,13 @@ def counted(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
     ]
     plain = len(rows) - len(others)
     decoding = [
-        n
-        for row, _, n in others
-        if row.path or row.num_forced or (row.sample and n == row.num_drafts + 1)
+        n for row, _, n in others if row.num_forced or (row.sample and n == row.num_drafts + 1)
     ]
     return Counted(
         num_tokens=tokens,
         num_sampled=plain + sum([row.sample + row.num_drafts for row, _, _ in others]),
         num_decode_tokens=plain + sum(decoding),
-        num_drafts=sum([n if row.path else row.num_drafts for row, _, n in others]),
+        num_drafts=sum([row.num_drafts for row, _, _ in others]),
         num_forced_rows=sum([row.num_forced for row, _, _ in others]),
         attended_tokens=read + sum([(n - 1) * s + n * (n - 1) // 2 for _, s, n in others]),
         kv_tokens_read=reads,

@@ -158,7 +158,7 @@ def test_a_mask_behind_a_draft_counts_the_draft(made: Grammars, tokenizer: Token
     for token in ids[:first]:
         assert state.accept(token)
         row.tokens.append(token)
-    masks = made.begin([(row, [ids[first:]])]).finish().by_sequence[1]  # type: ignore[list-item]
+    masks = made.begin([(row, ids[first:])]).finish().by_sequence[1]  # type: ignore[list-item]
     ones = tokenizer.encode("1", add_special_tokens=False)
     may = [ones[0] in allowed(mask) for mask in masks]
     assert may[:20] == [True] * 20 and not any(may[20:])

@@ -9,9 +9,7 @@ from headway.telemetry.records import Counted, counted
 rows = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=20
 )
-mixed = st.lists(
-    st.tuples(st.integers(0, 99), st.integers(1, 4), st.booleans(), st.integers(0, 3)), max_size=9
-)
+mixed = st.lists(st.tuples(st.integers(0, 99), st.integers(1, 4), st.booleans()), max_size=9)
 
 
 def advance(number, start, length, sample, drafts=0):
@@ -51,16 +49,16 @@ def test_it_is_the_slow_count(drawn, window):
 def test_guesses_and_forced_tokens_are_counted_row_by_row(drawn):
     """Rows of a known token, guesses behind it, or forced tokens before it, beside plain ones."""
     plan = [advance(0, 7, 1, True), advance(1, 5, 2, False)]
-    for number, (start, length, guesses, path) in enumerate(drawn, 2):
-        row = advance(number, start, length, not path, length - 1 if guesses or path else 0)
-        row.path, row.num_forced = path if length > 1 else 0, 0 if guesses or path else length - 1
+    for number, (start, length, guesses) in enumerate(drawn, 2):
+        row = advance(number, start, length, True, length - 1 if guesses else 0)
+        row.num_forced = 0 if guesses else length - 1
         plan.append(row)
     found = counted(plan, (0,))
     assert found.num_sampled == sum(row.sample + row.num_drafts for row in plan)
     assert found.num_forced_rows == sum(row.num_forced for row in plan)
-    behind = sum(len(row.token_ids) - (not row.path) for row in plan if row.num_drafts)
+    behind = sum(len(row.token_ids) - 1 for row in plan if row.num_drafts)
     assert found.num_drafts == behind
-    decoding = [r for r in plan if r.path or r.num_drafts or r.num_forced or r.sample]
+    decoding = [r for r in plan if r.num_drafts or r.num_forced or r.sample]
     assert found.num_decode_tokens == sum(len(row.token_ids) for row in decoding)
 
 
@@ -72,11 +70,3 @@ def test_drafts_to_verify_are_decodes():
 def test_a_step_that_only_tells():
     found = counted([], (0, 16))
     assert found.num_tokens == 0 and found.kv_tokens_read == [0, 0]
-
-
-def test_another_path_decodes_as_well():
-    """What it computes again is no prompt."""
-    path = ScheduledSequence(1, 10, [0] * 3, [[]], False, 2, path=1)
-    found = counted([advance(1, 10, 4, True, drafts=3), path], (0,))
-    assert (found.num_decode_tokens, num_prefill(found)) == (7, 0)
-    assert found.kv_tokens_read == [14 + 13]

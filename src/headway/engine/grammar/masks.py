@@ -18,8 +18,8 @@ from headway.core.plan import GrammarMasks
 from headway.engine.grammar.digits import MAX_DIGITS, DigitLimit, Words
 from headway.engine.sequence import Sequence
 
-Ruled = tuple[Sequence, list[list[int]]]
-"""A sequence with a grammar, and its drafts in this step, path by path."""
+Ruled = tuple[Sequence, list[int]]
+"""A sequence with a grammar, and its draft tokens in this step."""
 
 
 class StepMasks:
@@ -85,8 +85,8 @@ class MaskMaker:
                 else:
                     self._bound(row, sequence, [])
                     masks[sequence.sequence_id] = [row.tobytes()]
-        for sequence, paths in ruled:
-            for drafts in paths if sequence.sequence_id in masks else ():
+        for sequence, drafts in ruled:
+            if sequence.sequence_id in masks:
                 masks[sequence.sequence_id] += self._behind(sequence, drafts)
         return GrammarMasks(masks), self._clock.now_s() - started_s
 
@@ -105,8 +105,8 @@ class MaskMaker:
         assert state is not None
         words = np.zeros(self._num_words, np.int32)
         nothing = bytes(words.nbytes)
-        if not drafts or state.is_released:  # by another path
-            return [nothing] * len(drafts)
+        if not drafts:
+            return []
         matcher = state.matcher([])
         found: list[bytes] = []
         for draft in drafts:

@@ -434,12 +434,12 @@ class KVCache:
         finally:
             self.indexes = indexes
 
-    def check_integrity(self, sequences: list[Sequence], *held: BlocksByGroup) -> None:
-        """Assert that pools and tables agree; no sequence refers to what is `held` for paths."""
+    def check_integrity(self, sequences: list[Sequence]) -> None:
+        """Assert that pools and tables agree."""
         size = self.block_size
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             check_tables(sequences, group, window, size, self.sink_blocks[group])
             live = [self.live(sequence, group) for sequence in sequences]
-            pool.check_integrity(live + [list(blocks[group]) for blocks in held])
+            pool.check_integrity(live)
         for sequence in sequences if self.indexes else ():
             check_listed(sequence, sequence.keys(size), self.indexes, size)

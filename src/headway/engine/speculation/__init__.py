@@ -11,7 +11,6 @@
     comparing   who is asked in a step, and the best candidate of each sequence
     controller  how many guesses of each sequence bring the most tokens a second
     overrun     how much longer steps with guesses take than is foretold
-    paths       which other guesses of the same tokens are verified beside them
     asking      when the runtime's drafter is asked
     rehearsal   asks it before anybody needs its guesses
 

@@ -7,7 +7,6 @@ from headway.engine.speculation.acceptance import AGAINST, WITH, Own
 from headway.engine.speculation.drafts import Drafts, fitting
 from headway.engine.speculation.found import UNKNOWN
 from headway.engine.speculation.lookup import Guess
-from headway.engine.speculation.paths import Rival
 from headway.engine.speculation.rests import ONCE_IN, PATIENCE
 from headway.engine.speculation.shadow import Shadow
 
@@ -15,21 +14,15 @@ EMPTY = Drafts([])
 
 
 class Candidate(NamedTuple):
-    """What a source guesses of a sequence: the chance of each guess, and what its row is worth; and
-    another source's guesses that may ride beside them."""
+    """What a source guesses of a sequence: the chance of each guess, and what its row is worth."""
 
     drafts: Drafts
     chances: list[float]
     values: list[float]
-    rival: Rival | None = None
 
-    def first(self, count: int, more: int) -> Drafts:
-        """The first `count` guesses; beside them what the rival shares, and `more` of its own."""
-        drafts, rival, others = self.drafts, self.rival, list[Drafts]()
-        if more and rival is not None:
-            token_ids = rival.drafts.token_ids[: rival.shared + more]
-            others.append(rival.drafts._replace(token_ids=token_ids))
-        return drafts._replace(token_ids=drafts.token_ids[:count], others=others)
+    def first(self, count: int) -> Drafts:
+        """The first `count` draft tokens."""
+        return self.drafts._replace(token_ids=self.drafts.token_ids[:count])
 
     def chance_of_end(self, count: int, stop_ids: frozenset[int]) -> float:
         """The chance that the first `count` guesses are right and end the answer."""

@@ -1,7 +1,7 @@
 """Who is asked for guesses in a step, and of each sequence the candidate that promises most.
 
 asked      the sources guess, and what they guessed before is scored by the tokens that came
-compared   the chances of each guess are reckoned, and a second path is looked for
+compared   the chances of each guess are reckoned
 passed     the first guess is worth less than the cheapest row takes: none of them is chosen,
            whatever the others are, and nothing more is reckoned
 
@@ -27,7 +27,6 @@ from headway.engine.speculation.controller import PlainStep, least_value
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.lookahead import KINDS, Lookahead
 from headway.engine.speculation.lookup import Guess
-from headway.engine.speculation.paths import find_rival
 from headway.engine.speculation.price import DraftPrice
 from headway.engine.speculation.rests import Rests
 from headway.engine.speculation.shadow import Shadow
@@ -38,8 +37,6 @@ MADE_UP = 2
 """At rest, guesses that a sequence is asked for of tokens that are known by now."""
 ASKED_AT_REST = 8
 """Of many sequences: where the traffic changes it does for most of them."""
-DEAR = 0.5
-"""A second path takes two rows for its first guess: where each takes half a token, none pays."""
 
 
 class Comparing:
@@ -223,7 +220,7 @@ class Comparing:
 
     def _best(self, sequence: Sequence, state: Guessing, price: float) -> Candidate:
         """The candidate that promises most tokens beyond the `price` of its rows."""
-        best, worth, others = NO_CANDIDATE, 0.0, []
+        best, worth = NO_CANDIDATE, 0.0
         found, found_worth = NO_CANDIDATE, 0.0
         for said in state.said:
             drafts = said.fitting(sequence, self.config.max_drafts)
@@ -232,7 +229,6 @@ class Comparing:
             chances = self.acceptance.chances(
                 drafts.source, drafts.match, len(drafts.token_ids), state.own, said.beside
             )
-            others.append(drafts)
             promised = sum([chance - price for chance in chances if chance > price])
             if promised > worth or not best.chances:
                 values = [chance + (1 - chance) * self._refills for chance in chances]
@@ -242,12 +238,8 @@ class Comparing:
         state.found, state.num_paying = found, -1
         if state.all_looked:
             state.num_paying = sum([chance > price for chance in found.chances])
-        if len(others) > 1 and self.config.max_paths > 1 and price < DEAR:
-            rival = find_rival(best.drafts, best.chances, others, self.acceptance, state.own)
-            best = best._replace(rival=rival)
-        for ahead in (best.drafts, best.rival.drafts) if best.rival else (best.drafts,):
-            if ahead.source in state.shadows:
-                state.shadows[ahead.source].num_behind = 0
+        if best.drafts.source in state.shadows:
+            state.shadows[best.drafts.source].num_behind = 0
         return best
 
     @property

@@ -15,15 +15,13 @@ class Drafts(NamedTuple):
 
     `match` is what the source knows of their worth, the length of what it found again, say, or the
     kind of each; `propose` asks the runtime's drafter for so many guesses of what follows this
-    step. `others` are guesses of the same tokens that are verified beside these, each as a path of
-    its own.
+    step.
     """
 
     token_ids: list[int]
     source: str = ""
     match: Match = 0
     propose: int = 0
-    others: TypingSequence["Drafts"] = ()
 
 
 NO_DRAFTS = Drafts([])
@@ -85,7 +83,7 @@ class Speculator(Protocol):
         ...
 
     def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Of one path all but the last token of `sample` were right; `sequence` has them by now.
+        """All but the last token of `sample` were right; `sequence` has them by now.
 
         Called for everybody who got a token, with or without drafts, but for some of whom it does
         not hear (`hears`).
@@ -126,25 +124,6 @@ def num_alike(some: list[int], others: list[int]) -> int:
             break
         count += 1
     return count
-
-
-def outcomes(drafts: Drafts, came: list[int]) -> list[tuple[str, int, int]]:
-    """What became of each path where `came` was kept: (who guessed, how many, how many right).
-
-    What a path has in common with the first counts there, and only one of as good paths is kept.
-
-    >>> outcomes(Drafts([1, 2, 3], "draft", others=[Drafts([1, 5, 6], "lookup")]), [1, 5])
-    [('draft', 3, 1), ('lookup', 2, 1)]
-    """
-    right = num_alike(drafts.token_ids, came)
-    found, missing = [(drafts.source, len(drafts.token_ids), right)], len(came) > right
-    for other in drafts.others:
-        shared = num_alike(other.token_ids, drafts.token_ids)
-        is_kept = missing and other.token_ids[: len(came)] == came
-        missing = missing and not is_kept
-        kept = len(came) - shared if is_kept else 0
-        found.append((other.source, len(other.token_ids) - shared, kept))
-    return found
 
 
 def fitting(sequence: Sequence, guesses: list[int], most: int) -> list[int]:

@@ -9,9 +9,8 @@
                        so each row is worth what it verifies and what it may leave
     draft, medusa …    guesses for the next step where that pays, its own time included
 
-Of each sequence the source whose guesses promise most tokens rides, and beside it another that
-disagrees where that pays (`paths`). Where the drafter has guessed too, that tells of the others:
-what it contradicts is seldom right, what it says as well mostly.
+Of each sequence the source whose guesses promise most tokens rides. Where the drafter has guessed
+too, that tells of the others: what it contradicts is seldom right, what it says as well mostly.
 """
 
 from collections.abc import Sequence as TypingSequence
@@ -36,10 +35,9 @@ from headway.engine.speculation.controller import (
     choose,
     row_price,
 )
-from headway.engine.speculation.drafts import Drafts, num_alike, outcomes
+from headway.engine.speculation.drafts import Drafts, num_alike
 from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
 from headway.engine.speculation.overrun import Overrun
-from headway.engine.speculation.paths import choose_rivals, observe
 from headway.engine.speculation.rests import ONCE_IN, Look
 from headway.engine.speculation.sources import Forced
 from headway.telemetry.records import StepRecord
@@ -115,14 +113,12 @@ class Speculation(Comparing):
                 return {}
         states = [self._state(sequence) for sequence in decodes]
         best = self._candidates(decodes, states, plain, price, least if least > LOW else 0.0)
-        counts, beside_them = self._num_verified(best, plain)
+        counts = self._num_verified(best, plain)
         found = dict[int, Drafts]()
-        for sequence, state, candidate, count, more in zip(
-            decodes, states, best, counts, beside_them, strict=True
-        ):
+        for sequence, state, candidate, count in zip(decodes, states, best, counts, strict=True):
             state.best, state.num_unpaid = candidate, 0 if count else state.num_unpaid + 1
             if count:
-                found[sequence.sequence_id] = candidate.first(count, more)
+                found[sequence.sequence_id] = candidate.first(count)
         if self._asks_drafter(plain):
             assert self.asking is not None
             asked = self._num_asked(self.asking, decodes, states, counts, plain, least)
@@ -172,20 +168,18 @@ class Speculation(Comparing):
         self.rests.took(choose_s)
         self.busy += (min(num_prompt_tokens / CHUNK, 1.0) - self.busy) / LATELY
 
-    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
-        """How many guesses of each candidate are verified, and of its rival."""
+    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
+        """How many guesses of each candidate are verified."""
         values = [candidate.values for candidate in best]
-        none = [0] * len(values)
         counts = choose(values, plain, self.cost)
         saved_s, step_s = self._saved_s(best, counts, plain)
         if not self.rests.chose(saved_s, step_s):
-            counts = none.copy()
+            counts = [0] * len(values)
         if not any(values):
             self.trials.plain(plain)
-        elif not self.trials.vary(values, counts, plain) and any(counts):
-            rivals = [candidate.rival for candidate in best]
-            return counts, choose_rivals(rivals, values, counts, plain, self.cost)
-        return counts, none
+        else:
+            self.trials.vary(values, counts, plain)
+        return counts
 
     def _num_asked(
         self,
@@ -268,13 +262,11 @@ class Speculation(Comparing):
         came, num_forced = sample.token_ids, sequence.num_forced
         forced = sequence.tokens[-num_forced:] if num_forced else []
         drafted = num_alike(state.drafted, came) if state.drafted else None
-        if drafts.token_ids or state.drafted or state.best.rival is not None:
-            all_came = came + forced  # behind a token that ends it as well
-            self._count(drafts, came[:-1])
-            if state.best.rival is not None:
-                observe(state.best.rival, state.best.drafts, all_came, self.acceptance, state.own)
-            if state.drafted:
-                self._score_drafted(state, all_came)
+        if drafts.token_ids:
+            self.counts[drafts.source][0] += len(drafts.token_ids)
+            self.counts[drafts.source][1] += len(came) - 1
+        if state.drafted:
+            self._score_drafted(state, came + forced)  # behind a token that ends it as well
         if self.asking is not None:
             self._score_found(state, came, drafted)
         state.best = NO_CANDIDATE
@@ -282,13 +274,7 @@ class Speculation(Comparing):
         state.proposed = sample.drafts[num_forced:] if follows else []
         state.is_open = bool(state.proposed) or state.became != UNKNOWN
         for each in self.sources:
-            each.came(sequence, drafts.others[sample.path - 1] if sample.path else drafts, sample)
-
-    def _count(self, drafts: Drafts, kept_ids: list[int]) -> None:
-        """Of the guesses of each source, how many were verified and how many kept."""
-        for source, count, kept in outcomes(drafts, kept_ids) if drafts.token_ids else ():
-            self.counts[source][0] += count
-            self.counts[source][1] += kept
+            each.came(sequence, drafts, sample)
 
     def _score_drafted(self, state: Guessing, came: list[int]) -> None:
         """Compare what the drafter guessed with what came, as far as that goes."""

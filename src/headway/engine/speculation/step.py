@@ -6,18 +6,16 @@ right is computed, what was wrong is overwritten and never listed in the prefix 
 
 from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 from headway.core.clock import Clock
-from headway.core.plan import BlocksByGroup, Sample, ScheduledSequence, StepPlan, StepResult
+from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert
-from headway.engine.kv.paths import adopt, branch, give_back
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator, outcomes
+from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
 from headway.telemetry.records import StepRecord
 
 
@@ -35,13 +33,6 @@ class Guesses:
     by_id: dict[int, Drafts] = field(default_factory=dict)
     riding: dict[int, Sequence] = field(default_factory=dict)
     """Whose guesses are in the step: one that was preempted may come back in it without."""
-    paths: dict[int, list[ScheduledSequence]] = field(default_factory=dict)
-    """Of these the rows of other paths, which hold blocks until the step is over."""
-
-    @property
-    def held(self) -> list[BlocksByGroup]:
-        """By path, and by KV group: the blocks of other paths."""
-        return [row.new_blocks for row in chain.from_iterable(self.paths.values())]
 
 
 class StepDrafts:
@@ -117,7 +108,7 @@ class StepDrafts:
 
     def leave_out(self, sequence: Sequence) -> Drafts:
         """There is no block for its guesses: what remains without them."""
-        drafts = self.now.by_id[sequence.sequence_id]._replace(token_ids=[], others=())
+        drafts = self.now.by_id[sequence.sequence_id]._replace(token_ids=[])
         self.now.by_id[sequence.sequence_id] = drafts
         return drafts
 
@@ -131,57 +122,18 @@ class StepDrafts:
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:
             self.now.riding[row.sequence_id] = sequence
-            beside = sum([1 + len(other.token_ids) for other in drafts.others])
-            self.policy.drafted(sequence, row.num_drafts + beside)
+            self.policy.drafted(sequence, row.num_drafts)
 
-    def branch(
-        self, plan: StepPlan, most: int, looked_at: TypingSequence[ScheduledSequence]
-    ) -> None:
-        """Let other paths ride where there are blocks that nobody needs in this step, and of its
-        tokens, `most` in all, some are left. `looked_at` are its rows but those of steady decodes.
-
-        One that copies a block already has none: what is copied is not there before the step. Nor
-        has one that computes forced tokens.
-        """
-        if self.speculator is None:
-            return
-        rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in looked_at]
-        self.speculator.planned(sum(rest), self.now.choose_s)
-        if not self.now.riding:
-            return
-        budget = most - plan.num_tokens
-        copying = {copy.sequence_id for copy in plan.copies}
-        for sequence_id, sequence in self.now.riding.items():
-            drafts, rows = self.now.by_id[sequence_id], list[ScheduledSequence]()
-            is_plain = sequence_id not in copying and sequence.num_missing == 1
-            for other in drafts.others if is_plain else ():
-                start, path = sequence.computed, len(rows) + 1
-                tokens = [sequence.tokens[start], *other.token_ids]
-                if len(tokens) > budget:
-                    break
-                room = branch(self.kv, sequence, start + len(tokens), path)
-                if room is None:
-                    break
-                budget -= len(tokens)
-                plan.copies += room[1]
-                count = len(other.token_ids)
-                rows.append(
-                    ScheduledSequence(sequence_id, start, tokens, room[0], False, count, path=path)
-                )
-            if drafts.others:
-                self.now.by_id[sequence_id] = drafts._replace(others=drafts.others[: len(rows)])
-                self.now.paths[sequence_id] = rows
-                plan.scheduled += rows
+    def planned(self, looked_at: TypingSequence[ScheduledSequence]) -> None:
+        """Tell the speculator what the step computes beside the decodes; `looked_at` are its rows
+        but those of steady decodes."""
+        if self.speculator is not None:
+            rest = [len(row.token_ids) - 1 - row.num_drafts - row.num_forced for row in looked_at]
+            self.speculator.planned(sum(rest), self.now.choose_s)
 
     def forget(self) -> None:
         """The step was run without guesses: nothing is to be learned of them."""
-        self._give_back_paths()
         self.now.by_id, self.now.riding = {}, {}
-
-    def _give_back_paths(self) -> None:
-        for blocks in self.now.held:
-            give_back(self.kv, blocks)
-        self.now.paths = {}
 
     def keep(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
         """The tokens of `sample` are known now; those guessed right are computed as well.
@@ -192,28 +144,22 @@ class StepDrafts:
             return
         num_kept = len(sample.token_ids) - 1
         self.now.num_forced += update.num_forced
-        if sample.path:
-            adopted = self.now.paths[sequence.sequence_id].pop(sample.path - 1)
-            adopt(self.kv, sequence, adopted.start, adopted.new_blocks)
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             insert(self.kv, sequence)
             self.policy.kept(sequence, num_kept)
         drafts = self.of(sequence)
         if sequence.sequence_id in self.now.riding:
-            found = outcomes(drafts, sample.token_ids[:num_kept])
-            update.num_drafts = sum([count for _, count, _ in found])
-            update.num_kept_drafts = num_kept
-            self.now.verified += found
+            update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
+            self.now.verified.append((drafts.source, update.num_drafts, num_kept))
         elif drafts is not NO_DRAFTS:
-            drafts = drafts._replace(token_ids=[], others=())
+            drafts = drafts._replace(token_ids=[])
         self.speculator.came(sequence, drafts, sample)
 
     def ended(self, result: StepResult, num_steady: int) -> None:
         """All samples of the step were told, but those of so many steady sequences."""
         if self.speculator is not None:
             if self.now.by_id:
-                self._give_back_paths()
                 self.now.riding = {}
             self.speculator.ended(result, num_steady)
 
@@ -237,11 +183,8 @@ class StepDrafts:
         record.num_forced = self.now.num_forced
         if self.now.verified or record.num_forced_rows:
             rows = plan.scheduled
-            record.num_paths = sum([row.path > 0 for row in rows]) if self.now.verified else 0
             ends = [row.start + len(row.token_ids) - row.num_drafts for row in rows]
-            drafts = [
-                (end, row.num_drafts, row.path) for row, end in zip(rows, ends) if row.num_drafts
-            ]
+            drafts = [(end, row.num_drafts) for row, end in zip(rows, ends) if row.num_drafts]
             forced = [
                 (end - row.num_forced, row.num_forced)
                 for row, end in zip(rows, ends)

@@ -70,7 +70,7 @@ class Traffic:
         self.speculation.planned(0, CHOOSE_S)
         num_guessed = 0
         for sequence, answer in self.running:
-            drafts = found.get(sequence.sequence_id, NO_DRAFTS)._replace(others=())
+            drafts = found.get(sequence.sequence_id, NO_DRAFTS)
             following = answer[sequence.num_generated :]
             kept = num_alike(drafts.token_ids, following[:-1])
             num_guessed += len(drafts.token_ids)
