@@ -2,10 +2,8 @@
 
 A decode step at 32 and 256 sequences, everything counted: the record in the engine, encoding and
 decoding it, the record in the server, and a timestamp for each token. Then `/stats` and `/metrics`
-of five busy minutes (256 running requests, 5,120 tokens/s), a request from arrival to verdict, the
-same with its line in the log, the search for repeats in the last 512 tokens of an answer, and what
-comparing an answer of 1,000 characters with four documents of as many takes (where it is done: for
-a fiftieth of the time at most).
+of five busy minutes (256 running requests, 5,120 tokens/s), a request from arrival to verdict, and
+the same with its line in the log.
 Best of several runs, microseconds; nothing else of the server or the engine is in it.
 """
 
@@ -17,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import msgspec
@@ -31,15 +28,12 @@ from headway.core.options import EngineOptions
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
-from headway.evals.skills.reading import filler
 from headway.runtime.null import NullExecutor
-from headway.telemetry.documents import telling_words, used
 from headway.telemetry.live import Telemetry
 from headway.telemetry.records import StepRecord
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.stats import take_snapshot
-from headway.telemetry.wasted import looped
 
 MINUTES_S, STEPS_PER_S, STREAMS = 300, 20, 256
 
@@ -174,12 +168,6 @@ def main() -> None:
 
     print(f"{'a request':<24}{best_us(request):>10.1f} us")
     print(f"{'the same with its line':<24}{with_lines_us(model, request):>10.1f} us")
-    ids, documents = list(range(512)), [f"{i} {filler(Random(i), 1000)}" for i in range(4)]
-    telling = telling_words(documents, ["What is it about?"])
-    print(f"{'repeats in its end':<24}{best_us(lambda: looped(ids)):>10.1f} us")
-    before_us = best_us(lambda: telling_words(documents, ["What is it about?"]))
-    print(f"{'four documents before':<24}{before_us:>10.1f} us")
-    print(f"{'and behind it':<24}{best_us(lambda: used(telling, documents[:1])):>10.1f} us")
 
 
 def with_lines_us(model: Telemetry, request: Callable[[], None]) -> float:

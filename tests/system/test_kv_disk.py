@@ -33,7 +33,6 @@ def start(tmp_path: Path) -> Iterator:
 
     def make(*flags: str) -> LiveServer:
         disk = (f"--kv-disk={tmp_path / 'kv'}:50MB", "--kv-disk-write=through")
-        disk += ("--storage-price=0.08",)
         servers.append(LiveServer(None, "--kv-memory=64MiB", *disk, *flags))
         return servers[-1].wait_ready()
 
@@ -76,15 +75,6 @@ def test_a_killed_servers_blocks_are_found_by_the_next_and_by_no_second(start, t
     assert second.metric("prompt_tokens_cached_by_source_total", source="disk") == NUM_BLOCKS * 16
     assert second.metric("kv_tier_bytes", tier="disk") > 0
     assert second.metric("kv_tier_seconds_saved_total", tier="disk") > 0
-    (stored,) = [
-        each
-        for each in msgspec.json.decode(second.get("/stats")[1])["storage"]
-        if each["tier"] == "disk"
-    ]
-    assert stored["num_tokens"] >= NUM_BLOCKS * 16 and stored["token_hours"] > 0
-    assert stored["usd_per_million_token_hours"] == pytest.approx(
-        0.08 / 730 / 1e9 * 1e6 * stored["num_bytes"] / stored["num_tokens"]
-    )
     beside = start()
     assert ask(beside, PROMPT) == (answer, 0)
     assert "another server uses" in beside.stderr

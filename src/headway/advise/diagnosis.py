@@ -8,7 +8,7 @@ import msgspec
 from headway.advise import rules, symptoms, waste
 from headway.advise.reading import Reading
 from headway.advise.roofline import decode_step
-from headway.advise.shorter import Saving, savings, unknown
+from headway.advise.shorter import Saving, savings
 from headway.advise.what_if.compare import Gain
 from headway.telemetry.snapshot import Evidence
 
@@ -110,7 +110,7 @@ def diagnose(r: Reading) -> Diagnosis:
         findings=found,
         waste=[text for remark in waste.WASTE if (text := remark(r))],
         savings=savings(r),
-        not_known=[*r.not_known, *unknown(r)],
+        not_known=list(r.not_known),
         drafts=symptoms.see_drafts(r),
     )
 

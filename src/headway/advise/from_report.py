@@ -1,7 +1,5 @@
 """A reading from a report of `headway bench`: what the client saw, and the server's counters."""
 
-from dataclasses import dataclass
-
 from headway.advise.reading import (
     ClientReading,
     FaultReading,
@@ -12,16 +10,12 @@ from headway.advise.reading import (
     PrefixReading,
     Reading,
     SpendReading,
-    WasteReading,
 )
 from headway.bench.percentiles import Distribution
 from headway.bench.report import Report
 from headway.telemetry.snapshot import Percentiles
-from headway.telemetry.wasted import answer_waste
 
 NOT_KNOWN = (
-    "whether examples helped: a report keeps no text; headway eval URL --suite examples asks with "
-    "fewer",
     "bytes and FLOPs of a step: TPOT has no floor here; `headway doctor URL` during a run tells",
 )
 NO_SERVER = "the server's queue and prefill: it has no /metrics that we read"
@@ -44,7 +38,6 @@ def reading_from_report(
         lengths=lengths(report),
         kv=kv(report),
         prefix=prefix(report),
-        waste=waste(report),
         faults=faults(report),
         spend=spend(report, price_per_hour),
     )
@@ -106,22 +99,6 @@ def faults(report: Report) -> FaultReading:
     return FaultReading(
         num_failed=counts.failed, refused=counts.refused, errors=dict(counts.reasons)
     )
-
-
-def waste(report: Report) -> WasteReading:
-    """What its prompts say twice, and what its answers' lengths tell."""
-    answers = [Answer(output_tokens=x.num_output) for x in report.run.exchanges if x.ok]
-    return WasteReading(prompts=report.prompts, answers=answer_waste(answers))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """An answer of which a client knows the length, and that the load had bounded it."""
-
-    output_tokens: int
-    is_bounded: bool = True
-    is_structured: bool = False
-    looped_tokens: int = 0
 
 
 def spend(report: Report, given: float | None) -> SpendReading:

@@ -21,7 +21,6 @@ from headway.advise.reading import (
     SlowStream,
     SpendReading,
     StepReading,
-    WasteReading,
     WeightReading,
 )
 from headway.telemetry.snapshot import (
@@ -67,7 +66,6 @@ def reading_from_stats(
         weights=weights(last),
         kv=kv(last, window),
         prefix=prefix(last, window),
-        waste=WasteReading(prompts=last.prompts, answers=window.answers),
         drafts=drafts(window.drafts),
         faults=faults(first, last, window),
         spend=spend(window, last.price_per_hour, price_per_hour),
@@ -92,12 +90,7 @@ def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple
         found.append("latencies of whole requests: none ended (try a longer --seconds)")
     if last.machine.bandwidth_bytes_per_s is None:
         found.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
-    prompts = last.prompts
-    if prompts is None or prompts.documents is None:
-        found.append("whether answers used their documents: none were marked as such")
-    found.append(
-        "whether examples helped: no count tells; headway eval URL --suite examples asks with fewer"
-    )
+    found.append("what prompts could do without: headway doctor --data FILE counts recorded chats")
     if transfer_s is None:
         found.append("how long the way to the client takes")
     return tuple(found)

@@ -8,7 +8,6 @@ else. None is "not known from this source", never zero. Means unless a name says
     steps, limits      what the engine's steps took, and how much one may hold
     machine, weights   ceilings, and what a step reads of the model
     kv, prefix         blocks, and what the prefix cache found
-    waste              what prompts and answers have too much of
     faults, spend      what failed; dollars
 """
 
@@ -17,7 +16,6 @@ from dataclasses import dataclass, field
 from headway.core.contention import CoreUse
 from headway.telemetry.snapshot import Percentiles, Utilization, Verdict
 from headway.telemetry.verdict import CONTENTION
-from headway.telemetry.wasted import AnswerWaste, PromptWaste
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,14 +210,6 @@ class PrefixReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WasteReading:
-    """What prompts and answers have too much of; None where the source does not tell."""
-
-    prompts: PromptWaste | None = None
-    answers: AnswerWaste | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DraftReading:
     """What speculation brings: `sources` is empty where nobody guesses.
 
@@ -284,7 +274,6 @@ class Reading:
     weights: WeightReading = WeightReading()
     kv: KVReading = KVReading()
     prefix: PrefixReading = PrefixReading()
-    waste: WasteReading = WasteReading()
     drafts: DraftReading = DraftReading()
     faults: FaultReading = FaultReading()
     spend: SpendReading = SpendReading()

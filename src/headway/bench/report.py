@@ -19,7 +19,6 @@ from headway.core.slo import Slo, parse_slo
 from headway.measure.record import Exchange, Run
 from headway.telemetry.formulas import HOUR_S, ratio, usd_per_million
 from headway.telemetry.prefixes import Sharing
-from headway.telemetry.wasted import PromptWaste
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -122,7 +121,6 @@ class Report(msgspec.Struct, kw_only=True):
     client: ClientVerdict
     saturation: Saturation
     sharing: list[Sharing] = []
-    prompts: PromptWaste | None = None
     goodput_search: GoodputSearch | None = None
     run: Run
 

@@ -11,7 +11,6 @@ from headway.bench.latency import latency
 from headway.bench.names import WITH_TTFT, also_called, per_token_with_ttft
 from headway.bench.percentiles import Distribution
 from headway.bench.report import ClassReport, Figures, GoodputSearch, Report
-from headway.telemetry.wasted import PromptWaste
 
 LATENCIES = (
     ("ttft_s", "TTFT"),
@@ -222,39 +221,6 @@ def sharing_lines(report: Report) -> list[str]:
     for sharing in report.sharing[:5]:
         lines.append(f"prefix: {sharing.said}")
         lines += [f"        {parting.said}" for parting in sharing.outliers[:3]]
-    if report.prompts is not None and report.prompts.twice_tokens:
-        lines.append(
-            f"twice:  {report.prompts.twice_share:.1%} of a prompt stands twice in it "
-            f"({report.prompts.prompts} prompts); headway doctor REPORT.json prices it"
-        )
-    return [*lines, *unused_lines(report.prompts)]
-
-
-def unused_lines(prompts: PromptWaste | None) -> list[str]:
-    """What no answer used, as the server counted it since it started."""
-    if prompts is None:
-        return []
-    lines = []
-    if prompts.tools:
-        names = ", ".join(tool.name for tool in prompts.tools)
-        lines.append(f"tools:  no answer called {names}")
-    found = prompts.documents
-    if found is not None and found.tokens:
-        share = found.unused_tokens / found.tokens
-        lines.append(
-            f"unused: {found.shown - found.used} of {found.shown} documents before "
-            f"{found.answers} answers, {share:.0%} of their tokens, "
-            f"{milliseconds(found.unused_s)} of prefill a request"
-        )
-        if found.idle:
-            lines.append(f"        {found.idle} of them were never used by five answers or more")
-    examples = prompts.examples
-    if examples is not None:
-        lines.append(
-            f"examples: {examples.pairs:.1f} before each of {examples.requests} questions, "
-            f"{examples.share:.0%} of all prompt tokens; headway eval URL --suite examples says "
-            "how many help"
-        )
     return lines
 
 

@@ -4,9 +4,6 @@ import random
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-import aiohttp
-import msgspec
-
 from headway.bench.calibrate import read_calibration, write_calibration
 from headway.bench.prompts import IdWriter
 from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
@@ -15,10 +12,8 @@ from headway.bench.search import PRECISION, bounds, search_rate
 from headway.bench.talk import Dialect
 from headway.core.options import BenchOptions
 from headway.core.slo import parse_slo
-from headway.measure.client import open_session
 from headway.measure.record import Run
 from headway.telemetry.prefixes import Sharing, find_sharing
-from headway.telemetry.wasted import PromptWaste, said_twice
 
 MOST_PROMPTS, MOST_PIECES = 200, 4096
 """How much of the prompts is looked at for shared prefixes."""
@@ -54,8 +49,7 @@ async def once(url: str, options: BenchOptions, version: str, watch: Watch | Non
     run, dialect = await measure(bench, watch)
     if options.calibrate:
         await write_calibration(url, options, run)
-    report = build_report(run, version, sharing(bench, dialect))
-    return await looked_at(report, bench, dialect)
+    return build_report(run, version, sharing(bench, dialect))
 
 
 async def find_goodput(
@@ -87,8 +81,7 @@ async def find_goodput(
         note=conclusion(points, best, options),
     )
     run, dialect, bench = runs[best.rate if best else min(runs)]
-    report = build_report(run, version, sharing(bench, dialect), found)
-    return await looked_at(report, bench, dialect)
+    return build_report(run, version, sharing(bench, dialect), found)
 
 
 def conclusion(points: list[GoodputPoint], best: GoodputPoint | None, options: BenchOptions) -> str:
@@ -140,43 +133,6 @@ def patience(bench: Bench) -> float:
         else:
             longest = max(longest, DRAIN_S)
     return 2 * longest + 1
-
-
-async def looked_at(report: Report, bench: Bench, dialect: Dialect) -> Report:
-    """The report, with what the prompts of this load say twice, and what a server of ours counted
-    of their tools, documents and examples since it started."""
-    talks = bench.traffic.conversations
-    chosen = random.Random(0).sample(range(len(talks)), min(MOST_PROMPTS, len(talks)))
-    prompts = [dialect.pieces(talks[i].turns[0], MOST_PIECES) for i in chosen]
-    report.prompts = msgspec.structs.replace(
-        await counted(bench.url, bench.options.api_key),
-        prompts=len(prompts),
-        tokens=sum(map(len, prompts)),
-        twice_tokens=sum(map(said_twice, prompts)),
-        twice_s=0.0,
-    )
-    return report
-
-
-class Counted(msgspec.Struct):
-    """What `/stats` of a server says of prompts."""
-
-    prompts: PromptWaste | None = None
-
-
-async def counted(url: str, api_key: str) -> PromptWaste:
-    """What the server has counted of prompts and the use of their parts; nothing of another's."""
-    try:
-        async with (
-            open_session(api_key, accept="application/json") as session,
-            session.get(f"{url}/stats", timeout=aiohttp.ClientTimeout(total=5)) as answer,
-        ):
-            if answer.status != 200:
-                return PromptWaste()
-            told = msgspec.json.decode(await answer.read(), type=Counted)
-    except (aiohttp.ClientError, TimeoutError, msgspec.DecodeError):
-        return PromptWaste()
-    return told.prompts or PromptWaste()
 
 
 def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:

@@ -26,6 +26,8 @@ def doctor(call: "Call") -> int:
     if len(call.positionals) > 1:
         raise UsageError("doctor takes one thing.", "headway doctor [FOLDER | URL | report.json]")
     options: DoctorOptions = call.options[DoctorOptions]
+    if options.data:
+        return examine_chats(call.positionals, options)
     what = call.positionals[0] if call.positionals else None
     console = Console(width=None if sys.stdout.isatty() else 160)
     if options.machine and what is not None and not is_model(what):
@@ -35,6 +37,20 @@ def doctor(call: "Call") -> int:
     if reading is None:
         return examine(what, call.options[EngineOptions], options, console)
     return print_diagnosis(what or "", reading, changes, options, console)
+
+
+def examine_chats(positionals: list[str], options: DoctorOptions) -> int:
+    """Print what the recorded chats of --data could do without."""
+    from headway.advise.recorded_chats import read_chats, report_on, show_report
+
+    if positionals:
+        raise UsageError("--data reads a file alone.", "headway doctor --data FILE")
+    report = report_on(read_chats(Path(options.data)))
+    if options.json:
+        print(msgspec.json.encode(report).decode())
+    else:
+        show_report(report, Console(width=None if sys.stdout.isatty() else 160))
+    return 0
 
 
 def print_diagnosis(

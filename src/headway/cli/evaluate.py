@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.cli import fewer, kv_gate, shortened
+from headway.cli import kv_gate, shortened
 from headway.cli.common import engine_arguments, model_folder, model_name, served_model
 from headway.core.errors import UsageError
 from headway.core.gguf.header import is_gguf
@@ -33,8 +33,6 @@ def evaluate(call: "Call") -> int:
     options: EvalOptions = call.options[EvalOptions]
     if options.suite == "context":
         return shortened.evaluate(call)
-    if options.suite == "examples":
-        return fewer.evaluate(call)
     if options.gate and not options.against:
         raise UsageError("--gate needs something to compare with.", "--against FOLDER|URL|JSON")
     subject = call.positionals[0] if call.positionals else None

@@ -287,7 +287,6 @@ def make_model(
         slo_target=options.slo_target,
         price_per_hour=options.price_per_hour,
         cached_price=options.cached_price,
-        storage_price=options.storage_price,
         version=headway.__version__,
     )
 

@@ -4,7 +4,6 @@
 that writes its answer from its `Progress`. `session` moves it from one to the other.
 """
 
-from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -31,15 +30,7 @@ from headway.server.context import Cut
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
-from headway.telemetry.documents import Watched
 from headway.telemetry.timeline import Timeline
-from headway.telemetry.wasted import looped
-
-LAST = 512
-"""Tokens of an answer's end that are looked at for repetition."""
-
-WHOLE = ("stop", "tool_calls", "length")
-"""Ends of an answer that nobody broke off."""
 
 # ── what comes in ───────────────────────────────────────────────────────────────────────────
 
@@ -108,10 +99,7 @@ class GenerationRow:
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one HTTP request asks for; choice i belongs to prompt i // n.
-
-    `watched` are the documents of its prompt, where the answer's use of them is counted.
-    """
+    """What one HTTP request asks for; choice i belongs to prompt i // n."""
 
     model: ServedModel
     model_name: str
@@ -130,7 +118,6 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
     shares: kv.Shares = kv.NONE
     cut: Cut | None = None
-    watched: Watched | None = None
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
 
@@ -186,12 +173,6 @@ class Progress:
     num_reasoned: int = 0
     outputs: dict[int, Output] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
-    last_ids: dict[int, deque[int]] = field(default_factory=dict)
-    """Choice → the end of its answer so far."""
-    said: dict[int, list[str]] = field(default_factory=dict)
-    """Choice → its text so far, where it is compared with documents."""
-    num_ended: int = 0
-    """Choices that came to their own end, where they are compared."""
     timeline: Timeline | None = None
     """From when it is sent to the engine."""
 
@@ -238,28 +219,12 @@ class Progress:
             if delta.first_scheduled_s is not None:
                 self.num_cached += delta.num_cached_tokens
                 timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
-            if delta.token_ids:
-                self.last_ids.setdefault(choice, deque(maxlen=LAST)).extend(delta.token_ids)
-            if request.watched is not None:
-                self.compare(choice, delta)
             if delta.finish_reason is not None:
-                timeline.looped_tokens += looped(list(self.last_ids.pop(choice, ())))
                 telemetry.sequence_finished(delta.finish_reason)
                 called = self.has_calls(choice)  # judged by themselves
                 if delta.incomplete and grammar is not None and not called:
                     telemetry.answer_invalid(grammar.kind)
         return pairs
-
-    def compare(self, choice: int, delta: Delta) -> None:
-        """Keep what it says until all choices have ended, and count which documents were used."""
-        request = self.request
-        assert request.watched is not None
-        self.said.setdefault(choice, []).append(delta.text)
-        self.num_ended += delta.finish_reason in WHOLE
-        if self.num_ended == request.num_choices:
-            documents = request.model.telemetry.prompts.documents
-            documents.answered(request.watched, map("".join, self.said.values()))
-            self.said.clear()
 
     def accumulate(self, choice: int, delta: Delta) -> None:
         """Add the parts of `delta` to its output; calls that are over are judged."""
@@ -271,7 +236,6 @@ class Progress:
         for part in delta.parts or ():
             if isinstance(part, CallEnds) and use is not None:
                 call = output.calls[part.index]
-                telemetry.prompts.tools.called(call.name)
                 telemetry.called(fits=use.fault(call.name, call.arguments) is None)
 
     def timings(self) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-import msgspec
 from starlette.types import Receive, Scope, Send
 
 from headway.admit.admission import Ticket
@@ -312,10 +311,7 @@ class Session:
         telemetry = request.model.telemetry
         for prompt in request.prompts:
             telemetry.prompts.remember(prompt)
-        use = request.use
-        for function in use.shown if use is not None else ():
-            telemetry.prompts.tools.offered(function.name, len(msgspec.json.encode(function)))
-        timeline = telemetry.begin(
+        return telemetry.begin(
             request.request_id,
             arrived_s=request.arrived_s,
             num_prompt=request.num_prompt_tokens,
@@ -327,9 +323,6 @@ class Session:
             n=request.sampling.n,
             max_tokens=request.longest_answer,
         )
-        timeline.is_bounded = request.sampling.max_tokens is not None
-        timeline.is_structured = request.sampling.grammar is not None
-        return timeline
 
     # ── its answer ──────────────────────────────────────────────────────────────────────────
 

@@ -1,5 +1,4 @@
-"""The marked parts of a chat, found: cut as `context` asks (see `server.context`), or watched for
-whether the answer draws on them."""
+"""The marked parts of a chat, cut as `context` asks: see `server.context`."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -18,7 +17,6 @@ from headway.server.context import RANDOM, SURPRISAL, ContextAsked, Cut
 from headway.server.models import ServedModel
 from headway.server.openai.documents import FIELDS
 from headway.server.openai.schema import ChatBody
-from headway.telemetry.documents import Watched
 
 TOOLS = ("tool", "function")
 
@@ -71,33 +69,6 @@ def worth(
         return by_chance(units)
     told = [nats for text in texts for nats in model.scorer.surprisals(text.units, owner)]
     return [own + also for own, also in zip(told, relevance(units, question), strict=True)]
-
-
-def watched(model: ServedModel, body: ChatBody, num_tokens: int) -> Watched | None:
-    """The marked parts of a chat whose prompt has so many tokens, where its answer's use of them is
-    to be counted; its examples are counted on the way."""
-    prompts = model.telemetry.prompts
-    prompts.examples.asked(body.messages, num_tokens)
-    shown = body.documents if model.tokenizer and shows_documents(model.tokenizer) else None
-    documents = [part.text for parts in marked(body.messages, shown) for part in parts]
-    if not any(documents):
-        return None
-    return prompts.documents.watch(documents, list(unmarked(body.messages)), num_tokens)
-
-
-def unmarked(messages: list[dict[str, Any]]) -> Iterator[str]:
-    """All other text of the messages: what was asked, instructed, answered and called."""
-    for message in messages:
-        if message.get("role") in TOOLS:
-            continue
-        content = message.get("content")
-        if isinstance(content, str):
-            yield content
-        for part in content if isinstance(content, list) else ():
-            if isinstance(part, dict) and isinstance(part.get("text"), str):
-                yield part["text"]
-        for call in message.get("tool_calls") or ():
-            yield str(call)
 
 
 def settle_context(model: ServedModel, body: Any, row: ServiceClass) -> None:

@@ -8,6 +8,7 @@ from headway.telemetry.demand import Demand
 from headway.telemetry.records import BEFORE_ANY, StepRecord
 
 BOTH = "both"
+DISK = "disk"
 
 
 class Engines:
@@ -22,6 +23,7 @@ class Engines:
         self.roles: list[str] = []
         self.ready: set[int] = set()
         self.last_of: dict[int, StepRecord] = {}
+        self._tier_bytes: dict[tuple[int, str], int] = {}
 
     @property
     def last(self) -> StepRecord:
@@ -50,12 +52,25 @@ class Engines:
         self.demand.on_record(record)
         before = self.last_of.get(record.engine, BEFORE_ANY).num_preemptions
         self.last_of[record.engine] = record
+        for use in record.kv_tiers:
+            self._tier_bytes[record.engine, use.tier] = use.num_bytes
         return max(record.num_preemptions - before, 0)
 
     def on_death(self, engine: int) -> None:
         """It is gone, and with it all that ran, waited or held a block there."""
         self.ready.discard(engine)
         self.last_of.pop(engine, None)
+        for place in [place for place in self._tier_bytes if place[0] == engine]:
+            if place[1] != DISK:  # a disk holds what it held
+                del self._tier_bytes[place]
+
+    @property
+    def tier_bytes(self) -> dict[str, int]:
+        """Bytes of KV blocks that each tier holds for later prompts, over all engines."""
+        found = dict.fromkeys((tier for _, tier in self._tier_bytes), 0)
+        for (_, tier), num_bytes in self._tier_bytes.items():
+            found[tier] += num_bytes
+        return found
 
 
 def together(records: list[StepRecord]) -> StepRecord:

@@ -35,12 +35,6 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue_s: float | None = None
     prefill_s: float | None = None
     missed: tuple[str, ...] | None = None
-    is_bounded: bool = False
-    """Whether it said how long its answer may be."""
-    is_structured: bool = False
-    """Whether a grammar held its answer."""
-    looped_tokens: int = 0
-    """Tokens at the end of its answers that repeat what stood before them."""
 
     @property
     def met(self) -> bool:

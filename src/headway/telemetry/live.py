@@ -40,9 +40,8 @@ from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
-from headway.telemetry.sharing import RecentPrompts
+from headway.telemetry.shared import RecentPrompts
 from headway.telemetry.snapshot import WINDOWS_S, Window
-from headway.telemetry.storage import Storage
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
 from headway.telemetry.trace import chrome_trace
@@ -94,7 +93,6 @@ class Telemetry:
         slo_target: float = 0.9,
         price_per_hour: float | None = None,
         cached_price: float = 0.1,
-        storage_price: float | None = None,
         version: str = "",
     ) -> None:
         self.names, self.spec, self.version = names, spec, version
@@ -105,7 +103,7 @@ class Telemetry:
         expect_classes(self.registry, self.classes.values())
         expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
-        self.cached_price, self.storage = cached_price, Storage(storage_price)
+        self.cached_price = cached_price
         self.started_s = self.clock.now_s()
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.core_watch: CoreWatch | None = None
@@ -183,7 +181,6 @@ class Telemetry:
         slot.add(record)
         self.prefill_rate.take(record)
         slot.saved_s += record.num_cached_tokens * self.prefill_rate.token_s
-        self.storage.take(record, self.clock.now_s())
         count_step(self.registry, record, self.prefill_rate.token_s)
         self.steps.append(record)
         num_preemptions = self.engines.on_record(record)
@@ -207,7 +204,6 @@ class Telemetry:
     def on_death(self, engine: int = 0) -> None:
         """An engine is gone."""
         self.engines.on_death(engine)
-        self.storage.lose(engine, self.clock.now_s())
         self.on_gone(engine)
 
     # ── what the server tells ───────────────────────────────────────────────────────────────
@@ -395,7 +391,8 @@ class Telemetry:
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
         show_engines(registry, self.engines.num_by_role, self.engines.demand.asked)
         registry.set("cost_usd", self.usd)
-        self.storage.show(registry, self.clock.now_s())
+        held = self.engines.tier_bytes
+        registry.values["kv_tier_bytes"] = {(tier,): float(size) for tier, size in held.items()}
         show_window(registry, self.window(WINDOWS_S[0]))
         return registry.render()
 

@@ -17,11 +17,10 @@ from headway.core.plan import ScheduledSequence
 
 
 class TierUse(msgspec.Struct, array_like=True, gc=False):
-    """What a tier holds for later prompts: bytes of KV blocks, and tokens of the longest group."""
+    """Bytes of KV blocks that a tier holds for later prompts."""
 
     tier: str
     num_bytes: int
-    num_tokens: int
 
 
 class StepRecord(msgspec.Struct, array_like=True, gc=False):

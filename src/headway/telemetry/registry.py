@@ -95,14 +95,6 @@ ROWS = (
         known=("disk", "engine"),
     ),
     Row(
-        "kv_token_hours",
-        C,
-        "Tokens kept for later prompts, times the hours that they were kept.",
-        ("tier",),
-        known=("device", "host", "disk"),
-    ),
-    Row("kv_storage_usd", C, "Their price: --storage-price times bytes and time, on a disk."),
-    Row(
         "kv_disk_failures",
         C,
         "Reads of KV blocks from the disk that brought nothing in time, and blocks found damaged.",

@@ -8,8 +8,6 @@ import msgspec
 
 from headway.core.contention import CoreUse
 from headway.telemetry.shared import PrefixSharing
-from headway.telemetry.storage import StorageCost
-from headway.telemetry.wasted import AnswerWaste, PromptWaste
 
 WINDOWS_S = (10, 60, 300)
 
@@ -326,7 +324,6 @@ class Window(msgspec.Struct, kw_only=True):
     cost: Cost | None
     cores: CoreUse | None = None
     drafts: DraftStats | None = None
-    answers: AnswerWaste | None = None
 
 
 class StepPoint(msgspec.Struct, array_like=True):
@@ -429,8 +426,6 @@ class Snapshot(msgspec.Struct, kw_only=True):
     steps: list[StepPoint]
     totals: Totals
     prefixes: list[PrefixSharing] = []
-    prompts: PromptWaste | None = None
     tasks: list[TaskCost] = []
-    storage: list[StorageCost] = []
     settings: dict[str, str] = {}
     history: list[HistoryPoint] = []

@@ -59,8 +59,6 @@ def take_snapshot(
         steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
         totals=totals(telemetry),
         prefixes=telemetry.prompts.found,
-        prompts=telemetry.prompts.waste(telemetry.prefill_rate.token_s),
-        storage=telemetry.storage.told(now_s),
         settings=dict(ready.settings) if ready else {},
         history=history(telemetry.slots, now_s) if with_history else [],
     )

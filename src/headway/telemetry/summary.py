@@ -18,7 +18,7 @@ from headway.telemetry.formulas import (
     usd_per_million,
 )
 from headway.telemetry.gaps import GapCounts
-from headway.telemetry.goodput import FAILED, OK, REFUSED, Ended
+from headway.telemetry.goodput import FAILED, REFUSED, Ended
 from headway.telemetry.snapshot import (
     ClassWindow,
     Cost,
@@ -33,7 +33,6 @@ from headway.telemetry.snapshot import (
 )
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.verdict import Facts, judge_window
-from headway.telemetry.wasted import answer_waste
 from headway.telemetry.windows import Slot, StepSums, gaps_of, joined, steps_of
 
 LATENCIES = {
@@ -111,7 +110,6 @@ def window(seconds: int, slots: list[Slot], covered_s: float, setting: Setting) 
         cores=cores,
         cost=cost(ended, slots, *sums, covered_s, output_tokens_per_s, setting),
         drafts=draft_stats(setting, slots, *sums) if setting.sources else None,
-        answers=answer_waste([request for request in ended if request.outcome == OK]),
     )
 
 

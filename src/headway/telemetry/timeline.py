@@ -57,7 +57,6 @@ class Timeline:
             "parent",
             "preempted_after",
         ),
-        *("is_bounded", "is_structured", "looped_tokens"),
         *("preempted_s", "prefill_s", "published_s", "request_id", "scheduled_s"),
         *("service_class", "times"),
     )
@@ -99,9 +98,6 @@ class Timeline:
         self.num_preemptions = self.preempted_after = 0
         self.num_drafts = self.num_kept_drafts = self.num_forced = 0
         """Guesses of its tokens, those that were right, and tokens that its grammar forced."""
-        self.is_bounded = self.is_structured = False
-        self.looped_tokens = 0
-        """What is told of answers that could be shorter."""
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
         self.ended: Ended | None = None
@@ -170,9 +166,6 @@ class Timeline:
             queue_s=self.queue_s,
             prefill_s=self.prefill_time_s,
             missed=missed,
-            is_bounded=self.is_bounded,
-            is_structured=self.is_structured,
-            looped_tokens=self.looped_tokens,
         )
         self._listener.on_end(self, self.ended)
 

@@ -54,7 +54,7 @@ def state(index: PrefixIndex) -> object:
         None if c is None else (c.key, c.parent, c.packed, c.cost, c.owner, c.uses)
         for c in index.cached
     ]
-    return index.block_of, listed, index._newest, index.num_tokens, index.num_changes
+    return index.block_of, listed, index._newest, index.num_changes
 
 
 def test_the_garbage_collector_looks_at_nothing_of_a_block():

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.core.clock import VirtualClock
 from headway.core.embedded import model_folder
 from headway.core.errors import RequestError
 from headway.core.service import ServiceClass
@@ -17,8 +16,7 @@ from headway.core.slo import Slo
 from headway.frontend.text import Tokenizer
 from headway.server.context import ContextAsked, check
 from headway.server.openai.schema import ChatBody, chat_messages
-from headway.server.shorten import marked, settle_context, shortened, watched
-from headway.telemetry.sharing import RecentPrompts
+from headway.server.shorten import marked, settle_context, shortened
 
 HALF = ContextAsked(keep=0.5)
 WORDS = "kite bell fox river moon red blue Anna Tom house tree sings walks far away again".split()
@@ -255,36 +253,3 @@ def test_more_text_than_is_read_is_refused(model):
     with pytest.raises(RequestError, match="the most that are read here") as caught:
         shortened(small, body, HALF)
     assert caught.value.param == "context"
-
-
-def test_documents_are_watched_and_all_other_text_tells_of_none(model):
-    """Instructions, questions, answers and the arguments of calls are no documents; tools' results
-    are. A chat without any is counted and not watched."""
-    prompts = RecentPrompts(VirtualClock())
-    model = SimpleNamespace(
-        telemetry=SimpleNamespace(prompts=prompts), tokenizer=model.needs_tokenizer("")
-    )
-    call = {
-        "id": "c",
-        "type": "function",
-        "function": {"name": "find", "arguments": '{"q": "fox"}'},
-    }
-    chat = body_of(
-        [
-            {"role": "system", "content": "The moon is blue."},
-            {"role": "user", "content": [document(DOCUMENT), text("Who has a kite?")]},
-            {"role": "assistant", "content": "Tom.", "tool_calls": [call]},
-            {"role": "tool", "tool_call_id": "c", "content": "A fox has a bell."},
-            {"role": "user", "content": "And the fox?"},
-        ],
-        documents=[{"text": "Rivers are far away."}],
-    )
-    found = watched(model, chat, 100)
-    assert found is not None and len(found.keys) == 3 and sum(found.tokens) < 100
-    rivers, kites, result = found.telling
-    assert {"rivers", "are"} <= rivers and "bell" in kites & result and "has" not in kites | result
-    said = "the moon is blue who has a kite tom q fox and".split()
-    assert all(word not in words for words in found.telling for word in said)
-    assert watched(model, body_of([{"role": "user", "content": "Hi"}]), 10) is None
-    prompts.documents.answered(found, ["Rivers, and Anna's bell"])
-    assert prompts.waste(0.1).documents.used == 3 and prompts.waste(0.1).token_s == 0.1

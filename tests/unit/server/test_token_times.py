@@ -63,7 +63,7 @@ async def test_text_that_is_held_back_counts_when_it_leaves():
     model = telemetry(clock)
     timeline = begin(model, "a")
     request = SimpleNamespace(
-        sampling=SimpleNamespace(n=1, grammar=None), num_choices=1, watched=None,
+        sampling=SimpleNamespace(n=1, grammar=None), num_choices=1,
         model=SimpleNamespace(
             telemetry=model, admission=SimpleNamespace(rules=SimpleNamespace(sheds=True))
         ),

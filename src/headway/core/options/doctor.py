@@ -23,6 +23,12 @@ class DoctorOptions:
         "The machine and its kernels alone, measured on all cores, without the plan for a model.",
         common=True,
     )
+    data: str = option(
+        "",
+        "A file of recorded chats, a body a line: what their prompts and answers could do without, "
+        "counted offline.",
+        common=True,
+    )
     model: str = option("", "URL: which model, where several are served.")
     api_key: str = option("", "Key to send.", secret=True)
     price_per_hour: float | None = option(

@@ -14,9 +14,8 @@ class EvalOptions:
         "text scores texts; skills asks questions with checkable answers; tasks those of --tasks, "
         "or at hand in --data; all is all of them; auto is the texts, and the skills and tasks "
         "that the model (of two, A) can do; context: a URL that shortens "
-        "prompts, asked with whole and with cut documents; examples: a URL, asked recorded chats "
-        "with fewer of their examples.",
-        choices=("auto", "text", "skills", "tasks", "all", "context", "examples"),
+        "prompts, asked with whole and with cut documents.",
+        choices=("auto", "text", "skills", "tasks", "all", "context"),
         common=True,
     )
     against: str = option(
@@ -49,7 +48,7 @@ class EvalOptions:
     html: str = option("", "Write one page with plots here; it needs no network.", common=True)
     questions: int = option(
         50,
-        "Questions of each skill at each level; examples: most chats asked.",
+        "Questions of each skill at each level.",
         low=1,
         high=100_000,
         common=True,
@@ -76,8 +75,7 @@ class EvalOptions:
     data: str = option(
         "",
         "A file of text, or a folder with some of text/val.txt, eval/wikitext-2, eval/lambada, "
-        "eval/gsm8k and so on, instead of the text that comes along; examples: recorded chats, a "
-        "body a line.",
+        "eval/gsm8k and so on, instead of the text that comes along.",
         common=True,
     )
     windows: int = option(200, "text: most windows of each text, evenly spread.", low=2)

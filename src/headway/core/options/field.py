@@ -121,6 +121,12 @@ def value_type(cls: type, name: str) -> tuple[type, bool]:
     return hint, False
 
 
+REMOVED_VALUES = {
+    ("suite", "examples"): "headway doctor --data FILE counts the examples of recorded chats.",
+}
+"""(Option, removed value) → what to do instead."""
+
+
 def parse_value(cls: type, field: dataclasses.Field[Any], value: Any, source: str) -> Any:
     """`value` (text, or a YAML scalar or list) as the field's type; UsageError names `source`."""
     kind, many = value_type(cls, field.name)
@@ -145,6 +151,8 @@ def parse_one(kind: type, field: dataclasses.Field[Any], value: Any, source: str
             f"{source}: {value!r} is not {KIND_NAMES[kind]}.",
             f"{flag_name(field.name)}: {rules['help']}",
         ) from None
+    if (field.name, parsed) in REMOVED_VALUES:
+        raise UsageError(f"{source}: {parsed} is gone.", REMOVED_VALUES[field.name, parsed])
     if rules["choices"] and parsed not in rules["choices"]:
         raise UsageError(
             f"{source}: {value!r} is not one of {', '.join(rules['choices'])}.",

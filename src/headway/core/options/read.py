@@ -41,6 +41,7 @@ REMOVED = {
     "max_queue_bytes": "Leave it out: bodies of waiting requests have 128 MiB in all.",
     "playbook": "Leave it out: headway doctor URL lists its findings in that order.",
     "retune": "Leave it out; headway tune finds settings, headway doctor URL --what-if tries one.",
+    "storage_price": "Leave it out: kv_tier_bytes of /metrics times the price of a GB is the cost.",
     "switch_roles": "Leave it out: --prefill-replicas and --decode-replicas are a fixed ratio.",
 }
 """Removed option → what to do instead."""

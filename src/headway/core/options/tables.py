@@ -390,12 +390,6 @@ class ServerOptions:
     cached_price: float = option(
         0.1, "What a cached token of a prompt costs, as a share of another's.", low=0, high=1
     )
-    storage_price: float | None = option(
-        None,
-        "What a GB of --kv-disk costs a month, for cost per token hour.",
-        low=0,
-        unit="dollars",
-    )
     metrics_prefix: str = option(
         "headway", "Prefix of the metric names.", choices=("headway", "vllm")
     )

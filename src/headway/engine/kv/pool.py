@@ -55,11 +55,6 @@ class BlockPool:
         """Blocks that can be found, in use or free."""
         return len(self.index) if self.index is not None else 0
 
-    @property
-    def num_cached_tokens(self) -> int:
-        """What they hold."""
-        return self.index.num_tokens if self.index is not None else 0
-
     def take(self) -> int:
         """A free block, now with one reference; the caller has checked `num_free`."""
         if self._free:

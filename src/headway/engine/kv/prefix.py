@@ -56,14 +56,13 @@ class PrefixIndex:
     end of a conversation without its beginning, does not.
     """
 
-    __slots__ = ("_chained", "_newest", "block_of", "cached", "num_changes", "num_tokens", "queue")
+    __slots__ = ("_chained", "_newest", "block_of", "cached", "num_changes", "queue")
 
     def __init__(self, num_blocks: int, policy: str, *, chained: bool = True) -> None:
         self._chained = chained
         self.block_of: dict[bytes, int] = {}
         self.cached: list[Cached | None] = [None] * num_blocks
         self.queue = EvictionQueue(policy)
-        self.num_tokens = 0
         """Of all blocks that can be found."""
         self.num_changes = 0
         """How often a block came or went that can be found: as long as it stays, all finds do."""
@@ -86,7 +85,6 @@ class PrefixIndex:
             self.block_of[key] = block
             self.cached[block] = cached
             self.num_changes += 1
-            self.num_tokens += len(packed) // TOKEN_BYTES
             self._newest[place] = key
         return True
 
@@ -101,7 +99,6 @@ class PrefixIndex:
         assert cached is not None
         self.cached[block] = None
         self.num_changes += 1
-        self.num_tokens -= cached.num_tokens
         del self.block_of[cached.key]
         place = cached.place
         if self._newest.get(place) == cached.key:
@@ -140,7 +137,6 @@ class PrefixIndex:
         known = [cached for cached in map(self.cached.__getitem__, blocks) if cached is not None]
         assert [cached.key for cached in known] == keys, "keys and blocks differ"
         assert len(known) == len(self.cached) - self.cached.count(None), "a block has no key"
-        assert self.num_tokens == sum([cached.num_tokens for cached in known])
         free = [not references[block] for block in blocks]
         self.queue.check_integrity(compress(keys, free))
         for place, key in self._newest.items():

@@ -281,22 +281,19 @@ class Tiers:
     def tell(self, record: StepRecord) -> None:
         """Note what each tier holds, and what came to nothing since it was told last."""
         keys = [pool.num_cached for pool in self.pools]
-        tokens = max(pool.num_cached_tokens for pool in self.pools)
-        uses = [self._use(DEVICE, keys, tokens)]
+        uses = [self._use(DEVICE, keys)]
         for tier in (self.host, self.disk):
             if tier is not None:
-                held = [len(each) for each in tier.held]
-                uses.append(self._use(tier.name, held, max(held) * self.block_size))
+                uses.append(self._use(tier.name, [len(each) for each in tier.held]))
         record.kv_tiers = tuple(uses)
         record.num_failed_reads, self.num_failed = self.num_failed, 0
         record.restore_s, self.restore_s = self.restore_s, {}
         if self.disk is not None:
             record.num_bad_blocks, self.disk.num_bad = self.disk.num_bad, 0
 
-    def _use(self, name: str, keys: list[int], num_tokens: int) -> TierUse:
-        """So many keys by KV group as bytes, and tokens: of the group that holds most of them."""
-        num_bytes = sum(n * size for n, size in zip(keys, self.block_bytes, strict=True))
-        return TierUse(name, num_bytes, num_tokens)
+    def _use(self, name: str, keys: list[int]) -> TierUse:
+        """Return the bytes of so many keys by KV group."""
+        return TierUse(name, sum(n * size for n, size in zip(keys, self.block_bytes, strict=True)))
 
     # ── forgetting ──────────────────────────────────────────────────────────────────────────
 

@@ -38,7 +38,7 @@ from headway.server.openai.tools import (
     tool_use,
 )
 from headway.server.openai.usage import Usage
-from headway.server.shorten import shortened, watched
+from headway.server.shorten import shortened
 
 encode = msgspec.json.encode
 
@@ -140,7 +140,6 @@ def request_of(
         cache_salt=body.cache_salt,
         shares=kv.shares_of(info, incoming.body.kv),
         cut=cut,
-        watched=watched(model, body, len(prompt)),
     )
 
 

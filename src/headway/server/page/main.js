@@ -12,7 +12,6 @@ import {
   LatencyTable,
   StepParts,
 } from "./panels.js";
-import { SavingsTable } from "./prompts.js";
 import { RequestTable } from "./requests.js";
 import { Refusal, get, key } from "./talk.js";
 import { explainTerms } from "./terms.js";
@@ -68,7 +67,6 @@ class Page {
       new DraftsLine(),
       new StepParts(),
       new RequestTable(),
-      new SavingsTable(),
     ];
     this.chat = new Chat({ onDenied: () => this.askKey("The server does not know this key.") });
     this.listen();

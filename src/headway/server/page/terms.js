@@ -39,10 +39,6 @@ export const TERMS = {
   mfu: "Model FLOPs utilization of steps with prefill: FLOPs needed ÷ time ÷ the measured dense peak.",
   drafts:
     "Speculation: tokens that are guessed for each sequence that decodes and verified together in its step. Those that are right are kept, with the token that comes anyway; the answer is the same. What it costs is of the time in steps.",
-  savings:
-    "In the mean of all prompts. Tokens in runs of 16 that stand before in the same prompt; tools that ten requests or more offered and no answer called, at 4 bytes a token; documents and tools' results that share no word with their answer which the rest of the prompt has not; examples, pairs that stand before five different questions or more. Examples are what is there: whether they help, asking without them says (docs/shorter-prompts.md).",
-  savings_s: "What computing these tokens takes, at the measured seconds of a prompt token. Tokens that the prefix cache holds cost less.",
-  savings_usd: "At the price of a prompt token and the requests per second of the window; none without --price-per-hour.",
   parts: "Means over the window's steps. Forward is the model; everything else is the host.",
   timeline:
     "The last 200 steps: prompt tokens computed (prefill) and sequences advanced by one token (decode). Empty space between bars is time in no step.",
