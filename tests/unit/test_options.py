@@ -22,6 +22,7 @@ from headway.core.options import (
 )
 from headway.core.options.field import MOST_STAGES, environment_name, flag_name, value_type
 from headway.core.options.read import REMOVED, fields_of
+from headway.core.options.vllm import SEE_TABLE
 
 TABLES = [EngineOptions, ServerOptions, LogOptions, SamplingOptions]
 FIELDS = [(table, field) for table in TABLES for field in dataclasses.fields(table)]
@@ -221,7 +222,7 @@ def test_unknown_flag_names_the_nearest(flag, near):
 
 def test_flags_are_not_abbreviated():
     assert "There is no option --max-model" in str(refusal("--max-model", "5"))
-    assert refusal("--zzzzzzzz").fix == "See --help=all."
+    assert refusal("--zzzzzzzz").fix == f"See --help=all. {SEE_TABLE}"
 
 
 def test_unknown_key_names_the_nearest(tmp_path):

@@ -36,6 +36,8 @@ NO_OPTIONS = frozenset(
     }
 )
 """Variables that are read elsewhere."""
+TYPO = 0.75
+"""The likeness of an unknown name to a known one from which on it is a misspelling."""
 REMOVED = {
     "batch_window": "Write --batching dynamic:50ms.",
     "max_queue_bytes": "Leave it out: bodies of waiting requests have 128 MiB in all.",
@@ -148,7 +150,7 @@ def read_flags(
     parser.add_argument("positionals", nargs="*")
     spelled = spell_out(rows, arguments, others & vllm.SWITCHES)
     parsed, unknown = parser.parse_known_intermixed_args(spelled)
-    refuse_unknown([text for text in unknown if text.startswith("-")], rows)
+    refuse_unknown([text for text in unknown if text.startswith("-")], rows, bool(others))
     flags = vars(parsed)
     positionals = flags.pop("positionals") + [t for t in unknown if not t.startswith("-")]
     flags = {
@@ -199,18 +201,26 @@ def with_dashes(text: str) -> str:
 
 
 def refuse_unknown(
-    unknown: Sequence[str], rows: Mapping[str, tuple[type, dataclasses.Field[Any]]]
+    unknown: Sequence[str],
+    rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
+    has_vllm: bool = False,
 ) -> None:
     """Raise UsageError for the first unknown flag, naming the nearest known one."""
     if not unknown:
         return
     flag = unknown[0].partition("=")[0]
     refuse_removed(flag, flag.removeprefix("--").replace("-", "_"))
-    near = difflib.get_close_matches(flag, [flag_name(name) for name in rows], 1, 0.5)
     raise UsageError(
-        f"There is no option {flag}.",
-        f"Did you mean {near[0]}?" if near else "See --help=all.",
+        f"There is no option {flag}.", advice(flag, [flag_name(n) for n in rows], has_vllm)
     )
+
+
+def advice(given: str, known: Sequence[str], has_vllm: bool) -> str:
+    """Return what to write in place of an unknown name: the nearest known one, or vLLM's table."""
+    near = difflib.get_close_matches(given, known, 1, 0.5)
+    has_vllm = has_vllm and not difflib.get_close_matches(given, known, 1, TYPO)
+    meant = f"Did you mean {near[0]}?" if near else "See --help=all."
+    return f"{meant} {vllm.SEE_TABLE}" if has_vllm else meant
 
 
 def refuse_removed(said: str, name: str) -> None:
@@ -246,10 +256,9 @@ def read_file(
     for key in keys:
         if key not in rows:
             refuse_removed(f"--config {path}: {key}", key)
-            near = difflib.get_close_matches(key, list(rows), 1, 0.5)
             raise UsageError(
                 f"--config {path}: there is no option {key}.",
-                f"Did you mean {near[0]}?" if near else "See --help=all.",
+                advice(key, list(rows), bool(others)),
             )
     return keys
 

@@ -65,13 +65,42 @@ def reference() -> str:
 
 FROM_VLLM = """## Options of vLLM
 
-Whoever comes from vLLM (0.33) keeps his flags, in `headway serve` and in `headway.LLM(...)`: one
-that means the same has the same name, spelled with `-` or `_`, and `--enable-x` has its
-`--no-enable-x`. What a flag asks for is honoured or refused with our word for it, never dropped.
+Flags of vLLM (0.33) work in `headway serve` and in `headway.LLM(...)`: one that means the same has
+the same name, spelled with `-` or `_`, and `--enable-x` has its `--no-enable-x`. What a flag asks
+for is honoured or refused, never dropped.
 
 | of vLLM | here |
 | --- | --- |
 """
+NOT_HERE = """
+A flag of vLLM that is not in this table is an unknown option. What serves in its place:
+
+| of vLLM | use |
+| --- | --- |
+"""
+IN_PLACE = {
+    "model": "the first argument: `headway serve FOLDER`",
+    "revision code_revision tokenizer_revision download_dir hf_token": "`headway pull ORG/NAME "
+    "--revision …`, then serve the folder",
+    "hf_overrides override_generation_config quantization_config": "a copy of the folder with "
+    "another `config.json` or `generation_config.json`",
+    "reasoning_parser structured_outputs_config": "nothing: the chat template says how reasoning "
+    "is marked; structured output is always there",
+    "num_gpu_blocks_override": "`--kv-memory 4GiB`, or `40%`",
+    "kv_offloading_size kv_transfer_config": "`--kv-host-memory`, `--kv-disk`",
+    "long_prefill_token_threshold max_num_partial_prefills max_num_scheduled_tokens": "`--long-"
+    "prefill` (seconds), `--max-num-batched-tokens`",
+    "max_num_queued_tokens": "`--max-queue-wait` (seconds)",
+    "compilation_config cudagraph_capture_sizes attention_config": "`--kernels`, "
+    "`--attention-backend`; `--dry-run` says why",
+    "ssl_ca_certs ssl_cert_reqs ssl_ciphers": "a proxy that ends TLS: [deploy](deploy.md)",
+    "max_logprobs": "nothing: a request may ask for 20",
+    "lora_modules limit_mm_per_prompt tool_parser_plugin logits_processors": "nothing: there are "
+    "no adapters, models read text, the server loads no code of others",
+    "collect_detailed_traces show_hidden_metrics_for_version": "nothing: all "
+    "[metrics](telemetry.md) are on",
+}
+"""Flags of vLLM that are not here, and what to use."""
 SAME = (
     *("served_model_name", "dtype", "seed", "max_model_len", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "gpu_memory_utilization", "kv_cache_dtype"),
@@ -94,10 +123,9 @@ def from_vllm() -> list[str]:
         lines.append(f"| {listed(row.names.split())} | {listed(row.ours)}; {row.note} |")
     for given in vllm.GIVEN:
         values = " or ".join(f"`{value}`" for value in given.values)
-        lines.append(f"| {listed(given.names.split())} | {values} alone. {given.fix} |")
-    for refused in vllm.REFUSED:
-        lines.append(f"| {listed(refused.names.split())} | refused. {refused.fix} |")
-    return [FROM_VLLM + "\n".join(lines), ""]
+        lines.append(f"| {listed(given.names.split())} | {values} alone |")
+    missing = [f"| {listed(names.split())} | {use} |" for names, use in IN_PLACE.items()]
+    return [FROM_VLLM + "\n".join(lines), NOT_HERE + "\n".join(missing), ""]
 
 
 def listed(names: Iterable[str]) -> str:
