@@ -4,13 +4,14 @@ import json
 import os
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from live_server import LiveServer, alive, children, wait_until
 
 from parity.tiny import save, tiny_model
 
-BODY = {"prompt": list(range(20, 60)), "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+BODY = {"prompt": list(range(20, 60)), "temperature": 0, "ignore_eos": True}
 
 
 @pytest.fixture(
@@ -40,10 +41,9 @@ def live(
         server.close()
 
 
-def answer(live: LiveServer) -> list[int]:
-    status, found = live.post(
-        "/v1/completions", BODY | {"model": live.model, "return_token_ids": True}
-    )
+def answer(live: LiveServer, num_tokens: int = 24) -> list[int]:
+    body = BODY | {"model": live.model, "max_tokens": num_tokens, "return_token_ids": True}
+    status, found = live.post("/v1/completions", body)
     assert status == 200, found
     return found["choices"][0]["token_ids"]
 
@@ -60,6 +60,27 @@ def test_a_killed_rank_is_replaced_with_its_engine(live: LiveServer):
     assert "The engine ends and begins again, and its requests go on: " in live.stderr
     assert "Traceback" not in live.stderr
     assert " failed: " not in live.stderr
+
+
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.hardening), signal.SIGSTOP],
+)
+def test_an_answer_goes_on_where_a_rank_ends_in_its_midst(
+    live: LiveServer, number: signal.Signals
+) -> None:
+    """The engine is replaced with its ranks; the client gets the tokens of an undisturbed answer,
+    late."""
+    undisturbed, restarts = answer(live, 270), live.metric("engine_restarts_total")
+    engine = live.engine_pid()
+    with ThreadPoolExecutor(1) as pool:
+        disturbed = pool.submit(answer, live, 270)
+        wait_until(lambda: live.metric("num_requests_running") == 1)
+        os.kill(children(engine)[-1], number)
+        assert not disturbed.done()
+        assert disturbed.result(90) == undisturbed
+    assert live.metric("engine_restarts_total") == restarts + 1
+    assert live.engine_pid() != engine and not alive(engine)
 
 
 def test_no_rank_outlives_its_server(live: LiveServer):
