@@ -3,8 +3,8 @@
     python benchmarks/cascade.py            headway-draft, then headway-tiny at the cost of 135M
     python benchmarks/cascade.py --cheap FOLDER --dear FOLDER --questions 50 --evidence FILE
 
-`headway calibrate` makes the evidence from questions of one seed; questions of another are then
-asked through the gateway three times: of the dear route, of the cheap one, and of the cascade. CPU
+`headway gateway calibrate` makes the evidence from questions of one seed; those of another are
+then asked through the gateway three times: of the dear route, of the cheap one, of the cascade. CPU
 is that of the servers with their engines, and of the gateway. Random routing at the same cost asks
 a share of the questions cheaply, whichever they are: its right answers follow from the two alone.
 The curve is that of one threshold of the margin for all skills, as if it were known: the cheap
@@ -131,7 +131,7 @@ def measured(given: argparse.Namespace, folder: Path, dear: str) -> None:
         file = config(folder, cheap_url, dear_url, evidence)
         if not Path(evidence).exists():
             flags = [*levels, f"--questions={given.calibration}", f"--tolerance={given.tolerance}"]
-            headway("calibrate", str(file), "--concurrency=8", *flags)
+            headway("gateway", "calibrate", str(file), "--concurrency=8", *flags)
         found: dict[str, tuple[list[bool], float]] = {}
         margins: list[float] = []
         with gateway(file) as (url, gateway_pid):

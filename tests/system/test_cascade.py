@@ -53,7 +53,7 @@ def test_what_calibrate_writes_the_gateway_goes_by(
         right = chat.choices[0].message.content or ""
     line = {"task": "rivers", "messages": MESSAGES, "answer": right, "max_tokens": 12}
     (tmp_path / "suite.jsonl").write_text(f"{json.dumps(line)}\n" * 80)
-    done = headway("calibrate", file, f"--suite={tmp_path / 'suite.jsonl'}")
+    done = headway("gateway", "calibrate", file, f"--suite={tmp_path / 'suite.jsonl'}")
     assert done.returncode == 0 and "rivers" in done.stdout, done.stderr
     told = json.loads(evidence.read_text())
     (task,) = told["tasks"]

@@ -1,4 +1,4 @@
-"""`headway rollout` with real servers, from a folder to all requests, and what clients see of it.
+"""`headway gateway rollout` with real servers, from a folder to all requests, as clients see it.
 
 The folders are the embedded model, and the same in weights that int4 cannot hold.
 """
@@ -120,7 +120,7 @@ def begun(gateway: LiveGateway, folder: Path, *flags: str) -> "subprocess.Popen[
     file = gateway.temp / "gateway.yaml"
     words = [str(folder), f"--to={file}", f"--gateway={gateway.url}", "--steps=10,50", *flags]
     return subprocess.Popen(
-        [sys.executable, "-m", "headway.cli.main", "rollout", *words],
+        [sys.executable, "-m", "headway.cli.main", "gateway", "rollout", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

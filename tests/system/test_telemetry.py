@@ -276,7 +276,7 @@ def test_where_prompts_part_is_said_without_their_text(start_server: StartServer
 def test_trace_is_written_for_perfetto(priced: LiveServer, tmp_path: Path) -> None:
     ask(priced)
     out = tmp_path / "trace.json"
-    done = headway("trace", priced.url, out, "--seconds", "60")
+    done = headway("doctor", "--trace", priced.url, out, "--seconds", "60")
     assert done.returncode == 0 and "ui.perfetto.dev" in done.stdout, done.stderr
     events = json.loads(out.read_text())["traceEvents"]
     names = {event["name"] for event in events if event["ph"] == "X"}
@@ -314,10 +314,10 @@ def test_a_wrong_trace_is_refused(priced: LiveServer, query: str) -> None:
 
 
 def test_trace_explains_what_went_wrong(tmp_path: Path) -> None:
-    done = headway("trace", "http://127.0.0.1:9", tmp_path / "x.json")
+    done = headway("doctor", "--trace", "http://127.0.0.1:9", tmp_path / "x.json")
     assert done.returncode == 1 and "cannot be reached" in done.stderr
-    assert headway("trace", "nonsense", tmp_path / "x.json").returncode == 2
-    assert headway("trace", "http://127.0.0.1:9").returncode == 2
+    assert headway("doctor", "--trace", "nonsense", tmp_path / "x.json").returncode == 2
+    assert headway("doctor", "--trace", "http://127.0.0.1:9").returncode == 2
 
 
 @pytest.mark.parametrize("path", ["/stats", "/trace", "/calibration", "/metrics"])

@@ -294,7 +294,7 @@ def routing(subject: Subject) -> Finding:
         promise=Promise(low=20.0, none=0.0),
         why=f"{len(asked)} questions; the dear model is priced {RATIO:g} times the cheap one a "
         "token. Too timid pays both and gains nothing, too bold keeps wrong answers. The threshold "
-        "is chosen in hindsight; headway calibrate chooses one beforehand, and saves less.",
+        "is chosen in hindsight; headway gateway calibrate chooses one beforehand, and saves less.",
         picture=lines(
             SHARES,
             {"right": [each.right for each in curve], "cost": [each.cost for each in curve]},

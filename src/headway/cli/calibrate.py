@@ -1,4 +1,4 @@
-"""`headway calibrate GATEWAY.yaml`: where the cheap route of a cascade is good enough."""
+"""`headway gateway calibrate GATEWAY.yaml`: where the cheap route of a cascade is good enough."""
 
 import asyncio
 import os
@@ -39,7 +39,9 @@ def calibrate(call: "Call") -> int:
 
     options: CalibrateOptions = call.options[CalibrateOptions]
     if len(call.positionals) != 1:
-        raise UsageError("calibrate takes the gateway's file.", "headway calibrate gateway.yaml")
+        raise UsageError(
+            "calibrate takes the gateway's file.", "headway gateway calibrate gateway.yaml"
+        )
     file = Path(call.positionals[0])
     config = read_config(file)
     row = cascade_row(config, options.model)

@@ -1,4 +1,4 @@
-"""`headway drift`: upstreams of one model, compared now; also the probes of a running gateway."""
+"""`headway gateway drift`: upstreams of one model, compared now; also the probes of a gateway."""
 
 import asyncio
 from collections.abc import Callable
@@ -54,7 +54,9 @@ def config_of(words: list[str]) -> "Config":
     if len(words) == 1 and not words[0].startswith("http"):
         return read_config(Path(words[0]))
     if len(words) < 2:
-        raise UsageError("drift takes a gateway's file, or two URLs.", "headway drift gateway.yaml")
+        raise UsageError(
+            "drift takes a gateway's file, or two URLs.", "headway gateway drift gateway.yaml"
+        )
     return of_urls(words)
 
 

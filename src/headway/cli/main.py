@@ -55,6 +55,8 @@ DRY_RUN, CHAT = "--dry-run", "--chat"
 class Verb:
     """One row of the table; `function` is `module:name`."""
 
+    group: str
+    """The heading under which the overview has it."""
     usage: str
     help: str
     tables: tuple[type, ...]
@@ -67,43 +69,14 @@ class Verb:
 
 VERBS = {
     "serve": Verb(
+        group="serve",
         usage="serve [FOLDER]",
         help="Serve a model over the OpenAI API; without a folder the embedded one.",
         tables=(ServerOptions, EngineOptions, LogOptions),
         function="headway.cli.serve:serve",
     ),
-    "gateway": Verb(
-        usage="gateway [FILE.yaml]",
-        help="One address before many servers: --upstream URL, or a file of them.",
-        tables=(GatewayOptions, LogOptions),
-        function="headway.cli.gateway:gateway",
-    ),
-    "calibrate": Verb(
-        usage="calibrate GATEWAY.yaml",
-        help="Ask both routes of a cascade, and write where the cheap one is good enough.",
-        tables=(CalibrateOptions,),
-        function="headway.cli.calibrate:calibrate",
-    ),
-    "drift": Verb(
-        usage="drift GATEWAY.yaml | URL URL",
-        help="Say whether upstreams of one model still say the same, and what is suspect.",
-        tables=(DriftOptions,),
-        function="headway.cli.drift:drift",
-    ),
-    "rollout": Verb(
-        usage="rollout FOLDER",
-        help="Quantize, gate, serve, canary: a new version behind a gateway, promoted or back.",
-        tables=(RolloutOptions,),
-        function="headway.cli.rollout:rollout",
-    ),
-    "key": Verb(
-        usage="key [revoke] NAME",
-        help="Make an API key and the row of a --key-file that lets it in, or end one.",
-        tables=(KeyOptions,),
-        function="headway.cli.key:key",
-        switches=(),
-    ),
     "run": Verb(
+        group="serve",
         usage="run [FOLDER] PROMPT",
         help="Print the completion of a prompt; --chat applies the chat template.",
         tables=(SamplingOptions, EngineOptions),
@@ -111,32 +84,37 @@ VERBS = {
         switches=(DRY_RUN, CHAT),
     ),
     "chat": Verb(
+        group="serve",
         usage="chat [FOLDER]",
         help="Talk to a model in the terminal.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
     ),
     "batch": Verb(
+        group="serve",
         usage="batch [FOLDER] FILE.jsonl",
         help="Answer a file of requests without a server; goes on where it was stopped.",
         tables=(BatchOptions, EngineOptions),
         function="headway.cli.batch:batch",
     ),
-    "ls": Verb(
-        usage="ls [WORD]",
-        help="The models on this machine.",
-        tables=(),
-        function="headway.cli.hub:ls",
-        switches=(),
-    ),
     "pull": Verb(
+        group="serve",
         usage="pull ORG/NAME",
         help="Fetch a model from the Hugging Face hub.",
         tables=(PullOptions,),
         function="headway.cli.hub:pull",
         switches=(),
     ),
+    "ls": Verb(
+        group="serve",
+        usage="ls [WORD]",
+        help="The models on this machine.",
+        tables=(),
+        function="headway.cli.hub:ls",
+        switches=(),
+    ),
     "launch": Verb(
+        group="serve",
         usage="launch AGENT [-- …]",
         help="Point codex, claude or opencode at a server; --run starts it.",
         tables=(LaunchOptions,),
@@ -144,67 +122,54 @@ VERBS = {
         passes_on=True,
         switches=(),
     ),
-    "place": Verb(
-        usage="place MODELS.yaml",
-        help="Say which model goes on which of --machines, at the least price.",
-        tables=(PlaceOptions,),
-        function="headway.cli.place:place",
-        switches=(),
-    ),
-    "rules": Verb(
-        usage="rules",
-        help="Print Prometheus rules for the error budgets of a server's classes.",
-        tables=(ServerOptions,),
-        function="headway.cli.rules:rules",
-        switches=(),
-    ),
-    "trace": Verb(
-        usage="trace URL OUT.json",
-        help="Write the last seconds of a server as a trace for Perfetto.",
-        tables=(TraceOptions,),
-        function="headway.cli.trace:trace",
+    "key": Verb(
+        group="serve",
+        usage="key [revoke] NAME",
+        help="Make an API key and the row of a --key-file that lets it in, or end one.",
+        tables=(KeyOptions,),
+        function="headway.cli.key:key",
         switches=(),
     ),
     "bench": Verb(
+        group="measure",
         usage="bench URL",
         help="Put load on a server and report; also `bench compare A.json B.json`.",
         tables=(BenchOptions,),
         function="headway.cli.bench:bench",
     ),
-    "simulate": Verb(
-        usage="simulate [FOLDER]",
-        help="The report that bench would write of a server, without one: policy, cache, queue.",
-        tables=(SimulateOptions, BenchOptions, EngineOptions),
-        function="headway.cli.simulate:simulate",
-    ),
-    "plan": Verb(
-        usage="plan [FOLDER]",
-        help="Which machines hold a traffic, how many, at what cost; what breaks first.",
-        tables=(PlanOptions, BenchOptions, EngineOptions),
-        function="headway.cli.plan:plan",
-        switches=(),
-    ),
-    "tune": Verb(
-        usage="tune [FOLDER]",
-        help="Which options serve a traffic best: searched in simulation, confirmed for real.",
-        tables=(TuneOptions, BenchOptions, EngineOptions),
-        function="headway.cli.tune:tune",
-        switches=(),
-    ),
     "eval": Verb(
+        group="measure",
         usage="eval [MODEL | URL]",
         help="Answer quality of a folder or a server; --against another, with --gate.",
         tables=(EvalOptions, EngineOptions, AgainstOptions),
         function="headway.cli.evaluate:evaluate",
     ),
     "doctor": Verb(
+        group="measure",
         usage="doctor [WHAT]",
         help="What limits the server at a URL, a bench report, or this machine with a folder.",
         tables=(DoctorOptions, EngineOptions),
         function="headway.cli.doctor:doctor",
         switches=(),
     ),
+    "doctor --rules": Verb(
+        group="measure",
+        usage="doctor --rules",
+        help="Print Prometheus rules for the error budgets of a server's classes.",
+        tables=(ServerOptions,),
+        function="headway.cli.rules:rules",
+        switches=(),
+    ),
+    "doctor --trace": Verb(
+        group="measure",
+        usage="doctor --trace URL OUT.json",
+        help="Write the last seconds of a server as a trace for Perfetto.",
+        tables=(TraceOptions,),
+        function="headway.cli.trace:trace",
+        switches=(),
+    ),
     "claims": Verb(
+        group="measure",
         usage="claims [FOLDER | URL]",
         help="Measure what serving literature promises: each claim with a verdict, as one page.",
         tables=(ClaimsOptions, EngineOptions),
@@ -212,36 +177,110 @@ VERBS = {
         switches=(),
     ),
     "widen": Verb(
+        group="measure",
         usage="widen FOLDER OUT",
         help="Write a small model in the sizes of a large one: the same answers, its cost.",
         tables=(WidenOptions,),
         function="headway.cli.widen:widen",
     ),
+    "plan": Verb(
+        group="advise",
+        usage="plan [FOLDER]",
+        help="Which machines hold a traffic, how many, at what cost; what breaks first.",
+        tables=(PlanOptions, BenchOptions, EngineOptions),
+        function="headway.cli.plan:plan",
+        switches=(),
+    ),
+    "plan --place": Verb(
+        group="advise",
+        usage="plan --place MODELS.yaml",
+        help="Say which model goes on which of --machines, at the least price.",
+        tables=(PlaceOptions,),
+        function="headway.cli.place:place",
+        switches=(),
+    ),
+    "simulate": Verb(
+        group="advise",
+        usage="simulate [FOLDER]",
+        help="The report that bench would write of a server, without one: policy, cache, queue.",
+        tables=(SimulateOptions, BenchOptions, EngineOptions),
+        function="headway.cli.simulate:simulate",
+    ),
+    "tune": Verb(
+        group="advise",
+        usage="tune [FOLDER]",
+        help="Which options serve a traffic best: searched in simulation, confirmed for real.",
+        tables=(TuneOptions, BenchOptions, EngineOptions),
+        function="headway.cli.tune:tune",
+        switches=(),
+    ),
+    "quantize": Verb(
+        group="compress",
+        usage="quantize FOLDER OUT",
+        help="Write a model in int4 or int8, calibrated; --gate judges it first.",
+        tables=(QuantizeOptions, GateOptions),
+        function="headway.cli.quantize:quantize",
+    ),
     "prune": Verb(
+        group="compress",
         usage="prune FOLDER OUT",
         help="Write a model without some neurons, heads, layers or weights; says what it brings.",
         tables=(PruneOptions, GateOptions),
         function="headway.cli.prune:prune",
     ),
     "distill": Verb(
+        group="compress",
         usage="distill TEACHER STUDENT OUT",
         help="Train a student on its teacher's distribution, resumable.",
         tables=(DistillOptions, GateOptions),
         function="headway.cli.distill:distill",
     ),
-    "quantize": Verb(
-        usage="quantize FOLDER OUT",
-        help="Write a model in int4 or int8, calibrated; --gate judges it first.",
-        tables=(QuantizeOptions, GateOptions),
-        function="headway.cli.quantize:quantize",
-    ),
     "narrow": Verb(
+        group="compress",
         usage="narrow FOLDER OUT.yaml",
         help="Find windows by layer for --kv-layers, under a share of the KV; --gate judges them.",
         tables=(NarrowOptions, GateOptions, EngineOptions),
         function="headway.cli.narrow:narrow",
     ),
+    "gateway": Verb(
+        group="fleet",
+        usage="gateway [FILE.yaml]",
+        help="One address before many servers: --upstream URL, or a file of them.",
+        tables=(GatewayOptions, LogOptions),
+        function="headway.cli.gateway:gateway",
+    ),
+    "gateway calibrate": Verb(
+        group="fleet",
+        usage="gateway calibrate FILE.yaml",
+        help="Ask both routes of a cascade, and write where the cheap one is good enough.",
+        tables=(CalibrateOptions,),
+        function="headway.cli.calibrate:calibrate",
+    ),
+    "gateway drift": Verb(
+        group="fleet",
+        usage="gateway drift FILE.yaml | URL URL",
+        help="Say whether upstreams of one model still say the same, and what is suspect.",
+        tables=(DriftOptions,),
+        function="headway.cli.drift:drift",
+    ),
+    "gateway rollout": Verb(
+        group="fleet",
+        usage="gateway rollout FOLDER",
+        help="Quantize, gate, serve, canary: a new version behind a gateway, promoted or back.",
+        tables=(RolloutOptions,),
+        function="headway.cli.rollout:rollout",
+    ),
 }
+"""Verb → its row; a second word is a subcommand or a flag that makes it another job."""
+RENAMED = {
+    "place": "plan --place",
+    "rules": "doctor --rules",
+    "trace": "doctor --trace",
+    "calibrate": "gateway calibrate",
+    "drift": "gateway drift",
+    "rollout": "gateway rollout",
+}
+"""Old name of a verb → its name; the old one works in 0.3, with a warning."""
 VERBOSE = ("-v", "--verbose")
 SWITCH_HELP = {
     DRY_RUN: "  --dry-run                          Say what would be done and with what, and stop.",
@@ -291,6 +330,15 @@ def print_error(error: HeadwayError, arguments: list[str]) -> None:
         print(f"         {fix}", file=sys.stderr)
 
 
+def warn(text: str, arguments: list[str]) -> None:
+    """Print one line of warning on stderr; of JSON where the log is to be JSON."""
+    from headway.core.logs import format_of, line_of
+
+    is_json = format_of(arguments, os.environ) == "json"
+    line = line_of(text, logging.WARNING, "json") if is_json else f"headway: {text}"
+    print(line, file=sys.stderr)
+
+
 def dispatch(arguments: list[str]) -> int:
     """Find the verb and run it."""
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -302,6 +350,11 @@ def dispatch(arguments: list[str]) -> int:
 
         print(headway.__version__)
         return 0
+    if name in RENAMED:
+        warn(f"headway {name} is headway {RENAMED[name]} now; the old name works in 0.3.", rest)
+        name, _, job = RENAMED[name].partition(" ")
+        rest = [job, *rest]
+    name, rest = with_job(name, rest)
     verb = VERBS.get(name)
     if verb is None:
         raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
@@ -310,7 +363,7 @@ def dispatch(arguments: list[str]) -> int:
         rest, beyond = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     topics = [a for a in rest if a in ("-h", "--help") or a.startswith("--help=")]
     if topics:
-        print(verb_help(verb, topics[0].partition("=")[2]))
+        print(verb_help(name, topics[0].partition("=")[2]))
         return 0
     switches = frozenset(a for a in rest if a in (DRY_RUN, CHAT, *VERBOSE))
     if wrong := sorted(switches - {*verb.switches, *VERBOSE}):
@@ -330,24 +383,43 @@ def dispatch(arguments: list[str]) -> int:
     return run(call)
 
 
+def with_job(name: str, words: list[str]) -> tuple[str, list[str]]:
+    """Return (the row's name, the other words): a subcommand comes first, a flag anywhere.
+
+    >>> with_job("gateway", ["drift", "a.yaml"]), with_job("doctor", ["--rules"])
+    (('gateway drift', ['a.yaml']), ('doctor --rules', []))
+    """
+    for at, word in enumerate(words):
+        if word == "--":
+            break
+        if f"{name} {word}" in VERBS and (at == 0 or word.startswith("--")):
+            return f"{name} {word}", words[:at] + words[at + 1 :]
+    return name, words
+
+
 def overview() -> str:
-    """What `headway --help` prints."""
-    verbs = "\n".join(f"  headway {verb.usage:<25} {verb.help}" for verb in VERBS.values())
+    """What `headway --help` prints: the verbs by group."""
+    groups: dict[str, list[str]] = {}
+    for verb in VERBS.values():
+        groups.setdefault(verb.group, []).append(f"  headway {verb.usage:<33} {verb.help}")
+    verbs = "\n\n".join("\n".join([f"{group}:", *rows]) for group, rows in groups.items())
     return (
-        f"Headway serves language models.\n\n{verbs}\n  headway version\n\n"
+        f"Headway serves language models.\n\n{verbs}\n\n  headway version\n\n"
         "headway VERB --help shows a verb's common options, --help=all all of them, and\n"
         "--help=WORD those about a word. FOLDER is a Hugging Face model folder, or a name that\n"
         "`headway ls` shows."
     )
 
 
-def verb_help(verb: Verb, topic: str) -> str:
+def verb_help(name: str, topic: str) -> str:
     """One screen of options; `topic` is "", "all" or a word, UsageError where none is about it."""
+    verb = VERBS[name]
     options = help_text(verb.tables, topic)
     if topic and not options:
-        name = verb.usage.partition(" ")[0]
         raise UsageError(f"headway {name} has no option about {topic}.", "See --help=all.")
-    lines = [f"headway {verb.usage}", "", verb.help, "", options]
+    jobs = [each for key, each in VERBS.items() if key.startswith(f"{name} ")]
+    more = [f"  headway {each.usage:<33} {each.help}" for each in jobs]
+    lines = [f"headway {verb.usage}", "", verb.help, "", *([*more, ""] if more else []), options]
     if not topic:
         lines += [
             "  --config FILE                      Options from a YAML file.",

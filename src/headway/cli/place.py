@@ -1,4 +1,4 @@
-"""`headway place MODELS.yaml --machines MACHINES.yaml`: which model goes on which machine."""
+"""`headway plan --place MODELS.yaml --machines FILE`: which model goes on which machine."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ def place(call: "Call") -> int:
     options = call.options[PlaceOptions]
     if len(call.positionals) != 1 or not options.machines:
         raise UsageError(
-            "place takes one file of models, and --machines.",
-            "headway place models.yaml --machines machines.yaml",
+            "plan --place takes one file of models, and --machines.",
+            "headway plan --place models.yaml --machines machines.yaml",
         )
     from headway.cluster import place as placing
     from headway.cluster.place_files import read_machines, read_models

@@ -1,4 +1,4 @@
-"""`headway rollout FOLDER --to gateway.yaml`: quantize, gate, serve, canary, promoted or back."""
+"""`headway gateway rollout FOLDER --to FILE`: quantize, gate, serve, canary, promote or go back."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 REFUSED = 5
 """The exit status of what the gate refuses, and of what is rolled back."""
 POLL_S, TOLD_S, START_S, STOP_S = 0.5, 30.0, 600.0, 60.0
-HOW = "headway rollout FOLDER --to gateway.yaml"
+HOW = "headway gateway rollout FOLDER --to gateway.yaml"
 
 
 def rollout(call: "Call") -> int:

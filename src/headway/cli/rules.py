@@ -1,4 +1,4 @@
-"""`headway rules`: the error budgets of a server's classes as Prometheus rules."""
+"""`headway doctor --rules`: the error budgets of a server's classes as Prometheus rules."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def rules(call: "Call") -> int:
     """Print a rule file for the classes, the objectives and the target that `serve` is given."""
     if call.positionals:
-        raise UsageError("rules takes options alone.", "headway rules --classes classes.yaml")
+        raise UsageError(
+            "--rules takes options alone.", "headway doctor --rules --classes classes.yaml"
+        )
     from headway.cli.serve import make_classes
 
     options: ServerOptions = call.options[ServerOptions]

@@ -1,4 +1,4 @@
-"""`headway trace URL OUT.json`: the last seconds of a server, for Perfetto."""
+"""`headway doctor --trace URL OUT.json`: the last seconds of a server, for Perfetto."""
 
 import json
 import urllib.error
@@ -19,7 +19,9 @@ TIMEOUT_S = 30.0
 def trace(call: "Call") -> int:
     """Fetch the trace, write it, and say what to do with it."""
     if len(call.positionals) != 2:
-        raise UsageError("trace takes a URL and a file.", "headway trace URL OUT.json --seconds 5")
+        raise UsageError(
+            "--trace takes a URL and a file.", "headway doctor --trace URL OUT.json --seconds 5"
+        )
     url, target = call.positionals
     options: TraceOptions = call.options[TraceOptions]
     data = fetch(url, options)

@@ -1,4 +1,4 @@
-"""What `headway rollout` adds to a gateway's file: a file of its own beside it, so that the file of
+"""What `headway gateway rollout` adds to a gateway's file: a file beside it, so that the file of
 the operator stays as it was written.
 
     gateway.yaml             upstreams: [a]   models: [{name: chat, upstreams: [a]}]
@@ -17,7 +17,7 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.core.yaml_file import read_yaml
 
-HOW = "headway rollout writes it; take it away where no rollout runs."
+HOW = "headway gateway rollout writes it; take it away where no rollout runs."
 Rows = list[dict[str, Any]]
 
 

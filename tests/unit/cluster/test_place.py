@@ -228,7 +228,7 @@ def files(tmp_path: Path) -> Path:
 
 def run(files: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, str, str]:
     arguments = [str(files / "models.yaml"), f"--machines={files / 'machines.yaml'}", *more]
-    status = main(["place", *arguments])
+    status = main(["plan", "--place", *arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err
 

@@ -1,4 +1,4 @@
-"""`headway calibrate`: evidence from questions that both routes are asked, and what it refuses."""
+"""`headway gateway calibrate`: evidence from questions to both routes, and what it refuses."""
 
 import json
 from collections.abc import AsyncIterator
@@ -280,7 +280,7 @@ def test_what_the_command_refuses(
 ) -> None:
     file = gateway_file(tmp_path)
     given = [str(file) if word == "FILE" else word for word in words]
-    assert main(["calibrate", *given]) == 2
+    assert main(["gateway", "calibrate", *given]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -288,7 +288,9 @@ def test_a_dry_run_says_what_would_be_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = gateway_file(tmp_path)
-    assert main(["calibrate", str(file), "--dry-run", "--questions=2", "--levels=1"]) == 0
+    assert (
+        main(["gateway", "calibrate", str(file), "--dry-run", "--questions=2", "--levels=1"]) == 0
+    )
     said = capsys.readouterr().out
     assert said.startswith("24 questions of arithmetic, ") and str(tmp_path / "e.json") in said
     assert not (tmp_path / "e.json").exists()

@@ -320,12 +320,14 @@ def test_what_the_command_refuses(
 ) -> None:
     file = tmp_path / "gateway.yaml"
     file.write_text("upstreams: [{name: a, url: 'http://a/v1'}]\n")
-    assert main(["drift", *(str(file) if word == "FILE" else word for word in words)]) == 2
+    assert (
+        main(["gateway", "drift", *(str(file) if word == "FILE" else word for word in words)]) == 2
+    )
     assert message in capsys.readouterr().err
 
 
 def test_a_dry_run_says_who_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["drift", "http://a/v1", "http://b/v1", "--number=20", "--dry-run"]) == 0
+    assert main(["gateway", "drift", "http://a/v1", "http://b/v1", "--number=20", "--dry-run"]) == 0
     assert "20 probes, twice, to a, b" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""`headway rollout`: the file beside the gateway's, what the command refuses, how it follows."""
+"""`headway gateway rollout`: the file beside the gateway's, what it refuses, how it follows."""
 
 import asyncio
 import json
@@ -116,13 +116,17 @@ def test_a_row_that_is_none_is_named_beside_a_rollout_too(file: Path, text: str)
 def test_what_it_refuses(
     file: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
 ) -> None:
-    assert main(["rollout", *(word.replace("FILE", str(file)) for word in words)]) in (1, 2, 3)
+    assert main(["gateway", "rollout", *(word.replace("FILE", str(file)) for word in words)]) in (
+        1,
+        2,
+        3,
+    )
     assert message in capsys.readouterr().err
 
 
 def test_a_dry_run_says_the_steps(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["headway-tiny", f"--to={file}", "--model=chat", "--quantize=int4", "--dry-run"]
-    assert main(["rollout", *words]) == 0
+    assert main(["gateway", "rollout", *words]) == 0
     said = capsys.readouterr().out
     assert [line.split()[0] for line in said.splitlines()] == [
         *("quantize", "gate", "serve", "canary")

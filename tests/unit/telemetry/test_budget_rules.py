@@ -90,10 +90,10 @@ def test_classes_without_objectives_have_no_budget():
 
 
 def test_the_verb_prints_what_the_recipes_hold(capsys):
-    assert main(["rules"]) == 0
+    assert main(["doctor", "--rules"]) == 0
     printed = capsys.readouterr().out
     assert printed == (DEPLOY / "compose" / "rules.yml").read_text()
     overlay = DEPLOY / "kustomize" / "overlays" / "monitoring" / "rules.yaml"
     assert yaml.safe_load(overlay.read_text())["spec"] == yaml.safe_load(printed)
-    assert main(["rules", "--slo-target=0.99", "--metrics-prefix=vllm"]) == 0
+    assert main(["doctor", "--rules", "--slo-target=0.99", "--metrics-prefix=vllm"]) == 0
     assert "vllm:slo_missed:ratio_rate1h" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The options of `headway calibrate`: which cascade, which questions, how sure."""
+"""The options of `headway gateway calibrate`: which cascade, which questions, how sure."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The options of `headway drift`: which probes, of whom."""
+"""The options of `headway gateway drift`: which probes, of whom."""
 
 from dataclasses import dataclass
 

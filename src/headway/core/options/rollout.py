@@ -1,4 +1,4 @@
-"""The options of `headway rollout`: what is brought in, behind which gateway, judged how."""
+"""The options of `headway gateway rollout`: the new version, the gateway, and the judges."""
 
 from dataclasses import dataclass
 

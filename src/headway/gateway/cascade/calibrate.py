@@ -1,4 +1,4 @@
-"""`headway calibrate`: both routes of a cascade asked the same questions, and evidence of it."""
+"""`headway gateway calibrate`: asks both routes of a cascade, and makes evidence of it."""
 
 import asyncio
 from collections.abc import Callable, Sequence

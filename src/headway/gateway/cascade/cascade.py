@@ -22,7 +22,9 @@ class Cascade:
         """(task, outcome) → requests."""
         self._clock = clock
         self._tasks = {each.task: each for each in evidence.tasks} if evidence else {}
-        self._void = "" if evidence else f"{row.evidence} is not there; headway calibrate writes it"
+        self._void = (
+            "" if evidence else f"{row.evidence} is not there; headway gateway calibrate writes it"
+        )
 
     @property
     def void(self) -> str:

@@ -68,7 +68,7 @@ class TaskEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EvidenceFile(msgspec.Struct, frozen=True, kw_only=True):
-    """What `headway calibrate` writes. `fingerprints` are of "cheap" and "dear", where told."""
+    """What `headway gateway calibrate` writes; `fingerprints` are of "cheap" and "dear"."""
 
     model: str
     cheap: str
@@ -87,7 +87,7 @@ def read_evidence(path: Path) -> EvidenceFile | None:
         return None
     except (OSError, msgspec.MsgspecError) as error:
         raise UsageError(
-            f"{path} is no evidence: {str(error)[:200]}.", "headway calibrate writes it."
+            f"{path} is no evidence: {str(error)[:200]}.", "headway gateway calibrate writes it."
         ) from error
 
 
