@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.regular_file import open_regular
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples, training_examples
 from headway.evals.text import LAMBADA, TEXTS
 
@@ -257,7 +258,7 @@ def text_rows(
     """A row from each of `count` places of a text; only these are read."""
     refuse_by_name(path)
     size, span = path.stat().st_size, length * BYTES_A_TOKEN
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number in range(count):
             file.seek(max(0, min(size * number // count, size - span)))
             text = file.read(span).decode("utf-8", errors="ignore")

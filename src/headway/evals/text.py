@@ -21,6 +21,7 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
+from headway.core import regular_file
 from headway.core.errors import UsageError
 from headway.core.scoring import Model, Score
 
@@ -288,7 +289,7 @@ def read_lambada(data: Path, limit: int | None = None) -> list[str]:
 def read_data(path: Path) -> str:
     """The text of a data file."""
     try:
-        return path.read_text(encoding="utf-8")
+        return regular_file.read_text(path)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be read: {error.strerror}.",

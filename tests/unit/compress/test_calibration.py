@@ -1,6 +1,7 @@
 """Rows of calibration: by share, in the template, and never what an evaluation tests."""
 
 import json
+import os
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from headway.compress.calibration import (
     Source,
     parse_sources,
     read_calibration,
+    text_rows,
 )
+from headway.compress.train.run import identity
 from headway.core.errors import UsageError
 from headway.evals.skills.suite import TEST_SEED, examples
+from headway.evals.text import read_data
 
 PASSAGE = "The quick brown fox jumps over the lazy dog and runs along the river until it is dark"
 
@@ -109,3 +113,16 @@ def test_sources_that_are_not_there_are_refused(tmp_path: Path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UsageError, match="holds no row"):
         rows([Source(name=str(tmp_path / "empty.txt"))])
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_the_place_of_a_text_is_named(tmp_path: Path) -> None:
+    """It would keep its reader for ever: of a calibration text, a test text and weights."""
+    pipe = tmp_path / "model.safetensors"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="a FIFO, not a regular file"):
+        next(text_rows(pipe, Words(), 8, 1, HeldOut()))
+    with pytest.raises(UsageError, match="a FIFO, not a regular file"):
+        read_data(pipe)
+    with pytest.raises(OSError, match="a FIFO, not a regular file"):
+        identity(tmp_path)

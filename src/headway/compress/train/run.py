@@ -16,6 +16,7 @@ from headway.compress.train.student import fresh, keep_zeros, make_optimizer, ro
 from headway.core.errors import ModelError
 from headway.core.model_spec import read_json
 from headway.core.quantization import Quantization
+from headway.core.regular_file import open_regular
 
 WARMUP = 20
 FINAL_SHARE = 0.02
@@ -132,7 +133,7 @@ def identity(folder: Path) -> list[object]:
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name == "config.json" or path.suffix == ".safetensors":
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest.update(hashlib.file_digest(file, "sha256").digest())
     return [folder.resolve().name, digest.hexdigest()[:16]]
 
