@@ -20,7 +20,7 @@ endef
 # Test files run beside each other, one more at a time than there are cores: some of them wait.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
-.PHONY: serve install test lint format check hardening through-gateway frameworks sanitize screenshots surface lock reference-models clean \
+.PHONY: serve install test lint format check hardening claims through-gateway frameworks sanitize screenshots surface lock reference-models clean \
 	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card \
 	tiny-eagle tiny-qat tiny-prune tiny-sparse
 
@@ -47,6 +47,10 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 
 check: test lint
+
+# What the literature promises, measured on this machine, as one page: make claims ASKED="FOLDER --only kv".
+claims: install
+	$(BIN)/python benchmarks/claims_page.py --out claims.html $(ASKED)
 
 hardening: .venv/.installed-dev
 	$(BIN)/python -m pytest -m hardening --timeout 3600

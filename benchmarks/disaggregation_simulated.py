@@ -24,9 +24,9 @@ from common import markdown, write_json
 from headway.admit.split import prefill_engines
 from headway.advise.simulate.truth import Roofline
 from headway.bench.workload import Conversation
-from headway.claims.fleet import House, Way, shares, truth
 from headway.core.slo import Slo
 from headway.engine.cost import Work
+from literature.fleet import House, Way, shares, truth
 from served import Kind, conversations, poisson_times
 
 ENGINES = 8

@@ -35,11 +35,11 @@ import numpy as np
 from common import markdown, serving, write_json
 from headway.assemble import make_executor, plan_settings
 from headway.cli.common import model_folder
-from headway.compress.widen import find_shape
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from mooncake_hits import engine_of
+from widening import find_shape
 
 SHARED, QUESTION = 1500, 24
 ANSWER = 16

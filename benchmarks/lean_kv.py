@@ -11,9 +11,9 @@ is computed.
 import argparse
 
 from common import heading
-from headway.claims.lean import table
 from headway.cli.common import model_folder
 from headway.core.model_spec import read_model_spec
+from literature.lean import table
 
 
 def main() -> None:

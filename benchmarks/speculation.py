@@ -6,7 +6,7 @@ with a grammar JSON by the schema that is asked for, forced tool calls, and reco
 long names.
 The second does so once for each of `--speculate`, and for each of `--fixed` with so many guesses of
 `auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
-widen it first (`headway widen`), for there a step takes as long as Python does. Told are tokens a
+widen it first (`widen.py`), for there a step takes as long as Python does. Told are tokens a
 second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
 those without guesses; tokens a step and sequence, the share of guesses kept, what drafting took of
 the time, behind prompts as well, and how long the steps with prompts took, times those without

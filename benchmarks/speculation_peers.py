@@ -3,7 +3,7 @@
     python benchmarks/speculation_peers.py FOLDER --draft DRAFT --llama BIN MODEL.gguf DRAFT.gguf \\
         --openvino PYTHON MODEL DRAFT [--json OUT.json]
 
-FOLDER is a widened model (`headway widen`) and DRAFT its drafting model; the others are the same,
+FOLDER is a widened model (`widen.py`) and DRAFT its drafting model; the others are the same,
 converted: llama.cpp wants both vocabularies equally long, so its draft's has rows of zeros behind.
 BIN is a folder with llama-server, PYTHON has openvino-genai; `-` in place of a draft is none, and
 what does not start is told and left out. Each engine answers the same token ids greedily, one

@@ -25,11 +25,11 @@ from headway.advise.plan.machines import (
 )
 from headway.advise.simulate.machine import between
 from headway.advise.simulate.truth import Roofline
-from headway.claims.shapes import LLAMA_3_8B, llama, spec_of
 from headway.core.dealt import SPLIT_TOKENS
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
 from headway.engine.cost import Work
+from literature.shapes import LLAMA_3_8B, llama, spec_of
 
 LLAMA_3_70B = llama(8192, 28672, 80, 64, num_key_value_heads=8, vocab_size=128256)
 CHUNK, ROWS = 2048, 256

@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from headway import LLM
-from headway.compress.widen import SHAPES, find_shape, widen
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from offline import Rates
+from widening import SHAPES, find_shape, widen
 
 CONTEXT = 256
 DTYPES = ("float32", "bfloat16")

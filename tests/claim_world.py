@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from headway.claims.asking import Asked, Asking, Body, words
-from headway.claims.subject import Subject, started
+from literature.asking import Asked, Asking, Body, words
+from literature.subject import Subject, started
 
 BLOCK = 16
 

@@ -4,6 +4,7 @@
 """
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,7 @@ SHARED = (
 pytest.register_assert_rewrite(*SHARED.split())
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "benchmarks"))  # last: its modules hide none of ours
 
 
 @pytest.fixture(scope="session")

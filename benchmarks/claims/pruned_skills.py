@@ -17,9 +17,9 @@ from pathlib import Path
 import script
 
 from common import markdown
-from headway.claims.caching import lines
-from headway.claims.claim import Claim, Figure, Finding, Promise
-from headway.claims.subject import Subject
+from literature.caching import lines
+from literature.claim import Claim, Figure, Finding, Promise
+from literature.subject import Subject
 
 SHARES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9)
 QUESTIONS = 20

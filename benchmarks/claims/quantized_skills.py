@@ -14,10 +14,10 @@ import numpy as np
 import script
 
 from common import markdown
-from headway.claims.claim import Claim, Finding, Promise, bootstrap
-from headway.claims.subject import Subject
 from headway.evals.questions import Item
 from headway.evals.skills.suite import SKILLS
+from literature.claim import Claim, Finding, Promise, bootstrap
+from literature.subject import Subject
 
 WAYS: dict[str, dict[str, Any]] = {
     "16 bits": {},

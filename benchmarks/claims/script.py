@@ -1,6 +1,6 @@
 """What the scripts of the claims share: who is asked, how often, and how a claim is told.
 
-The claims themselves are `headway.claims`, as `headway claims` asks them; a script asks one,
+The claims themselves are `literature`, as `claims_page.py` asks them; a script asks one,
 or those that share a run, with more repeats, of a larger model or of a running server.
 """
 
@@ -20,10 +20,6 @@ import msgspec
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import write_json
-from headway.claims.claim import Claim
-from headway.claims.shapes import HALF_B
-from headway.claims.subject import Subject
-from headway.claims.table import CLAIMS, run, words_of
 from headway.cli.common import engine_arguments, model_folder
 from headway.core.options import EngineOptions, read_options
 from headway.evals.questions import Item
@@ -31,6 +27,10 @@ from headway.evals.questions import ask as questions_to
 from headway.evals.skills.suite import TEST_SEED
 from headway.evals.statistics import mcnemar_worse, wilson
 from headway.whole_model import FolderModel
+from literature.claim import Claim
+from literature.shapes import HALF_B
+from literature.subject import Subject
+from literature.table import CLAIMS, run, words_of
 
 SHAPE = {"load_format": "dummy", "quantization": "int4"}
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from drive import engine_for, finish
-from headway.compress.widen import find_shape, widen
 from headway.core.embedded import model_folder
 from headway.core.request import Request
 from ranked import leader_of, ranks, requests
+from widening import find_shape, widen
 
 pytestmark = [pytest.mark.hardening, pytest.mark.usefixtures("one_thread")]
 

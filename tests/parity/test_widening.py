@@ -23,12 +23,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from drive import engine_for, finish, greedy
 from headway import LLM, SamplingParams
-from headway.compress.widen import SHAPES, Shape, Widening, find_shape, plan_widening, widen
-from headway.compress.widen.tensors import ROWS_AT_ONCE, entries
 from headway.core.errors import CheckpointError, HeadwayError, UsageError
 from headway.core.model_spec import read_model_spec
 from parity.drafting import Proposals
 from parity.tiny import edit_config, prompts
+from widening import SHAPES, Shape, Widening, find_shape, plan_widening, widen
+from widening.tensors import ROWS_AT_ONCE, entries
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

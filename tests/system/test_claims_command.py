@@ -1,4 +1,4 @@
-"""`headway claims` on the embedded model and on a running server, with real engines."""
+"""`claims_page.py` on the embedded model and on a running server, with real engines."""
 
 import json
 import subprocess
@@ -6,13 +6,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from live_server import headway
 
 from conftest import StartServer
-from headway.claims import batching, bottlenecks, speculation, table
-from headway.claims.shapes import llama
-from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
+from literature import batching, bottlenecks, speculation, table
+from literature.shapes import llama
+from literature.subject import Subject
+
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "claims_page.py"
+
+
+def claims(*words: object) -> subprocess.CompletedProcess[str]:
+    """Run the script of the page."""
+    command = [sys.executable, str(SCRIPT), *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300)
 
 
 def figures(row: dict) -> dict[str, float]:
@@ -23,7 +30,7 @@ def test_a_folder_is_served_and_asked_and_the_page_written(tmp_path: Path) -> No
     """A claim of each kind: arithmetic, one that asks a server, one that sets up engines."""
     page, told = tmp_path / "claims.html", tmp_path / "claims.json"
     only = "mbu,cache-date,cost-structured,batching-bus"
-    done = headway("claims", "--only", only, "--runs=3", f"--out={page}", f"--json={told}")
+    done = claims("--only", only, "--runs=3", f"--out={page}", f"--json={told}")
     assert done.returncode == 0, done.stderr
     report = json.loads(told.read_bytes())
     rows = {row["key"]: row for row in report["rows"]}
@@ -40,9 +47,7 @@ def test_a_folder_is_served_and_asked_and_the_page_written(tmp_path: Path) -> No
 
 def test_a_running_server_is_asked_what_a_url_allows(start_server: StartServer) -> None:
     server = start_server(folder=model_folder(None)).wait_ready()
-    done = headway(
-        "claims", server.url, "--only", "cache-many-shot,guess-copies,dollars", "--runs=3"
-    )
+    done = claims(server.url, "--only", "cache-many-shot,guess-copies,dollars", "--runs=3")
     assert done.returncode == 0, done.stderr
     lines = {line.split()[1]: line for line in done.stdout.splitlines() if "│" in line}
     assert table.NOT_ASKED in lines["guess-copies"] and "not measured" in lines["guess-copies"]
@@ -63,7 +68,7 @@ def test_a_running_server_is_asked_what_a_url_allows(start_server: StartServer) 
 )
 def test_what_cannot_be_asked_is_said(words: tuple[str, ...], named: str) -> None:
     """A URL where nobody listens is a row without a verdict; all else is refused by name."""
-    done = headway("claims", *words)
+    done = claims(*words)
     if named:
         assert done.returncode == 2 and named in done.stderr, done.stderr
     else:
@@ -71,7 +76,7 @@ def test_what_cannot_be_asked_is_said(words: tuple[str, ...], named: str) -> Non
 
 
 def test_all_claims_are_listed() -> None:
-    listed = headway("claims", "--only", "list").stdout.splitlines()
+    listed = claims("--only", "list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == [claim.key for claim in table.CLAIMS]
 
 
@@ -105,7 +110,7 @@ def test_steps_are_timed_in_every_format(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_static_batch_takes_more_steps_where_lengths_vary() -> None:
     """By count, not by time: the same tokens in more steps."""
-    from headway.claims.engines import EngineFactory
+    from literature.engines import EngineFactory
 
     factory = EngineFactory.of(model_folder(None), max_num_seqs=4)
     varied = [(8, 4), (8, 32), (8, 4), (8, 32)] * 2

@@ -1,4 +1,4 @@
-"""The page of `headway claims` in a real browser, where there is one: it asks nobody."""
+"""The page of `claims_page.py` in a real browser, where there is one: it asks nobody."""
 
 import shutil
 import warnings
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.claims import page, table
-from headway.claims.subject import Subject
+from literature import page, table
+from literature.subject import Subject
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ASKED = ("quantization", "kv-13b", "kv-twenty", "mbu", "cost-retries", "guess-medusa")

@@ -1,4 +1,4 @@
-"""`headway widen` on the command line: what it writes is served, chats, and says the same."""
+"""`widen.py` on the command line: what it writes is served, chats, and says the same."""
 
 import dataclasses
 import json
@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from tiny_model import write_json
 
 from conftest import StartServer
-from headway.cli.main import main
-from headway.compress.widen import SHAPES
+from widen import main
+from widening import SHAPES
 
 QUESTION = {
     "messages": [{"role": "user", "content": "Tell me"}],
@@ -66,7 +66,7 @@ def test_what_is_written_is_served_and_says_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     out = tmp_path / "wide"
-    assert main(["widen", str(tied_model), "--like", toy, str(out)]) == 0
+    assert main([str(tied_model), "--like", toy, str(out)]) == 0
     told = capsys.readouterr().out
     assert "64 →     160" in told and f"headway serve {out}" in told
     assert "small" in (out / "README.md").read_text()
@@ -80,13 +80,13 @@ def test_a_dry_run_writes_nothing(
     tied_model: Path, toy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(tied_model), str(tmp_path / "wide"), f"--like={toy}", "--dry-run"]
-    assert main(["widen", *arguments]) == 0
+    assert main([*arguments]) == 0
     assert "copies of the stream" in capsys.readouterr().out
     assert not (tmp_path / "wide").exists()
 
 
 def test_the_help_names_every_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["widen", "--help"]) == 0
+    assert main(["--help"]) == 0
     told = capsys.readouterr().out
     assert all(name in told for name in SHAPES)
 
@@ -106,7 +106,7 @@ def test_errors_have_two_lines(
         ([taken, out, f"--like={toy}"], 3, "no config.json"),
         ([small, out, "--like=llama-3.2-1b", "--dtype=bfloat16"], 0, ""),
     ):
-        status = main(["widen", *arguments, *(["--dry-run"] if code == 0 else [])])
+        status = main([*arguments, *(["--dry-run"] if code == 0 else [])])
         told = capsys.readouterr().err.splitlines()
         told = [line for line in told if not line.startswith("Writing ")]
         assert status == code, told

@@ -50,21 +50,17 @@ MAY_IMPORT = {
     "bench": {"core", "telemetry", "measure"},
     "advise": {"core", "telemetry", "engine", "admit", "edge", "measure", "bench", "assemble"},
     "evals": {"core", "measure"},
-    "claims": {
-        *("core", "telemetry", "engine", "runtime", "assemble", "llm", "admit", "gateway"),
-        *("measure", "bench", "advise", "evals"),
-    },
     "compress": {"core", "frontend", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
     "cli": {
         *("", "core", "telemetry", "engine", "frontend", "runtime", "assemble"),
         *("llm", "whole_model", "edge", "admit", "server", "gateway", "measure", "bench", "evals"),
-        *("advise", "claims", "compress", "cluster", "batches"),
+        *("advise", "compress", "cluster", "batches"),
     },
 }
 VERSION = {"headway", "headway.__version__"}  # any room may say it, and nothing else of the root
 TORCH_AT_WILL = {"runtime", "compress"}
-TORCH_LATE = {"assemble", "advise", "claims", "cluster"}
+TORCH_LATE = {"assemble", "advise", "cluster"}
 UNPICKLING = {
     *("pickle", "_pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"),
     "multiprocessing",

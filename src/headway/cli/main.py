@@ -19,7 +19,6 @@ from headway.core.options import (
     BatchOptions,
     BenchOptions,
     CalibrateOptions,
-    ClaimsOptions,
     DistillOptions,
     DoctorOptions,
     DriftOptions,
@@ -42,7 +41,6 @@ from headway.core.options import (
     SimulateOptions,
     TraceOptions,
     TuneOptions,
-    WidenOptions,
     check_environment,
     help_text,
     read_options,
@@ -168,21 +166,6 @@ VERBS = {
         function="headway.cli.trace:trace",
         switches=(),
     ),
-    "claims": Verb(
-        group="measure",
-        usage="claims [FOLDER | URL]",
-        help="Measure what serving literature promises: each claim with a verdict, as one page.",
-        tables=(ClaimsOptions, EngineOptions),
-        function="headway.cli.claims:claims",
-        switches=(),
-    ),
-    "widen": Verb(
-        group="measure",
-        usage="widen FOLDER OUT",
-        help="Write a small model in the sizes of a large one: the same answers, its cost.",
-        tables=(WidenOptions,),
-        function="headway.cli.widen:widen",
-    ),
     "plan": Verb(
         group="advise",
         usage="plan [FOLDER]",
@@ -281,6 +264,11 @@ RENAMED = {
     "rollout": "gateway rollout",
 }
 """Old name of a verb → its name; the old one works in 0.3, with a warning."""
+REMOVED_VERBS = {
+    "claims": "make claims, or python benchmarks/claims_page.py, of the source prints that page.",
+    "widen": "python benchmarks/widen.py of the source writes that folder.",
+}
+"""Removed verb → what to do instead."""
 VERBOSE = ("-v", "--verbose")
 SWITCH_HELP = {
     DRY_RUN: "  --dry-run                          Say what would be done and with what, and stop.",
@@ -356,6 +344,8 @@ def dispatch(arguments: list[str]) -> int:
         rest = [job, *rest]
     name, rest = with_job(name, rest)
     verb = VERBS.get(name)
+    if verb is None and name in REMOVED_VERBS:
+        raise UsageError(f"headway {name} is gone: {REMOVED_VERBS[name]}")
     if verb is None:
         raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
     beyond: list[str] = []

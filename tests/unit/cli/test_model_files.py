@@ -20,9 +20,8 @@ REFUSES = {
     "quantize": ["OUT", "--dry-run"],
     "prune": ["OUT", "--neurons=0.5", "--dry-run"],
     "distill": ["FILE", "OUT", "--data=skills", "--dry-run"],
-    "widen": ["OUT", "--like=qwen2.5-0.5b", "--dry-run"],
 }
-MEASURES = {"plan", "tune", "batch", "claims", "gateway rollout"}
+MEASURES = {"plan", "tune", "batch", "gateway rollout"}
 """Verbs that resolve the model by the same function, and need traffic, a file or a gateway."""
 
 

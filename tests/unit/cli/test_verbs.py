@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from headway.cli.main import RENAMED, VERBS, main, with_job
+from headway.cli.main import REMOVED_VERBS, RENAMED, VERBS, main, with_job
 
 GROUPS = {
     "serve": "serve run chat batch pull ls launch key",
-    "measure": "bench eval doctor claims widen",
+    "measure": "bench eval doctor",
     "advise": "plan simulate tune",
     "compress": "quantize prune distill narrow",
     "fleet": "gateway",
@@ -66,6 +66,13 @@ def test_every_old_name_is_a_row_by_its_new_name(name, capsys):
     assert main([name, "--help"]) == 0
     told = capsys.readouterr()
     assert told.out.startswith(f"headway {RENAMED[name]}") and told.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", REMOVED_VERBS)
+def test_a_removed_verb_ends_with_one_line(name, capsys):
+    assert main([name, "x"]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and told.err.count("\n") == 1 and f"headway {name} is gone" in told.err
 
 
 def test_the_warning_is_json_where_the_log_is(capsys, monkeypatch):

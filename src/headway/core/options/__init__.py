@@ -3,7 +3,6 @@
 from headway.core.options.against import AgainstOptions
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
-from headway.core.options.claims import ClaimsOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -33,7 +32,6 @@ from headway.core.options.tables import (
     ServerOptions,
 )
 from headway.core.options.tune import TuneOptions
-from headway.core.options.widen import WidenOptions
 
 __all__ = [
     "HALVES",
@@ -41,7 +39,6 @@ __all__ = [
     "BatchOptions",
     "BenchOptions",
     "CalibrateOptions",
-    "ClaimsOptions",
     "Bytes",
     "DistillOptions",
     "DoctorOptions",
@@ -67,7 +64,6 @@ __all__ = [
     "SimulateOptions",
     "TuneOptions",
     "TraceOptions",
-    "WidenOptions",
     "flag_name",
     "plain",
     "check_environment",

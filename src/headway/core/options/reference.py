@@ -9,7 +9,6 @@ from headway.core.options import vllm
 from headway.core.options.against import AgainstOptions
 from headway.core.options.bench import BenchOptions
 from headway.core.options.calibrate import CalibrateOptions
-from headway.core.options.claims import ClaimsOptions
 from headway.core.options.clients import (
     BatchOptions,
     KeyOptions,
@@ -39,7 +38,6 @@ from headway.core.options.tables import (
     ServerOptions,
 )
 from headway.core.options.tune import TuneOptions
-from headway.core.options.widen import WidenOptions
 
 INTRODUCTION = """# Options
 
@@ -151,10 +149,8 @@ TITLES: dict[type, str] = {
     PlanOptions: "Planner (`headway plan`), beside those of bench and the engine",
     EvalOptions: "Evaluation (`eval`)",
     AgainstOptions: "The model of `eval --against` (`eval`)",
-    ClaimsOptions: "Claims of the literature (`claims`), beside those of the engine",
     DoctorOptions: "Doctor (`doctor`)",
     TraceOptions: "Trace (`doctor --trace`)",
-    WidenOptions: "Widening (`widen`)",
     PruneOptions: "Pruning (`prune`)",
     DistillOptions: "Distillation (`distill`)",
     QuantizeOptions: "Quantization (`quantize`)",

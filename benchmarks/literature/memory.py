@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.claims.claim import Claim, Figure, Finding, Promise, median_of, ratio_of
-from headway.claims.engines import EngineFactory, Lengths
-from headway.claims.pictures import bars
-from headway.claims.shapes import LLAMA_2_13B, spec_of
-from headway.claims.subject import Subject
 from headway.core.cache_config import CacheConfig
 from headway.core.resolve import Settings
+from literature.claim import Claim, Figure, Finding, Promise, median_of, ratio_of
+from literature.engines import EngineFactory, Lengths
+from literature.pictures import bars
+from literature.shapes import LLAMA_2_13B, spec_of
+from literature.subject import Subject
 
 VLLM = "Kwon et al., PagedAttention (2023), section 6.2: OPT-13B over Orca (Max)"
 KV_BYTES, BLOCK, LONGEST = 12e9, 16, 2048

@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from headway.compress.widen.plan import Widening
-from headway.compress.widen.shapes import Shape
+from widening.plan import Widening
+from widening.shapes import Shape
 
 Weights = Mapping[str, Tensor]
 """The small model's, by checkpoint name."""

@@ -1,18 +1,50 @@
-"""`headway claims [FOLDER | URL]`: what serving literature promises, measured here."""
+"""What serving literature promises, measured here: each claim with a verdict, as one page.
+
+python benchmarks/claims_page.py [FOLDER | URL] --out claims.html       # make claims
+python benchmarks/claims_page.py --only list
+"""
 
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headway.cli import main as verbs
 from headway.cli.common import engine_arguments, model_folder
 from headway.core.errors import UsageError
-from headway.core.options import ClaimsOptions, EngineOptions
+from headway.core.options import EngineOptions
+from headway.core.options.field import option
 
 if TYPE_CHECKING:
-    from headway.claims.subject import Subject
-    from headway.claims.table import Report
     from headway.cli.main import Call
+    from literature.subject import Subject
+    from literature.table import Report
 
-EXAMPLE = "headway claims FOLDER --out claims.html"
+EXAMPLE = "python benchmarks/claims_page.py FOLDER --out claims.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimsOptions:
+    """Which claims are asked, how often what is timed is repeated, and where it is written."""
+
+    out: str = option("", "Write the page here: one HTML file.", common=True)
+    json: str = option("", "Write every figure here, as JSON.", common=True)
+    only: list[str] = option(
+        [],
+        "Only these claims or families: kv-13b, batching; `list` names them all.",
+        common=True,
+    )
+    runs: int = option(9, "How often what is timed is repeated.", low=3, high=1000)
+    api_key: str = option("", "Key of the server, where it wants one.", secret=True)
+
+
+ROW = verbs.Verb(
+    group="measure",
+    usage="claims [FOLDER | URL]",
+    help="Measure what serving literature promises: each claim with a verdict, as one page.",
+    tables=(ClaimsOptions, EngineOptions),
+    function=f"{__name__}:claims",
+    switches=(),
+)
 
 
 def claims(call: "Call") -> int:
@@ -21,9 +53,9 @@ def claims(call: "Call") -> int:
         raise UsageError("claims takes one folder or one URL.", EXAMPLE)
     import msgspec
 
-    from headway.claims import page
-    from headway.claims.table import CLAIMS, chosen, empty, run
     from headway.measure.saved import write
+    from literature import page
+    from literature.table import CLAIMS, chosen, empty, run
 
     options: ClaimsOptions = call.options[ClaimsOptions]
     if options.only == ["list"]:
@@ -53,7 +85,7 @@ def subject_of(
     named: str | None, options: ClaimsOptions, engine: dict[str, str] | None = None
 ) -> "Subject":
     """Who is asked: a URL, or a folder with these options of the engine."""
-    from headway.claims.subject import Subject
+    from literature.subject import Subject
 
     def watch(text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -90,3 +122,16 @@ def show(report: "Report") -> None:
     console.print(table)
     counts = ", ".join(f"{count} {name}" for name, count in report.verdicts().items())
     console.print(f"{counts}; {report.seconds / 60:.1f} minutes.")
+
+
+def main(arguments: list[str]) -> int:
+    """Run with the command line's reader of options, help and errors."""
+    verbs.VERBS["claims"] = ROW
+    try:
+        return verbs.main(["claims", *arguments])
+    finally:
+        del verbs.VERBS["claims"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

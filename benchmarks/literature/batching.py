@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from headway.claims.claim import Claim, Figure, Finding, Promise, bootstrap
-from headway.claims.engines import EngineFactory, Lengths, Played
-from headway.claims.pictures import bars
-from headway.claims.subject import Subject
+from literature.claim import Claim, Figure, Finding, Promise, bootstrap
+from literature.engines import EngineFactory, Lengths, Played
+from literature.pictures import bars
+from literature.subject import Subject
 
 SHORTEST, LONGEST, ALIKE = 8, 128, 48
 ROWS, BATCHES = 16, 3

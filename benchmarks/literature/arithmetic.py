@@ -7,14 +7,14 @@ fault in them, or of one in the literature.
 
 from dataclasses import replace
 
-from headway.claims import shapes
-from headway.claims.claim import Claim, Figure, Finding, Promise
-from headway.claims.lean import held
-from headway.claims.pictures import bars
-from headway.claims.subject import Subject
 from headway.core.model_spec import LayerSpec, ModelSpec
 from headway.core.quantization import Quantization, planned_bytes
 from headway.telemetry.formulas import kv_bytes, usd_per_million, utilization
+from literature import shapes
+from literature.claim import Claim, Figure, Finding, Promise
+from literature.lean import held
+from literature.pictures import bars
+from literature.subject import Subject
 
 GB = 1e9
 CONTEXT, REACH, PERIOD = 8192, 1024, 6

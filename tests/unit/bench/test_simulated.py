@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from claim_world import ScriptedAsking, asked_of
-from headway.claims import cost, fleet, memory
-from headway.claims.claim import HOLDS
-from headway.claims.shapes import LLAMA_3_8B, spec_of
-from headway.claims.subject import Subject
 from headway.core.slo import Slo
 from headway.gateway.config import Price
+from literature import cost, fleet, memory
+from literature.claim import HOLDS
+from literature.shapes import LLAMA_3_8B, spec_of
+from literature.subject import Subject
 
 
 def test_engines_that_a_rate_asks_for_are_its_seconds():

@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from headway.compress.widen.eagle import widen_eagle
-from headway.compress.widen.heads import widen_heads
-from headway.compress.widen.plan import Widening, plan_widening
-from headway.compress.widen.shapes import Shape
-from headway.compress.widen.tensors import Entry, entries
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.model_spec import DTYPE_BYTES, read_json, read_model_spec
 from headway.runtime.checkpoint import Progress, stream_tensors
 from headway.runtime.checkpoint_files import find_files
+from widening.eagle import widen_eagle
+from widening.heads import widen_heads
+from widening.plan import Widening, plan_widening
+from widening.shapes import Shape
+from widening.tensors import Entry, entries
 
 COPIED = (
     "tokenizer.json",
@@ -49,7 +49,7 @@ This is `{small}` in the sizes of a {architecture} with {layers} layers of {hidd
 the same logits and costs what a model of {parameters:,} parameters costs. It knows no more than
 `{small}` does.
 
-Written by `headway widen`; ids from {vocab} on belong to no text and are never chosen.
+Written by `python benchmarks/widen.py`; ids from {vocab} on belong to no text and are never chosen.
 """
 
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.claims.asking import Asked, Asking, Body
-from headway.claims.claim import (
+from headway.measure.onepage import right
+from literature.asking import Asked, Asking, Body
+from literature.claim import (
     Claim,
     Figure,
     Finding,
@@ -16,9 +17,8 @@ from headway.claims.claim import (
     ratio_of,
     share_of,
 )
-from headway.claims.pictures import Picture, groups, lines
-from headway.claims.subject import Subject
-from headway.measure.onepage import right
+from literature.pictures import Picture, groups, lines
+from literature.subject import Subject
 
 LINKEDIN = "LinkedIn, Musings on building a Generative AI product (2024)"
 ANYSCALE = "Anyscale, Reproducible Performance Metrics for LLM inference (2023)"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headway.claims.claim import (
+from literature.claim import (
     HOLDS,
     IN_PART,
     NOT_HERE,

@@ -8,9 +8,9 @@ import time
 from html import escape
 from typing import Any
 
-from headway.claims.claim import HOLDS, IN_PART, NOT_HERE
-from headway.claims.table import Report, Row
 from headway.measure.onepage import Plot, one_page
+from literature.claim import HOLDS, IN_PART, NOT_HERE
+from literature.table import Report, Row
 
 COLOURS = {HOLDS: "#30a46c", IN_PART: "#f5a524", NOT_HERE: "#e5484d"}
 SILENT = "#8b8d98"
@@ -45,7 +45,7 @@ def html(report: Report) -> str:
         if row.finding is not None and row.finding.picture is not None
     ]
     return one_page(
-        f"{report.asked} · headway claims",
+        f"{report.asked} · python benchmarks/claims_page.py",
         "What serving literature promises, measured here",
         before,
         [standing(report), *pictures],

@@ -24,10 +24,6 @@ from headway.bench.latency import latency
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.report import misses
 from headway.bench.workload import Conversation, Turn
-from headway.claims.claim import Claim, Figure, Finding, Promise
-from headway.claims.pictures import bars, groups
-from headway.claims.shapes import LLAMA_3_8B, spec_of
-from headway.claims.subject import Subject
 from headway.core.cache_config import CacheConfig
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
@@ -37,6 +33,10 @@ from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import service_classes
 from headway.core.slo import Slo
 from headway.engine.cost import StepCost, Work, prior_of
+from literature.claim import Claim, Figure, Finding, Promise
+from literature.pictures import bars, groups
+from literature.shapes import LLAMA_3_8B, spec_of
+from literature.subject import Subject
 
 BANDWIDTH, FLOPS = 3350e9, 989e12
 REACHED_BANDWIDTH, REACHED_FLOPS, FIXED_S = 0.6, 0.5, 1.5e-3

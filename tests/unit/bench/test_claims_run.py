@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headway.claims import page, table
-from headway.claims.claim import Claim, Figure, Finding, NotThereError, Promise
-from headway.claims.subject import Subject
 from headway.core.errors import CapacityError, UsageError
+from literature import page, table
+from literature.claim import Claim, Figure, Finding, NotThereError, Promise
+from literature.subject import Subject
 
 
 def test_every_claim_has_a_key_of_its_own_a_source_and_a_family():
@@ -128,7 +128,7 @@ SCRIPTS = {
     for path in (ROOT / "benchmarks" / "claims").glob("*.py")
 }
 LONGER = {"quantized_skills": "bits-by-skill", "pruned_skills": "lottery"}
-"""Scripts with a claim of their own, which `headway claims` leaves out for its time."""
+"""Scripts with a claim of their own, which `claims_page.py` leaves out for its time."""
 
 
 def test_each_claim_has_one_script():

@@ -1,4 +1,4 @@
-"""All claims that `headway claims` asks, in the order of the page, and the run over them."""
+"""All claims that `claims_page.py` asks, in the order of the page, and the run over them."""
 
 import io
 import time
@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import msgspec
 
 import headway
-from headway.claims import (
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.machine import processor_name
+from literature import (
     arithmetic,
     batching,
     bottlenecks,
@@ -18,10 +20,8 @@ from headway.claims import (
     memory,
     speculation,
 )
-from headway.claims.claim import Claim, Finding, NotThereError
-from headway.claims.subject import Subject
-from headway.core.errors import HeadwayError, UsageError
-from headway.core.machine import processor_name
+from literature.claim import Claim, Finding, NotThereError
+from literature.subject import Subject
 
 FAMILIES = (
     "Batching",
@@ -59,7 +59,7 @@ class Row(msgspec.Struct, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """One run of `headway claims`."""
+    """One run of `claims_page.py`."""
 
     format: str = "headway-claims"
     version: str = headway.__version__

@@ -11,9 +11,9 @@ gets a part of the product, and the three parts add up to 24 bits. See docs/wide
 import math
 from dataclasses import dataclass
 
-from headway.compress.widen.shapes import Shape
 from headway.core.errors import ModelError, UnsupportedModelError
 from headway.core.model_spec import ModelSpec
+from widening.shapes import Shape
 
 PARTS = {"bfloat16": (3, 2), "float32": (1,)}
 """How many copies a norm weight is split over, the best first."""

@@ -17,7 +17,7 @@ import numpy as np
 from headway.evals.statistics import wilson
 
 if TYPE_CHECKING:
-    from headway.claims.subject import Subject
+    from literature.subject import Subject
 
 Verdict = Literal["holds", "holds in part", "does not hold here"]
 Needs = Literal["nothing", "server", "folder"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.claims.lean import Means, held, lean, table
 from headway.core.embedded import model_folder
 from headway.core.model_spec import read_model_spec
+from literature.lean import Means, held, lean, table
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,8 +11,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.claims.asking import Asked, Asking, Body
-from headway.claims.claim import (
+from headway.core.clock import SystemClock
+from headway.gateway.config import Price
+from headway.gateway.dialects import Usage
+from headway.gateway.money import dollars_of
+from headway.gateway.speed import Speed
+from literature.asking import Asked, Asking, Body
+from literature.claim import (
     Claim,
     Figure,
     Finding,
@@ -20,13 +25,8 @@ from headway.claims.claim import (
     Promise,
     median_of,
 )
-from headway.claims.pictures import Picture, groups, lines
-from headway.claims.subject import Subject
-from headway.core.clock import SystemClock
-from headway.gateway.config import Price
-from headway.gateway.dialects import Usage
-from headway.gateway.money import dollars_of
-from headway.gateway.speed import Speed
+from literature.pictures import Picture, groups, lines
+from literature.subject import Subject
 
 ANTHROPIC = "Anthropic, Prompt caching with Claude (2024)"
 BOOK, MANY_SHOT = 100_000, 10_000

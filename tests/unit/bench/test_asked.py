@@ -3,9 +3,9 @@
 import pytest
 
 from claim_world import ScriptedAsking, asked_of
-from headway.claims import caching, load
-from headway.claims.asking import Asked
-from headway.claims.claim import HOLDS, NOT_HERE, Finding, NotThereError
+from literature import caching, load
+from literature.asking import Asked
+from literature.claim import HOLDS, NOT_HERE, Finding, NotThereError
 
 
 def figure(found: Finding, name: str) -> float:

@@ -14,9 +14,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headway.compress.widen.plan import Widening
 from headway.runtime.checkpoint_files import MEDUSA_FILE
 from headway.runtime.medusa_file import read_medusa_spec
+from widening.plan import Widening
 
 
 def widen_heads(folder: Path, plan: Widening, out: Path) -> None:

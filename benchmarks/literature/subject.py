@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from headway.claims.asking import Asking
 from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.measure.started import Started
+from literature.asking import Asking
 
 T = TypeVar("T")
 REPEATS = 9

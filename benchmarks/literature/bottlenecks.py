@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from headway.claims.claim import Claim, Figure, Finding, Promise, ratio_of
-from headway.claims.engines import EngineFactory
-from headway.claims.pictures import groups
-from headway.claims.shapes import SMALL
-from headway.claims.subject import Subject
+from literature.claim import Claim, Figure, Finding, Promise, ratio_of
+from literature.engines import EngineFactory
+from literature.pictures import groups
+from literature.shapes import SMALL
+from literature.subject import Subject
 
 PROMPT, STEPS = 256, 24
 CACHED = 64 * 2**20

@@ -11,19 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from headway.claims.caching import SPEED
-from headway.claims.claim import (
-    Claim,
-    Figure,
-    Finding,
-    NotThereError,
-    Promise,
-    bootstrap,
-    ratio_of,
-    share_of,
-)
-from headway.claims.pictures import Picture, lines
-from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
 from headway.core.request import SamplingParams
@@ -34,6 +21,19 @@ from headway.gateway.config import Price
 from headway.gateway.dialects import Usage
 from headway.gateway.money import dollars_of
 from headway.llm import LLM
+from literature.caching import SPEED
+from literature.claim import (
+    Claim,
+    Figure,
+    Finding,
+    NotThereError,
+    Promise,
+    bootstrap,
+    ratio_of,
+    share_of,
+)
+from literature.pictures import Picture, lines
+from literature.subject import Subject
 
 TASK = Usage(prompt=1500, output=300)
 CHEAP, DEAR = Price(input=0.5, output=1.5), Price(input=0.55, output=1.65)

@@ -13,16 +13,6 @@ from typing import Any
 
 import numpy as np
 
-from headway.claims.claim import (
-    Claim,
-    Figure,
-    Finding,
-    NotThereError,
-    Promise,
-    bootstrap,
-)
-from headway.claims.pictures import Picture, lines
-from headway.claims.subject import Subject
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
 from headway.core.model_spec import read_model_spec
@@ -31,6 +21,16 @@ from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
+from literature.claim import (
+    Claim,
+    Figure,
+    Finding,
+    NotThereError,
+    Promise,
+    bootstrap,
+)
+from literature.pictures import Picture, lines
+from literature.subject import Subject
 
 BATCHES = (1, 4, 16)
 MAX_TOKENS, DRAFTS = 64, 4

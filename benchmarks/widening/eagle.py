@@ -18,10 +18,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from headway.compress.widen.plan import Widening
-from headway.compress.widen.tensors import head_rows, layer_shapes
 from headway.runtime.checkpoint_files import EAGLE_FILE
 from headway.runtime.eagle_file import ATTENTION, LAYER, read_eagle_spec
+from widening.plan import Widening
+from widening.tensors import head_rows, layer_shapes
 
 FLOOR = 2.0**-4
 """Of its states; times what padding rows have there, -2^14, their logits are -1,024. Its square is

@@ -2,10 +2,10 @@
 
 import pytest
 
-from headway.claims import arithmetic, shapes
-from headway.claims.claim import HOLDS, NOT_HERE
-from headway.claims.subject import Subject
 from headway.core.model_spec import ModelSpec
+from literature import arithmetic, shapes
+from literature.claim import HOLDS, NOT_HERE
+from literature.subject import Subject
 
 NOBODY = Subject()
 FOUND = {claim.key: claim.measure(NOBODY) for claim in arithmetic.CLAIMS}
