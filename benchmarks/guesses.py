@@ -24,9 +24,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway import SamplingParams
-from headway.engine.speculation.acceptance import Acceptance, Own
-from headway.engine.speculation.lookup import Guess, Lookup
-from headway.engine.speculation.suffixes import TAIL, PastAnswers
+from headway.engine.speculation.acceptance import Acceptance, SequenceOdds
+from headway.engine.speculation.proposers.ngram import NGramIndex
+from headway.engine.speculation.proposers.proposal import Proposal
+from headway.engine.speculation.proposers.suffix import TAIL, PastAnswers
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.whole_model import FolderModel
 
@@ -79,28 +80,28 @@ class Replay:
 
     def run(self, answer: Answer) -> None:
         """Every source alone with all its guesses verified, then the best of them where it pays."""
-        own = Own()
+        own = SequenceOdds()
         for source in SOURCES:
             self.verify_all(answer, source, own)
         self.verify_worthy(answer)
         self.past.add("", answer.prompt[-TAIL:], answer.answer)
 
-    def guess(self, source: str, lookup: Lookup, tokens: list[int], left: int) -> Guess:
+    def guess(self, source: str, lookup: NGramIndex, tokens: list[int], left: int) -> Proposal:
         """The guess of a source, no longer than the answer has tokens left."""
         begun = time.process_time()
         guess = (
-            lookup.guess(self.most)
+            lookup.propose(self.most)
             if source == "lookup"
-            else self.past.guess("", tokens, self.most)
+            else self.past.propose("", tokens, self.most)
         )
         self.guess_s[source] += time.process_time() - begun
         self.num_guesses[source] += 1
         return guess._replace(token_ids=guess.token_ids[:left])
 
-    def verify_all(self, answer: Answer, source: str, own: Own) -> None:
+    def verify_all(self, answer: Answer, source: str, own: SequenceOdds) -> None:
         """As many tokens a step as this source alone gives."""
         tokens, written, at = list(answer.prompt), answer.answer, 0
-        lookup = Lookup(tokens)
+        lookup = NGramIndex(tokens)
         while at < len(written):
             guess = self.guess(source, lookup, tokens, len(written) - at - 1)
             kept = agreeing(guess.token_ids, written[at:])
@@ -111,14 +112,14 @@ class Replay:
             tokens += written[at : at + kept + 1]
             at += kept + 1
 
-    def score(self, source: str, guess: Guess, kept: int, own: Own) -> None:
+    def score(self, source: str, guess: Proposal, kept: int, own: SequenceOdds) -> None:
         """What was expected of a guess, and what became of it."""
         count = len(guess.token_ids)
         row = self.by_length[source, max(n for n in LENGTHS if n <= guess.match)]
         for at, more in enumerate((1, kept > 0, count, kept)):
             row[at] += more
         before = 1.0
-        chances = self.acceptance.chances(source, guess.match, count, own)
+        chances = self.acceptance.probabilities(source, guess.match, count, own)
         for depth, chance in enumerate(chances[: kept + 1]):
             share = chance / before
             self.nats -= math.log(share if depth < kept else 1 - share)
@@ -131,7 +132,7 @@ class Replay:
     def verify_worthy(self, answer: Answer) -> None:
         """Only guesses whose chance is at least `worth`, of the source that promises most."""
         tokens, written, at = list(answer.prompt), answer.answer, 0
-        lookup, own = Lookup(tokens), Own()
+        lookup, own = NGramIndex(tokens), SequenceOdds()
         while at < len(written):
             best: list[int] = []
             promised = 0.0
@@ -140,7 +141,7 @@ class Replay:
                 count = len(guess.token_ids)
                 if not count:
                     continue
-                chances = self.acceptance.chances(source, guess.match, count, own)
+                chances = self.acceptance.probabilities(source, guess.match, count, own)
                 if sum(chances) > promised:
                     promised = sum(chances)
                     best = guess.token_ids[: sum(chance >= self.worth for chance in chances)]
@@ -253,14 +254,14 @@ def long_contexts(num_tokens: int) -> None:
     }
     for name, tokens in kinds.items():
         come = [rng.choice(tokens) for _ in range(2000)]
-        lookup = Lookup(tokens)
+        lookup = NGramIndex(tokens)
         begun = time.process_time()
         lookup.take_in(num_tokens)
         taken_s = time.process_time() - begun
         begun = time.process_time()
         for token in come:
             tokens.append(token)
-            lookup.guess(8)
+            lookup.propose(8)
         guess_us = 1e6 * (time.process_time() - begun) / len(come)
         build_us = 1e6 * taken_s / num_tokens
         took = f"{build_us:.2f} µs to index a token, {guess_us:.1f} µs a guess"

@@ -17,9 +17,11 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.telemetry.records import StepRecord
 
 MAX_TOKENS = 200
 
@@ -40,23 +42,20 @@ class AskedAlways:
         self.tried, self.kept = [0] * most, [0] * most
         self._next: dict[int, list[int]] = {}
 
-    def looks(self, num_decodes: int) -> bool:
-        return self.source is None or self.source.looks(num_decodes)
-
-    def rested(self, sequences: list[Sequence]) -> None:
-        pass
+    def is_due(self, num_decodes: int) -> bool:
+        return self.source is None or self.source.is_due(num_decodes)
 
     def plan(
         self,
         decodes: list[Sequence],
         beside: Work,
         budget: int,
-        most_s: float,
+        max_s: float,
         *,
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
         if self.source is not None:
-            return self.source.plan(decodes, beside, budget, most_s)
+            return self.source.plan(decodes, beside, budget, max_s)
         found = {}
         for sequence in decodes:
             guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
@@ -66,13 +65,10 @@ class AskedAlways:
             found[sequence.sequence_id] = Drafts(guesses, "asked", propose=most)
         return found
 
-    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
-        pass
-
-    def first(self, sequence: Sequence, start: int) -> int:
+    def num_after_prompt(self, sequence: Sequence, start: int) -> int:
         return 0
 
-    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         num_kept = len(sample.token_ids) - 1
         self._next[sequence.sequence_id] = sample.drafts
         for depth in range(len(drafts.token_ids)):
@@ -81,18 +77,18 @@ class AskedAlways:
         self.rows += 1
         self.tokens += 1 + num_kept
         if self.source is not None:
-            self.source.came(sequence, drafts, sample)
+            self.source.observe(sequence, drafts, sample)
 
-    def hears(self, sequence: Sequence) -> bool:
-        return True
-
-    def ended(self, result: StepResult, num_unheard: int) -> None:
+    def end_step(self, result: StepResult) -> None:
         pass
 
-    def left(self, sequence: Sequence) -> None:
+    def learn(self, record: StepRecord) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
         self._next.pop(sequence.sequence_id, None)
         if self.source is not None:
-            self.source.left(sequence)
+            self.source.forget(sequence)
 
 
 def row(name: str, asked: list[AskedAlways]) -> str:
@@ -136,6 +132,8 @@ def main() -> None:
     everything = []
     config = llm.settings.speculation
     source = Speculation(config, StepCost(GUESSES_PAY)) if chosen.source else None
+    if source is not None:
+        source.backoff = NoBackoff()
     for skill in SKILLS:
         asked = AskedAlways(most, source)
         llm.engine.scheduler.drafts.speculator = asked

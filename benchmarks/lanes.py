@@ -115,7 +115,8 @@ class Track:
         self.known = deepcopy(llm.engine.cost)
         """What the engine knew of the machine when it was ready."""
         speculator = self.engine.scheduler.drafts.speculator
-        self.asking_known = deepcopy(getattr(speculator, "asking", None))
+        drafter = speculator.drafter if isinstance(speculator, Speculation) else None
+        self.drafter_known = deepcopy(drafter.cost) if drafter else None
         """And of its drafter."""
         self.policy = OneLane(llm.engine.cost.windows)
         scheduler = self.engine.scheduler
@@ -125,8 +126,8 @@ class Track:
         """A lane that knows of the machine what the engine did at its start."""
         lane = Lane(name, len(self.lanes), deepcopy(self.known))
         lane.speculator = make(lane.cost) if make else None
-        if lane.speculator and lane.speculator.asking and self.asking_known:
-            lane.speculator.asking.price = deepcopy(self.asking_known.price)
+        if lane.speculator and lane.speculator.drafter and self.drafter_known:
+            lane.speculator.drafter.cost = deepcopy(self.drafter_known)
         self.lanes.append(lane)
         return lane
 

@@ -31,6 +31,7 @@ from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost, Work
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
@@ -188,7 +189,8 @@ def speculators_of(
         found[name] = Speculation(replace(config, sources=sources), cost)
     for count in fixed:
         always = replace(config, max_drafts=count)
-        found[f"always {count}"] = Speculation(always, StepCost(GUESSES_PAY))
+        found[f"always {count}"] = fixed = Speculation(always, StepCost(GUESSES_PAY))
+        fixed.backoff = NoBackoff()
     return found
 
 

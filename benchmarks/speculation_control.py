@@ -39,11 +39,9 @@ from headway import LLM
 from headway.core.slo import parse_slo
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
-from headway.engine.speculation.asking import Asking
-from headway.engine.speculation.candidates import Candidate
-from headway.engine.speculation.controller import PlainStep, Reach
-from headway.engine.speculation.rests import NeverRests
-from headway.engine.speculation.speculation import Speculation
+from headway.engine.speculation.backoff import NoBackoff
+from headway.engine.speculation.controller import PlainStep
+from headway.engine.speculation.speculation import Candidate, Speculation
 from headway.measure.chart import Panel, chart
 from judged import Data, interval, say
 from lanes import MAX_TOKENS, Lane, Mark, Track, prompts_of
@@ -74,34 +72,18 @@ def all_of(values: Sequence[Sequence[float]], budget: int) -> list[int]:
     return counts
 
 
-class AlwaysAsking(Asking):
-    """Asks for as many guesses as it may."""
-
-    def counts(
-        self,
-        values: Sequence[list[float]],
-        plain: PlainStep,
-        shares: Sequence[float] | None = None,
-        least_gain: float = 0.0,
-    ) -> list[int]:
-        return all_of(values, plain.budget)
-
-
 class Always(Speculation):
-    """Verifies and drafts as many guesses as it may, whatever they bring."""
+    """Verifies and drafts as many draft tokens as it may, whatever they bring."""
 
     def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
         super().__init__(config, cost)
-        self.rests = NeverRests()
-        if self.asking is not None:
-            self.asking = AlwaysAsking(self.asking.price, cost)
+        self.backoff = NoBackoff()
 
-    def _least_taken(self, reach: Reach) -> float:
-        return -1.0
+    def _choose(self, candidates: list[Candidate], plain: PlainStep) -> list[int]:
+        return all_of([candidate.probabilities for candidate in candidates], plain.budget)
 
-    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> tuple[list[int], list[int]]:
-        counts = all_of([candidate.chances for candidate in best], plain.budget)
-        return counts, [0] * len(counts)
+    def _choose_to_draft(self, values: list[list[float]], plain: PlainStep) -> list[int]:
+        return all_of(values, plain.budget)
 
 
 def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepCost], Speculation] | None]:

@@ -12,8 +12,7 @@ LONGEST = 9
 
 def ask(speculation: Speculator, decodes: list[Sequence], *given, **more) -> dict[int, Drafts]:
     """The guesses of a step with these decodes; none where it looks for none."""
-    if not speculation.looks(len(decodes)):
-        speculation.rested(decodes)
+    if not speculation.is_due(len(decodes)):
         return {}
     return speculation.plan(decodes, *given, **more)
 
@@ -32,13 +31,10 @@ class Guesser:
         self.rng, self.vocab_size, self.truth = rng, vocab_size, truth
         self.num_guessed = self.num_kept = 0
 
-    def looks(self, num_decodes):
+    def is_due(self, num_decodes):
         return True
 
-    def rested(self, sequences):
-        pass
-
-    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
+    def plan(self, decodes, beside, budget, max_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
             if self.rng.random() < 0.2:
@@ -57,26 +53,20 @@ class Guesser:
             for token in following[:count]
         ]
 
-    def planned(self, num_prompt_tokens, choose_s):
-        pass
-
-    def first(self, sequence, start):
+    def num_after_prompt(self, sequence, start):
         return 0
 
-    def came(self, sequence, drafts, sample):
+    def observe(self, sequence, drafts, sample):
         num_kept = len(sample.token_ids) - 1
         assert 0 <= num_kept <= len(drafts.token_ids)
         self.num_guessed += len(drafts.token_ids)
         self.num_kept += num_kept
 
-    def hears(self, sequence):
-        return True
-
-    def ended(self, result, num_unheard):
+    def end_step(self, result):
         pass
 
-    def timed(self, record):
+    def learn(self, record):
         pass
 
-    def left(self, sequence):
+    def forget(self, sequence):
         pass

@@ -18,6 +18,7 @@ from headway.core.errors import HeadwayError
 from headway.core.model_spec import read_model_spec
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
@@ -182,8 +183,11 @@ def set_source(llm: LLM, source: str) -> None:
     """From now on this source guesses in every step, and remembers nothing of what was before."""
     config = llm.settings.speculation
     one = replace(config, sources=(source,), max_drafts=DRAFTS)
-    guesses = None if source == OFF else Speculation(one, StepCost(ALWAYS))
-    llm.engine.scheduler.drafts.speculator = guesses
+    speculation = None
+    if source != OFF:
+        speculation = Speculation(one, StepCost(ALWAYS))
+        speculation.backoff = NoBackoff()
+    llm.engine.scheduler.drafts.speculator = speculation
 
 
 def finding(subject: Subject, source: str, kind: str, promised: float, why: str) -> Finding:

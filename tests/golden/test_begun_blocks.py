@@ -14,7 +14,7 @@ from drive import Answer, Answers, engine_for, take
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
-from headway.engine.speculation.rests import NeverRests
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from parity.tiny import TWO_LAYERS, save, tiny_model
 
@@ -51,7 +51,7 @@ def made(folder: Path, kind: str, **more: object) -> Engine:
     engine = engine_for(folder, **{**sizes, **KINDS[kind], **more})
     if "speculate" in KINDS[kind]:
         speculation = Speculation(engine.settings.speculation, StepCost(PAYS))
-        speculation.rests = NeverRests()
+        speculation.backoff = NoBackoff()
         engine.scheduler.drafts.speculator = speculation
     return engine
 

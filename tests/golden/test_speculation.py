@@ -9,8 +9,8 @@ from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation import Drafts
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
-from headway.engine.speculation.rests import NeverRests
 from headway.engine.speculation.speculation import Speculation
 
 TEXTS = (
@@ -68,7 +68,7 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
         options["draft_model"] = "headway-draft"
     engine = engine_for(model_folder(None), **options)
     speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
-    speculation.rests = NeverRests()  # when a grammar is ready is a matter of time
+    speculation.backoff = NoBackoff()  # when a grammar is ready is a matter of time
     engine.scheduler.drafts.speculator = speculation
     drafts, forced = engine.scheduler.drafts, list[int]()
     for again in range(3):
@@ -90,40 +90,31 @@ class Wrong:
     def __init__(self) -> None:
         self.told: list[tuple[list[int], int]] = []
 
-    def looks(self, num_decodes):
+    def is_due(self, num_decodes):
         return True
 
-    def rested(self, sequences):
-        pass
-
-    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
+    def plan(self, decodes, beside, budget, max_s, *, prompts_wait=False):
         return {
             each.sequence_id: Drafts(fitting(each, [600, 601, 602], 3), "wrong") for each in decodes
         }
 
-    def planned(self, num_prompt_tokens, choose_s):
-        pass
-
-    def first(self, sequence, start):
+    def num_after_prompt(self, sequence, start):
         return 0
 
-    def came(self, sequence, drafts, sample):
+    def observe(self, sequence, drafts, sample):
         if drafts.token_ids and len(sample.token_ids) == 1:
             before = sequence.tokens[:-1]
             for at, token_id in enumerate(sample.behind, 1):
                 self.told.append(([*before, *drafts.token_ids[:at]], token_id))
             assert len(sample.behind) == len(drafts.token_ids)
 
-    def hears(self, sequence):
-        return True
-
-    def ended(self, result, num_unheard):
+    def end_step(self, result):
         pass
 
-    def timed(self, record):
+    def learn(self, record):
         pass
 
-    def left(self, sequence):
+    def forget(self, sequence):
         pass
 
 

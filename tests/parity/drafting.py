@@ -20,13 +20,10 @@ class Proposals:
         self._next: dict[int, list[int]] = {}
         self.num_kept = self.num_guessed = 0
 
-    def looks(self, num_decodes):
+    def is_due(self, num_decodes):
         return True
 
-    def rested(self, sequences):
-        pass
-
-    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
+    def plan(self, decodes, beside, budget, max_s, *, prompts_wait=False):
         found = {}
         for sequence in decodes:
             guesses = fitting(sequence, self._next.pop(sequence.sequence_id, []), budget)
@@ -36,13 +33,10 @@ class Proposals:
             found[sequence.sequence_id] = Drafts(guesses, "draft", propose=most)
         return found
 
-    def planned(self, num_prompt_tokens, choose_s):
-        pass
-
-    def first(self, sequence, start):
+    def num_after_prompt(self, sequence, start):
         return min(COUNT, max(sequence.max_len - len(sequence.tokens) - 2, 0))
 
-    def came(self, sequence, drafts, sample):
+    def observe(self, sequence, drafts, sample):
         num_kept, proposed = len(sample.token_ids) - 1, sample.drafts
         self._next[sequence.sequence_id] = proposed
         self.num_guessed += len(drafts.token_ids)
@@ -50,16 +44,13 @@ class Proposals:
         if proposed and sequence.request.sampling.greedy:
             self.told.append((list(sequence.tokens), proposed))
 
-    def hears(self, sequence):
-        return True
-
-    def ended(self, result, num_unheard):
+    def end_step(self, result):
         pass
 
-    def timed(self, record):
+    def learn(self, record):
         pass
 
-    def left(self, sequence):
+    def forget(self, sequence):
         self._next.pop(sequence.sequence_id, None)
 
 
@@ -70,8 +61,8 @@ class Foreknowing(Proposals):
         super().__init__()
         self.answers, self.rng = answers, random.Random(7)
 
-    def plan(self, decodes, beside, budget, most_s, *, prompts_wait=False):
-        found = super().plan(decodes, beside, 0, most_s)
+    def plan(self, decodes, beside, budget, max_s, *, prompts_wait=False):
+        found = super().plan(decodes, beside, 0, max_s)
         for sequence in decodes:
             answer = self.answers[sequence.request.request_id, sequence.index]
             follows = answer[len(sequence.tokens) - sequence.num_prompt :][: self.rng.randrange(6)]

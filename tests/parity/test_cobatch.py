@@ -15,6 +15,7 @@ from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from parity.cobatch import ALONE, ENGINES, MAX_LEN, VOCABULARY, check_mix, write_letters
 from parity.tiny import edit_config, save, tiny_model
@@ -79,7 +80,9 @@ def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
 @pytest.fixture
 def lookahead() -> Speculation:
     """All guesses are verified, as a step takes no longer with them."""
-    return Speculation(SpeculationConfig(sources=("lookahead",)), StepCost(GUESSES_PAY))
+    speculation = Speculation(SpeculationConfig(sources=("lookahead",)), StepCost(GUESSES_PAY))
+    speculation.backoff = NoBackoff()
+    return speculation
 
 
 def test_tokens_do_not_depend_on_windows(

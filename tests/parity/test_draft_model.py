@@ -12,8 +12,8 @@ from headway.core.errors import UsageError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
-from headway.engine.speculation.asking import OFF
-from headway.engine.speculation.rests import NeverRests
+from headway.engine.speculation.backoff import NoBackoff
+from headway.engine.speculation.proposers.draft import OFF
 from headway.engine.speculation.speculation import Speculation
 from headway.runtime.drafter import Wanted
 from headway.telemetry.records import StepRecord
@@ -95,7 +95,7 @@ def test_a_drafter_that_fails_is_asked_again_for_a_while(caplog: pytest.LogCaptu
     and where it fails again and again it is off for good."""
     engine, _ = drafting_engine(max_model_len=256)
     speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
-    speculation.rests = NeverRests()
+    speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
     requests = [greedy(number, [5 + number, 6, 7], 200) for number in range(2)]
     wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)

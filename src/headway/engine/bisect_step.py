@@ -113,7 +113,7 @@ def bisect_step(
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
-    scheduler.drafts.forget()
+    scheduler.drafts.forget_step()
     scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.take_released()]
@@ -137,8 +137,8 @@ def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
     without those that came before. Whom they advance begins again, one step at a time."""
     rows, now = [], scheduler.drafts.now
     for step in steps:
-        scheduler.drafts.now = step.guesses
-        scheduler.drafts.forget()
+        scheduler.drafts.now = step.drafts
+        scheduler.drafts.forget_step()
         scheduler.release(step.plan.finished)
         scheduler.preemption.tell_again(step.plan.transfers)
         rows += list(step.rows)

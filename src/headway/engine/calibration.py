@@ -12,15 +12,19 @@ first, and nothing is learned from it:
 It promises to take about the budget and to leave the engine as it found it.
 """
 
+from collections.abc import Sequence as TypingSequence
 from copy import deepcopy
 from itertools import count
 
+from headway.core.plan import Sample, StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
 from headway.engine.bisect_step import NOBODY
 from headway.engine.cost import NOTHING, Work
 from headway.engine.engine import Engine
-from headway.engine.speculation import Rehearsal, Speculation
+from headway.engine.sequence import Sequence
+from headway.engine.speculation import Drafts, Speculation
+from headway.telemetry.records import StepRecord
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""
@@ -66,13 +70,13 @@ def calibrate_guesses(engine: Engine, budget_s: float) -> None:
     names = count(NOBODY, -1)  # what is computed here is nobody's answer
     with engine.kv.unlisted():
         verify_guesses(engine, names, budget_s * 2 / 3)
-        asking, cost, clock = speculator.asking, engine.cost, engine.clock
+        drafter, cost, clock = speculator.drafter, engine.cost, engine.clock
         ends_s = clock.now_s() + budget_s / 3
         for num_sequences, depth in ASKED:
             beside = min(num_sequences, engine.settings.max_num_seqs)
             need_s = (REHEARSED + 1) * cost.seconds(Work(beside, beside, beside, beside))
-            if asking is not None and clock.now_s() + need_s < ends_s:
-                drafts.speculator = Rehearsal(asking, depth)
+            if drafter is not None and clock.now_s() + need_s < ends_s:
+                drafts.speculator = FixedDrafts(speculator, depth)
                 run_prompts(engine, names, beside, 2, REHEARSED)
     drafts.speculator = speculator
 
@@ -84,7 +88,7 @@ def verify_guesses(engine: Engine, names: "count[int]", budget_s: float) -> None
     rows = [num_rows for num_rows in ROWS if num_rows <= settings.max_num_batched_tokens]
     name, most_tokens = next(names), settings.max_model_len - 1
     sampling = SamplingParams(temperature=0, max_tokens=most_tokens, ignore_eos=True)
-    engine.scheduler.drafts.speculator = rehearsal = Rehearsal()
+    engine.scheduler.drafts.speculator = fixed = FixedDrafts()
     engine.add(Request(name, [-name % engine.vocab_size], sampling))
     engine.flush()
     engine.step()
@@ -94,7 +98,7 @@ def verify_guesses(engine: Engine, names: "count[int]", budget_s: float) -> None
         need_s = cost.seconds(Work(num_rows, num_rows, num_rows, num_rows))
         known = sum([sequence.num_known for sequence in engine.scheduler.running])
         if known + num_rows <= most_tokens and clock.now_s() + need_s < ends_s:
-            rehearsal.num_guesses = num_rows - 1
+            fixed.num_drafts = num_rows - 1
             engine.step()
         if not number:
             engine.recorder.cost = learning
@@ -131,3 +135,47 @@ def run_prompts(
     engine.flush()
     while engine.has_work:
         engine.step()
+
+
+class FixedDrafts:
+    """A speculator that verifies `num_drafts` made-up draft tokens of each decode in each step, and
+    asks the drafter of `speculation` for `depth` of each."""
+
+    jumps, failure, drafting_s = False, "", 0.0
+
+    def __init__(self, speculation: Speculation | None = None, depth: int = 0) -> None:
+        self._speculation, self._depth, self.num_drafts = speculation, depth, 0
+
+    def is_due(self, num_decodes: int) -> bool:
+        return True
+
+    def plan(
+        self,
+        decodes: TypingSequence[Sequence],
+        beside: Work,
+        budget: int,
+        max_s: float,
+        *,
+        prompts_wait: bool = False,
+    ) -> dict[int, Drafts]:
+        drafts = Drafts([0] * self.num_drafts, "calibration", propose=self._depth)
+        return {each.sequence_id: drafts for each in decodes}
+
+    def num_after_prompt(self, sequence: Sequence, start: int) -> int:
+        return 0
+
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
+    def end_step(self, result: StepResult) -> None:
+        if self._speculation is not None:
+            self._speculation.end_step(result)
+
+    def learn(self, record: StepRecord) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        pass
+
+    def forget_owner(self, owner: bytes) -> None:
+        pass

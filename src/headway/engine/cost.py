@@ -16,7 +16,7 @@ the prior's, scaled by what was seen.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import pairwise
 from math import log
 from typing import NamedTuple
@@ -216,12 +216,6 @@ class StepCost:
         They read the KV that the decode before them reads: its row has the whole context.
         """
         return work.with_tokens(start, count, len(self.windows), sampled=count)
-
-    def with_guesses(self, work: Work, starts: Sequence[int], counts: Sequence[int]) -> Work:
-        """`work` and `counts[i]` drafts of each decode from position `starts[i]`."""
-        total, (tokens, sampled, attended, read) = sum(counts), work
-        attended += sum([n * start + n * (n + 1) // 2 for start, n in zip(starts, counts) if n])
-        return Work(tokens + total, sampled + total, attended, read + total * len(self.windows))
 
     def rows_s(self, work: Work, most: int) -> list[float]:
         """Seconds that 0, 1, 2 … `most` drafts add to a step that does `work`, and samples, but for

@@ -308,7 +308,7 @@ class Engine:
         if is_ahead and is_nothing(plan):
             return False
         planned_s, drafts = self.clock.now_s(), self.scheduler.drafts
-        step = StepInFlight(plan=plan, started_s=started_s, planned_s=planned_s, guesses=drafts.now)
+        step = StepInFlight(plan=plan, started_s=started_s, planned_s=planned_s, drafts=drafts.now)
         step.is_ahead = is_ahead
         if plan.new:
             step.first = first_scheduled(plan, self.scheduler, planned_s)
@@ -324,7 +324,7 @@ class Engine:
 
     def _end(self, step: StepInFlight) -> tuple[list[SequenceUpdate], StepRecord]:
         """Take what `step` has brought."""
-        self.scheduler.drafts.now = step.guesses
+        self.scheduler.drafts.now = step.drafts
         result = self._collect(step)
         collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
         plan, told = step.told(result)

@@ -49,16 +49,6 @@ def place(tokens: int) -> tuple[int, int, int]:
     return above, KNOTS[above] - low, max(tokens - low, 0)
 
 
-def bends(tokens: int, most: int) -> list[int]:
-    """How many of the next `most` tokens end at a knot; `most` is the last.
-
-    >>> bends(16, 10), bends(40, 100), bends(3, 1)
-    ([2, 4, 6, 8, 10], [8, 16, 24, 88, 100], [1])
-    """
-    knots = KNOTS[knot_above(tokens + 1) : knot_above(tokens + most)]
-    return [*[knot - tokens for knot in knots], most]
-
-
 def rising(values: list[float], weights: list[float]) -> list[float]:
     """The nearest sequence that never falls: neighbours that fall share their weighted mean.
 

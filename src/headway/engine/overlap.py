@@ -39,7 +39,7 @@ from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import first_seen
 from headway.engine.policy.policy import decoding
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
-from headway.engine.speculation.step import Guesses
+from headway.engine.speculation.step import StepDraftTokens
 
 AS_IT_IS = nullcontext()
 """Where no step is in flight nothing is assumed."""
@@ -55,7 +55,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     plan: StepPlan
     started_s: float
     planned_s: float
-    guesses: Guesses
+    drafts: StepDraftTokens
     sequences: list[Sequence] = []
     first: tuple[int, int, dict[str, int]] = (0, 0, {})
     is_ahead: bool = False

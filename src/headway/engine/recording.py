@@ -50,9 +50,9 @@ class Recorder:
         return record
 
     def learn(self, record: StepRecord) -> None:
-        """What steps take, and what those with guesses take besides."""
+        """Teach the cost model and the speculator what the step took."""
         self.cost.observe(record)
-        self.scheduler.drafts.timed(record)
+        self.scheduler.drafts.learn(record)
 
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
@@ -88,7 +88,7 @@ class Recorder:
             num_drafts=work.num_drafts,
             num_forced_rows=work.num_forced_rows,
         )
-        scheduler.drafts.tell(record, plan, result, cost)
+        scheduler.drafts.fill(record, plan, result, cost)
         if scheduler.is_full:
             record.user_slots = scheduler.reclaim.user_slots(scheduler.running)
         if record.num_prefill_tokens:

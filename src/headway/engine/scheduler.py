@@ -136,7 +136,6 @@ class Scheduler:
             self._catch_up(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
-        self.drafts.planned(self._looked_at[1])
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
@@ -271,7 +270,7 @@ class Scheduler:
         self._looked_at[1].append(row)
         self.policy.took(sequence, count)
         if self.drafts.speculator is not None:
-            self.drafts.ride(row, sequence, drafts)
+            self.drafts.add_to(row, sequence, drafts)
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:
@@ -310,7 +309,7 @@ class Scheduler:
         """Release the runtime's state of `sequence`, and its place in a grammar."""
         if sequence.grammar is not None:
             sequence.grammar.release()
-        self.drafts.left(sequence)
+        self.drafts.forget(sequence)
         self.overlap.left(sequence)
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
@@ -334,7 +333,7 @@ class Scheduler:
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
-        took, num_looked_at = list[Sequence](), 0
+        took = list[Sequence]()
         for sample in result.samples:
             sequence = by_id.get(sample.sequence_id)
             if sequence is None:
@@ -349,11 +348,10 @@ class Scheduler:
                 updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
                 took.append(sequence)
                 continue
-            num_looked_at += 1
             updates.append(self._take(sequence, sample, now_s))
             if sequence.state != FINISHED:
                 took.append(sequence)
-        self.drafts.ended(result, len(updates) - num_looked_at)
+        self.drafts.end_step(result)
         give_back_full(self.kv, self.running)
         if self.ended:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
@@ -380,7 +378,7 @@ class Scheduler:
         if sequence.forks:
             self._start_forks(sequence)
         update = sequence.take(sample, now_s, self.drafts.jumps)
-        self.drafts.keep(sequence, sample, update)
+        self.drafts.accept(sequence, sample, update)
         if update.finish_reason is not None:
             self.ended.append(sequence)
             self._finish(sequence)
@@ -389,10 +387,8 @@ class Scheduler:
         return update
 
     def _settle(self, sequence: Sequence) -> None:
-        """Where nobody who guesses is to hear of its next token, `sequence` is steady until its
-        block is full."""
-        if not self.drafts.hears(sequence):
-            sequence.settle(self.kv.block_size if self.kv.indexes else 0)
+        """`sequence` is steady until its block is full, or has draft tokens."""
+        sequence.settle(self.kv.block_size if self.kv.indexes else 0)
 
     def _start_forks(self, parent: Sequence) -> None:
         """The siblings of `parent` run; those for which there is no row left wait."""

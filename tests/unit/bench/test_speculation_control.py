@@ -14,6 +14,8 @@ from headway import LLM
 from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.core.slo import Slo
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import PlainStep
 from lanes import Mark, Prompt, Track
 
@@ -74,7 +76,8 @@ def test_all_guesses_are_taken_as_far_as_they_fit():
     assert control.all_of([[0.5, 0.4], [], [0.1]], 8) == [2, 0, 1]
     assert control.all_of([[0.5, 0.4], [], [0.1]], 2) == [2, 0, 0]
     plain = PlainStep([5], None, None, 1)
-    assert control.AlwaysAsking(None, None).counts([[0.1, 0.1]], plain) == [1]
+    always = control.Always(SpeculationConfig(sources=("lookup",)), StepCost())
+    assert always._choose_to_draft([[0.1, 0.1]], plain) == [1]
 
 
 def test_objectives_are_compared_in_pairs():

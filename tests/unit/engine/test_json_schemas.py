@@ -24,6 +24,7 @@ from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.frontend.text import Tokenizer
 from random_schemas import Generator
@@ -124,6 +125,7 @@ def check_guesses(walker: Engine, tokenizer: Tokenizer, schemas: list[Any]) -> N
     config = SpeculationConfig(sources=("forced", "lookup", "suffixes"))
     guesses_pay = Prior(weights_s=1.0, token_s=1e-9, sampled_s=1e-9, read_s=1e-9)
     speculation = Speculation(config, StepCost(guesses_pay))
+    speculation.backoff = NoBackoff()
     walker.scheduler.drafts.speculator = speculation
     guessed = generate(walker, tokenizer, schemas, MAX_TOKENS, first=2 * 10**6)
     walker.scheduler.drafts.speculator = None

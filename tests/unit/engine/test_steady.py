@@ -7,6 +7,7 @@ also where sources and a drafter guess in some steps, and in others nobody.
 
 import logging
 import random
+from math import inf
 from unittest.mock import patch
 
 import msgspec
@@ -28,9 +29,9 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
-from headway.engine.speculation.lookup import Guess
-from headway.engine.speculation.rests import Look, Rests
-from headway.engine.speculation.sources import FromPastAnswers
+from headway.engine.speculation.backoff import Backoff
+from headway.engine.speculation.proposers.proposal import Proposal
+from headway.engine.speculation.proposers.suffix import SuffixProposer
 from headway.engine.speculation.speculation import Speculation
 from late_world import LateWorld
 
@@ -75,36 +76,22 @@ class ToldLate(Told, LateWorld):
     """The same with steps in flight."""
 
 
-class Dozing(Rests):
-    """Looks and rests at random, and finds at random that it pays."""
+class Dozing(Backoff):
+    """Asks and skips at random."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.rng = random.Random(seed)
-        self.num_resting, self.num_looks = 0, 0
+        self.rng, self.num_due, self._skipped = random.Random(seed), 0, 0
 
-    is_resting = property(lambda self: self.num_resting > 3)
-    is_doubtful = property(lambda self: self.num_resting % 2 == 1)
+    is_active = property(lambda self: self._skipped > 3)
 
-    def next(self, num_decodes):
-        self.num_resting -= 1
-        self.look = Look.RESTS
-        if num_decodes and self.num_resting < 0:
-            self.num_resting = self.rng.choice((0, 0, 1, 2, 5, 9, 20))
-            self.look = self.rng.choice((Look.ASKS, Look.ASKS, Look.LAST))
-            self.num_looks += 1
-        return self.look
-
-    def hopes(self, most_gained, num_decodes):
-        if self.rng.random() < 0.3:
-            self.look = Look.RESTS
-        return self.look is not Look.RESTS
-
-    def may_end(self, saved_s, step_s):
-        return self.rng.random() < 0.5
-
-    def chose(self, saved_s, step_s):
-        return self.rng.random() < 0.8
+    def is_due(self, max_interval=inf):
+        self._skipped -= 1
+        if self._skipped >= 0:
+            return False
+        self._skipped = self.rng.choice((0, 0, 1, 2, 5, 9, 20))
+        self.num_due += 1
+        return True
 
 
 class Knowing:
@@ -115,16 +102,16 @@ class Knowing:
     def __init__(self, truth, seed: int) -> None:
         self.truth, self.rng = truth, random.Random(seed)
 
-    def guess(self, sequence, most):
+    def propose(self, sequence, most):
         found = self.truth(sequence)[sequence.num_generated :][: self.rng.randint(0, most)]
         if found and self.rng.random() < 0.3:
             found[-1] = (found[-1] + 1) % VOCAB
-        return Guess(found, len(found))
+        return Proposal(found, len(found))
 
-    def came(self, sequence, drafts, sample):
+    def observe(self, sequence, drafts, sample):
         pass
 
-    def left(self, sequence):
+    def forget(self, sequence):
         pass
 
 
@@ -133,8 +120,9 @@ def let_guess(world: World, seed: int) -> Speculation:
     sources = ("lookup", "suffixes", "draft") if seed % 3 else ("lookup", "suffixes")
     config = SpeculationConfig(sources=sources, max_drafts=4, draft_share=0.01)
     speculation = Speculation(config, world.engine.cost)
-    speculation.rests = Dozing(seed)
-    speculation.sources = [Knowing(world._truth, seed), FromPastAnswers()]
+    speculation.backoff = Dozing(seed)
+    free = [Knowing(world._truth, seed), SuffixProposer()]
+    speculation.proposers = [*speculation.proposers[:-2], *free]
     world.engine.scheduler.drafts.speculator = speculation
     rng = random.Random(seed)
     world.executor.propose = lambda count: [rng.randrange(VOCAB) for _ in range(count)]
@@ -186,9 +174,6 @@ def test_steady_or_not_guesses_are_the_same(shape, chosen, seed):
     assert not slow.num_steady
     learned, other = (world.engine.scheduler.drafts.speculator for world in (fast, slow))
     assert learned.counts == other.counts
-    assert msgspec.json.encode(learned.found._cases[2].becomes) == msgspec.json.encode(
-        other.found._cases[2].becomes
-    )
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
@@ -207,7 +192,7 @@ def test_between_looks_decodes_are_steady(kind, seed):
     rows = sum(len(msgspec.msgpack.decode(told)[0][2]) for told in fast.told)
     assert fast.num_steady > rows / 8
     speculation = fast.engine.scheduler.drafts.speculator
-    assert speculation.rests.num_looks > 5
+    assert speculation.backoff.num_due > 5
     assert sum(kept for _, kept in speculation.counts.values()) > 20
 
 

@@ -1,246 +1,246 @@
-"""What share of guesses is kept: learned from all requests, and moved by a request's own.
+"""The probability that the k-th draft token is accepted: by proposer, and by sequence.
 
-A source that found a match of m tokens again is as right as its match is long, and each guess that
-is kept lengthens the match by one. So one curve by length says all of it; measured with `lookup` on
-150 real chats, the share kept of those guesses that were reached:
+A proposer that found a match of m tokens again is as right as its match is long, and each token
+that is accepted lengthens the match by one. So one curve by length says all of it; measured with
+n-grams on 150 real chats, the acceptance rate of the tokens that were reached:
 
     behind a match of     1     2     3     4     5     6     7     8
-    the first guess     0.26  0.45  0.56  0.57  0.7 … 0.75       0.8
-    match 1, guess 1 …  0.26  0.46  0.60  0.66  0.73  0.71  0.76  0.81     along its own guesses
+    the first token     0.26  0.45  0.56  0.57  0.7 … 0.75       0.8
+    match 1, token 1 …  0.26  0.46  0.60  0.66  0.73  0.71  0.76  0.81     along one proposal
 
-A source without a match, a drafting model, has a share for each depth of the guess instead, which
-is that of all depths as long as few were seen so deep. What is learned never falls with the length;
-the chance that a guess is reached and kept is the product of the shares up to it, behind a match of
-2: 0.45, 0.25, 0.14.
-
-(Replayed: 0.533 nats a guess with one curve, 0.533 with one for each depth, 0.634 by depth alone.)
-Old observations fade, and a request's own say how much more or less is kept of its guesses than
-was expected of them: as odds, shrunk to 1 as long as there are few (`Own`).
+A proposer without a match, a draft model, has a rate for each depth instead. The probability that a
+token is accepted is the product of the rates up to it: behind a match of 2 it is 0.45, 0.25, 0.15.
+All counts decay. A sequence's own counts say how much more or less is accepted of it than of all:
+as odds, shrunk to 1 as long as there are few (`SequenceOdds`).
 """
 
+from typing import NamedTuple
+
 from headway.engine.knots import rising
-from headway.engine.speculation.lookup import Match
+from headway.engine.speculation.drafts import Match, common_prefix
+from headway.engine.speculation.proposers.proposal import Proposal
 
 NUM_DEPTHS = 16
-"""Guesses at this depth and deeper share the last cell."""
+"""Draft tokens at this depth and deeper share the last cell."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 """The least length of each cell of a curve by length."""
-WITH, AGAINST = "with", "against"
-"""What a drafter says beside a guess that was found: the same, or something else."""
-BEGINS = "begins "
+AGREES, DIFFERS = "agrees", "differs"
+"""What the drafter proposes beside a match that was found: the same, or something else."""
+PROMPT = "prompt "
 """Before either: the match reaches back into the prompt. Most prompts end as all do, with the same
 8 tokens of a chat template, say: a match of them tells nothing of the answer."""
 MOST = 512
-"""Guesses and lengths up to this are looked up; none is longer."""
+"""Depths and lengths up to this are looked up; none is longer."""
 CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
 CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
 
 FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
-"""By length, what is kept before any was seen: as in the chats."""
-CONTRADICTED = tuple(share * share for share in FOUND)
-"""The same where the drafter says something else."""
-BEGUN = (0.1,) * 10 + (0.3, 0.5, 0.7)
-"""The same where the match reaches back into the prompt: what is kept of these guesses is seen
-whether they are verified or not."""
+"""Prior by length: as in the chats."""
+FOUND_DIFFERS = tuple(rate * rate for rate in FOUND)
+"""The same where the drafter proposes something else."""
+FOUND_IN_PROMPT = (0.1,) * 10 + (0.3, 0.5, 0.7)
+"""The same where the match reaches back into the prompt."""
 DRAFTED = 0.9
-"""At any depth. High, for what is asked is soon known, and what is not asked never."""
+"""Prior at any depth. High, for what is asked is soon known, and what is not asked never."""
 POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
-"""By the kinds of `lookahead`."""
-PRIOR = 2.0
-"""The prior counts as so many guesses, always: no share is ever 0 or 1."""
-FADE = 1 - 1 / 64
-"""What an observation is worth after the next of the same cell. From 16 to 256 the replayed answers
-are predicted alike; but 32 sequences give 32 observations a step, and who guesses where the share
-is thought too high, and not where it is thought too low, loses what noise promises."""
-OWN_FADE = 0.9
-"""The same for a request's own: ten steps say what it is like now."""
+"""Prior by the kinds of `lookahead`."""
+PRIOR_WEIGHT = 2.0
+"""The prior counts as so many draft tokens, always: no rate is ever 0 or 1."""
+DECAY = 1 - 1 / 64
+"""Weight of an observation after the next of the same cell."""
+SEQUENCE_DECAY = 0.9
+"""The same for a sequence's own: ten steps say what it is like now."""
 SHRINK, DRAFTED_SHRINK = 2.0, 6.0
-"""So many guesses kept, and as many lost, of a request count as expected beside its own; those of a
-drafter are many, and requests differ less in them: with 2 its chances were noise."""
+"""So many accepted and rejected tokens count as expected beside a sequence's own; those of a
+drafter are many, and sequences differ less in them."""
 
 
-class Own:
-    """Beside what was expected of a request's guesses, what was kept of them, by source.
+class SequenceOdds:
+    """Accepted and rejected draft tokens of one sequence beside the expected ones, by proposer.
 
-    >>> own = Own()
-    >>> own.saw("lookup", 2.0, 2.0, 0.0, 0.5)
-    >>> own.odds("lookup")
+    >>> odds = SequenceOdds()
+    >>> odds.observe("lookup", 2.0, 2.0, 0.0, 0.5)
+    >>> odds.factor("lookup")
     1.25
     """
 
-    __slots__ = ("_by_source",)
+    __slots__ = ("_by_proposer",)
 
     def __init__(self) -> None:
-        self._by_source: dict[str, tuple[float, float, float, float]] = {}
+        self._by_proposer: dict[str, tuple[float, float, float, float]] = {}
 
-    def odds(self, source: str, shrink: float = SHRINK) -> float:
-        """How many times the expected odds its guesses have."""
-        seen = self._by_source.get(source)
-        if seen is None:
+    def factor(self, proposer: str, shrink: float = SHRINK) -> float:
+        """Return by how much the expected odds of acceptance are multiplied."""
+        counts = self._by_proposer.get(proposer)
+        if counts is None:
             return 1.0
-        kept, expected_kept, lost, expected_lost = seen
-        more = (kept + shrink) / (expected_kept + shrink)
-        return more * (expected_lost + shrink) / (lost + shrink)
+        accepted, expected_accepted, rejected, expected_rejected = counts
+        more = (accepted + shrink) / (expected_accepted + shrink)
+        return more * (expected_rejected + shrink) / (rejected + shrink)
 
-    def saw(
-        self, source: str, kept: float, expected_kept: float, lost: float, expected_lost: float
-    ) -> None:
-        """One more verification: how many guesses were kept and lost, and were expected to be."""
-        before = self._by_source.get(source, (0.0, 0.0, 0.0, 0.0))
-        self._by_source[source] = (
-            OWN_FADE * before[0] + kept,
-            OWN_FADE * before[1] + expected_kept,
-            OWN_FADE * before[2] + lost,
-            OWN_FADE * before[3] + expected_lost,
-        )
+    def observe(self, proposer: str, *new: float) -> None:
+        """Add counts: accepted, expected to be, rejected, expected to be."""
+        before = self._by_proposer.get(proposer, (0.0, 0.0, 0.0, 0.0))
+        a, b, c, d = (SEQUENCE_DECAY * old + more for old, more in zip(before, new, strict=True))
+        self._by_proposer[proposer] = a, b, c, d
 
 
 class Curve:
-    """The share kept by cell, of all requests."""
+    """Acceptance rate by cell, over all sequences."""
 
-    __slots__ = ("_hits", "_is_stale", "_prior", "_shares", "_tries")
+    __slots__ = ("_accepted", "_is_stale", "_prior", "_rates", "_reached")
 
     def __init__(self, prior: tuple[float, ...]) -> None:
         self._prior = prior
-        self._tries = [0.0] * len(prior)
-        self._hits = [0.0] * len(prior)
-        self._shares = list(prior)
+        self._reached = [0.0] * len(prior)
+        self._accepted = [0.0] * len(prior)
+        self._rates = list(prior)
         self._is_stale = False
 
-    def learn(self, reached: tuple[int, ...], num_kept: int) -> None:
-        """Guesses of these cells were reached, and the first `num_kept` of them kept."""
-        tries, hits = self._tries, self._hits
+    def observe(self, reached: tuple[int, ...], num_accepted: int) -> float:
+        """Draft tokens of these cells were reached, the first `num_accepted` of them accepted;
+        return how many were expected to be."""
+        expected = sum([self._rates[cell] for cell in reached])
         for depth, cell in enumerate(reached):
-            tries[cell] = FADE * tries[cell] + 1
-            hits[cell] = FADE * hits[cell] + (depth < num_kept)
+            self._reached[cell] = DECAY * self._reached[cell] + 1
+            self._accepted[cell] = DECAY * self._accepted[cell] + (depth < num_accepted)
         self._is_stale = True
+        return expected
 
     @property
-    def lately(self) -> list[float]:
-        """`shares` as they were when somebody last asked for those."""
-        return self._shares
-
-    @property
-    def shares(self) -> list[float]:
+    def rates(self) -> list[float]:
         """By cell."""
         if self._is_stale:
             self._is_stale = False
-            tries = [seen + PRIOR for seen in self._tries]
-            self._shares = self._settled(tries)
-        return self._shares
+            self._rates = self._fit([count + PRIOR_WEIGHT for count in self._reached])
+        return self._rates
 
-    def _settled(self, tries: list[float]) -> list[float]:
-        """The shares, where so many guesses count for each cell, its prior among them."""
-        pairs = zip(self._hits, self._prior, tries)
-        return [(hits + PRIOR * prior) / seen for hits, prior, seen in pairs]
-
-
-class Rising(Curve):
-    """It rises with the cell: where the observations say the contrary, their mean."""
-
-    __slots__ = ()
-
-    def _settled(self, tries: list[float]) -> list[float]:
-        return rising(super()._settled(tries), tries)
+    def _fit(self, weights: list[float]) -> list[float]:
+        """The rates, where each cell has so many observations, its prior among them."""
+        return [
+            (accepted + PRIOR_WEIGHT * prior) / weight
+            for accepted, prior, weight in zip(self._accepted, self._prior, weights)
+        ]
 
 
-class Levelled(Curve):
-    """The prior of each cell is the share of all: what is known of some tells of those unseen."""
+class RisingCurve(Curve):
+    """Rises with the length of the match: where the observations say the contrary, their mean."""
 
     __slots__ = ()
 
-    def _settled(self, tries: list[float]) -> list[float]:
-        mean = (sum(self._hits) + PRIOR * self._prior[0]) / (sum(self._tries) + PRIOR)
-        return [(hits + PRIOR * mean) / seen for hits, seen in zip(self._hits, tries)]
+    def _fit(self, weights: list[float]) -> list[float]:
+        return rising(super()._fit(weights), weights)
+
+
+class LevelCurve(Curve):
+    """The prior of each depth is the rate of all: what is known of some tells of those unseen."""
+
+    __slots__ = ()
+
+    def _fit(self, weights: list[float]) -> list[float]:
+        accepted = sum(self._accepted) + PRIOR_WEIGHT * self._prior[0]
+        mean = accepted / (sum(self._reached) + PRIOR_WEIGHT)
+        return [
+            (accepted + PRIOR_WEIGHT * mean) / weight
+            for accepted, weight in zip(self._accepted, weights)
+        ]
+
+
+class PendingProposal(NamedTuple):
+    """A proposal for the tokens from position `start` on, whose outcome is not known yet.
+
+    It is scored by the tokens that came, whether or not a step verified it, so a request that
+    begins to copy is seen before a row is spent on it:
+
+        proposed behind t9   a b c d        came   a b x     2 accepted, 1 rejected
+                                            came   a b       2 accepted; of c nothing is known
+    """
+
+    start: int
+    proposal: Proposal
+    context: str
 
 
 class Acceptance:
-    """The chances of guesses, by source; `observe` what came of them to keep it true."""
+    """Acceptance rates of all proposers; `context` is one of the words above, or ""."""
 
     def __init__(self) -> None:
         self._curves: dict[tuple[str, bool, str], Curve] = {}
 
-    def chances(
-        self, source: str, match: Match, count: int, own: Own, beside: str = ""
+    def probabilities(
+        self, proposer: str, match: Match, count: int, odds: SequenceOdds, context: str = ""
     ) -> list[float]:
-        """For each of `count` guesses behind a match of `match` tokens the chance that it is
-        reached and kept; `match` 0: a source that has none. Or it is their kinds.
+        """Return for each of `count` draft tokens the probability that it is accepted.
 
-        >>> chances = Acceptance().chances("lookup", 2, 3, Own())
-        >>> [round(chance, 2) for chance in chances]
+        >>> values = Acceptance().probabilities("lookup", 2, 3, SequenceOdds())
+        >>> [round(each, 2) for each in values]
         [0.45, 0.25, 0.15]
         """
-        shares = self._curve(source, match, beside).shares
-        odds = own.odds(source, SHRINK if match else DRAFTED_SHRINK)
-        chance, chances = 1.0, []
+        rates = self._curve(proposer, match, context).rates
+        factor = odds.factor(proposer, SHRINK if match else DRAFTED_SHRINK)
+        probability, probabilities = 1.0, []
         for cell in cells(match, count):
-            share = shares[cell]
-            chance *= share * odds / (1 + share * (odds - 1))
-            chances.append(chance)
-        return chances
+            rate = rates[cell]
+            probability *= rate * factor / (1 + rate * (factor - 1))
+            probabilities.append(probability)
+        return probabilities
 
-    def first(self, source: str, match: Match, own: Own, beside: str = "") -> float:
-        """The chance of the first guess, as `chances` has it: none behind it is likelier.
-
-        >>> round(Acceptance().first("lookup", 2, Own()), 2)
-        0.45
-        """
-        shares = self._curve(source, match, beside).shares
-        if isinstance(match, tuple):
-            share, odds = shares[match[0]], own.odds(source)
-        elif match:
-            share, odds = shares[CELL_OF_LENGTH[match]], own.odds(source)
-        else:
-            share, odds = shares[0], own.odds(source, DRAFTED_SHRINK)
-        return share * odds / (1 + share * (odds - 1))
-
-    def shares(self, source: str, match: Match) -> list[float]:
-        """Of all requests the share kept of guesses that are reached, by cell."""
-        return self._curve(source, match, "").shares
+    def rates(self, proposer: str, match: Match) -> list[float]:
+        """Return the acceptance rate of draft tokens that are reached, by cell."""
+        return self._curve(proposer, match, "").rates
 
     def observe(
         self,
-        source: str,
+        proposer: str,
         match: Match,
-        num_guessed: int,
-        num_kept: int,
-        own: Own,
-        beside: str = "",
+        num_drafts: int,
+        num_accepted: int,
+        odds: SequenceOdds,
+        context: str = "",
     ) -> None:
-        """Of `num_guessed` guesses the first `num_kept` were right; of those behind the first that
-        was wrong nothing is known."""
-        if num_guessed < 1:
+        """Of `num_drafts` tokens the first `num_accepted` were right; of those behind the first
+        that was wrong nothing is known."""
+        if num_drafts < 1:
             return
-        curve = self._curve(source, match, beside)
-        reached = cells(match, min(num_kept + 1, num_guessed))
-        shares = curve.lately
-        expected = sum([shares[cell] for cell in reached])
-        curve.learn(reached, num_kept)
-        own.saw(source, num_kept, expected, len(reached) - num_kept, len(reached) - expected)
+        reached = cells(match, min(num_accepted + 1, num_drafts))
+        expected = self._curve(proposer, match, context).observe(reached, num_accepted)
+        count = len(reached)
+        odds.observe(proposer, num_accepted, expected, count - num_accepted, count - expected)
 
-    def _curve(self, source: str, match: Match, beside: str) -> Curve:
-        key = source, bool(match), beside
+    def score(
+        self, proposer: str, pending: PendingProposal, tokens: list[int], odds: SequenceOdds
+    ) -> int:
+        """Learn from a proposal, as far as the `tokens` that are known now tell; return how many of
+        its draft tokens were right."""
+        draft_ids, match = pending.proposal
+        actual = tokens[pending.start : pending.start + len(draft_ids)]
+        num_right = common_prefix(draft_ids, actual)
+        self.observe(proposer, match, len(actual), num_right, odds, pending.context)
+        return num_right
+
+    def _curve(self, proposer: str, match: Match, context: str) -> Curve:
+        key = proposer, bool(match), context
         curve = self._curves.get(key)
         if curve is None:
             if isinstance(match, tuple):
                 curve = Curve(POOLED)
             elif match:
-                curve = Rising(prior_of(beside))
+                curve = RisingCurve(prior_of(context))
             else:
-                curve = Levelled((DRAFTED,) * NUM_DEPTHS)
+                curve = LevelCurve((DRAFTED,) * NUM_DEPTHS)
             self._curves[key] = curve
         return curve
 
 
-def prior_of(beside: str) -> tuple[float, ...]:
-    """By length, what is kept of guesses that were found, before any was seen."""
-    if beside.startswith(BEGINS):
-        return BEGUN
-    return CONTRADICTED if beside == AGAINST else FOUND
+def prior_of(context: str) -> tuple[float, ...]:
+    """By length, the acceptance rate before any was seen."""
+    if context.startswith(PROMPT):
+        return FOUND_IN_PROMPT
+    return FOUND_DIFFERS if context == DIFFERS else FOUND
 
 
 def cells(match: Match, count: int) -> tuple[int, ...]:
-    """The cells of `count` guesses: their kinds, or behind a match, or those of their depths."""
+    """The cells of `count` draft tokens: their kinds, or lengths, or depths."""
     if isinstance(match, tuple):
         return match[:count]
     if match:

@@ -1,331 +1,415 @@
-"""Guesses in each step: every source says what it knows, the controller takes what pays.
+"""Draft tokens of each step: the proposers say what may come, the controller takes what pays.
 
-    lookup, suffixes   guess in each step, for that costs microseconds; what comes is compared with
-                       their guesses whether those were verified or not, so a request that begins to
-                       copy is seen before a single guess of it has cost anything
-    forced             where a grammar leaves one token, it is known without a guess; it is guessed
-                       where log-probabilities are asked for, which need logits
-    lookahead          n-grams that the model itself said behind wrong guesses, of every source;
-                       so each row is worth what it verifies and what it may leave
-    draft, medusa …    guesses for the next step where that pays, its own time included
+    propose    every proposer of each decode; what it proposed before is scored by the tokens that
+               came, verified or not, so a request that begins to copy is seen at once
+    compare    the best proposer of each decode: most expected tokens beyond what its rows take
+    choose     how many of its tokens are verified (`controller`)
+    draft      how many tokens the runtime's drafter makes for the next step
 
-Of each sequence the source whose guesses promise most tokens rides. Where the drafter has guessed
-too, that tells of the others: what it contradicts is seldom right, what it says as well mostly.
+Where nothing pays for a while, most steps skip all of it (`backoff`).
 """
 
 from collections.abc import Sequence as TypingSequence
+from math import inf
+from typing import NamedTuple
 
 from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
-from headway.engine.sequence import FINISHED, Sequence
-from headway.engine.speculation.asking import Asking
-from headway.engine.speculation.candidates import (
-    EMPTY,
-    NO_CANDIDATE,
-    Candidate,
-    Guessing,
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.acceptance import (
+    AGREES,
+    DIFFERS,
+    PROMPT,
+    Acceptance,
+    PendingProposal,
+    SequenceOdds,
 )
-from headway.engine.speculation.comparing import Comparing
+from headway.engine.speculation.backoff import PROBE_STEPS, Backoff
 from headway.engine.speculation.controller import (
-    CHUNK,
+    Choice,
     PlainStep,
-    Reach,
     choose,
-    row_price,
+    least_value,
+    row_cost,
 )
-from headway.engine.speculation.drafts import Drafts, num_alike
-from headway.engine.speculation.found import UNKNOWN, Expected, Found, became_of
-from headway.engine.speculation.overrun import Overrun
-from headway.engine.speculation.rests import ONCE_IN, Look
-from headway.engine.speculation.sources import Forced
+from headway.engine.speculation.drafts import Drafts, common_prefix, fitting
+from headway.engine.speculation.proposers import make_free_proposers
+from headway.engine.speculation.proposers.draft import DraftProposer
+from headway.engine.speculation.proposers.grammar import GrammarProposer
+from headway.engine.speculation.proposers.lookahead import KINDS, Lookahead
+from headway.engine.speculation.proposers.proposal import Proposal, Proposer
 from headway.telemetry.records import StepRecord
 
-FEW = 4
-"""Decodes of which each is compared as a whole: that is sooner done than to say who need not be."""
-LOW = 0.3
-"""The same where rows take so little of a token that most guesses are worth them."""
+MIN_SPEEDUP = 1.05
+"""Draft tokens that are predicted to raise the rate by less are not verified, nor drafted: a step
+is predicted no better than that."""
+AVERAGED_STEPS = 8
+"""Steps over which is averaged what asking saves, and what choosing takes."""
+DOUBTFUL_SPEEDUP, PLAIN_INTERVAL = 2.0, 32
+"""Where they raise it by less than this, predicted or measured, a step in so many has none: what it
+takes without is learned from steps without, and what is measured rests on that."""
+EXTRA_PRIOR, EXTRA_DECAY = 2.0, 1 - 1 / 64
+"""Of what the drafter brings beside other proposers: the prior counts as so many tokens, always,
+all of them found by nothing else; what was seen decays with each proposal beside another."""
+PROBE_TOKENS = 3
+"""Draft tokens that a probe verifies at least though they do not seem to pay: what rows take is
+learned from steps that have them."""
+ROW_PROBE_INTERVAL, DRAFT_PROBE_INTERVAL = 256, 1024
+"""Steps at most from one probe of rows, and of the drafter, to the next."""
+PROBE_SHARE = 0.004
+"""Of the time, what probes of the backoff may always take: where they take less, they come sooner
+than after the backoff's own interval."""
 FIRST_SHARE = 0.03
-"""Of what the model takes for a prompt, what the drafter may: the first token waits for that, and
-for the passes of the guesses."""
-LATELY = 16
-"""Steps: about as many as a token that comes now shortens the end of an answer by."""
+"""Of what the model takes for a prompt, what a draft model may: the first token waits for that."""
 
 
-class Speculation(Comparing):
+class Candidate(NamedTuple):
+    """What a proposer proposes for a sequence: the probability that each draft token is accepted,
+    and what its row is worth."""
+
+    drafts: Drafts
+    probabilities: list[float]
+    values: list[float]
+
+
+NO_CANDIDATE = Candidate(Drafts([]), [], [])
+
+
+class Options(NamedTuple):
+    """Of one sequence the best candidate, and the best of those that cost no model."""
+
+    best: Candidate = NO_CANDIDATE
+    free: Candidate = NO_CANDIDATE
+
+
+class SequenceState:
+    """What is known of one sequence."""
+
+    __slots__ = ("free_ids", "odds", "pending", "proposals")
+
+    def __init__(self) -> None:
+        self.odds = SequenceOdds()
+        self.pending: dict[str, PendingProposal] = {}
+        """By proposer."""
+        self.free_ids: list[int] = []
+        """Of the best proposal that cost no model, the tokens that were worth their rows."""
+        self.proposals: list[tuple[str, Proposal, str]] = []
+        """In this step: proposer, proposal, context (`acceptance`)."""
+
+
+class Speculation:
     """The speculator of an engine; see `drafts.Speculator`."""
 
     def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
-        super().__init__(config, cost)
-        self.jumps = Forced.name in config.sources
+        self.config, self.cost = config, cost
+        self.acceptance, self.backoff = Acceptance(), Backoff()
+        self.drafter = DraftProposer(config, cost) if config.drafter else None
+        self.proposers: list[Proposer] = make_free_proposers(config)
+        if self.drafter is not None:
+            self.proposers.insert(0, self.drafter)
+        self.lookahead = next((p for p in self.proposers if isinstance(p, Lookahead)), None)
+        self.jumps = GrammarProposer.name in config.sources
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
-        """By source: guesses verified, guesses kept."""
-        self.found, self.busy = Found(), 0.0
-        """Of the steps lately, the share with prompts beside the decodes."""
-        self.drafting_s = self._drafted_s = 0.0
-        """What the drafter is to take in this step, and was to take in the one before."""
-        self.overrun = Overrun()
-        self._least = 0, 0.0
-        """Of so many decodes, what a guess was worth at most without being taken, lately."""
-        self._num_idle = 0
-        """Of those that got a token in this step, who was not asked since the one before."""
+        """By proposer: draft tokens verified, and accepted."""
+        self.drafting_s = 0.0
+        self._states: dict[int, SequenceState] = {}
+        self._row_probe = Backoff(patience=0, max_interval=ROW_PROBE_INTERVAL, probe_steps=1)
+        self._draft_probe = Backoff(0, DRAFT_PROBE_INTERVAL, probe_steps=1)
+        self._probes_rows = self._probes_drafter = False
+        """Whether a probe is due."""
+        self._num_drafter_right = self._num_drafter_extra = 0.0
+        """Decayed counts, where another proposer had found something: tokens that the drafter
+        proposed right, and those of them that were not found."""
+        self._num_doubtful = 0
+        """Steps in a row with draft tokens that gain little."""
+        self._saved = self._choose_share = 0.0
+        """Means, as shares of a step without: what asking saves, and what choosing takes."""
 
     @property
     def failure(self) -> str:
         """Why the drafter is not asked; "" where it is, or is none."""
-        return self.asking.failure if self.asking is not None else ""
+        return self.drafter.failure if self.drafter is not None else ""
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
-    def looks(self, num_decodes: int) -> bool:
-        """Whether the step looks for guesses (`rests`)."""
-        self._drafted_s, self.drafting_s = self.drafting_s, 0.0
-        return self.rests.next(num_decodes) is not Look.RESTS
-
-    def rested(self, sequences: TypingSequence[Sequence]) -> None:
-        """Begin to count the steps of those that are new, for what the drafter is worth."""
-        if self.asking is not None:
-            for sequence in sequences:
-                self._state(sequence)
+    def is_due(self, num_decodes: int) -> bool:
+        """Return whether the next step has draft tokens: not while backed off, but for probes, and
+        to verify what the drafter said."""
+        self.drafting_s = 0.0
+        if not num_decodes:
+            return False
+        self._probes_rows |= self._row_probe.is_due()
+        self._probes_drafter |= self._draft_probe.is_due()
+        is_due = self.backoff.is_due(PROBE_STEPS * self._choose_share / PROBE_SHARE)
+        return is_due or (self.drafter is not None and self.drafter.has_proposals)
 
     def plan(
         self,
         decodes: TypingSequence[Sequence],
         beside: Work,
         budget: int,
-        most_s: float,
+        max_s: float,
         *,
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
-        """By sequence id the guesses to verify beside `decodes`, and how many more to draft."""
+        """Return by sequence id the drafts to verify beside `decodes`, and how many to draft.
+
+        Where prompts wait there will be as many steps whatever comes now, and a token saves no more
+        than its row takes: there is nothing to gain.
+        """
+        if prompts_wait:
+            return {}
         starts = [len(sequence.tokens) for sequence in decodes]
-        alone = decode_work(decodes, self.cost.windows)
-        plain = PlainStep(starts, alone, beside, budget, most_s, self.busy, prompts_wait)
-        plain = plain._replace(known_worth_s=plain.worth_s(self.cost))
-        least, price = 0.0, row_price(plain, self.cost)
-        if self.rests.is_doubtful or (len(decodes) > FEW and price > LOW):
-            reach = Reach(plain, self.cost, self.config.max_drafts)
-            least = self._least_taken(reach)
-            self._least = len(decodes), least
-            if self._is_hopeless(reach, plain):
-                self.trials.plain(plain)
-                return {}
+        plain = PlainStep(starts, decode_work(decodes, self.cost.windows), beside, budget, max_s)
         states = [self._state(sequence) for sequence in decodes]
-        best = self._candidates(decodes, states, plain, price, least if least > LOW else 0.0)
-        counts = self._num_verified(best, plain)
-        found = dict[int, Drafts]()
-        for sequence, state, candidate, count in zip(decodes, states, best, counts, strict=True):
-            state.best, state.num_unpaid = candidate, 0 if count else state.num_unpaid + 1
+        self._propose(decodes, states, plain)
+        price = row_cost(plain, self.cost)
+        options = [self._compare(*pair, price) for pair in zip(decodes, states, strict=True)]
+        counts = self._choose([each.best for each in options], plain)
+        by_id = dict[int, Drafts]()
+        for sequence, each, count in zip(decodes, options, counts, strict=True):
             if count:
-                found[sequence.sequence_id] = candidate.first(count)
-        if self._asks_drafter(plain):
-            assert self.asking is not None
-            asked = self._num_asked(self.asking, decodes, states, counts, plain, least)
-            self.drafting_s = self.asking.seconds(asked)
-            for sequence, count in zip(decodes, asked, strict=True):
-                if count:
-                    drafts = found.get(sequence.sequence_id, EMPTY)
-                    found[sequence.sequence_id] = drafts._replace(propose=count)
-        self.rests.asked(self.drafting_s > 0)
-        return found
+                drafts = each.best.drafts
+                by_id[sequence.sequence_id] = drafts._replace(token_ids=drafts.token_ids[:count])
+        draft_counts = self._num_to_draft(decodes, states, options, counts, plain, price)
+        for sequence, count in zip(decodes, draft_counts):
+            if count:
+                drafts = by_id.get(sequence.sequence_id, NO_CANDIDATE.drafts)
+                by_id[sequence.sequence_id] = drafts._replace(propose=count)
+        return by_id
 
-    def _asks_drafter(self, plain: PlainStep) -> bool:
-        """Whether it is reckoned what the drafter's guesses are worth: at rest in one look of
-        four, for that takes as long as all others."""
-        if self.asking is None or self.rests.look is not Look.ASKS:
-            return False
-        if self.rests.is_resting and self._num_looks % ONCE_IN:
-            return False
-        return self.asking.is_able(plain)
+    def _state(self, sequence: Sequence) -> SequenceState:
+        state = self._states.get(sequence.sequence_id)
+        if state is None:
+            state = self._states[sequence.sequence_id] = SequenceState()
+        return state
 
-    def _is_hopeless(self, reach: Reach, plain: PlainStep) -> bool:
-        """Whether nobody is asked, for no guess could pay; but for trials, and where some did."""
-        if not self.rests.is_doubtful or self.trials.is_due(plain):
-            return False
-        gained = reach.most_gained(self._refills) - self.overrun.share
-        return not self.rests.hopes(gained, reach.num_decodes)
+    def _propose(
+        self, decodes: TypingSequence[Sequence], states: list[SequenceState], plain: PlainStep
+    ) -> None:
+        """Ask the proposers, and score what they proposed before. All are scored before any is
+        compared, so that rates are computed once."""
+        if self.lookahead is not None:
+            rates = self.acceptance.rates(self.lookahead.name, KINDS)
+            self.lookahead.begin(rates, least_value(plain, self.cost, self.config.max_drafts))
+        for sequence, state in zip(decodes, states, strict=True):
+            state.proposals, draft_ids, tokens = [], list[int](), sequence.tokens
+            self._score(state, tokens)
+            for proposer in self.proposers:
+                proposal = proposer.propose(sequence, self.config.max_drafts)
+                if not proposal.token_ids:
+                    continue
+                if proposer is self.drafter:
+                    draft_ids, context = proposal.token_ids, ""
+                else:
+                    context = context_of(proposal, draft_ids, sequence.num_generated)
+                pending = PendingProposal(len(tokens), proposal, context)
+                state.pending[proposer.name] = pending
+                state.proposals.append((proposer.name, proposal, context))
 
-    def _least_taken(self, reach: Reach) -> float:
-        """Guesses that are worth no more than this are looked at no further."""
-        return reach.least_taken
+    def _score(self, state: SequenceState, tokens: list[int]) -> None:
+        """Learn from what was proposed before."""
+        for name, pending in state.pending.items():
+            num_right = self.acceptance.score(name, pending, tokens, state.odds)
+            if name == self.config.drafter:
+                num_found = common_prefix(state.free_ids, tokens[pending.start :])
+                extra = max(num_right - num_found, 0)
+                if state.free_ids:
+                    self._num_drafter_right = EXTRA_DECAY * self._num_drafter_right + num_right
+                    self._num_drafter_extra = EXTRA_DECAY * self._num_drafter_extra + extra
+        state.pending.clear()
+        state.free_ids = []
 
-    def _saved_s(
-        self, best: list[Candidate], counts: list[int], plain: PlainStep
-    ) -> tuple[float, float]:
-        """(Seconds that the guesses of a step are expected to save, what they take deducted, and
-        what those of them took that were drafted in the step before; seconds of the step)."""
-        plain_s = self.cost.seconds(plain.work)
-        if not any(counts):
-            return -self._drafted_s, plain_s
-        step_s = self.cost.seconds(self.cost.with_guesses(plain.work, plain.starts, counts))
-        tokens = sum([sum(guess.chances[:count]) for guess, count in zip(best, counts) if count])
-        taken_s = (1 + self.overrun.share) * step_s - plain_s + self._drafted_s
-        return tokens * plain.worth_s(self.cost) / len(counts) - taken_s, step_s
+    def _compare(self, sequence: Sequence, state: SequenceState, price: float) -> Options:
+        """Return the candidates that promise most tokens beyond the `price` of their rows."""
+        best = free = NO_CANDIDATE
+        most = most_free = -inf
+        for name, proposal, context in state.proposals:
+            token_ids = fitting(sequence, proposal.token_ids, self.config.max_drafts)
+            if not token_ids:
+                continue
+            probabilities = self.acceptance.probabilities(
+                name, proposal.match, len(token_ids), state.odds, context
+            )
+            promised = sum([each - price for each in probabilities if each > price])
+            if promised > most or (promised > most_free and name != self.config.drafter):
+                values = probabilities
+                if self.lookahead is not None:
+                    refill = self.lookahead.worth
+                    values = [each + (1 - each) * refill for each in probabilities]
+                drafts = Drafts(token_ids, name, proposal.match)
+                candidate = Candidate(drafts, probabilities, values)
+                if promised > most:
+                    best, most = candidate, promised
+                if promised > most_free and name != self.config.drafter:
+                    free, most_free = candidate, promised
+        return Options(best, free)
 
-    def planned(self, num_prompt_tokens: int, choose_s: float) -> None:
-        """Whether steps have prompts beside the decodes, of late, and what choosing takes."""
-        self.rests.took(choose_s)
-        self.busy += (min(num_prompt_tokens / CHUNK, 1.0) - self.busy) / LATELY
-
-    def _num_verified(self, best: list[Candidate], plain: PlainStep) -> list[int]:
-        """How many guesses of each candidate are verified."""
-        values = [candidate.values for candidate in best]
-        counts = choose(values, plain, self.cost)
-        saved_s, step_s = self._saved_s(best, counts, plain)
-        if not self.rests.chose(saved_s, step_s):
-            counts = [0] * len(values)
-        if not any(values):
-            self.trials.plain(plain)
-        else:
-            self.trials.vary(values, counts, plain)
+    def _choose(self, candidates: list[Candidate], plain: PlainStep) -> list[int]:
+        """Return how many draft tokens of each candidate are verified."""
+        values = [candidate.values for candidate in candidates]
+        choice = choose(values, plain, self.cost, min_speedup=MIN_SPEEDUP)
+        counts = self._without_doubt(choice)
+        if self._probes_rows and any(values):
+            self._probe_rows(values, counts, plain)
         return counts
 
-    def _num_asked(
+    def _probe_rows(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> None:
+        """Verify more draft tokens of the decode of which they promise most."""
+        self._row_probe.record(paid=False)
+        self._probes_rows = False
+        index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
+        room = plain.budget - sum(counts)
+        more = max(PROBE_TOKENS, 2 * counts[index] + 1)
+        counts[index] = min(more, counts[index] + room, len(values[index]))
+
+    def _without_doubt(self, choice: Choice) -> list[int]:
+        """Return the counts, but none in one step of `PLAIN_INTERVAL` where they gain little."""
+        speedup = min(choice.speedup, 1 + self._saved)
+        is_doubtful = any(choice.counts) and speedup < DOUBTFUL_SPEEDUP
+        self._num_doubtful = self._num_doubtful + 1 if is_doubtful else 0
+        if self._num_doubtful < PLAIN_INTERVAL:
+            return choice.counts
+        self._num_doubtful = 0
+        return [0] * len(choice.counts)
+
+    def _num_to_draft(
         self,
-        asking: Asking,
         decodes: TypingSequence[Sequence],
-        states: list[Guessing],
+        states: list[SequenceState],
+        options: list[Options],
         counts: list[int],
         plain: PlainStep,
-        least: float,
+        price: float,
     ) -> list[int]:
-        """Of each decode how many tokens behind this step the drafter is asked for: it is worth
-        what it brings beyond what will be found anyway."""
-        rooms = [
-            max(min(self.config.max_proposed, s.max_len - len(s.tokens) - count - 2), 0)
-            for s, count in zip(decodes, counts, strict=True)
-        ]
-        first, drafter = self.acceptance.first, self.drafter
-        if not asking.compares or max([first(drafter, 0, each.own) for each in states]) <= least:
-            return asking.probe([min(room, 1) for room in rooms], plain)
-        values, shares, tokens, rows = [], list[float](), 0.0, 0.0
-        for sequence, state, num_riding, room in zip(decodes, states, counts, rooms, strict=True):
-            values.append(self.acceptance.chances(self.drafter, 0, room, state.own))
-            left, expected = self.found.beside(state.found.chances, num_riding)
-            shares.append(left * (1 - state.best.chance_of_end(num_riding, sequence.stop_ids)))
-            tokens, rows = tokens + expected.tokens, rows + expected.rows
-        plain = plain._replace(found=Expected(tokens, rows))
-        least_gain = self.rests.least_gain + self.overrun.share
-        return asking.counts(values, plain, shares, least_gain)
+        """Return how many tokens behind this step the drafter drafts of each decode. They are worth
+        what they bring beyond what proposers find that cost no model, and nothing where the answer
+        ends; and their time is time in which what those find would come."""
+        drafter = self.drafter
+        if drafter is None or not drafter.is_available(self.cost.seconds(plain.work)):
+            return []
+        values, other_tokens, other_rows = list[list[float]](), 0.0, 0.0
+        extra = (self._num_drafter_extra + EXTRA_PRIOR) / (self._num_drafter_right + EXTRA_PRIOR)
+        for sequence, state, each, count in zip(decodes, states, options, counts, strict=True):
+            room = sequence.max_len - len(sequence.tokens) - count - 2
+            room = max(min(self.config.max_proposed, room), 0)
+            paying = [chance for chance in each.free.probabilities if chance > price]
+            state.free_ids = each.free.drafts.token_ids[: len(paying)]
+            other_tokens += sum(paying)
+            other_rows += len(paying)
+            share = extra if paying else 1.0
+            if count and each.best.drafts.token_ids[count - 1] in sequence.stop_ids:
+                share *= 1 - each.best.probabilities[count - 1]
+            known = self.acceptance.probabilities(drafter.name, 0, room, state.odds)
+            values.append([share * probability for probability in known])
+        token_s = self.cost.seconds(plain.decodes)
+        plain = plain._replace(other_tokens=other_tokens, other_s=other_rows * price * token_s)
+        counts = self._choose_to_draft(values, plain)
+        self.drafting_s = drafter.cost.drafting.seconds(max(counts))
+        return counts
 
-    def first(self, sequence: Sequence, start: int) -> int:
-        """How many guesses are made behind the last token of a prompt, of which this step computes
-        what is behind `start`.
+    def _choose_to_draft(self, values: list[list[float]], plain: PlainStep) -> list[int]:
+        """Return how many tokens are drafted, where draft tokens are worth so much; one of each
+        decode in a probe."""
+        assert self.drafter is not None
+        drafting = self.drafter.cost.drafting
+        counts = choose(values, plain, self.cost, drafting, MIN_SPEEDUP).counts
+        if any(counts):
+            self._draft_probe.record(paid=True)
+            self._probes_drafter = False
+        elif self._probes_drafter:
+            self._draft_probe.record(paid=False)
+            self._probes_drafter = False
+            counts = [min(len(each), 1) for each in values]
+        return counts
 
-        Heads make them at once. A model computes the prompt first: none are made where that takes
-        more than `FIRST_SHARE` of what the model itself takes for it. Nor are any where the next
-        step would not verify them: it rests, or they are worth less than a row takes.
+    def num_after_prompt(self, sequence: Sequence, start: int) -> int:
+        """Return how many tokens are drafted behind the first one after a prompt, of which this
+        step computes what is behind `start`.
+
+        Heads draft them at once. A draft model computes the prompt first: none are drafted where
+        that takes more than `FIRST_SHARE` of what the model itself takes for it.
         """
-        if self.asking is None or self.asking.failure or sequence.num_generated:
+        drafter = self.drafter
+        if drafter is None or drafter.failure or sequence.num_generated or self.backoff.is_active:
             return 0
-        if self.rests.is_resting or self.rests.is_hopeless or not self.asking.compares:
+        if self.config.medusa is None and self._delays_first_token(sequence, start):
             return 0
-        if self._waits_long(sequence, start):
-            return 0
-        state, begin = self._state(sequence), len(sequence.tokens)
+        begin, num_decodes = len(sequence.tokens), max(len(self._states), 1)
         count = min(self.config.max_proposed, sequence.max_len - begin - 2)
-        chances = self.acceptance.chances(self.drafter, 0, max(count, 0), state.own)
-        num_decodes, (known, least) = len(self._by_id), self._least
-        if not chances or (num_decodes >= known and chances[0] <= least):
-            return 0
-        decodes = work_of([begin] * num_decodes, self.cost.windows)
-        room = len(chances) * num_decodes
-        plain = PlainStep([begin + 1] * num_decodes, decodes, decodes, room)
-        return choose([chances] * num_decodes, plain, self.cost, self.asking.price.drafting)[0]
+        odds = SequenceOdds()
+        values = [self.acceptance.probabilities(drafter.name, 0, max(count, 0), odds)] * num_decodes
+        work = work_of([begin] * num_decodes, self.cost.windows)
+        plain = PlainStep([begin + 1] * num_decodes, work, work, num_decodes * max(count, 0))
+        return choose(values, plain, self.cost, drafter.cost.drafting, MIN_SPEEDUP).counts[0]
 
-    def _waits_long(self, sequence: Sequence, start: int) -> bool:
-        """Whether the drafter would be long at a prompt of which the model has found much."""
-        if self.config.medusa is not None:
-            return False
+    def _delays_first_token(self, sequence: Sequence, start: int) -> bool:
+        """Whether a draft model would be long at a prompt of which the model has found much."""
         length = len(sequence.tokens)
-        found = start if sequence.first_scheduled_s is None else sequence.num_cached
-        own_s, whole_s = (self.cost.prefill_s(length - at, at, length) for at in (found, 0))
+        known = start if sequence.first_scheduled_s is None else sequence.num_cached
+        own_s, whole_s = (self.cost.prefill_s(length - at, at, length) for at in (known, 0))
         return self.config.draft_share * whole_s > FIRST_SHARE * own_s
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
-    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Compare every candidate with the tokens that came, verified or not."""
-        state = self._by_id.get(sequence.sequence_id)
-        if state is None:
-            return
-        if state.is_open or sample.drafts:
-            self._learn(sequence, state, drafts, sample)
-            return
-        self._num_idle += 1
-        if self.lookahead is not None:
-            self.lookahead.came(sequence, drafts, sample)
-
-    def _learn(self, sequence: Sequence, state: Guessing, drafts: Drafts, sample: Sample) -> None:
-        """The same where somebody has guessed since the token before."""
-        came, num_forced = sample.token_ids, sequence.num_forced
-        forced = sequence.tokens[-num_forced:] if num_forced else []
-        drafted = num_alike(state.drafted, came) if state.drafted else None
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        """Count what was accepted, and let the proposers learn."""
         if drafts.token_ids:
             self.counts[drafts.source][0] += len(drafts.token_ids)
-            self.counts[drafts.source][1] += len(came) - 1
-        if state.drafted:
-            self._score_drafted(state, came + forced)  # behind a token that ends it as well
-        if self.asking is not None:
-            self._score_found(state, came, drafted)
-        state.best = NO_CANDIDATE
-        follows = sample.drafts[:num_forced] == forced  # the drafter did not know them
-        state.proposed = sample.drafts[num_forced:] if follows else []
-        state.is_open = bool(state.proposed) or state.became != UNKNOWN
-        for each in self.sources:
-            each.came(sequence, drafts, sample)
+            self.counts[drafts.source][1] += len(sample.token_ids) - 1
+        for proposer in self.proposers:
+            proposer.observe(sequence, drafts, sample)
 
-    def _score_drafted(self, state: Guessing, came: list[int]) -> None:
-        """Compare what the drafter guessed with what came, as far as that goes."""
-        drafted, state.drafted = state.drafted, []
-        most = min(len(came), len(drafted))
-        right = next((at for at in range(most) if drafted[at] != came[at]), most)
-        seen = min(right + 1, most)
-        self.acceptance.observe(self.drafter, 0, seen, right, state.own)
+    def end_step(self, result: StepResult) -> None:
+        """Learn what the drafter took."""
+        if self.drafter is not None:
+            self.drafter.end_step(result)
 
-    def _score_found(self, state: Guessing, came: list[int], num_drafted: int | None) -> None:
-        """Tell of what guesses that cost nothing brought, or would have; and the drafter beside."""
-        found, num_paying, became = state.found, state.num_paying, state.became
-        state.found, state.num_paying, state.became = NO_CANDIDATE, -1, UNKNOWN
-        if num_paying >= 0:
-            token_ids = found.drafts.token_ids
-            num_found = num_alike(token_ids[:num_paying], came)
-            self.found.saw(became, num_found, num_paying, num_drafted)
-            state.became = became_of(token_ids, came)
-        self.found.became(state.became)
+    def learn(self, record: StepRecord) -> None:
+        """Note of a step that asked whether that paid: whether its tokens, at what a step without
+        draft tokens is predicted to take, are worth the time that it took, with all that choosing,
+        drafting and verifying add. One that computes prompts says nothing."""
+        if not record.choose_s or not record.predicted_s or record.num_prefill_tokens:
+            return
+        num_decodes = record.num_decode_tokens - record.num_drafts - record.num_forced_rows
+        plain_s = record.predicted_s - record.verify_s
+        if num_decodes < 1 or plain_s <= 0:
+            return
+        tokens = 1 + record.num_kept_drafts / num_decodes
+        saved = tokens - (record.duration_s + record.gap_s) / plain_s
+        self._saved += (saved - self._saved) / AVERAGED_STEPS
+        self._choose_share += (record.choose_s / plain_s - self._choose_share) / AVERAGED_STEPS
+        self.backoff.record(paid=self._saved > 0)
 
-    def hears(self, sequence: Sequence) -> bool:
-        """Whether somebody has guessed of it since the last token, or its steps are to be counted
-        (`rested`), or what lookahead keeps goes with the next token."""
-        state = self._by_id.get(sequence.sequence_id)
-        if state is None:
-            return self.asking is not None
-        return state.is_open or (self.lookahead is not None and self.lookahead.hears(sequence))
-
-    def ended(self, result: StepResult, num_unheard: int) -> None:
-        """What the drafter took in this step."""
-        if self.asking is not None:
-            self.found.passed(self._num_idle + num_unheard)
-            self.asking.ended(result)
-        self._num_idle = 0
-
-    def timed(self, record: StepRecord) -> None:
-        """What steps with guesses take besides what is foretold."""
-        self.overrun.saw(record)
-
-    def left(self, sequence: Sequence) -> None:
-        """Forget what is kept of it; an answer that has ended may be given again."""
-        state = self._by_id.pop(sequence.sequence_id, None)
+    def forget(self, sequence: Sequence) -> None:
+        """Score what is known by now of a sequence that is over or was preempted."""
+        state = self._states.pop(sequence.sequence_id, None)
         if state is not None:
-            if sequence.state == FINISHED:
-                self.found.ended(state.became)
-            for shadow in state.shadows.values():
-                shadow.close(sequence.tokens, self.acceptance, state.own)
-        for source in self.sources:
-            source.left(sequence)
+            self._score(state, sequence.tokens)
+        for proposer in self.proposers:
+            proposer.forget(sequence)
 
     def forget_owner(self, owner: bytes) -> None:
-        """Nothing is guessed again from what belongs to `owner` (`Principal.block_owner`)."""
-        for source in self.sources:
-            source.forget_owner(owner)
+        """Propose nothing any more that belongs to `owner` (`Principal.block_owner`)."""
+        for proposer in self.proposers:
+            proposer.forget_owner(owner)
+
+
+def context_of(proposal: Proposal, draft_ids: list[int], num_generated: int) -> str:
+    """Return what is known beside a proposal that was found: whether its match reaches back into
+    the prompt, and whether the drafter proposes the same.
+
+    >>> context_of(Proposal([5, 6], 3), [5, 6, 7], 9), context_of(Proposal([5, 6], 3), [5], 2)
+    ('agrees', 'prompt agrees')
+    >>> context_of(Proposal([5, 6], 3), [7], 9), context_of(Proposal([5, 6], 3), [], 9)
+    ('differs', '')
+    """
+    context, (token_ids, match) = "", proposal
+    if draft_ids:
+        count = min(len(token_ids), len(draft_ids))
+        context = AGREES if token_ids[:count] == draft_ids[:count] else DIFFERS
+    if isinstance(match, int) and match > num_generated:
+        return PROMPT + context
+    return context

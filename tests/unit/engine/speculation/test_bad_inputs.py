@@ -11,9 +11,15 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.sequence import FINISHED, Sequence
-from headway.engine.speculation.sources import MOST_ENDED, FromItself, FromPastAnswers
+from headway.engine.speculation.backoff import NoBackoff
+from headway.engine.speculation.proposers.ngram import NGramProposer
+from headway.engine.speculation.proposers.suffix import (
+    MAX_ENDED,
+    MOST_ADDED,
+    PastAnswers,
+    SuffixProposer,
+)
 from headway.engine.speculation.speculation import Speculation
-from headway.engine.speculation.suffixes import MOST_ADDED, PastAnswers
 
 LENGTH, TOKEN = 100_000, 7
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
@@ -51,28 +57,29 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
     engine = Engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
     config = SpeculationConfig(sources=("lookup", "suffixes"), max_drafts=8)
     speculation = Speculation(config, StepCost(GUESSES_PAY))
+    speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
-    itself, past = speculation.sources
-    assert isinstance(itself, FromItself) and isinstance(past, FromPastAnswers)
+    itself, past = speculation.proposers
+    assert isinstance(itself, NGramProposer) and isinstance(past, SuffixProposer)
     for number in range(2):
         engine.add(Request(number, [TOKEN] * LENGTH, SamplingParams(max_tokens=900)))
         told: list[int] = []
         while engine.has_work:
             for update in engine.step()[0]:
                 told += [len(update.token_ids)]
-            for lookup in itself._by_id.values():
+            for lookup in itself._indexes.values():
                 held = lookup._pairs, lookup._latest, lookup._previous
                 assert sum(len(part) * part.itemsize for part in held) <= 20 * LENGTH
         engine.check_integrity()
         assert sum(told) == 900 and max(told) == 9 and len(told) < 120
-        assert not itself._by_id, "nothing is kept of a sequence that is over"
-    past.take_in()
+        assert not itself._indexes, "nothing is kept of a sequence that is over"
+    past.add_ended()
     assert past.past.num_bytes <= 16 << 20
     past.past.check_integrity()
 
 
 def test_answers_that_wait_to_be_taken_in_are_few_short_and_found_by_the_next_guess():
-    past = FromPastAnswers()
+    past = SuffixProposer()
 
     def sequence(number: int, answer: list[int]) -> Sequence:
         request = Request(number, [7, 8], SamplingParams())
@@ -82,14 +89,14 @@ def test_answers_that_wait_to_be_taken_in_are_few_short_and_found_by_the_next_gu
         found.tokens += answer
         return found
 
-    for number in range(MOST_ENDED + 3):
+    for number in range(MAX_ENDED + 3):
         ended = sequence(number, [100 + number, *range(200, 200 + 2 * MOST_ADDED)])
         ended.state = FINISHED
-        past.left(ended)
-        assert len(past._ended) < MOST_ENDED
+        past.forget(ended)
+        assert len(past._ended) < MAX_ENDED
         assert all(len(answer) <= MOST_ADDED for _, _, answer, _ in past._ended)
     assert len(past._ended) == 3
-    assert past.guess(sequence(99, [100 + MOST_ENDED + 2]), 2).token_ids == [200, 201]
+    assert past.propose(sequence(99, [100 + MAX_ENDED + 2]), 2).token_ids == [200, 201]
     assert not past._ended
     past.past.check_integrity()
 
@@ -104,11 +111,11 @@ def test_who_fills_the_memory_of_answers_forgets_his_own():
         past.add("loud", [3, 4], [1000 + (number * 40 + j) % 30_000 for j in range(40)])
     past.check_integrity()
     for answer in kept:
-        assert past.guess("quiet", [1, 2, *answer[:2]], 6).token_ids == answer[2:]
-        assert past.guess("loud", [1, 2, *answer[:2]], 6).token_ids == []
+        assert past.propose("quiet", [1, 2, *answer[:2]], 6).token_ids == answer[2:]
+        assert past.propose("loud", [1, 2, *answer[:2]], 6).token_ids == []
     last = [1000 + (9999 * 40 + j) % 30_000 for j in range(40)]
-    assert past.guess("loud", last[:3], 9).token_ids == last[3:12]
-    assert past.guess("quiet", last[:3], 9).token_ids == []
+    assert past.propose("loud", last[:3], 9).token_ids == last[3:12]
+    assert past.propose("quiet", last[:3], 9).token_ids == []
 
 
 def test_many_who_give_little_share_the_memory():
@@ -120,10 +127,10 @@ def test_many_who_give_little_share_the_memory():
         past.add(f"user {number}", [1], [number + 5] * 3 + [number + 6] * 8)
     for number in range(3000):
         past.add("loud", [1], [1000 + number] * 20)
-    found = [past.guess(f"user {n}", [n + 5] * 3, 2).token_ids for n in range(300)]
+    found = [past.propose(f"user {n}", [n + 5] * 3, 2).token_ids for n in range(300)]
     assert found == [[n + 6, n + 6] for n in range(300)]
     past.check_integrity()
     alone = PastAnswers(24 << 14)
     for number in range(600):
         alone.add("one", [1], [1000 + number] * 20)
-    assert sum(alone.guess("one", [1000 + n] * 3, 1).token_ids != [] for n in range(600)) == 600
+    assert sum(alone.propose("one", [1000 + n] * 3, 1).token_ids != [] for n in range(600)) == 600

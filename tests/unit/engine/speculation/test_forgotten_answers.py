@@ -14,10 +14,14 @@ from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.drafts import Drafts
-from headway.engine.speculation.lookahead import Lookahead
-from headway.engine.speculation.lookup import NO_GUESS
-from headway.engine.speculation.sources import FromPastAnswers
-from headway.engine.speculation.suffixes import BYTES_PER_TOKEN, END, PastAnswers
+from headway.engine.speculation.proposers.lookahead import Lookahead
+from headway.engine.speculation.proposers.proposal import NO_PROPOSAL
+from headway.engine.speculation.proposers.suffix import (
+    BYTES_PER_TOKEN,
+    END,
+    PastAnswers,
+    SuffixProposer,
+)
 
 ANNA = Principal("anna", cache_salt="a", cache_owner="anna")
 BERT = Principal("bert", cache_salt="b", cache_owner="bert")
@@ -34,18 +38,18 @@ def sequence_of(principal: Principal, tokens: list[int], sequence_id: int = 1) -
     )
 
 
-def answered(source: FromPastAnswers, principal: Principal, answer: list[int], **marks) -> None:
+def answered(source: SuffixProposer, principal: Principal, answer: list[int], **marks) -> None:
     """Somebody asked, and has that answer."""
     sequence = sequence_of(principal, [1, 2])
     sequence.take(Sample(1, answer), 0.0)
     sequence.state = FINISHED
     for name, value in marks.items():
         setattr(sequence, name, value)
-    source.left(sequence)
+    source.forget(sequence)
 
 
-def guessed(source: FromPastAnswers, principal: Principal, tokens: list[int]) -> list[int]:
-    return source.guess(sequence_of(principal, tokens), 4).token_ids
+def guessed(source: SuffixProposer, principal: Principal, tokens: list[int]) -> list[int]:
+    return source.propose(sequence_of(principal, tokens), 4).token_ids
 
 
 def held(past: PastAnswers) -> set[int]:
@@ -54,7 +58,7 @@ def held(past: PastAnswers) -> set[int]:
 
 @pytest.mark.parametrize("taken_in", [False, True])
 def test_past_answers_of_a_key_are_erased_and_others_stay(taken_in: bool):
-    source = FromPastAnswers()
+    source = SuffixProposer()
     answered(source, ANNA, [11, 12, 13, 14])
     answered(source, ANNA.salted("chat-7"), [21, 22, 23, 24])
     answered(source, BERT, [31, 32, 33, 34])
@@ -69,7 +73,7 @@ def test_past_answers_of_a_key_are_erased_and_others_stay(taken_in: bool):
 
 
 def test_one_conversation_is_forgotten_and_the_rest_of_the_key_stays():
-    source = FromPastAnswers()
+    source = SuffixProposer()
     answered(source, ANNA, [11, 12, 13, 14])
     answered(source, ANNA.salted("chat-7"), [21, 22, 23, 24])
     source.forget_owner(ANNA.salted("chat-7").block_owner())
@@ -78,7 +82,7 @@ def test_one_conversation_is_forgotten_and_the_rest_of_the_key_stays():
 
 
 def test_an_answer_that_was_running_then_is_not_kept():
-    source = FromPastAnswers()
+    source = SuffixProposer()
     answered(source, ANNA, [11, 12, 13, 14], is_forgotten=True)
     assert guessed(source, ANNA, [11, 12]) == []
 
@@ -86,7 +90,7 @@ def test_an_answer_that_was_running_then_is_not_kept():
 def test_who_shares_his_answers_forgets_his_own_alone():
     """With `--share-prefix-cache` all keys have one salt."""
     anna, bert = (Principal(name, cache_owner=name) for name in ("anna", "bert"))
-    source = FromPastAnswers()
+    source = SuffixProposer()
     answered(source, anna, [11, 12, 13, 14])
     answered(source, bert, [31, 32, 33, 34])
     assert guessed(source, bert, [11, 12]) == [13, 14]
@@ -110,7 +114,7 @@ def test_a_ring_that_answers_leave_and_are_forgotten_in_is_whole(done, max_bytes
             for name in gone:
                 for first in range(1, 6):
                     for second in range(1, 6):
-                        assert past.guess(name, [first, second], 1).match == 0
+                        assert past.propose(name, [first, second], 1).match == 0
         else:
             past.add(author, [], answer, author.encode())
         past.check_integrity()
@@ -124,12 +128,12 @@ def test_n_grams_of_all_go_and_who_runs_on_leaves_none():
     anna = sequence_of(ANNA, [1, 2, 3])
 
     def say() -> None:
-        source.guess(anna, 2)
+        source.propose(anna, 2)
         anna.take(Sample(1, [4]), 0.0)
-        source.came(anna, Drafts([5, 6], "lookahead", ()), Sample(1, [4], behind=[6, 7]))
+        source.observe(anna, Drafts([5, 6], "lookahead", ()), Sample(1, [4], behind=[6, 7]))
 
     def found(sequence_id: int) -> list[int]:
-        return source.guess(sequence_of(ANNA, [9, 8, 5], sequence_id), 2).token_ids
+        return source.propose(sequence_of(ANNA, [9, 8, 5], sequence_id), 2).token_ids
 
     say()
     assert found(2) == [6, 7]
@@ -138,8 +142,8 @@ def test_n_grams_of_all_go_and_who_runs_on_leaves_none():
     say()
     assert found(4) != [6, 7]
     source.forget_owner(key_of(BERT))
-    source.left(anna)
-    assert source.guess(sequence_of(BERT, [9, 8, 5], 5), 0) == NO_GUESS
+    source.forget(anna)
+    assert source.propose(sequence_of(BERT, [9, 8, 5], 5), 0) == NO_PROPOSAL
 
 
 def test_the_engine_forgets_past_answers_with_the_blocks():
@@ -147,7 +151,7 @@ def test_the_engine_forgets_past_answers_with_the_blocks():
     settings = make_settings(num_blocks=(60,), budget=64, prefix_cache="cost")
     speculation = SpeculationConfig(sources=("suffixes",), max_drafts=4)
     talk = CachedWorld(replace(settings, speculation=speculation))
-    past = talk.engine.scheduler.drafts.speculator.sources[0]
+    past = talk.engine.scheduler.drafts.speculator.proposers[0]
     prompt = list(range(12))
     answer, _ = talk.answer_of(prompt, max_tokens=12, salt="a")
     assert guessed(past, Principal(cache_salt="a"), answer[:4]) == answer[4:8]

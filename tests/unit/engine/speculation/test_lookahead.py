@@ -15,7 +15,7 @@ from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
-from headway.engine.speculation.lookahead import (
+from headway.engine.speculation.proposers.lookahead import (
     ANY,
     BYTES_PER_ENTRY,
     FILL,
@@ -41,13 +41,13 @@ def sequence_of(tokens: list[int], sequence_id: int = 1, salt: str = "") -> Sequ
 
 
 def step(source: Lookahead, sequence: Sequence, model, most: int) -> int:
-    """Guess, verify with `model` (tokens → the next) and tell; how many guesses were kept."""
-    guess = source.guess(sequence, most)
+    """Proposal, verify with `model` (tokens → the next) and tell; how many guesses were kept."""
+    guess = source.propose(sequence, most)
     sampled = [model(sequence.tokens + guess.token_ids[:at]) for at in range(most + 1)]
     kept = next((at for at in range(most) if guess.token_ids[at] != sampled[at]), most)
     sample = Sample(sequence.sequence_id, sampled[: kept + 1], behind=sampled[kept + 1 :])
     sequence.take(sample, 0.0)
-    source.came(sequence, Drafts(guess.token_ids, source.name, guess.match), sample)
+    source.observe(sequence, Drafts(guess.token_ids, source.name, guess.match), sample)
     return kept
 
 
@@ -78,7 +78,7 @@ def test_any_guesses_any_answers_in_the_same_bytes(prompt, most, rng):
     source, sequence = Lookahead(256), sequence_of(prompt)
     held = sum(sys.getsizeof(part) for part in vars(source.pool).values())
     for _ in range(30):
-        guess = source.guess(sequence, most)
+        guess = source.propose(sequence, most)
         assert len(guess.token_ids) == most == len(guess.match)
         assert all(0 <= kind < 10 for kind in guess.match)
         drafts = Drafts(guess.token_ids[: rng.randint(0, most)], rng.choice(["lookahead", "draft"]))
@@ -86,17 +86,17 @@ def test_any_guesses_any_answers_in_the_same_bytes(prompt, most, rng):
         behind = [rng.randrange(300_000) for _ in drafts.token_ids[kept:]][: rng.randint(0, 12)]
         sample = Sample(1, [*drafts.token_ids[:kept], rng.randrange(300_000)], behind=behind)
         sequence.take(sample, 0.0)
-        source.came(sequence, drafts, sample)
+        source.observe(sequence, drafts, sample)
         assert 0 < source.worth < 0.5 * most
     assert sum(sys.getsizeof(part) for part in vars(source.pool).values()) == held
-    source.left(sequence)
+    source.forget(sequence)
     assert not source._by_id
 
 
 def test_one_token_repeated_a_hundred_thousand_times():
     source, sequence = Lookahead(), sequence_of([7] * 100_000)
     for _ in range(20):
-        guess = source.guess(sequence, 8)
+        guess = source.propose(sequence, 8)
     assert guess.token_ids == [7] * 8
     arrays = [part for part in vars(source.pool).values() if isinstance(part, array)]
     assert sum(sys.getsizeof(part) for part in arrays) < source.pool.num_bytes + 1000 < 7 << 20
@@ -116,51 +116,50 @@ def test_what_is_known_from_the_text_is_not_what_the_model_said():
 
 def test_what_was_said_behind_a_wrong_guess_is_guessed_when_it_comes_to_that():
     source, sequence = Lookahead(), sequence_of([1, 2, 3])
-    assert not source.hears(sequence)
-    guess = source.guess(sequence, 3)
-    assert guess.match[0] == FILL and not source.hears(sequence), "nothing is known yet"
+    guess = source.propose(sequence, 3)
+    assert guess.match[0] == FILL, "nothing is known yet"
     drafts = Drafts([40, 50, 60], source.name, guess.match)
     sample = Sample(1, [4], behind=[51, 61, 71])
     sequence.take(sample, 0.0)
-    source.came(sequence, drafts, sample)
-    guess = source.guess(sequence, 4)
+    source.observe(sequence, drafts, sample)
+    guess = source.propose(sequence, 4)
     assert guess.token_ids[:3] == [51, 61, 71] and guess.match[:3] == (WINDOW,) * 3
-    assert source.hears(sequence), "the window moves on with the next token"
-    source.came(sequence, Drafts([]), Sample(1, [40]))
-    assert not source.hears(sequence)
-    sequence.tokens += [40, 50]
-    guess = source.guess(sequence, 2)
+    sequence.tokens.append(40)
+    guess = source.propose(sequence, 2)
+    assert guess.token_ids == [51, 71] and guess.match == (FOUND + 1, WINDOW), "it moves on"
+    sequence.tokens.append(50)
+    guess = source.propose(sequence, 2)
     assert (guess.token_ids[0], guess.match[0]) == (61, FOUND + 3), "behind 40 50 it said 61"
     sequence.tokens += [8, 60]
-    guess = source.guess(sequence, 2)
+    guess = source.propose(sequence, 2)
     assert (guess.token_ids[0], guess.match[0]) == (71, FOUND + 1), "behind 60 alone"
 
 
 def test_what_stands_in_the_prompt_and_what_came_since():
     source, sequence = Lookahead(), sequence_of([1, 2, 3, 4, 9, 1, 2])
-    guess = source.guess(sequence, 3)
+    guess = source.propose(sequence, 3)
     assert guess.token_ids == [3, 4, 9] and guess.match == (FOUND + 2,) * 3
     sequence.tokens += [5, 6, 1, 2]
-    assert source.guess(sequence, 2).token_ids == [5, 6], "the latest counts"
+    assert source.propose(sequence, 2).token_ids == [5, 6], "the latest counts"
 
 
 def test_of_the_same_user_what_was_said_and_of_no_other():
     """A prompt is its sequence's own; an answer, and what was said ahead, the user's."""
     source = Lookahead()
     first = sequence_of([1, 2, 3], 1, "anna")
-    source.guess(first, 2)
+    source.propose(first, 2)
     sample = Sample(1, [4], behind=[21])
     first.take(sample, 0.0)
-    source.came(first, Drafts([20], source.name), sample)
-    source.guess(first, 2)
-    source.left(first)
-    same = source.guess(sequence_of([9, 3], 2, "anna"), 1)
+    source.observe(first, Drafts([20], source.name), sample)
+    source.propose(first, 2)
+    source.forget(first)
+    same = source.propose(sequence_of([9, 3], 2, "anna"), 1)
     assert same.token_ids == [4] and same.match == (FOUND + 4,)
-    assert source.guess(sequence_of([3, 20], 3, "anna"), 1).match == (FOUND + 7,)
-    assert source.guess(sequence_of([1, 2], 4, "anna"), 1).match == (FILL,), "that was a prompt"
+    assert source.propose(sequence_of([3, 20], 3, "anna"), 1).match == (FOUND + 7,)
+    assert source.propose(sequence_of([1, 2], 4, "anna"), 1).match == (FILL,), "that was a prompt"
     for salt in ("bert", ""):
-        assert source.guess(sequence_of([9, 3], 5, salt), 1).match == (FILL,)
-        assert source.guess(sequence_of([3, 20], 6, salt), 1).match == (FILL,)
+        assert source.propose(sequence_of([9, 3], 5, salt), 1).match == (FILL,)
+        assert source.propose(sequence_of([3, 20], 6, salt), 1).match == (FILL,)
 
 
 def test_a_model_of_two_tokens_is_known_before_it_has_said_a_thing_twice():
@@ -201,7 +200,7 @@ def test_no_more_is_looked_for_than_may_pay():
 
     def kinds(least: float) -> tuple[int, ...]:
         source.begin(shares, least)
-        return source.guess(sequence, 8).match
+        return source.propose(sequence, 8).match
 
     assert len(kinds(0.0)) == 8
     assert kinds(0.3) == (FOUND + 2,) * 4, "0.5 0.25 0.125 0.06, half of what pays is slack"
@@ -225,7 +224,7 @@ def num_riding(row_s: float, model) -> float:
         kept = next((at for at, one in enumerate(guessed) if one != sampled[at]), len(guessed))
         sample = Sample(1, sampled[: kept + 1], behind=sampled[kept + 1 :])
         sequence.take(sample, 0.0)
-        speculation.came(sequence, drafts, sample)
+        speculation.observe(sequence, drafts, sample)
     return sum(counts) / len(counts)
 
 

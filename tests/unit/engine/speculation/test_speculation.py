@@ -9,12 +9,16 @@ from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import MedusaSpec, SpeculationConfig
 from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import FINISHED, Sequence
-from headway.engine.speculation.acceptance import Own
-from headway.engine.speculation.asking import Asking
+from headway.engine.speculation.acceptance import SequenceOdds
+from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
-from headway.engine.speculation.drafts import NO_DRAFTS
-from headway.engine.speculation.price import DraftPrice
-from headway.engine.speculation.speculation import Speculation
+from headway.engine.speculation.drafts import NO_DRAFTS, Drafts
+from headway.engine.speculation.speculation import (
+    PLAIN_INTERVAL,
+    PROBE_TOKENS,
+    Candidate,
+    Speculation,
+)
 
 
 def copying_sequence() -> Sequence:
@@ -43,7 +47,7 @@ def test_rows_that_seemed_dear_are_tried_again():
         sequence.take(Sample(1, kept), 0.0)
         sequence.computed = len(sequence.tokens) - 1
         if drafts:
-            speculation.came(sequence, drafts, Sample(1, kept))
+            speculation.observe(sequence, drafts, Sample(1, kept))
         if count > 3:
             break
     assert counts[-1] > 3, "it never learned that rows are cheap"
@@ -72,7 +76,7 @@ def test_what_the_drafter_contradicts_does_not_ride():
             sources.append(drafts.source)
         sample = Sample(1, came[: kept + 1], drafts=came[kept + 1 : kept + 2 + at % 2])
         sequence.take(sample, 0.0)
-        speculation.came(sequence, drafts, sample)
+        speculation.observe(sequence, drafts, sample)
     assert set(sources[-8:]) == {"draft"}
 
 
@@ -91,10 +95,10 @@ def test_a_drafter_that_knows_where_answers_end_is_believed():
             assert drafts.token_ids == kept[:-1]
             sample = Sample(number, kept, drafts=drafted)
             sequence.take(sample, 0.0)
-            speculation.came(sequence, drafts, sample)
+            speculation.observe(sequence, drafts, sample)
         assert sequence.tokens[-1] == 2
-        speculation.left(sequence)
-    assert speculation.acceptance.shares("draft", 0)[0] > 0.95
+        speculation.forget(sequence)
+    assert speculation.acceptance.rates("draft", 0)[0] > 0.95
 
 
 def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
@@ -126,50 +130,68 @@ def test_a_probe_asks_for_one_guess_of_every_sequence():
     assert [drafts.propose for drafts in found.values()] == [1, 1, 1, 1]
 
 
-def test_who_gains_nothing_is_looked_at_now_and_then():
-    """Looking costs what a small model feels; who begins to copy is seen soon nevertheless."""
+def test_a_probe_verifies_a_few_draft_tokens_that_do_not_seem_to_pay():
+    """After 16 steps, 32, 64 …: what their rows take is learned from steps that have them."""
     dear = StepCost(Prior(weights_s=1e-4, token_s=1.0))
     speculation = Speculation(SpeculationConfig(sources=("lookup",)), dear)
-    sequence, looked = copying_sequence(), []
-    guess = speculation.sources[0].guess
-    speculation.sources[0].guess = lambda *given: looked.append(1) or guess(*given)
-    for step in range(300):
+    speculation.backoff = NoBackoff()
+    sequence, verified = copying_sequence(), []
+    for step in range(1, 300):
         sequence.computed = len(sequence.tokens) - 1
         work = work_of([sequence.computed], (0,))
         drafts = ask(speculation, [sequence], work, 512, inf).get(1, NO_DRAFTS)
-        assert step < 200 or len(looked) < 200 / 4 + 30
-        sample = Sample(1, [9 + step % 7])
-        sequence.take(sample, 0.0)
-        speculation.came(sequence, drafts, sample)
-        if step == 200:
-            speculation.cost = StepCost(CHEAP)
         if drafts.token_ids:
-            break
-    assert 200 < step <= 210
+            verified.append((step, len(drafts.token_ids)))
+        sample = Sample(1, [1 + (step - 1) % 5])
+        sequence.take(sample, 0.0)
+        speculation.observe(sequence, drafts, sample)
+    assert verified == [(17, PROBE_TOKENS), (50, PROBE_TOKENS), (115, PROBE_TOKENS), (244, 3)]
 
 
-def test_whether_a_drafter_pays_is_asked_now_and_then_where_it_does_not():
-    """The best number of guesses takes a tenth of a millisecond to find."""
-    dear = StepCost(Prior(weights_s=1e-6, token_s=1.0))
-    asking, asked = Asking(DraftPrice(dear, 0.01), dear), []
-    plain = PlainStep([5], work_of([4], (0,)), work_of([4], (0,)), 512)
-    for _ in range(200):
-        asking.counts([Noted([0.5, 0.2], asked)], plain)
-    assert 16 <= len(asked) <= 16 + 200 / 4
-    asking.cost = StepCost(CHEAP)
-    assert any(any(asking.counts([[0.5, 0.2]], plain)) for _ in range(4))
+def varied(chance: float, num_steps: int, saved: float = 2.0) -> list[int]:
+    """Step by step how many of two draft tokens of one sequence are verified, where asking saves so
+    many plain steps."""
+    speculation = Speculation(SpeculationConfig(sources=("lookup",)), StepCost(CHEAP))
+    speculation._saved = saved
+    chances = [chance, chance]
+    decodes, candidate = work_of([100], (0,)), Candidate(Drafts([1, 2]), chances, chances)
+    plain = PlainStep([101], decodes, decodes, 8)
+    return [speculation._choose([candidate], plain)[0] for _ in range(num_steps)]
 
 
-class Noted(list):
-    """Chances that note when somebody compares the first of them."""
+def test_where_draft_tokens_gain_little_a_step_now_and_then_has_none():
+    """What a step without takes is learned from steps without; what is measured rests on that."""
+    assert varied(0.1, 3 * PLAIN_INTERVAL).count(0) == 3
+    assert 0 not in varied(0.9, 3 * PLAIN_INTERVAL), "where they gain much all steps have them"
+    assert varied(0.9, 3 * PLAIN_INTERVAL, saved=0.5).count(0) == 3, "that was predicted alone"
+    assert not any(varied(0.02, 10)), "and where it is less than a step is predicted by, none"
 
-    def __init__(self, chances, asked):
-        super().__init__(chances)
-        self.asked = asked
 
-    def __getitem__(self, at):
-        self.asked.append(at)
-        return super().__getitem__(at)
+def test_what_goes_on_is_found_without_the_drafter():
+    """A long match of which all is mostly right: what the drafter says is not needed beside it."""
+    config = replace(DRAFTING, draft_share=0.2)
+    speculation = Speculation(config, StepCost(Prior(weights_s=0.01, token_s=1e-4)))
+    sequence, drafted = copying_sequence(), []
+    for _ in range(100):
+        sequence.computed = len(sequence.tokens) - 1
+        beside = work_of([sequence.computed], (0,))
+        drafts = ask(speculation, [sequence], beside, 512, inf).get(1, NO_DRAFTS)
+        drafted.append(drafts.propose)
+        came = [1 + (len(sequence.tokens) + at) % 5 for at in range(len(drafts.token_ids) + 1)]
+        sample = Sample(1, came, drafts=[1 + (came[-1] + at) % 5 for at in range(drafts.propose)])
+        sequence.take(sample, 0.0)
+        speculation.observe(sequence, drafts, sample)
+    assert drafted[0] == 4 and sum(drafted[50:]) <= 2, "but for a probe"
+
+
+def test_where_prompts_wait_nothing_is_verified_nor_drafted():
+    """There a token saves no more than its row takes, and a draft token is less sure."""
+    speculation = Speculation(DRAFTING, StepCost(CHEAP))
+    sequence = copying_sequence()
+    sequence.computed = len(sequence.tokens) - 1
+    beside = work_of([sequence.computed], (0,))
+    assert ask(speculation, [sequence], beside, 512, inf, prompts_wait=True) == {}
+    assert ask(speculation, [sequence], beside, 512, inf)
 
 
 HEADS = MedusaSpec(num_heads=3, num_layers=1, shares_head=True, num_parameters=1)
@@ -191,9 +213,9 @@ def test_drafters_guess_behind_a_prompt_where_that_pays():
         config = SpeculationConfig(sources=(source,), draft_share=share, medusa=medusa)
         speculation = Speculation(config, StepCost(prior))
         sequence = copying_sequence()
-        assert speculation.first(sequence, 0) == most
+        assert speculation.num_after_prompt(sequence, 0) == most
         sequence.take(Sample(1, [1]), 0.0)
-        assert speculation.first(sequence, 0) == 0, "it decodes by now"
+        assert speculation.num_after_prompt(sequence, 0) == 0, "it decodes by now"
 
 
 def test_a_drafter_does_not_guess_behind_a_prompt_of_which_the_model_found_most():
@@ -204,14 +226,14 @@ def test_a_drafter_does_not_guess_behind_a_prompt_of_which_the_model_found_most(
     speculation = Speculation(config, cost)
     request = Request(1, [*range(10, 1010)], SamplingParams())
     sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=2000, seed=0)
-    assert not speculation._waits_long(sequence, 0)
-    assert speculation._waits_long(sequence, 950)
+    assert not speculation._delays_first_token(sequence, 0)
+    assert speculation._delays_first_token(sequence, 950)
     sequence.first_scheduled_s, sequence.num_cached = 1.0, 0
-    assert not speculation._waits_long(sequence, 950), "a step before has computed them"
+    assert not speculation._delays_first_token(sequence, 950), "a step before has computed them"
 
 
-def test_nothing_is_guessed_behind_a_prompt_that_the_next_step_would_not_verify():
-    """Beside 32 decodes whose rows take what a token takes; alone it is."""
+def test_nothing_is_drafted_behind_a_prompt_where_the_next_step_would_not_verify_it():
+    """Beside 32 decodes whose rows take what a token takes; alone it is. Nor while backed off."""
     dear = Prior(weights_s=1e-4, token_s=0.01, any_sampled_s=1e-4, sampled_s=0.0)
     config = SpeculationConfig(sources=("medusa",), draft_share=1e-3, medusa=HEADS)
     speculation = Speculation(config, StepCost(dear))
@@ -220,27 +242,25 @@ def test_nothing_is_guessed_behind_a_prompt_that_the_next_step_would_not_verify(
         sequence.sequence_id = number
         sequence.take(Sample(number, [1]), 0.0)
         sequence.computed = len(sequence.tokens) - 1
-    asked = list[int]()
-    choose = speculation.acceptance.chances
-    speculation.acceptance.chances = lambda *given: asked.append(1) or choose(*given)
     beside = work_of([each.computed for each in decodes], (0,))
-    assert not ask(speculation, decodes, beside, 512, inf) and speculation.rests.is_hopeless
+    assert not ask(speculation, decodes, beside, 512, inf)
     newcomer = copying_sequence()
-    assert speculation.first(newcomer, 0) == 0 and not asked, "it is not even reckoned"
-    speculation.looks(0)
-    speculation.cost = speculation.asking.cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
-    speculation._by_id.clear()
-    assert speculation.first(newcomer, 0) == 3
+    assert speculation.num_after_prompt(newcomer, 0) == 0
+    speculation.cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
+    assert speculation.num_after_prompt(newcomer, 0) == 3
+    for _ in range(16):
+        speculation.backoff.record(paid=False)
+    assert speculation.num_after_prompt(newcomer, 0) == 0
 
 
 def test_what_heads_guess_behind_a_prompt_is_verified_in_the_next_step():
     config = SpeculationConfig(sources=("medusa",), draft_share=0.1, medusa=HEADS)
     cost = StepCost(Prior(weights_s=0.01, token_s=1e-5))
     speculation, sequence = Speculation(config, cost), copying_sequence()
-    speculation.first(sequence, 0)
+    speculation.num_after_prompt(sequence, 0)
     sample = Sample(1, [1], drafts=[2, 3, 4])
     sequence.take(sample, 0.0)
-    speculation.came(sequence, NO_DRAFTS, sample)
+    speculation.observe(sequence, NO_DRAFTS, sample)
     sequence.computed = len(sequence.tokens) - 1
     beside = work_of([sequence.computed], (0,))
     found = ask(speculation, [sequence], beside, 512, float("inf"))
@@ -267,8 +287,8 @@ def test_how_every_prompt_ends_tells_nothing_of_the_answer():
                 counts.append(len(drafts.token_ids))
             sample = Sample(number, [came])
             sequence.take(sample, 0.0)
-            speculation.came(sequence, drafts, sample)
+            speculation.observe(sequence, drafts, sample)
         sequence.state = FINISHED
-        speculation.left(sequence)
-    assert len(counts) == 40 and sum(counts) <= 6, "but for two trials of three"
-    assert speculation.acceptance.chances("suffixes", 9, 1, Own())[0] > 0.7
+        speculation.forget(sequence)
+    assert len(counts) == 40 and sum(counts) <= 9, "but for three probes of three"
+    assert speculation.acceptance.probabilities("suffixes", 9, 1, SequenceOdds())[0] > 0.7

@@ -1,10 +1,10 @@
-"""Guess from the sequence itself: what followed its end where the same tokens stood before.
+"""N-grams of the sequence itself: what followed its end where the same tokens stood before.
 
 Inference with reference (Yang et al. 2023), for copies, edits, quotes and code:
 
     known   …  the quick brown fox jumps  …  see the quick
     match                                        the quick    2 tokens that stood there before
-    guess                                                  →  brown fox jumps …
+    proposal                                               →  brown fox jumps …
 
 The index is that of deflate: for each pair of tokens the place behind its latest occurrence, and
 from each place the one before it. Up to `CANDIDATES` places are compared, the most recent first;
@@ -12,40 +12,28 @@ the longest match wins. On 150 real answers a vote among them, or more of them, 
 more tokens a step. A token that never stood beside its predecessor is looked up alone.
 
 Memory is 12 to 20 bytes for each token, whatever the tokens are; a token costs one entry when it
-is taken in, and a guess at most `CANDIDATES` comparisons of `LONGEST` tokens.
+is taken in, and a proposal at most `CANDIDATES` comparisons of `LONGEST` tokens.
 """
 
 from array import array
-from typing import NamedTuple
+
+from headway.core.plan import Sample
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.drafts import Drafts
+from headway.engine.speculation.proposers.proposal import MIXER, NO_PROPOSAL, Proposal
 
 LONGEST = 8
 """A match of so many tokens ends the search."""
 COUNTED = 32
-"""A match is told up to this length. Of guesses behind 8 to 15 tokens 82% of the first were kept
-in real chats, behind 32 and more 97%."""
+"""A match is counted up to this length. Behind 8 to 15 tokens 82% of the first draft tokens were
+accepted in real chats, behind 32 and more 97%."""
 CANDIDATES = 8
 INTAKE = 2048
 """Tokens taken in at once, less than a millisecond: a long prompt is indexed over several steps."""
-MIXER = 40503
-"""An odd number near 2¹⁶ / 1.618: spreads the pairs of tokens over the table."""
 
 
-Match = int | tuple[int, ...]
-"""How long a match was, or of what kind each guess is."""
-
-
-class Guess(NamedTuple):
-    """Tokens that may come next, found behind a match of `match` tokens; 0: nothing was found."""
-
-    token_ids: list[int]
-    match: Match
-
-
-NO_GUESS = Guess([], 0)
-
-
-class Lookup:
-    """Guesses for one sequence from its own `tokens`: the list that grows, of which it copies none.
+class NGramIndex:
+    """Index of one sequence's own `tokens`: the list that grows, of which it copies none.
 
     Tokens may be appended between calls; those that are there must not change.
     """
@@ -63,13 +51,13 @@ class Lookup:
         self._latest = array("i", bytes(4 * size))
         self._previous = array("i")
 
-    def take_in(self, most: int = INTAKE, known: int = 0) -> None:
-        """Index up to `most` of the first `known` tokens, 0: of all, that have one behind them."""
+    def index(self, most: int = INTAKE) -> None:
+        """Index up to `most` more of the tokens that have one behind them."""
         tokens = self._tokens
         if len(tokens) > len(self._pairs):
             self._clear(2 * len(self._pairs))
         begin = len(self._previous)
-        end = min((known or len(tokens)) - 1, begin + most)
+        end = min(len(tokens) - 1, begin + most)
         pairs, latest, previous = self._pairs, self._latest, self._previous
         mask = len(pairs) - 1
         before = tokens[begin - 1] if begin else -1
@@ -79,51 +67,48 @@ class Lookup:
             pairs[slot] = latest[token & mask] = place
             before = token
 
-    def guess(self, most: int, at: int = 0) -> Guess:
-        """Up to `most` tokens that may come next; takes in what was appended since the last call.
+    def propose(self, most: int) -> Proposal:
+        """Return up to `most` tokens that may come next; index what was appended meanwhile.
 
-        Given `at`, it is what it would have said when so many tokens were known; it has not heard
-        of later ones yet.
-
-        Where the source ends at the sequence's own end, the guess goes on with itself: behind
+        Where the source ends at the sequence's own end, the proposal goes on with itself: behind
         `a b a b` it is `a b a b a b …`.
 
-        >>> Lookup([7, 8, 9, 5, 7, 8]).guess(3)
-        Guess(token_ids=[9, 5, 7], match=2)
-        >>> Lookup([4, 7, 7]).guess(3)
-        Guess(token_ids=[7, 7, 7], match=1)
+        >>> NGramIndex([7, 8, 9, 5, 7, 8]).propose(3)
+        Proposal(token_ids=[9, 5, 7], match=2)
+        >>> NGramIndex([4, 7, 7]).propose(3)
+        Proposal(token_ids=[7, 7, 7], match=1)
         """
         tokens = self._tokens
-        known = max(at, len(self._previous) + 1) if at else len(tokens)
-        self.take_in(known=known)
-        if known < 2 or most < 1:
-            return Guess([], 0)
-        if not self._goes_on(known):
-            self._search(known)
-        self._seen, source = known, self._source
+        self.index()
+        if len(tokens) < 2 or most < 1:
+            return NO_PROPOSAL
+        if not self._continues():
+            self._search()
+        self._seen, source = len(tokens), self._source
         if not self._match:
-            return Guess([], 0)
-        found = tokens[source : min(source + most, known)]
-        if len(found) < most:
-            found = (found * (most // len(found) + 1))[:most]
-        return Guess(found, min(self._match, COUNTED))
+            return NO_PROPOSAL
+        token_ids = tokens[source : source + most]
+        if len(token_ids) < most:
+            token_ids = (token_ids * (most // len(token_ids) + 1))[:most]
+        return Proposal(token_ids, min(self._match, COUNTED))
 
-    def _goes_on(self, known: int) -> bool:
-        """Whether a long match still held for the tokens that came since the last guess."""
+    def _continues(self) -> bool:
+        """Whether a long match still holds for the tokens that came since the last proposal."""
         if self._match < LONGEST:
             return False
         tokens, source = self._tokens, self._source
-        came = known - self._seen
-        if tokens[source : source + came] != tokens[self._seen : known]:
+        num_new = len(tokens) - self._seen
+        if tokens[source : source + num_new] != tokens[self._seen :]:
             return False
-        self._source = source + came
-        self._match += came
+        self._source = source + num_new
+        self._match += num_new
         return True
 
-    def _search(self, known: int) -> None:
+    def _search(self) -> None:
         """Find the longest match of the last tokens; the latest of equals. One that is longer than
         the best so far has one token more in common: who has not is passed over."""
         tokens, mask = self._tokens, len(self._pairs) - 1
+        known = len(tokens)
         token, before = tokens[known - 1], tokens[known - 2]
         best, source = 0, 0
         place = self._pairs[(before * MIXER + token) & mask]
@@ -167,3 +152,27 @@ class Lookup:
         assert all(earlier < place for place, earlier in enumerate(self._previous, 1))
         assert all(place <= len(self._previous) for place in (*self._pairs, *self._latest))
         assert 0 <= self._source < max(len(self._tokens), 1)
+
+
+class NGramProposer:
+    """Proposes what followed the last tokens where they stood in prompt or answer before."""
+
+    name = "lookup"
+
+    def __init__(self) -> None:
+        self._indexes: dict[int, NGramIndex] = {}
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
+        index = self._indexes.get(sequence.sequence_id)
+        if index is None:
+            index = self._indexes[sequence.sequence_id] = NGramIndex(sequence.tokens)
+        return index.propose(most)
+
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        self._indexes.pop(sequence.sequence_id, None)
+
+    def forget_owner(self, owner: bytes) -> None:
+        pass

@@ -1,4 +1,4 @@
-"""Guess from what the model said ahead of time: lookahead decoding (Fu et al. 2024).
+"""What the model said ahead of time: lookahead decoding (Fu et al. 2024).
 
 Behind each guess the step samples what the model says there, right or wrong. What it says behind a
 wrong guess is thrown away as text, and kept here: it is what this model says behind such tokens.
@@ -29,8 +29,8 @@ from array import array
 from headway.core.plan import Sample
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
-from headway.engine.speculation.lookup import MIXER, NO_GUESS, Guess
-from headway.engine.speculation.suffixes import MIXER_OF_FIRST, owner_of
+from headway.engine.speculation.proposers.proposal import MIXER, NO_PROPOSAL, Proposal
+from headway.engine.speculation.proposers.suffix import MIXER_OF_FIRST, owner_of
 
 SIZE = 1 << 19
 """Entries of the pool, a power of two."""
@@ -113,7 +113,7 @@ class Pool:
 class Window:
     """What is kept of one sequence."""
 
-    __slots__ = ("author", "kinds", "owner", "said", "taken", "user")
+    __slots__ = ("_said", "_said_at", "author", "kinds", "owner", "taken", "user")
 
     def __init__(self, sequence: Sequence) -> None:
         self.owner = (sequence.sequence_id + 1) * MIXER_OF_SEQUENCE
@@ -122,10 +122,17 @@ class Window:
         self.user = self.owner if sequence.is_forgotten else owner_of(principal.cache_salt)
         self.taken = max(len(sequence.tokens) - SEED, 1)
         """How many tokens the pool knows of it."""
-        self.said: list[int] = []
-        """What the model said where the next tokens will stand."""
+        self._said, self._said_at = list[int](), 0
         self.kinds: tuple[int, ...] = ()
-        """Of the last guess."""
+        """Of the last proposal."""
+
+    def keep(self, said: list[int], position: int) -> None:
+        """Keep what the model said where the tokens from `position` on will stand."""
+        self._said, self._said_at = said, position
+
+    def said(self, position: int) -> list[int]:
+        """What the model said where the tokens from `position` on stand."""
+        return self._said[position - self._said_at :]
 
 
 class Lookahead:
@@ -149,7 +156,7 @@ class Lookahead:
         reached these `shares` are kept, by kind."""
         self._shares, self._least = shares, SLACK * (least - self.worth)
 
-    def guess(self, sequence: Sequence, most: int) -> Guess:
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
         """What is known of the next `most` tokens, and the window where it is not, as far as rows
         may pay."""
         tokens = sequence.tokens
@@ -158,16 +165,17 @@ class Lookahead:
             window = self._by_id[sequence.sequence_id] = Window(sequence)
         self._take_in(window, sequence)
         if most < 1:
-            return NO_GUESS
+            return NO_PROPOSAL
         guesses, kinds, chance = [], [], 1.0
         before, token = tokens[-2] if len(tokens) > 1 else ANY, tokens[-1]
+        said = window.said(len(tokens))
         for at in range(most):
             kind, following = self.pool.best(window.owner, window.user, before, token)
             if kind == FILL:
                 if chance * self._shares[WINDOW] < self._least:
                     break
-                if at < len(window.said):
-                    kind, following = WINDOW, window.said[at]
+                if at < len(said):
+                    kind, following = WINDOW, said[at]
                 else:
                     following = tokens[(len(tokens) + at) * MIXER % sequence.num_prompt]
             before, token = token, following
@@ -177,7 +185,7 @@ class Lookahead:
             if chance < self._least:
                 break
         window.kinds = tuple(kinds)
-        return Guess(guesses, window.kinds) if guesses else NO_GUESS
+        return Proposal(guesses, window.kinds) if guesses else NO_PROPOSAL
 
     def _take_in(self, window: Window, sequence: Sequence) -> None:
         """Add what is known of it by now; of its prompt to its own n-grams alone."""
@@ -190,15 +198,16 @@ class Lookahead:
             if at >= sequence.num_prompt:
                 add(window.user, before, tokens[at - 1], tokens[at], False)
 
-    def came(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
         """Keep what was said behind guesses that were wrong, whoever made them."""
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
             return
         num_kept, num_forced = len(sample.token_ids) - 1, sequence.num_forced
-        window.said = sample.behind[num_forced:]  # forced tokens came where the others stood
         if not drafts.token_ids:
             return
+        window.keep(sample.behind[num_forced:], len(sequence.tokens))
+        # forced tokens came where the first of these stood
         kinds = window.kinds[:num_kept] if drafts.source == self.name else ()
         self._kept = FADE * self._kept + sum([kind & 1 for kind in kinds])
         self._said = FADE * self._said + len(sample.behind)
@@ -209,12 +218,7 @@ class Lookahead:
             self.pool.add(window.user, before, token, following, True)
             before = token
 
-    def hears(self, sequence: Sequence) -> bool:
-        """Whether there is a window, which moves on with the next token."""
-        window = self._by_id.get(sequence.sequence_id)
-        return window is not None and bool(window.said)
-
-    def left(self, sequence: Sequence) -> None:
+    def forget(self, sequence: Sequence) -> None:
         """Its n-grams are overwritten in time."""
         self._by_id.pop(sequence.sequence_id, None)
 

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.speculation.lookup import CANDIDATES, COUNTED, INTAKE, LONGEST, Guess, Lookup
+from headway.engine.speculation.proposers.ngram import (
+    CANDIDATES,
+    COUNTED,
+    INTAKE,
+    LONGEST,
+    NGramIndex,
+)
+from headway.engine.speculation.proposers.proposal import Proposal
 
 
 def places(tokens: list[int], match: int) -> list[int]:
@@ -33,27 +40,27 @@ def follows(tokens: list[int], place: int, most: int) -> list[int]:
 @pytest.mark.parametrize(
     ("tokens", "guess"),
     [
-        ([], Guess([], 0)),
-        ([3], Guess([], 0)),
-        ([3, 4], Guess([], 0)),
-        ([3, 4, 3], Guess([4, 3, 4], 1)),
-        ([3, 3], Guess([3, 3, 3], 1)),
-        ([1, 2, 3, 9, 2, 8, 1, 2], Guess([3, 9, 2], 2)),
-        ([1, 2, 3, 4, 1, 2, 5, 6, 1, 2], Guess([5, 6, 1], 2)),
-        ([9, 1, 2, 3, 4, 8, 1, 2, 5, 6, 9, 1, 2], Guess([3, 4, 8], 3)),
+        ([], Proposal([], 0)),
+        ([3], Proposal([], 0)),
+        ([3, 4], Proposal([], 0)),
+        ([3, 4, 3], Proposal([4, 3, 4], 1)),
+        ([3, 3], Proposal([3, 3, 3], 1)),
+        ([1, 2, 3, 9, 2, 8, 1, 2], Proposal([3, 9, 2], 2)),
+        ([1, 2, 3, 4, 1, 2, 5, 6, 1, 2], Proposal([5, 6, 1], 2)),
+        ([9, 1, 2, 3, 4, 8, 1, 2, 5, 6, 9, 1, 2], Proposal([3, 4, 8], 3)),
     ],
 )
 def test_the_longest_match_and_of_equals_the_latest(tokens, guess):
-    assert Lookup(tokens).guess(3) == guess
+    assert NGramIndex(tokens).propose(3) == guess
 
 
 def test_nothing_is_guessed_where_nothing_is_asked():
-    assert Lookup([3, 4, 3]).guess(0) == Guess([], 0)
+    assert NGramIndex([3, 4, 3]).propose(0) == Proposal([], 0)
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 12))
 def test_a_guess_is_what_followed_the_same_tokens(tokens, most):
-    guess = Lookup(tokens).guess(most)
+    guess = NGramIndex(tokens).propose(most)
     assert bool(guess.match) == bool(longest(tokens))
     if guess.match:
         assert len(guess.token_ids) == most
@@ -65,7 +72,7 @@ def test_a_guess_is_what_followed_the_same_tokens(tokens, most):
 def test_finds_the_longest_where_the_pair_stood_seldom(data, width):
     """With no more places than are compared, the match is the longest, and of those the latest."""
     tokens = data.draw(st.lists(st.integers(0, width), max_size=40))
-    guess = Lookup(tokens).guess(1)
+    guess = NGramIndex(tokens).propose(1)
     if len(tokens) > 1 and len(places(tokens, 2)) <= CANDIDATES:
         assert min(guess.match, LONGEST) == longest(tokens)
         if 0 < guess.match < LONGEST:
@@ -76,10 +83,10 @@ def test_finds_the_longest_where_the_pair_stood_seldom(data, width):
 def test_chunk_by_chunk_is_as_all_at_once(tokens, rng):
     """However the tokens come, in a search the guess is that of a fresh index."""
     known: list[int] = []
-    grown = Lookup(known)
+    grown = NGramIndex(known)
     while len(known) < len(tokens):
         known += tokens[len(known) : len(known) + rng.randint(1, 9)]
-        guess, fresh = grown.guess(4), Lookup(list(known)).guess(4)
+        guess, fresh = grown.propose(4), NGramIndex(list(known)).propose(4)
         grown.check_integrity()
         assert bool(guess.match) == bool(fresh.match)
         if guess.match < LONGEST:
@@ -90,30 +97,32 @@ def test_a_copy_is_followed_and_its_length_told():
     """A long match that goes on is kept, though a later place has its last tokens as well."""
     phrase = list(range(8))
     tokens = [50, *phrase, 60, 61, 62, 51, *phrase, 70, 71, 72, 99, 50]
-    lookup = Lookup(tokens)
-    assert lookup.guess(8) == Guess(phrase, 1)
+    lookup = NGramIndex(tokens)
+    assert lookup.propose(8) == Proposal(phrase, 1)
     matches = []
     for token in phrase[:-1]:
         tokens.append(token)
-        matches.append(lookup.guess(2).match)
+        matches.append(lookup.propose(2).match)
     assert matches == [2, 3, 4, 5, 6, 7, 8]
     tokens.append(phrase[-1])
-    assert lookup.guess(2) == Guess([60, 61], 9)
-    assert Lookup(list(tokens)).guess(2) == Guess([70, 71], 8), "a search takes the latest of 8"
+    assert lookup.propose(2) == Proposal([60, 61], 9)
+    assert NGramIndex(list(tokens)).propose(2) == Proposal([70, 71], 8), (
+        "a search takes the latest of 8"
+    )
 
 
 def test_a_copy_that_ends_is_left():
     text = list(range(20))
     tokens = [*text, *text[:12]]
-    lookup = Lookup(tokens)
-    assert lookup.guess(3) == Guess([12, 13, 14], 12)
+    lookup = NGramIndex(tokens)
+    assert lookup.propose(3) == Proposal([12, 13, 14], 12)
     tokens += [12, 13, 3, 4]
-    assert lookup.guess(3) == Guess([5, 6, 7], 2)
+    assert lookup.propose(3) == Proposal([5, 6, 7], 2)
     tokens += [1000]
-    assert lookup.guess(3) == Guess([], 0)
+    assert lookup.propose(3) == Proposal([], 0)
 
 
-def bytes_of(lookup: Lookup) -> int:
+def bytes_of(lookup: NGramIndex) -> int:
     return sum(sys.getsizeof(getattr(lookup, name)) for name in ("_pairs", "_latest", "_previous"))
 
 
@@ -127,38 +136,38 @@ def test_memory_is_bounded_whatever_the_tokens(kind):
         "words": [min(int(rng.paretovariate(0.7)), 60_000) for _ in range(size)],
         "a period": [place % 37 for place in range(size)],
     }[kind]
-    lookup = Lookup(tokens)
+    lookup = NGramIndex(tokens)
     for _ in range(-(-size // INTAKE) + 1):
-        lookup.guess(8)
+        lookup.propose(8)
     lookup.check_integrity()
     for _ in range(100):
-        guess = lookup.guess(8)
+        guess = lookup.propose(8)
         tokens.append(guess.token_ids[0] if guess.match else tokens[1000])
     lookup.check_integrity()
     assert bytes_of(lookup) <= 21 * len(tokens) + 1000
     if kind in ("one token", "a period"):
-        assert lookup.guess(8).match == COUNTED
+        assert lookup.propose(8).match == COUNTED
 
 
 def test_one_call_takes_in_a_bounded_chunk():
     """A guess finds what is indexed so far; the rest follows call by call."""
     tokens = [*range(3 * INTAKE), 5, 6]
-    lookup = Lookup(tokens)
-    assert lookup.guess(2) == Guess([7, 8], 2)
+    lookup = NGramIndex(tokens)
+    assert lookup.propose(2) == Proposal([7, 8], 2)
     late = [*range(3 * INTAKE), 3 * INTAKE - 9, 3 * INTAKE - 8]
-    lookup = Lookup(late)
-    assert [lookup.guess(1).match for _ in range(3)] == [0, 0, 2]
+    lookup = NGramIndex(late)
+    assert [lookup.propose(1).match for _ in range(3)] == [0, 0, 2]
 
 
 def test_an_answer_that_outgrows_the_table_is_indexed_anew():
     tokens: list[int] = []
-    lookup = Lookup(tokens)
+    lookup = NGramIndex(tokens)
     for number in range(5000):
         tokens.append(number)
-        lookup.guess(1)
+        lookup.propose(1)
     for _ in range(3):
-        lookup.guess(1)
+        lookup.propose(1)
         lookup.check_integrity()
     tokens += [2000, 2001, 2002]
-    assert lookup.guess(2) == Guess([2003, 2004], 3)
+    assert lookup.propose(2) == Proposal([2003, 2004], 3)
     assert bytes_of(lookup) <= 21 * len(tokens) + 1000

@@ -1,7 +1,7 @@
-"""Guess from past answers: what followed the same tokens in an answer that ended.
+"""Past answers: what followed the same tokens in an answer that ended.
 
 For traffic that repeats itself: tool calls, templates, the same question again. Answers are kept
-by cache salt, as the prefix cache's blocks are: what one user was told is never guessed for
+by cache salt, as the prefix cache's blocks are: what one user was told is never proposed to
 another (a salt is known here by 64 bits of its hash; who does not know it cannot meet it).
 
 All answers lie one behind the other in a ring of fixed size, each closed by `END`:
@@ -14,7 +14,7 @@ is added in its turn, so the oldest is also what nothing repeated for longest. W
 the place of who says much: answers of a salt that holds less than its share are passed over, and
 are as new from then on.
 
-The index is as `lookup`'s, but by three tokens of a salt: the latest place, from there the ones
+The index is as `ngram`'s, but by three tokens of a salt: the latest place, from there the ones
 before; where three find nothing, the latest place of two. (By pairs alone, 7,000 answers to
 questions gave a third of the matches of 8 tokens: the last 16 places of a frequent pair are all too
 recent.) The index may still name a place that was overwritten: each candidate is compared token by
@@ -26,7 +26,11 @@ from array import array
 from collections import Counter
 from functools import lru_cache
 
-from headway.engine.speculation.lookup import COUNTED, MIXER, Guess
+from headway.core.plan import Sample
+from headway.engine.sequence import FINISHED, Sequence
+from headway.engine.speculation.drafts import Drafts
+from headway.engine.speculation.proposers.ngram import COUNTED
+from headway.engine.speculation.proposers.proposal import MIXER, NO_PROPOSAL, Proposal
 
 BYTES_PER_TOKEN = 24
 """Of the ring: the token, its owner's 8, the place before it, a slot of each of two tables."""
@@ -36,9 +40,11 @@ CANDIDATES = 16
 """Places compared. After 360 answers of all skills, 4, 16 and 64 gave 4.9, 5.0 and 5.0 tokens a
 step of stories, 3.7, 3.9 and 3.9 of tool calls; a vote among the longest gave no more."""
 TAIL = 16
-"""Tokens of the prompt's end that are kept, so that an answer's first token can be guessed."""
+"""Tokens of the prompt's end that are kept, so that an answer's first token can be proposed."""
 MOST_ADDED = 4096
 """Tokens of an answer that are kept, from its beginning: a millisecond when it ends."""
+MAX_ENDED = 16
+"""Ended answers that wait to be added, in steps in which nothing is proposed."""
 MOST_PASSED = 2048
 """Tokens of others' answers that are passed over at a time, a millisecond or two; where they are
 more the new answer is not kept, and the next one goes on behind them."""
@@ -155,23 +161,23 @@ class PastAnswers:
             triples[triple] = pairs[pair & mask] = place
             first, before = before, token
 
-    def guess(self, salt: str, tokens: list[int], most: int) -> Guess:
+    def propose(self, salt: str, tokens: list[int], most: int) -> Proposal:
         """Up to `most` tokens that may follow `tokens`; of the longest matches the latest.
 
         >>> past = PastAnswers()
         >>> past.add("", [1, 2], [3, 4, 5, 6])
-        >>> past.guess("", [9, 2, 3], 2), past.guess("other", [9, 2, 3], 2)
-        (Guess(token_ids=[4, 5], match=2), Guess(token_ids=[], match=0))
+        >>> past.propose("", [9, 2, 3], 2), past.propose("other", [9, 2, 3], 2)
+        (Proposal(token_ids=[4, 5], match=2), Proposal(token_ids=[], match=0))
         """
         if len(tokens) < 2 or most < 1:
-            return Guess([], 0)
+            return NO_PROPOSAL
         owner = owner_of(salt)
         best, source = self._longest(tokens, owner)
         past = self._tokens
         found = past[source : source + most].tolist() if best else []
         if END in found:
             found = found[: found.index(END)]
-        return Guess(found, best)
+        return Proposal(found, best)
 
     def _longest(self, tokens: list[int], owner: int) -> tuple[int, int]:
         """(length of the longest match of the last tokens, the place behind it); 0: none.
@@ -234,6 +240,46 @@ class PastAnswers:
         del owned[NOBODY]
         assert owned == self._held, "what each holds is miscounted"
         assert whole == self._authors.keys(), "an answer has no author, or an author no answer"
+
+
+class SuffixProposer:
+    """Proposes what followed the last tokens in past answers of the same user."""
+
+    name = "suffixes"
+
+    def __init__(self) -> None:
+        self.past = PastAnswers()
+        self._ended: list[tuple[str, list[int], list[int], bytes]] = []
+        """Answers that are not added yet: some at once take less than one by one."""
+
+    def add_ended(self) -> None:
+        """Add all answers that have ended."""
+        ended, self._ended = self._ended, []
+        for answer in ended:
+            self.past.add(*answer)
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
+        if self._ended:
+            self.add_ended()
+        return self.past.propose(sequence.request.principal.cache_salt, sequence.tokens, most)
+
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        pass
+
+    def forget(self, sequence: Sequence) -> None:
+        """Add its answer if it has ended: it may be given again."""
+        is_answer = sequence.state == FINISHED and not sequence.is_forgotten
+        if is_answer and sequence.num_generated:
+            begin, principal = sequence.num_prompt, sequence.request.principal
+            tail = sequence.tokens[max(0, begin - TAIL) : begin]
+            answer = sequence.tokens[begin : begin + MOST_ADDED]
+            self._ended.append((principal.cache_salt, tail, answer, principal.block_owner()))
+            if len(self._ended) >= MAX_ENDED:
+                self.add_ended()
+
+    def forget_owner(self, owner: bytes) -> None:
+        self.add_ended()
+        self.past.forget_owner(owner)
 
 
 @lru_cache(maxsize=4096)

@@ -1,0 +1,144 @@
+"""The runtime's drafter: a draft model, Medusa heads or an EAGLE layer.
+
+It is asked behind the sampling of a step (`core.plan.ScheduledSequence.propose`), and the next step
+verifies what it said. What it takes is learned from the steps in which it was asked. One that fails
+is asked again after a while, and after a few times no more:
+
+    fails   10 s of steps   fails   20 s   fails   40 s   fails   off until the engine starts anew
+"""
+
+import logging
+from math import inf
+
+from headway.core.plan import Sample, StepResult
+from headway.core.speculation_config import SpeculationConfig
+from headway.engine.cost import StepCost, Work
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.controller import Drafting
+from headway.engine.speculation.drafts import Drafts
+from headway.engine.speculation.proposers.proposal import NO_PROPOSAL, Proposal
+
+log = logging.getLogger(__name__)
+
+PAUSES_S = (10.0, 20.0, 40.0)
+"""Seconds of steps until a drafter that has failed so often is asked again."""
+OFF = "off until the engine starts anew"
+FORGOTTEN = 1000
+"""After so many steps of draft tokens its failures are forgotten."""
+DECAY = 0.98
+"""Weight of an observed duration after the next one."""
+MAX_OVERRUN = 2.0
+"""A step that took longer than this many times what was predicted counts as so long: it may have
+computed a long prompt first."""
+ASK_S = 1e-4
+"""Prior of being asked, whatever the size: calls, tensors, the draw."""
+PRIOR_DEPTHS = (1, 8)
+"""The prior counts as one observation at each of these depths, always."""
+
+
+class DrafterCost:
+    """Predicted seconds of the drafter: a line over the depth, fitted by least squares.
+
+    `share` is what a pass reads as a share of the model's step; heads draft all `at_once`.
+    """
+
+    def __init__(self, cost: StepCost, share: float, *, at_once: bool = False) -> None:
+        self._cost, self._share, self._at_once = cost, share, at_once
+        self._prior: Drafting | None = None
+        self._sums = [0.0] * 5
+        """Decayed sums: observations, depths, seconds, depths squared, depths times seconds."""
+
+    @property
+    def drafting(self) -> Drafting:
+        """Seconds of being asked, and of a pass."""
+        prior = self._prior
+        if prior is None:
+            pass_s = self._share * self._cost.seconds(Work(1, 1, 1, 1))
+            prior = self._prior = Drafting(pass_s, at_once=self._at_once, ask_s=ASK_S)
+        pairs = [(depth, prior.seconds(depth)) for depth in PRIOR_DEPTHS]
+        count, depth, seconds, squared, product = (
+            seen + sum(known)
+            for seen, known in zip(
+                self._sums, zip(*[(1.0, d, s, d * d, d * s) for d, s in pairs]), strict=True
+            )
+        )
+        if self._at_once:
+            return Drafting(seconds / count, at_once=True)
+        pass_s = (count * product - depth * seconds) / (count * squared - depth * depth)
+        pass_s = min(max(pass_s, 0.0), seconds / depth)
+        return Drafting(pass_s, ask_s=(seconds - pass_s * depth) / count)
+
+    def observe(self, depth: int, seconds: float) -> None:
+        """Learn from a step in which up to `depth` tokens of each sequence were drafted."""
+        seconds = min(seconds, MAX_OVERRUN * self.drafting.seconds(depth))
+        new = (1.0, depth, seconds, depth * depth, depth * seconds)
+        self._sums = [DECAY * before + more for before, more in zip(self._sums, new, strict=True)]
+
+
+class DraftProposer:
+    """Proposes what the drafter said; knows what it takes, and whether it works."""
+
+    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+        self.name = config.drafter
+        at_once = config.medusa is not None
+        self.cost = DrafterCost(cost, config.draft_share, at_once=at_once)
+        self.failure = ""
+        """Why it is not asked, and until when; "" where it is."""
+        self._num_failures = self._num_good = 0
+        self._pause_s = 0.0
+        self._proposals: dict[int, tuple[int, list[int]]] = {}
+        """By sequence id: tokens that follow its first so many."""
+
+    @property
+    def has_proposals(self) -> bool:
+        """Whether it said something that no step had the chance to verify yet."""
+        return bool(self._proposals)
+
+    def is_available(self, step_s: float) -> bool:
+        """Return whether it may be asked in a step of `step_s`: it has not failed, or long ago."""
+        if self._pause_s > 0:
+            self._pause_s -= step_s
+        return self._pause_s <= 0
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
+        """Return what it said of the next tokens, once."""
+        position, token_ids = self._proposals.pop(sequence.sequence_id, (0, NO_PROPOSAL.token_ids))
+        if position != len(sequence.tokens):
+            return NO_PROPOSAL
+        return Proposal(token_ids[:most], 0)
+
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        """Keep what it said; forced tokens, which it did not know, may stand in its place."""
+        num_forced = sequence.num_forced
+        forced = sequence.tokens[-num_forced:] if num_forced else []
+        if sample.drafts[:num_forced] == forced and len(sample.drafts) > num_forced:
+            token_ids = sample.drafts[num_forced:]
+            self._proposals[sequence.sequence_id] = len(sequence.tokens), token_ids
+
+    def forget(self, sequence: Sequence) -> None:
+        self._proposals.pop(sequence.sequence_id, None)
+
+    def forget_owner(self, owner: bytes) -> None:
+        pass
+
+    def end_step(self, result: StepResult) -> None:
+        """Learn what it took in this step, or that it failed."""
+        if result.draft_failure:
+            self._fail(result.draft_failure)
+        elif result.timings.draft_s:
+            self.failure = ""
+            self._num_good += 1
+            if self._num_good >= FORGOTTEN:
+                self._num_failures = 0
+            depth = max([len(sample.drafts) for sample in result.samples], default=0)
+            if depth:
+                self.cost.observe(depth, result.timings.draft_s)
+
+    def _fail(self, reason: str) -> None:
+        """Pause, or stop for good; requests go on without draft tokens."""
+        again = self._num_failures < len(PAUSES_S)
+        self._pause_s = PAUSES_S[self._num_failures] if again else inf
+        self._num_failures, self._num_good = self._num_failures + 1, 0
+        until = f"asked again after {self._pause_s:.0f} s of steps" if again else OFF
+        self.failure = f"{reason}; {until}"
+        log.warning("the drafter failed (%d): %s", self._num_failures, self.failure)

@@ -1,0 +1,44 @@
+"""What a proposer says: tokens that may come next, and what it knows of their worth."""
+
+from typing import NamedTuple, Protocol
+
+from headway.core.plan import Sample
+from headway.engine.sequence import Sequence
+from headway.engine.speculation.drafts import Drafts, Match
+
+MIXER = 40503
+"""An odd number near 2¹⁶ / 1.618: spreads the pairs of tokens over a table."""
+
+
+class Proposal(NamedTuple):
+    """Tokens that may come next; `match` as in `Drafts`."""
+
+    token_ids: list[int]
+    match: Match
+
+
+NO_PROPOSAL = Proposal([], 0)
+
+
+class Proposer(Protocol):
+    """Proposes draft tokens; `name` is as `--speculate` and the metrics have it."""
+
+    name: str
+
+    def propose(self, sequence: Sequence, most: int) -> Proposal:
+        """Return up to `most` tokens that may follow `sequence`."""
+        ...
+
+    def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
+        """Learn from a sample of `sequence`, which has its tokens by now; `drafts` of any proposer
+        were verified, or none."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """Release the state of a sequence that is over or was preempted."""
+        ...
+
+    def forget_owner(self, owner: bytes) -> None:
+        """Propose nothing to other sequences any more that belongs to `owner`
+        (`Principal.block_owner`), or to names that begin with it."""
+        ...
