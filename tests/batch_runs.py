@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.batches import open_runner
 from headway.batches.files.store import File, new_id
+from headway.batches.lines import MESSAGES
 from headway.batches.runner import Runner
 from headway.batches.store import Batch
 from headway.core.errors import RequestError
@@ -80,7 +81,7 @@ def died(name: str) -> None:
 async def running(folder: Path | str, endpoint: ASGIApp, **options: Any) -> AsyncIterator[Runner]:
     """A runner on the folder; what is unfinished there goes on."""
     runner = open_runner(fake_state(data_dir=str(folder), **options))
-    runner.endpoints = {PATH: endpoint}
+    runner.endpoints = {PATH: endpoint, MESSAGES: endpoint}
     await runner.start()
     try:
         yield runner
@@ -99,12 +100,10 @@ async def begin(runner: Runner, names: list[str], owner: str = "me", **fields: A
     await runner.files.add(file, owner, part)
     now_s = runner.files.now_s
     batch = Batch(
-        id=new_id("batch_"),
-        endpoint=PATH,
         input_file_id=file.id,
         created_at=now_s,
         principal=Principal(name=owner),
-        **{"expires_at": now_s + 3600, **fields},
+        **{"id": new_id("batch_"), "endpoint": PATH, "expires_at": now_s + 3600, **fields},
     )
     await runner.batches.add(batch, 100)
     runner.take(batch.id)

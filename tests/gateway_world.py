@@ -94,6 +94,8 @@ class Stub:
         """Figures of its usage that it tells in place of its own."""
         self.num_left = 0
         """Requests whose connection was closed while it stalled."""
+        self.padding = 0
+        """Bytes beside the tokens of /tokenize."""
         self.url = ""
         self._runner: web.AppRunner | None = None
         self.port = 0
@@ -104,6 +106,7 @@ class Stub:
         app.router.add_get("/v1/load", self._load)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/v1/embeddings", self._embeddings)
+        app.router.add_post("/tokenize", self._tokenize)
         for path in ("completions", "responses", "messages"):
             app.router.add_post(f"/v1/{path}", self._plain)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
@@ -134,6 +137,9 @@ class Stub:
         if not self.headway:
             return web.json_response({}, status=404)
         return web.json_response({} if self.drains else {self.model: self.load})
+
+    async def _tokenize(self, _: web.Request) -> web.Response:
+        return web.json_response({"tokens": [1], "padding": "x" * self.padding})
 
     async def _embeddings(self, request: web.Request) -> web.Response:
         self.asked.append(await request.json())

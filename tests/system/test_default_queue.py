@@ -19,7 +19,7 @@ from conftest import StartServer
 pytestmark = pytest.mark.hardening
 
 WAIT_S, OBJECTIVE_S, LOAD_S, TIMES = 4.0, 0.5, 10.0, 5.0
-REFUSAL_S = 1.0
+REFUSAL_S = 0.25
 """On two cores that both the server and the clients keep busy."""
 BODY = {"prompt": [20, 30, 40] * 8, "max_tokens": 128, "ignore_eos": True, "stream": True}
 
@@ -86,7 +86,7 @@ def check(found: list[Exchange], wait_s: float) -> None:
     print(f", after {percentiles(refused)}" if refused else "")
     assert len(served) + len(refused) == len(found)
     assert all(each.is_complete for each in served)
-    assert refused and quantiles(refused, n=100)[94] < REFUSAL_S
+    assert refused and max(refused) < wait_s and quantiles(refused, n=100)[94] < REFUSAL_S
     assert quantiles(times_s, n=100)[94] < 1.25 * wait_s
 
 

@@ -1,6 +1,7 @@
 """The engine process dies or falls silent: its requests go on in the next one."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
@@ -130,9 +131,26 @@ def put_another(path: Path) -> None:
     other.replace(path)
 
 
+def widen(path: Path) -> None:
+    """A config of another model beside the weights."""
+    config = path.with_name("config.json")
+    other = json.loads(config.read_text())
+    config.write_text(json.dumps(other | {"num_hidden_layers": other["num_hidden_layers"] + 1}))
+
+
+def replace_folder(path: Path) -> None:
+    """Another model's folder under the same name."""
+    folder = path.parent
+    folder.rename(folder.with_name("old"))
+    shutil.copytree(folder.with_name("old"), folder)
+    put_another(path)
+
+
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
+        (widen, "does not fit its config.json"),
+        (replace_folder, "not those that the server started with"),
         (cut, "model.safetensors should hold"),
         (put_another, "not those that the server started with"),
     ],

@@ -49,10 +49,15 @@ GEMMA = (
     "{% if tools %}{{ tools | tojson }}<start_function_call>call:{% endif %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
 )
+QWEN_CODER = (
+    "{% if tools %}{{ tools | tojson }}<tool_call><function={{ f }}><parameter={{ k }}>{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
 MODELS: dict[str, tuple[str, tuple[str, ...]]] = {
     "hermes": (HERMES, ()),
     "mistral": (MISTRAL, ("[TOOL_CALLS]", "[ARGS]")),
     "llama": (LLAMA, ("<|python_tag|>",)),
+    "qwen3_coder": (QWEN_CODER, ("<tool_call>", "</tool_call>")),
     "gemma": (GEMMA, ("<start_function_call>", "<end_function_call>", "<escape>")),
 }
 

@@ -66,6 +66,37 @@ async def answered(client: ProcessClient, number: int) -> int:
     return count
 
 
+@pytest.mark.parametrize("when", ["starting", "ready"])
+async def test_a_stopped_engine_is_found_within_three_seconds(tmp_path: Path, when: str) -> None:
+    """With the timeout that servers have; one that is stopped for a moment goes on."""
+    client = ProcessClient(
+        lambda sockets: [sys.executable, str(PROGRAM), str(tmp_path), str(sockets)], tokenizer=None
+    )
+    starting = asyncio.create_task(client.start())
+    try:
+        while client.pid is None:
+            await asyncio.sleep(0.01)
+        if when == "ready":
+            await starting
+            await client.settled()
+        first = client.pid
+        os.kill(first, signal.SIGSTOP)
+        await asyncio.sleep(1.0)
+        os.kill(first, signal.SIGCONT)
+        await asyncio.sleep(0.5)
+        assert client.num_restarts == 0 and client.pid == first
+        os.kill(first, signal.SIGSTOP)
+        began_s = time.monotonic()
+        while client.pid == first:
+            await asyncio.sleep(0.01)
+        assert time.monotonic() - began_s < 3.0
+        await starting
+        await client.settled()
+        assert await answered(client, 1) == 8
+    finally:
+        await client.stop()
+
+
 @pytest.mark.hardening
 async def test_an_engine_that_gets_no_processor_is_not_replaced(client: ProcessClient) -> None:
     """Neither while it starts nor when it is ready; one that is stopped is found all the same."""

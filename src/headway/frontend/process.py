@@ -22,6 +22,7 @@ from headway.core.errors import HeadwayError, RequestError, ShutdownError
 from headway.core.request import Request
 from headway.core.supervision import supervise
 from headway.engine import messages
+from headway.frontend import run_queue
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import changed, died, gave_up, not_ready, read_failure
 from headway.frontend.heartbeat import Heartbeat
@@ -102,6 +103,8 @@ class ProcessClient:
         self._pair: zmq.Socket[bytes] | None = None
         self._beat: zmq.Socket[bytes] | None = None
         self._last_beat_s = self._looked_s = 0.0
+        self._stopped_s = 0.0
+        """For how long the engine process has been stopped (SIGSTOP), by looks at it."""
         self._heart = Heartbeat()
         self._run_queue = RunQueue()
         self._died_s: float | None = None
@@ -152,6 +155,7 @@ class ProcessClient:
         self._pair = bind(self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._drain)
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._hear)
         self._last_beat_s = self._looked_s = self.clock.now_s()
+        self._stopped_s = 0.0
         self._heart = Heartbeat()
         self._run_queue = RunQueue()
         self._process = await asyncio.create_subprocess_exec(
@@ -206,6 +210,10 @@ class ProcessClient:
         if self.pid is not None and now_s - self._last_beat_s > STARVES_S:
             waited_s = self._run_queue.waited_s(self.pid, min(since_s, 2 * WATCH_INTERVAL_S))
             self._last_beat_s = min(now_s, self._last_beat_s + waited_s)
+        if self.pid is not None and run_queue.is_stopped(self.pid):
+            self._stopped_s += min(since_s, 2 * WATCH_INTERVAL_S)
+        else:
+            self._stopped_s = 0.0
 
     def _trouble(self) -> str | None:
         """What is wrong with the engine process, or None."""
@@ -213,6 +221,8 @@ class ProcessClient:
         assert process is not None
         if process.returncode is not None:
             return f"ended with status {process.returncode}"
+        if self._stopped_s and self._stopped_s >= self.timeout_s - 2 * WATCH_INTERVAL_S:
+            return f"was stopped for {self._stopped_s:.1f} s"
         silent_s = self.clock.now_s() - self._last_beat_s
         limit_s = self.timeout_s if self.ready else max(LOADING_TIMEOUT_S, self.timeout_s)
         if silent_s >= limit_s:

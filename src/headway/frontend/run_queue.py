@@ -49,6 +49,14 @@ class RunQueue:
         return found_s
 
 
+def is_stopped(pid: int) -> bool:
+    """Return whether a process is stopped (SIGSTOP, SIGTSTP, a debugger); False without /proc."""
+    try:
+        return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
 def threads_of(pid: int) -> dict[str, Thread]:
     """Each thread of a process by its id; {} where there is no such process, or no /proc."""
     found: dict[str, Thread] = {}

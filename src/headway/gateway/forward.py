@@ -7,7 +7,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.core.errors import RequestError
-from headway.edge.http_client import read_bounded
 from headway.edge.principal import owner_of
 from headway.gateway.ask import WHOLE, passed_headers
 from headway.gateway.attempts import AttemptError, refused, unanswered
@@ -17,7 +16,9 @@ from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, Upstream
 
 FORWARD_S = 60.0
-MAX_BYTES = 64 * 2**20
+MAX_STORED_BYTES, MAX_COUNT_BYTES, MAX_TIMES_BODY = 64 * 2**20, 2**20, 8
+"""Bytes of an answer: of a stored response; of a count, and beyond it so many times the body of the
+request, for /tokenize says some bytes of each token of a text."""
 MAX_TRIES = 2
 
 
@@ -75,6 +76,9 @@ async def answered(
     path = scope["path"]
     if body is None and scope["query_string"]:
         path += "?" + scope["query_string"].decode("latin-1")
+    max_bytes = MAX_STORED_BYTES
+    if body is not None:
+        max_bytes = MAX_COUNT_BYTES + MAX_TIMES_BODY * len(body)
     upstream.breaker.begin()
     try:
         async with state.until_shutdown(), asyncio.timeout(FORWARD_S):
@@ -87,7 +91,7 @@ async def answered(
                     raise await refused(upstream, answer)
                 if answer.content_type != WHOLE:
                     raise ValueError(f"{answer.content_type[:80]!r} in place of {WHOLE}")
-                data = await read_bounded(answer, MAX_BYTES)
+                data = await upstream.read(answer, max_bytes)
         msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except AttemptError as failure:
         (upstream.breaker.failed if failure.counts else upstream.breaker.given_up)()

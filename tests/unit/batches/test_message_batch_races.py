@@ -1,7 +1,9 @@
 """Message batches at a disk that is full, and two clients that delete the same one."""
 
 import asyncio
+import json
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,10 @@ import pytest
 
 from batch_calls import wait_until
 from batch_runs import Endpoint, begin, names_of, over, running
-from headway.batches.message_batches import contents, open_results
+from headway.batches.files.store import new_id
+from headway.batches.lines import MESSAGES
+from headway.batches.message_batches import contents, counts_of, open_results
+from headway.batches.store import MESSAGE_PREFIX
 from headway.core.errors import RequestError, StorageError
 from in_process import InProcess
 
@@ -48,6 +53,21 @@ async def test_results_that_are_read_are_read_to_their_end(tmp_path: Path) -> No
         with pytest.raises(RequestError) as caught:
             await asyncio.to_thread(open_results, runner, batch)
         assert caught.value.status == 404
+
+
+async def test_requests_that_do_not_run_in_time_are_expired(tmp_path: Path) -> None:
+    """Those answered succeed, the others are `expired`, and the counts say how many."""
+    async with running(tmp_path, Endpoint(stuck_after=5)) as runner:
+        soon = runner.files.now_s + 2
+        fields = {"expires_at": soon, "id": new_id(MESSAGE_PREFIX), "endpoint": MESSAGES}
+        batch_id = await begin(runner, names_of(30), **fields)
+        batch = await over(runner, batch_id)
+        lines = b"".join(contents(open_results(runner, batch))).splitlines()
+    ends = Counter(json.loads(line)["result"]["type"] for line in lines)
+    counts = counts_of(batch, is_over=True)
+    assert len(lines) == 30 and ends["expired"] >= 25
+    assert counts["expired"] == ends["expired"] and counts["succeeded"] == ends["succeeded"]
+    assert sum(counts.values()) == 30 and counts["processing"] == counts["canceled"] == 0
 
 
 def test_requests_beyond_the_quota_are_not_written(

@@ -1,6 +1,8 @@
 """Hostile tokenizer.json: refused where it multiplies text; a text that breaks it fails alone."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,6 +74,28 @@ def written(folder: Path, **parts: object) -> Path:
 def test_a_tokenizer_that_multiplies_text_is_refused(tmp_path: Path, name: str):
     with pytest.raises(TokenizerError, match=r"tokenizer\.json .* cannot be read: its "):
         Tokenizer(written(tmp_path, **BOMBS[name]))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss is in kilobytes there")
+def test_a_tokenizer_that_multiplies_text_costs_little(tmp_path: Path):
+    """Refused within 2 s and 1 GB of a process of its own."""
+    folder = written(tmp_path, **BOMBS["Replace, eight times"])
+    program = (
+        "import resource, sys, time\n"
+        "from pathlib import Path\n"
+        "from headway.core.errors import TokenizerError\n"
+        "from headway.frontend.text import Tokenizer\n"
+        "began = time.monotonic()\n"
+        "try:\n"
+        "    Tokenizer(Path(sys.argv[1])).encode('aaaa')\n"
+        "except TokenizerError:\n"
+        "    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "    print(time.monotonic() - began, used * 1024)\n"
+    )
+    command = [sys.executable, "-c", program, str(folder)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    seconds, used_bytes = map(float, found.stdout.split())
+    assert seconds < 2 and used_bytes < 1e9
 
 
 def test_an_added_token_is_not_multiplied_where_the_file_is_read(tmp_path: Path):

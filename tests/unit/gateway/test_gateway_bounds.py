@@ -90,6 +90,17 @@ async def test_the_answers_of_one_upstream_are_bounded_together(
         assert (await live.chat()).is_complete, "a stream is handed on as it comes"
 
 
+@pytest.mark.parametrize("size", [1000, 2 * 2**20])
+async def test_a_count_is_as_long_as_what_was_counted(size: int) -> None:
+    """Of a short text no 2 MiB of tokens come."""
+    stub = Stub("a", headway=True)
+    stub.padding = size
+    async with world(stub) as live:
+        async with live.http.post("/tokenize", json={"model": "tiny", "prompt": "a"}) as answer:
+            assert answer.status == (200 if size == 1000 else 502)
+        assert live.state.upstreams["a"].num_buffered == 0
+
+
 class UnmarkedStub(Stub):
     """A Headway server that sends no marks behind its tokens."""
 
