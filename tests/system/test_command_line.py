@@ -18,6 +18,7 @@ from tiny_model import write_json
 from tokenizers import Tokenizer
 
 from conftest import StartServer
+from headway.cli.main import main
 from headway.core.model_spec import FAMILIES
 
 GREEDY = ("--temperature=0", "--max-tokens=12")
@@ -277,6 +278,31 @@ def test_a_folder_that_cannot_be_served_is_told_in_two_lines(
     spoil(folder)
     arguments = ("--port=0",) if verb == "serve" else ("hi",)
     check_two_lines(headway(verb, folder, *arguments, "--kv-memory=8MiB"), 3, word)
+
+
+COMPRESSED_TOO = (
+    *("truncated weights", "a huge header", "a climbing index", "broken config", "wrong shapes"),
+    *("too many layers", "zero layers", "odd epsilon", "no tokenizer", "broken tokenizer"),
+)
+
+
+@pytest.mark.parametrize("name", COMPRESSED_TOO)
+def test_a_folder_that_cannot_be_compressed_is_told_in_two_lines(
+    name: str, tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil, word = BAD_FOLDERS[name]
+    folder, out = tmp_path / "model", tmp_path / "out"
+    shutil.copytree(tiny_model, folder)
+    spoil(folder)
+    for words in (
+        ["prune", str(folder), str(out), "--neurons=0.375"],
+        ["distill", str(folder), str(tiny_model), str(out), "--data=skills", "--steps=1"],
+        ["distill", str(tiny_model), str(folder), str(out), "--data=skills", "--steps=1"],
+    ):
+        status = main(words)
+        told = capsys.readouterr().err
+        assert status == 3 and word in told and "Traceback" not in told, (words, status, told)
+        assert not out.exists()
 
 
 def test_an_unknown_architecture_is_told_what_is_supported(

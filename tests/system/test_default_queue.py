@@ -19,7 +19,7 @@ from conftest import StartServer
 pytestmark = pytest.mark.hardening
 
 WAIT_S, OBJECTIVE_S, LOAD_S, TIMES = 4.0, 0.5, 10.0, 5.0
-REFUSAL_S = 0.25
+REFUSAL_S = 0.5
 """On two cores that both the server and the clients keep busy."""
 BODY = {"prompt": [20, 30, 40] * 8, "max_tokens": 128, "ignore_eos": True, "stream": True}
 

@@ -203,7 +203,7 @@ def test_a_keyword_no_grammar_keeps_is_named_or_let_be(
     loose = {"type": "function", "function": {"name": "f", "parameters": schema}}
     calls = calls_of(ask(client, server, tools=[loose], tool_choice="required").choices[0].message)
     assert {name for name, _ in calls} == {"f"}
-    if "gemma" in server.model:
+    if "gemma" in server.model or "qwen3_coder" in server.model:
         return  # keeps to the plain keywords only, strict or not
     strict = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
     with pytest.raises(openai.BadRequestError, match="unevaluatedItems") as refused:
