@@ -5,6 +5,8 @@ beyond it; those with one are refused at once where it cannot be met. None is re
 """
 
 import asyncio
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from statistics import quantiles
@@ -101,3 +103,27 @@ async def test_requests_without_an_objective_are_queued(start_server: StartServe
 async def test_requests_with_an_objective_are_refused_at_once(start_server: StartServer) -> None:
     live = start_server("--max-queue=10000", "--max-num-seqs=2")
     check(await overload(live.wait_ready(), slo={"ttft": f"{OBJECTIVE_S}s"}), OBJECTIVE_S)
+
+
+async def test_short_requests_at_once_on_a_busy_machine_are_served() -> None:
+    """24 at once, and 60 one after the other: no 503, and the README's answer each time."""
+    live = LiveServer(None).wait_ready()
+    body = {"messages": [{"role": "user", "content": "What is 2 + 3?"}], "model": live.model}
+    hogs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4)]
+    try:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(live.url, connector=connector) as http:
+
+            async def ask() -> tuple[int, str]:
+                async with http.post("/v1/chat/completions", json=body) as answer:
+                    found = await answer.json()
+                    return answer.status, found["choices"][0]["message"]["content"]
+
+            answers = await asyncio.gather(*(ask() for _ in range(24)))
+            answers += [await ask() for _ in range(60)]
+    finally:
+        for hog in hogs:
+            hog.kill()
+            hog.wait()
+        live.close()
+    assert set(answers) == {(200, "2 + 3 = 5.")}
