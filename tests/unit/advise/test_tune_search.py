@@ -5,7 +5,7 @@ ranking and the leaving out of changes are the tuner's own.
 """
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,12 @@ def test_values_stay_within_bounds():
     assert rows(replace(SETTINGS, max_num_seqs=1)) == [2, 4]
     assert rows(replace(SETTINGS, max_num_seqs=4096)) == [512, 1024, 2048]
     batched = KNOBS[1].values
-    assert min(batched(replace(SETTINGS, max_num_batched_tokens=64))) == 16
+    assert batched(replace(SETTINGS, max_num_batched_tokens=4)) == [1, 2, 8, 16]
+
+
+def test_the_knobs_are_the_tunable_options():
+    tunable = [f.name for f in fields(EngineOptions) if f.metadata["tunable"]]
+    assert sorted(tunable) == sorted(knob.name for knob in KNOBS)
 
 
 def test_under_another_policy_its_own_knobs_are_not_turned():

@@ -1,12 +1,18 @@
-"""What a tuner may change: a row for each option, with the values that are worth trying here."""
+"""What a tuner may change: options of which a simulation tells apart the `tunable` values.
+
+The values stand in the option table (`core.options.tables`).
+"""
 
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions
+from headway.core.options.field import Multiple
+from headway.core.options.read import fields_of
 from headway.core.resolve import Settings
 
 Changes = tuple[tuple[str, Any], ...]
@@ -25,65 +31,49 @@ class Knob:
     """Only under this policy it does anything."""
 
 
-Values = Callable[[Settings], list[Any]]
+PRESENT_VALUES: dict[str, Callable[[Settings], Any]] = {
+    "max_num_seqs": lambda s: s.max_num_seqs,
+    "max_num_batched_tokens": lambda s: s.max_num_batched_tokens,
+    "policy": lambda s: s.scheduler.policy,
+    "late": lambda s: s.scheduler.late,
+    "lane_share": lambda s: s.scheduler.lane_share,
+    "long_prefill": lambda s: s.scheduler.long_prefill_s,
+    "aging": lambda s: s.scheduler.aging_tokens,
+    "prefix_cache_policy": lambda s: s.cache.prefix_cache,
+    "block_size": lambda s: s.cache.block_size,
+    "quantization": lambda s: str(s.quantization),
+    "kv_cache_dtype": lambda s: s.cache.dtype,
+}
+"""Option that a simulation tells apart → its value in the settings."""
+SLO_OPTIONS = ("late", "lane_share", "long_prefill", "aging")
+"""Options of the policy slo alone."""
+LOSSY_OPTIONS = ("quantization", "kv_cache_dtype")
+"""Options that change answers."""
 
 
-def times(now: Callable[[Settings], int], least: int, most: int, *factors: float) -> Values:
-    """So many times what is, rounded, within bounds."""
-
-    def values(settings: Settings) -> list[Any]:
-        found = [round(now(settings) * factor) for factor in factors]
-        return [v for v in dict.fromkeys(found) if least <= v <= most and v != now(settings)]
-
-    return values
-
-
-def others(now: Callable[[Settings], Any], *choices: Any) -> Values:
-    """The choices but for what is."""
-
-    def values(settings: Settings) -> list[Any]:
-        return [choice for choice in choices if choice != now(settings)]
-
-    return values
+def other_values(name: str, settings: Settings) -> list[Any]:
+    """Return the option's `tunable` values within its bounds, without the present one."""
+    _, field = fields_of([EngineOptions])[name]
+    now, rules, found = PRESENT_VALUES[name](settings), field.metadata, list[Any]()
+    for value in rules["tunable"]:
+        tried = round(now * value) if isinstance(value, Multiple) else value
+        is_low = rules["low"] is not None and tried < rules["low"]
+        is_high = rules["high"] is not None and tried > rules["high"]
+        if tried != now and tried not in found and not (is_low or is_high):
+            found.append(tried)
+    return found
 
 
-def rows(settings: Settings) -> int:
-    return settings.max_num_seqs
-
-
-def batched(settings: Settings) -> int:
-    return settings.max_num_batched_tokens
-
-
-def aging(settings: Settings) -> int:
-    return settings.scheduler.aging_tokens
-
-
-def knob(name: str, now: Callable[[Settings], Any], *choices: Any, **more: Any) -> Knob:
-    """An option with a list of choices."""
-    return Knob(name=name, now=now, values=others(now, *choices), **more)
-
-
-KNOBS = (
-    Knob(name="max_num_seqs", now=rows, values=times(rows, 1, 4096, 1 / 8, 1 / 4, 1 / 2, 2, 4)),
+KNOBS = tuple(
     Knob(
-        name="max_num_batched_tokens",
-        now=batched,
-        values=times(batched, 16, 65_536, 1 / 8, 1 / 4, 1 / 2, 2, 4),
-    ),
-    knob("policy", lambda s: s.scheduler.policy, "slo", "fair", "fcfs"),
-    knob("late", lambda s: s.scheduler.late, "serve", "shed", policy="slo"),
-    knob("lane_share", lambda s: s.scheduler.lane_share, 0.02, 0.1, 0.3, policy="slo"),
-    knob("long_prefill", lambda s: s.scheduler.long_prefill_s, 0.25, 0.75, 1.5, 4.0, policy="slo"),
-    Knob(name="aging", now=aging, values=times(aging, 1, 2**31, 1 / 8, 8), policy="slo"),
-    knob("prefix_cache_policy", lambda s: s.cache.prefix_cache, "lru", "lfu", "cost"),
-    knob("block_size", lambda s: s.cache.block_size, 8, 16, 32, 64),
-    knob(
-        "quantization", lambda s: str(s.quantization), "none", "int8", "int4", changes_tokens=True
-    ),
-    knob("kv_cache_dtype", lambda s: s.cache.dtype, "auto", "int8", changes_tokens=True),
+        name=name,
+        values=partial(other_values, name),
+        now=now,
+        changes_tokens=name in LOSSY_OPTIONS,
+        policy="slo" if name in SLO_OPTIONS else "",
+    )
+    for name, now in PRESENT_VALUES.items()
 )
-"""Options of `EngineOptions` that a simulation tells apart."""
 NAMES = tuple(each.name for each in KNOBS)
 
 

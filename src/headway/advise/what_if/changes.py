@@ -212,8 +212,9 @@ def kv_cache_dtype(case: Case, change: Change) -> Case:
 
 def quantization(case: Case, change: Change) -> Case:
     """Weights of another format; the memory that becomes free is not given to the KV."""
-    if change.value not in ("none", "int8", "int4"):
-        raise UsageError(f"--what-if {change}: none, int8 and int4 are simulated.", EXAMPLE)
+    formats = fields_of([EngineOptions])["quantization"][1].metadata["tunable"]
+    if change.value not in formats:
+        raise UsageError(f"--what-if {change}: simulated are {', '.join(formats)}.", EXAMPLE)
     packed = case.settings.quantization.packed
     made = Quantization.of(change.value, packed=packed, checkpoint=case.spec.formats)
     return replace(case, settings=replace(case.settings, quantization=made))

@@ -47,6 +47,10 @@ class Seconds(float):
     """A duration in seconds; text may bring a unit: 50ms, 1.5s, 2m."""
 
 
+class Multiple(float):
+    """Factor on an option's present value, among its `tunable` values: Multiple(2) of 32 is 64."""
+
+
 class Stages(int):
     """Ranks that are stages of a pipeline; `halves`, which is -2: two halves of every layer."""
 
@@ -81,10 +85,12 @@ def option(
     common: bool = False,
     secret: bool = False,
     separator: str = ",",
+    tunable: tuple[Any, ...] = (),
 ) -> Any:
     """A dataclass field that is an option; `common` ones are on the first page of the help.
 
     A list is one value several times, or several with `separator` between them ("" for none).
+    `tunable` are the values, or multiples of the present one, that are worth a trial.
     """
     metadata = {
         "help": help,
@@ -95,6 +101,7 @@ def option(
         "common": common,
         "secret": secret,
         "separator": separator,
+        "tunable": tunable,
     }
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 from headway.core.formats import FORMATS, FP8, GGUF, MARLIN, METHODS
 from headway.core.kv_format import APART, ROUNDED
-from headway.core.options.field import Bytes, Seconds, Stages, option
+from headway.core.options.field import Bytes, Multiple, Seconds, Stages, option
+
+FRACTIONS_AND_MULTIPLES = tuple(Multiple(factor) for factor in (1 / 8, 1 / 4, 1 / 2, 2, 4))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,10 +42,19 @@ class EngineOptions:
         None, "Longest context: prompt and answer.", low=1, unit="tokens", common=True
     )
     max_num_seqs: int | None = option(
-        None, "Most sequences advanced in one step.", low=1, high=4096, common=True
+        None,
+        "Most sequences advanced in one step.",
+        low=1,
+        high=4096,
+        common=True,
+        tunable=FRACTIONS_AND_MULTIPLES,
     )
     max_num_batched_tokens: int | None = option(
-        None, "Token budget of one step: decodes and prompt chunks.", low=1, unit="tokens"
+        None,
+        "Token budget of one step: decodes and prompt chunks.",
+        low=1,
+        unit="tokens",
+        tunable=FRACTIONS_AND_MULTIPLES,
     )
     batching: str = option(
         "continuous",
@@ -56,23 +67,27 @@ class EngineOptions:
         "priority, or who came first.",
         choices=("slo", "fair", "priority", "fcfs"),
         common=True,
+        tunable=("slo", "fair", "fcfs"),
     )
     late: str = option(
         "serve",
         "Policy slo: requests that can no longer meet their objectives come last, or are refused.",
         choices=("serve", "shed"),
+        tunable=("serve", "shed"),
     )
     long_prefill: Seconds = option(
         Seconds(1.5),
         "Policy slo: a prompt that takes longer is long, and runs in a lane beside short ones.",
         low=0.001,
         unit="seconds",
+        tunable=(0.25, 0.75, 1.5, 4.0),
     )
     lane_share: float = option(
         0.1,
         "Policy slo: share of the time for prompts that long ones get beside others.",
         low=0.01,
         high=0.99,
+        tunable=(0.02, 0.1, 0.3),
     )
     aging: int = option(
         16_384,
@@ -80,6 +95,7 @@ class EngineOptions:
         "order is fixed.",
         low=1,
         unit="tokens",
+        tunable=(Multiple(1 / 8), Multiple(8)),
     )
     block_size: int | None = option(
         None,
@@ -87,6 +103,7 @@ class EngineOptions:
         low=1,
         high=1024,
         unit="tokens",
+        tunable=(8, 16, 32, 64),
     )
     kv_memory: Bytes | None = option(
         None, "Memory for the KV cache, as 4GiB or a share of the free memory as 40%.", common=True
@@ -120,6 +137,7 @@ class EngineOptions:
         "lfu",
         "What goes first: least recently used, least often, or cheapest to compute again.",
         choices=("lru", "lfu", "cost"),
+        tunable=("lru", "lfu", "cost"),
     )
     attention_backend: str = option(
         "auto",
@@ -149,6 +167,7 @@ class EngineOptions:
         "Type of keys and values in memory: the model's, or int8 or int4 (native attention), or "
         "keys/values apart; int4 keeps the newest block of each request as computed.",
         choices=("auto", *ROUNDED, *APART),
+        tunable=("auto", "int8"),
     )
     kv_cache_dtype_skip_layers: str = option(
         "",
@@ -169,6 +188,7 @@ class EngineOptions:
         "holds in 16 bits, and a method must be the folder's own.",
         choices=tuple(dict.fromkeys((*FORMATS, *METHODS, GGUF, *MARLIN))),
         common=True,
+        tunable=("none", "int8", "int4"),
     )
     quantization_group: int = option(
         0,
