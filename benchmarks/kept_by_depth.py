@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headway import LLM
 from headway.core.plan import Sample, StepResult
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.sequence import Sequence
@@ -21,7 +22,6 @@ from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
-from headway.telemetry.records import StepRecord
 
 MAX_TOKENS = 200
 

@@ -13,6 +13,7 @@ from itertools import count, islice
 from pathlib import Path
 
 from headway import LLM
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.cost import StepCost
 from headway.engine.engine import Engine
@@ -21,7 +22,6 @@ from headway.engine.policy.policy import Turn, is_behind
 from headway.engine.sequence import Sequence as Running
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
-from headway.telemetry.records import StepRecord
 
 MAX_TOKENS = 120
 PASSAGE = 600

@@ -24,8 +24,8 @@ from pathlib import Path
 import torch
 
 from headway import LLM, SamplingParams
+from headway.core.records import StepRecord
 from headway.core.request import Request
-from headway.telemetry.records import StepRecord
 from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import StepSums
 

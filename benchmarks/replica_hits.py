@@ -26,6 +26,7 @@ from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen
 from headway.bench.traces import BLOCK_TOKENS, read_mooncake, read_sharegpt
 from headway.core.clock import VirtualClock
+from headway.core.records import BEFORE_ANY
 from headway.core.request import Request, SamplingParams
 from headway.edge.relayed import Load
 from headway.gateway.choose import Asked, Pool, uncached
@@ -33,7 +34,6 @@ from headway.gateway.config import UpstreamRow
 from headway.gateway.prefix import PAGE_BYTES, page_keys
 from headway.gateway.speed import Flight
 from headway.gateway.upstream import Upstream
-from headway.telemetry.records import BEFORE_ANY
 from mooncake_hits import LONGEST, engine_of, prompt_of
 
 TOKEN_S = 1e-4

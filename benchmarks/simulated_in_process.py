@@ -32,10 +32,10 @@ from headway.bench.run import Bench, hastened, prepare
 from headway.core.clock import VirtualClock
 from headway.core.embedded import model_folder
 from headway.core.options import BenchOptions, EngineOptions, read_options
+from headway.core.records import StepRecord
 from headway.core.service import service_classes
 from headway.engine.engine import Engine
 from headway.telemetry.calibration import columns
-from headway.telemetry.records import StepRecord
 from simulated import figures, load_options, numbers, renamed, show
 
 MIXES = (

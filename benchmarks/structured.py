@@ -18,10 +18,10 @@ from headway.cli.common import model_folder
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.options import EngineOptions
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
-from headway.telemetry.records import StepRecord
 
 SCHEMAS = Path(__file__).parents[2] / "shared" / "data" / "eval" / "jsonschema"
 PERSON = {

@@ -8,12 +8,12 @@ from headway.admit.lengths import AdmissionRequest
 from headway.core.clock import VirtualClock
 from headway.core.errors import OverloadedError, RequestError
 from headway.core.principal import Principal
+from headway.core.records import StepRecord
 from headway.core.request import SamplingParams
 from headway.core.service import Limits, ServiceClass, service_classes
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
 from headway.edge.rates import Meter
-from headway.telemetry.records import StepRecord
 
 TOKEN_S = 0.001
 CLASSES = service_classes()

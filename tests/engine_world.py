@@ -11,12 +11,12 @@ from guessing import Guesser
 from headway.core.clock import VirtualClock
 from headway.core.plan import Executor, StepPlan
 from headway.core.principal import Principal
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.core.resolve import Settings
 from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
 from headway.engine.sequence import Sequence
-from headway.telemetry.records import StepRecord
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "300"))
 VOCAB = 40

@@ -7,9 +7,9 @@ from typing import Any
 from headway.core.clock import VirtualClock
 from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.plan import Ceilings, Description
+from headway.core.records import StepRecord
 from headway.core.service import Alone, service_classes
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import StepRecord
 from headway.telemetry.timeline import Timeline
 
 BANDWIDTH, PEAK = 1e9, 1e11

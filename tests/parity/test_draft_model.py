@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from drive import engine_for, finish, greedy
 from headway.core.embedded import model_folder
 from headway.core.errors import UsageError
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
@@ -16,7 +17,6 @@ from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.draft import OFF
 from headway.engine.speculation.speculation import Speculation
 from headway.runtime.drafter import Wanted
-from headway.telemetry.records import StepRecord
 from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
 

@@ -22,6 +22,7 @@ from headway.core.errors import RequestError
 from headway.core.model_spec import read_model_spec
 from headway.core.options import ServerOptions
 from headway.core.plan import Description
+from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
 from headway.engine.messages import Ready
 from headway.frontend.answer import Answer, ResumedTokens, Stream
@@ -29,7 +30,6 @@ from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import StepRecord
 
 CONTEXT_TOKENS = 4096
 

@@ -23,7 +23,7 @@ from math import ceil, inf
 
 from headway.admit.queue import PATIENCE, UNPROMISED_S, QueueOrder
 from headway.core.clock import Clock
-from headway.telemetry.records import StepRecord
+from headway.core.records import StepRecord
 
 HALF_LIFE_S = 2.0
 """How soon half of what was learned is forgotten, in seconds in which there was work."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.route import Candidate, choose_engine
 from headway.admit.seen import Seen
-from headway.telemetry.records import StepRecord
+from headway.core.records import StepRecord
 
 
 @dataclass(slots=True)

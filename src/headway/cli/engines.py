@@ -17,11 +17,11 @@ from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions
 
 if TYPE_CHECKING:
     from headway.admit.lines import Lines
+    from headway.core.records import StepRecord
     from headway.frontend.client import EngineClient
     from headway.frontend.process import ProcessClient
     from headway.frontend.text import Tokenizer
     from headway.telemetry.live import Telemetry
-    from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
 

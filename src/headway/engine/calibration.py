@@ -17,6 +17,7 @@ from copy import deepcopy
 from itertools import count
 
 from headway.core.plan import Sample, StepResult
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
 from headway.engine.bisect_step import NOBODY
@@ -24,7 +25,6 @@ from headway.engine.cost import NOTHING, Work
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts, Speculation
-from headway.telemetry.records import StepRecord
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""

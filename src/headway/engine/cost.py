@@ -25,6 +25,7 @@ import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
+from headway.core.records import Counted, StepRecord
 from headway.engine.knots import FEW, KNOTS, NUM_KNOTS, Few, place
 from headway.engine.learning import (
     ANY_SAMPLED,
@@ -35,7 +36,6 @@ from headway.engine.learning import (
     State,
     learner,
 )
-from headway.telemetry.records import Counted, StepRecord
 from headway.telemetry.utilization import Work as ModelWork
 
 KEPT_ERRORS = 512
@@ -63,7 +63,7 @@ inflated by this share of the prior's, so that a change that persists is learned
 
 
 class Work(NamedTuple):
-    """What a step does, counted as `telemetry.records.counted` does; KV summed over groups."""
+    """What a step does, counted as `core.records.counted` does; KV summed over groups."""
 
     num_tokens: int
     num_sampled: int

@@ -25,6 +25,7 @@ from headway.core.plan import (
     StepPlan,
     StepResult,
 )
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check, longest, scaled_len
@@ -46,7 +47,6 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import make_speculator
 from headway.engine.step_masks import begin_masks
-from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
 

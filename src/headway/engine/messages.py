@@ -13,10 +13,10 @@ from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.kv_keep import KEYDIFF
 from headway.core.options import plain
 from headway.core.plan import Ceilings, Description
+from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.core.service import Alone
-from headway.telemetry.records import StepRecord
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE, BLOCKS_SOCKET = "engine", "beat", "failure", "blocks"

@@ -16,6 +16,7 @@ them.
 from dataclasses import dataclass, field
 
 from headway.core.plan import StepPlan, StepResult, Transfer
+from headway.core.records import StepRecord
 from headway.engine.cost import StepCost
 from headway.engine.kv import KVCache
 from headway.engine.kv.host import HostBlocks
@@ -23,7 +24,6 @@ from headway.engine.kv.host_tier import HOST
 from headway.engine.kv.prefix import Hit, Read
 from headway.engine.kv.rates import CopyRate
 from headway.engine.sequence import FINISHED, RUNNING, WAITING_FOR_KV, Sequence
-from headway.telemetry.records import StepRecord
 
 OUT, IN = "out", "in"
 MOST_TRIES = 16

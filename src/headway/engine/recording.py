@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
+from headway.core.records import Counted, StepRecord, counted
 from headway.engine.cost import StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
-from headway.telemetry.records import Counted, StepRecord, counted
 
 
 class Recorder:

@@ -11,13 +11,13 @@ import logging
 from collections.abc import Callable
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.core.records import StepRecord
 from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.engine.process import introduction
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.text import OutputParserSpec, Tokenizer
-from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ import zmq
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError, RequestError, ShutdownError
+from headway.core.records import StepRecord
 from headway.core.request import Request
 from headway.core.supervision import supervise
 from headway.engine import messages
@@ -31,7 +32,6 @@ from headway.frontend.retold import FirstStamp, Retold
 from headway.frontend.run_queue import RunQueue
 from headway.frontend.sockets import bind, private_folder, readable
 from headway.frontend.text import OutputParserSpec, Tokenizer
-from headway.telemetry.records import StepRecord
 
 log = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from headway.admit.admission import Admission, Rules
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.options import ServerOptions
+from headway.core.records import StepRecord
 from headway.core.service import BATCH_CLASS, ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring
 from headway.edge.upstream import Upstream
@@ -27,7 +28,6 @@ from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.telemetry.live import Introduction, Telemetry
 from headway.telemetry.machine_time import MachineTime
-from headway.telemetry.records import StepRecord
 from headway.telemetry.tasks import Retries, Tasks
 from headway.telemetry.traffic import Origin
 

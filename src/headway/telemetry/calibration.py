@@ -22,10 +22,10 @@ from headway.core.contention import over
 from headway.core.machine import num_cores
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
+from headway.core.records import StepRecord
 from headway.core.service import Alone
 from headway.telemetry.host_cpu import cpu_costs
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import StepRecord
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.timeline import Timeline
 from headway.telemetry.traffic import Asked, Origin, take_traffic

@@ -5,10 +5,10 @@
 
 from collections.abc import Iterable
 
+from headway.core.records import StepRecord
 from headway.core.service import ServiceClass
 from headway.core.slo import OBJECTIVES
 from headway.telemetry.goodput import FAILED, REFUSED, Ended
-from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.snapshot import Window
 from headway.telemetry.timeline import Timeline

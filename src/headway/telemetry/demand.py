@@ -11,9 +11,9 @@ many rows as the pace allows. Worked example, decode steps of 8 ms and 0.1 ms a 
 from collections.abc import Callable
 
 from headway.core.clock import Clock
+from headway.core.records import StepRecord
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS
-from headway.telemetry.records import StepRecord
 
 HALF_LIFE_S = 20.0
 ROW_SHARE = 0.2

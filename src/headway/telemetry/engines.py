@@ -4,8 +4,8 @@ from collections import Counter
 
 import msgspec
 
+from headway.core.records import BEFORE_ANY, StepRecord
 from headway.telemetry.demand import Demand
-from headway.telemetry.records import BEFORE_ANY, StepRecord
 
 BOTH = "both"
 DISK = "disk"

@@ -17,6 +17,7 @@ from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import RequestError, ShedError
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
+from headway.core.records import StepRecord
 from headway.core.request_source import RequestSource
 from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
@@ -37,7 +38,6 @@ from headway.telemetry.demand import Demand, promised_s
 from headway.telemetry.engines import Engines
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
 from headway.telemetry.prefill_rate import PrefillRate
-from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
 from headway.telemetry.shared import RecentPrompts

@@ -4,7 +4,7 @@
 0.75 s / 300 a prompt token, 1.25 s / 200 an answer's
 """
 
-from headway.telemetry.records import StepRecord
+from headway.core.records import StepRecord
 
 
 class MachineTime:

@@ -5,7 +5,7 @@ Only steps that are mostly prompts count, each token of them alike: 0.5 s for 48
 of a whole prompt.
 """
 
-from headway.telemetry.records import StepRecord
+from headway.core.records import StepRecord
 
 MOSTLY = 0.5
 """The least share of prompt tokens in a step that counts."""

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
-from headway.telemetry.records import BEFORE_ANY, StepRecord
+from headway.core.records import BEFORE_ANY, StepRecord
 from headway.telemetry.rows import (
     GRAMMAR_BUCKETS_S,
     ITL_BUCKETS_S,

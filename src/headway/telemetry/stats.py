@@ -5,9 +5,9 @@ from itertools import islice
 from headway.core.alternatives import kv_choices, weight_choices
 from headway.core.memory_plan import with_open_blocks
 from headway.core.plan import Description
+from headway.core.records import BEFORE_ANY, StepRecord
 from headway.telemetry.history import history
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import BEFORE_ANY, StepRecord
 from headway.telemetry.snapshot import (
     WINDOWS_S,
     EngineNow,

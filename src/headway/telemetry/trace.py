@@ -8,7 +8,7 @@ microseconds since the window began; there are no prompts in it.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from headway.telemetry.records import StepRecord
+from headway.core.records import StepRecord
 from headway.telemetry.timeline import Timeline
 
 ENGINE, REQUESTS = 1, 2

@@ -20,11 +20,11 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
 from headway.core.model_spec import read_model_spec
 from headway.core.plan import Description
+from headway.core.records import StepRecord
 from headway.engine.messages import Ready
 from headway.measure.record import ClientCost, Exchange, Load, Run, Server
 from headway.telemetry.calibration import acceptance, host_cost, straight, take_calibration
 from headway.telemetry.live import Telemetry
-from headway.telemetry.records import StepRecord
 
 
 def step(number: int, started_s: float, seconds: float, **more) -> StepRecord:

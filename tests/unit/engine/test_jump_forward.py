@@ -16,6 +16,7 @@ from grammar_engine import TOKENS, VOCAB, Gained, ask, engine_of, finish
 from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
+from headway.core.records import StepRecord
 from headway.core.request import Request
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost
@@ -24,7 +25,6 @@ from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.sequence import MOST_FORCED
 from headway.engine.speculation.speculation import Speculation
-from headway.telemetry.records import StepRecord
 
 PERSON = {
     "type": "object",

@@ -1,7 +1,7 @@
 """KV blocks by tier in `/metrics`: bytes held for later prompts, and what restores took."""
 
 from headway.core.clock import VirtualClock
-from headway.telemetry.records import BEFORE_ANY, StepRecord, TierUse
+from headway.core.records import BEFORE_ANY, StepRecord, TierUse
 from telemetry_cases import telemetry
 
 DEVICE, DISK = TierUse("device", 10**6), TierUse("disk", 24_576_000_000)

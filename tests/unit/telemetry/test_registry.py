@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
+from headway.core.records import StepRecord
 from headway.telemetry import reference
-from headway.telemetry.records import StepRecord
 from headway.telemetry.registry import ROWS, Histogram, Registry
 from headway.telemetry.rows import ITL_BUCKETS_S
 from telemetry_cases import answer, step, telemetry

@@ -5,8 +5,8 @@ import gc
 import msgspec
 
 from headway.core.clock import VirtualClock
+from headway.core.records import StepRecord
 from headway.telemetry.live import KEPT_REQUESTS, KEPT_STEPS
-from headway.telemetry.records import StepRecord
 from headway.telemetry.tasks import Tasks
 from telemetry_cases import answer, step, telemetry
 

@@ -23,8 +23,8 @@ from headway.core.plan import (
     StepResult,
     Transfer,
 )
+from headway.core.records import Counted, counted
 from headway.engine.cost import Work, work_done
-from headway.telemetry.records import Counted, counted
 
 GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
 LOWEST_ID = 32

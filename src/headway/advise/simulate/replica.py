@@ -23,6 +23,7 @@ from headway.core.errors import RequestError
 from headway.core.memory_plan import with_open_blocks
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description, Executor
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
@@ -34,7 +35,6 @@ from headway.engine.cost import StepCost, prior_of
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
-from headway.telemetry.records import StepRecord
 
 CALIBRATION_S = 0.8
 """As long as a server that starts measures itself."""

@@ -22,6 +22,7 @@ from headway.core.cache_config import CacheConfig
 from headway.core.clock import Clock
 from headway.core.parcel import ENGINE
 from headway.core.plan import NULL_BLOCK, Moved, TierNews, Transfer
+from headway.core.records import StepRecord, TierUse
 from headway.engine.chain import Chain
 from headway.engine.cost import StepCost
 from headway.engine.kv.disk_tier import DiskTier
@@ -42,7 +43,6 @@ from headway.engine.kv.prefix import (
     with_gap,
 )
 from headway.engine.kv.rates import CopyRate, ReadRate
-from headway.telemetry.records import StepRecord, TierUse
 
 DEVICE = "device"
 OPEN_WINDOW = 1

@@ -14,6 +14,7 @@ from math import inf
 from typing import NamedTuple
 
 from headway.core.plan import Sample, StepResult
+from headway.core.records import StepRecord
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
@@ -40,7 +41,6 @@ from headway.engine.speculation.proposers.draft import DraftProposer
 from headway.engine.speculation.proposers.grammar import GrammarProposer
 from headway.engine.speculation.proposers.lookahead import KINDS, Lookahead
 from headway.engine.speculation.proposers.proposal import Proposal, Proposer
-from headway.telemetry.records import StepRecord
 
 MIN_SPEEDUP = 1.05
 """Draft tokens that are predicted to raise the rate by less are not verified, nor drafted: a step

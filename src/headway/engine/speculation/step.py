@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from headway.core.clock import Clock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
+from headway.core.records import StepRecord
 from headway.core.request import SequenceUpdate
 from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
@@ -16,7 +17,6 @@ from headway.engine.kv.listing import insert
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
-from headway.telemetry.records import StepRecord
 
 
 @dataclass(slots=True, kw_only=True)

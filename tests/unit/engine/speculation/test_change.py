@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from headway.core.plan import Sample
+from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.cost import StepCost, Work, work_of
@@ -15,7 +16,6 @@ from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import PROBE_STEPS
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, common_prefix
 from headway.engine.speculation.speculation import Speculation
-from headway.telemetry.records import StepRecord
 
 STREAMS, CHOOSE_S = 16, 6e-4
 MACHINE = {1: 10, 4: 11, 8: 13, 16: 22, 32: 36, 64: 72, 16384: 20000}

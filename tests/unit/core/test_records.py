@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.plan import ScheduledSequence
-from headway.telemetry.records import Counted, counted
+from headway.core.records import Counted, counted
 
 rows = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=20
