@@ -44,7 +44,7 @@ from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
 from headway.engine.recording import Recorder
 from headway.engine.scheduler import Scheduler
-from headway.engine.sequence import Sequence
+from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation import make_speculator
 from headway.engine.step_masks import begin_masks
 
@@ -302,6 +302,7 @@ class Engine:
         self._untold = False
         self._admit_compiled()
         plan = self.scheduler.schedule()
+        advanced = self._advanced(plan) if overlap.depth else []
         for sequence in self.scheduler.policy.take_shed():
             self._refuse(sequence.request.request_id, ShedError())
         is_ahead = bool(overlap.steps)
@@ -312,15 +313,20 @@ class Engine:
         step.is_ahead = is_ahead
         if plan.new:
             step.first = first_scheduled(plan, self.scheduler, planned_s)
-        if overlap.depth:
-            found = map(self.scheduler.by_id, [row.sequence_id for row in plan.scheduled])
-            step.sequences = [sequence for sequence in found if sequence is not None]
+        step.sequences = advanced
+        # a request that is shed ends with all its sequences, those of this plan too
+        step.left = {s.sequence_id for s in advanced if s.state == FINISHED}
         try:
             step.masks = self._submit(plan)
         except Exception as error:
             step.error = error
         overlap.steps.append(step)
         return True
+
+    def _advanced(self, plan: StepPlan) -> list[Sequence]:
+        """Return the sequences that `plan` advances, row by row."""
+        found = map(self.scheduler.by_id, [row.sequence_id for row in plan.scheduled])
+        return [sequence for sequence in found if sequence is not None]
 
     def _end(self, step: StepInFlight) -> tuple[list[SequenceUpdate], StepRecord]:
         """Take what `step` has brought."""

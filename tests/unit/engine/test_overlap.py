@@ -18,6 +18,7 @@ from headway.core.options import HALVES, EngineOptions
 from headway.core.parallel import Parallel
 from headway.core.plan import sampled_in
 from headway.core.speculation_config import SpeculationConfig
+from headway.core.terms import Terms
 from headway.engine.cost import StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -151,6 +152,25 @@ def test_chunks_of_a_prompt_follow_each_other_without_waiting():
         [(16, [*range(16, 32)], False)],
         [(32, [*range(32, 40)], True)],
     ]
+    world.drain()
+
+
+def test_a_request_that_is_shed_leaves_the_plan_in_which_its_sibling_runs():
+    """Of two sequences in one row the second waits until it is too late: both end."""
+    shape = {"num_blocks": (40,), "policy": "slo", "late": "shed", "overlap": 1}
+    world = LateWorld(make_settings(max_num_seqs=1, budget=16, **shape))
+    terms = Terms(ttft_s=0.008)
+    request = world.add([1, 2, 3], terms=terms, n=2, max_tokens=40, ignore_eos=True)
+    refused = []
+    while not refused:
+        world.step()
+        refused = world.engine.take_refusals()
+    assert [request_id for request_id, _ in refused] == [request]
+    assert world.engine.num_requests == 0
+    for gained in world.of(request):
+        gained.dropped = True
+    assert 1 < len(world.of(request)[0].tokens) < 40, "the first ran beside"
+    world.add([4, 5], max_tokens=3, ignore_eos=True)
     world.drain()
 
 
