@@ -25,6 +25,7 @@ SHARED_BY_UNIT = [
             "admission_house",
             "grammar_engine",
             "late_world",
+            "golden_plans",
         ),
         *("batch_runs", "batch_calls", "resolve_cases", "small_tokenizers", "telemetry_cases"),
     )
