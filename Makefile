@@ -89,7 +89,7 @@ sanitize: .venv/.installed-dev
 	PYTHONPATH=$(SANITIZED) LD_PRELOAD="$$(c++ -print-file-name=libasan.so) $$(c++ -print-file-name=libubsan.so)" \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(BIN)/python -m pytest tests/parity/test_native_*.py tests/parity/test_rounded_formats.py \
-		tests/parity/test_int4_kv.py tests/parity/test_best_blocks.py tests/unit/engine/test_learning.py
+		tests/parity/test_int4_kv.py tests/parity/test_best_blocks.py tests/unit/perf/test_filter.py
 
 # The live page's pictures in docs/images; wants chromium.
 screenshots: .venv/.installed-dev

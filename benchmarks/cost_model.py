@@ -27,9 +27,9 @@ from headway import LLM, SamplingParams
 from headway.core.plan import GrammarMasks, StepPlan, StepResult
 from headway.core.records import StepRecord
 from headway.core.request import Request
-from headway.engine.cost import Work
 from headway.engine.engine import Engine
 from headway.measure.chart import Panel, chart
+from headway.perf.model import Work
 
 BUDGETS = (32, 48, 64, 100, 128, 256, 512, 1024, 2048)
 LEVELS = (0.25, 0.5, 1, 1, 2)

@@ -25,7 +25,7 @@ from headway.admit.split import prefill_engines
 from headway.advise.simulate.truth import Roofline
 from headway.bench.workload import Conversation
 from headway.core.slo import Slo
-from headway.engine.cost import Work
+from headway.perf.model import Work
 from literature.fleet import House, Way, shares, truth
 from served import Kind, conversations, poisson_times
 

@@ -29,8 +29,8 @@ from headway.assemble import plan_settings
 from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
-from headway.engine.cost import Prior, StepCost, work_done
 from headway.engine.engine import Engine
+from headway.perf.model import Prior, StepModel, work_done
 from headway.runtime.null import NullExecutor
 
 PROMPT = list(range(300, 428))
@@ -78,7 +78,7 @@ def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[s
         engine.add(Request(i, prompt, SamplingParams(max_tokens=steps + 50)))
     while engine.scheduler.waiting:
         engine.step()
-    costs, lessons, cost = [], [], StepCost()
+    costs, lessons, cost = [], [], StepModel()
     for _ in range(steps):
         before = time.perf_counter()
         updates, record = engine.step()

@@ -29,8 +29,8 @@ from headway.core.plan import Description
 from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import service_classes
-from headway.engine.cost import Work
 from headway.measure.record import Exchange
+from headway.perf.model import Work
 from served import MIX, conversations, poisson_times
 
 WEIGHTS_S, TOKEN_S, ATTENDED_S, READ_S = 0.020, 3.0e-3, 0.7e-6, 0.5e-6

@@ -15,13 +15,13 @@ from headway import LLM
 from headway.core.plan import Sample, StepResult
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.perf.model import Prior, StepModel, Work
 
 MAX_TOKENS = 200
 
@@ -131,7 +131,7 @@ def main() -> None:
     print("| --- | --- | --- |" + " --- |" * most)
     everything = []
     config = llm.settings.speculation
-    source = Speculation(config, StepCost(GUESSES_PAY)) if chosen.source else None
+    source = Speculation(config, StepModel(GUESSES_PAY)) if chosen.source else None
     if source is not None:
         source.backoff = NoBackoff()
     for skill in SKILLS:

@@ -24,7 +24,7 @@ from headway.core.kv_keep import tokens_kept
 from headway.core.kv_read import blocks_read
 from headway.core.model_spec import read_model_spec
 from headway.core.request import Request
-from headway.telemetry.utilization import Work
+from headway.perf.roofline import ModelWork
 
 ROOM = 160
 """Tokens that a sequence may decode."""
@@ -89,7 +89,7 @@ class Decoding:
         """Bytes of packed weights that a step reads."""
         per_weight = self.llm.engine.executor.describe().bytes_per_weight
         settings = self.llm.settings
-        work = Work(self.llm.spec, settings.dtype, settings.cache.dtype, per_weight)
+        work = ModelWork(self.llm.spec, settings.dtype, settings.cache.dtype, per_weight)
         return float(work.weight_bytes)
 
     def row(self, name: str, whole: "Decoding") -> str:

@@ -30,8 +30,8 @@ from headway.core.options import EngineOptions
 from headway.core.plan import StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
-from headway.engine.cost import Prior
 from headway.engine.engine import Engine
+from headway.perf.model import Prior
 from headway.runtime.null import NullExecutor
 
 SIZE = 64

@@ -40,7 +40,7 @@ from headway.evals.questions import ask
 from headway.evals.skills.suite import TEST_SEED
 from headway.evals.text import read_text, windows
 from headway.measure.chart import text as label
-from headway.telemetry.utilization import Work
+from headway.perf.roofline import ModelWork
 from headway.whole_model import FolderModel
 from speculation import make_prompts
 
@@ -117,7 +117,7 @@ class Native:
         self.llm = LLM(folder, dtype="bfloat16", quantization=quantization, **room, **options)
         settings = self.llm.settings
         per_weight = self.llm.engine.executor.describe().bytes_per_weight
-        self.work = Work(self.llm.spec, settings.dtype, settings.cache.dtype, per_weight)
+        self.work = ModelWork(self.llm.spec, settings.dtype, settings.cache.dtype, per_weight)
         self.weight_bytes = self.work.weight_bytes
         self._ids = iter(range(1, 10**9))
 

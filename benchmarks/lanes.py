@@ -15,13 +15,13 @@ from pathlib import Path
 from headway import LLM
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import StepCost
 from headway.engine.engine import Engine
 from headway.engine.policy import Fcfs
 from headway.engine.policy.policy import Turn, is_behind
 from headway.engine.sequence import Sequence as Running
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
+from headway.perf.model import StepModel
 
 MAX_TOKENS = 120
 PASSAGE = 600
@@ -61,7 +61,7 @@ class Lane:
 
     name: str
     number: int
-    cost: StepCost
+    cost: StepModel
     speculator: Speculation | None = None
     marks: list[Mark] = field(default_factory=list)
     answers: dict[int, list[int]] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class Track:
         scheduler = self.engine.scheduler
         scheduler.policy = scheduler.drafts.policy = scheduler.reclaim.policy = self.policy
 
-    def add(self, name: str, make: Callable[[StepCost], Speculation] | None = None) -> Lane:
+    def add(self, name: str, make: Callable[[StepModel], Speculation] | None = None) -> Lane:
         """A lane that knows of the machine what the engine did at its start."""
         lane = Lane(name, len(self.lanes), deepcopy(self.known))
         lane.speculator = make(lane.cost) if make else None
@@ -164,7 +164,7 @@ class Track:
         scheduler = self.engine.scheduler
         return [*scheduler.running, *scheduler.waiting]
 
-    def _serve(self, number: int, cost: StepCost, speculator: Speculation | None) -> None:
+    def _serve(self, number: int, cost: StepModel, speculator: Speculation | None) -> None:
         """The next steps are of the lane with this number, planned and learned by what it knows."""
         engine = self.engine
         self.policy.number = number

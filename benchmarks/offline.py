@@ -26,7 +26,7 @@ import torch
 from headway import LLM, SamplingParams
 from headway.core.records import StepRecord
 from headway.core.request import Request
-from headway.telemetry.utilization import Roof, Work
+from headway.perf.roofline import ModelWork, Roof
 from headway.telemetry.windows import StepSums
 
 CONTEXT = 512
@@ -99,7 +99,7 @@ class Rates:
         while self.llm.engine.has_work:
             self.llm.engine.step()
 
-    def utilization(self, work: Work) -> tuple[float, float]:
+    def utilization(self, work: ModelWork) -> tuple[float, float]:
         """(MBU, MFU) of the last measurement."""
         sums = StepSums.over(len(work.kv_bytes))
         for record in self.records:
@@ -144,7 +144,7 @@ def words_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().view(-1).view(torch.uint8)[: tensor.nbytes // 4 * 4].view(torch.int32)
 
 
-def ceilings(llm: LLM, work: Work, context: int, batches: list[int]) -> Figures:
+def ceilings(llm: LLM, work: ModelWork, context: int, batches: list[int]) -> Figures:
     """Tokens/s that bandwidth (decode) and the GEMM (prefill) allow here and now."""
     spec = llm.spec
     llm.engine.executor.probe(PROBE_S)
@@ -184,7 +184,7 @@ def run_ours(chosen: argparse.Namespace, batches: list[int]) -> list[Repeat]:
     rates = Rates(llm, chosen.context)
     rates.decode(max(batches))
     per_weight = llm.engine.executor.describe().bytes_per_weight
-    work = Work(llm.spec, llm.settings.dtype, llm.settings.cache.dtype, per_weight)
+    work = ModelWork(llm.spec, llm.settings.dtype, llm.settings.cache.dtype, per_weight)
     memory = StepMemory(llm)
     found = []
     for _ in range(chosen.repeats):

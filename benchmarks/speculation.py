@@ -30,12 +30,12 @@ from headway import LLM
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Prior, StepCost, Work
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text.tools.written import Offered, calls_grammar
+from headway.perf.model import Prior, StepModel, Work
 from headway.server.models import answer_marks
 
 MAX_TOKENS = 120
@@ -139,9 +139,9 @@ def seconds_of(num_rows: int, row_costs: float) -> float:
     return 0.01 * (1 + row_costs * (num_rows - 1))
 
 
-def cost_of_rows(row_costs: float) -> StepCost:
+def cost_of_rows(row_costs: float) -> StepModel:
     """What has learned `seconds_of`."""
-    cost = StepCost(Prior(0.01, 1e-9, 1e-9, 1e-12, 1e-12, 1e-12))
+    cost = StepModel(Prior(0.01, 1e-9, 1e-9, 1e-12, 1e-12, 1e-12))
     for _ in range(300):
         for knot in range(9):
             rows = 1 << knot
@@ -179,7 +179,7 @@ def answer(
 
 
 def speculators_of(
-    llm: LLM, names: list[str], fixed: list[int], cost: StepCost | None
+    llm: LLM, names: list[str], fixed: list[int], cost: StepModel | None
 ) -> dict[str, Speculation | None]:
     """By name one speculator each, with a memory of its own; "off" has none."""
     config, cost = llm.settings.speculation, cost or llm.engine.cost
@@ -189,7 +189,7 @@ def speculators_of(
         found[name] = Speculation(replace(config, sources=sources), cost)
     for count in fixed:
         always = replace(config, max_drafts=count)
-        found[f"always {count}"] = fixed = Speculation(always, StepCost(GUESSES_PAY))
+        found[f"always {count}"] = fixed = Speculation(always, StepModel(GUESSES_PAY))
         fixed.backoff = NoBackoff()
     return found
 

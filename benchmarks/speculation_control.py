@@ -38,11 +38,11 @@ from common import markdown
 from headway import LLM
 from headway.core.slo import parse_slo
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.speculation import Candidate, Speculation
 from headway.measure.chart import Panel, chart
+from headway.perf.model import StepModel
 from judged import Data, interval, say
 from lanes import MAX_TOKENS, Lane, Mark, Track, prompts_of
 from speculation_objectives import Side, block, objectives_table
@@ -75,7 +75,7 @@ def all_of(values: Sequence[Sequence[float]], budget: int) -> list[int]:
 class Always(Speculation):
     """Verifies and drafts as many draft tokens as it may, whatever they bring."""
 
-    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+    def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
         super().__init__(config, cost)
         self.backoff = NoBackoff()
 
@@ -86,10 +86,10 @@ class Always(Speculation):
         return all_of(values, plain.budget)
 
 
-def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepCost], Speculation] | None]:
+def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepModel], Speculation] | None]:
     """By name who makes the speculator of a choice; "off" has none."""
     config = llm.settings.speculation
-    found: dict[str, Callable[[StepCost], Speculation] | None] = {"off": None}
+    found: dict[str, Callable[[StepModel], Speculation] | None] = {"off": None}
     found["auto"] = lambda cost: Speculation(config, cost)
     for source in [name for name in config.sources if name != "forced"]:
         for most in fixed:

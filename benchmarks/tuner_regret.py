@@ -52,8 +52,9 @@ from headway.core.plan import Description
 from headway.core.resolve import Settings
 from headway.core.service import Alone
 from headway.core.slo import parse_slo
-from headway.engine.cost import Work
-from headway.telemetry.calibration import Calibration, HostCost, StepColumns, fingerprint
+from headway.perf.frontend import HostCost
+from headway.perf.model import Work
+from headway.telemetry.calibration import Calibration, StepColumns, fingerprint
 
 WORKLOADS = {
     "chats": "--input-len lognormal:60,0.5 --output-len lognormal:80,0.4",

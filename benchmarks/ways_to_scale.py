@@ -28,7 +28,7 @@ from headway.advise.simulate.truth import Roofline
 from headway.core.dealt import SPLIT_TOKENS
 from headway.core.model_spec import ModelSpec
 from headway.core.options import EngineOptions
-from headway.engine.cost import Work
+from headway.perf.model import Work
 from literature.shapes import LLAMA_3_8B, llama, spec_of
 
 LLAMA_3_70B = llama(8192, 28672, 80, 64, num_key_value_heads=8, vocab_size=128256)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-OUTPUTS = "src/headway/runtime/native/_native*.so", "src/headway/engine/_learning*.so"
+OUTPUTS = "src/headway/runtime/native/_native*.so", "src/headway/perf/_learning*.so"
 
 
 class NativeBuildHook(BuildHookInterface):

@@ -1,4 +1,4 @@
-// What a step teaches of the cost model: `engine/learning.py`, operation by operation.
+// What a step teaches of the cost model: `perf/filter.py`, operation by operation.
 //
 // Sums are taken in the order of that file, and nothing is contracted (-ffp-contract=off), so that
 // both give the same bits. The state is the caller's array: constants, logarithms, parts,
@@ -30,7 +30,7 @@ struct Share {
     double share;
 };
 
-// The nearest curve that never falls (`knots.rising`): neighbours that fall share their mean.
+// The nearest curve that never falls (`filter.isotonic_fit`): neighbours that fall share their mean.
 void rise(const State& state) {
     struct Pool {
         double mean, weight;

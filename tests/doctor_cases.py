@@ -18,7 +18,8 @@ from headway.advise.reading import (
     WeightReading,
 )
 from headway.core.contention import CoreUse
-from headway.telemetry.snapshot import Evidence, Percentiles, Utilization, Verdict
+from headway.perf.roofline import Utilization
+from headway.telemetry.snapshot import Evidence, Percentiles, Verdict
 
 BANDWIDTH, FLOPS = 17e9, 100e9
 WEIGHTS = 500e6

@@ -22,9 +22,9 @@ from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.resolve import Settings
 from headway.core.terms import Terms
-from headway.engine.cost import Prior
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
+from headway.perf.model import Prior
 
 RECORDED = Path(__file__).parent / "golden" / "plans.txt"
 NUM_WORLDS, PLANS_PER_WORLD = 100, 100

@@ -21,8 +21,9 @@ from headway.core.options import EngineOptions
 from headway.core.plan import Description
 from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes
-from headway.engine.cost import Work
-from headway.telemetry.calibration import Calibration, HostCost, StepColumns, fingerprint
+from headway.perf.frontend import HostCost
+from headway.perf.model import Work
+from headway.telemetry.calibration import Calibration, StepColumns, fingerprint
 
 MOST = 2**40
 SPEC = read_model_spec(model_folder(None))

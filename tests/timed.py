@@ -6,8 +6,8 @@ from typing import NamedTuple
 from fakes import FakeExecutor, make_settings
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description, StepPlan
-from headway.engine.cost import Work
 from headway.engine.engine import Engine
+from headway.perf.model import Work
 
 
 class Machine(NamedTuple):

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from headway.core.model_spec import LayerSpec, ModelSpec
 from headway.core.quantization import Quantization, planned_bytes
-from headway.telemetry.formulas import kv_bytes, usd_per_million, utilization
+from headway.perf.roofline import utilization
+from headway.telemetry.formulas import kv_bytes, usd_per_million
 from literature import shapes
 from literature.claim import Claim, Figure, Finding, Promise
 from literature.lean import held

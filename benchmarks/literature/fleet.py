@@ -32,7 +32,7 @@ from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import service_classes
 from headway.core.slo import Slo
-from headway.engine.cost import StepCost, Work, prior_of
+from headway.perf.model import StepModel, Work, prior_of
 from literature.claim import Claim, Figure, Finding, Promise
 from literature.pictures import bars, groups
 from literature.shapes import LLAMA_3_8B, spec_of
@@ -171,7 +171,7 @@ class House:
     link_bytes_s: float = LINK_BYTES_S
     truth_of: Callable[[ModelSpec], Truth] = truth
     spec: ModelSpec = field(default_factory=lambda: replace(spec_of(LLAMA_3_8B), eos_token_ids=()))
-    beliefs: dict[str, StepCost] = field(default_factory=dict)
+    beliefs: dict[str, StepModel] = field(default_factory=dict)
 
     def replica(self, way: Way, number: int) -> Replica:
         """One engine."""

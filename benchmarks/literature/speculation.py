@@ -17,11 +17,11 @@ from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
 from headway.core.model_spec import read_model_spec
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
+from headway.perf.model import Prior, StepModel
 from literature.claim import (
     Claim,
     Figure,
@@ -185,7 +185,7 @@ def set_source(llm: LLM, source: str) -> None:
     one = replace(config, sources=(source,), max_drafts=DRAFTS)
     speculation = None
     if source != OFF:
-        speculation = Speculation(one, StepCost(ALWAYS))
+        speculation = Speculation(one, StepModel(ALWAYS))
         speculation.backoff = NoBackoff()
     llm.engine.scheduler.drafts.speculator = speculation
 

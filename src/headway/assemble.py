@@ -26,12 +26,12 @@ from headway.core.resolve import Settings, choose_device, resolve
 from headway.core.served_spec import as_served
 from headway.core.speculation_config import Beside
 from headway.engine.calibration import calibrate, calibrate_guesses
-from headway.engine.cost import prior_of
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.handover import Handover
 from headway.engine.messages import WEIGHTS_VARIABLE
+from headway.perf.model import prior_of
 
 if TYPE_CHECKING:
     from headway.runtime.shared_weights import SharedWeights

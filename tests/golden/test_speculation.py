@@ -7,11 +7,11 @@ from drive import engine_for, finish, greedy
 from headway.core import grammar as grammars
 from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
-from headway.engine.cost import Prior, StepCost
 from headway.engine.speculation import Drafts
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.model import Prior, StepModel
 
 TEXTS = (
     "Tell me a story about a dog.",
@@ -67,7 +67,7 @@ def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int],
     if speculate in ("draft", "auto"):
         options["draft_model"] = "headway-draft"
     engine = engine_for(model_folder(None), **options)
-    speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
+    speculation = Speculation(engine.settings.speculation, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()  # when a grammar is ready is a matter of time
     engine.scheduler.drafts.speculator = speculation
     drafts, forced = engine.scheduler.drafts, list[int]()

@@ -13,10 +13,10 @@ import pytest
 from drive import engine_for, finish
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.model import Prior, StepModel
 from parity.cobatch import ALONE, ENGINES, MAX_LEN, VOCABULARY, check_mix, write_letters
 from parity.tiny import edit_config, save, tiny_model
 
@@ -80,7 +80,7 @@ def test_tokens_do_not_depend_on_guesses(alone: Engine, engines: list[Engine]):
 @pytest.fixture
 def lookahead() -> Speculation:
     """All guesses are verified, as a step takes no longer with them."""
-    speculation = Speculation(SpeculationConfig(sources=("lookahead",)), StepCost(GUESSES_PAY))
+    speculation = Speculation(SpeculationConfig(sources=("lookahead",)), StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     return speculation
 

@@ -11,11 +11,11 @@ from headway.core.embedded import model_folder
 from headway.core.errors import UsageError
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.draft import OFF
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.model import Prior, StepModel
 from headway.runtime.drafter import Wanted
 from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
@@ -94,7 +94,7 @@ def test_a_drafter_that_fails_is_asked_again_for_a_while(caplog: pytest.LogCaptu
     """Requests go on; nobody plans for it until it is asked again; records say why; it comes back,
     and where it fails again and again it is off for good."""
     engine, _ = drafting_engine(max_model_len=256)
-    speculation = Speculation(engine.settings.speculation, StepCost(GUESSES_PAY))
+    speculation = Speculation(engine.settings.speculation, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
     requests = [greedy(number, [5 + number, 6, 7], 200) for number in range(2)]

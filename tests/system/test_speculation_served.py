@@ -27,11 +27,11 @@ from headway.bench.trial import once
 from headway.core.embedded import model_folder
 from headway.core.options.bench import BenchOptions
 from headway.core.request import SamplingParams
-from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.speculation import make_speculator
 from headway.evals.skills.suite import examples
 from headway.llm import LLM
+from headway.perf.model import Prior, StepModel
 from headway.server.models import answer_marks
 from headway.telemetry.snapshot import Snapshot
 from in_process import InProcess, fake_state
@@ -63,7 +63,7 @@ GREEDY, SEEDED = {"temperature": 0}, {"temperature": 1.0, "seed": 11}
 
 def always_pays(engine: Engine) -> None:
     """Have it guess as on a machine where that pays."""
-    speculator = make_speculator(engine.settings.speculation, StepCost(GUESSES_PAY))
+    speculator = make_speculator(engine.settings.speculation, StepModel(GUESSES_PAY))
     engine.scheduler.drafts.speculator = speculator
 
 

@@ -35,7 +35,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_kernels_and_models_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("headway/runtime/native/_native") for name in names)
-    assert any(name.startswith("headway/engine/_learning.") for name in names)
+    assert any(name.startswith("headway/perf/_learning.") for name in names)
     for model in ("headway-tiny", "headway-draft"):
         assert f"headway/embedded/{model}/model.safetensors" in names
     assert "headway/embedded/headway-tiny/medusa.safetensors" in names

@@ -34,22 +34,25 @@ SHARED_BY_UNIT = [
 MAY_IMPORT = {
     "": {"core", "llm"},  # headway/__init__.py, late
     "core": set(),
-    "telemetry": {"core"},
+    "perf": {"core"},
+    "telemetry": {"core", "perf"},
     "admit": {"core", "telemetry", "edge"},
-    "engine": {"core", "telemetry", "admit"},
+    "engine": {"core", "perf", "telemetry", "admit"},
     "frontend": {"core", "telemetry", "engine"},
     "edge": {"core"},
     "batches": {"core", "edge"},
     "runtime": {"core"},
-    "assemble": {"core", "telemetry", "engine", "runtime", "compress"},
+    "assemble": {"core", "perf", "telemetry", "engine", "runtime", "compress"},
     "llm": {"core", "frontend", "assemble"},
     "whole_model": {"core", "llm"},
     "surprisal": {"core", "whole_model"},
     "server": {"core", "telemetry", "engine", "frontend", "edge", "admit", "batches"},
     "gateway": {"core", "telemetry", "edge", "batches"},
     "measure": {"core"},
-    "bench": {"core", "telemetry", "measure"},
-    "advise": {"core", "telemetry", "engine", "admit", "edge", "measure", "bench", "assemble"},
+    "bench": {"core", "perf", "telemetry", "measure"},
+    "advise": {
+        *("core", "perf", "telemetry", "engine", "admit", "edge", "measure", "bench", "assemble"),
+    },
     "evals": {"core", "measure"},
     "compress": {"core", "frontend", "runtime", "evals"},
     "cluster": {"core", "assemble", "server", "gateway"},
@@ -313,7 +316,18 @@ def test_unit_tests_never_import_torch():
 
 def test_deciding_rooms_run_without_torch():
     """A fresh interpreter imports every module of them and has loaded no torch."""
-    rooms = ("", "core", "telemetry", "engine", "frontend", "assemble", "edge", "admit", "server")
+    rooms = (
+        "",
+        "core",
+        "perf",
+        "telemetry",
+        "engine",
+        "frontend",
+        "assemble",
+        "edge",
+        "admit",
+        "server",
+    )
     rooms += ("gateway", "batches", "measure", "bench", "evals")
     names = [module for module in MODULES if room_of(module) in rooms]
     names = [name for name in names if not name.endswith("__main__")]

@@ -6,8 +6,7 @@ Pure. `Diagnosis` is what `--json` prints and what `show` draws.
 import msgspec
 
 from headway.advise import rules, symptoms, waste
-from headway.advise.reading import Reading
-from headway.advise.roofline import decode_step
+from headway.advise.reading import Reading, decode_step
 from headway.advise.shorter import Saving, savings
 from headway.advise.what_if.compare import Gain
 from headway.telemetry.snapshot import Evidence

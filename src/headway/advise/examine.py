@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from headway.advise.accelerators import Sheet, read_sheets, sheet_of
 from headway.advise.show import plain
 from headway.advise.words import duration, percent, plural, rate
 from headway.assemble import examine_machine
@@ -20,6 +19,7 @@ from headway.core.memory_plan import gib
 from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec
 from headway.core.options import EngineOptions
 from headway.core.quantization import bytes_per_weight, planned_bytes
+from headway.perf.roofline import Sheet, read_sheets, sheet_of
 
 SETS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni"),

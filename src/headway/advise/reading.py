@@ -14,7 +14,8 @@ else. None is "not known from this source", never zero. Means unless a name says
 from dataclasses import dataclass, field
 
 from headway.core.contention import CoreUse
-from headway.telemetry.snapshot import Percentiles, Utilization, Verdict
+from headway.perf.roofline import DecodeStep, Utilization
+from headway.telemetry.snapshot import Percentiles, Verdict
 from headway.telemetry.verdict import CONTENTION
 
 
@@ -332,3 +333,28 @@ class Reading:
         if self.queue_s is not None:
             whole = self.queue_s + (self.prefill_s or 0.0)
         return min(seconds / whole, 1.0) if seconds and whole else 0.0
+
+
+def decode_step(reading: Reading) -> DecodeStep | None:
+    """The mean decode step; None where the source does not tell or the weights stay in cache.
+
+    What steps reach the machine can do: a ceiling that was measured lower was measured in a bad
+    moment.
+    """
+    steps, seconds = reading.steps.decode, reading.steps.decode_step_s
+    weights, machine = reading.weights.step_bytes, reading.machine
+    if steps is None or not seconds or not weights or not machine.bandwidth:
+        return None
+    if reading.weights.cache_resident:
+        return None
+    rows = max(reading.steps.rows or 1.0, 1.0)
+    kv = max(steps.bytes_per_s * seconds - weights, 0.0)
+    return DecodeStep(
+        seconds=seconds,
+        rows=rows,
+        weight_bytes=weights,
+        kv_bytes_per_row=kv / rows,
+        flops_per_row=steps.flops_per_s * seconds / rows,
+        bandwidth=max(machine.bandwidth, steps.bytes_per_s),
+        flops=max(machine.flops, steps.flops_per_s) if machine.flops else None,
+    )

@@ -5,8 +5,7 @@ from observed times or, where a step reads too many bytes, from those bytes over
 fix gives less than that; how much less is for the simulator (`advise.what_if`) to find.
 """
 
-from headway.advise.reading import Reading
-from headway.advise.roofline import DecodeStep, decode_step
+from headway.advise.reading import Reading, decode_step
 from headway.advise.symptoms import (
     BFLOAT16,
     MAX_NUM_SEQS,
@@ -17,6 +16,7 @@ from headway.advise.symptoms import (
     rounding,
 )
 from headway.core.alternatives import highest
+from headway.perf.roofline import DecodeStep
 
 TOKENS_PER_VERIFIED_STEP = 2.0
 """Tokens of a sequence in a step with draft tokens, of most texts."""

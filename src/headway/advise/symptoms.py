@@ -3,8 +3,7 @@
 A predicate is true only where the reading knows enough. Thresholds stand in one table.
 """
 
-from headway.advise.reading import Reading
-from headway.advise.roofline import decode_step
+from headway.advise.reading import Reading, decode_step
 from headway.advise.words import duration, percent, plural, tokens
 from headway.core.alternatives import highest
 from headway.core.memory_plan import gib

@@ -20,8 +20,8 @@ from headway.core.regular_file import read_bytes
 from headway.measure.client import open_session
 from headway.measure.record import Exchange, Run
 from headway.measure.saved import write
+from headway.perf.frontend import cpu_costs_of
 from headway.telemetry.calibration import FORMAT, VERSION, WHOLE_LOAD, Calibration
-from headway.telemetry.host_cpu import costs_of
 
 MOST_SECONDS = 300
 TIMEOUT_S = 30.0
@@ -122,7 +122,7 @@ def is_near(url: str) -> bool:
 
 def client_costs(run: Run) -> tuple[float, float, float]:
     """CPU seconds that we took for (a request, a moment in which tokens came, a token): the least
-    squares of the run's seconds, as the server's own are found (`telemetry.host_cpu`); of a run of
+    squares of the run's seconds, as the server's own are found (`perf.frontend`); of a run of
     a few seconds all of it by token."""
     sent = [x.sent_s for x in run.exchanges if x.sent_s is not None]
     chunks = [(at_s, n) for x in run.exchanges for at_s, n in zip(x.chunk_s, tokens_of(x))]
@@ -138,7 +138,7 @@ def client_costs(run: Run) -> tuple[float, float, float]:
     woke_by = np.histogram(woke_s, edges)[0].tolist()
     tokens_by = np.histogram(at_s, edges, weights=tokens)[0].tolist()
     spent_by = np.diff([cpu_s for _, cpu_s in spent]).tolist()
-    costs = costs_of(list(zip(sent_by, woke_by, tokens_by, spent_by, strict=True)))
+    costs = cpu_costs_of(list(zip(sent_by, woke_by, tokens_by, spent_by, strict=True)))
     return costs if any(costs) else (0.0, 0.0, round(run.client.cpu_s / float(tokens.sum()), 8))
 
 

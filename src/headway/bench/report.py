@@ -17,7 +17,8 @@ from headway.bench.percentiles import Distribution, distribution
 from headway.bench.timeline import Timeline, timeline, tokens_in
 from headway.core.slo import Slo, parse_slo
 from headway.measure.record import Exchange, Run
-from headway.telemetry.formulas import HOUR_S, ratio, usd_per_million
+from headway.perf.roofline import ratio
+from headway.telemetry.formulas import HOUR_S, usd_per_million
 from headway.telemetry.prefixes import Sharing
 
 

@@ -21,10 +21,10 @@ from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
 from headway.engine.bisect_step import NOBODY
-from headway.engine.cost import NOTHING, Work
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts, Speculation
+from headway.perf.model import NOTHING, Work
 
 PROMPT, LEAST_OBSERVED = 500, 5
 """Tokens of a usual prompt, and steps after which the cost model is believed."""

@@ -31,7 +31,6 @@ from headway.core.resolve import Settings
 from headway.engine.admission import check, longest, scaled_len
 from headway.engine.batching import BatchGate
 from headway.engine.bisect_step import NOBODY, abandon, bisect_step, prove_runtime
-from headway.engine.cost import Prior, StepCost
 from headway.engine.first_scheduled import first_scheduled
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
@@ -47,6 +46,7 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation import make_speculator
 from headway.engine.step_masks import begin_masks
+from headway.perf.model import Prior, StepModel
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Engine:
         self.eos_token_ids = frozenset(i for i in eos_token_ids if 0 <= i < vocab_size)
         self.clock = clock or SystemClock()
         self.kv = KVCache(settings.cache, settings.max_num_batched_tokens)
-        self.cost = StepCost(prior, settings.cache.reaches)
+        self.cost = StepModel(prior, settings.cache.reaches)
         chunk = settings.max_num_batched_tokens
         preemption = Preemption(
             self.kv,

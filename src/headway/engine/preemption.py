@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 
 from headway.core.plan import StepPlan, StepResult, Transfer
 from headway.core.records import StepRecord
-from headway.engine.cost import StepCost
 from headway.engine.kv import KVCache
 from headway.engine.kv.host import HostBlocks
 from headway.engine.kv.host_tier import HOST
 from headway.engine.kv.prefix import Hit, Read
-from headway.engine.kv.rates import CopyRate
 from headway.engine.sequence import FINISHED, RUNNING, WAITING_FOR_KV, Sequence
+from headway.perf.model import StepModel
+from headway.perf.rates import CopyRate
 
 OUT, IN = "out", "in"
 MOST_TRIES = 16
@@ -53,14 +53,14 @@ class Preemption:
     def __init__(
         self,
         kv: KVCache,
-        cost: StepCost | None = None,
+        cost: StepModel | None = None,
         *,
         host_blocks: tuple[int, ...] = (),
         block_bytes: tuple[int, ...] = (),
         chunk: int = 1,
     ) -> None:
         self.kv = kv
-        self.cost = cost or StepCost()
+        self.cost = cost or StepModel()
         self.host = HostBlocks(host_blocks)
         self.block_bytes = block_bytes
         self.chunk = chunk

@@ -4,16 +4,16 @@ from collections.abc import Callable
 
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.core.records import Counted, StepRecord, counted
-from headway.engine.cost import StepCost
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
+from headway.perf.model import StepModel
 
 
 class Recorder:
     """Makes the records of an engine's steps, one after the other."""
 
-    def __init__(self, scheduler: Scheduler, cost: StepCost, has_work: Callable[[], bool]) -> None:
+    def __init__(self, scheduler: Scheduler, cost: StepModel, has_work: Callable[[], bool]) -> None:
         self.scheduler, self.cost, self.has_work = scheduler, cost, has_work
         self.count: Callable[[list[ScheduledSequence], tuple[int, ...]], Counted] = counted
         """What the rows of a step do; for who knows it already."""

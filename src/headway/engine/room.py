@@ -18,12 +18,12 @@ compute meanwhile may be the beginning of the newcomer.
 from collections.abc import Callable
 from collections.abc import Sequence as TypingSequence
 
-from headway.engine.cost import work_of
 from headway.engine.growth import Growth, Profile, is_fixed
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import Hit
 from headway.engine.preemption import Preemption
 from headway.engine.sequence import Sequence
+from headway.perf.model import work_of
 
 LOOK_AGAIN = 8
 """Steps after which one that was refused is looked at again, if nobody has left before."""

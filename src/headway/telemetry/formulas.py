@@ -8,15 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from headway.perf.roofline import ratio
 from headway.telemetry.snapshot import Percentiles
 
 HOUR_S = 3600.0
 MILLION = 1e6
-
-
-def ratio(part: float, whole: float) -> float | None:
-    """part / whole, None when there is no whole."""
-    return part / whole if whole > 0 else None
 
 
 def tpot_s(ttft_s: float, e2e_s: float, num_tokens: int) -> float | None:
@@ -34,20 +30,6 @@ def kv_bytes(tokens: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes
     Llama-2-13B, batch 32 of 2048 tokens in FP16: 2 · 65,536 · 40 · 40 · 128 · 2 = 53.7 GB.
     """
     return 2 * tokens * layers * kv_heads * head_dim * dtype_bytes
-
-
-def utilization(needed: float, seconds: float, peak_per_s: float) -> float | None:
-    """MBU of bytes or MFU of FLOPs: needed / time / peak, never clamped.
-
-    7e9 parameters in 2 bytes, 100 times a second, on 2 TB/s: 1.4e12 / 1 / 2e12 = 0.7.
-    """
-    return ratio(needed, seconds * peak_per_s)
-
-
-def roofline_s(num_bytes: float, flops: float, bandwidth: float, peak_flops: float) -> float:
-    """The least seconds that the two ceilings allow; a ceiling of 0 does not count."""
-    moving = num_bytes / bandwidth if bandwidth else 0.0
-    return max(moving, flops / peak_flops if peak_flops else 0.0)
 
 
 def usd_per_million(price_per_hour: float, tokens_per_s: float) -> float | None:

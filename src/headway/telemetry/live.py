@@ -22,6 +22,7 @@ from headway.core.request_source import RequestSource
 from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
 from headway.core.slo import DEFAULT_CLASS, Slo
+from headway.perf.roofline import ModelWork, Roof
 from headway.telemetry.counting import (
     count_preemptions,
     count_price,
@@ -45,7 +46,6 @@ from headway.telemetry.snapshot import WINDOWS_S, Window
 from headway.telemetry.summary import Setting, window
 from headway.telemetry.timeline import Timeline
 from headway.telemetry.trace import chrome_trace
-from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import Slots
 
 KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
@@ -122,7 +122,7 @@ class Telemetry:
         self.on_gone: Callable[[int], None] = lambda engine: None
         """Told of each engine that has died, for admission."""
         self.ready: Introduction | None = None
-        self.roof, self.work = Roof(Ceilings()), Work(spec, spec.dtype)
+        self.roof, self.work = Roof(Ceilings()), ModelWork(spec, spec.dtype)
         self._live: dict[Timeline, list[int]] = {}  # with its numbers in the engine
         self._by_engine: dict[int, Timeline] = {}
         self.prompts, self.prefill_rate = RecentPrompts(self.clock), PrefillRate()
@@ -142,7 +142,7 @@ class Telemetry:
         self._take_pace(ready.alone)
         dtype = ready.dtype or self.spec.dtype
         weight, shares = ready.description.bytes_per_weight, (ready.kv_read, ready.kv_keep)
-        self.work = Work(self.spec, dtype, ready.kv_dtype, weight, *shares)
+        self.work = ModelWork(self.spec, dtype, ready.kv_dtype, weight, *shares)
         self.roof.take(ready.description.ceilings)
         self.roof.judge_residence(self.work.weight_bytes)
         capacity = max(ready.group_blocks) * ready.block_size

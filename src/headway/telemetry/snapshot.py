@@ -7,6 +7,7 @@ means "not measured here", never zero. docs/telemetry.md explains them: add some
 import msgspec
 
 from headway.core.contention import CoreUse
+from headway.perf.roofline import Utilization
 from headway.telemetry.shared import PrefixSharing
 
 WINDOWS_S = (10, 60, 300)
@@ -197,25 +198,6 @@ class StepStats(msgspec.Struct, kw_only=True):
     duration: Percentiles
     mean: StepMeans | None
     cost_error: Percentiles = msgspec.field(default_factory=Percentiles)
-
-
-class Utilization(msgspec.Struct, kw_only=True):
-    """Of some steps: work needed over the time they took, against the measured ceilings.
-
-    `roofline` = the least time the two ceilings allow / the time taken. A ratio above 1 is shown
-    as it is and `above_ceiling` says so. None without ceilings; `mbu` also for cache-resident
-    models. `flops_per_byte` over `flops_per_s` is the working point of the roofline plot.
-    """
-
-    num_steps: int
-    time_s: float
-    flops_per_s: float
-    bytes_per_s: float
-    flops_per_byte: float
-    mfu: float | None
-    mbu: float | None
-    roofline: float | None
-    above_ceiling: bool
 
 
 class Evidence(msgspec.Struct, kw_only=True):

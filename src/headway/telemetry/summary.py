@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from headway.core.contention import CoreUse, over
 from headway.core.service import ServiceClass
+from headway.perf.roofline import ModelWork, Roof, Utilization, ratio
 from headway.telemetry.formulas import (
     error_budget,
     goodput_per_s,
     percentiles,
-    ratio,
     split_spend,
     usd_per_million,
 )
@@ -27,11 +27,9 @@ from headway.telemetry.snapshot import (
     SourceDrafts,
     StepMeans,
     StepStats,
-    Utilization,
     Verdict,
     Window,
 )
-from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.verdict import Facts, judge_window
 from headway.telemetry.windows import Slot, StepSums, gaps_of, joined, steps_of
 
@@ -53,7 +51,7 @@ MEANS = tuple(
 class Setting:
     """What a window is judged by: the model, the machine, the promises and the price."""
 
-    work: Work
+    work: ModelWork
     roof: Roof
     classes: dict[str, ServiceClass]
     slo_target: float

@@ -34,8 +34,8 @@ from headway.advise.reading import (
     DraftReading,
     Reading,
     SpendReading,
+    decode_step,
 )
-from headway.advise.roofline import decode_step
 from headway.advise.show import divided
 from headway.advise.words import dollars, duration, plural, rate
 from headway.core import options

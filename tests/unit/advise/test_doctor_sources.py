@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from bench_runs import run_of, steady
-from headway.advise.accelerators import read_sheets, sheet_of
 from headway.advise.diagnosis import diagnose
 from headway.advise.from_metrics import parse_scrape, quantile, reading_from_metrics
 from headway.advise.from_report import reading_from_report
@@ -15,6 +14,7 @@ from headway.advise.watch import base
 from headway.bench.report import build_report
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
+from headway.perf.roofline import read_sheets, sheet_of
 from headway.telemetry.live import Telemetry
 from headway.telemetry.prefixes import find_sharing
 from headway.telemetry.snapshot import PrefixSharing, Snapshot

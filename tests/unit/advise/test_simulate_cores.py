@@ -18,7 +18,7 @@ from headway.bench.prompts import IdWriter
 from headway.cli.common import model_folder
 from headway.core.options import EngineOptions, SimulateOptions
 from headway.core.service import service_classes
-from headway.engine.cost import Work
+from headway.perf.model import Work
 from headway.telemetry.calibration import Calibration, StepColumns
 from headway.telemetry.traffic import Asked, Origin
 from simulated_house import (

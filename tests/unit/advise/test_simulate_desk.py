@@ -7,7 +7,7 @@ import pytest
 
 from headway.advise.simulate.cores import Desk
 from headway.advise.simulate.front import NO_FRONT, Front
-from headway.telemetry.calibration import HostCost
+from headway.perf.frontend import HostCost
 from simulated_house import Formula, poisson, served, talks, world
 
 

@@ -17,7 +17,7 @@ from headway.advise.simulate.truth import (
     works_of,
 )
 from headway.core.errors import UsageError
-from headway.engine.cost import StepCost, Work
+from headway.perf.model import StepModel, Work
 from headway.telemetry.calibration import Calibration, StepColumns
 from simulated_house import two_engines
 
@@ -108,7 +108,7 @@ def test_a_row_of_many_may_take_more_than_one_of_few():
 
 
 def test_the_worked_example_of_rows_beside_many():
-    cost = StepCost(None, (0,))
+    cost = StepModel(None, (0,))
     alone, beside = Work(24, 24, 0, 0), Work(25, 24, 0, 0)
     mean = Mean(cost, np.array([2e-5, 5e-5, 0.0, 0.0, 0.0, 1e-5]))
     assert mean.seconds(alone) - cost.seconds(alone) == pytest.approx(0.72e-3)
@@ -116,7 +116,7 @@ def test_the_worked_example_of_rows_beside_many():
 
 
 def test_the_worked_example_of_steps_behind_a_prompt():
-    mean = Mean(StepCost(None, (0,)), np.zeros(6), np.array([4e-4, 1e-4]))
+    mean = Mean(StepModel(None, (0,)), np.zeros(6), np.array([4e-4, 1e-4]))
     prompt, decode = Work(100, 1, 0, 0), Work(1, 1, 0, 0)
     in_turn = InTurn(mean)
     plain_s = mean.seconds(decode)
@@ -225,7 +225,7 @@ def test_a_roofline_is_the_longer_of_reading_and_computing():
 def calibration(**changes) -> Calibration:
     from headway.core.plan import Description
     from headway.core.service import Alone
-    from headway.telemetry.calibration import HostCost
+    from headway.perf.frontend import HostCost
 
     fields = {
         "headway": "0",

@@ -23,7 +23,8 @@ from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.engine.messages import Ready
 from headway.measure.record import ClientCost, Exchange, Load, Run, Server
-from headway.telemetry.calibration import acceptance, host_cost, straight, take_calibration
+from headway.perf.frontend import host_cost, straight
+from headway.telemetry.calibration import acceptance, take_calibration
 from headway.telemetry.live import Telemetry
 
 

@@ -15,8 +15,8 @@ from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.core.slo import Slo
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost
 from headway.engine.speculation.controller import PlainStep
+from headway.perf.model import StepModel
 from lanes import Mark, Prompt, Track
 
 
@@ -76,7 +76,7 @@ def test_all_guesses_are_taken_as_far_as_they_fit():
     assert control.all_of([[0.5, 0.4], [], [0.1]], 8) == [2, 0, 1]
     assert control.all_of([[0.5, 0.4], [], [0.1]], 2) == [2, 0, 0]
     plain = PlainStep([5], None, None, 1)
-    always = control.Always(SpeculationConfig(sources=("lookup",)), StepCost())
+    always = control.Always(SpeculationConfig(sources=("lookup",)), StepModel())
     assert always._choose_to_draft([[0.1, 0.1]], plain) == [1]
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from headway.advise.accelerators import read_sheets
 from headway.bench.calibrate import open_calibration
 from headway.bench.report import Report
 from headway.bench.traces import read_trace
@@ -24,6 +23,7 @@ from headway.edge.key_file import add_row, read_rows
 from headway.frontend.text import Tokenizer
 from headway.gateway.config import key_of, read_config
 from headway.measure.saved import read_saved
+from headway.perf.roofline import read_sheets
 from headway.runtime.checkpoint_files import find_files
 
 

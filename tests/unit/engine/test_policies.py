@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, make_settings
 from headway.core.terms import Terms
-from headway.engine.cost import Work
 from headway.engine.policy.on_time import Due, on_time
 from headway.engine.sequence import Sequence
+from headway.perf.model import Work
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S, TOKEN_S = 1e-3, 1e-4  # of the world's clock

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from engine_world import World, make_settings
 from headway.core.terms import Terms
 from headway.engine import room
-from headway.engine.cost import Prior, StepCost
 from headway.engine.growth import LEAST, REMEMBERED, Growth, Lengths, Profile
+from headway.perf.model import Prior, StepModel
 
 POLICIES = ["fcfs", "priority", "fair", "slo"]
 
@@ -89,7 +89,7 @@ def test_who_costs_little_starts_all_the_same(weights_s, token_s, rows):
     """Beside one row another takes 1 ms in place of 1 s: that is worth what is computed again."""
     world = two_of_twelve(9)
     room = world.engine.scheduler.room
-    room.cost = StepCost(Prior(weights_s=weights_s, token_s=token_s))
+    room.cost = StepModel(Prior(weights_s=weights_s, token_s=token_s))
     room.prefill_s = lambda num_tokens: room.cost.prefill_s(num_tokens, 0, 16)
     assert running_at_most(world) == rows
 

@@ -17,8 +17,8 @@ from cached_world import CachedWorld, Machine, prompts, sinks_of
 from engine_world import CHEAP, DEAR, World, swap_settings, terms
 from fakes import with_cache
 from headway.core.terms import Terms
-from headway.engine.cost import Prior, StepCost
 from headway.engine.sequence import RUNNING, WAITING, WAITING_FOR_KV
+from headway.perf.model import Prior, StepModel
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "100"))
 
@@ -101,7 +101,7 @@ def choice(byte_s: float, token_s: float, *, shared: bool = False) -> bool:
         world.add([1] * 12 if shared else [number] * 12, max_tokens=8, ignore_eos=True)
         world.step()
     preemption = world.engine.scheduler.preemption
-    preemption.cost = StepCost(Prior(weights_s=0, token_s=token_s))
+    preemption.cost = StepModel(Prior(weights_s=0, token_s=token_s))
     preemption.rate.byte_s = byte_s
     return preemption.is_cheaper(world.engine.scheduler.running[-1])
 

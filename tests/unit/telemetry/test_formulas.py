@@ -5,18 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.perf.roofline import ratio, roofline_s, utilization
 from headway.telemetry.formulas import (
     error_budget,
     goodput_per_s,
     kv_bytes,
     p99,
     percentiles,
-    ratio,
-    roofline_s,
     split_spend,
     tpot_s,
     usd_per_million,
-    utilization,
 )
 
 

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
+from headway.perf.roofline import ModelWork, Roof
 from headway.telemetry.counting import count_handover
 from headway.telemetry.gaps import GapCounts
 from headway.telemetry.snapshot import WINDOWS_S, Snapshot
 from headway.telemetry.stats import take_snapshot
-from headway.telemetry.utilization import Roof, Work
 from headway.telemetry.windows import Slots, StepSums
 from telemetry_cases import (
     BANDWIDTH,
@@ -132,7 +132,7 @@ def sums(*records):
 def test_utilization_of_a_decode_step():
     """Bytes: the weights once and 400 KV tokens; over 10 ms and 1 GB/s."""
     spec = llama()
-    work = Work(spec, "float32")
+    work = ModelWork(spec, "float32")
     place = Roof(ceilings()).place(work, sums(step()))
     num_bytes = spec.step_weight_bytes("float32") + 400 * spec.kv_bytes_per_token("float32")
     assert place.mbu == pytest.approx(num_bytes / 0.01 / BANDWIDTH)
@@ -152,7 +152,7 @@ def test_a_window_group_reads_its_window():
     found = StepSums.over(2)
     found.add(step(kv_tokens_read=read))
     expected = spec.step_weight_bytes("float32") + 50 * groups[50] + 400 * groups[0]
-    assert Work(spec, "float32").num_bytes(found) == expected
+    assert ModelWork(spec, "float32").num_bytes(found) == expected
 
 
 def test_experts_are_read_as_often_as_they_are_hit():
@@ -160,7 +160,7 @@ def test_experts_are_read_as_often_as_they_are_hit():
         architectures=["Qwen3MoeForCausalLM"], num_experts=8, num_experts_per_tok=2,
         moe_intermediate_size=32, head_dim=16,
     )  # fmt: skip
-    work = Work(spec, "float32")
+    work = ModelWork(spec, "float32")
     found = sums(step(experts_read=12), step(experts_read=20))
     kv = 800 * spec.kv_bytes_per_token("float32")
     one = spec.expert_parameters * 4
@@ -169,7 +169,7 @@ def test_experts_are_read_as_often_as_they_are_hit():
 
 
 def test_a_ratio_above_one_is_shown_flagged_and_raises_the_ceiling():
-    work, roof = Work(llama(), "float32"), Roof(ceilings(bandwidth=1e6))
+    work, roof = ModelWork(llama(), "float32"), Roof(ceilings(bandwidth=1e6))
     many = sums(*[step() for _ in range(100)])
     first = roof.place(work, many)
     assert first.mbu > 1 and first.above_ceiling and roof.raised == 1
@@ -180,7 +180,7 @@ def test_a_ratio_above_one_is_shown_flagged_and_raises_the_ceiling():
 
 
 def test_a_moment_raises_nothing():
-    work, roof = Work(llama(), "float32"), Roof(ceilings(bandwidth=1e6))
+    work, roof = ModelWork(llama(), "float32"), Roof(ceilings(bandwidth=1e6))
     assert roof.place(work, sums(step())).above_ceiling and roof.raised == 0
 
 

@@ -22,7 +22,7 @@ from headway.advise.simulate.run import busy_share
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.latency import latency
 from headway.bench.report import Report, misses
-from headway.engine.cost import Work
+from headway.perf.model import Work
 
 SEARCH_REQUESTS = 400
 MOST_SERVERS = 64

@@ -10,7 +10,6 @@ cloud and others as collected by datareceipts/data-receipts (read 2026-11-09), L
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.advise.accelerators import Sheet, read_sheets
 from headway.advise.simulate.machine import Machinery, by_roofline, machinery
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.machine import Accelerator, probe_machine
@@ -20,6 +19,7 @@ from headway.core.options.plan import PlanOptions
 from headway.core.options.simulate import SimulateOptions
 from headway.core.plan import Ceilings, Description
 from headway.core.resolve import Settings, resolve
+from headway.perf.roofline import Sheet, read_sheets
 
 PRICES_READ = "2026-11-09"
 COLUMNS = ("name", "memory", "bandwidth", "bf16 TFLOP/s", "W", "USD/h")

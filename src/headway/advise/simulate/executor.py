@@ -24,7 +24,7 @@ from headway.core.plan import (
     Transfer,
 )
 from headway.core.records import Counted, counted
-from headway.engine.cost import Work, work_done
+from headway.perf.model import Work, work_done
 
 GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
 LOWEST_ID = 32

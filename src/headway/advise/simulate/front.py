@@ -13,7 +13,7 @@ done waits for its end, and engines are slower meanwhile where there are fewer c
 
 from dataclasses import dataclass, replace
 
-from headway.telemetry.calibration import HostCost
+from headway.perf.frontend import HostCost
 
 DOOR_SHARE = 0.5
 """Of what the client sees beyond the server, so much lies before the request has arrived."""

@@ -31,7 +31,7 @@ from headway.core.options.simulate import SimulateOptions
 from headway.core.plan import Description
 from headway.core.quantization import planned_bytes
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost, prior_of
+from headway.perf.model import StepModel, prior_of
 from headway.telemetry.calibration import WHOLE_LOAD, Calibration, fingerprint
 
 LEAST_DRIFT = 0.03
@@ -66,7 +66,7 @@ class Machinery:
     model: str
     label: str
     front: Front = field(default_factory=Front)
-    belief: StepCost | None = None
+    belief: StepModel | None = None
     acceptance: tuple[float, ...] = ()
     drift: float = 0.0
     notes: list[str] = field(default_factory=list)

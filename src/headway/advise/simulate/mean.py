@@ -7,7 +7,7 @@ each other's way, and behind a prompt the weights of a small model have to be re
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.engine.cost import StepCost, Work
+from headway.perf.model import StepModel, Work
 
 Floats = NDArray[np.float64]
 CROWDS = (8, 16, 32, 64, 128)
@@ -26,7 +26,7 @@ class Mean:
     rows take 16 x 0.02 + 8 x 0.05 = 0.72 ms more than by the model, 0.88 beside a prompt.
     """
 
-    def __init__(self, cost: StepCost, crowd_s: Floats, cold_s: Floats = NEVER_COLD) -> None:
+    def __init__(self, cost: StepModel, crowd_s: Floats, cold_s: Floats = NEVER_COLD) -> None:
         self.cost, self.cold_s = cost, cold_s.tolist()
         *alone_s, self._beside_s = crowd_s.tolist()
         self._crowd = [(rows, s) for rows, s in zip(CROWDS, alone_s, strict=True) if s]

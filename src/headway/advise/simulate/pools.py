@@ -13,7 +13,7 @@ from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.replica import Replica, Stepped
 from headway.bench.prompts import IdWriter
 from headway.engine.handover import Handover
-from headway.engine.kv.rates import ReadRate
+from headway.perf.rates import ReadRate
 
 MARK = b"simulated"
 RELAY_S = 1e-3

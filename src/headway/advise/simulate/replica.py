@@ -31,10 +31,10 @@ from headway.core.service import ServiceClass, within_reach
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.keys import Caller, anybody
 from headway.engine.calibration import calibrate, pace_alone
-from headway.engine.cost import StepCost, prior_of
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
+from headway.perf.model import StepModel, prior_of
 
 CALIBRATION_S = 0.8
 """As long as a server that starts measures itself."""
@@ -51,7 +51,7 @@ class Served:
     max_queue: int | None = None
     max_queue_wait_s: float | None = None
     acceptance: tuple[float, ...] = ()
-    belief: StepCost | None = None
+    belief: StepModel | None = None
     """What its cost model has learned before; without it the server measures itself first."""
     ends: bool = False
     """Whether answers end with the end token where the trace says so; else at their limit."""

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from headway.advise.simulate.mean import COLD, CROWDS, InTurn, Mean
 from headway.core.errors import UsageError
-from headway.engine.cost import Prior, StepCost, Work, parts_of
-from headway.engine.knots import KNOTS, NUM_KNOTS
-from headway.engine.learning import NUM_PARTS, SAMPLED
+from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, SAMPLED
+from headway.perf.model import Prior, StepModel, Work, parts_of
 from headway.telemetry.calibration import Calibration, StepColumns
 
 Floats = NDArray[np.float64]
@@ -101,7 +100,7 @@ class Fit:
         self.beside, self.took = apart(works, cold, self.took, others, self.belief)
         parts, more_s, self.expected = fitted(works, cold, self.took, self.belief)
         crowd_s, cold_s = more_s[:-COLD], more_s[-COLD:]
-        mean = StepCost(prior, windows)
+        mean = StepModel(prior, windows)
         mean.take_parts(parts if ratio is None else parts * ratio)
         self.mean = Mean(mean, crowd_s, cold_s)
         if ratio is not None:
@@ -202,9 +201,9 @@ def works_of(steps: StepColumns) -> list[Work]:
 
 def taught(
     works: list[Work], seconds: list[float], windows: tuple[int, ...], prior: Prior | None
-) -> StepCost:
+) -> StepModel:
     """What the engine's own cost model believes after these steps."""
-    belief = StepCost(prior, windows)
+    belief = StepModel(prior, windows)
     for work, took in zip(works, seconds, strict=True):
         belief.learn(work, took)
     return belief
@@ -240,7 +239,7 @@ def others_in_steps(steps: StepColumns) -> Floats:
 
 
 def apart(
-    works: list[Work], cold: Floats, seconds: Floats, others: Floats, belief: StepCost
+    works: list[Work], cold: Floats, seconds: Floats, others: Floats, belief: StepModel
 ) -> tuple[float, Floats]:
     """(By what share a step takes longer for each of the `others` in one; seconds of each step with
     nobody beside it): the share by which these are most alike for the same work.
@@ -272,7 +271,7 @@ def apart(
 
 
 def fitted(
-    works: list[Work], cold: Floats, seconds: Floats, belief: StepCost
+    works: list[Work], cold: Floats, seconds: Floats, belief: StepModel
 ) -> tuple[Floats, Floats, Floats]:
     """(seconds of each part; of a row beyond each of `CROWDS`, beyond the first beside a prompt,
     and of each step behind one; expected seconds of each step): least squares on relative errors.
@@ -287,7 +286,9 @@ def fitted(
     parts = np.array(list(belief.parts.values())) * ratio
     none = np.zeros(len(CROWDS) + 1 + COLD)
     table = np.concatenate([columns(works), cold], axis=1)
-    rises = np.concatenate([parts[:1], np.diff(parts[:NUM_KNOTS]), parts[NUM_KNOTS:], none])
+    rises = np.concatenate(
+        [parts[:1], np.diff(parts[:NUM_BREAKPOINTS]), parts[NUM_BREAKPOINTS:], none]
+    )
     scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(table.mean(0), 1e-9))
     scale[NUM_PARTS:-COLD] = guessed.sum() / sum(work.num_tokens for work in works)
     scale[-COLD:] = guessed.mean()
@@ -296,8 +297,8 @@ def fitted(
     gram = rows.T @ rows + TRUST * np.eye(len(rises))
     wanted = rows.T @ target + TRUST * rises / scale
     solved = non_negative(gram, wanted, rises / scale) * scale
-    curve = np.cumsum(solved[:NUM_KNOTS])
-    found = np.concatenate([curve, solved[NUM_KNOTS:NUM_PARTS]])
+    curve = np.cumsum(solved[:NUM_BREAKPOINTS])
+    found = np.concatenate([curve, solved[NUM_BREAKPOINTS:NUM_PARTS]])
     return found, solved[NUM_PARTS:], table @ solved
 
 
@@ -307,7 +308,7 @@ def columns(works: list[Work]) -> Floats:
     36 tokens have the rises to all knots up to 32 in full and half of that to 40.
     """
     tokens = np.array([work.num_tokens for work in works], dtype=float)[:, None]
-    knots = np.array(KNOTS, dtype=float)
+    knots = np.array(BREAKPOINTS, dtype=float)
     reached = np.maximum((tokens - knots[:-1]) / np.diff(knots), 0.0)
     reached[:, :-1] = np.minimum(reached[:, :-1], 1.0)  # beyond the last knot it goes on straight
     rest = np.array([work[1:] for work in works], dtype=float)

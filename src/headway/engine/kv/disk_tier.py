@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 from headway.core.clock import Clock
 from headway.core.plan import TierNews, Transfer
-from headway.engine.cost import StepCost
 from headway.engine.kv.pool import BlockPool
-from headway.engine.kv.rates import ReadRate
+from headway.perf.model import StepModel
+from headway.perf.rates import ReadRate
 
 DISK = "disk"
 DEAR = 20.0
@@ -34,7 +34,7 @@ class DiskTier:
         self,
         pools: list[BlockPool],
         block_bytes: tuple[int, ...],
-        cost: StepCost,
+        cost: StepModel,
         clock: Clock,
         *,
         write_bytes_s: float,

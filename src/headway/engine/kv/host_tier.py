@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.plan import Transfer
-from headway.engine.cost import StepCost
 from headway.engine.kv.host import HostBlocks
 from headway.engine.kv.prefix import Cached
-from headway.engine.kv.rates import CopyRate
+from headway.perf.model import StepModel
+from headway.perf.rates import CopyRate
 
 HOST = "host"
 START_S = 0.0001
@@ -43,7 +43,7 @@ class HostTier:
         self,
         blocks: HostBlocks,
         block_bytes: tuple[int, ...],
-        cost: StepCost,
+        cost: StepModel,
         rate: CopyRate,
         *,
         block_size: int,

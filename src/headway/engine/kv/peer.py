@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from headway.core.parcel import peer_of
 from headway.core.plan import NULL_BLOCK, Transfer
-from headway.engine.kv.rates import ReadRate
+from headway.perf.rates import ReadRate
 
 
 @dataclass(slots=True)

@@ -24,7 +24,6 @@ from headway.core.parcel import ENGINE
 from headway.core.plan import NULL_BLOCK, Moved, TierNews, Transfer
 from headway.core.records import StepRecord, TierUse
 from headway.engine.chain import Chain
-from headway.engine.cost import StepCost
 from headway.engine.kv.disk_tier import DiskTier
 from headway.engine.kv.host import HostBlocks
 from headway.engine.kv.host_tier import HostTier
@@ -42,7 +41,8 @@ from headway.engine.kv.prefix import (
     live_of,
     with_gap,
 )
-from headway.engine.kv.rates import CopyRate, ReadRate
+from headway.perf.model import StepModel
+from headway.perf.rates import CopyRate, ReadRate
 
 DEVICE = "device"
 OPEN_WINDOW = 1
@@ -74,7 +74,7 @@ class Tiers:
         self,
         pools: list[BlockPool],
         block_bytes: tuple[int, ...],
-        cost: StepCost,
+        cost: StepModel,
         *,
         host: HostTier | None,
         disk: DiskTier | None,
@@ -312,7 +312,7 @@ class Tiers:
 def make_tiers(
     pools: list[BlockPool],
     config: CacheConfig,
-    cost: StepCost,
+    cost: StepModel,
     clock: Clock,
     chunk: int,
     host_blocks: HostBlocks,

@@ -14,14 +14,14 @@ here knows of tensors.
 """
 
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
 from headway.engine.speculation.speculation import Speculation
 from headway.engine.speculation.step import StepDrafts
+from headway.perf.model import StepModel
 
 __all__ = ["NO_DRAFTS", "Drafts", "Speculation", "Speculator", "StepDrafts", "make_speculator"]
 
 
-def make_speculator(config: SpeculationConfig, cost: StepCost) -> Speculation | None:
+def make_speculator(config: SpeculationConfig, cost: StepModel) -> Speculation | None:
     """Return the speculator of these settings; None without proposers."""
     return Speculation(config, cost) if config.sources else None

@@ -16,9 +16,9 @@ as odds, shrunk to 1 as long as there are few (`SequenceOdds`).
 
 from typing import NamedTuple
 
-from headway.engine.knots import rising
 from headway.engine.speculation.drafts import Match, common_prefix
 from headway.engine.speculation.proposers.proposal import Proposal
+from headway.perf.filter import isotonic_fit
 
 NUM_DEPTHS = 16
 """Draft tokens at this depth and deeper share the last cell."""
@@ -129,7 +129,7 @@ class RisingCurve(Curve):
     __slots__ = ()
 
     def _fit(self, weights: list[float]) -> list[float]:
-        return rising(super()._fit(weights), weights)
+        return isotonic_fit(super()._fit(weights), weights)
 
 
 class LevelCurve(Curve):

@@ -23,7 +23,7 @@ from itertools import pairwise
 from math import inf
 from typing import NamedTuple
 
-from headway.engine.cost import StepCost, Work
+from headway.perf.model import StepModel, Work
 
 SAME_RATE = 1e-9
 """Rates that differ by less than this share are equal, and fewer draft tokens win."""
@@ -76,7 +76,7 @@ class Choice(NamedTuple):
 def choose(
     values: Sequence[Sequence[float]],
     plain: PlainStep,
-    cost: StepCost,
+    cost: StepModel,
     drafting: Drafting | None = None,
     min_speedup: float = 1.0,
 ) -> Choice:
@@ -86,9 +86,9 @@ def choose(
     `values[i]` are the probabilities of the draft tokens of decode i: they never rise along it.
 
     >>> decodes = Work(2, 2, 200, 200)
-    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepCost()).counts
+    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepModel()).counts
     [2, 0]
-    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 1), StepCost()).counts
+    >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 1), StepModel()).counts
     [1, 0]
     """
     counts, num_decodes = [0] * len(values), len(plain.starts)
@@ -133,12 +133,12 @@ def choose(
     return Choice(counts, rate / plain_rate)
 
 
-def row_cost(plain: PlainStep, cost: StepCost) -> float:
+def row_cost(plain: PlainStep, cost: StepModel) -> float:
     """Return what a row takes, in tokens, where each decode has one draft token more.
 
     >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
     >>> plain = [PlainStep([100] * work.num_tokens, work, work, 64) for work in (one, many)]
-    >>> [round(row_cost(each, StepCost()), 2) for each in plain]
+    >>> [round(row_cost(each, StepModel()), 2) for each in plain]
     [0.0, 0.9]
     """
     tokens, sampled, attended, read = plain.work
@@ -147,13 +147,13 @@ def row_cost(plain: PlainStep, cost: StepCost) -> float:
     return (cost.seconds(more) - cost.seconds(plain.work)) / cost.seconds(plain.decodes)
 
 
-def least_value(plain: PlainStep, cost: StepCost, most: int) -> float:
+def least_value(plain: PlainStep, cost: StepModel, most: int) -> float:
     """Return what a draft token is worth at least where up to `most` of them pay: what each of the
     rows takes, in tokens, at the number of rows at which they are cheapest.
 
     >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
     >>> plain = [PlainStep([100] * work.num_tokens, work, work, 8) for work in (one, many)]
-    >>> [round(least_value(each, StepCost(), 8), 2) for each in plain]
+    >>> [round(least_value(each, StepModel(), 8), 2) for each in plain]
     [0.0, 0.9]
     """
     most = min(plain.budget, most)

@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol
 
 from headway.core.plan import Sample, StepResult
 from headway.core.records import StepRecord
-from headway.engine.cost import Work
 from headway.engine.sequence import Sequence
+from headway.perf.model import Work
 
 Match = int | tuple[int, ...]
 """How many tokens were found again before the draft tokens, 0: none; or of what kind each is."""

@@ -16,7 +16,6 @@ from typing import NamedTuple
 from headway.core.plan import Sample, StepResult
 from headway.core.records import StepRecord
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import (
@@ -41,6 +40,7 @@ from headway.engine.speculation.proposers.draft import DraftProposer
 from headway.engine.speculation.proposers.grammar import GrammarProposer
 from headway.engine.speculation.proposers.lookahead import KINDS, Lookahead
 from headway.engine.speculation.proposers.proposal import Proposal, Proposer
+from headway.perf.model import StepModel, Work, work_of
 
 MIN_SPEEDUP = 1.05
 """Draft tokens that are predicted to raise the rate by less are not verified, nor drafted: a step
@@ -102,7 +102,7 @@ class SequenceState:
 class Speculation:
     """The speculator of an engine; see `drafts.Speculator`."""
 
-    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+    def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
         self.config, self.cost = config, cost
         self.acceptance, self.backoff = Acceptance(), Backoff()
         self.drafter = DraftProposer(config, cost) if config.drafter else None

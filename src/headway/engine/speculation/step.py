@@ -11,12 +11,12 @@ from headway.core.clock import Clock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.records import StepRecord
 from headway.core.request import SequenceUpdate
-from headway.engine.cost import StepCost, work_done
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
+from headway.perf.model import StepModel, work_done
 
 
 @dataclass(slots=True, kw_only=True)
@@ -154,7 +154,7 @@ class StepDrafts:
         if self.speculator is not None:
             self.speculator.learn(record)
 
-    def fill(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepCost) -> None:
+    def fill(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepModel) -> None:
         """Fill in what was verified, accepted, and what it took; a step that was run again in
         halves has verified nothing."""
         if self.speculator is not None:

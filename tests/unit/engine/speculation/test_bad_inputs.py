@@ -8,7 +8,6 @@ from fakes import make_settings
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import Prior, StepCost
 from headway.engine.engine import Engine
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import NoBackoff
@@ -20,6 +19,7 @@ from headway.engine.speculation.proposers.suffix import (
     SuffixProposer,
 )
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.model import Prior, StepModel
 
 LENGTH, TOKEN = 100_000, 7
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
@@ -56,7 +56,7 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
     )
     engine = Engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
     config = SpeculationConfig(sources=("lookup", "suffixes"), max_drafts=8)
-    speculation = Speculation(config, StepCost(GUESSES_PAY))
+    speculation = Speculation(config, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation
     itself, past = speculation.proposers

@@ -10,21 +10,21 @@ from headway.core.plan import Sample
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost, Work, work_of
-from headway.engine.knots import KNOTS
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import PROBE_STEPS
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, common_prefix
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.filter import BREAKPOINTS
+from headway.perf.model import StepModel, Work, work_of
 
 STREAMS, CHOOSE_S = 16, 6e-4
 MACHINE = {1: 10, 4: 11, 8: 13, 16: 22, 32: 36, 64: 72, 16384: 20000}
 """By number of rows milliseconds of a step, in which choosing takes `CHOOSE_S`."""
 
 
-def cost_of_machine() -> StepCost:
-    cost = StepCost()
-    of_tokens = 1e-3 * np.interp(KNOTS, [*MACHINE], [*MACHINE.values()])
+def cost_of_machine() -> StepModel:
+    cost = StepModel()
+    of_tokens = 1e-3 * np.interp(BREAKPOINTS, [*MACHINE], [*MACHINE.values()])
     cost.take_parts(np.concatenate([of_tokens, [1e-3, 3e-4, 1e-9, 1e-9]]))
     return cost
 

@@ -8,19 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.engine.cost import NOTHING, Prior, StepCost, Work
-from headway.engine.knots import KNOTS
-from headway.engine.learning import NUM_PARTS
 from headway.engine.speculation.controller import Drafting, PlainStep, choose, least_value
+from headway.perf.filter import BREAKPOINTS, NUM_PARTS
+from headway.perf.model import NOTHING, Prior, StepModel, Work
 
 
-class Known(StepCost):
+class Known(StepModel):
     """A step cost whose curve and units are given: seconds at 1, 2, 4 … tokens, then units."""
 
     def __init__(self, curve: list[float], units: list[float], windows: tuple[int, ...] = (0,)):
         super().__init__(windows=windows)
         given = [1 << at for at in range(len(curve))]
-        self._parts = [*np.interp(KNOTS, given, curve).tolist(), *units]
+        self._parts = [*np.interp(BREAKPOINTS, given, curve).tolist(), *units]
         assert len(self._parts) == NUM_PARTS
 
 
@@ -221,12 +220,12 @@ def test_prompts_beside_do_not_make_guesses_cheap():
 
 def test_off_where_rows_cost_as_much_as_steps():
     """Many streams, products bind: a row costs what a token costs, and a guess is less."""
-    cost = StepCost(Prior(weights_s=0.001, token_s=0.001))
+    cost = StepModel(Prior(weights_s=0.001, token_s=0.001))
     starts = [500] * 32
     values = [[0.6, 0.36, 0.2]] * 32
     assert choose(values, plain(starts), cost).counts == [0] * 32
     starts = [500]
-    cost = StepCost(Prior(weights_s=0.013, token_s=0.0005))
+    cost = StepModel(Prior(weights_s=0.013, token_s=0.0005))
     assert choose(values[:1], plain(starts), cost).counts == [3]
 
 

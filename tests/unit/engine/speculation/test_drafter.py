@@ -4,13 +4,13 @@ import pytest
 
 from headway.core.plan import Sample, StepResult, StepTimings
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost
 from headway.engine.speculation.proposers.draft import OFF, PAUSES_S, DrafterCost, DraftProposer
+from headway.perf.model import StepModel
 
 
 def test_heads_that_are_slower_than_expected_are_soon_known_to_be():
     """Three times as slow: after 40 steps that is known, but for the weight of the prior."""
-    cost = DrafterCost(StepCost(), 0.3, at_once=True)
+    cost = DrafterCost(StepModel(), 0.3, at_once=True)
     real_s = 3 * cost.drafting.seconds(4)
     for _ in range(40):
         cost.observe(4, real_s)
@@ -19,7 +19,7 @@ def test_heads_that_are_slower_than_expected_are_soon_known_to_be():
 
 def test_being_asked_and_a_pass_are_learned():
     """Seen: 1 ms for being asked, 2 ms a pass."""
-    cost = DrafterCost(StepCost(), 0.3)
+    cost = DrafterCost(StepModel(), 0.3)
     for number in range(300):
         depth = (1, 1, 2, 4, 8)[number % 5]
         cost.observe(depth, 1e-3 + 2e-3 * depth)
@@ -30,7 +30,7 @@ def test_being_asked_and_a_pass_are_learned():
 
 @pytest.mark.parametrize("depth", [1, 4, 8])
 def test_one_depth_alone_tells_what_that_depth_takes(depth: int):
-    cost = DrafterCost(StepCost(), 0.01)
+    cost = DrafterCost(StepModel(), 0.01)
     for _ in range(300):
         cost.observe(depth, 0.02)
     assert cost.drafting.seconds(depth) == pytest.approx(0.02, rel=0.1)
@@ -38,7 +38,7 @@ def test_one_depth_alone_tells_what_that_depth_takes(depth: int):
 
 
 def test_a_step_that_computes_a_long_prompt_first_counts_little():
-    cost = DrafterCost(StepCost(), 0.3)
+    cost = DrafterCost(StepModel(), 0.3)
     for _ in range(50):
         cost.observe(4, 0.01)
     cost.observe(4, 10.0)
@@ -50,7 +50,7 @@ def failing() -> StepResult:
 
 
 def test_a_drafter_that_fails_is_asked_again_later_and_in_the_end_no_more():
-    drafter = DraftProposer(SpeculationConfig(sources=("draft",), draft_share=0.1), StepCost())
+    drafter = DraftProposer(SpeculationConfig(sources=("draft",), draft_share=0.1), StepModel())
     assert drafter.is_available(1.0) and not drafter.failure
     for pause_s in PAUSES_S:
         drafter.end_step(failing())
@@ -63,7 +63,7 @@ def test_a_drafter_that_fails_is_asked_again_later_and_in_the_end_no_more():
 
 
 def test_one_good_step_clears_the_failure():
-    drafter = DraftProposer(SpeculationConfig(sources=("draft",), draft_share=0.1), StepCost())
+    drafter = DraftProposer(SpeculationConfig(sources=("draft",), draft_share=0.1), StepModel())
     drafter.end_step(failing())
     good = StepResult(1, [Sample(1, [5], drafts=[6])], timings=StepTimings(draft_s=0.001))
     drafter.end_step(good)

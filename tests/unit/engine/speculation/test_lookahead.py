@@ -12,7 +12,6 @@ from headway.core.plan import Sample
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import Prior, StepCost, work_of
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.lookahead import (
@@ -25,6 +24,7 @@ from headway.engine.speculation.proposers.lookahead import (
     Pool,
 )
 from headway.engine.speculation.speculation import Speculation
+from headway.perf.model import Prior, StepModel, work_of
 
 ADDED = st.tuples(
     st.integers(0, 3), st.integers(-1, 5), st.integers(0, 5), st.integers(0, 5), st.booleans()
@@ -211,7 +211,7 @@ def test_no_more_is_looked_for_than_may_pay():
 
 def num_riding(row_s: float, model) -> float:
     """Guesses a step, of a sequence of 300 tokens, where a step takes 10 ms and so much a row."""
-    cost = StepCost(Prior(weights_s=0.01, token_s=row_s, sampled_s=row_s))
+    cost = StepModel(Prior(weights_s=0.01, token_s=row_s, sampled_s=row_s))
     speculation = Speculation(SpeculationConfig(sources=("lookahead",)), cost)
     sequence, counts = sequence_of([1, 2, 3]), []
     while len(sequence.tokens) < 300:

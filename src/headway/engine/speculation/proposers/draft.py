@@ -12,11 +12,11 @@ from math import inf
 
 from headway.core.plan import Sample, StepResult
 from headway.core.speculation_config import SpeculationConfig
-from headway.engine.cost import StepCost, Work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.controller import Drafting
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.proposal import NO_PROPOSAL, Proposal
+from headway.perf.model import StepModel, Work
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class DrafterCost:
     `share` is what a pass reads as a share of the model's step; heads draft all `at_once`.
     """
 
-    def __init__(self, cost: StepCost, share: float, *, at_once: bool = False) -> None:
+    def __init__(self, cost: StepModel, share: float, *, at_once: bool = False) -> None:
         self._cost, self._share, self._at_once = cost, share, at_once
         self._prior: Drafting | None = None
         self._sums = [0.0] * 5
@@ -78,7 +78,7 @@ class DrafterCost:
 class DraftProposer:
     """Proposes what the drafter said; knows what it takes, and whether it works."""
 
-    def __init__(self, config: SpeculationConfig, cost: StepCost) -> None:
+    def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
         self.name = config.drafter
         at_once = config.medusa is not None
         self.cost = DrafterCost(cost, config.draft_share, at_once=at_once)

@@ -10,7 +10,8 @@ from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
 from headway.core.contention import CpuWatch
 from headway.core.model_spec import read_model_spec
-from headway.telemetry.host_cpu import LEAST_SECONDS, cpu_costs, not_negative, work_of
+from headway.perf.frontend import MIN_BUSY_SECONDS, not_negative
+from headway.telemetry.calibration import cpu_costs, front_work
 from headway.telemetry.live import Telemetry
 from headway.telemetry.windows import Slot
 
@@ -57,7 +58,7 @@ def test_all_of_it_together_is_what_was_measured(seed: int):
 
 def test_too_little_tells_nothing():
     assert cpu_costs([]) == (0.0, 0.0, 0.0)
-    assert cpu_costs(ramp(LEAST_SECONDS - 1)) == (0.0, 0.0, 0.0)
+    assert cpu_costs(ramp(MIN_BUSY_SECONDS - 1)) == (0.0, 0.0, 0.0)
     idle = [second(0, 0, 0) for _ in range(60)]
     assert cpu_costs(idle) == (0.0, 0.0, 0.0), "it computes, but for nobody"
 
@@ -77,9 +78,9 @@ def test_no_part_is_negative():
 
 def test_a_second_is_counted_before_and_after_it_is_over():
     slot = second(3, 40, 120)
-    assert work_of(slot) == (3, 40, 120)
+    assert front_work(slot) == (3, 40, 120)
     slot.close()
-    assert work_of(slot) == (3, 40, 120)
+    assert front_work(slot) == (3, 40, 120)
 
 
 def test_the_watch_tells_what_was_computed_since():

@@ -6,8 +6,8 @@ import pytest
 
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.calibration import calibrate, calibrate_guesses, run_prompts, verify_guesses
-from headway.engine.cost import Work
 from headway.engine.speculation import Speculation
+from headway.perf.model import Work
 from timed import Machine, timed_engine
 
 

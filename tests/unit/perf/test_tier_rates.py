@@ -3,7 +3,7 @@
 import pytest
 
 from headway.core.plan import Moved
-from headway.engine.kv.rates import PRIOR_BYTE_S, START_S, CopyRate, ReadRate
+from headway.perf.rates import PRIOR_BYTE_S, START_S, CopyRate, ReadRate
 
 
 def read(num_bytes: int, seconds: float) -> Moved:

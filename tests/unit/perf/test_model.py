@@ -15,10 +15,10 @@ from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine import messages
 from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
-from headway.engine.cost import KEPT_ERRORS, NOTHING, Prior, StepCost, Work, prior_of
 from headway.engine.engine import Engine
-from headway.engine.knots import rising
 from headway.engine.speculation import Speculation
+from headway.perf.filter import isotonic_fit
+from headway.perf.model import KEPT_ERRORS, NOTHING, Prior, StepModel, Work, prior_of
 from telemetry_cases import Ready, ceilings, llama, step, telemetry
 from timed import Machine, timed_engine
 
@@ -45,14 +45,14 @@ def load(seed: int, count: int) -> list[Work]:
         work = Work(rows, rows, rows * context, rows * context)
         if not rows or draw.random() < 1 / 3:
             size = draw.choice([7, 16, 48, 100, 256, 500])
-            work = StepCost().beside(work, draw.randint(0, 2000), size)
+            work = StepModel().beside(work, draw.randint(0, 2000), size)
         works.append(work)
     return works
 
 
-def learned(machine: Machine, works: list[Work], seed: int = 0, noise: float = 0.05) -> StepCost:
+def learned(machine: Machine, works: list[Work], seed: int = 0, noise: float = 0.05) -> StepModel:
     """A model after those steps: one in fifty took three times as long, the others jitter."""
-    draw, model = random.Random(seed), StepCost()
+    draw, model = random.Random(seed), StepModel()
     for work in works:
         hiccup = 3 if draw.random() < 0.02 else 1
         model.learn(work, machine.seconds(work) * hiccup * exp(draw.gauss(0, noise)))
@@ -60,13 +60,15 @@ def learned(machine: Machine, works: list[Work], seed: int = 0, noise: float = 0
 
 
 def test_a_step_tells_what_had_been_predicted_before_it_was_learned():
-    model, work = StepCost(), Work(8, 8, 800, 800)
+    model, work = StepModel(), Work(8, 8, 800, 800)
     for seconds in (0.2, 0.1, 0.3):
         predicted_s = model.seconds(work)
         assert model.learn(work, seconds) == predicted_s != model.seconds(work)
 
 
-def errors(model: StepCost, machine: Machine, works: list[Work], speed: float = 1.0) -> list[float]:
+def errors(
+    model: StepModel, machine: Machine, works: list[Work], speed: float = 1.0
+) -> list[float]:
     return sorted(abs(model.seconds(w) / machine.seconds(w) / speed - 1) for w in works)
 
 
@@ -119,7 +121,7 @@ def test_a_hiccup_moves_little():
 def test_what_was_never_seen_is_the_prior_at_the_speed_that_was():
     """Decodes alone, on a machine five times slower than the prior says: so are its chunks."""
     prior = Prior(0.04, 0.004, 0.008, 2e-4, 2e-7, 3e-6)
-    model, known = StepCost(prior), StepCost(prior)
+    model, known = StepModel(prior), StepModel(prior)
     for context in range(100, 300):
         work = Work(4, 4, 4 * context, 4 * context)
         model.learn(work, 5 * known.seconds(work))
@@ -129,7 +131,7 @@ def test_what_was_never_seen_is_the_prior_at_the_speed_that_was():
 
 @given(st.lists(st.tuples(WORKS, st.floats(1e-6, 1e4)), max_size=60))
 def test_whatever_it_is_told_it_never_predicts_nonsense(told):
-    model = StepCost()
+    model = StepModel()
     for work, seconds in told:
         model.learn(work, seconds)
         model.check_integrity()
@@ -139,17 +141,17 @@ def test_whatever_it_is_told_it_never_predicts_nonsense(told):
 
 
 def test_the_first_step_sets_the_scale():
-    model, work = StepCost(), Work(4, 4, 400, 400)
+    model, work = StepModel(), Work(4, 4, 400, 400)
     model.learn(work, 1e4 * model.seconds(work))
-    assert model.seconds(work) == pytest.approx(1e4 * StepCost().seconds(work))
+    assert model.seconds(work) == pytest.approx(1e4 * StepModel().seconds(work))
     model.forget()
-    assert model.seconds(work) == StepCost().seconds(work)
+    assert model.seconds(work) == StepModel().seconds(work)
 
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.floats(0.1, 9)), min_size=1, max_size=12))
 def test_rising_is_the_nearest_sequence_that_never_falls(pairs):
     values, weights = [v for v, _ in pairs], [w for _, w in pairs]
-    found = rising(values, weights)
+    found = isotonic_fit(values, weights)
     assert all(a <= b + 1e-12 for a, b in pairwise(found))
     kept = sum(v * w for v, w in pairs)
     assert sum(v * w for v, w in zip(found, weights, strict=True)) == pytest.approx(kept)
@@ -160,7 +162,7 @@ def test_rising_is_the_nearest_sequence_that_never_falls(pairs):
 # ── answers ─────────────────────────────────────────────────────────────────────────────────
 
 MODEL = learned(Machine(), load(5, 300))
-GROUPED = StepCost(MODEL.prior, windows=(0, 512))
+GROUPED = StepModel(MODEL.prior, windows=(0, 512))
 ROWS = st.integers(0, 64).map(lambda rows: Work(rows, rows, rows * 700, rows * 700))
 
 
@@ -242,7 +244,7 @@ def test_the_engine_predicts_its_steps_before_it_runs_them():
 
 
 def test_steps_that_say_nothing_teach_nothing():
-    model, telling = StepCost(), step(execute_s=1.0)
+    model, telling = StepModel(), step(execute_s=1.0)
     waited, empty = step(mask_wait_s=0.5, execute_s=1.0), step(num_tokens=0)
     for record in (waited, empty):
         model.observe(record)
@@ -261,7 +263,7 @@ def test_a_failed_step_teaches_nothing():
 
 
 def test_errors_are_those_of_the_last_steps():
-    model = StepCost()
+    model = StepModel()
     for _ in range(KEPT_ERRORS + 50):
         model.observe(step(execute_s=1.0))
     median, p95 = model.errors

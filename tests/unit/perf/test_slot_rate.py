@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.engine.slot_rate import MEMORY, SlotRate
+from headway.perf.rates import SLOT_STARTS, SlotRate
 
 
 def test_the_mean_of_starts_while_somebody_waits():
@@ -26,6 +26,6 @@ def test_a_wait_that_grows_counts_and_old_starts_are_forgotten():
         slot_rate.began(number * 0.1)
     assert slot_rate.row_s(0.4) == pytest.approx(0.1)
     assert slot_rate.row_s(5.4) == pytest.approx(0.1 + 4.9 / 5)
-    for number in range(5 * MEMORY):
+    for number in range(5 * SLOT_STARTS):
         slot_rate.began(0.4 + number * 0.02)
-    assert slot_rate.row_s(0.4 + (5 * MEMORY - 1) * 0.02) == pytest.approx(0.02, rel=0.1)
+    assert slot_rate.row_s(0.4 + (5 * SLOT_STARTS - 1) * 0.02) == pytest.approx(0.02, rel=0.1)

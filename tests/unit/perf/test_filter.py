@@ -8,15 +8,14 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from headway.engine import learning
-from headway.engine.cost import StepCost, Work
-from headway.engine.knots import KNOTS, NUM_KNOTS
-from headway.engine.learning import NUM_PARTS, State, compiled, learner
+from headway.perf import filter as learning
+from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, State, compiled, learner
+from headway.perf.model import StepModel, Work
 
 
 def work(rng: random.Random) -> Work:
     """Anything: on knots, between and beyond them, with and without samples, long contexts."""
-    tokens = rng.choice((rng.choice(KNOTS), rng.randint(1, 600), rng.randint(1, 10**5)))
+    tokens = rng.choice((rng.choice(BREAKPOINTS), rng.randint(1, 600), rng.randint(1, 10**5)))
     sampled = rng.choice((0, rng.randint(1, tokens)))
     return Work(tokens, sampled, rng.randrange(10**7), rng.randrange(10**7))
 
@@ -24,8 +23,8 @@ def work(rng: random.Random) -> Work:
 @pytest.mark.parametrize("seed", range(4))
 def test_compiled_and_in_python_it_has_the_same_bits(seed):
     """Some steps take ten times as long, so that outliers are clipped; curves fall and meet."""
-    pytest.importorskip("headway.engine._learning")
-    rng, reference, other = random.Random(seed), StepCost(), StepCost()
+    pytest.importorskip("headway.perf._learning")
+    rng, reference, other = random.Random(seed), StepModel(), StepModel()
     reference._learn = reference._state.learn
     assert other._learn is not None and other._learn != other._state.learn
     fell = clipped = 0
@@ -37,7 +36,7 @@ def test_compiled_and_in_python_it_has_the_same_bits(seed):
         assert told[0] == told[1] and reference._parts == other._parts
         assert reference._state.array.tobytes() == other._state.array.tobytes()
         clipped += late
-        fell += len({*reference._parts[:NUM_KNOTS]}) < NUM_KNOTS
+        fell += len({*reference._parts[:NUM_BREAKPOINTS]}) < NUM_BREAKPOINTS
     assert fell > 10 and clipped > 10
     other.check_integrity()
 
@@ -47,7 +46,7 @@ def test_a_step_moves_the_parts_by_their_covariance():
     begun = State.empty(clip=2.0, noise=0.05**0.5, surprised=0.0, forget=0.0)
     begun.covariance[:] = np.eye(NUM_PARTS)
     begun.covariance[:2, :2] = [[1.0, 0.9], [0.9, 1.0]]
-    begun.logs[2:NUM_KNOTS] = 5.0
+    begun.logs[2:NUM_BREAKPOINTS] = 5.0
     begun.settle()
     for learns in (compiled, lambda state: state.learn):
         state = State(begun.array.copy())
@@ -62,7 +61,7 @@ def test_a_step_moves_the_parts_by_their_covariance():
 
 
 def test_a_copy_learns_apart():
-    cost = StepCost()
+    cost = StepModel()
     cost.learn(Work(4, 4, 100, 100), 0.01)
     twin = deepcopy(cost)
     assert twin.parts == cost.parts
@@ -74,25 +73,25 @@ def test_a_copy_learns_apart():
 
 
 def test_what_is_compiled_of_another_version_is_not_used(monkeypatch):
-    other = ModuleType("headway.engine._learning")
+    other = ModuleType("headway.perf._learning")
     other.layout = learning.LAYOUT + 1
     monkeypatch.setitem(sys.modules, other.__name__, other)
-    monkeypatch.setattr("headway.engine._learning", other, raising=False)
+    monkeypatch.setattr("headway.perf._learning", other, raising=False)
     state = State.empty(2.0, 0.08, 0.02, 4e-4)
     assert compiled(state) is None and learner(state) == state.learn
     monkeypatch.setitem(sys.modules, other.__name__, None)  # as where nothing was compiled
-    monkeypatch.delattr("headway.engine._learning")
+    monkeypatch.delattr("headway.perf._learning")
     assert compiled(state) is None
 
 
 def test_it_refuses_what_is_no_state():
-    module = pytest.importorskip("headway.engine._learning")
+    module = pytest.importorskip("headway.perf._learning")
     state = State.empty(2.0, 0.08, 0.02, 4e-4).array
     step = (1, 1, 0, 1, 1, 1, 1.0, 0.1)
     for wrong in (state[:-1], np.zeros(0), np.zeros(len(state))):
         with pytest.raises(ValueError, match="no state"):
             module.learn(wrong, *step)
-    for knot in (0, NUM_KNOTS, -1):
+    for knot in (0, NUM_BREAKPOINTS, -1):
         with pytest.raises(ValueError, match="no knot"):
             module.learn(state, knot, *step[1:])
     with pytest.raises(TypeError, match="not 9"):

@@ -1,0 +1,417 @@
+"""What a step costs: predicted seconds, learned from the steps that ran.
+
+Given a prior (roughly how long weights, tokens and KV take on this machine) and the record of every
+step, it promises seconds that are never negative and never fall when a step gets more to do. The
+scheduler asks it how large a chunk fits, admission how long a prompt will take. Worked example,
+4 ms to read the weights, 0.1 ms a token beyond 40, 1 µs a KV token read:
+
+    32 decodes of 1,000 tokens each    4 ms + 32 ms of KV           = 36 ms
+    the same beside a chunk of 128     16 ms + 32 ms + its own KV   = 48 ms
+
+The time is a curve over the number of tokens (straight between breakpoints, which lie close where
+kernels take a few rows at once, and at 64, 128, … 16,384) plus so much for each sampled row,
+attended token and KV token read. All are learned at once by a Kalman filter on the relative error
+(Kalman 1960): the machine's speed, common to all, drifts fast, the shape slowly; a part that no
+step has shown is the prior's, scaled by what was observed.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from itertools import pairwise
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from headway.core.model_spec import ModelSpec
+from headway.core.plan import Description
+from headway.core.records import Counted, StepRecord
+from headway.perf.filter import (
+    ANY_SAMPLED,
+    ATTENDED,
+    BREAKPOINTS,
+    NUM_BREAKPOINTS,
+    NUM_PARTS,
+    READ,
+    SAMPLED,
+    TABLE_TOKENS,
+    CurveTable,
+    State,
+    learner,
+    locate,
+)
+from headway.perf.roofline import ModelWork
+
+KEPT_ERRORS = 512
+LEAST_PART_S = 1e-12
+
+HOST_BYTES_PER_S = {"cuda": 12e9}
+"""Half of what 16 lanes of PCIe 4 carry; on a CPU a copy is a read and a write of memory."""
+UNKNOWN = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
+"""Bytes/s and FLOP/s of a machine nobody has measured; the first steps correct both."""
+HOST_S, HOST_ROW_S = 3e-4, 1e-5
+
+NOISE = 0.08
+"""Relative spread of the same step run twice."""
+SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE = 1.0, 1.0, 2.0
+"""How wrong the prior may be, in powers of e: all parts, a point of the curve beside the others, a
+unit's."""
+SHAPE_CHANGES = 0.4
+"""How much a breakpoint or a unit changes while the speed changes by e."""
+NEIGHBOURS = 2.0
+"""Breakpoints so many powers of two apart share 1/e of what is not known of them."""
+FORGET = 4e-4
+"""Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
+CLIP, SURPRISED = 2.0, 0.02
+"""Outliers are clipped to 2 sigma, since one may be a hiccup of the machine; but the covariance is
+inflated by this share of the prior's, so that a change that persists is learned."""
+
+
+class Work(NamedTuple):
+    """What a step does, counted as `core.records.counted` does; KV summed over groups."""
+
+    num_tokens: int
+    num_sampled: int
+    attended_tokens: int
+    kv_tokens_read: int
+
+    def with_tokens(self, start: int, count: int, num_groups: int, *, sampled: int = 0) -> "Work":
+        """This and `count` tokens from position `start` of a row that is in it: it reads the whole
+        context anyway. `sampled` more are sampled from; negative counts take them out."""
+        place = abs(count)
+        attended = place * start + place * (place + 1) // 2
+        return Work(
+            self.num_tokens + count,
+            self.num_sampled + sampled,
+            self.attended_tokens + (attended if count > 0 else -attended),
+            self.kv_tokens_read + count * num_groups,
+        )
+
+
+NOTHING = Work(0, 0, 0, 0)
+
+
+def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
+    """What decodes do whose contexts have these lengths; `windows` by KV group."""
+    count, total = len(starts), sum(starts)
+    reads = [
+        sum([min(start, window - 1) for start in starts]) if window else total for window in windows
+    ]
+    return Work(count, count, total + count, sum(reads) + count * len(reads))
+
+
+def work_done(told: StepRecord | Counted) -> Work:
+    """What a step did of which this is told."""
+    return Work(told.num_tokens, told.num_sampled, told.attended_tokens, sum(told.kv_tokens_read))
+
+
+LEAST_CHUNK = 16
+"""Tokens of a prompt that a step takes however little time is left."""
+
+
+class Prior(NamedTuple):
+    """Seconds before any step was seen: to read the weights, and per unit of each kind of work."""
+
+    weights_s: float = 0.01
+    token_s: float = 1e-3
+    any_sampled_s: float = 1e-4
+    sampled_s: float = 1e-5
+    attended_s: float = 1e-7
+    read_s: float = 1e-6
+    copied_byte_s: float = 1e-10
+    """Per byte between the device's memory and the host's."""
+
+
+def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
+    """What the machine's ceilings allow at best; one that was not measured is a common one's."""
+    ceilings = machine.ceilings
+    device = machine.device.partition(":")[0]
+    bandwidth, flops_per_s = UNKNOWN.get(device, UNKNOWN["cpu"])
+    bandwidth = ceilings.bandwidth_bytes_per_s or bandwidth
+    flops_per_s = ceilings.flops_per_s or flops_per_s
+    work = ModelWork(spec, dtype, kv_dtype, machine.bytes_per_weight)
+    head = spec.embedding_parameters / spec.num_parameters
+    return Prior(
+        weights_s=(1 - head) * work.weight_bytes / bandwidth,
+        token_s=spec.flops(1, 0, 0) / flops_per_s,
+        any_sampled_s=head * work.weight_bytes / bandwidth,
+        sampled_s=2 * spec.embedding_parameters / flops_per_s + HOST_ROW_S,
+        attended_s=spec.num_layers * spec.attended_flops / flops_per_s,
+        read_s=sum(work.kv_bytes) / len(work.kv_bytes) / bandwidth,
+        copied_byte_s=1 / HOST_BYTES_PER_S.get(device, bandwidth / 2),
+    )
+
+
+class StepModel:
+    """Predicts the seconds of a step from its work; `observe` each step to keep it true.
+
+    `windows` by KV group, 0 for full attention: what a chunk reads of each.
+    """
+
+    def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
+        self.prior, self.windows = prior or Prior(), windows
+        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
+        self._few = CurveTable()
+        self.forget()
+
+    def forget(self) -> None:
+        """Know nothing but the prior again."""
+        self.num_observed = 0
+        self._state = state = State.empty(CLIP, NOISE, SURPRISED, FORGET)
+        state.logs[:] = np.log(parts_of(self.prior))
+        state.covariance[:] = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
+        state.changes[:] = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
+        self._learn = learner(state)
+        self._errors.clear()
+        self._parts = state.settle()
+
+    def believe(self, other: "StepModel") -> None:
+        """Know what `other` knows: one that has learned from a file spares many from doing so."""
+        self.num_observed = other.num_observed
+        self._state.logs[:] = other._state.logs
+        self._state.covariance[:] = other._state.covariance
+        self._parts = self._state.settle()
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StepModel":
+        """One that knows the same and learns apart."""
+        twin = StepModel(self.prior, self.windows)
+        twin.believe(self)
+        return twin
+
+    def take_parts(self, parts: np.ndarray) -> None:
+        """Predict by these seconds of each part, none of them negative, the curve rising."""
+        self._state.logs[:] = np.log(np.maximum(parts, LEAST_PART_S))
+        self._parts = self._state.settle()
+
+    # ── predict ─────────────────────────────────────────────────────────────────────────────
+
+    def seconds(self, work: Work) -> float:
+        """Predicted seconds of a step that does `work`, the gap before it included."""
+        tokens, sampled, attended, read = work
+        parts, (above, width, beyond) = self._parts, locate(tokens)
+        below_s = parts[above - 1]
+        curve_s = below_s + (parts[above] - below_s) * beyond / width  # as `_curve`
+        seconds = curve_s + parts[ATTENDED] * attended + parts[READ] * read
+        if sampled:
+            seconds += parts[ANY_SAMPLED] + parts[SAMPLED] * sampled
+        return seconds
+
+    def _curve(self, tokens: int) -> float:
+        """Return the seconds of the tokens alone: 60 is half-way from the breakpoint 56 to 64."""
+        parts = self._parts
+        above, width, beyond = locate(tokens)
+        below_s = parts[above - 1]
+        return below_s + (parts[above] - below_s) * beyond / width
+
+    def beside(self, work: Work, start: int, count: int) -> Work:
+        """`work` and a chunk of `count` tokens from position `start` that samples its last."""
+        if count <= 0:
+            return work
+        reach = sum([min(start, w - 1) if w else start for w in self.windows]) if start else 0
+        return Work(
+            work.num_tokens + count,
+            work.num_sampled + 1,
+            work.attended_tokens + count * start + count * (count + 1) // 2,
+            work.kv_tokens_read + reach + count * len(self.windows),
+        )
+
+    def with_drafts(self, work: Work, start: int, count: int) -> Work:
+        """`work` and `count` drafts from position `start`, each of them sampled.
+
+        They read the KV that the decode before them reads: its row has the whole context.
+        """
+        return work.with_tokens(start, count, len(self.windows), sampled=count)
+
+    def rows_s(self, work: Work, most: int) -> list[float]:
+        """Seconds that 0, 1, 2 … `most` drafts add to a step that does `work`, and samples, but for
+        what their contexts take."""
+        tokens, parts = work.num_tokens, self._parts
+        row_s = parts[SAMPLED] + parts[READ] * len(self.windows)
+        if tokens + most >= TABLE_TOKENS:
+            curve_s = [self._curve(tokens + count) for count in range(most + 1)]
+        else:
+            curve_s = self._few.curve(parts)[tokens : tokens + most + 1]
+        alone_s = curve_s[0]
+        return [s - alone_s + count * row_s for count, s in enumerate(curve_s)]
+
+    def drafts_s(
+        self,
+        work: Work,
+        drafts: Iterable[tuple[int, int]],
+        forced: Iterable[tuple[int, int]] = (),
+    ) -> float:
+        """Of a step that does `work`, what (first position, count) of its drafts and of its forced
+        tokens take."""
+        without, groups = work, len(self.windows)
+        for start, count in drafts:
+            without = without.with_tokens(start, -count, groups, sampled=-count)
+        for start, count in forced:
+            without = without.with_tokens(start, -count, groups)
+        return self.seconds(work) - self.seconds(without)
+
+    def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
+        """The most tokens from position `start` that fit beside that work into `room_s`; 0: none.
+
+        Of the chunk's own seconds c tokens cost curve(tokens + c) + c · slope + c² · square.
+
+        >>> StepModel().chunk(0.1, NOTHING, start=0, most=512) > 0
+        True
+        """
+        first_s = self.seconds(self.beside(beside, start, 1))
+        if most <= 0 or first_s > room_s:
+            return 0
+        tokens, square = beside.num_tokens, self._parts[ATTENDED] / 2
+        slope = square * (2 * start + 1) + self._parts[READ] * len(self.windows)
+        room_s -= first_s - self._curve(tokens + 1) - slope - square
+        fits, above, middle = 1, most + 1, most
+        while above - fits > 1:
+            if self._curve(tokens + middle) + middle * (slope + middle * square) <= room_s:
+                fits = middle
+            else:
+                above = middle
+            middle = (fits + above) // 2
+        return fits
+
+    def token_s(self, step_s: float, beside: Work, most: int) -> float:
+        """Seconds a prompt token takes in steps of `step_s`, of `most` tokens, beside that work."""
+        whole_s = self.seconds(self.beside(beside, 0, most))
+        if whole_s <= step_s:
+            return whole_s / most
+        chunk = max(self.chunk(step_s, beside, 0, most), min(LEAST_CHUNK, most))
+        return self.seconds(self.beside(beside, 0, chunk)) / chunk
+
+    def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
+        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes."""
+        return self.backlog_s([(num_tokens, start)], chunk, beside)
+
+    def backlog_s(
+        self, prompts: Iterable[tuple[int, int]], chunk: int, beside: Work = NOTHING
+    ) -> float:
+        """Predicted seconds until all of `prompts`, (tokens to compute, start), are computed.
+
+        They share steps of `chunk` prompt tokens beside those decodes, whose context stands still.
+        Only the last token of each is sampled. Closed form, for a step is linear in its context:
+        1,000 tokens in chunks of 300 are three steps of 300 and one of 100, which read 0, 300,
+        600 and 900 tokens of their own before them.
+        """
+        parts, total, num_prompts, seconds = self._parts, 0, 0, 0.0
+        for tokens, start in prompts:
+            if tokens <= 0:
+                continue
+            total, num_prompts = total + tokens, num_prompts + 1
+            reread = sum([before(start, chunk, tokens, window) for window in self.windows])
+            seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
+            seconds += parts[READ] * (reread + tokens * len(self.windows))
+        whole, rest = divmod(total, chunk)
+        tokens, sampled, attended, read = beside
+        if whole:
+            seconds += whole * self.seconds(Work(tokens + chunk, sampled, attended, read))
+        if rest:
+            seconds += self.seconds(Work(tokens + rest, sampled, attended, read))
+        num_steps = whole + (rest > 0)
+        if not sampled:
+            seconds += parts[ANY_SAMPLED] * min(num_prompts, num_steps)
+        return seconds + parts[SAMPLED] * num_prompts
+
+    # ── learn ───────────────────────────────────────────────────────────────────────────────
+
+    def observe(self, record: StepRecord) -> None:
+        """Write what had been predicted into the record, then learn from it.
+
+        What the drafter took, and choosing guesses, is not the model's. A step that waited for
+        grammar masks, copied blocks to or from host memory or computed nothing says nothing of it.
+        """
+        actual_s = record.duration_s + record.gap_s - record.draft_s - record.choose_s
+        waited = record.mask_wait_s or record.transfer_s
+        if not record.num_tokens or waited or actual_s <= 0:
+            return
+        record.predicted_s = predicted_s = self.learn(work_done(record), actual_s)
+        if self.num_observed > 1:
+            self._errors.append(abs(predicted_s / actual_s - 1))
+
+    def learn(self, work: Work, actual_s: float) -> float:
+        """One step of the filter; the first step of all sets the scale. Returns what had been
+        predicted.
+
+        Its state is the logarithm of each part, a measurement that of the step's seconds, which
+        rises with a part's logarithm by the share that the part has in the prediction.
+        """
+        predicted_s = self.seconds(work)
+        self.num_observed += 1
+        error = log(actual_s / predicted_s)
+        if self.num_observed == 1:
+            self._state.logs += error
+            error = 0.0
+        tokens, sampled, attended, read = work
+        where = locate(tokens)
+        self._parts = self._learn(*where, sampled, attended, read, predicted_s, error)
+        return predicted_s
+
+    # ── tell ────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def attended_s(self) -> float:
+        """Seconds that a row takes for each token of its context."""
+        return self._parts[ATTENDED]
+
+    @property
+    def errors(self) -> tuple[float, float] | None:
+        """(median, 95th percentile) of |predicted / actual − 1| over the last steps.
+
+        Each was predicted before it was learned; None before there are any.
+        """
+        if not self._errors:
+            return None
+        median, p95 = np.percentile(self._errors, (50, 95)).tolist()
+        return median, p95
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """Seconds by name: at each breakpoint of the curve, and per unit of the rest."""
+        names = [f"tokens_{tokens}" for tokens in BREAKPOINTS]
+        names += ["any_sampled", "sampled", "attended", "read"]
+        return dict(zip(names, self._parts, strict=True))
+
+    def check_integrity(self) -> None:
+        """Assert that predictions are finite, never negative, and rise with the tokens."""
+        parts, curve = self._parts, self._parts[:NUM_BREAKPOINTS]
+        assert all(part > 0 and np.isfinite(part) for part in parts), parts
+        assert all(low <= high for low, high in pairwise(curve)), curve
+        assert np.allclose(np.exp(self._state.logs), parts), "the logarithms are not the parts'"
+        assert np.isfinite(self._state.covariance).all()
+        assert (self._state.covariance.diagonal() > 0).all(), "a variance is not positive"
+
+
+def parts_of(prior: Prior) -> np.ndarray:
+    """The parts of the prior: at each breakpoint whichever takes longer, weights or FLOPs."""
+    tokens = np.array(BREAKPOINTS, float)
+    curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
+    rest = (prior.any_sampled_s, prior.sampled_s, prior.attended_s, prior.read_s)
+    return np.concatenate([curve, np.maximum(rest, LEAST_PART_S)])
+
+
+def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
+    """Return the covariance of logarithms that are all wrong by `speed` together, and besides the
+    points of the curve by `shape` and the other parts by `units`, each for itself and points as
+    their neighbours. A point's own part is as large as its distance to the next below, in powers
+    of two.
+    """
+    covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
+    points = np.log2(BREAKPOINTS)
+    near = np.exp(-np.abs(points[:, None] - points) / NEIGHBOURS)
+    covariance[:NUM_BREAKPOINTS, :NUM_BREAKPOINTS] += shape**2 * near
+    diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
+    diagonal[:NUM_BREAKPOINTS] += shape**2 * np.diff(points, prepend=-1)
+    diagonal[NUM_BREAKPOINTS:] += units**2
+    return covariance
+
+
+def before(start: int, chunk: int, tokens: int, window: int) -> int:
+    """KV tokens read before their own by the chunks of `tokens`, summed; a window sees no further.
+
+    >>> before(0, 300, 1000, window=0), before(0, 300, 1000, window=501)
+    (1800, 1300)
+    """
+    steps = -(-tokens // chunk)
+    free = min(steps, max(-(-(window - 1 - start) // chunk), 0)) if window else steps
+    return free * start + chunk * free * (free - 1) // 2 + (steps - free) * (window - 1)
