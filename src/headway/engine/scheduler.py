@@ -37,7 +37,6 @@ from headway.engine.room import Room
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 from headway.engine.starts import Starts
-from headway.engine.steady import Grown, add_rows, asks_nobody, goes_on, grow
 
 
 class Scheduler:
@@ -73,10 +72,6 @@ class Scheduler:
         self.ended: list[Sequence] = []
         """Whom the last step has ended."""
         self.num_preemptions = 0
-        self._took: list[Sequence] = []
-        """Who took a token in the last step and goes on; nobody where one was preempted since."""
-        self._looked_at: tuple[StepPlan | None, list[ScheduledSequence]] = None, []
-        """The newest plan, and its rows but those of decodes that stay steady."""
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
         self._step = 0
@@ -127,10 +122,9 @@ class Scheduler:
     def _plan(self) -> StepPlan:
         self._open()
         plan = StepPlan(self.next_step(), [], [], [])
-        self._looked_at = plan, []
         may_start = self.starts.begin(plan)
         running = self.overlap.share(self.running)
-        decodes = self.policy.decodes(self._decoding(running), running, self.waiting)
+        decodes = self.policy.decodes(decoding(running), running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
@@ -139,13 +133,6 @@ class Scheduler:
         self.preemption.begin(plan)
         plan.finished = self.take_released()
         return plan
-
-    def _decoding(self, running: list[Sequence]) -> list[Sequence]:
-        """Of `running` those that lack one token, as all do that took one in the last step."""
-        took = self._took
-        if self.overlap.depth or running[: len(took)] != took:
-            return decoding(running)
-        return took + decoding(running[len(took) :])
 
     def next_step(self) -> int:
         """The number of a new step."""
@@ -162,26 +149,15 @@ class Scheduler:
         self._released += sequence_ids
 
     def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
-        """Pass 1; returns the budget that is left.
+        """Pass 1: one token of each running sequence that decodes, and its draft tokens.
 
-        Those that are steady need nothing but their rows, and some a block with them.
+        Return the budget that remains, in tokens.
         """
-        budget, begin, num_stalled = self.max_num_batched_tokens, 0, 0
-        grown, is_plain = Grown(), asks_nobody(self.drafts, self.overlap)
-        for at, count in self.drafts.plan(decodes, budget):
-            may_grow = is_plain and self._took and at - begin < budget  # nobody was preempted
-            new = grow(self.kv, decodes[at]) if may_grow else None
-            if new is not None:
-                grown.append((at - begin, new))
-                continue
-            budget -= self._schedule_steady(plan, decodes[begin:at], budget, grown)
-            begin, sequence, grown = at + 1, decodes[at], []
+        budget, num_stalled = self.max_num_batched_tokens, 0
+        for sequence, count in self.drafts.plan(decodes, budget):
             while sequence.state == RUNNING and budget > 0:
                 if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
-                    is_alone = self.drafts.of(sequence) is NO_DRAFTS
-                    if is_alone and not self.overlap.depth and sequence.first_token_s is not None:
-                        self._settle(sequence)
                     break
                 victim = self._victim(plan)
                 if (
@@ -190,7 +166,6 @@ class Scheduler:
                     num_stalled += 1
                     break
                 self.preempt(victim)
-        budget -= self._schedule_steady(plan, decodes[begin:], budget, grown)
         if self.max_num_batched_tokens - budget > len(plan.scheduled):
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
@@ -226,21 +201,6 @@ class Scheduler:
         """Who gives up its blocks to this step: the policy's first choice that is not in it."""
         return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
 
-    def _schedule_steady(
-        self, plan: StepPlan, steady: list[Sequence], most: int, grown: Grown
-    ) -> int:
-        """Add the next token of each of these to the plan, `most` at most; returns how many.
-
-        Who was preempted since the step began is among them still, and nobody has grown then.
-        """
-        if not self._took:
-            steady = [s for s in steady if s.state == RUNNING]
-        steady = steady[:most]
-        if steady:
-            self._looked_at[1].extend(add_rows(plan, steady, grown, self.kv))
-            self.policy.decoded(steady)
-        return len(steady)
-
     def _schedule(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
     ) -> bool:
@@ -267,7 +227,6 @@ class Scheduler:
         if sequence.num_forced:
             row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
-        self._looked_at[1].append(row)
         self.policy.took(sequence, count)
         if self.drafts.speculator is not None:
             self.drafts.add_to(row, sequence, drafts)
@@ -286,7 +245,6 @@ class Scheduler:
         """
         self.overlap.take_back(victim)
         self.running.remove(victim)
-        self._took = []
         if may_copy and sees_all(victim, self.kv) and self.preemption.is_cheaper(victim):
             self._leave_runtime(victim)
             self.preemption.swap_out(victim)
@@ -319,12 +277,8 @@ class Scheduler:
     # ── update ──────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
-        """Take a step's result: append, stop, release. Aborted sequences are passed over.
-
-        Of a steady sequence (`Sequence.steady_until`) one token more is computed and one more is
-        known, and that is all.
-        """
-        by_id, is_plain = self._by_id, asks_nobody(self.drafts, self.overlap)
+        """Take a step's result: append, stop, release. Aborted sequences are passed over."""
+        by_id = self._by_id
         for unserved in self.preemption.take(result):
             self.starts.compute_instead(unserved)
         self._note_computed(plan)
@@ -333,38 +287,22 @@ class Scheduler:
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
         updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
-        took = list[Sequence]()
         for sample in result.samples:
             sequence = by_id.get(sample.sequence_id)
-            if sequence is None:
-                continue
-            came = sample.token_ids
-            is_steady = sequence.computed + 1 < sequence.steady_until
-            if is_steady:
-                sequence.computed += 1
-            is_passed = is_steady or (is_plain and goes_on(sequence))
-            if is_passed and came[0] not in sequence.stop_ids:
-                sequence.tokens += came
-                updates.append(SequenceUpdate(sequence.request_id, sequence.index, came))
-                took.append(sequence)
-                continue
-            updates.append(self._take(sequence, sample, now_s))
-            if sequence.state != FINISHED:
-                took.append(sequence)
+            if sequence is not None:
+                updates.append(self._take(sequence, sample, now_s))
         self.drafts.end_step(result)
         give_back_full(self.kv, self.running)
         if self.ended:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
-        self._took = took
         return updates
 
     def _note_computed(self, plan: StepPlan) -> None:
-        """The rows of `plan` are computed; what is full is listed. Steady ones are passed over."""
+        """Count the rows of `plan` as computed, and list blocks that are full."""
         by_id, size = self._by_id, self.kv.block_size
-        newest, looked_at = self._looked_at
-        for row in looked_at if newest is plan else plan.scheduled:
+        for row in plan.scheduled:
             sequence = by_id.get(row.sequence_id)
-            if sequence is not None and sequence.computed + 1 >= sequence.steady_until:
+            if sequence is not None:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
                 if computed >= (sequence.num_remembered + 1) * size:
                     insert(self.kv, sequence)
@@ -382,13 +320,7 @@ class Scheduler:
         if update.finish_reason is not None:
             self.ended.append(sequence)
             self._finish(sequence)
-        else:
-            self._settle(sequence)
         return update
-
-    def _settle(self, sequence: Sequence) -> None:
-        """`sequence` is steady until its block is full, or has draft tokens."""
-        sequence.settle(self.kv.block_size if self.kv.indexes else 0)
 
     def _start_forks(self, parent: Sequence) -> None:
         """The siblings of `parent` run; those for which there is no row left wait."""
@@ -428,7 +360,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Assert that every sequence is in one place and every block has its owner."""
         with self.overlap.assumed(foresees=self.drafts.speculator is None):
-            assert self._decoding(self.running) == decoding(self.running), "somebody stands still"
             everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
             assert len(self.running) <= self.max_num_seqs
             self.preemption.check_integrity(everybody)

@@ -77,7 +77,6 @@ class Sequence:
         "shares_blocks",
         "source",
         "state",
-        "steady_until",
         "stop_ids",
         "takes_hits",
         "takes_restores",
@@ -114,11 +113,7 @@ class Sequence:
         """By group: how many entries of the table are given back, out of the window's sight."""
         self.shares_blocks = False
         self.room = 0
-        """Up to so many tokens `KVCache.extend` has nothing to do for it; 0: it is to be asked."""
-        self.steady_until = 0
-        """While fewer tokens are computed it is steady: the next needs no block, and brings one of
-        which nothing is to be asked but whether it is a stop token. The last of these tokens fills
-        a block, or is the last but one of the answer; 0: it is to be looked at in each step."""
+        """Tokens that its blocks hold, so that `KVCache.extend` need not be called; 0: unknown."""
         self.chain: Chain | None = None
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
@@ -330,21 +325,6 @@ class Sequence:
             self.num_forced += 1
             yield token_id
 
-    def settle(self, block_size: int) -> None:
-        """It takes a token a step: say how long it is steady from now on.
-
-        Its full blocks are to be listed, of `block_size` tokens; 0: none are.
-        """
-        until = min(self.room, self.max_len - 1)
-        if block_size and self.kv_read >= 1:
-            until = min(until, (self.num_remembered + 1) * block_size)
-        is_watched = self.request.sampling.logprobs is not None or self.parcel_id or self.forks
-        self.steady_until = 0 if is_watched or self.grammar is not None else until
-
-    def unsettle(self) -> None:
-        """Its blocks are no more what they were: it is to be asked about each token."""
-        self.room = self.steady_until = 0
-
     def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Append the entries that are new; a preempted prompt is computed twice, told once."""
         self.prompt_logprobs += entries[max(len(self.prompt_logprobs) - start, 0) :]
@@ -383,8 +363,7 @@ class Sequence:
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self
         if self.state != RUNNING:
             assert not self.known_to_runtime, self
-            assert not self.room and not self.steady_until, self
-        assert self.steady_until <= self.room, self
+            assert not self.room, self
         if self.host_tables:
             assert self.computed > 0 and self.state != RUNNING, self
         elif self.state not in (RUNNING, WAITING_FOR_KV):

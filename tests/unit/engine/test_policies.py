@@ -88,19 +88,14 @@ def test_tokens_are_shared_by_weight(weights):
             ignore_eos=True,
         )
     policy = world.engine.scheduler.policy
-    took, decoded = policy.took, policy.decoded
+    took = policy.took
 
     def count(sequence, num_tokens):
         price = 2 if sequence.computed >= sequence.num_prompt else 1
         had[int(sequence.request.principal.name)] += num_tokens * price
         took(sequence, num_tokens)
 
-    def count_decodes(sequences):
-        for sequence in sequences:
-            had[int(sequence.request.principal.name)] += 2
-        decoded(sequences)
-
-    policy.took, policy.decoded = count, count_decodes
+    policy.took = count
     for _ in range(4000):
         world.step()
         waiting = {int(s.request.principal.name) for s in world.engine.scheduler.waiting}
@@ -216,8 +211,8 @@ def test_a_greedy_user_comes_behind_a_modest_one():
 
 
 @pytest.mark.parametrize("users", [("ann",), ("ann", "bob")])
-def test_rows_together_cost_what_each_costs(users):
-    """A row of the prompt costs a token, one of an answer two, by the weight of its user."""
+def test_a_token_is_charged_by_its_kind_and_the_weight_of_its_user(users):
+    """A token of a prompt costs one, a token of an answer two, divided by the weight."""
     world = roomy("fair", budget=12)
     for number, weight in enumerate((3.0, 1.0, 1.0)):
         user = users[number % len(users)]
@@ -234,13 +229,6 @@ def test_rows_together_cost_what_each_costs(users):
     assert sum(each[user] * paid.weight(user) for user in users) == pytest.approx(
         sum(4 if s.computed >= s.num_prompt else 2 for s in rows)
     )
-    decodes = [s for s in rows if s.computed >= s.num_prompt]
-    before = dict(paid._counters)
-    for sequence in decodes:
-        paid.charge(sequence, 1)
-    one_by_one, paid._counters = paid._counters, before
-    paid.charge_decodes(decodes)
-    assert paid._counters == pytest.approx(one_by_one)
 
 
 def test_a_free_row_goes_to_who_has_had_less():

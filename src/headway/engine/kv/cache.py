@@ -242,7 +242,7 @@ class KVCache:
         child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
         child.num_shared = parent.num_shared = num_tokens // self.block_size * self.block_size
         child.shares_blocks = parent.shares_blocks = count > 0
-        parent.unsettle()
+        parent.room = 0
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
@@ -259,7 +259,7 @@ class KVCache:
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
         sequence.computed = sequence.num_remembered = 0
-        sequence.unsettle()
+        sequence.room = 0
         sequence.shares_blocks = False
 
     # ── what is kept elsewhere ──────────────────────────────────────────────────────────────
@@ -270,7 +270,7 @@ class KVCache:
         Whatever else it holds is given back.
         """
         self.drop_unseen(sequence)
-        sequence.unsettle()
+        sequence.room = 0
         end = self.blocks_for(sequence.computed)
         live = []
         for group, (pool, table) in enumerate(zip(self.pools, sequence.block_tables, strict=True)):

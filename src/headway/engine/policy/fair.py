@@ -29,10 +29,6 @@ class Fair(Fcfs):
         """Its user pays."""
         self.users.charge(sequence, num_tokens)
 
-    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
-        """Their users pay."""
-        self.users.charge_decodes(sequences)
-
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
         self.users.charge(sequence, num_drafts)

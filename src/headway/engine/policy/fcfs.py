@@ -78,9 +78,6 @@ class Fcfs:
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """Nothing to note."""
 
-    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
-        """Nothing to note."""
-
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
         """Their work, and as long as it pays, for prompts have what they need in any step."""
         return decode_work(decodes, self.windows), inf, False

@@ -5,7 +5,7 @@ and blocks itself. A policy answers in its own order and hears what came of it:
 
     decodes(running, waiting)         all of them, for most policies
     turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
-    took(sequence, n), decoded(...)   n tokens of it, or one of each, are in the plan
+    took(sequence, n)                 n tokens of it are in the plan
     victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
 """
 
@@ -99,10 +99,6 @@ class Policy(Protocol):
 
     def took(self, sequence: Sequence, num_tokens: int) -> None:
         """The step computes `num_tokens` of `sequence`."""
-        ...
-
-    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
-        """The step computes a token of each of these, all behind their prompts."""
         ...
 
     def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:

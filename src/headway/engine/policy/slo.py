@@ -399,13 +399,6 @@ class Slo(Fcfs):
                 if other.sequence_id < sequence.sequence_id:
                     state(other).overtaken += num_tokens
 
-    def decoded(self, sequences: TypingSequence[Sequence]) -> None:
-        """Charge their users; a step that brings one token counts in the mean of each."""
-        self.users.charge_decodes(sequences)
-        if self._gains:
-            for sequence in sequences:
-                state(sequence).decoded()
-
     def kept(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
         self.users.charge(sequence, num_drafts)

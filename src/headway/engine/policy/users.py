@@ -9,7 +9,6 @@ nobody is left everybody has had what they wanted, and all begin anew.
     light  comes with 1,200 of its own → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
 """
 
-from collections.abc import Sequence as TypingSequence
 from math import isclose
 
 from headway.engine.sequence import Sequence
@@ -69,15 +68,6 @@ class Users:
         price = PROMPT_PRICE if sequence.computed < sequence.num_prompt else OUTPUT_PRICE
         user = name(sequence)
         self._counters[user] += num_tokens * price / self._weights[user]
-
-    def charge_decodes(self, sequences: TypingSequence[Sequence]) -> None:
-        """A token of each of these is computed, all after their prompts."""
-        if len(self._present) == 1:
-            (user,) = self._present
-            self._counters[user] += len(sequences) * OUTPUT_PRICE / self._weights[user]
-            return
-        for user in map(name, sequences):
-            self._counters[user] += OUTPUT_PRICE / self._weights[user]
 
     def had(self, sequence: Sequence) -> float:
         """The counter of its user."""

@@ -59,23 +59,23 @@ class StepDrafts:
         """Tokens that came in this step because a grammar forced them."""
         return self.now.num_forced
 
-    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[tuple[int, int]]:
-        """Return (place in `decodes`, known tokens that the step computes) of all but the steady
-        ones: of `budget` in all one token, and of those that are forced what fits. The rest is for
-        draft tokens; a sequence with some is not steady."""
-        places = [at for at, s in enumerate(decodes) if s.computed >= s.steady_until]
+    def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """Return each of `decodes` with the number of its known tokens that the step computes.
+
+        Of `budget` tokens each gets one, and tokens that a grammar forced get what fits; draft
+        tokens are chosen from the rest.
+        """
         if self.speculator is None:
-            return [(at, 1) for at in places]
-        forced, spare = dict[int, int](), max(budget - len(decodes), 0)
-        for at in places:
-            if decodes[at].num_forced:
-                forced[at] = min(decodes[at].num_missing - 1, spare)
-                spare -= forced[at]
+            return [(sequence, 1) for sequence in decodes]
+        planned, spare = list[tuple[Sequence, int]](), max(budget - len(decodes), 0)
+        for sequence in decodes:
+            num_forced = min(sequence.num_missing - 1, spare) if sequence.num_forced else 0
+            planned.append((sequence, 1 + num_forced))
+            spare -= num_forced
         self.now = StepDraftTokens()
         if self.speculator.is_due(len(decodes)):
             self._choose(decodes, spare)
-            places = [at for at, s in enumerate(decodes) if s.computed >= s.steady_until]
-        return [(at, 1 + forced.get(at, 0)) for at in places]
+        return planned
 
     def _choose(self, decodes: TypingSequence[Sequence], spare: int) -> None:
         """Let the speculator choose draft tokens, where `spare` tokens are free."""
@@ -85,10 +85,6 @@ class StepDrafts:
         self.now.by_id = self.speculator.plan(decodes, beside, spare, max_s, prompts_wait=waits)
         self.now.choose_s = self.clock.now_s() - began_s
         self.policy.drafts_for(self.speculator.drafting_s)
-        if self.now.by_id:
-            for sequence in decodes:
-                if sequence.sequence_id in self.now.by_id:
-                    sequence.steady_until = 0
 
     def of(self, sequence: Sequence) -> Drafts:
         """Return the draft tokens of `sequence`."""
