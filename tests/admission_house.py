@@ -22,7 +22,9 @@ PLAIN, DEFAULT = CLASSES["interactive"], CLASSES["default"]
 
 def step(prefill: int, seconds: float, **more: Any) -> StepRecord:
     """A step that computed so many prompt tokens."""
-    given = {"started_s": 0.0, "execute_s": seconds, "num_tokens": prefill, **more}
+    pace_s = seconds / prefill if prefill else TOKEN_S
+    given = {"started_s": 0.0, "execute_s": seconds, "num_tokens": prefill}
+    given |= {"prefill_s_per_token": pace_s, "alone_s_per_token": pace_s, **more}
     return StepRecord(
         step=0, num_running=1, num_waiting=0, num_sampled=0, kv_blocks_used=0, kv_usage=0.0,
         num_preemptions=0, **given,

@@ -58,8 +58,9 @@ class Timed(FakeExecutor):
         return Description(device="fake")
 
 
-def timed_engine(max_num_seqs=8, budget=128, **more) -> tuple[Engine, Timed]:
+def timed_engine(max_num_seqs=8, budget=128, policy="slo", **more) -> tuple[Engine, Timed]:
     given_settings = make_settings(
+        policy=policy,
         max_model_len=600,
         max_num_seqs=max_num_seqs,
         budget=budget,

@@ -1,8 +1,9 @@
 """How long a request would wait for its first token, as the server process can tell by itself.
 
-It knows the prompts it has sent and how far each has been computed (`StepRecord.prefilling`), and
-learns from the records what a prompt token takes, decodes beside it included. The engine is not
-asked, so an answer comes at once, also while a step is running. Worked example, 1 ms a token:
+It knows the prompts it has sent and how far each has been computed (`StepRecord.prefilling`). What
+a prompt token takes, decodes beside it included, is the prediction of the engine's `perf.StepModel`
+in the newest record. No message goes to the engine, so an answer comes at once, also while a step
+is running. Worked example, 1 ms a token:
 
     waiting   a 300 tokens, b 1,200 of which 1,000 are computed, c of an idle class
     newcomer  100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s; what is idle goes behind it
@@ -25,8 +26,6 @@ from headway.admit.queue import PATIENCE, UNPROMISED_S, QueueOrder
 from headway.core.clock import Clock
 from headway.core.records import StepRecord
 
-HALF_LIFE_S = 2.0
-"""How soon half of what was learned is forgotten, in seconds in which there was work."""
 STARTS = 32
 """How many starts back half of them count no more."""
 GAINED_FOLLOWS = 0.1
@@ -116,9 +115,10 @@ class Forecast:
         self._gained = 1.0
         """Tokens of a sequence in a step: more than 1 where guesses come."""
         self._by_engine: dict[int, tuple[QueueEntry, int]] = {}
-        self._seconds = self._tokens = 0.0
         self._queried = self._cached = 0.0
-        self._told_s = self._alone_s = self._row_s = 0.0
+        self.token_s = self.alone_s = self._row_s = 0.0
+        """Predicted seconds of a prompt token, with what decodes beside it and alone; and the mean
+        time between slot releases."""
         self._user_slots: dict[str, tuple[float, float]] = {}
         self._shares = Shares()
 
@@ -178,7 +178,7 @@ class Forecast:
             self._by_engine.pop(engine_id, None)
 
     def on_record(self, record: StepRecord) -> None:
-        """A step has run: learn what prompts take, and how far each is."""
+        """Take a step's record: how far each prompt is, and what the engine predicts."""
         for engine_id, _, computed in record.prefilling:
             entry, number = self._by_engine.get(engine_id, (None, 0))
             if entry is not None and number in entry.left:
@@ -186,35 +186,17 @@ class Forecast:
                     entry.left[number], max(0, entry.lengths[number] - computed)
                 )
                 entry.untouched.discard(number)
-        duration_s, num_prefill = record.duration_s, record.num_prefill_tokens
-        spent_s = duration_s + record.gap_s
-        self.step_s = duration_s
+        self.step_s = record.duration_s
         if record.num_decode_tokens and (record.has_more or self._gained > 1):
             self._gained += GAINED_FOLLOWS * (record.tokens_per_decode - self._gained)
-        if num_prefill or self.entries:
-            keep = 0.5 ** (spent_s / HALF_LIFE_S)
-            self._seconds = self._seconds * keep + spent_s
-            self._tokens = self._tokens * keep + num_prefill
         if record.num_queried_tokens:
             keep = 0.5 ** (record.num_queried_tokens / max(self._queried, 1.0))
             self._queried = self._queried * keep + record.num_queried_tokens
             self._cached = self._cached * keep + record.num_cached_tokens
-        self._told_s, self._alone_s = record.prefill_s_per_token, record.alone_s_per_token
+        self.token_s, self.alone_s = record.prefill_s_per_token, record.alone_s_per_token
         self._row_s, self._user_slots = record.row_s, record.user_slots
 
     # ── what is asked ───────────────────────────────────────────────────────────────────────
-
-    @property
-    def token_s(self) -> float:
-        """Seconds a prompt token takes now, with all that runs beside it; 0 before any has run."""
-        if self._told_s:
-            return self._told_s
-        return self._seconds / self._tokens if self._tokens > 0 else 0.0
-
-    @property
-    def alone_s(self) -> float:
-        """Seconds a prompt token takes beside nothing, where the engine tells."""
-        return self._alone_s or self.token_s
 
     @property
     def uncached(self) -> float:

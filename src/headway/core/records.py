@@ -33,23 +33,22 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     index, tokens computed) of the rows that are not decodes, `preempted` (request id, tokens made).
     `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
-    grammar compiled since the step before. `predicted_s` is what the cost model had said of this
-    step and the gap before it, 0 when it was not asked. By the same model a prompt token takes
-    `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing; 0 where the
-    policy does not predict. `row_s` is the mean time between slot releases while slots or blocks
-    are short; otherwise 0. Of `num_waiting`, `num_deferred` wait for their grammar. Of preempted
-    sequences, `num_lost_tokens` that had been computed are computed again since they came back in
-    this step; of `num_swapped` the KV of `num_swapped_tokens` is copied to host memory instead.
-    Transfers that ended in this step took `transfer_s`. While all slots are taken,
-    or blocks are short, and the policy lets users reclaim their share, `user_slots` has for each
-    user with a slot what it holds, as so many slots, and its weight. Of `num_drafts` guesses that
-    were verified, `num_kept_drafts` were right, as `verified` tells by sequence: (who guessed, how
-    many, how many of them right). A grammar forced `num_forced` of the tokens that came, nobody
-    sampled them; of those that came so before, the step computed `num_forced_rows`. By the cost
-    model it took `verify_s` longer for guesses and forced tokens; the drafter made `num_proposed`
-    for the next step in `draft_s`. `draft_failure` says why it is not asked, where it has failed.
-    The scheduler chose the guesses in `choose_s`. It is a step of `engine`, of several: the server
-    fills that in.
+    grammar compiled since the step before. `predicted_s` is what the cost model had predicted of
+    this step and the gap before it, 0 where it predicted nothing. By the same model a prompt token
+    takes `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing. `row_s`
+    is the mean time between slot releases while slots or blocks are short; otherwise 0. Of
+    `num_waiting`, `num_deferred` wait for their grammar. Of preempted sequences, `num_lost_tokens`
+    that had been computed are computed again since they came back in this step; of `num_swapped`
+    the KV of `num_swapped_tokens` is copied to host memory instead. Transfers that ended in this
+    step took `transfer_s`. While all slots are taken, or blocks are short, and the policy lets
+    users reclaim their share, `user_slots` has for each user with a slot what it holds, as so many
+    slots, and its weight. Of `num_drafts` guesses that were verified, `num_kept_drafts` were right,
+    as `verified` tells by sequence: (who guessed, how many, how many of them right). A grammar
+    forced `num_forced` of the tokens that came, nobody sampled them; of those that came so before,
+    the step computed `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and
+    forced tokens; the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure`
+    says why it is not asked, where it has failed. The scheduler chose the guesses in `choose_s`. It
+    is a step of `engine`, of several: the server fills that in.
     Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
     ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
     was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing.

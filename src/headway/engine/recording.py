@@ -1,13 +1,14 @@
 """The record of a step: what the scheduler, the plan and the result know of it, in one place."""
 
 from collections.abc import Callable
+from math import inf
 
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
 from headway.core.records import Counted, StepRecord, counted
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
-from headway.perf.model import StepModel
+from headway.perf.model import NOTHING, StepModel, work_of
 
 
 class Recorder:
@@ -54,6 +55,24 @@ class Recorder:
         self.cost.observe(record)
         self.scheduler.drafts.learn(record)
 
+    def _prefill_pace(self, plan: StepPlan) -> tuple[float, float]:
+        """Return predicted seconds of a prompt token, beside the decodes of the step and alone.
+
+        They are the policy's; for one that predicts nothing, those of steps of the whole budget.
+        """
+        policy, cost = self.scheduler.policy, self.cost
+        if policy.token_s:
+            return policy.token_s, policy.alone_s
+        budget = self.scheduler.max_num_batched_tokens
+        decodes = [
+            row.start
+            for row in plan.scheduled
+            if len(row.token_ids) == 1 + row.num_drafts + row.num_forced
+        ]
+        chunk = max(budget - len(decodes), 1)
+        beside = work_of(decodes, cost.windows)
+        return cost.token_s(inf, beside, chunk), cost.token_s(inf, NOTHING, budget)
+
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
         scheduler, cost, timings = self.scheduler, self.cost, result.timings
@@ -62,6 +81,7 @@ class Recorder:
         usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools)])
         used = [sum(used)] if kv.dealt is not None else used
         work = self.count(plan.scheduled, cost.windows)
+        prefill_s, alone_s = self._prefill_pace(plan)
         record = StepRecord(
             step=plan.step,
             started_s=started_s,
@@ -81,8 +101,8 @@ class Recorder:
             sample_s=timings.sample_s,
             draft_s=timings.draft_s,
             experts_read=result.experts_read,
-            prefill_s_per_token=policy.token_s,
-            alone_s_per_token=policy.alone_s,
+            prefill_s_per_token=prefill_s,
+            alone_s_per_token=alone_s,
             row_s=policy.slot_rate.row_s(scheduler.clock.now_s()),
             transfer_s=result.transfer_s,
             num_drafts=work.num_drafts,

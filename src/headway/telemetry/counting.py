@@ -40,8 +40,9 @@ def label_of(tier: str) -> str:
     return "engine" if tier.startswith("engine:") else tier
 
 
-def count_step(registry: Registry, record: StepRecord, token_s: float) -> None:
-    """One step; computing a token of a prompt would have taken `token_s`."""
+def count_step(registry: Registry, record: StepRecord) -> None:
+    """Count one step; to compute a cached token would have taken what the engine predicts."""
+    token_s = record.alone_s_per_token
     registry.histograms["iteration_tokens"].observe(record.num_tokens)
     if record.mask_s:
         registry.observe("grammar_mask_seconds", record.mask_s)

@@ -38,7 +38,6 @@ from headway.telemetry.counting import (
 from headway.telemetry.demand import Demand, promised_s
 from headway.telemetry.engines import Engines
 from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
-from headway.telemetry.prefill_rate import PrefillRate
 from headway.telemetry.registry import Registry
 from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
 from headway.telemetry.shared import RecentPrompts
@@ -125,7 +124,7 @@ class Telemetry:
         self.roof, self.work = Roof(Ceilings()), ModelWork(spec, spec.dtype)
         self._live: dict[Timeline, list[int]] = {}  # with its numbers in the engine
         self._by_engine: dict[int, Timeline] = {}
-        self.prompts, self.prefill_rate = RecentPrompts(self.clock), PrefillRate()
+        self.prompts = RecentPrompts(self.clock)
         self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
         self._windows: dict[int, tuple[float, Window]] = {}
         self._counted: dict[str, int] = {}
@@ -179,9 +178,8 @@ class Telemetry:
         self.turn()
         slot = self.slots.current
         slot.add(record)
-        self.prefill_rate.take(record)
-        slot.saved_s += record.num_cached_tokens * self.prefill_rate.token_s
-        count_step(self.registry, record, self.prefill_rate.token_s)
+        slot.saved_s += record.num_cached_tokens * record.alone_s_per_token
+        count_step(self.registry, record)
         self.steps.append(record)
         num_preemptions = self.engines.on_record(record)
         self.on_record(record)

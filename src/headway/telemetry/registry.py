@@ -61,7 +61,7 @@ ROWS = (
     Row(
         "prefix_cache_saved_seconds",
         C,
-        "What computing the tokens found would have taken at the same rate.",
+        "Predicted seconds of computing the tokens found, beside nothing else.",
     ),
     Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
     Row(
@@ -83,7 +83,7 @@ ROWS = (
     Row(
         "kv_tier_seconds_saved",
         C,
-        "What computing the tokens that a lower tier brought would have taken at the same rate.",
+        "Predicted seconds of computing the tokens that a lower tier brought.",
         ("tier",),
         known=("host", "disk", "engine"),
     ),

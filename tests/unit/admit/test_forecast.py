@@ -39,24 +39,15 @@ def test_what_is_cached_is_not_waited_for():
     assert house.forecast.tokens(house.ask(1000).entry) == pytest.approx(100)
 
 
-def test_the_rate_follows_the_load():
-    """Steps in which prompts wait and none is computed count: rows or blocks were all taken."""
+def test_a_wait_is_what_the_engine_predicts_of_a_prompt_token():
+    """Whatever the step itself took: the prediction of the newest record holds."""
     house = House()
-    house.ask(100)
-    before_s = house.forecast.token_s
-    for _ in range(20):
-        house.forecast.on_record(step(0, 0.1))
-    assert house.forecast.token_s > 2 * before_s
-    for _ in range(100):
-        house.forecast.on_record(step(200, 0.1))
-    assert house.forecast.token_s == pytest.approx(0.0005, rel=0.05)
-
-
-def test_the_engines_own_prediction_goes_first():
-    house = House()
-    house.ask(1000)
-    house.forecast.on_record(step(0, 0.1, started_s=1.0, prefill_s_per_token=0.004))
-    assert house.forecast.token_s == 0.004
+    ticket = house.ask(1000)
+    for token_s in (0.004, 0.0005):
+        house.forecast.on_record(step(0, 0.1, prefill_s_per_token=token_s, alone_s_per_token=0.001))
+        assert house.forecast.backlog_s() == pytest.approx(1000 * token_s)
+        assert house.forecast.alone_s == 0.001
+    ticket.close()
 
 
 def test_before_any_step_nobody_is_refused_for_load():

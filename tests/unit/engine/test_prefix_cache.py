@@ -345,12 +345,12 @@ def test_the_queue_is_what_it_is_defined_to_be(policy, chosen):
 
 
 def test_saved_seconds_and_the_price_of_cached_input():
-    """1 ms a prompt token was measured: 400 found are 0.4 s, at a tenth of the price of others."""
+    """1 ms a prompt token is predicted: 400 found are 0.4 s, at a tenth of the price of others."""
     clock = VirtualClock()
     told = telemetry(clock, price_per_hour=3600.0, cached_price=0.1)
     told.on_step(step(0, num_tokens=500, num_decode_tokens=20, execute_s=0.5, **NO_TIME))
-    told.on_step(step(1, num_tokens=1, num_decode_tokens=1, execute_s=9.0, **NO_TIME))
-    told.on_step(step(2, num_tokens=1, num_queried_tokens=800, num_cached_tokens=400))
+    found = {"num_queried_tokens": 800, "num_cached_tokens": 400, "alone_s_per_token": 1e-3}
+    told.on_step(step(1, num_tokens=1, **found))
     clock.advance(1.0)
     shown = take_snapshot(told)
     assert shown.totals.cached_tokens == 400

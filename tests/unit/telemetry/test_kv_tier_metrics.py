@@ -1,5 +1,7 @@
 """KV blocks by tier in `/metrics`: bytes held for later prompts, and what restores took."""
 
+import pytest
+
 from headway.core.clock import VirtualClock
 from headway.core.records import BEFORE_ANY, StepRecord, TierUse
 from telemetry_cases import telemetry
@@ -36,7 +38,7 @@ def test_bytes_of_engines_add_up_by_tier_and_a_dead_one_keeps_its_disk():
 def test_what_a_restore_saved_and_took_is_counted_by_tier():
     told = telemetry(VirtualClock())
     step = record(DEVICE)
-    step.num_queried_tokens, step.num_cached_tokens = 100, 80
+    step.num_queried_tokens, step.num_cached_tokens, step.alone_s_per_token = 100, 80, 0.01
     step.restored_tokens = {"disk": 30, "host": 20, "engine:a#00": 10}
     step.restore_s = {"disk": 0.5, "engine:a#00": 0.25}
     told.on_step(step)
@@ -44,4 +46,5 @@ def test_what_a_restore_saved_and_took_is_counted_by_tier():
     by_source = values["prompt_tokens_cached_by_source"]
     assert by_source == {("device",): 20, ("disk",): 30, ("host",): 20, ("engine",): 10}
     assert values["kv_tier_read_seconds"] == {("disk",): 0.5, ("engine",): 0.25}
-    assert values["kv_tier_seconds_saved"].keys() == {("disk",), ("host",), ("engine",)}
+    saved_s = {name: values["kv_tier_seconds_saved"][name,] for name in ("disk", "host", "engine")}
+    assert saved_s == pytest.approx({"disk": 0.3, "host": 0.2, "engine": 0.1})
