@@ -23,6 +23,17 @@ class TierUse(msgspec.Struct, array_like=True, gc=False):
     num_bytes: int
 
 
+class ModelSnapshot(msgspec.Struct, array_like=True, gc=False):
+    """What a `perf.StepModel` has learned: seconds of each of its parts, from so many steps.
+
+    `windows` by KV group, 0 for full attention.
+    """
+
+    num_observed: int
+    parts: tuple[float, ...]
+    windows: tuple[int, ...]
+
+
 class StepRecord(msgspec.Struct, array_like=True, gc=False):
     """One step. Durations in seconds, `started_s` on the engine's monotonic clock.
 
@@ -51,7 +62,8 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     is a step of `engine`, of several: the server fills that in.
     Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
     ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
-    was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing.
+    was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing. `model`
+    is what the cost model has learned so far, with every 20th step.
 
     Thousands are kept, so they hold tuples: the collector lets go of tuples of numbers, and would
     visit each list again in every full collection.
@@ -111,6 +123,7 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
     kv_tiers: tuple[TierUse, ...] = ()
     num_bad_blocks: int = 0
     num_failed_reads: int = 0
+    model: ModelSnapshot | None = None
     engine: int = 0
 
     @property

@@ -10,6 +10,9 @@ from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
 from headway.perf.model import NOTHING, StepModel, work_of
 
+SNAPSHOT_STEPS = 20
+"""Every such step's record has a snapshot of the cost model."""
+
 
 class Recorder:
     """Makes the records of an engine's steps, one after the other."""
@@ -53,6 +56,8 @@ class Recorder:
     def learn(self, record: StepRecord) -> None:
         """Teach the cost model and the speculator what the step took."""
         self.cost.observe(record)
+        if record.step % SNAPSHOT_STEPS == 0:
+            record.model = self.cost.snapshot()
         self.scheduler.drafts.learn(record)
 
     def _prefill_pace(self, plan: StepPlan) -> tuple[float, float]:

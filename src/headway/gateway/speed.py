@@ -1,11 +1,13 @@
-"""What an upstream's work takes, in seconds: learned from its answers, or as it says itself.
+"""What an upstream's work takes, in seconds: as a Headway server predicts it, else observed.
 
     wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
 
 The work before it is that of our own requests there: prompts that have no first token, and a token
 of each answer, for they share the newcomer's step. Where no row is free an answer must end first:
 then answers count whole. A request counts from the moment it is chosen. A Headway server
-also tells its queue, which holds what other gateways sent. The longer of the two counts.
+also sends its queue, which holds the requests of other gateways (the longer of the two counts), and
+the seconds of a token that its engines predict. Of any other server they are running means of what
+was observed here, since it has no model to read.
 """
 
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class Speed:
         self._clock = clock
         self.flights: dict[Flight, None] = {}
         self._token_s: float | None = None
-        self.answer_s = ANSWER_S
+        self._answer_s = ANSWER_S
         self.bytes_per_token = BYTES_PER_TOKEN
         self.answer_tokens = ANSWER_TOKENS
         self._load: Load | None = None
@@ -61,6 +63,13 @@ class Speed:
         if self._load is not None and self._load.token_s:
             return self._load.token_s
         return TOKEN_S if self._token_s is None else self._token_s
+
+    @property
+    def answer_s(self) -> float:
+        """Seconds a token of an answer takes, among those beside it."""
+        if self._load is not None and self._load.answer_s:
+            return self._load.answer_s
+        return self._answer_s
 
     @property
     def own_s(self) -> float:
@@ -135,7 +144,7 @@ class Speed:
         if answer > 1 and flight.began_s is not None:
             beside = (flight.beside + len(self.flights) + 1) / 2
             share = (self._clock.now_s() - flight.began_s) / (answer - 1) / beside
-            self.answer_s = follow(self.answer_s, share)
+            self._answer_s = follow(self._answer_s, share)
 
     def check_integrity(self) -> None:
         assert all(flight.uncached >= 0 and flight.answer >= 0 for flight in self.flights)

@@ -25,7 +25,7 @@ import numpy as np
 
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
-from headway.core.records import Counted, StepRecord
+from headway.core.records import Counted, ModelSnapshot, StepRecord
 from headway.perf.filter import (
     ANY_SAMPLED,
     ATTENDED,
@@ -346,6 +346,22 @@ class StepModel:
         where = locate(tokens)
         self._parts = self._learn(*where, sampled, attended, read, predicted_s, error)
         return predicted_s
+
+    # ── hand over ───────────────────────────────────────────────────────────────────────────────
+
+    def snapshot(self) -> ModelSnapshot:
+        """Return what was learned, as the server and the calibration file have it."""
+        return ModelSnapshot(self.num_observed, tuple(self._parts), self.windows)
+
+    @classmethod
+    def of(cls, snapshot: ModelSnapshot, prior: Prior | None = None) -> "StepModel":
+        """Return a model that predicts as the one of the snapshot; ValueError for other parts."""
+        if len(snapshot.parts) != NUM_PARTS:
+            raise ValueError(f"the model has {len(snapshot.parts)} parts, not {NUM_PARTS}")
+        model = cls(prior, snapshot.windows)
+        model.take_parts(np.array(snapshot.parts))
+        model.num_observed = snapshot.num_observed
+        return model
 
     # ── tell ────────────────────────────────────────────────────────────────────────────────
 

@@ -1,9 +1,9 @@
 """A measurement of one machine with one model, as a file: what simulator, planner and tuner read.
 
 It keeps the last steps raw (what each did, how long it took) and what the host adds to a request
-outside of them. What a step is expected to take is fitted where the file is read, so a better fit
-needs no new file. `GET /calibration` writes one, `headway bench --calibrate` puts on a load first
-and adds what only a client sees.
+outside of them. The mean of a step is fitted where the file is read, so a better fit needs no new
+file; what the engine's own model had learned is in it as it stood. `GET /calibration` writes one,
+`headway bench --calibrate` puts on a load first and adds what only a client sees.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from headway.core.contention import over
 from headway.core.machine import num_cores
 from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
-from headway.core.records import StepRecord
+from headway.core.records import ModelSnapshot, StepRecord
 from headway.core.service import Alone
 from headway.perf.frontend import HostCost, cpu_costs_of, host_cost
 from headway.telemetry.live import Telemetry
@@ -73,6 +73,9 @@ class Calibration(msgspec.Struct, kw_only=True):
     others_share: float | None = None
     measured_at: float = 0.0
     """Seconds since 1970."""
+    step_model: ModelSnapshot | None = None
+    """What the engine's cost model had learned, of several engines the first's; None in older
+    files."""
     traffic: list[Asked] = []
     """The requests of the same time."""
     traffic_from_s: float | None = None
@@ -123,6 +126,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         steps=columns(records),
         host=host,
         acceptance=acceptance(records),
+        step_model=next(iter(telemetry.engines.models.values()), None),
         others_share=others_share(telemetry),
         measured_at=round(telemetry.clock.wall_s(), 3),
         traffic=traffic,

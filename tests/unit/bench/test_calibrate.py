@@ -24,7 +24,8 @@ from headway.core.records import StepRecord
 from headway.engine.messages import Ready
 from headway.measure.record import ClientCost, Exchange, Load, Run, Server
 from headway.perf.frontend import host_cost, straight
-from headway.telemetry.calibration import acceptance, take_calibration
+from headway.perf.model import StepModel
+from headway.telemetry.calibration import Calibration, acceptance, take_calibration
 from headway.telemetry.live import Telemetry
 
 
@@ -70,6 +71,18 @@ def test_steps_that_waited_for_somebody_are_left_out():
     assert found.steps.seconds == pytest.approx([0.01, 0.022])
     assert found.steps.read == [40, 40]
     assert take_calibration(made, since_s=1.05).steps.seconds == pytest.approx([0.022])
+
+
+def test_the_file_has_what_the_engines_model_had_learned():
+    made, _ = telemetry()
+    assert take_calibration(made).step_model is None
+    learned = StepModel().snapshot()
+    made.on_step(step(0, 1.0, 0.01, model=learned))
+    made.on_step(step(1, 1.1, 0.01))
+    found = take_calibration(made)
+    assert found.step_model == learned
+    read = msgspec.json.decode(msgspec.json.encode(found), type=Calibration)
+    assert read.step_model == learned and read.model == "tiny"
 
 
 def test_who_ran_each_step_is_told_where_there_are_several_engines():

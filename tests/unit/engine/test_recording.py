@@ -4,6 +4,7 @@ import pytest
 
 from headway.core.request import Request, SamplingParams
 from headway.engine.policy import POLICIES
+from headway.engine.recording import SNAPSHOT_STEPS
 from headway.perf.model import Work
 from timed import Machine, timed_engine
 
@@ -28,3 +29,14 @@ def test_each_policy_tells_what_a_prompt_token_takes(policy: str):
     assert last.prefill_s_per_token == pytest.approx(beside_s, rel=0.2)
     assert last.alone_s_per_token == pytest.approx(machine.seconds(alone) / BUDGET, rel=0.2)
     assert last.prefill_s_per_token > last.alone_s_per_token > 0
+
+
+def test_every_twentieth_record_has_what_the_model_has_learned():
+    engine, _ = timed_engine()
+    engine.add(Request(1, [1, 2, 3], SamplingParams(max_tokens=90, ignore_eos=True)))
+    records = [engine.step()[1] for _ in range(60)]
+    having = [record.step for record in records if record.model is not None]
+    assert len(having) == 3 and all(step % SNAPSHOT_STEPS == 0 for step in having)
+    while engine.has_work and (last := engine.step()[1]).model is None:
+        pass
+    assert last.model == engine.cost.snapshot() and last.model.num_observed == last.step + 1

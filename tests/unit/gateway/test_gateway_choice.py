@@ -149,8 +149,11 @@ def test_speeds_are_learned_and_what_a_server_says_goes_first() -> None:
     assert speed.answer_s == pytest.approx(0.1, rel=0.01)
     assert speed.bytes_per_token == pytest.approx(3.0, rel=0.01)
     assert not speed.take(Load(queue_s=2.0, token_s=0.5, boot="1")) and speed.token_s == 0.5
+    assert speed.answer_s == pytest.approx(0.1, rel=0.01), "it has decoded nothing yet"
     clock.advance(0.5)
     assert speed.queue_s == pytest.approx(1.5)
+    speed.take(Load(queue_s=1.5, token_s=0.5, answer_s=0.03, boot="1"))
+    assert speed.answer_s == 0.03
     clock.advance(3.0)
     assert speed.queue_s == 0.0, "what was told is too old"
     assert speed.take(Load(boot="2")), "another process has another cache"

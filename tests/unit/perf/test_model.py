@@ -4,12 +4,14 @@ import random
 from itertools import pairwise
 from math import exp, inf
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description
+from headway.core.records import ModelSnapshot
 from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.core.speculation_config import SpeculationConfig
@@ -157,6 +159,30 @@ def test_rising_is_the_nearest_sequence_that_never_falls(pairs):
     assert sum(v * w for v, w in zip(found, weights, strict=True)) == pytest.approx(kept)
     if values == sorted(values):
         assert found == values
+
+
+# ── the snapshot ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_snapshot_predicts_as_the_model_it_was_taken_of():
+    """Over the wire and back, and the model goes on learning without it."""
+    model = learned(Machine(), load(3, 200))
+    model.windows = (0, 512)
+    wire = msgspec.msgpack.encode(model.snapshot())
+    assert len(wire) < 500
+    twin = StepModel.of(msgspec.msgpack.decode(wire, type=ModelSnapshot))
+    assert twin.num_observed == 200 and twin.windows == (0, 512)
+    works = load(4, 50)
+    before = [model.seconds(work) for work in works]
+    assert [twin.seconds(work) for work in works] == pytest.approx(before)
+    model.learn(works[0], 9.0)
+    assert [twin.seconds(work) for work in works] == pytest.approx(before)
+    twin.check_integrity()
+
+
+def test_a_snapshot_of_other_parts_is_no_model():
+    with pytest.raises(ValueError, match="3 parts"):
+        StepModel.of(ModelSnapshot(1, (0.1, 0.2, 0.3), (0,)))
 
 
 # ── answers ─────────────────────────────────────────────────────────────────────────────────

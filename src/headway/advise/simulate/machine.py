@@ -169,7 +169,9 @@ def calibrated(
         notes.append("The calibration is of another format; parts are scaled by the roofline.")
     front = Front.of(calibration.host)
     own_s = own_seconds(calibration, front, *computing(calibration))
-    fit = Fit(calibration.steps, settings.cache.reaches, prior, ratio, own_s)
+    fit = Fit(
+        calibration.steps, settings.cache.reaches, prior, ratio, own_s, calibration.step_model
+    )
     front = replace(front, beside=fit.beside)
     if calibration.version == WHOLE_LOAD:
         notes.append(OLDER)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from headway.advise.simulate.mean import COLD, CROWDS, InTurn, Mean
 from headway.core.errors import UsageError
+from headway.core.records import ModelSnapshot
 from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, SAMPLED
 from headway.perf.model import Prior, StepModel, Work, parts_of
 from headway.telemetry.calibration import Calibration, StepColumns
@@ -78,11 +79,12 @@ class Reach:
 class Fit:
     """What the steps of a calibration tell, read once for many runs.
 
-    `ratio` scales each part: another format of the same model. `belief` is what the engine's own
-    cost model had learned from these steps, `mean` what a step takes by what it does. `own_s` is
-    what they took with nobody else on their cores (`stripped.py`), by default what they took.
-    `beside` is the share by which a step takes longer for each other engine that is in one, 0 where
-    one engine was measured; it is taken out of all the rest.
+    `ratio` scales each part: another format of the same model. `belief` is the engine's own cost
+    model: what it had learned (`model`), or learns from these steps where the file is older, `mean`
+    what a step takes by what it does. `own_s` is what they took with nobody else on their cores
+    (`stripped.py`), by default what they took. `beside` is the share by which a step takes longer
+    for each other engine that is in one, 0 where one engine was measured; it is taken out of all
+    the rest.
     """
 
     def __init__(
@@ -92,10 +94,13 @@ class Fit:
         prior: Prior | None = None,
         ratio: Floats | None = None,
         own_s: Floats | None = None,
+        model: ModelSnapshot | None = None,
     ) -> None:
         works = works_of(steps)
         self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
+        if model is not None and len(model.parts) == NUM_PARTS:
+            self.belief.take_parts(np.array(model.parts))
         cold, others = behind_prompts(works, steps.engine), others_in_steps(steps)
         self.beside, self.took = apart(works, cold, self.took, others, self.belief)
         parts, more_s, self.expected = fitted(works, cold, self.took, self.belief)
