@@ -17,6 +17,7 @@ step has shown is the prior's, scaled by what was observed.
 
 from collections import deque
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from math import log
 from typing import NamedTuple
@@ -406,6 +407,7 @@ def parts_of(prior: Prior) -> np.ndarray:
     return np.concatenate([curve, np.maximum(rest, LEAST_PART_S)])
 
 
+@lru_cache
 def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
     """Return the covariance of logarithms that are all wrong by `speed` together, and besides the
     points of the curve by `shape` and the other parts by `units`, each for itself and points as

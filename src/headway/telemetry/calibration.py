@@ -109,6 +109,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
     since = [slot for slot in slots if slot.second >= int(since_s)]
     host.request_cpu_s, host.step_cpu_s, host.token_cpu_s = cpu_costs(since)
     host.num_cores = num_cores()
+    model = next(iter(telemetry.engines.models.values()), None)
     traffic, traffic_from_s = take_traffic(telemetry, since_s)
     return Calibration(
         headway=telemetry.version,
@@ -126,7 +127,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         steps=columns(records),
         host=host,
         acceptance=acceptance(records),
-        step_model=next(iter(telemetry.engines.models.values()), None),
+        step_model=model.snapshot() if model is not None else None,
         others_share=others_share(telemetry),
         measured_at=round(telemetry.clock.wall_s(), 3),
         traffic=traffic,

@@ -5,7 +5,8 @@ from statistics import fmean
 
 import msgspec
 
-from headway.core.records import BEFORE_ANY, ModelSnapshot, StepRecord
+from headway.core.records import BEFORE_ANY, StepRecord
+from headway.perf.model import StepModel
 from headway.telemetry.demand import Demand
 
 BOTH = "both"
@@ -24,8 +25,8 @@ class Engines:
         self.roles: list[str] = []
         self.ready: set[int] = set()
         self.last_of: dict[int, StepRecord] = {}
-        self.models: dict[int, ModelSnapshot] = {}
-        """What each engine's cost model had learned when it was last sent."""
+        self.models: dict[int, StepModel] = {}
+        """Each engine's cost model as of the last snapshot."""
         self._answer_s: dict[int, float] = {}
         self._tier_bytes: dict[tuple[int, str], int] = {}
 
@@ -61,11 +62,11 @@ class Engines:
 
         An engine that was started again counts from 0.
         """
-        self.demand.on_record(record)
         before = self.last_of.get(record.engine, BEFORE_ANY).num_preemptions
         self.last_of[record.engine] = record
         if record.model is not None:
-            self.models[record.engine] = record.model
+            self.models[record.engine] = StepModel.of(record.model)
+        self.demand.on_record(record, self.models.get(record.engine))
         rows = record.num_decode_tokens - record.num_drafts - record.num_forced_rows
         if record.predicted_s and rows > 0 and not record.num_prefill_tokens:
             self._answer_s[record.engine] = record.predicted_s / (rows * record.tokens_per_decode)

@@ -1,10 +1,13 @@
 """What is kept of each engine: the snapshot of its cost model, and what it predicts of answers."""
 
+import msgspec
 import pytest
 
 from headway.core.clock import VirtualClock
-from headway.core.records import ModelSnapshot
+from headway.perf.model import StepModel
 from telemetry_cases import step, telemetry
+
+SNAPSHOT = StepModel().snapshot()
 
 
 def test_an_answers_token_takes_its_share_of_a_predicted_decode_step():
@@ -26,11 +29,11 @@ def test_an_answers_token_takes_its_share_of_a_predicted_decode_step():
 
 def test_the_newest_snapshot_of_each_living_engine_is_kept():
     live = telemetry(VirtualClock())
-    first, second, other = (ModelSnapshot(n, (0.1,) * 3, (0,)) for n in (1, 2, 3))
+    first, second, other = (msgspec.structs.replace(SNAPSHOT, num_observed=n) for n in (1, 2, 3))
     live.on_step(step(0, model=first))
     live.on_step(step(1))
     live.on_step(step(2, model=other, engine=1))
-    assert live.engines.models == {0: first, 1: other}
+    assert {n: each.num_observed for n, each in live.engines.models.items()} == {0: 1, 1: 3}
     live.on_step(step(3, model=second))
     live.on_death(1)
-    assert live.engines.models == {0: second}
+    assert {n: each.num_observed for n, each in live.engines.models.items()} == {0: 2}
