@@ -44,7 +44,7 @@ REHEARSED = 4
 
 def calibrate(engine: Engine, budget_s: float) -> None:
     """Teach `engine.cost` for at most `budget_s`, and one step more if the machine is uneven."""
-    engine.cost.forget()
+    engine.cost.reset()
     clock, settings = engine.clock, engine.settings
     ends_s = clock.now_s() + budget_s
     names = count(NOBODY, -1)

@@ -1,7 +1,7 @@
 """Names of `perf.model` for the policies."""
 
-from headway.perf.model import LEAST_CHUNK, NOTHING, StepModel, Work, work_of
+from headway.perf.model import MIN_CHUNK_TOKENS, NOTHING, StepModel, Work, work_of
 
-StepCost = StepModel
+StepCost, LEAST_CHUNK = StepModel, MIN_CHUNK_TOKENS
 
 __all__ = ["LEAST_CHUNK", "NOTHING", "StepCost", "Work", "work_of"]

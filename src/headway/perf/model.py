@@ -1,4 +1,4 @@
-"""What a step costs: predicted seconds, learned from the steps that ran.
+"""What a step takes: predicted seconds, learned from the steps that ran.
 
 Given a prior (roughly how long weights, tokens and KV take on this machine) and the record of every
 step, it promises seconds that are never negative and never fall when a step gets more to do. The
@@ -43,27 +43,29 @@ from headway.perf.filter import (
 )
 from headway.perf.roofline import ModelWork
 
-KEPT_ERRORS = 512
-LEAST_PART_S = 1e-12
+ERROR_STEPS = 512
+"""Last steps whose errors count in `StepModel.errors`."""
+MIN_PART_S = 1e-12
 
 HOST_BYTES_PER_S = {"cuda": 12e9}
 """Half of what 16 lanes of PCIe 4 carry; on a CPU a copy is a read and a write of memory."""
-UNKNOWN = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
-"""Bytes/s and FLOP/s of a machine nobody has measured; the first steps correct both."""
-HOST_S, HOST_ROW_S = 3e-4, 1e-5
+DEFAULT_CEILINGS = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
+"""Bytes/s and FLOP/s of a machine that was not measured; the first steps correct both."""
+HOST_STEP_S, HOST_ROW_S = 3e-4, 1e-5
+"""Seconds of the host for a step, and for each sampled row of it."""
 
-NOISE = 0.08
+STEP_NOISE = 0.08
 """Relative spread of the same step run twice."""
-SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE = 1.0, 1.0, 2.0
+SPEED_STD, SHAPE_STD, UNITS_STD = 1.0, 1.0, 2.0
 """How wrong the prior may be, in powers of e: all parts, a point of the curve beside the others, a
 unit's."""
-SHAPE_CHANGES = 0.4
+SHAPE_CHANGE_STD = 0.4
 """How much a breakpoint or a unit changes while the speed changes by e."""
-NEIGHBOURS = 2.0
+CORRELATION_OCTAVES = 2.0
 """Breakpoints so many powers of two apart share 1/e of what is not known of them."""
-FORGET = 4e-4
+FORGETTING = 4e-4
 """Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
-CLIP, SURPRISED = 2.0, 0.02
+CLIP_SIGMAS, OUTLIER_INFLATION = 2.0, 0.02
 """Outliers are clipped to 2 sigma, since one may be a hiccup of the machine; but the covariance is
 inflated by this share of the prior's, so that a change that persists is learned."""
 
@@ -77,10 +79,13 @@ class Work(NamedTuple):
     kv_tokens_read: int
 
     def with_tokens(self, start: int, count: int, num_groups: int, *, sampled: int = 0) -> "Work":
-        """This and `count` tokens from position `start` of a row that is in it: it reads the whole
-        context anyway. `sampled` more are sampled from; negative counts take them out."""
-        place = abs(count)
-        attended = place * start + place * (place + 1) // 2
+        """Return this work and `count` more tokens from position `start` of one of its rows.
+
+        The row reads its context once. `sampled` more positions are sampled; negative counts take
+        tokens out.
+        """
+        size = abs(count)
+        attended = size * start + size * (size + 1) // 2
         return Work(
             self.num_tokens + count,
             self.num_sampled + sampled,
@@ -93,7 +98,7 @@ NOTHING = Work(0, 0, 0, 0)
 
 
 def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
-    """What decodes do whose contexts have these lengths; `windows` by KV group."""
+    """Return the work of decodes whose contexts have these lengths; `windows` by KV group."""
     count, total = len(starts), sum(starts)
     reads = [
         sum([min(start, window - 1) for start in starts]) if window else total for window in windows
@@ -101,12 +106,12 @@ def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
     return Work(count, count, total + count, sum(reads) + count * len(reads))
 
 
-def work_done(told: StepRecord | Counted) -> Work:
-    """What a step did of which this is told."""
-    return Work(told.num_tokens, told.num_sampled, told.attended_tokens, sum(told.kv_tokens_read))
+def work_done(step: StepRecord | Counted) -> Work:
+    """Return the work of a step that has run."""
+    return Work(step.num_tokens, step.num_sampled, step.attended_tokens, sum(step.kv_tokens_read))
 
 
-LEAST_CHUNK = 16
+MIN_CHUNK_TOKENS = 16
 """Tokens of a prompt that a step takes however little time is left."""
 
 
@@ -124,10 +129,10 @@ class Prior(NamedTuple):
 
 
 def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
-    """What the machine's ceilings allow at best; one that was not measured is a common one's."""
+    """Return what the machine's ceilings allow; one that was not measured (0) is a default."""
     ceilings = machine.ceilings
     device = machine.device.partition(":")[0]
-    bandwidth, flops_per_s = UNKNOWN.get(device, UNKNOWN["cpu"])
+    bandwidth, flops_per_s = DEFAULT_CEILINGS.get(device, DEFAULT_CEILINGS["cpu"])
     bandwidth = ceilings.bandwidth_bytes_per_s or bandwidth
     flops_per_s = ceilings.flops_per_s or flops_per_s
     work = ModelWork(spec, dtype, kv_dtype, machine.bytes_per_weight)
@@ -144,44 +149,44 @@ def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = 
 
 
 class StepModel:
-    """Predicts the seconds of a step from its work; `observe` each step to keep it true.
+    """Model of the seconds of a step by its work, learned from every step (`observe`).
 
     `windows` by KV group, 0 for full attention: what a chunk reads of each.
     """
 
     def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
         self.prior, self.windows = prior or Prior(), windows
-        self._errors: deque[float] = deque(maxlen=KEPT_ERRORS)
+        self._errors: deque[float] = deque(maxlen=ERROR_STEPS)
         self._few = CurveTable()
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
-        """Know nothing but the prior again."""
+    def reset(self) -> None:
+        """Forget all steps: predict by the prior again."""
         self.num_observed = 0
-        self._state = state = State.empty(CLIP, NOISE, SURPRISED, FORGET)
-        state.logs[:] = np.log(parts_of(self.prior))
-        state.covariance[:] = uncertainty(SPEED_UNSURE, SHAPE_UNSURE, UNITS_UNSURE)
-        state.changes[:] = uncertainty(SPEED_UNSURE, SHAPE_CHANGES, SHAPE_CHANGES)
+        self._state = state = State.empty(CLIP_SIGMAS, STEP_NOISE, OUTLIER_INFLATION, FORGETTING)
+        state.logs[:] = np.log(prior_parts(self.prior))
+        state.covariance[:] = uncertainty(SPEED_STD, SHAPE_STD, UNITS_STD)
+        state.changes[:] = uncertainty(SPEED_STD, SHAPE_CHANGE_STD, SHAPE_CHANGE_STD)
         self._learn = learner(state)
         self._errors.clear()
         self._parts = state.settle()
 
-    def believe(self, other: "StepModel") -> None:
-        """Know what `other` knows: one that has learned from a file spares many from doing so."""
+    def copy_from(self, other: "StepModel") -> None:
+        """Take over what `other` has learned."""
         self.num_observed = other.num_observed
         self._state.logs[:] = other._state.logs
         self._state.covariance[:] = other._state.covariance
         self._parts = self._state.settle()
 
     def __deepcopy__(self, memo: dict[int, object]) -> "StepModel":
-        """One that knows the same and learns apart."""
+        """Return a model that has learned the same and goes on by itself."""
         twin = StepModel(self.prior, self.windows)
-        twin.believe(self)
+        twin.copy_from(self)
         return twin
 
-    def take_parts(self, parts: np.ndarray) -> None:
-        """Predict by these seconds of each part, none of them negative, the curve rising."""
-        self._state.logs[:] = np.log(np.maximum(parts, LEAST_PART_S))
+    def set_parts(self, parts: np.ndarray) -> None:
+        """Predict by these seconds of each part: none negative, the curve never falling."""
+        self._state.logs[:] = np.log(np.maximum(parts, MIN_PART_S))
         self._parts = self._state.settle()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
@@ -205,7 +210,7 @@ class StepModel:
         return below_s + (parts[above] - below_s) * beyond / width
 
     def beside(self, work: Work, start: int, count: int) -> Work:
-        """`work` and a chunk of `count` tokens from position `start` that samples its last."""
+        """Return `work` and a chunk of `count` tokens from `start` that samples its last."""
         if count <= 0:
             return work
         reach = sum([min(start, w - 1) if w else start for w in self.windows]) if start else 0
@@ -217,15 +222,15 @@ class StepModel:
         )
 
     def with_drafts(self, work: Work, start: int, count: int) -> Work:
-        """`work` and `count` drafts from position `start`, each of them sampled.
+        """Return `work` and `count` draft tokens from position `start`, each of them sampled.
 
         They read the KV that the decode before them reads: its row has the whole context.
         """
         return work.with_tokens(start, count, len(self.windows), sampled=count)
 
     def rows_s(self, work: Work, most: int) -> list[float]:
-        """Seconds that 0, 1, 2 … `most` drafts add to a step that does `work`, and samples, but for
-        what their contexts take."""
+        """Return the seconds that 0, 1, 2 … `most` draft tokens add to a step that does `work`, and
+        samples, without those of their contexts."""
         tokens, parts = work.num_tokens, self._parts
         row_s = parts[SAMPLED] + parts[READ] * len(self.windows)
         if tokens + most >= TABLE_TOKENS:
@@ -241,8 +246,8 @@ class StepModel:
         drafts: Iterable[tuple[int, int]],
         forced: Iterable[tuple[int, int]] = (),
     ) -> float:
-        """Of a step that does `work`, what (first position, count) of its drafts and of its forced
-        tokens take."""
+        """Return the seconds of draft tokens and forced tokens, each (first position, count), of a
+        step that does `work`."""
         without, groups = work, len(self.windows)
         for start, count in drafts:
             without = without.with_tokens(start, -count, groups, sampled=-count)
@@ -251,7 +256,7 @@ class StepModel:
         return self.seconds(work) - self.seconds(without)
 
     def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
-        """The most tokens from position `start` that fit beside that work into `room_s`; 0: none.
+        """Return the most tokens from `start` that fit beside that work into `room_s`; 0: none.
 
         Of the chunk's own seconds c tokens cost curve(tokens + c) + c · slope + c² · square.
 
@@ -274,21 +279,21 @@ class StepModel:
         return fits
 
     def token_s(self, step_s: float, beside: Work, most: int) -> float:
-        """Seconds a prompt token takes in steps of `step_s`, of `most` tokens, beside that work."""
+        """Return seconds of a prompt token in steps of `step_s` and `most` tokens beside `beside`."""
         whole_s = self.seconds(self.beside(beside, 0, most))
         if whole_s <= step_s:
             return whole_s / most
-        chunk = max(self.chunk(step_s, beside, 0, most), min(LEAST_CHUNK, most))
+        chunk = max(self.chunk(step_s, beside, 0, most), min(MIN_CHUNK_TOKENS, most))
         return self.seconds(self.beside(beside, 0, chunk)) / chunk
 
     def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
-        """Predicted seconds to compute `num_tokens` from `start` in chunks beside those decodes."""
+        """Return predicted seconds of `num_tokens` from `start` in chunks beside those decodes."""
         return self.backlog_s([(num_tokens, start)], chunk, beside)
 
     def backlog_s(
         self, prompts: Iterable[tuple[int, int]], chunk: int, beside: Work = NOTHING
     ) -> float:
-        """Predicted seconds until all of `prompts`, (tokens to compute, start), are computed.
+        """Return predicted seconds of all `prompts`, each (tokens to compute, start).
 
         They share steps of `chunk` prompt tokens beside those decodes, whose context stands still.
         Only the last token of each is sampled. Closed form, for a step is linear in its context:
@@ -300,7 +305,9 @@ class StepModel:
             if tokens <= 0:
                 continue
             total, num_prompts = total + tokens, num_prompts + 1
-            reread = sum([before(start, chunk, tokens, window) for window in self.windows])
+            reread = sum(
+                [kv_tokens_before(start, chunk, tokens, window) for window in self.windows]
+            )
             seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
             seconds += parts[READ] * (reread + tokens * len(self.windows))
         whole, rest = divmod(total, chunk)
@@ -317,10 +324,10 @@ class StepModel:
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
     def observe(self, record: StepRecord) -> None:
-        """Write what had been predicted into the record, then learn from it.
+        """Write the prediction into the record, then learn from it.
 
-        What the drafter took, and choosing guesses, is not the model's. A step that waited for
-        grammar masks, copied blocks to or from host memory or computed nothing says nothing of it.
+        Seconds of the drafter and of choosing draft tokens are not the model's. Steps that waited
+        for grammar masks, copied blocks to or from host memory or computed nothing are left out.
         """
         actual_s = record.duration_s + record.gap_s - record.draft_s - record.choose_s
         waited = record.mask_wait_s or record.transfer_s
@@ -331,8 +338,7 @@ class StepModel:
             self._errors.append(abs(predicted_s / actual_s - 1))
 
     def learn(self, work: Work, actual_s: float) -> float:
-        """One step of the filter; the first step of all sets the scale. Returns what had been
-        predicted.
+        """Learn one step and return its prediction; the first step of all sets the scale.
 
         Its state is the logarithm of each part, a measurement that of the step's seconds, which
         rises with a part's logarithm by the share that the part has in the prediction.
@@ -360,15 +366,15 @@ class StepModel:
         if len(snapshot.parts) != NUM_PARTS:
             raise ValueError(f"the model has {len(snapshot.parts)} parts, not {NUM_PARTS}")
         model = cls(prior, snapshot.windows)
-        model.take_parts(np.array(snapshot.parts))
+        model.set_parts(np.array(snapshot.parts))
         model.num_observed = snapshot.num_observed
         return model
 
-    # ── tell ────────────────────────────────────────────────────────────────────────────────
+    # ── figures ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def attended_s(self) -> float:
-        """Seconds that a row takes for each token of its context."""
+        """Seconds of a row for each token of its context."""
         return self._parts[ATTENDED]
 
     @property
@@ -399,12 +405,12 @@ class StepModel:
         assert (self._state.covariance.diagonal() > 0).all(), "a variance is not positive"
 
 
-def parts_of(prior: Prior) -> np.ndarray:
-    """The parts of the prior: at each breakpoint whichever takes longer, weights or FLOPs."""
+def prior_parts(prior: Prior) -> np.ndarray:
+    """Return the parts of the prior: at each breakpoint the longer of weights and FLOPs."""
     tokens = np.array(BREAKPOINTS, float)
-    curve = HOST_S + np.maximum(prior.weights_s, tokens * prior.token_s)
+    curve = HOST_STEP_S + np.maximum(prior.weights_s, tokens * prior.token_s)
     rest = (prior.any_sampled_s, prior.sampled_s, prior.attended_s, prior.read_s)
-    return np.concatenate([curve, np.maximum(rest, LEAST_PART_S)])
+    return np.concatenate([curve, np.maximum(rest, MIN_PART_S)])
 
 
 @lru_cache
@@ -416,7 +422,7 @@ def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
     """
     covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
     points = np.log2(BREAKPOINTS)
-    near = np.exp(-np.abs(points[:, None] - points) / NEIGHBOURS)
+    near = np.exp(-np.abs(points[:, None] - points) / CORRELATION_OCTAVES)
     covariance[:NUM_BREAKPOINTS, :NUM_BREAKPOINTS] += shape**2 * near
     diagonal = covariance.reshape(-1)[:: NUM_PARTS + 1]
     diagonal[:NUM_BREAKPOINTS] += shape**2 * np.diff(points, prepend=-1)
@@ -424,10 +430,10 @@ def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
     return covariance
 
 
-def before(start: int, chunk: int, tokens: int, window: int) -> int:
-    """KV tokens read before their own by the chunks of `tokens`, summed; a window sees no further.
+def kv_tokens_before(start: int, chunk: int, tokens: int, window: int) -> int:
+    """Return KV tokens read before their own by the chunks of `tokens`, within the window.
 
-    >>> before(0, 300, 1000, window=0), before(0, 300, 1000, window=501)
+    >>> kv_tokens_before(0, 300, 1000, window=0), kv_tokens_before(0, 300, 1000, window=501)
     (1800, 1300)
     """
     steps = -(-tokens // chunk)

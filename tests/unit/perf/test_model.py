@@ -20,7 +20,7 @@ from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
 from headway.engine.engine import Engine
 from headway.engine.speculation import Speculation
 from headway.perf.filter import isotonic_fit
-from headway.perf.model import KEPT_ERRORS, NOTHING, Prior, StepModel, Work, prior_of
+from headway.perf.model import ERROR_STEPS, NOTHING, Prior, StepModel, Work, prior_of
 from telemetry_cases import Ready, ceilings, llama, step, telemetry
 from timed import Machine, timed_engine
 
@@ -146,7 +146,7 @@ def test_the_first_step_sets_the_scale():
     model, work = StepModel(), Work(4, 4, 400, 400)
     model.learn(work, 1e4 * model.seconds(work))
     assert model.seconds(work) == pytest.approx(1e4 * StepModel().seconds(work))
-    model.forget()
+    model.reset()
     assert model.seconds(work) == StepModel().seconds(work)
 
 
@@ -290,7 +290,7 @@ def test_a_failed_step_teaches_nothing():
 
 def test_errors_are_those_of_the_last_steps():
     model = StepModel()
-    for _ in range(KEPT_ERRORS + 50):
+    for _ in range(ERROR_STEPS + 50):
         model.observe(step(execute_s=1.0))
     median, p95 = model.errors
     assert median == pytest.approx(0, abs=1e-3) and p95 == pytest.approx(0, abs=1e-3)

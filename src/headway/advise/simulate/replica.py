@@ -213,7 +213,7 @@ class Replica:
         if isinstance(executor, SimulatedExecutor):
             self.engine.recorder.count = executor.count  # it has counted them already
         if served.belief is not None:
-            self.engine.cost.believe(served.belief)
+            self.engine.cost.copy_from(served.belief)
         else:
             self.engine.warm_up()
             calibrate(self.engine, CALIBRATION_S)

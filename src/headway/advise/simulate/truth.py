@@ -23,7 +23,7 @@ from headway.advise.simulate.mean import COLD, CROWDS, InTurn, Mean
 from headway.core.errors import UsageError
 from headway.core.records import ModelSnapshot
 from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, SAMPLED
-from headway.perf.model import Prior, StepModel, Work, parts_of
+from headway.perf.model import Prior, StepModel, Work, prior_parts
 from headway.telemetry.calibration import Calibration, StepColumns
 
 Floats = NDArray[np.float64]
@@ -100,17 +100,17 @@ class Fit:
         self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
         if model is not None and len(model.parts) == NUM_PARTS:
-            self.belief.take_parts(np.array(model.parts))
+            self.belief.set_parts(np.array(model.parts))
         cold, others = behind_prompts(works, steps.engine), others_in_steps(steps)
         self.beside, self.took = apart(works, cold, self.took, others, self.belief)
         parts, more_s, self.expected = fitted(works, cold, self.took, self.belief)
         crowd_s, cold_s = more_s[:-COLD], more_s[-COLD:]
         mean = StepModel(prior, windows)
-        mean.take_parts(parts if ratio is None else parts * ratio)
+        mean.set_parts(parts if ratio is None else parts * ratio)
         self.mean = Mean(mean, crowd_s, cold_s)
         if ratio is not None:
             self.mean = Mean(mean, crowd_s * ratio[SAMPLED], cold_s * ratio[0])
-            self.belief.take_parts(np.array(list(self.belief.parts.values())) * ratio)
+            self.belief.set_parts(np.array(list(self.belief.parts.values())) * ratio)
         self.most = tuple(max(column) for column in zip(*works, strict=True))
         self.drift = drift(self.expected, self.took)
         """By how much the pace varied from one part of the time to another, as a share."""
@@ -334,7 +334,7 @@ def non_negative(gram: Floats, wanted: Floats, start: Floats) -> Floats:
 
 def ratio_of(new: Prior, old: Prior) -> Floats:
     """What each part of another model or format takes beside that of the one that was measured."""
-    ratio: Floats = parts_of(new) / parts_of(old)
+    ratio: Floats = prior_parts(new) / prior_parts(old)
     return ratio
 
 

@@ -25,7 +25,7 @@ MACHINE = {1: 10, 4: 11, 8: 13, 16: 22, 32: 36, 64: 72, 16384: 20000}
 def cost_of_machine() -> StepModel:
     cost = StepModel()
     of_tokens = 1e-3 * np.interp(BREAKPOINTS, [*MACHINE], [*MACHINE.values()])
-    cost.take_parts(np.concatenate([of_tokens, [1e-3, 3e-4, 1e-9, 1e-9]]))
+    cost.set_parts(np.concatenate([of_tokens, [1e-3, 3e-4, 1e-9, 1e-9]]))
     return cost
 
 
