@@ -279,7 +279,7 @@ class StepModel:
         return fits
 
     def token_s(self, step_s: float, beside: Work, most: int) -> float:
-        """Return seconds of a prompt token in steps of `step_s` and `most` tokens beside `beside`."""
+        """Return seconds of a prompt token, in steps of `step_s` of `most` tokens with `beside`."""
         whole_s = self.seconds(self.beside(beside, 0, most))
         if whole_s <= step_s:
             return whole_s / most

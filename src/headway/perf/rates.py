@@ -8,18 +8,18 @@ request waits from 1.00 s on, and rows are taken at
 
 from headway.core.plan import Moved
 
-START_S = 0.001
+READ_START_S = 0.001
 """What a read takes before its first byte."""
 PRIOR_BYTE_S = 1 / 0.7e9
 """A byte read from a disk and hashed, until reads were measured."""
-READ_FORGETS, READ_DOUBTS = 0.3, 0.02
-"""Weight of the newest read, and how far each restore that seemed too slow moves the rate back."""
-READ_CLIP = 4.0
-"""A read counts as so many times slower or faster than predicted at most: one may be a hiccup."""
-COPY_FORGETS, COPY_DOUBTS = 0.2, 0.05
+READ_WEIGHT, READ_DECAY = 0.3, 0.02
+"""Weight of the newest read, and share of the way back to the prior after a read not made."""
+MAX_READ_RATIO = 4.0
+"""Factor on the prediction that a read counts as at most, since one may be a hiccup."""
+COPY_WEIGHT, COPY_DECAY = 0.2, 0.05
 """The same of copies between the device and the host."""
 SLOT_STARTS = 32
-"""Starts that count for the mean."""
+"""Starts of waiting requests over which the mean is taken."""
 
 
 class ReadRate:
@@ -29,18 +29,18 @@ class ReadRate:
         self.prior_byte_s = self.byte_s = prior_byte_s
 
     def read_s(self, num_bytes: int) -> float:
-        """Predicted seconds of a read."""
-        return START_S + num_bytes * self.byte_s
+        """Return predicted seconds of a read."""
+        return READ_START_S + num_bytes * self.byte_s
 
     def observe(self, moved: Moved) -> None:
-        """A read has ended, or was given up."""
+        """Learn from a read that has ended, or was given up."""
         ratio = moved.seconds / self.read_s(moved.asked_bytes)
-        ratio = min(max(ratio, 1 / READ_CLIP), READ_CLIP)
-        self.byte_s *= 1 + READ_FORGETS * (ratio - 1)
+        ratio = min(max(ratio, 1 / MAX_READ_RATIO), MAX_READ_RATIO)
+        self.byte_s *= 1 + READ_WEIGHT * (ratio - 1)
 
     def doubt(self) -> None:
-        """A read was not made: what was measured may have been a hiccup."""
-        self.byte_s += READ_DOUBTS * (self.prior_byte_s - self.byte_s)
+        """Move back towards the prior: a read was not made since the rate seemed too slow."""
+        self.byte_s += READ_DECAY * (self.prior_byte_s - self.byte_s)
 
 
 class CopyRate:
@@ -51,19 +51,19 @@ class CopyRate:
         self.num_observed = 0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Transfers of so many bytes took so long in all."""
+        """Learn from transfers of so many bytes in all."""
         if num_bytes and seconds > 0:
-            weight = max(COPY_FORGETS, 1 / (self.num_observed + 1))
+            weight = max(COPY_WEIGHT, 1 / (self.num_observed + 1))
             self.byte_s += weight * (seconds / num_bytes - self.byte_s)
             self.num_observed += 1
 
     def doubt(self) -> None:
-        """A copy seemed too slow: nothing is measured then, and what was may have been a hiccup."""
-        self.byte_s += COPY_DOUBTS * (self.prior_s - self.byte_s)
+        """Move back towards the prior: a copy was not made since the rate seemed too slow."""
+        self.byte_s += COPY_DECAY * (self.prior_s - self.byte_s)
 
 
 class SlotRate:
-    """The mean time between starts, of the times in which somebody waited for room."""
+    """Mean time between starts of waiting requests, while slots or blocks are short."""
 
     def __init__(self) -> None:
         self._mean_s = 0.0
@@ -71,7 +71,7 @@ class SlotRate:
         self._since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """One who waited has its row and its blocks."""
+        """A waiting request has its row and its blocks."""
         if self._since_s is not None:
             self._num_starts += 1
             weight = 1 / min(self._num_starts, SLOT_STARTS)
@@ -79,14 +79,14 @@ class SlotRate:
             self._since_s = now_s
 
     def step(self, now_s: float, *, lacking: bool) -> None:
-        """A step is formed; whether somebody is still waiting for room."""
+        """A step is formed; `lacking` tells whether a request still waits for room."""
         if not lacking:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = now_s
 
     def row_s(self, now_s: float) -> float:
-        """Seconds until the next of those who wait has a row; 0 while there is room."""
+        """Return seconds until the next waiting request has a row; 0 while there is room."""
         if self._since_s is None or not self._num_starts:
             return 0.0
         longer_s = max(now_s - self._since_s - self._mean_s, 0.0)

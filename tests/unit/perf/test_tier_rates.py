@@ -3,7 +3,7 @@
 import pytest
 
 from headway.core.plan import Moved
-from headway.perf.rates import PRIOR_BYTE_S, START_S, CopyRate, ReadRate
+from headway.perf.rates import PRIOR_BYTE_S, READ_START_S, CopyRate, ReadRate
 
 
 def read(num_bytes: int, seconds: float) -> Moved:
@@ -11,14 +11,14 @@ def read(num_bytes: int, seconds: float) -> Moved:
 
 
 def test_a_read_takes_its_start_and_its_bytes():
-    assert ReadRate(1e-9).read_s(10**9) == pytest.approx(START_S + 1.0)
-    assert ReadRate().read_s(0) == START_S
+    assert ReadRate(1e-9).read_s(10**9) == pytest.approx(READ_START_S + 1.0)
+    assert ReadRate().read_s(0) == READ_START_S
 
 
 def test_reads_teach_the_rate():
     rate = ReadRate(1e-9)
     for _ in range(50):
-        rate.observe(read(10**6, START_S + 0.01))
+        rate.observe(read(10**6, READ_START_S + 0.01))
     assert rate.byte_s == pytest.approx(1e-8, rel=1e-3)
 
 
