@@ -2,6 +2,7 @@
 
 from headway.perf.model import MIN_CHUNK_TOKENS, NOTHING, StepModel, Work, work_of
 
-StepCost, LEAST_CHUNK = StepModel, MIN_CHUNK_TOKENS
+StepCost = StepModel
+LEAST_CHUNK = MIN_CHUNK_TOKENS
 
 __all__ = ["LEAST_CHUNK", "NOTHING", "StepCost", "Work", "work_of"]

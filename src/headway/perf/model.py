@@ -115,6 +115,17 @@ MIN_CHUNK_TOKENS = 16
 """Tokens of a prompt that a step takes however little time is left."""
 
 
+def observed_s(record: StepRecord) -> float:
+    """Return the seconds of a step that a model predicts: the step's and those of the gap before.
+
+    Those of the drafter and of choosing draft tokens are left out. 0 for a step that teaches
+    nothing: it waited for grammar masks, copied blocks to or from host memory, or computed nothing.
+    """
+    if not record.num_tokens or record.mask_wait_s or record.transfer_s:
+        return 0.0
+    return max(record.duration_s + record.gap_s - record.draft_s - record.choose_s, 0.0)
+
+
 class Prior(NamedTuple):
     """Seconds before any step was seen: to read the weights, and per unit of each kind of work."""
 
@@ -324,14 +335,9 @@ class StepModel:
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
     def observe(self, record: StepRecord) -> None:
-        """Write the prediction into the record, then learn from it.
-
-        Seconds of the drafter and of choosing draft tokens are not the model's. Steps that waited
-        for grammar masks, copied blocks to or from host memory or computed nothing are left out.
-        """
-        actual_s = record.duration_s + record.gap_s - record.draft_s - record.choose_s
-        waited = record.mask_wait_s or record.transfer_s
-        if not record.num_tokens or waited or actual_s <= 0:
+        """Write the prediction into the record, then learn from it (`observed_s`)."""
+        actual_s = observed_s(record)
+        if not actual_s:
             return
         record.predicted_s = predicted_s = self.learn(work_done(record), actual_s)
         if self.num_observed > 1:

@@ -18,6 +18,7 @@ from headway.core.plan import Description
 from headway.core.records import ModelSnapshot, StepRecord
 from headway.core.service import Alone
 from headway.perf.frontend import HostCost, cpu_costs_of, host_cost
+from headway.perf.model import observed_s
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.traffic import Asked, Origin, take_traffic
@@ -136,11 +137,11 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
 
 
 def columns(records: Iterable[StepRecord]) -> StepColumns:
-    """Those of the steps that say something of the model: computed something, waited for nobody."""
+    """Return the columns of the steps that teach a model something."""
     found = StepColumns()
     for r in records:
-        seconds = r.duration_s + r.gap_s - r.draft_s - r.choose_s
-        if not r.num_tokens or r.mask_wait_s or r.transfer_s or seconds <= 0:
+        seconds = observed_s(r)
+        if not seconds:
             continue
         found.started_s.append(round(r.started_s, 6))
         found.seconds.append(round(seconds, 7))
