@@ -16,8 +16,8 @@ from headway.core.model_spec import LayerSpec, ModelSpec
 
 GLOBAL = 1
 """The layer that sees everything: headway-tiny looks up there."""
-NARROWED = (128, 0, 128, 64, 96, 192)
-"""Windows that `headway narrow headway-tiny --share 0.22` finds, each with 4 sinks."""
+BY_LAYER = (128, 0, 128, 64, 96, 192)
+"""Windows, each with 4 sinks, with which headway-tiny passes the gate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ def rows(spec: ModelSpec) -> list[Means]:
         Means(name=mqa, kv_heads=1, trained=own != 1),
         Means(name=f"{mqa}, int8", kv_heads=1, dtype="int8", trained=own != 1),
     ]
-    if own == 1 and spec.num_layers == len(NARROWED):
-        narrow: dict[str, Any] = {"windows": NARROWED, "sinks": 4, "trained": False}
-        name = f"{mqa}, windows of `narrow --share 0.22`"
+    if own == 1 and spec.num_layers == len(BY_LAYER):
+        by_layer: dict[str, Any] = {"windows": BY_LAYER, "sinks": 4, "trained": False}
+        name = f"{mqa}, windows by layer"
         found += [
-            Means(name=name, kv_heads=1, **narrow),
-            Means(name=f"{name}, int8", kv_heads=1, dtype="int8", **narrow),
+            Means(name=name, kv_heads=1, **by_layer),
+            Means(name=f"{name}, int8", kv_heads=1, dtype="int8", **by_layer),
         ]
     for window in (256, 64):
         told: dict[str, Any] = {"kv_heads": 1, "windows": all_but_one(window)}

@@ -84,23 +84,6 @@ class FolderModel:
 
         A model without a chat template is given a transcript to continue.
         """
-        found = self._answers(chats, max_tokens)
-        return [None if each is None else each.outputs[0].text for each in found]
-
-    def answer_ids(
-        self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
-    ) -> list[tuple[list[int], list[int], str] | None]:
-        """Token ids of each prompt and of its greedy answer, and that; None as in `generate`."""
-        return [
-            None
-            if each is None
-            else (each.prompt_token_ids, list(each.outputs[0].token_ids), each.outputs[0].text)
-            for each in self._answers(chats, max_tokens)
-        ]
-
-    def _answers(
-        self, chats: Sequence[list[dict[str, str]]], max_tokens: int
-    ) -> list[RequestOutput | None]:
         template = self.tokenizer.template is not None
         prompts = [
             self.tokenizer.chat_ids(chat) if template else self.encode(transcript(chat))
@@ -116,7 +99,7 @@ class FolderModel:
                 use_tqdm=False,
             )
         )
-        return [next(outputs) if fit else None for fit in fits]
+        return [next(outputs).outputs[0].text if fit else None for fit in fits]
 
     def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
         """The log-probability of every token of these texts, in their order."""

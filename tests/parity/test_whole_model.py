@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, RequestError
+from headway.core.request import SamplingParams
 from headway.evals.divergence import EXACT, compare
 from headway.evals.text import score_last_words, score_text, windows
 from headway.whole_model import FolderModel
@@ -111,10 +112,11 @@ def test_answers_are_greedy_and_in_order(embedded: FolderModel):
 
 def test_answers_as_tokens_score_as_what_is_likeliest(embedded: FolderModel):
     """Greedy: each token of an answer is the likeliest behind what stands before it."""
-    long = [{"role": "user", "content": "word " * 5000}]
-    found, nothing = embedded.answer_ids([CHATS[0], long], max_tokens=32)
-    assert nothing is None and found is not None and found[2] == "2 + 3 = 5."
-    prompt, answer, _ = found
+    prompt = embedded.tokenizer.chat_ids(CHATS[0])
+    greedy = SamplingParams(temperature=0, max_tokens=32)
+    (output,) = embedded.llm.generate({"prompt_token_ids": prompt}, greedy, use_tqdm=False)
+    answer = list(output.outputs[0].token_ids)
+    assert output.outputs[0].text == "2 + 3 = 5."
     (score,) = embedded.score_ids([prompt + answer], top=1)
     assert score.token_ids == prompt + answer
     assert [list(top) for top in score.top[len(prompt) :]] == [[token] for token in answer]

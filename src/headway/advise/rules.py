@@ -179,7 +179,7 @@ RULES = (
         symptom="Sequences wait or are sent back while KV blocks are full.",
         cause="The KV pool is too small for the contexts that come.",
         fix="`--kv-memory` (on a GPU `--gpu-memory-utilization`), `--kv-cache-dtype int8`, "
-        "`--kv-layers` with a file of `headway narrow`, shorter prompts, lower `max_tokens`",
+        "`--kv-layers` with windows, shorter prompts, lower `max_tokens`",
         holds=symptoms.kv_full,
         see=symptoms.see_kv,
         share=remedies.queue_share,
@@ -228,8 +228,7 @@ RULES = (
         reads=("load", "latency", "lengths", "steps", "machine", "weights", "kv"),
         symptom="Decode is the reading of KV.",
         cause="Many long contexts in each step.",
-        fix="`--kv-cache-dtype int8`, `--kv-layers` with a file of `headway narrow`, shorter "
-        "contexts",
+        fix="`--kv-cache-dtype int8`, `--kv-layers` with windows, shorter contexts",
         holds=symptoms.narrowable_kv,
         see=symptoms.see_kv_bytes,
         share=remedies.kv_bytes_share,

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli import kv_gate
 from headway.cli.evaluate import GATE_FAILED, Sources, check_outputs, publish, wants
 from headway.core.errors import UsageError
 from headway.core.options import EngineOptions, EvalOptions, GateOptions
@@ -52,18 +51,12 @@ def eval_call(call: "Call") -> "Call":
         windows=gate.windows,
         json=gate.json,
     )
-    engine = call.options.get(EngineOptions, EngineOptions())
-    return replace(call, options={EvalOptions: options, EngineOptions: engine})
+    return replace(call, options={EvalOptions: options, EngineOptions: EngineOptions()})
 
 
 def sources_of(call: "Call") -> Sources:
-    """Where the reports of the new model and of --against come from.
-
-    Both have the engine's options of the verb, but A keeps and reads all of its KV.
-    """
-    engine: EngineOptions = call.options[EngineOptions]
-    whole = replace(engine, kv_layers="", kv_read="", kv_keep="")
-    return Sources(call, wants(call.options[EvalOptions]), whole)
+    """Return where the reports of the new model and of --against come from."""
+    return Sources(call, wants(call.options[EvalOptions]), call.options[EngineOptions])
 
 
 def check_gate(call: "Call") -> None:
@@ -96,8 +89,6 @@ def evaluated(call: "Call", folder: Path, name: str) -> Figures:
     report = sources_of(called).report(str(folder))
     report.model = name
     status = publish(report, options)
-    if options.gate:
-        kv_gate.record(folder, called.options[EngineOptions], report, options.distances)
     return Figures(markdown_of(report), status == GATE_FAILED, report)
 
 

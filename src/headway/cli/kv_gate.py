@@ -2,7 +2,7 @@
 
 A way is a model's weights, the windows and whole layers of `--kv-layers`, the shares of `--kv-read`
 and `--kv-keep`, and the formats beside them. `headway eval … --gate` that it passes writes a file
-named by their SHA-256 (`headway narrow … --gate` too), and `headway serve` asks for it:
+named by their SHA-256, and `headway serve` asks for it:
 
     ~/.local/state/headway/kv-gates/5f0c….json      {"against": "…", "measures": [ … ]}
 """

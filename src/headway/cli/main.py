@@ -29,7 +29,6 @@ from headway.core.options import (
     KeyOptions,
     LaunchOptions,
     LogOptions,
-    NarrowOptions,
     PlaceOptions,
     PlanOptions,
     PruneOptions,
@@ -218,13 +217,6 @@ VERBS = {
         tables=(DistillOptions, GateOptions),
         function="headway.cli.distill:distill",
     ),
-    "narrow": Verb(
-        group="compress",
-        usage="narrow FOLDER OUT.yaml",
-        help="Find windows by layer for --kv-layers, under a share of the KV; --gate judges them.",
-        tables=(NarrowOptions, GateOptions, EngineOptions),
-        function="headway.cli.narrow:narrow",
-    ),
     "gateway": Verb(
         group="fleet",
         usage="gateway [FILE.yaml]",
@@ -266,6 +258,7 @@ RENAMED = {
 """Old name of a verb → its name; the old one works in 0.3, with a warning."""
 REMOVED_VERBS = {
     "claims": "make claims, or python benchmarks/claims_page.py, of the source prints that page.",
+    "narrow": "Write --kv-layers FILE by hand; headway eval judges it (docs/attention.md).",
     "widen": "python benchmarks/widen.py of the source writes that folder.",
 }
 """Removed verb → what to do instead."""

@@ -11,7 +11,6 @@ TAKES = {
     "serve": ["--dry-run"],
     "eval": ["--suite=skills", "--dry-run"],
     "doctor": ["--probe-seconds=0"],
-    "narrow": ["OUT.yaml", "--dry-run"],
     "simulate": ["--dry-run"],
     "run": ["a prompt", "--dry-run"],
     "chat": ["--dry-run"],

@@ -12,7 +12,7 @@ GROUPS = {
     "serve": "serve run chat batch pull ls launch key",
     "measure": "bench eval doctor",
     "advise": "plan simulate tune",
-    "compress": "quantize prune distill narrow",
+    "compress": "quantize prune distill",
     "fleet": "gateway",
 }
 

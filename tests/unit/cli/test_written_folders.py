@@ -5,16 +5,19 @@ from pathlib import Path
 import pytest
 
 from headway.cli.distill import curves, said
-from headway.cli.gated import check_gate, eval_call, evaluated, sources_of
+from headway.cli.evaluate import Sources, wants
+from headway.cli.gated import check_gate, eval_call, evaluated
 from headway.cli.main import Call
 from headway.core.errors import UsageError
 from headway.core.options import (
+    AgainstOptions,
     DistillOptions,
     EngineOptions,
     EvalOptions,
     GateOptions,
     PruneOptions,
 )
+from headway.core.options.against import reference_engine
 from headway.core.options.read import read_options
 from headway.core.progress import steps_bar
 
@@ -88,11 +91,12 @@ def test_windows_of_a_file_hold_for_b_alone(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("headway.whole_model.FolderModel", folder_model)
     monkeypatch.setattr("headway.evals.suites.evaluate_both", lambda a, b, wanted: (a, b))
-    call = called(against="headway-tiny")
-    call.options[EngineOptions] = EngineOptions(kv_layers="kv.yaml", quantization="int8")
-    sources_of(eval_call(call))._both("headway-tiny")
-    names = [f"headway-tiny --quantization int8{more}" for more in (" --kv-layers kv.yaml", "")]
+    call = eval_call(called(against="headway-tiny"))
+    engine = EngineOptions(kv_layers="kv.yaml", threads=2)
+    call.options[EngineOptions] = engine
+    whole = reference_engine(engine, AgainstOptions())
+    Sources(call, wants(call.options[EvalOptions]), whole)._both("headway-tiny")
     assert opened == [
-        (names[0], {"quantization": "int8", "kv_layers": "kv.yaml"}),
-        (names[1], {"quantization": "int8"}),
+        ("headway-tiny --kv-layers kv.yaml", {"threads": "2", "kv_layers": "kv.yaml"}),
+        ("headway-tiny", {"threads": "2"}),
     ]

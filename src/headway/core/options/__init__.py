@@ -18,7 +18,6 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import HALVES, Bytes, Seconds, Stages, flag_name, plain
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
-from headway.core.options.narrow import NarrowOptions
 from headway.core.options.plan import PlanOptions
 from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
@@ -49,7 +48,6 @@ __all__ = [
     "GatewayOptions",
     "LogOptions",
     "KeyOptions",
-    "NarrowOptions",
     "PlaceOptions",
     "LaunchOptions",
     "PlanOptions",

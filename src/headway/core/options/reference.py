@@ -24,7 +24,6 @@ from headway.core.options.evals import EvalOptions
 from headway.core.options.field import environment_name, flag_name, value_type
 from headway.core.options.gate import GateOptions
 from headway.core.options.gateway import GatewayOptions
-from headway.core.options.narrow import NarrowOptions
 from headway.core.options.plan import PlanOptions
 from headway.core.options.prune import PruneOptions
 from headway.core.options.quantize import QuantizeOptions
@@ -154,8 +153,7 @@ TITLES: dict[type, str] = {
     PruneOptions: "Pruning (`prune`)",
     DistillOptions: "Distillation (`distill`)",
     QuantizeOptions: "Quantization (`quantize`)",
-    NarrowOptions: "Windows by layer (`narrow`), beside those of the engine",
-    GateOptions: "Gate of what is written (`prune`, `distill`, `quantize`, `narrow`)",
+    GateOptions: "Gate of what is written (`prune`, `distill`, `quantize`)",
     LaunchOptions: "Coding agents (`launch`)",
     PullOptions: "Hub (`pull`)",
 }

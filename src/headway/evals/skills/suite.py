@@ -65,29 +65,22 @@ DEMO = {
 def examples(skill: str, level: int, seed: int) -> Iterator[Example]:
     """Endless held-out examples of one skill at one level; no question comes twice."""
     rng = random.Random(f"{seed} test {skill} {level}")
-    return each_once(lambda: SKILLS[skill](rng, level), tested=True)
+    return each_once(lambda: SKILLS[skill](rng, level))
 
 
-def lookups(distance: int, seed: int, tested: bool = True) -> Iterator[Example]:
-    """Endless lookups with `distance` characters between list and question; as the two others."""
-    rng = random.Random(f"{seed} {'test' if tested else 'train'} lookup at {distance}")
-    return each_once(lambda: lookup_at(rng, distance), tested)
+def lookups(distance: int, seed: int) -> Iterator[Example]:
+    """Return endless held-out lookups with `distance` characters between list and question."""
+    rng = random.Random(f"{seed} test lookup at {distance}")
+    return each_once(lambda: lookup_at(rng, distance))
 
 
-def untested_examples(skill: str, level: int, seed: int) -> Iterator[Example]:
-    """Endless examples of one skill at one level that are never asked for testing."""
-    rng = random.Random(f"{seed} train {skill} {level}")
-    return each_once(lambda: SKILLS[skill](rng, level), tested=False)
-
-
-def each_once(draw: Callable[[], Example], tested: bool) -> Iterator[Example]:
-    """What is drawn of the tested or of the others; ends where nothing new comes for long."""
+def each_once(draw: Callable[[], Example]) -> Iterator[Example]:
+    """Yield the held-out examples that are drawn; end where nothing new comes for long."""
     seen: set[str] = set()
     misses = 0
     while misses < 10_000:
         example = draw()
-        kept = is_held_out(example.asked, frozenset(DEMO)) == tested
-        if kept and example.asked not in seen:
+        if is_held_out(example.asked, frozenset(DEMO)) and example.asked not in seen:
             seen.add(example.asked)
             misses = 0
             yield example
