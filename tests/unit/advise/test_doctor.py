@@ -239,7 +239,7 @@ def test_decode_is_judged_before_any_request_has_ended() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["reading", "roofline", "symptoms", "remedies", "rules", "waste", "diagnosis", "words"],
+    ["reading", "symptoms", "remedies", "rules", "waste", "diagnosis", "words"],
 )
 def test_rules_do_no_io(module: str) -> None:
     source = (ROOT / "src" / "headway" / "advise" / f"{module}.py").read_text(encoding="utf-8")
