@@ -17,7 +17,7 @@ from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.policy import Fcfs
-from headway.engine.policy.policy import Turn, is_behind
+from headway.engine.policy.policy import Turn, needs_prefill
 from headway.engine.sequence import Sequence as Running
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
@@ -80,13 +80,13 @@ class OneLane(Fcfs):
         super().__init__(windows)
         self.number = 0
 
-    def decodes(
+    def select_decodes(
         self, rows: list[Running], running: list[Running], waiting: Sequence[Running]
     ) -> list[Running]:
         """Those of the lane."""
         return self._own(rows)
 
-    def turns(
+    def prefill_turns(
         self,
         running: list[Running],
         waiting: Sequence[Running],
@@ -94,7 +94,7 @@ class OneLane(Fcfs):
         budget: int,
     ) -> Iterator[Turn]:
         """Those of the lane, in their order."""
-        for sequence in [*filter(is_behind, self._own(running)), *self._own(waiting)]:
+        for sequence in [*filter(needs_prefill, self._own(running)), *self._own(waiting)]:
             yield Turn(sequence, budget, True)
 
     def _own(self, sequences: Sequence[Running]) -> list[Running]:

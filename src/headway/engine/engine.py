@@ -303,7 +303,7 @@ class Engine:
         self._admit_compiled()
         plan = self.scheduler.schedule()
         advanced = self._advanced(plan) if overlap.depth else []
-        for sequence in self.scheduler.policy.take_shed():
+        for sequence in self.scheduler.policy.drain_shed():
             self._refuse(sequence.request.request_id, ShedError())
         is_ahead = bool(overlap.steps)
         if is_ahead and is_nothing(plan):

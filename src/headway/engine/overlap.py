@@ -37,7 +37,7 @@ from headway.core.plan import ScheduledSequence, StepPlan, StepResult, sampled_i
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.kv import KVCache
 from headway.engine.kv.prefix import first_seen
-from headway.engine.policy.policy import decoding
+from headway.engine.policy.policy import list_decodes
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import StepDraftTokens
 
@@ -140,7 +140,7 @@ class Overlap:
         decodes as many as leave each of the steps in flight its own."""
         if self.foresees or not self.depth:
             return running
-        due = decoding(running)
+        due = list_decodes(running)
         count = len(due) + sum(map(stands_still, running))
         later = {sequence.sequence_id for sequence in due[-(-count // (self.depth + 1)) :]}
         return [sequence for sequence in running if sequence.sequence_id not in later]

@@ -23,8 +23,8 @@ from math import inf
 from headway.admit.queue import PATIENCE, UNPROMISED_S
 from headway.core.clock import Clock
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Policy, is_behind
-from headway.engine.policy.users import name
+from headway.engine.policy.policy import Policy, needs_prefill
+from headway.engine.policy.users import user_of
 from headway.engine.preemption import Preemption
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
@@ -79,12 +79,12 @@ class Reclaim:
         token_s = self.preemption.prefill_s(PROMPT) / PROMPT
         passed: set[str] = set()
         for sequence in list(waiting):
-            user = name(sequence)
+            user = user_of(sequence)
             if user in passed:
                 continue
             if not self._is_below(user, held):
                 passed.add(user)
-            elif self._is_due(sequence, token_s) and self.policy.may_take(sequence, waiting):
+            elif self._is_due(sequence, token_s) and self.policy.may_reclaim(sequence, waiting):
                 yield sequence
                 held = self.held(running)
                 if sequence.state == WAITING:
@@ -104,7 +104,7 @@ class Reclaim:
             return False
         if sequence.num_generated:
             return True
-        matched = self.policy.matched_tokens(sequence)
+        matched = self.policy.num_matched_tokens(sequence)
         given_s = sequence.request.terms.first_token_s(sequence.num_prompt - matched)
         given_s = min(given_s, UNPROMISED_S)
         own_s = token_s * (len(sequence.tokens) - matched)
@@ -124,14 +124,14 @@ class Reclaim:
         given least often, then the cheapest to compute again, then the newest.
         """
         rows, blocks = self._lacking(taker, running, promised)
-        held, users, user = self.held(running), self.policy.users, name(taker)
+        held, users, user = self.held(running), self.policy.users, user_of(taker)
         after = self._with(held.get(user) or Held(0, [0] * len(blocks)), taker)
         enough = self.level(after) / users.weight(user)
         candidates = [s for s in running if self._may_give(s, taker)]
         chosen: list[Sequence] = []
 
         def rank(s: Sequence) -> tuple[float, bool, int, int, int]:
-            level = self.level(held[name(s)]) / users.weight(name(s))
+            level = self.level(held[user_of(s)]) / users.weight(user_of(s))
             idle = s.request.terms.idle_only
             return -level, not idle, s.num_given, s.computed, -s.sequence_id
 
@@ -142,7 +142,7 @@ class Reclaim:
             victim = min(candidates, key=rank)
             candidates.remove(victim)
             chosen.append(victim)
-            held[name(victim)] = self._without(held[name(victim)], victim)
+            held[user_of(victim)] = self._without(held[user_of(victim)], victim)
             rows -= 1
             blocks = [n - freed for n, freed in zip(blocks, self._frees(victim), strict=True)]
         return chosen
@@ -166,14 +166,14 @@ class Reclaim:
         ]
 
     def _may_give(self, sequence: Sequence, taker: Sequence) -> bool:
-        if sequence.state != RUNNING or name(sequence) == name(taker):
+        if sequence.state != RUNNING or user_of(sequence) == user_of(taker):
             return False
-        has_gained = not sequence.num_given or not is_behind(sequence)
-        return has_gained and self.policy.may_give(sequence, taker)
+        has_gained = not sequence.num_given or not needs_prefill(sequence)
+        return has_gained and self.policy.may_yield(sequence, taker)
 
     def _can_spare(self, sequence: Sequence, held: dict[str, "Held"], enough: float) -> bool:
         """Whether its user is above its share, and without it still holds `enough` by weight."""
-        user, users = name(sequence), self.policy.users
+        user, users = user_of(sequence), self.policy.users
         left = self.level(self._without(held[user], sequence))
         return self.level(held[user]) > users.share(user) and left / users.weight(user) >= enough
 
@@ -187,12 +187,12 @@ class Reclaim:
             return chosen
         held = self.held(running)
         above = {user for user, holds in held.items() if self.level(holds) > users.share(user)}
-        if name(chosen) in above:
+        if user_of(chosen) in above:
             return chosen
         return next((s for s in victims if self._gives(s, chosen, above)), chosen)
 
     def _gives(self, sequence: Sequence, instead_of: Sequence, above: set[str]) -> bool:
-        return name(sequence) in above and self.policy.may_give(sequence, instead_of)
+        return user_of(sequence) in above and self.policy.may_yield(sequence, instead_of)
 
     # ── who holds what ──────────────────────────────────────────────────────────────────────
 
@@ -200,7 +200,7 @@ class Reclaim:
         """Slots and blocks of each user."""
         whose: dict[str, list[Sequence]] = {}
         for sequence in running:
-            whose.setdefault(name(sequence), []).append(sequence)
+            whose.setdefault(user_of(sequence), []).append(sequence)
         return {user: Held(len(own), self.kv.num_live(own)) for user, own in whose.items()}
 
     def level(self, holds: "Held") -> float:

@@ -30,7 +30,7 @@ from headway.engine.kv.open_blocks import fitting, give_back_full
 from headway.engine.kv.states import whole_tables
 from headway.engine.overlap import Overlap, sees_all, stands_still
 from headway.engine.policy import Fcfs, Policy
-from headway.engine.policy.policy import decoding
+from headway.engine.policy.policy import list_decodes
 from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim, lacks_room
 from headway.engine.room import Room
@@ -109,7 +109,7 @@ class Scheduler:
 
     def _open(self) -> None:
         for sequence in self.gate.let_in(self._is_busy):
-            self.policy.arrived(sequence)
+            self.policy.add(sequence)
             self.waiting.append(sequence)
 
     # ── schedule ────────────────────────────────────────────────────────────────────────────
@@ -124,7 +124,7 @@ class Scheduler:
         plan = StepPlan(self.next_step(), [], [], [])
         may_start = self.starts.begin(plan)
         running = self.overlap.share(self.running)
-        decodes = self.policy.decodes(decoding(running), running, self.waiting)
+        decodes = self.policy.select_decodes(list_decodes(running), running, self.waiting)
         budget = self._advance_decodes(plan, decodes)
         if budget > 0:
             self._catch_up(plan, decodes, budget, may_start)
@@ -175,12 +175,14 @@ class Scheduler:
     ) -> None:
         """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
         self.room.changed()
-        for sequence, most, firm in self.policy.turns(self.running, self.waiting, decodes, budget):
+        for sequence, max_tokens, is_blocking in self.policy.prefill_turns(
+            self.running, self.waiting, decodes, budget
+        ):
             if sequence.state == WAITING and not (may_start and self.starts.start(plan, sequence)):
-                may_start = may_start and not firm
+                may_start = may_start and not is_blocking
             if sequence.state != RUNNING:
                 continue
-            count = min(len(sequence.tokens) - sequence.computed, most, budget)
+            count = min(len(sequence.tokens) - sequence.computed, max_tokens, budget)
             count = before_forks(self.kv, sequence, count)
             if self.kv.choosing is not None:
                 count = self.kv.choosing.cut(sequence, count)
@@ -227,7 +229,7 @@ class Scheduler:
         if sequence.num_forced:
             row.num_forced = sequence.num_news(start, end)
         plan.scheduled.append(row)
-        self.policy.took(sequence, count)
+        self.policy.on_scheduled(sequence, count)
         if self.drafts.speculator is not None:
             self.drafts.add_to(row, sequence, drafts)
         return True
@@ -326,7 +328,7 @@ class Scheduler:
         """The siblings of `parent` run; those for which there is no row left wait."""
         started, late = start_forks(self.kv, parent, self.max_num_seqs - len(self.running))
         for child in started + late:
-            self.policy.arrived(child)
+            self.policy.add(child)
         self.running += started
         self.waiting.extendleft(reversed(late))
 
@@ -345,7 +347,7 @@ class Scheduler:
         else:
             self.gate.remove(sequence)
         for fork in reversed(sequence.forks):
-            self.policy.arrived(fork)
+            self.policy.add(fork)
             self.waiting.appendleft(fork)
         sequence.forks = []
         self._finish(sequence)
@@ -354,7 +356,7 @@ class Scheduler:
         sequence.state = FINISHED
         self.room.ended(sequence)
         self._forget(sequence)
-        self.policy.left(sequence)
+        self.policy.remove(sequence)
         self.reclaim.left(sequence)
 
     def check_integrity(self) -> None:

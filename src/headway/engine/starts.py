@@ -104,7 +104,7 @@ class Starts:
 
     def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
         """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
-        weaker = self.policy.weaker(sequence, self.unplanned(plan))
+        weaker = self.policy.preemptible_for(sequence, self.unplanned(plan))
         if not weaker:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
@@ -126,7 +126,7 @@ class Starts:
         """As `_fitting`, where `sequence` is expected to last."""
         if len(self.running) >= self.reclaim.max_num_seqs:
             return None
-        return self.room.lasting(sequence, self.running, plan.step, self.policy.weaker)
+        return self.room.lasting(sequence, self.running, plan.step, self.policy.preemptible_for)
 
     def _fitting(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
         """What `sequence` may begin with, or None where there is no row or no room.

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, make_settings
 from headway.core.terms import Terms
-from headway.engine.policy.on_time import Due, on_time
+from headway.engine.policy.on_time import Due, choose_on_time
 from headway.engine.sequence import Sequence
 from headway.perf.model import Work
 
@@ -39,7 +39,7 @@ def by_brute_force(jobs: list[Due]) -> int:
 )
 def test_as_many_in_time_as_possible(jobs):
     """Hodgson's choice is one that no subset beats, and each it keeps makes it."""
-    kept, given_up, end_s, spare_s = on_time([(job, i) for i, job in enumerate(jobs)], 0.0)
+    kept, given_up, end_s, spare_s = choose_on_time([(job, i) for i, job in enumerate(jobs)], 0.0)
     assert sorted(kept + given_up) == list(range(len(jobs)))
     assert len(kept) == by_brute_force(jobs)
     now_s, spared_s = 0.0, [inf]
@@ -88,14 +88,14 @@ def test_tokens_are_shared_by_weight(weights):
             ignore_eos=True,
         )
     policy = world.engine.scheduler.policy
-    took = policy.took
+    took = policy.on_scheduled
 
     def count(sequence, num_tokens):
         price = 2 if sequence.computed >= sequence.num_prompt else 1
         had[int(sequence.request.principal.name)] += num_tokens * price
         took(sequence, num_tokens)
 
-    policy.took = count
+    policy.on_scheduled = count
     for _ in range(4000):
         world.step()
         waiting = {int(s.request.principal.name) for s in world.engine.scheduler.waiting}
@@ -274,14 +274,14 @@ def test_who_crowds_the_queue_waits_longer():
     policy = world.engine.scheduler.policy
     crowd = [world.add([1] * 8, user="heavy", max_tokens=2) for _ in range(40)]
     heavy = world.engine.scheduler.waiting[0]
-    assert policy.bound(heavy) == 100
+    assert policy.aging_bound(heavy) == 100
     for user in "abcd":
         world.add([1] * 8, user=user, max_tokens=2)
-    assert policy.bound(heavy) == 4000
-    assert policy.bound(world.engine.scheduler.waiting[-1]) == 100
+    assert policy.aging_bound(heavy) == 4000
+    assert policy.aging_bound(world.engine.scheduler.waiting[-1]) == 100
     for one in crowd[9:]:
         world.abort(one)
-    assert policy.bound(heavy) == 900
+    assert policy.aging_bound(heavy) == 900
 
 
 streams = st.lists(
@@ -334,9 +334,11 @@ def test_nobody_is_overtaken_beyond_the_bound(first, later, share, aging, num_bl
         world.add([number % 40] * length, user=user, terms=terms, max_tokens=2)
         world.step()
         for sequence in [*world.engine.scheduler.running, *world.engine.scheduler.waiting]:
-            most = policy.limit(sequence) + capacity + world.settings.max_num_batched_tokens
+            most = (
+                policy.hard_aging_bound(sequence) + capacity + world.settings.max_num_batched_tokens
+            )
             longest[sequence] = max(longest.get(sequence, 0), most)
-            assert sequence.policy_state.overtaken <= longest[sequence]
+            assert sequence.policy_state.num_overtaken <= longest[sequence]
     for request_id in list(world.requests):
         world.abort(request_id)
     world.drain()
@@ -367,12 +369,12 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
         world.step()
     policy, (sequence,) = world.engine.scheduler.policy, world.engine.scheduler.running
     now_s = world.clock.now_s()
-    single_s, calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
+    single_s, calm_s = policy.step_limits([sequence], 9.0, now_s, 0.001)
     assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
     for _ in range(100):
-        policy.took(sequence, 1)
-        policy.kept(sequence, 3)
-    burst_s, burst_calm_s = policy.bears_s([sequence], 9.0, now_s, 0.001)
+        policy.on_scheduled(sequence, 1)
+        policy.on_drafts_accepted(sequence, 3)
+    burst_s, burst_calm_s = policy.step_limits([sequence], 9.0, now_s, 0.001)
     assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)
     assert burst_s == pytest.approx(max(single_s + 3 * 0.8 * 0.01, 4 * 0.65 * 0.01), rel=0.01)
     assert not policy.misses(sequence, now_s + 0.5, 0.009)
@@ -396,7 +398,7 @@ def test_decodes_that_take_most_of_their_objective_leave_half_of_the_rest():
         (0.0098, 0.011, 0.0065),
     ):
         now_s = sequence.first_token_s + (given - 1) * pace_s
-        bears, _ = policy.bears_s([sequence], 9.0, now_s, decode_s)
+        bears, _ = policy.step_limits([sequence], 9.0, now_s, decode_s)
         assert bears == pytest.approx(bears_s), (pace_s, decode_s)
 
 
@@ -412,6 +414,6 @@ def test_what_a_policy_keeps_of_a_sequence_is_its_own(policy, matched):
     world.add(prompt, max_tokens=2)
     scheduler = world.engine.scheduler
     waiting = scheduler.waiting[0]
-    assert scheduler.policy.matched_tokens(waiting) == matched
+    assert scheduler.policy.num_matched_tokens(waiting) == matched
     assert (waiting.policy_state is None) == (policy != "slo")
-    assert not {"expected", "missed", "overtaken"} & set(Sequence.__slots__)
+    assert not {"expected", "missed_ttft", "num_overtaken"} & set(Sequence.__slots__)

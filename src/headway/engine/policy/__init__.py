@@ -1,4 +1,4 @@
-"""Who goes first and how much it may take: one file a policy, chosen by `--policy`."""
+"""Scheduling policies: the order of sequences and their tokens; one file each (`--policy`)."""
 
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
@@ -17,5 +17,5 @@ POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair":
 
 
 def make_policy(settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Policy:
-    """The policy named by `--policy`."""
+    """Return the policy named by `--policy`."""
     return POLICIES[settings.scheduler.policy].make(settings, cost, clock, kv)

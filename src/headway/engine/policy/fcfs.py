@@ -1,8 +1,8 @@
-"""First come, first served: the order of arrival is the order of everything.
+"""First come, first served: everything follows the order of arrival.
 
 running   a b c       decodes oldest first, then chunks of prompts, oldest first
 waiting   d e         d starts when it fits; e never before d
-blocks    c gives up its own first
+blocks    c is preempted first
 """
 
 from collections.abc import Iterator
@@ -15,16 +15,16 @@ from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Turn, behind, decode_work
+from headway.engine.policy.policy import Turn, decode_work, list_prefills
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
 
 
 class Fcfs:
-    """The queues have the order."""
+    """The policy of arrival order; the queues have it already."""
 
-    token_s = alone_s = 0.0
+    prefill_token_s = unloaded_token_s = 0.0
     reclaims = False
     queue_order: ClassVar[QueueOrder] = QueueOrder.ARRIVAL
 
@@ -35,74 +35,74 @@ class Fcfs:
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
-        """The policy of an engine with these settings; most need to know nothing of it."""
+        """Return the policy of an engine with these settings."""
         return cls(cost.windows)
 
-    def arrived(self, sequence: Sequence) -> None:
-        """Its user is present."""
-        self.users.arrived(sequence)
+    def add(self, sequence: Sequence) -> None:
+        """Register its user."""
+        self.users.add(sequence)
 
-    def left(self, sequence: Sequence) -> None:
-        """Its user may be gone."""
-        self.users.left(sequence)
+    def remove(self, sequence: Sequence) -> None:
+        """Unregister its user with its last sequence."""
+        self.users.remove(sequence)
 
-    def matched_tokens(self, sequence: Sequence) -> int:
-        """0: it does not look them up."""
+    def num_matched_tokens(self, sequence: Sequence) -> int:
+        """Return 0: nothing is looked up."""
         return 0
 
-    def take_shed(self) -> list[Sequence]:
-        """Nobody: all are served."""
+    def drain_shed(self) -> list[Sequence]:
+        """Return none: every request is served."""
         return []
 
-    def decodes(
+    def select_decodes(
         self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
     ) -> list[Sequence]:
-        """All, oldest first."""
+        """Return all, oldest first."""
         return rows
 
-    def turns(
+    def prefill_turns(
         self,
         running: list[Sequence],
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
     ) -> Iterator[Turn]:
-        """Those who run, then those who wait, each firm."""
-        for sequence in behind(running):
+        """Yield running sequences, then waiting ones; each blocks those behind it."""
+        for sequence in list_prefills(running):
             yield Turn(sequence, budget, True)
         head = None
         while waiting and waiting[0] is not head:
             head = waiting[0]
             yield Turn(head, budget, True)
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
-        """Nothing to note."""
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+        """Do nothing."""
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
-        """Their work, and as long as it pays, for prompts have what they need in any step."""
+    def draft_limits(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+        """Return their work and no limit: the budget of prompts is in tokens, not in seconds."""
         return decode_work(decodes, self.windows), inf, False
 
-    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
-        """Nothing to note."""
+    def on_drafts_scheduled(self, sequence: Sequence, num_drafts: int) -> None:
+        """Do nothing."""
 
-    def drafts_for(self, seconds: float) -> None:
-        """Nothing to note."""
+    def reserve_drafting(self, seconds: float) -> None:
+        """Do nothing."""
 
-    def kept(self, sequence: Sequence, num_drafts: int) -> None:
-        """Nothing to note."""
+    def on_drafts_accepted(self, sequence: Sequence, num_drafts: int) -> None:
+        """Do nothing."""
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
-        """Youngest first."""
+        """Return the youngest first."""
         return running[::-1]
 
-    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
-        """Nobody: who runs came first."""
+    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Return none: running sequences came first."""
         return []
 
-    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
-        """Anybody, in the policies that reclaim."""
+    def may_reclaim(self, claimant: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """Return True for the policies that reclaim."""
         return True
 
-    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
-        """No: who runs came first."""
+    def may_yield(self, sequence: Sequence, claimant: Sequence) -> bool:
+        """Return False: running sequences came first."""
         return False

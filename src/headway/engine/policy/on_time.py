@@ -1,7 +1,8 @@
 """Which jobs can meet their deadlines: as many as possible (Moore 1968, Hodgson's algorithm).
 
-One machine, a duration and a deadline each. In the order of deadlines, whenever one would be late
-the longest so far is given up: no other choice saves more of them. Worked example from time 0:
+One machine; each job has a duration and a deadline. Jobs are taken by deadline, and whenever one
+would be late the longest so far is given up: no other choice saves more of them. Worked example
+from time 0:
 
     job         a    b    c    d
     duration    4    1    2    2
@@ -9,28 +10,37 @@ the longest so far is given up: no other choice saves more of them. Worked examp
 
     a ends at 4; b at 5; c would end at 7 > 6: a, the longest, is given up, c ends at 3; d at 5
 
-All that are kept could begin 2 later: b has 4 to spare, c 3 and d 2.
+The slack is 2: all jobs on time could begin 2 later, for b has 4 to spare, c 3 and d 2.
 """
 
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 Job = TypeVar("Job")
 
 
 class Due(NamedTuple):
-    """`job` takes `duration_s` and is to end by `deadline_s`, which may be infinite."""
+    """A job's deadline, which may be infinite, and its duration."""
 
     deadline_s: float
     duration_s: float
 
 
-def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[Job], float, float]:
-    """(those that make it, by deadline; those given up, in their order here; when the last ends;
-    how much later all could begin and still make it).
+class OnTime(NamedTuple, Generic[Job]):
+    """Jobs on time by deadline, late ones in their order, the end of the last one on time, and how
+    much later all on time could begin."""
 
-    O(n log n). Equal deadlines keep the order of `jobs`.
+    on_time: list[Job]
+    late: list[Job]
+    end_s: float
+    slack_s: float
+
+
+def choose_on_time(jobs: list[tuple[Due, Job]], now_s: float) -> OnTime[Job]:
+    """Return the most jobs that can be on time, and the others; O(n log n).
+
+    Equal deadlines keep the order of `jobs`.
     """
     order = sorted(range(len(jobs)), key=lambda index: jobs[index][0].deadline_s)
     longest: list[tuple[float, int]] = []
@@ -44,10 +54,10 @@ def on_time(jobs: list[tuple[Due, Job]], now_s: float) -> tuple[list[Job], list[
             duration_s, worst = heappop(longest)
             end_s += duration_s
             given_up.add(worst)
-    kept = [jobs[index] for index in order if index not in given_up]
-    end_s, spare_s = now_s, inf
-    for due, _ in kept:
+    on_time = [jobs[index] for index in order if index not in given_up]
+    end_s, slack_s = now_s, inf
+    for due, _ in on_time:
         end_s += due.duration_s
-        spare_s = min(spare_s, due.deadline_s - end_s)
+        slack_s = min(slack_s, due.deadline_s - end_s)
     late = [jobs[index][1] for index in sorted(given_up)]
-    return [job for _, job in kept], late, end_s, spare_s
+    return OnTime([job for _, job in on_time], late, end_s, slack_s)

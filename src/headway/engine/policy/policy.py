@@ -1,12 +1,12 @@
-"""What a scheduling policy decides, and what every policy may take for granted.
+"""The interface of a scheduling policy, and what all policies take for granted.
 
-The scheduler asks in each step who decodes and who catches up next; it looks after rows, tokens
-and blocks itself. A policy answers in its own order and hears what came of it:
+In each step the scheduler asks which sequences decode and which prompts are computed next; rows,
+tokens and blocks are its own concern. A policy answers in its order and is told the outcome:
 
-    decodes(running, waiting)         all of them, for most policies
-    turns(running, waiting, ...)      one by one: this sequence, at most so many tokens
-    took(sequence, n)                 n tokens of it are in the plan
-    victims(running), weaker(...)     who gives up blocks, for a decode or for a newcomer
+    select_decodes(rows, ...)      running sequences that get their next token: mostly all
+    prefill_turns(running, ...)    one by one: a sequence, and how many tokens at most
+    on_scheduled(sequence, n)      n tokens of it are in the plan
+    victims, preemptible_for       which running sequences give up blocks
 """
 
 from collections.abc import Iterator
@@ -24,28 +24,28 @@ from headway.engine.slot_rate import SlotRate
 
 
 class Turn(NamedTuple):
-    """`sequence` may catch up by at most `most` tokens.
+    """A chance of `sequence` to have at most `max_tokens` of its tokens computed.
 
-    Where `firm` is set and it cannot start, for want of rows or blocks, nobody else who waits may
-    start in this step: what becomes free is kept for it.
+    Where `is_blocking` is set and the sequence cannot start for want of rows or blocks, no other
+    waiting sequence starts in this step: what becomes free is reserved for it.
     """
 
     sequence: Sequence
-    most: int
-    firm: bool
+    max_tokens: int
+    is_blocking: bool
 
 
 class Policy(Protocol):
-    """Order and amount; one object for the life of an engine.
+    """The order of sequences and the tokens of each; one object for the life of an engine.
 
-    `token_s` is what a prompt token takes in its steps at present, `alone_s` what it takes with
-    nothing beside it; 0 where it does not predict. The scheduler keeps its `slot_rate`. Where it
-    `reclaims`, users above their share give slots to those below it (`engine.reclaim`). By its
-    `queue_order` admission forecasts how long a newcomer waits.
+    `prefill_token_s` is the predicted seconds of a prompt token in steps as they are at present,
+    `unloaded_token_s` in steps without decodes; 0 where the policy predicts nothing. The scheduler
+    updates `slot_rate`. Where it `reclaims`, users above their share give slots to those below it
+    (`engine.reclaim`). Admission forecasts waiting times by `queue_order`.
     """
 
-    token_s: float
-    alone_s: float
+    prefill_token_s: float
+    unloaded_token_s: float
     slot_rate: SlotRate
     users: Users
     reclaims: bool
@@ -53,96 +53,99 @@ class Policy(Protocol):
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
-        """The policy of an engine with these settings."""
+        """Return the policy of an engine with these settings."""
         ...
 
-    def arrived(self, sequence: Sequence) -> None:
-        """A newcomer is in the queue."""
+    def add(self, sequence: Sequence) -> None:
+        """Register a sequence that has joined the queue."""
         ...
 
-    def left(self, sequence: Sequence) -> None:
-        """A sequence that had arrived is over."""
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended."""
         ...
 
-    def matched_tokens(self, sequence: Sequence) -> int:
-        """Tokens of a waiting `sequence` that the prefix cache holds, as far as it looks them up.
+    def num_matched_tokens(self, sequence: Sequence) -> int:
+        """Return how many tokens of a waiting `sequence` the prefix cache holds.
 
-        What else a policy keeps of a sequence it attaches in `arrived` as `policy_state`.
+        As of the last look-up; 0 where the policy looks nothing up. A policy keeps its own state of
+        a sequence as `policy_state`, attached in `add`.
         """
         ...
 
-    def take_shed(self) -> list[Sequence]:
-        """Those it has given up since it was last asked; the engine ends them with an error."""
+    def drain_shed(self) -> list[Sequence]:
+        """Return the sequences shed since the last call; the engine ends them with an error."""
         ...
 
-    def decodes(
+    def select_decodes(
         self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
     ) -> list[Sequence]:
-        """Who of `rows`, the running that lack one token, gets it in this step, in order.
+        """Return those of `rows` that get their next token in this step, in order.
 
-        Those left out stand still for a step, and may make way for one of `waiting` (`weaker`).
+        `rows` are the running sequences that lack one token. The others pause for a step, and may
+        be preempted for one of `waiting` (`preemptible_for`).
         """
         ...
 
-    def turns(
+    def prefill_turns(
         self,
         running: list[Sequence],
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
     ) -> Iterator[Turn]:
-        """Who catches up, in order, with `budget` tokens of the step left beside `decodes`.
+        """Yield turns of sequences that lack more than a token, in order.
 
-        `waiting` loses those who start while the turns are taken.
+        `budget` tokens of the step remain beside `decodes`. Sequences that start leave `waiting`
+        while the turns are taken.
         """
         ...
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
-        """The step computes `num_tokens` of `sequence`."""
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
+        """Note that the step computes `num_tokens` of `sequence`."""
         ...
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
-        """What the step does for `decodes`, how long it may last with guesses beside them, and
-        whether prompts wait for what they take."""
+    def draft_limits(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+        """Return (work of the step for `decodes`, seconds that it may last with draft tokens,
+        whether draft tokens take time from waiting prompts)."""
         ...
 
-    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
-        """The step also verifies so many guesses of `sequence`, which it took a token of."""
+    def on_drafts_scheduled(self, sequence: Sequence, num_drafts: int) -> None:
+        """Note that the step verifies `num_drafts` draft tokens of `sequence` too."""
         ...
 
-    def drafts_for(self, seconds: float) -> None:
-        """For so long the step also makes guesses for the next."""
+    def reserve_drafting(self, seconds: float) -> None:
+        """Reserve `seconds` of the step for drafting tokens of the next."""
         ...
 
-    def kept(self, sequence: Sequence, num_drafts: int) -> None:
-        """So many guesses were right: tokens beside the one that the step took."""
+    def on_drafts_accepted(self, sequence: Sequence, num_drafts: int) -> None:
+        """Note that `num_drafts` draft tokens of `sequence` were accepted."""
         ...
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
-        """`running` in the order in which they give up their blocks to a decode without one."""
+        """Return `running` in the order of preemption for a decode that lacks a block."""
         ...
 
-    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
-        """Those of `running` that make way for `newcomer` to start, in order; mostly nobody."""
+    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Return those of `running` that may be preempted to start `newcomer`, in order."""
         ...
 
-    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
-        """Whether `taker`, of a user below its share, may go before all others of `waiting`."""
+    def may_reclaim(self, claimant: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+        """Return whether `claimant`, of a user below its share, may overtake all of `waiting`."""
         ...
 
-    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
-        """Whether `sequence` may give its slot to `taker`, of a user below its share."""
+    def may_yield(self, sequence: Sequence, claimant: Sequence) -> bool:
+        """Return whether `sequence` may give its slot to `claimant`, of a user below its share."""
         ...
 
 
-def is_behind(sequence: Sequence) -> bool:
-    """Whether a running sequence lacks more than the tokens of a decode."""
+def needs_prefill(sequence: Sequence) -> bool:
+    """Return whether a running sequence lacks more than the tokens of a decode."""
     missing = len(sequence.tokens) - sequence.computed
     return sequence.state == RUNNING and missing > 1 + sequence.num_forced
 
 
-def decoding(running: list[Sequence]) -> list[Sequence]:
-    """The running sequences that lack one token to be sampled from, and else only forced ones."""
+def list_decodes(running: list[Sequence]) -> list[Sequence]:
+    """Return the running sequences that lack one sampled token, and else only forced ones."""
     return [
         s
         for s in running
@@ -150,13 +153,13 @@ def decoding(running: list[Sequence]) -> list[Sequence]:
     ]
 
 
-def behind(running: list[Sequence]) -> list[Sequence]:
-    """The running sequences that lack more than the tokens of a decode."""
-    return [s for s in running if is_behind(s)]
+def list_prefills(running: list[Sequence]) -> list[Sequence]:
+    """Return the running sequences that lack more than the tokens of a decode."""
+    return [s for s in running if needs_prefill(s)]
 
 
 def decode_work(decodes: TypingSequence[Sequence], windows: tuple[int, ...]) -> Work:
-    """What `decodes` do, their forced tokens included; `windows` by KV group."""
+    """Return the work of `decodes`, forced tokens included; `windows` by KV group."""
     work = work_of([s.computed for s in decodes], windows)
     for sequence in [s for s in decodes if s.num_forced]:
         if sequence.num_missing > 1:

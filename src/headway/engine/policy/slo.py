@@ -38,42 +38,42 @@ from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.cost import LEAST_CHUNK, NOTHING, StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.on_time import Due, on_time
-from headway.engine.policy.policy import Turn, behind, decode_work
+from headway.engine.policy.on_time import Due, choose_on_time
+from headway.engine.policy.policy import Turn, decode_work, list_prefills
 from headway.engine.policy.slo_state import (
     Groups,
     Ranked,
     SloState,
-    arrival,
+    arrival_order,
     deadline_s,
-    find_pace_s,
-    halfway_s,
-    is_lost,
-    missing,
-    state,
-    takes_s,
+    effective_tpot_s,
+    halfway_step_s,
+    missed_ttft,
+    num_uncomputed,
+    prefill_s,
+    slo_state,
 )
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
-TARGET = 0.8
+TPOT_TARGET_SHARE = 0.8
 """Share of the TPOT objective that a step aims at: predictions err by a tenth (lab log)."""
-CATCH_UP = 0.65
+TPOT_CATCH_UP_SHARE = 0.65
 """The same when a decode of the step is behind its objective: it must catch up."""
-SPARED = 0.5
+LATE_SHARE_OF_SLACK = 0.5
 """Of the time that requests in time can spare, this share is given to late requests."""
-AGAIN = 512
+RECOMPUTE_CHUNK_TOKENS = 512
 """Assumed tokens a step when we estimate how long a preempted sequence takes to recompute."""
-UNLIMITED_S = 3600.0
-LOOKED_UP = 8
+UNLIMITED_STEP_S = 3600.0
+PREFIX_LOOKUPS_PER_STEP = 8
 """Sequences whose prefix is looked up in a step; 100 blocks take 20 µs."""
-LONGEST_STEP_S = 0.25
+MAX_STEP_S = 0.25
 """What a step takes at most, while decodes can bear it."""
-IDLE_PATIENCE = 16
+IDLE_AGING_FACTOR = 16
 """How many times longer those of idle classes age."""
-FEW = 64
+PROMPTS_WAIT_TOKENS = 64
 """So many tokens of prompts, and a guess takes from them what it takes."""
-CREDIT = 8192.0
+USER_CREDIT_TOKENS = 8192.0
 """Tokens that a user may have had more than the least served before it comes behind."""
 
 
@@ -90,101 +90,103 @@ class Slo(Fcfs):
         self.cost, self.kv, self.clock = cost, kv, clock
         self.config = config
         self.max_num_seqs = max_num_seqs
-        self.credit = CREDIT
+        self.credit = USER_CREDIT_TOKENS
         self.sheds = config.late == "shed"
-        self.users = Users(CREDIT)
-        self.token_s = self.alone_s = 0.0
-        self._idle, self._hurried = set[int](), set[int]()
+        self.users = Users(USER_CREDIT_TOKENS)
+        self.prefill_token_s = self.unloaded_token_s = 0.0
+        self._idle_ids, self._ttft_ids = set[int](), set[int]()
         """Of those present the ones of idle classes, and with an objective for the first token."""
-        self._step_s = self._calm_s = LONGEST_STEP_S
-        self._lane_waits = self._gains = False
-        self._beside = NOTHING
-        self._shed, self._behind, self._lacking = [list[Sequence]() for _ in range(3)]
+        self._step_s = self._lane_step_s = MAX_STEP_S
+        self._lane_waits = self._has_draft_tokens = False
+        self._work = NOTHING
+        self._shed, self._prefills, self._running_prefills = [list[Sequence]() for _ in range(3)]
         self._startable: TypingSequence[Sequence] = ()
-        self._looked_up = self._num_decodes = 0
-        self._one = cost.beside(NOTHING, 0, 1)
+        self._next_lookup = self._num_decodes = 0
+        self._one_token = cost.beside(NOTHING, 0, 1)
 
     @classmethod
     def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
         """The policy of objectives with what the settings say of it."""
         return cls(cost, clock, kv, settings.scheduler, settings.max_num_seqs)
 
-    def arrived(self, sequence: Sequence) -> None:
+    def add(self, sequence: Sequence) -> None:
         """Its user is present; its clock runs from its arrival at the server."""
         sequence.arrived_s = sequence.arrived_s or self.clock.now_s()
         sequence.policy_state = SloState(self.kv.match_prefix(sequence).num_tokens)
-        self.users.arrived(sequence)
+        self.users.add(sequence)
         if sequence.request.terms.idle_only:
-            self._idle.add(sequence.sequence_id)
+            self._idle_ids.add(sequence.sequence_id)
         if sequence.request.terms.ttft_s is not None:
-            self._hurried.add(sequence.sequence_id)
+            self._ttft_ids.add(sequence.sequence_id)
 
-    def left(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence) -> None:
         """Its user may be gone."""
-        super().left(sequence)
-        self._idle.discard(sequence.sequence_id)
-        self._hurried.discard(sequence.sequence_id)
+        super().remove(sequence)
+        self._idle_ids.discard(sequence.sequence_id)
+        self._ttft_ids.discard(sequence.sequence_id)
 
-    def matched_tokens(self, sequence: Sequence) -> int:
+    def num_matched_tokens(self, sequence: Sequence) -> int:
         """As they were when it came, or when it was last looked up."""
-        return state(sequence).matched
+        return slo_state(sequence).num_matched
 
-    def take_shed(self) -> list[Sequence]:
+    def drain_shed(self) -> list[Sequence]:
         """Those that can no longer meet their objectives, where the options say to shed."""
         shed, self._shed = self._shed, []
         return shed
 
     # ── decodes ─────────────────────────────────────────────────────────────────────────────
 
-    def decodes(
+    def select_decodes(
         self, rows: list[Sequence], running: list[Sequence], waiting: TypingSequence[Sequence]
     ) -> list[Sequence]:
         """All, but of idle classes only as many as the others' next tokens can bear.
 
         For each of other classes that waits one of them stands still: it may need the place.
         """
-        self._behind = []
+        self._prefills = []
         now_s = self.clock.now_s()
-        self._lacking = behind(running) if len(rows) < len(running) else []
+        self._running_prefills = list_prefills(running) if len(rows) < len(running) else []
         idle = self.idle_of(rows)
         first = [s for s in rows if not self.is_idle(s)] if idle else rows
-        self._beside = self.work_of(first)
-        longest_s, decode_s = self.longest_s(), self.cost.seconds(self._beside)
-        self._step_s, self._calm_s = self.bears_s(first, longest_s, now_s, decode_s)
+        self._work = self.work_of(first)
+        longest_s, decode_s = self.max_step_s(), self.cost.seconds(self._work)
+        self._step_s, self._lane_step_s = self.step_limits(first, longest_s, now_s, decode_s)
         self._startable = waiting if len(running) < self.max_num_seqs else ()
         wanting = sum(not self.is_idle(s) for s in waiting) if idle else 0
         left = idle[: max(len(idle) - wanting, 0)]
         if not first:
-            self._beside = self.work_of(left)
+            self._work = self.work_of(left)
             return left
         for sequence in left:
-            more = self.cost.beside(self._beside, sequence.computed, sequence.num_missing)
-            if self.cost.seconds(more) > self._calm_s:
+            more = self.cost.beside(self._work, sequence.computed, sequence.num_missing)
+            if self.cost.seconds(more) > self._lane_step_s:
                 break
             first.append(sequence)
-            self._beside = more
+            self._work = more
         return first
 
-    def longest_s(self) -> float:
+    def max_step_s(self) -> float:
         """How long a step may last for whoever comes meanwhile, on a slow machine four of a token.
 
         Where nobody has an objective for the first token, offline, it may last as it will.
         """
         return (
-            max(LONGEST_STEP_S, 4 * self.cost.seconds(self._one)) if self._hurried else UNLIMITED_S
+            max(MAX_STEP_S, 4 * self.cost.seconds(self._one_token))
+            if self._ttft_ids
+            else UNLIMITED_STEP_S
         )
 
     def is_idle(self, sequence: Sequence) -> bool:
         """Whether it takes only what nobody else wants; not so once it has aged."""
-        return sequence.request.terms.idle_only and not self.has_aged(sequence)
+        return sequence.request.terms.idle_only and not self.is_aged(sequence)
 
     def idle_of(self, rows: list[Sequence]) -> list[Sequence]:
         """Those of `rows` that are idle."""
-        if not self._idle:
+        if not self._idle_ids:
             return []
-        return [s for s in rows if s.request.terms.idle_only and not self.has_aged(s)]
+        return [s for s in rows if s.request.terms.idle_only and not self.is_aged(s)]
 
-    def bears_s(
+    def step_limits(
         self, rows: list[Sequence], longest_s: float, now_s: float, decode_s: float
     ) -> tuple[float, float]:
         """How long a step may last for the decodes `rows` to meet their TPOT, and how long for less
@@ -196,20 +198,22 @@ class Slo(Fcfs):
         has no objective, or cannot meet it any more, bears any step.
         """
         step_s = calm_s = longest_s
-        for sequence in [s for s in rows if s.policy_state.unhurried_s < longest_s]:
+        for sequence in [s for s in rows if s.policy_state.lane_step_s < longest_s]:
             kept: SloState = sequence.policy_state
-            pace_s = find_pace_s(sequence) if kept.pace_s is None else kept.pace_s
+            pace_s = effective_tpot_s(sequence) if kept.tpot_s is None else kept.tpot_s
             if not pace_s:
                 continue
-            burst_s = kept.gained * pace_s
-            last = len(sequence.tokens) - sequence.num_prompt + kept.gained - 1
-            due_s = kept.first_s + last * pace_s * TARGET - now_s
+            burst_s = kept.tokens_per_step * pace_s
+            last = len(sequence.tokens) - sequence.num_prompt + kept.tokens_per_step - 1
+            due_s = kept.first_token_s + last * pace_s * TPOT_TARGET_SHARE - now_s
             if due_s < 0 and self.misses(sequence, now_s, decode_s):
                 continue
-            if due_s < step_s and burst_s * CATCH_UP < step_s:
-                half_s = halfway_s(kept.first_s - now_s, last / kept.gained, burst_s, decode_s)
-                step_s = min(step_s, max(due_s, burst_s * CATCH_UP, half_s))
-            calm_s = min(calm_s, kept.unhurried_s)
+            if due_s < step_s and burst_s * TPOT_CATCH_UP_SHARE < step_s:
+                half_s = halfway_step_s(
+                    kept.first_token_s - now_s, last / kept.tokens_per_step, burst_s, decode_s
+                )
+                step_s = min(step_s, max(due_s, burst_s * TPOT_CATCH_UP_SHARE, half_s))
+            calm_s = min(calm_s, kept.lane_step_s)
         return step_s, calm_s
 
     def misses(self, sequence: Sequence, from_s: float, decode_s: float) -> bool:
@@ -217,33 +221,36 @@ class Slo(Fcfs):
         tpot_s = sequence.request.terms.tpot_s
         if sequence.first_token_s is None:
             return from_s > deadline_s(sequence)
-        if tpot_s is None or is_lost(sequence):
-            return is_lost(sequence)
+        if tpot_s is None or missed_ttft(sequence):
+            return missed_ttft(sequence)
         late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
         left = sequence.max_len - len(sequence.tokens)
-        return late_s > left * max(tpot_s - decode_s / state(sequence).gained, 0.0)
+        return late_s > left * max(tpot_s - decode_s / slo_state(sequence).tokens_per_step, 0.0)
 
     def work_of(self, rows: list[Sequence]) -> Work:
         """What `rows` do as decodes."""
         return decode_work(rows, self.cost.windows)
 
-    def beside_drafts(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
+    def draft_limits(self, decodes: TypingSequence[Sequence]) -> tuple[Work, float, bool]:
         """Their work, what they can bear to meet their objectives, and whether prompts wait."""
-        waits = sum(map(missing, chain(self._lacking, self._startable))) >= FEW
-        return self._beside, self._step_s, waits
+        waits = (
+            sum(map(num_uncomputed, chain(self._running_prefills, self._startable)))
+            >= PROMPTS_WAIT_TOKENS
+        )
+        return self._work, self._step_s, waits
 
-    def drafted(self, sequence: Sequence, num_drafts: int) -> None:
+    def on_drafts_scheduled(self, sequence: Sequence, num_drafts: int) -> None:
         """The step grows."""
-        self._beside = self.cost.with_drafts(self._beside, len(sequence.tokens), num_drafts)
+        self._work = self.cost.with_drafts(self._work, len(sequence.tokens), num_drafts)
 
-    def drafts_for(self, seconds: float) -> None:
+    def reserve_drafting(self, seconds: float) -> None:
         """So much less of it is for prompts."""
         self._step_s -= seconds
-        self._calm_s -= seconds
+        self._lane_step_s -= seconds
 
     # ── turns ───────────────────────────────────────────────────────────────────────────────
 
-    def turns(
+    def prefill_turns(
         self,
         running: list[Sequence],
         waiting: TypingSequence[Sequence],
@@ -251,31 +258,33 @@ class Slo(Fcfs):
         budget: int,
     ) -> Iterator[Turn]:
         """The aged, those ahead, the lane, the idle, each with its share of the step's time."""
-        lacking = [s for s in self._lacking if s.state == RUNNING]  # some made way for decodes
-        self._behind = behind = [*lacking, *waiting]
-        self.token_s = self.cost.token_s(self._step_s, self._beside, budget)
-        self.alone_s = self.cost.token_s(LONGEST_STEP_S, NOTHING, budget)
+        lacking = [
+            s for s in self._running_prefills if s.state == RUNNING
+        ]  # some made way for decodes
+        self._prefills = behind = [*lacking, *waiting]
+        self.prefill_token_s = self.cost.token_s(self._step_s, self._work, budget)
+        self.unloaded_token_s = self.cost.token_s(MAX_STEP_S, NOTHING, budget)
         is_full = len(running) >= self.max_num_seqs and not self.idle_of(running)
         if is_full and not self.sheds:  # nobody who waits can start: why sort them
             behind = lacking
         if not behind:
             return
         if not is_full:
-            self.look_up(waiting)
-        self._num_decodes = self._beside.num_sampled
-        decode_s = self.cost.seconds(self._beside)
+            self.look_up_prefixes(waiting)
+        self._num_decodes = self._work.num_sampled
+        decode_s = self.cost.seconds(self._work)
         room_s = max(self._step_s - decode_s, 0.0)
         groups = self.sort(behind)
         reserved_s = room_s * self.config.lane_share if groups.aged or groups.lane else 0.0
-        overdue = any(state(s).overtaken >= self.limit(s) for s in groups.aged)
-        others = groups.ahead or groups.late
+        overdue = any(slo_state(s).num_overtaken >= self.hard_aging_bound(s) for s in groups.aged)
+        others = groups.on_time or groups.late
         aged_s = room_s if overdue or not others else reserved_s
         ahead_s = room_s if groups.aged else room_s - reserved_s
         least = min(LEAST_CHUNK, budget)
         yield from self.offer(groups.aged, decode_s + aged_s, least * overdue, firm=True)
-        yield from self.offer(groups.ahead, decode_s + ahead_s, least)
+        yield from self.offer(groups.on_time, decode_s + ahead_s, least)
         yield from self.offer(groups.late, decode_s + ahead_s, 0)
-        calm_s = max(self._calm_s, self.cost.seconds(self._beside) + reserved_s)
+        calm_s = max(self._lane_step_s, self.cost.seconds(self._work) + reserved_s)
         until_s = min(decode_s + room_s, calm_s)
         yield from self.offer(groups.lane + groups.idle, until_s, least * (not decodes))
 
@@ -284,163 +293,163 @@ class Slo(Fcfs):
     ) -> Iterator[Turn]:
         """Turns of `group` while the step lasts less than `until_s`; its first chunk is `least`."""
         for sequence in group:
-            first = self._beside.num_sampled == self._num_decodes
-            most = max(self.fits(sequence, until_s), least * first)
+            first = self._work.num_sampled == self._num_decodes
+            most = max(self.chunk_tokens(sequence, until_s), least * first)
             if most > 0:
                 yield Turn(sequence, most, firm)
 
     def sort(self, behind: list[Sequence]) -> Groups:
         """Who is aged, ahead, in the lane or idle, each in order."""
         now_s = self.clock.now_s()
-        token_s = self.token_s / (1 - self.config.lane_share * self._lane_waits)
+        token_s = self.prefill_token_s / (1 - self.config.lane_share * self._lane_waits)
         row_s = self.slot_rate.row_s(now_s)
         aged: list[Sequence] = []
         lane: list[tuple[Due, Sequence]] = []
         idle: list[Sequence] = []
         short: list[tuple[Due, Sequence]] = []
         for sequence in behind:
-            due = Due(deadline_s(sequence), takes_s(sequence, token_s, row_s))
-            if self.has_aged(sequence):
+            due = Due(deadline_s(sequence), prefill_s(sequence, token_s, row_s))
+            if self.is_aged(sequence):
                 aged.append(sequence)
             elif self.is_idle(sequence):
                 idle.append(sequence)
-            elif self.alone_s * missing(sequence) > self.config.long_prefill_s:
+            elif self.unloaded_token_s * num_uncomputed(sequence) > self.config.long_prefill_s:
                 lane.append((due, sequence))
             else:
                 short.append((due, sequence))
-        soon = self.by_users(short, now_s)
-        later = self.by_users(lane, soon.end_s)
+        soon = self.rank_by_users(short, now_s)
+        later = self.rank_by_users(lane, soon.end_s)
         if self.sheds:
             for late in soon.late + later.late:
-                self.give_up(late, now_s, token_s)
-        self._lane_waits = bool(aged or later.in_time or any(later.late))
+                self.shed_late(late, now_s, token_s)
+        self._lane_waits = bool(aged or later.on_time or any(later.late))
         for late in soon.late:
-            late.sort(key=arrival)
+            late.sort(key=arrival_order)
         for late in later.late:
-            late.sort(key=missing)
+            late.sort(key=num_uncomputed)
         late = list(chain.from_iterable(soon.late))
-        num_spared, spare_s = 0, soon.spare_s
-        for sequence in soon.late[0] if soon.in_time else ():
-            spare_s -= takes_s(sequence, token_s, row_s) / SPARED
-            if spare_s < 0:
+        num_fitting, slack_s = 0, soon.slack_s
+        for sequence in soon.late[0] if soon.on_time else ():
+            slack_s -= prefill_s(sequence, token_s, row_s) / LATE_SHARE_OF_SLACK
+            if slack_s < 0:
                 break
-            num_spared += 1
+            num_fitting += 1
         return Groups(
-            aged=sorted(aged, key=arrival),
-            ahead=late[:num_spared] + soon.in_time,
-            late=late[num_spared:],
-            lane=later.in_time + list(chain.from_iterable(later.late)),
+            aged=sorted(aged, key=arrival_order),
+            on_time=late[:num_fitting] + soon.on_time,
+            late=late[num_fitting:],
+            lane=later.on_time + list(chain.from_iterable(later.late)),
             idle=idle,
         )
 
-    def look_up(self, waiting: TypingSequence[Sequence]) -> None:
+    def look_up_prefixes(self, waiting: TypingSequence[Sequence]) -> None:
         """See anew how much of some who wait is in memory: all in turn, a few in each step."""
-        for _ in range(min(LOOKED_UP, len(waiting))):
-            self._looked_up = (self._looked_up + 1) % len(waiting)
-            sequence = waiting[self._looked_up]
-            state(sequence).matched = self.kv.match_prefix(sequence).num_tokens
+        for _ in range(min(PREFIX_LOOKUPS_PER_STEP, len(waiting))):
+            self._next_lookup = (self._next_lookup + 1) % len(waiting)
+            sequence = waiting[self._next_lookup]
+            slo_state(sequence).num_matched = self.kv.match_prefix(sequence).num_tokens
 
-    def by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> Ranked:
+    def rank_by_users(self, jobs: list[tuple[Due, Sequence]], now_s: float) -> Ranked:
         """Who is in time where users who have had more come behind, by steps of half the credit."""
         if not jobs:
             return Ranked(end_s=now_s)
-        step, least = max(self.credit / 2, 1.0), self.users.least
+        step, least = max(self.credit / 2, 1.0), self.users.min_counter
         ranks: dict[int, list[tuple[Due, Sequence]]] = {}
         for job in jobs:
-            rank = int((self.users.had(job[1]) - least) / step)
+            rank = int((self.users.counter(job[1]) - least) / step)
             ranks.setdefault(rank, []).append(job)
         ranked = Ranked(end_s=now_s)
         for rank in sorted(ranks):
-            in_time, late, ranked.end_s, spare_s = on_time(ranks[rank], ranked.end_s)
-            ranked.in_time += in_time
+            on_time, late, ranked.end_s, slack_s = choose_on_time(ranks[rank], ranked.end_s)
+            ranked.on_time += on_time
             ranked.late.append(late)
-            ranked.spare_s = min(ranked.spare_s, spare_s)
+            ranked.slack_s = min(ranked.slack_s, slack_s)
         return ranked
 
-    def has_aged(self, sequence: Sequence) -> bool:
+    def is_aged(self, sequence: Sequence) -> bool:
         """Whether it was overtaken beyond its bound."""
-        return state(sequence).overtaken >= self.bound(sequence)
+        return slo_state(sequence).num_overtaken >= self.aging_bound(sequence)
 
-    def bound(self, sequence: Sequence) -> int:
+    def aging_bound(self, sequence: Sequence) -> int:
         """Soft aging bound: tokens that arrived later and may overtake it; then its order is fixed.
 
         A user with more sequences here than its share has a larger bound: the others' share goes
         first.
         """
-        patience = IDLE_PATIENCE if sequence.request.terms.idle_only else 1
-        return round(self.config.aging_tokens * patience * self.users.crowding(sequence))
+        patience = IDLE_AGING_FACTOR if sequence.request.terms.idle_only else 1
+        return round(self.config.aging_tokens * patience * self.users.crowding_factor(sequence))
 
-    def limit(self, sequence: Sequence) -> float:
+    def hard_aging_bound(self, sequence: Sequence) -> float:
         """Hard aging bound, in tokens; after it the sequence gets the whole step."""
-        return self.bound(sequence) + len(sequence.tokens) * (1 / self.config.lane_share - 1)
+        return self.aging_bound(sequence) + len(sequence.tokens) * (1 / self.config.lane_share - 1)
 
-    def give_up(self, late: list[Sequence], now_s: float, token_s: float) -> None:
+    def shed_late(self, late: list[Sequence], now_s: float, token_s: float) -> None:
         """Shed those who wait and could not make it even alone; the engine ends them."""
         for sequence in list(late):
-            alone_s = now_s + token_s * missing(sequence)
+            alone_s = now_s + token_s * num_uncomputed(sequence)
             fresh = sequence.state == WAITING and not sequence.num_generated
             if fresh and alone_s > deadline_s(sequence):
                 late.remove(sequence)
                 self._shed.append(sequence)
 
-    def fits(self, sequence: Sequence, until_s: float) -> int:
+    def chunk_tokens(self, sequence: Sequence, until_s: float) -> int:
         """Tokens of `sequence` that the step takes before it has lasted `until_s`."""
-        start = sequence.computed or state(sequence).matched
-        return self.cost.chunk(until_s, self._beside, start, missing(sequence))
+        start = sequence.computed or slo_state(sequence).num_matched
+        return self.cost.chunk(until_s, self._work, start, num_uncomputed(sequence))
 
-    def took(self, sequence: Sequence, num_tokens: int) -> None:
+    def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
         """Its user pays, the step grows, and those who came earlier and are behind age."""
         self.users.charge(sequence, num_tokens)
-        if self._gains and num_tokens == 1 and sequence.computed >= sequence.num_prompt:
-            state(sequence).decoded()
-        if self._behind:
-            self._beside = self.cost.beside(self._beside, sequence.computed, num_tokens)
-            for other in self._behind:
+        if self._has_draft_tokens and num_tokens == 1 and sequence.computed >= sequence.num_prompt:
+            slo_state(sequence).count_step()
+        if self._prefills:
+            self._work = self.cost.beside(self._work, sequence.computed, num_tokens)
+            for other in self._prefills:
                 if other.sequence_id < sequence.sequence_id:
-                    state(other).overtaken += num_tokens
+                    slo_state(other).num_overtaken += num_tokens
 
-    def kept(self, sequence: Sequence, num_drafts: int) -> None:
+    def on_drafts_accepted(self, sequence: Sequence, num_drafts: int) -> None:
         """Its user pays for the tokens that came, not for guesses."""
         self.users.charge(sequence, num_drafts)
-        state(sequence).kept(num_drafts)
-        self._gains = True
+        slo_state(sequence).count_accepted(num_drafts)
+        self._has_draft_tokens = True
 
     # ── who makes way ───────────────────────────────────────────────────────────────────────
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
         """Who loses least goodput first: idle classes, those lost, those that can bear it; of
         equals who has least to redo."""
-        return sorted(running, key=self.loss)
+        return sorted(running, key=self.preemption_rank)
 
-    def loss(self, sequence: Sequence) -> tuple[bool, bool, int, int]:
+    def preemption_rank(self, sequence: Sequence) -> tuple[bool, bool, int, int]:
         """What a preemption of `sequence` would lose; small is little."""
         return (
-            self.has_aged(sequence),
+            self.is_aged(sequence),
             not self.is_idle(sequence),
-            self.at_stake(sequence),
+            self.preemption_loss(sequence),
             sequence.computed,
         )
 
-    def at_stake(self, sequence: Sequence) -> int:
+    def preemption_loss(self, sequence: Sequence) -> int:
         """0: it misses its objectives anyway; 1: not even if it computes all again; 2: then."""
-        now_s, decode_s = self.clock.now_s(), self.cost.seconds(self._beside)
+        now_s, decode_s = self.clock.now_s(), self.cost.seconds(self._work)
         if self.misses(sequence, now_s, decode_s):
             return 0
-        again_s = self.cost.prefill_s(sequence.computed, 0, AGAIN)
+        again_s = self.cost.prefill_s(sequence.computed, 0, RECOMPUTE_CHUNK_TOKENS)
         return 1 + self.misses(sequence, now_s + again_s, decode_s)
 
-    def weaker(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Those of idle classes make way for all others, youngest first."""
         if self.is_idle(newcomer):
             return []
         return self.idle_of(running[::-1])
 
-    def may_take(self, taker: Sequence, waiting: TypingSequence[Sequence]) -> bool:
+    def may_reclaim(self, claimant: Sequence, waiting: TypingSequence[Sequence]) -> bool:
         """While nobody who came before it has aged: the next slot is kept for those."""
         most = self.config.aging_tokens
-        aged = (s for s in waiting if state(s).overtaken >= most and self.has_aged(s))
-        return all(arrival(s) >= arrival(taker) for s in aged)
+        aged = (s for s in waiting if slo_state(s).num_overtaken >= most and self.is_aged(s))
+        return all(arrival_order(s) >= arrival_order(claimant) for s in aged)
 
-    def may_give(self, sequence: Sequence, taker: Sequence) -> bool:
+    def may_yield(self, sequence: Sequence, claimant: Sequence) -> bool:
         """Whoever has not been overtaken beyond its bound."""
-        return not self.has_aged(sequence)
+        return not self.is_aged(sequence)

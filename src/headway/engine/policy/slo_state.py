@@ -1,4 +1,4 @@
-"""What `policy.slo` knows of one sequence: what it keeps of it, and what follows from that."""
+"""The state that `policy.slo` keeps of one sequence, and what follows from it."""
 
 from dataclasses import dataclass
 from math import inf
@@ -7,133 +7,136 @@ import msgspec
 
 from headway.engine.sequence import WAITING, Sequence
 
-GAINED_FOLLOWS = 0.1
-"""How far the tokens of one step move what steps are taken to bring of a sequence."""
-UNHURRIED = 0.6
-"""Tighter TPOT share when the prompt is already late: it must not slow decodes to their limit."""
+TOKENS_PER_STEP_DECAY = 0.1
+"""Weight of the newest step in the mean number of tokens that a step brings."""
+LANE_TPOT_SHARE = 0.6
+"""Share of the TPOT objective that a step aims at when it is made longer for late prompts only."""
 
 
 @dataclass(slots=True)
 class SloState:
-    """What the policy keeps of a sequence from its arrival on.
+    """What the policy keeps of a sequence.
 
-    `matched` of its tokens were in memory when it was last looked up, while it waits. Of prompts
-    that came later `overtaken` tokens were computed while it was behind. `missed` says whether its
-    first token came too late; None before that was asked. A step brings `gained` of its tokens in
-    the mean: more than 1 where guesses come. `pace_s` is the objective for each token that it is
-    held to, 0 where there is none or its first came too late; None before its first is there, which
-    came at `first_s`. No step that is shorter than `unhurried_s` hurries it: infinite without such
-    an objective, 0 until its first token is there.
+    `num_matched`: tokens in the prefix cache at the last look-up, while it waits.
+    `num_overtaken`: tokens of later requests that were computed while its prompt was not.
+    `missed_ttft`: whether its first token was late; None while that is unknown.
+    `tokens_per_step`: mean tokens of a step, above 1 with accepted draft tokens.
+    `tpot_s`: the TPOT objective that it is held to, 0 without one or after a late first token; None
+    before the first token, which came at `first_token_s`.
+    `lane_step_s`: shorter steps need not look at its TPOT; infinite without an objective, 0 before
+    the first token.
     """
 
-    matched: int
-    overtaken: int = 0
-    missed: bool | None = None
-    gained: float = 1.0
-    pace_s: float | None = None
-    first_s: float = 0.0
-    unhurried_s: float = 0.0
+    num_matched: int
+    num_overtaken: int = 0
+    missed_ttft: bool | None = None
+    tokens_per_step: float = 1.0
+    tpot_s: float | None = None
+    first_token_s: float = 0.0
+    lane_step_s: float = 0.0
 
-    def decoded(self) -> None:
-        """A step brings its next token."""
-        self._gain(GAINED_FOLLOWS * (1 - self.gained))
+    def count_step(self) -> None:
+        """Count a step that computes its next token."""
+        self._add_tokens(TOKENS_PER_STEP_DECAY * (1 - self.tokens_per_step))
 
-    def kept(self, num_tokens: int) -> None:
-        """The same step brought so many more."""
-        self._gain(GAINED_FOLLOWS * num_tokens)
+    def count_accepted(self, num_tokens: int) -> None:
+        """Count draft tokens that were accepted in the step counted last."""
+        self._add_tokens(TOKENS_PER_STEP_DECAY * num_tokens)
 
-    def _gain(self, more: float) -> None:
-        self.gained += more
-        if self.pace_s:
-            self.unhurried_s = self.gained * self.pace_s * UNHURRIED
+    def _add_tokens(self, more: float) -> None:
+        self.tokens_per_step += more
+        if self.tpot_s:
+            self.lane_step_s = self.tokens_per_step * self.tpot_s * LANE_TPOT_SHARE
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is behind, in the order of their turns."""
+    """Sequences that lack more than a token, by class, each in the order of their turns."""
 
     aged: list[Sequence]
-    ahead: list[Sequence]
+    on_time: list[Sequence]
     late: list[Sequence]
     lane: list[Sequence]
     idle: list[Sequence]
 
 
 class Ranked(msgspec.Struct, kw_only=True):
-    """Those in time in their order, those late by the rank of their users, least served first.
+    """Sequences on time in order, and late ones by the rank of their users, least served first.
 
-    The last in time ends at `end_s`; all of them could begin `spare_s` later.
+    The last one on time ends at `end_s`; all could begin `slack_s` later.
     """
 
-    in_time: list[Sequence] = []
+    on_time: list[Sequence] = []
     late: list[list[Sequence]] = []
     end_s: float
-    spare_s: float = inf
+    slack_s: float = inf
 
 
-def state(sequence: Sequence) -> SloState:
-    """What `Slo.arrived` attached to `sequence`."""
-    kept: SloState = sequence.policy_state
-    return kept
+def slo_state(sequence: Sequence) -> SloState:
+    """Return what `Slo.add` attached to `sequence`."""
+    state: SloState = sequence.policy_state
+    return state
 
 
-def is_lost(sequence: Sequence) -> bool:
-    """Whether it has missed its first token's objective for good."""
+def missed_ttft(sequence: Sequence) -> bool:
+    """Return whether its first token came after the objective; False before the first token."""
     if sequence.first_token_s is None:
         return False
-    kept = state(sequence)
-    if kept.missed is None:
+    state = slo_state(sequence)
+    if state.missed_ttft is None:
         uncached = sequence.num_prompt - sequence.num_cached
-        given_s = sequence.request.terms.first_token_s(uncached)
-        kept.missed = sequence.first_token_s - sequence.arrived_s > given_s
-    return kept.missed
+        objective_s = sequence.request.terms.first_token_s(uncached)
+        state.missed_ttft = sequence.first_token_s - sequence.arrived_s > objective_s
+    return state.missed_ttft
 
 
-def find_pace_s(sequence: Sequence) -> float:
-    """`SloState.pace_s`, and keep it once the first token is there."""
+def effective_tpot_s(sequence: Sequence) -> float:
+    """Return the TPOT objective that it is held to, 0 for none; keep it after the first token."""
     if sequence.first_token_s is None:
         return 0.0
-    kept = state(sequence)
-    kept.first_s = sequence.first_token_s
-    kept.pace_s = 0.0 if is_lost(sequence) else sequence.request.terms.tpot_s or 0.0
-    kept.unhurried_s = kept.gained * kept.pace_s * UNHURRIED if kept.pace_s else inf
-    return kept.pace_s
+    state = slo_state(sequence)
+    state.first_token_s = sequence.first_token_s
+    state.tpot_s = 0.0 if missed_ttft(sequence) else sequence.request.terms.tpot_s or 0.0
+    step_s = state.tokens_per_step * state.tpot_s * LANE_TPOT_SHARE
+    state.lane_step_s = step_s if state.tpot_s else inf
+    return state.tpot_s
 
 
 def deadline_s(sequence: Sequence) -> float:
-    """When its next token is due: the first, or after a preemption the one that follows."""
+    """Return when its next token is due: the first, or the next one of a preempted answer."""
     terms = sequence.request.terms
     if sequence.first_token_s is None:
-        uncached = sequence.num_prompt - max(sequence.num_cached, state(sequence).matched)
+        uncached = sequence.num_prompt - max(sequence.num_cached, slo_state(sequence).num_matched)
         return sequence.arrived_s + terms.first_token_s(uncached)
-    if terms.tpot_s is None or is_lost(sequence):
+    if terms.tpot_s is None or missed_ttft(sequence):
         return inf if terms.tpot_s is None else -inf
     return sequence.first_token_s + sequence.num_generated * terms.tpot_s
 
 
-def halfway_s(first_s: float, steps: float, bears_s: float, decode_s: float) -> float:
-    """How long a step may last where decodes take most of what they may: half-way between the two.
+def halfway_step_s(first_s: float, steps: float, limit_s: float, decode_s: float) -> float:
+    """Return the length of a step that gives prompts half of what decodes leave of `limit_s`.
 
-    `steps` after its first token, `first_s` from now, a sequence may have had as many such steps
-    and no more. Objective 10.5 ms, decodes 9.5 ms: 10 ms, and 0.5 ms of each step for prompts,
-    where the eight tenths that are aimed at else (8.4 ms) would leave none.
+    It matters where decodes take most of the limit. The answer has had `steps` steps since its
+    first token, `first_s` from now (negative), and may have had as many of this length. Example: a
+    limit of 10.5 ms, decodes of 9.5 ms: 10 ms, so prompts get 0.5 ms of each step, where the target
+    of eight tenths (8.4 ms) would leave none.
     """
-    if decode_s >= bears_s:
+    if decode_s >= limit_s:
         return 0.0
-    half_s = (bears_s + decode_s) / 2
+    half_s = (limit_s + decode_s) / 2
     return min(half_s, first_s + steps * half_s)
 
 
-def takes_s(sequence: Sequence, token_s: float, row_s: float) -> float:
-    """Seconds until it is computed; one that waits first needs a row, and one comes in `row_s`."""
-    seconds = token_s * missing(sequence)
+def prefill_s(sequence: Sequence, token_s: float, row_s: float) -> float:
+    """Return the seconds until it is computed; a waiting one needs a row, free in `row_s`."""
+    seconds = token_s * num_uncomputed(sequence)
     return max(seconds, row_s) if sequence.state == WAITING else seconds
 
 
-def missing(sequence: Sequence) -> int:
-    """Tokens that are known and neither computed nor in memory."""
-    return len(sequence.tokens) - (sequence.computed or state(sequence).matched)
+def num_uncomputed(sequence: Sequence) -> int:
+    """Return how many known tokens are neither computed nor in the prefix cache."""
+    return len(sequence.tokens) - (sequence.computed or slo_state(sequence).num_matched)
 
 
-def arrival(sequence: Sequence) -> int:
-    """Ids are given in the order of arrival."""
+def arrival_order(sequence: Sequence) -> int:
+    """Return the sort key of arrival: ids are given in that order."""
     return sequence.sequence_id

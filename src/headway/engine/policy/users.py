@@ -1,25 +1,25 @@
-"""How much each user has had: virtual token counters (Sheng et al. 2024, Fairness in Serving LLMs).
+"""Tokens served to each user: virtual token counters (Sheng et al. 2024, Fairness in Serving LLMs).
 
-A user's counter grows by what is computed for it, divided by its weight; a generated token costs
-`OUTPUT_PRICE` prompt tokens. Who has had least goes first. A user who was away comes back at the
-level of the least of those present, less a `credit`: absence earns that much and no more. When
-nobody is left everybody has had what they wanted, and all begin anew.
+A user's counter grows by the tokens computed for it, divided by its weight; a generated token
+counts as `OUTPUT_TOKEN_COST` prompt tokens. The lowest counter goes first. A returning user starts
+at the lowest counter of those present, less a `credit`: absence earns that much and no more. When
+the last user leaves all counters are cleared.
 
-    heavy  has had 90,000, always present; light asks now and then
-    light  comes with 1,200 of its own → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
+    heavy  counter 90,000, always present; light sends a request now and then
+    light  returns with 1,200 → max(1,200, 90,000 − 8,192) = 81,808: ahead by the credit
 """
 
 from math import isclose
 
 from headway.engine.sequence import Sequence
 
-PROMPT_PRICE, OUTPUT_PRICE = 1.0, 2.0
+PROMPT_TOKEN_COST, OUTPUT_TOKEN_COST = 1.0, 2.0
 
 
 class Users:
-    """Counters of the users present, those with a sequence waiting or running, and of others.
+    """Counters of users; a user is present with a sequence waiting or running.
 
-    `credit` in tokens of a prompt; 0 is the paper's rule.
+    `credit` is in prompt tokens; 0 is the paper's rule.
     """
 
     __slots__ = (
@@ -33,11 +33,11 @@ class Users:
         self._weights: dict[str, float] = {}
         self._num_present, self._weight_present = 0, 0.0
 
-    def arrived(self, sequence: Sequence) -> None:
-        """One more sequence of its user is here, and those that wait for its prompt."""
-        user, weight = name(sequence), sequence.request.terms.weight
+    def add(self, sequence: Sequence) -> None:
+        """Add a sequence to its user, and the forks that wait for its prompt."""
+        user, weight = user_of(sequence), sequence.request.terms.weight
         if user not in self._present:
-            level = self.least - self.credit if self._present else 0.0
+            level = self.min_counter - self.credit if self._present else 0.0
             self._counters[user] = max(self._counters.get(user, 0.0), level)
             self._weight_present += weight
         else:
@@ -48,9 +48,9 @@ class Users:
             self._num_present += one.sequence_id not in here
             here.add(one.sequence_id)
 
-    def left(self, sequence: Sequence) -> None:
-        """One of its sequences is over, if it ever came."""
-        user = name(sequence)
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence from its user; one that was never added changes nothing."""
+        user = user_of(sequence)
         here = self._present.get(user, set())
         if sequence.sequence_id not in here:
             return
@@ -64,21 +64,21 @@ class Users:
             self._weight_present = 0.0
 
     def charge(self, sequence: Sequence, num_tokens: int) -> None:
-        """`num_tokens` of `sequence` are computed for its user: more for those after the prompt."""
-        price = PROMPT_PRICE if sequence.computed < sequence.num_prompt else OUTPUT_PRICE
-        user = name(sequence)
-        self._counters[user] += num_tokens * price / self._weights[user]
+        """Charge its user for `num_tokens` of `sequence`; generated tokens cost more."""
+        cost = PROMPT_TOKEN_COST if sequence.computed < sequence.num_prompt else OUTPUT_TOKEN_COST
+        user = user_of(sequence)
+        self._counters[user] += num_tokens * cost / self._weights[user]
 
-    def had(self, sequence: Sequence) -> float:
-        """The counter of its user."""
-        return self._counters[name(sequence)]
+    def counter(self, sequence: Sequence) -> float:
+        """Return the counter of its user."""
+        return self._counters[user_of(sequence)]
 
-    def crowding(self, sequence: Sequence) -> float:
-        """How many times as many sequences as the others, by weight, its user has; at least 1.
+    def crowding_factor(self, sequence: Sequence) -> float:
+        """Return how many times as many sequences by weight its user has as others; at least 1.
 
         Ten users of one weight, nine with two each and one with 90: 90 / 2 = 45 times.
         """
-        user = name(sequence)
+        user = user_of(sequence)
         own, weight = len(self._present.get(user, ())), self._weights[user]
         others = self._num_present - own
         if not own or not others:
@@ -87,33 +87,33 @@ class Users:
 
     @property
     def num_present(self) -> int:
-        """Users who have a sequence here."""
+        """Number of users with a sequence waiting or running."""
         return len(self._present)
 
     def weight(self, user: str) -> float:
-        """The weight that its last sequence came with."""
+        """Return the weight of the user's newest sequence."""
         return self._weights[user]
 
     def share(self, user: str) -> float:
-        """Its part of the engine, by weight among the users present."""
+        """Return the user's share of the engine, by weight among the users present."""
         return self._weights[user] / self._weight_present
 
     @property
-    def least(self) -> float:
-        """The least counter of those present; 0 when nobody is."""
+    def min_counter(self) -> float:
+        """Lowest counter of the users present; 0 without any."""
         return min((self._counters[user] for user in self._present), default=0.0)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Assert that exactly the users of `sequences` are present."""
         here: dict[str, set[int]] = {}
         for sequence in sequences:
-            here.setdefault(name(sequence), set()).add(sequence.sequence_id)
+            here.setdefault(user_of(sequence), set()).add(sequence.sequence_id)
         assert here == self._present, "the users present differ from those of the sequences"
         assert self._num_present == sum(map(len, here.values()))
         weight = sum(self._weights[user] for user in here)
         assert isclose(self._weight_present, weight, abs_tol=1e-6)
 
 
-def name(sequence: Sequence) -> str:
-    """Whose sequence it is: the name of the key."""
+def user_of(sequence: Sequence) -> str:
+    """Return the user of `sequence`: the name of its key."""
     return sequence.request.principal.name

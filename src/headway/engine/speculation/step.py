@@ -80,11 +80,11 @@ class StepDrafts:
     def _choose(self, decodes: TypingSequence[Sequence], spare: int) -> None:
         """Let the speculator choose draft tokens, where `spare` tokens are free."""
         assert self.speculator is not None
-        beside, max_s, waits = self.policy.beside_drafts(decodes)
+        beside, max_s, waits = self.policy.draft_limits(decodes)
         began_s = self.clock.now_s()
         self.now.by_id = self.speculator.plan(decodes, beside, spare, max_s, prompts_wait=waits)
         self.now.choose_s = self.clock.now_s() - began_s
-        self.policy.drafts_for(self.speculator.drafting_s)
+        self.policy.reserve_drafting(self.speculator.drafting_s)
 
     def of(self, sequence: Sequence) -> Drafts:
         """Return the draft tokens of `sequence`."""
@@ -112,7 +112,7 @@ class StepDrafts:
         row.num_drafts, row.propose = len(drafts.token_ids), drafts.propose
         if row.num_drafts:
             self.now.scheduled.add(row.sequence_id)
-            self.policy.drafted(sequence, row.num_drafts)
+            self.policy.on_drafts_scheduled(sequence, row.num_drafts)
 
     def forget_step(self) -> None:
         """The step was run without draft tokens: nothing is to be learned of them."""
@@ -130,7 +130,7 @@ class StepDrafts:
         if num_kept:
             sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
             insert(self.kv, sequence)
-            self.policy.kept(sequence, num_kept)
+            self.policy.on_drafts_accepted(sequence, num_kept)
         drafts = self.of(sequence)
         if sequence.sequence_id in self.now.scheduled:
             update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
