@@ -66,8 +66,8 @@ class Recorder:
         They are the policy's; for one that predicts nothing, those of steps of the whole budget.
         """
         policy, cost = self.scheduler.policy, self.cost
-        if policy.token_s:
-            return policy.token_s, policy.alone_s
+        if policy.prefill_token_s:
+            return policy.prefill_token_s, policy.unloaded_token_s
         budget = self.scheduler.max_num_batched_tokens
         decodes = [
             row.start

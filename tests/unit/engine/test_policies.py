@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from engine_world import EXAMPLES, World, make_settings
 from headway.core.terms import Terms
 from headway.engine.policy.on_time import Due, choose_on_time
+from headway.engine.policy.slo_state import misses_objectives
 from headway.engine.sequence import Sequence
 from headway.perf.model import Work
 
@@ -370,14 +371,14 @@ def test_time_per_token_counts_the_tokens_of_a_burst():
     policy, (sequence,) = world.engine.scheduler.policy, world.engine.scheduler.running
     now_s = world.clock.now_s()
     single_s, calm_s = policy.step_limits([sequence], 9.0, now_s, 0.001)
-    assert policy.misses(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
+    assert misses_objectives(sequence, now_s + 0.5, 0.009), "97 tokens save a millisecond each"
     for _ in range(100):
         policy.on_scheduled(sequence, 1)
         policy.on_drafts_accepted(sequence, 3)
     burst_s, burst_calm_s = policy.step_limits([sequence], 9.0, now_s, 0.001)
     assert burst_calm_s == pytest.approx(4 * calm_s, rel=0.01)
     assert burst_s == pytest.approx(max(single_s + 3 * 0.8 * 0.01, 4 * 0.65 * 0.01), rel=0.01)
-    assert not policy.misses(sequence, now_s + 0.5, 0.009)
+    assert not misses_objectives(sequence, now_s + 0.5, 0.009)
 
 
 def test_decodes_that_take_most_of_their_objective_leave_half_of_the_rest():

@@ -2,13 +2,13 @@
 
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost
 from headway.engine.kv import KVCache
 from headway.engine.policy.fair import Fair
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Policy
 from headway.engine.policy.priority import Priority
 from headway.engine.policy.slo import Slo
+from headway.perf.model import StepModel
 
 __all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "make_policy"]
 
@@ -16,6 +16,6 @@ __all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "make_policy"]
 POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair": Fair, "slo": Slo}
 
 
-def make_policy(settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Policy:
+def make_policy(settings: Settings, cost: StepModel, clock: Clock, kv: KVCache) -> Policy:
     """Return the policy named by `--policy`."""
     return POLICIES[settings.scheduler.policy].make(settings, cost, clock, kv)

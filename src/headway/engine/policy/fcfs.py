@@ -13,12 +13,12 @@ from typing import ClassVar, Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost, Work
 from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Turn, decode_work, list_prefills
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
+from headway.perf.model import StepModel, Work
 
 
 class Fcfs:
@@ -34,7 +34,7 @@ class Fcfs:
         self.users = Users()
 
     @classmethod
-    def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
+    def make(cls, settings: Settings, cost: StepModel, clock: Clock, kv: KVCache) -> Self:
         """Return the policy of an engine with these settings."""
         return cls(cost.windows)
 

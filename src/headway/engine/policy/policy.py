@@ -16,11 +16,11 @@ from typing import ClassVar, NamedTuple, Protocol, Self
 from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
-from headway.engine.cost import StepCost, Work, work_of
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
 from headway.engine.slot_rate import SlotRate
+from headway.perf.model import StepModel, Work, work_of
 
 
 class Turn(NamedTuple):
@@ -52,7 +52,7 @@ class Policy(Protocol):
     queue_order: ClassVar[QueueOrder]
 
     @classmethod
-    def make(cls, settings: Settings, cost: StepCost, clock: Clock, kv: KVCache) -> Self:
+    def make(cls, settings: Settings, cost: StepModel, clock: Clock, kv: KVCache) -> Self:
         """Return the policy of an engine with these settings."""
         ...
 

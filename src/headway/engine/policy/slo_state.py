@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from math import inf
 
-import msgspec
-
 from headway.engine.sequence import WAITING, Sequence
 
 TOKENS_PER_STEP_DECAY = 0.1
@@ -49,28 +47,6 @@ class SloState:
             self.lane_step_s = self.tokens_per_step * self.tpot_s * LANE_TPOT_SHARE
 
 
-class Groups(msgspec.Struct, frozen=True, kw_only=True):
-    """Sequences that lack more than a token, by class, each in the order of their turns."""
-
-    aged: list[Sequence]
-    on_time: list[Sequence]
-    late: list[Sequence]
-    lane: list[Sequence]
-    idle: list[Sequence]
-
-
-class Ranked(msgspec.Struct, kw_only=True):
-    """Sequences on time in order, and late ones by the rank of their users, least served first.
-
-    The last one on time ends at `end_s`; all could begin `slack_s` later.
-    """
-
-    on_time: list[Sequence] = []
-    late: list[list[Sequence]] = []
-    end_s: float
-    slack_s: float = inf
-
-
 def slo_state(sequence: Sequence) -> SloState:
     """Return what `Slo.add` attached to `sequence`."""
     state: SloState = sequence.policy_state
@@ -110,6 +86,22 @@ def deadline_s(sequence: Sequence) -> float:
     if terms.tpot_s is None or missed_ttft(sequence):
         return inf if terms.tpot_s is None else -inf
     return sequence.first_token_s + sequence.num_generated * terms.tpot_s
+
+
+def misses_objectives(sequence: Sequence, from_s: float, decode_s: float) -> bool:
+    """Return whether it misses an objective even if it goes on alone at `from_s`.
+
+    A step of its decodes takes `decode_s`.
+    """
+    tpot_s = sequence.request.terms.tpot_s
+    if sequence.first_token_s is None:
+        return from_s > deadline_s(sequence)
+    if tpot_s is None or missed_ttft(sequence):
+        return missed_ttft(sequence)
+    late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
+    num_left = sequence.max_len - len(sequence.tokens)
+    token_s = decode_s / slo_state(sequence).tokens_per_step
+    return late_s > num_left * max(tpot_s - token_s, 0.0)
 
 
 def halfway_step_s(first_s: float, steps: float, limit_s: float, decode_s: float) -> float:
