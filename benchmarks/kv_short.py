@@ -91,7 +91,7 @@ def measure(
     requests, lengths = draw_requests(chosen, vocab_size)
     if isinstance(engine.executor, Ending):
         engine.executor.lengths = lengths
-    engine.scheduler.room.expects = not chosen.blind
+    engine.scheduler.room.predicts_growth = not chosen.blind
     for request in requests:
         engine.add(request)
     computed, running, started = 0, list[int](), time.perf_counter()

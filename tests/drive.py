@@ -72,7 +72,7 @@ def engine_for(
         eos_token_ids=spec.eos_token_ids,
         grammars=make_grammars(folder, table, spec, settings),
     )
-    engine.scheduler.room.expects = num_blocks is None
+    engine.scheduler.room.predicts_growth = num_blocks is None
     return engine
 
 

@@ -90,7 +90,7 @@ class World:
 
     def expect_nothing(self) -> "World":
         """Let no answer be expected to grow: who fits now starts, and may be preempted."""
-        self.engine.scheduler.room.expects = False
+        self.engine.scheduler.room.predicts_growth = False
         return self
 
     def over(self, executor: FakeExecutor) -> Executor:

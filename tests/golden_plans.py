@@ -174,7 +174,9 @@ class PlannedWorld:
         self.engine.cost.observe = lambda record: None  # type: ignore[method-assign]
         if rng.random() < 0.3:
             self.engine.scheduler.drafts.speculator = Proposer(rng, VOCAB, future_tokens)
-        self.engine.scheduler.room.expects = rng.random() < 0.6  # else preemptions are common
+        self.engine.scheduler.room.predicts_growth = (
+            rng.random() < 0.6
+        )  # else preemptions are common
         self.plans: list[StepPlan] = []
         self.num_requests = 0
         self.begins = [[rng.randrange(VOCAB) for _ in range(rng.randint(4, 40))] for _ in range(3)]

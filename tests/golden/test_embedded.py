@@ -73,7 +73,7 @@ def test_answers_are_exact(options: dict[str, object]) -> None:
 
 def test_answers_are_exact_under_preemption() -> None:
     llm = embedded(kv_memory=360 * 1024, block_size=4, max_model_len=100)
-    llm.engine.scheduler.room.expects = False
+    llm.engine.scheduler.room.predicts_growth = False
     questions = list(GOLDEN) * 6
     for output, question in zip(llm.chat(chats(questions), GREEDY), questions, strict=True):
         assert output.outputs[0].token_ids == GOLDEN[question]

@@ -1,14 +1,13 @@
-"""When newcomers may start: continuous, dynamic and static batching, three rules of one engine.
+"""Batching rules: when new requests may start under continuous, dynamic and static batching.
 
-A newcomer waits behind the `BatchGate` until the rule lets it in; from then on it is a member of
-the batch, and the scheduler's own queue, preemption and forks know nothing of rules. A rule answers
-with the moment from which the gate may empty, so the same answer says whether to go on and when to
-wake. Worked example, batches of 4, a window of 50 ms; a, b and c come at 0, 20 and 90 ms, each
-alone needs 100 ms:
+A new sequence waits before the `BatchGate` until the rule admits it to the scheduler's queue, which
+knows no rules. A rule returns the time from which the gate is open: it tells both whether to admit
+now and when to wake. Worked example, batches of 4, a window of 50 ms; a, b and c arrive at 0, 20
+and 90 ms, each alone needs 100 ms:
 
     continuous   a starts at 0, b joins it at 20, c joins both at 90
     dynamic      a and b start at 50, when a has waited enough; c starts when both have ended
-    static       nobody starts until a fourth has come
+    static       none starts until a fourth has arrived
 """
 
 from collections.abc import Callable, Iterator
@@ -21,10 +20,10 @@ AT_ONCE, NOT_YET = -inf, inf
 
 
 class BatchGate:
-    """Sequences that have come and are in no batch yet, in the order they came.
+    """Sequences that are in no batch yet, by arrival.
 
-    Given the name of a rule, the sequences that make a batch full and the time a dynamic one waits
-    for that, it lets sequences in; `flush` promises that nobody is kept waiting for others.
+    `batching` names the rule; `batch_size` sequences make a batch full, and a dynamic batch waits
+    `window_s` for that. After `flush` batches start full or not.
     """
 
     __slots__ = ("_clock", "_flushed", "_queue", "_rule", "batch_size", "window_s")
@@ -44,25 +43,25 @@ class BatchGate:
         return (sequence for _, sequence in self._queue)
 
     def add(self, sequence: Sequence) -> None:
-        """A newcomer, behind the others."""
+        """Append a new sequence."""
         self._queue.append((self._clock.now_s(), sequence))
 
     def flush(self) -> None:
-        """No more will come: those who are here start in batches, full or not."""
+        """Expect no more requests: those here start in batches, full or not."""
         self._flushed = bool(self._queue)
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole batch is here; the siblings of an `n` > 1 request count."""
+        """Whether a whole batch is here; the forks of an `n` > 1 request count."""
         return sum(1 + len(sequence.forks) for sequence in self) >= self.batch_size
 
     @property
-    def patience_ends_s(self) -> float:
+    def window_ends_s(self) -> float:
         """When the first has waited for the window."""
         return self._queue[0][0] + self.window_s
 
-    def opens_at(self, busy: bool) -> float:
-        """From when on somebody may go in while a batch runs (`busy`) or none does.
+    def opens_at_s(self, busy: bool) -> float:
+        """Return when the gate opens, while a batch runs (`busy`) or none does.
 
         NOT_YET where time alone changes nothing, AT_ONCE where nothing is missing.
         """
@@ -73,11 +72,11 @@ class BatchGate:
         return self._rule(self, busy)
 
     def is_open(self, busy: bool) -> bool:
-        """Whether somebody may go in now."""
-        return self.opens_at(busy) <= self._clock.now_s()
+        """Return whether sequences may be admitted now."""
+        return self.opens_at_s(busy) <= self._clock.now_s()
 
-    def let_in(self, busy: bool) -> list[Sequence]:
-        """Those who go in now, taken out of here: at most a batch, at least one if any may."""
+    def admit(self, busy: bool) -> list[Sequence]:
+        """Remove and return the sequences admitted now: at most a batch, and at least one."""
         if not self.is_open(busy):
             return []
         count, size = 0, 0
@@ -92,7 +91,7 @@ class BatchGate:
         return members
 
     def remove(self, sequence: Sequence) -> bool:
-        """Take `sequence` out, its forks in its place; False when it is not here."""
+        """Replace `sequence` by its forks; return False when it is not here."""
         for at, (came_s, queued) in enumerate(self._queue):
             if queued is sequence:
                 self._queue[at : at + 1] = [(came_s, fork) for fork in sequence.forks]
@@ -102,29 +101,29 @@ class BatchGate:
         return False
 
     def check_integrity(self) -> None:
-        """Assert the order of arrival, and that a promise is kept for somebody."""
+        """Assert the order of arrival, and that only a gate with sequences is flushed."""
         came = [came_s for came_s, _ in self._queue]
-        assert came == sorted(came), "not in the order they came"
-        assert self._queue or not self._flushed, "flushed and nobody is here"
+        assert came == sorted(came), "not by arrival"
+        assert self._queue or not self._flushed, "flushed and empty"
 
 
 # ── the rules ───────────────────────────────────────────────────────────────────────────────
 
 
 def continuous(gate: BatchGate, busy: bool) -> float:
-    """Newcomers join at every step."""
+    """Admit at every step."""
     return AT_ONCE
 
 
 def dynamic(gate: BatchGate, busy: bool) -> float:
-    """A full batch, or what has come when the first has waited long enough; held to its end."""
+    """Admit a full batch, or what has arrived when the window ends; run it to its end."""
     if busy:
         return NOT_YET
-    return AT_ONCE if gate.is_full else gate.patience_ends_s
+    return AT_ONCE if gate.is_full else gate.window_ends_s
 
 
 def static(gate: BatchGate, busy: bool) -> float:
-    """A full batch, held until its longest is done."""
+    """Admit a full batch; run it until its longest answer ends."""
     return NOT_YET if busy or not gate.is_full else AT_ONCE
 
 

@@ -116,7 +116,7 @@ def bisect_step(
     scheduler.drafts.forget_step()
     scheduler.preemption.tell_again(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
-    stale = [*plan.finished, *scheduler.take_released()]
+    stale = [*plan.finished, *scheduler.drain_released_ids()]
     bisection = Bisection(
         run=run,
         next_step=scheduler.next_step,
@@ -126,7 +126,7 @@ def bisect_step(
         stale=[*stale, *(row.sequence_id for row in rows)],
     )
     bisection.search(rows)
-    scheduler.release(bisection.stale)
+    scheduler.release_ids(bisection.stale)
     order = {row.sequence_id: number for number, row in enumerate(rows)}
     bisection.result.samples.sort(key=lambda sample: order[sample.sequence_id])
     return bisection.result
@@ -139,7 +139,7 @@ def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
     for step in steps:
         scheduler.drafts.now = step.drafts
         scheduler.drafts.forget_step()
-        scheduler.release(step.plan.finished)
+        scheduler.release_ids(step.plan.finished)
         scheduler.preemption.tell_again(step.plan.transfers)
         rows += list(step.rows)
     scheduler.drafts.now = now
@@ -173,12 +173,12 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
         next_step=scheduler.next_step,
         find=lambda _: nobody,
         result=StepResult(0, []),
-        stale=scheduler.take_released(),
+        stale=scheduler.drain_released_ids(),
     )
     trial.search([ScheduledSequence(sequence_id, 0, [0], room[0], True)])
     scheduler.kv.release(nobody)
-    scheduler.release([sequence_id])
+    scheduler.release_ids([sequence_id])
     for unserved in scheduler.preemption.take(trial.result):
-        scheduler.starts.compute_instead(unserved)
+        scheduler.starts.recompute(unserved)
     if trial.result.failed:
         raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")

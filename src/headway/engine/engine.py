@@ -315,7 +315,7 @@ class Engine:
             step.first = first_scheduled(plan, self.scheduler, planned_s)
         step.sequences = advanced
         # a request that is shed ends with all its sequences, those of this plan too
-        step.left = {s.sequence_id for s in advanced if s.state == FINISHED}
+        step.released_ids = {s.sequence_id for s in advanced if s.state == FINISHED}
         try:
             step.masks = self._submit(plan)
         except Exception as error:
@@ -333,14 +333,14 @@ class Engine:
         self.scheduler.drafts.now = step.drafts
         result = self._collect(step)
         collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
-        plan, told = step.told(result)
+        plan, told = step.filter_result(result)
         failed = self._fail(step, result)
         updates = [SequenceUpdate(s.request_id, s.index, [], "error") for s in failed]
         updates += self.scheduler.update(plan, told)
         if proves:
             self._abandon(list(self.scheduler.overlap.steps))
             prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
-        for sequence in failed + self.scheduler.ended:
+        for sequence in failed + self.scheduler.ended_sequences:
             self._leave(sequence)
             if sequence.grammar is not None and sequence.grammar.error:
                 self._refuse(sequence.request_id, broken_grammar(sequence))
@@ -371,7 +371,7 @@ class Engine:
             log.exception(
                 "step %d failed; its %d sequences are run in halves", step.plan.step, num_rows
             )
-            plan = step.known() if self.scheduler.overlap.depth else step.plan
+            plan = step.resolve() if self.scheduler.overlap.depth else step.plan
             return bisect_step(plan, self.scheduler, self._run)
 
     def _abandon(self, steps: list[StepInFlight]) -> None:

@@ -1,4 +1,4 @@
-"""What a step finds of prompts that are scheduled for the first time."""
+"""Counts of prompts that are scheduled for the first time."""
 
 from headway.core.plan import StepPlan
 from headway.engine.scheduler import Scheduler
@@ -7,10 +7,10 @@ from headway.engine.scheduler import Scheduler
 def first_scheduled(
     plan: StepPlan, scheduler: Scheduler, now_s: float
 ) -> tuple[int, int, dict[str, int]]:
-    """(prompt tokens scheduled for the first time, those of them that were cached, of these those
-    that came from each lower tier).
+    """Return (prompt tokens scheduled for the first time, cached ones of these, and of the cached
+    ones those restored from each lower tier).
 
-    A sibling's prompt is its parent's and counts once; a resumed sequence is not new.
+    A fork's prompt is its parent's and counts once; a resumed sequence is not new.
     """
     computed = {row.sequence_id: row.start for row in plan.scheduled}
     queried = cached = 0

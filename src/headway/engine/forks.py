@@ -1,31 +1,33 @@
-"""Siblings of one request (`n` > 1): they begin with the prompt that the first of them computed."""
+"""Forks: sequences of one request (`n` > 1) that share the prompt computed by the first."""
 
 from headway.engine.kv import KVCache
 from headway.engine.sequence import RUNNING, Sequence
 
 
-def before_forks(kv: KVCache, sequence: Sequence, count: int) -> int:
-    """`count`, or up to the last token of a prompt, where siblings take a state from there."""
+def limit_to_fork_point(kv: KVCache, sequence: Sequence, count: int) -> int:
+    """Return `count`, or fewer: up to the last prompt token where forks copy a state there."""
     last = sequence.num_prompt - 1
     if kv.states is None or not sequence.forks or sequence.computed >= last:
         return count
     return min(count, last - sequence.computed)
 
 
-def are_due(kv: KVCache, parent: Sequence) -> bool:
-    """Whether siblings start before the first sample: a state is shared while it is that behind the
-    last token but one."""
+def are_forks_due(kv: KVCache, parent: Sequence) -> bool:
+    """Return whether forks start before the first sample.
+
+    A recurrent state can be shared only while it is the one behind the last token but one.
+    """
     return kv.states is not None and parent.computed == parent.num_prompt - 1
 
 
 def start_forks(
     kv: KVCache, parent: Sequence, num_rows: int
 ) -> tuple[list[Sequence], list[Sequence]]:
-    """(siblings that run, siblings that queue up), `num_rows` of the first at most.
+    """Return (forks that run, at most `num_rows`; forks that wait).
 
-    The prompt of `parent` is computed: its siblings share it, all but the last token. Each computes
-    that token again, as a decode row, for a sample of its own. Those that queue up compute the
-    prompt themselves, as all do where its queries choose what is kept of it.
+    The prompt of `parent` is computed: its forks share all but the last token, and each computes
+    that one again, as a decode row, for a sample of its own. Those that wait compute the prompt
+    themselves, as all do where its queries choose which KV is kept.
     """
     forks, parent.forks = parent.forks, []
     shared = parent.num_prompt - 1

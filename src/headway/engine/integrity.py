@@ -1,4 +1,4 @@
-"""What holds between steps for all sequences of an engine together, as assertions."""
+"""Assertions that hold between steps for all sequences of an engine."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,7 @@ def check_places(
 ) -> list[Sequence]:
     """Assert that every sequence is in one place and sound, and that the runtime knows `by_id`.
 
-    Returns all of them, siblings that wait for their parents too.
+    Return all of them, waiting forks included.
     """
     assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in running)
     assert all(s.state == WAITING for s in [*waiting, *gate])
@@ -22,9 +22,9 @@ def check_places(
     known = [s for s in running if s.known_to_runtime]
     assert {s.sequence_id for s in known} == set(by_id), "the runtime's ids differ"
     queued = [*running, *waiting, *gate]
-    everybody = queued + [fork for parent in queued for fork in parent.forks]
-    assert len({s.sequence_id for s in everybody}) == len(everybody), "a sequence is twice"
-    for sequence in everybody:
+    sequences = queued + [fork for parent in queued for fork in parent.forks]
+    assert len({s.sequence_id for s in sequences}) == len(sequences), "a sequence is twice"
+    for sequence in sequences:
         sequence.check_integrity()
-        assert sequence.known_to_runtime or not sequence.room, "room that nobody was told of"
-    return everybody
+        assert sequence.known_to_runtime or not sequence.room, "room that the runtime does not know"
+    return sequences

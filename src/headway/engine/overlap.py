@@ -41,7 +41,7 @@ from headway.engine.policy.policy import list_decodes
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import StepDraftTokens
 
-AS_IT_IS = nullcontext()
+NO_ASSUMPTION = nullcontext()
 """Where no step is in flight nothing is assumed."""
 
 
@@ -62,14 +62,14 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     """Whether another ran when it was planned."""
     masks: StepMasks | None = None
     error: Exception | None = None
-    left: set[int] = set()
+    released_ids: set[int] = set()
     """Sequences that the runtime was to forget since it was planned."""
 
     @property
     def rows(self) -> Iterator[tuple[ScheduledSequence, Sequence]]:
         """The rows of those that are still in it."""
         for row, sequence in zip(self.plan.scheduled, self.sequences, strict=True):
-            if row.sequence_id not in self.left:
+            if row.sequence_id not in self.released_ids:
                 yield row, sequence
 
     def find(self, sequence_id: int) -> Sequence | None:
@@ -77,9 +77,9 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
         alive = (s for s in self.sequences if s.state != FINISHED)
         return next((s for s in alive if s.sequence_id == sequence_id), None)
 
-    def told(self, result: StepResult) -> tuple[StepPlan, StepResult]:
+    def filter_result(self, result: StepResult) -> tuple[StepPlan, StepResult]:
         """Of its plan and its result what is about those that are still in it."""
-        left = self.left
+        left = self.released_ids
         if not left:
             return self.plan, result
         scheduled = [row for row in self.plan.scheduled if row.sequence_id not in left]
@@ -88,7 +88,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
         plan = replace(self.plan, scheduled=scheduled)
         return plan, replace(result, samples=samples, prompt_logprobs=prompts)
 
-    def known(self) -> StepPlan:
+    def resolve(self) -> StepPlan:
         """The plan without placeholders and those who left, once all before it was collected."""
         rows = []
         for row, sequence in self.rows:
@@ -127,40 +127,40 @@ class Overlap:
         ]
         return not self._again
 
-    def assumed(self, *, foresees: bool) -> AbstractContextManager[None]:
+    def assume(self, *, foresees: bool) -> AbstractContextManager[None]:
         """Let sequences be as they will be when the steps in flight are done.
 
         Without `foresees` no sampled token is assumed: somebody guesses from the tokens.
         """
         foresees = foresees and self.foresees
-        return self._assumed(foresees=foresees) if self.steps else AS_IT_IS
+        return self._assume(foresees=foresees) if self.steps else NO_ASSUMPTION
 
-    def share(self, running: list[Sequence]) -> list[Sequence]:
+    def select_rows(self, running: list[Sequence]) -> list[Sequence]:
         """Of `running` those that the next step may advance: where nothing is foreseen, of the
         decodes as many as leave each of the steps in flight its own."""
         if self.foresees or not self.depth:
             return running
         due = list_decodes(running)
-        count = len(due) + sum(map(stands_still, running))
+        count = len(due) + sum(map(is_stalled, running))
         later = {sequence.sequence_id for sequence in due[-(-count // (self.depth + 1)) :]}
         return [sequence for sequence in running if sequence.sequence_id not in later]
 
     @contextmanager
-    def _assumed(self, *, foresees: bool) -> Iterator[None]:
+    def _assume(self, *, foresees: bool) -> Iterator[None]:
         for step in self.steps:
             for row, sequence in step.rows:
                 before = sequence, len(sequence.tokens), sequence.computed
                 self._before.setdefault(row.sequence_id, before)
                 sequence.computed = row.start + len(row.token_ids) - row.num_drafts
-                if row.sample and foresees and not row.num_drafts and is_foreseen(sequence):
+                if row.sample and foresees and not row.num_drafts and is_predictable(sequence):
                     sequence.tokens.append(sampled_in(step.plan.step))
         try:
             yield
         finally:
             for sequence, *_ in list(self._before.values()):
-                self.take_back(sequence)
+                self.revert(sequence)
 
-    def take_back(self, sequence: Sequence) -> None:
+    def revert(self, sequence: Sequence) -> None:
         """What is assumed of `sequence` is so no more."""
         before = self._before.pop(sequence.sequence_id, None)
         if before is not None:
@@ -169,10 +169,10 @@ class Overlap:
             if sequence.chain is not None:
                 sequence.chain.cut(num_tokens)
 
-    def left(self, sequence: Sequence) -> None:
+    def drop(self, sequence: Sequence) -> None:
         """The runtime is to forget `sequence`: the steps in flight do not concern it any more."""
         for step in self.steps:
-            step.left.add(sequence.sequence_id)
+            step.released_ids.add(sequence.sequence_id)
 
     def copies(self, sequence: Sequence) -> bool:
         """Whether a step in flight copies a block for `sequence`: it is not known to be there."""
@@ -185,7 +185,7 @@ class Overlap:
         self._again += ends.values()
 
 
-def is_foreseen(sequence: Sequence) -> bool:
+def is_predictable(sequence: Sequence) -> bool:
     """Whether its next step can be planned before its next token is known: that does not end it,
     neither a grammar nor penalties ask for it, and no siblings wait for the prompt."""
     sampling = sequence.request.sampling
@@ -199,12 +199,12 @@ def is_foreseen(sequence: Sequence) -> bool:
     )
 
 
-def stands_still(sequence: Sequence) -> bool:
+def is_stalled(sequence: Sequence) -> bool:
     """Whether nothing of it can be planned before a step in flight is collected."""
     return sequence.state == RUNNING and sequence.computed == len(sequence.tokens)
 
 
-def sees_all(sequence: Sequence, kv: KVCache) -> bool:
+def holds_context(sequence: Sequence, kv: KVCache) -> bool:
     """Whether `sequence` holds all that its next token will see: a step that was planned ahead
     gives back what the tokens behind do not see."""
     return all(

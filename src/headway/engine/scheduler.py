@@ -1,18 +1,16 @@
-"""Who advances by how much: one token budget a step, spent in the order of a policy.
+"""The scheduler: one token budget a step, spent in the order of a policy.
 
 There is no prefill phase and no decode phase. `schedule` spends the budget in two passes:
 
-    1  running sequences with one token to compute (decodes), or some that a grammar forced with
-       it: each always fits
-    2  sequences with more to compute, running (chunks of prompts, resumed ones) or waiting; one
-       that waits starts when there is a row and room for it (`engine.starts`)
+    1  decodes: running sequences with one token to compute, and those that a grammar forced
+    2  prefills: sequences with more to compute, running (chunks of prompts, resumed ones) or
+       waiting; a waiting one starts when there is a row and room for it (`engine.starts`)
 
-Newcomers come through a gate (`engine.batching`); the waiting ones are in a batch already. Who is
-first, and how much it may take, is the policy's to say (`engine.policy`).
+New requests pass a gate (`engine.batching`) before they wait. The policy (`engine.policy`) decides
+the order, and how many tokens each sequence gets.
 
-When a decode finds no block, a victim is preempted (`engine.preemption`); its tokens stay known. A
-chunk that finds none waits for the decodes to finish; only when nothing else can advance does it
-preempt.
+When a decode lacks a block, a victim is preempted (`engine.preemption`); its tokens stay known. A
+chunk that lacks one waits for decodes to finish, and preempts only when nothing else can advance.
 """
 
 from collections import deque
@@ -21,14 +19,14 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
-from headway.engine.forks import are_due, before_forks, start_forks
+from headway.engine.forks import are_forks_due, limit_to_fork_point, start_forks
 from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
 from headway.engine.kv.export import export
 from headway.engine.kv.listing import insert, let_go
-from headway.engine.kv.open_blocks import fitting, give_back_full
+from headway.engine.kv.open_blocks import give_back_full, limit_to_open_blocks
 from headway.engine.kv.states import whole_tables
-from headway.engine.overlap import Overlap, sees_all, stands_still
+from headway.engine.overlap import Overlap, holds_context, is_stalled
 from headway.engine.policy import Fcfs, Policy
 from headway.engine.policy.policy import list_decodes
 from headway.engine.preemption import Preemption
@@ -40,7 +38,7 @@ from headway.engine.starts import Starts
 
 
 class Scheduler:
-    """Holds the waiting and the running sequences; turns them into plans and takes results."""
+    """The waiting and running sequences: makes plans of them and takes the results."""
 
     def __init__(
         self,
@@ -69,8 +67,8 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.starts = Starts(self.reclaim, self.room, self.waiting, self.running, self.preempt)
-        self.ended: list[Sequence] = []
-        """Whom the last step has ended."""
+        self.ended_sequences: list[Sequence] = []
+        """Sequences that the last step ended."""
         self.num_preemptions = 0
         self._by_id: dict[int, Sequence] = {}
         self._released: list[int] = []
@@ -78,7 +76,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        if self._is_busy or self._released or self.overlap.steps:
+        if self._has_batch or self._released or self.overlap.steps:
             return True
         return self.preemption.has_transfers or self.gate.is_open(busy=False)
 
@@ -88,67 +86,67 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are taken, or somebody lacked blocks in the last step."""
+        """Whether all rows are taken, or a sequence lacked blocks in the last step."""
         return self.starts.is_full
 
     @property
     def opens_at_s(self) -> float:
-        """When time alone gives an idle scheduler work; infinite when only a newcomer can."""
-        opens_s, tiers = self.gate.opens_at(self._is_busy), self.kv.tiers
+        """When an idle scheduler has work without a new request; infinite when never."""
+        opens_s, tiers = self.gate.opens_at_s(self._has_batch), self.kv.tiers
         return min(opens_s, tiers.due_at_s) if tiers else opens_s
 
     @property
-    def _is_busy(self) -> bool:
-        """Whether somebody of a batch is still here."""
+    def _has_batch(self) -> bool:
+        """Whether a sequence of a batch is running or waiting."""
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
-        """Take a newcomer; it is in the queue at once if the rule of batching lets it."""
+        """Add a new sequence before the gate; its rule may admit it to the queue at once."""
         self.gate.add(sequence)
-        self._open()
+        self._admit()
 
-    def _open(self) -> None:
-        for sequence in self.gate.let_in(self._is_busy):
+    def _admit(self) -> None:
+        for sequence in self.gate.admit(self._has_batch):
             self.policy.add(sequence)
             self.waiting.append(sequence)
 
     # ── schedule ────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> StepPlan:
-        """Form the next step; its blocks are taken, nothing else of the sequences has changed."""
-        with self.overlap.assumed(foresees=self.drafts.speculator is None):
+        """Return the plan of the next step; only the blocks of sequences change."""
+        with self.overlap.assume(foresees=self.drafts.speculator is None):
             return self._plan()
 
     def _plan(self) -> StepPlan:
-        self._open()
+        self._admit()
         plan = StepPlan(self.next_step(), [], [], [])
-        may_start = self.starts.begin(plan)
-        running = self.overlap.share(self.running)
+        may_start = self.starts.begin_step(plan)
+        running = self.overlap.select_rows(self.running)
         decodes = self.policy.select_decodes(list_decodes(running), running, self.waiting)
-        budget = self._advance_decodes(plan, decodes)
+        budget = self._schedule_decodes(plan, decodes)
         if budget > 0:
-            self._catch_up(plan, decodes, budget, may_start)
+            self._schedule_prefills(plan, decodes, budget, may_start)
         lacking = self.is_full and lacks_room(self.waiting, self.running)
         self.policy.slot_rate.step(self.clock.now_s(), lacking=lacking)
         self.preemption.begin(plan)
-        plan.finished = self.take_released()
+        plan.finished = self.drain_released_ids()
         return plan
 
     def next_step(self) -> int:
-        """The number of a new step."""
+        """Return the number of a new step."""
         self._step += 1
         return self._step - 1
 
-    def take_released(self) -> list[int]:
-        """The sequences that the runtime has yet to be told to forget."""
+    def drain_released_ids(self) -> list[int]:
+        """Return the ids that the next plan tells the runtime to forget."""
         released, self._released = self._released, []
         return released
 
-    def release(self, sequence_ids: list[int]) -> None:
-        """Tell the runtime with the next step to forget these."""
+    def release_ids(self, sequence_ids: list[int]) -> None:
+        """Let the next plan tell the runtime to forget these."""
         self._released += sequence_ids
 
-    def _advance_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
+    def _schedule_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
         """Pass 1: one token of each running sequence that decodes, and its draft tokens.
 
         Return the budget that remains, in tokens.
@@ -156,12 +154,12 @@ class Scheduler:
         budget, num_stalled = self.max_num_batched_tokens, 0
         for sequence, count in self.drafts.plan(decodes, budget):
             while sequence.state == RUNNING and budget > 0:
-                if self._schedule(plan, sequence, count, self.drafts.behind(sequence, count)):
+                if self._add_row(plan, sequence, count, self.drafts.behind(sequence, count)):
                     budget -= len(plan.scheduled[-1].token_ids)
                     break
-                victim = self._victim(plan)
+                victim = self._choose_victim(plan)
                 if (
-                    victim is sequence and any(map(stands_still, self.running))
+                    victim is sequence and any(map(is_stalled, self.running))
                 ) or self.preemption.is_worth_waiting_for(sequence, victim, num_stalled):
                     num_stalled += 1
                     break
@@ -170,11 +168,11 @@ class Scheduler:
             plan.scheduled.sort(key=lambda row: len(row.token_ids) > 1)
         return budget
 
-    def _catch_up(
+    def _schedule_prefills(
         self, plan: StepPlan, decodes: list[Sequence], budget: int, may_start: bool
     ) -> None:
-        """Pass 2: running and waiting sequences that lack more than a token, as the policy says."""
-        self.room.changed()
+        """Pass 2: turns of running and waiting sequences that lack more than a token."""
+        self.room.invalidate_promised()
         for sequence, max_tokens, is_blocking in self.policy.prefill_turns(
             self.running, self.waiting, decodes, budget
         ):
@@ -183,35 +181,36 @@ class Scheduler:
             if sequence.state != RUNNING:
                 continue
             count = min(len(sequence.tokens) - sequence.computed, max_tokens, budget)
-            count = before_forks(self.kv, sequence, count)
+            count = limit_to_fork_point(self.kv, sequence, count)
             if self.kv.choosing is not None:
                 count = self.kv.choosing.cut(sequence, count)
-            count = fitting(self.kv, sequence, count)
-            while not self._schedule(plan, sequence, count):
+            count = limit_to_open_blocks(self.kv, sequence, count)
+            while not self._add_row(plan, sequence, count):
                 if plan.scheduled or self.preemption.is_busy or self.overlap.steps:
                     return
-                victim = self._victim(plan)
+                victim = self._choose_victim(plan)
                 self.preempt(victim)
                 if victim is sequence:
                     return
-            self.room.changed()
+            self.room.invalidate_promised()
             budget -= count
             if budget == 0:
                 return
 
-    def _victim(self, plan: StepPlan) -> Sequence:
-        """Who gives up its blocks to this step: the policy's first choice that is not in it."""
-        return self.reclaim.first(self.policy.victims(self.starts.unplanned(plan)), self.running)
+    def _choose_victim(self, plan: StepPlan) -> Sequence:
+        """Return the sequence to preempt for this step, of those that are not in the plan."""
+        victims = self.policy.victims(self.starts.list_unscheduled(plan))
+        return self.reclaim.choose_victim(victims, self.running)
 
-    def _schedule(
+    def _add_row(
         self, plan: StepPlan, sequence: Sequence, count: int, drafts: Drafts = NO_DRAFTS
     ) -> bool:
-        """Add `count` tokens of `sequence` to the plan; False when there is no block for them."""
+        """Add a row of `count` tokens to the plan; return False when there is no block for them."""
         start, new_blocks = sequence.computed, self.kv.nothing_new
         end = start + count
         if end + len(drafts.token_ids) > sequence.room:
             room = self.kv.extend(sequence, end + len(drafts.token_ids))
-            if room is None and drafts.token_ids:  # nobody is preempted for a guess
+            if room is None and drafts.token_ids:  # no preemption for draft tokens
                 drafts = self.drafts.leave_out(sequence)
                 room = self.kv.extend(sequence, end)
             if room is None:
@@ -235,42 +234,42 @@ class Scheduler:
         return True
 
     def _introduce(self, plan: StepPlan, sequence: Sequence) -> None:
-        """Tell the runtime of a sequence it does not know."""
+        """Introduce a sequence to the runtime."""
         sequence.known_to_runtime = True
         self._by_id[sequence.sequence_id] = sequence
         plan.new.append(sequence.introduction())
 
     def preempt(self, victim: Sequence, *, may_copy: bool = True) -> None:
-        """Send a running sequence back to the head of the queue.
+        """Move a running sequence back to the head of the queue.
 
-        What it has computed is copied to host memory, or where that takes longer, is lost.
+        Its KV is copied to host memory, or is computed again where that is faster.
         """
-        self.overlap.take_back(victim)
+        self.overlap.revert(victim)
         self.running.remove(victim)
-        if may_copy and sees_all(victim, self.kv) and self.preemption.is_cheaper(victim):
-            self._leave_runtime(victim)
+        if may_copy and holds_context(victim, self.kv) and self.preemption.is_cheaper(victim):
+            self._release_runtime_state(victim)
             self.preemption.swap_out(victim)
         else:
             victim.num_lost = victim.computed
-            self._forget(victim, is_sound=may_copy)
+            self._release(victim, is_sound=may_copy)
         victim.state = WAITING
         self.waiting.appendleft(victim)
-        self.room.left()
+        self.room.invalidate()
         self.num_preemptions += 1
         self.preemption.preempted.append((victim.request.request_id, victim.num_generated))
 
-    def _forget(self, sequence: Sequence, *, is_sound: bool = True) -> None:
-        """Release the blocks of `sequence`, at once or after their copy, and its state there."""
+    def _release(self, sequence: Sequence, *, is_sound: bool = True) -> None:
+        """Release its blocks, now or after their copy, and its state in the runtime."""
         if not self.preemption.drop(sequence):
             let_go(self.kv, sequence, is_sound=is_sound and not self.overlap.copies(sequence))
-        self._leave_runtime(sequence)
+        self._release_runtime_state(sequence)
 
-    def _leave_runtime(self, sequence: Sequence) -> None:
-        """Release the runtime's state of `sequence`, and its place in a grammar."""
+    def _release_runtime_state(self, sequence: Sequence) -> None:
+        """Release the state of `sequence` in the runtime, the speculator and its grammar."""
         if sequence.grammar is not None:
             sequence.grammar.release()
         self.drafts.forget(sequence)
-        self.overlap.left(sequence)
+        self.overlap.drop(sequence)
         if sequence.known_to_runtime:
             sequence.known_to_runtime = False
             del self._by_id[sequence.sequence_id]
@@ -279,27 +278,28 @@ class Scheduler:
     # ── update ──────────────────────────────────────────────────────────────────────────────
 
     def update(self, plan: StepPlan, result: StepResult) -> list[SequenceUpdate]:
-        """Take a step's result: append, stop, release. Aborted sequences are passed over."""
+        """Take a step's result: append tokens, stop, release; return the updates."""
         by_id = self._by_id
         for unserved in self.preemption.take(result):
-            self.starts.compute_instead(unserved)
-        self._note_computed(plan)
+            self.starts.recompute(unserved)
+        self._count_computed(plan)
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:
                 sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
-        updates, self.ended, now_s = list[SequenceUpdate](), list[Sequence](), self.clock.now_s()
+        updates, now_s = list[SequenceUpdate](), self.clock.now_s()
+        self.ended_sequences = []
         for sample in result.samples:
             sequence = by_id.get(sample.sequence_id)
             if sequence is not None:
-                updates.append(self._take(sequence, sample, now_s))
+                updates.append(self._append_sample(sequence, sample, now_s))
         self.drafts.end_step(result)
         give_back_full(self.kv, self.running)
-        if self.ended:
+        if self.ended_sequences:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
         return updates
 
-    def _note_computed(self, plan: StepPlan) -> None:
+    def _count_computed(self, plan: StepPlan) -> None:
         """Count the rows of `plan` as computed, and list blocks that are full."""
         by_id, size = self._by_id, self.kv.block_size
         for row in plan.scheduled:
@@ -310,22 +310,22 @@ class Scheduler:
                     insert(self.kv, sequence)
                 if sequence.parcel_id:
                     export(self.kv, sequence)
-                if sequence.forks and are_due(self.kv, sequence):
+                if sequence.forks and are_forks_due(self.kv, sequence):
                     self._start_forks(sequence)
 
-    def _take(self, sequence: Sequence, sample: Sample, now_s: float) -> SequenceUpdate:
-        """What `sequence` has gained with `sample`."""
+    def _append_sample(self, sequence: Sequence, sample: Sample, now_s: float) -> SequenceUpdate:
+        """Append the sampled tokens to `sequence` and return its update."""
         if sequence.forks:
             self._start_forks(sequence)
         update = sequence.take(sample, now_s, self.drafts.jumps)
         self.drafts.accept(sequence, sample, update)
         if update.finish_reason is not None:
-            self.ended.append(sequence)
+            self.ended_sequences.append(sequence)
             self._finish(sequence)
         return update
 
     def _start_forks(self, parent: Sequence) -> None:
-        """The siblings of `parent` run; those for which there is no row left wait."""
+        """Start the forks of `parent`; those without a free row wait."""
         started, late = start_forks(self.kv, parent, self.max_num_seqs - len(self.running))
         for child in started + late:
             self.policy.add(child)
@@ -333,13 +333,13 @@ class Scheduler:
         self.waiting.extendleft(reversed(late))
 
     def by_id(self, sequence_id: int) -> Sequence | None:
-        """The running sequence with this id, or None when it has left."""
+        """Return the running sequence with this id, or None when it has ended or was preempted."""
         return self._by_id.get(sequence_id)
 
-    # ── leave ───────────────────────────────────────────────────────────────────────────────
+    # ── end ────────────────────────────────────────────────────────────────────────────────
 
     def finish(self, sequence: Sequence) -> None:
-        """Take `sequence` out at any moment: waiting, running, or waiting for its parent."""
+        """End `sequence` at any moment: before the gate, waiting or running."""
         if sequence.state in (RUNNING, WAITING_FOR_KV):
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -354,16 +354,16 @@ class Scheduler:
 
     def _finish(self, sequence: Sequence) -> None:
         sequence.state = FINISHED
-        self.room.ended(sequence)
-        self._forget(sequence)
+        self.room.on_end(sequence)
+        self._release(sequence)
         self.policy.remove(sequence)
-        self.reclaim.left(sequence)
+        self.reclaim.forget(sequence)
 
     def check_integrity(self) -> None:
-        """Assert that every sequence is in one place and every block has its owner."""
-        with self.overlap.assumed(foresees=self.drafts.speculator is None):
-            everybody = check_places(self.running, self.waiting, self.gate, self._by_id)
+        """Assert that every sequence is in one place and every block has an owner."""
+        with self.overlap.assume(foresees=self.drafts.speculator is None):
+            sequences = check_places(self.running, self.waiting, self.gate, self._by_id)
             assert len(self.running) <= self.max_num_seqs
-            self.preemption.check_integrity(everybody)
+            self.preemption.check_integrity(sequences)
             self.reclaim.check_integrity(self.waiting)
-            self.kv.check_integrity([*everybody, *self.preemption.guests])
+            self.kv.check_integrity([*sequences, *self.preemption.guests])

@@ -1,7 +1,8 @@
-"""Who of those that wait starts, and in whose place.
+"""Starts of waiting sequences.
 
-One that waits starts where there are a row and room for it (`engine.room`). Where there are none,
-weaker ones make way, and users above their share give slots to those below it (`engine.reclaim`).
+A waiting sequence starts when there is a row and room for it (`engine.room`). Where there is none,
+sequences that the policy holds preemptible for it are preempted, and users above their share give
+slots to those below it (`engine.reclaim`).
 """
 
 from collections import deque
@@ -11,7 +12,7 @@ from collections.abc import Sequence as TypingSequence
 from headway.core.plan import StepPlan
 from headway.engine.kv.forgetting import give_up_restore
 from headway.engine.kv.prefix import Hit
-from headway.engine.overlap import stands_still
+from headway.engine.overlap import is_stalled
 from headway.engine.policy import Policy
 from headway.engine.reclaim import Reclaim
 from headway.engine.room import Room
@@ -19,7 +20,7 @@ from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 
 class Starts:
-    """Moves sequences from `waiting` to `running`; `preempt` moves one back."""
+    """Moves sequences from `waiting` to `running`; the callback `preempt` moves one back."""
 
     def __init__(
         self,
@@ -33,40 +34,40 @@ class Starts:
         self.reclaim, self.room = reclaim, room
         self.waiting, self.running = waiting, running
         self.preempt = preempt
-        self.was_refused = False
-        """Whether somebody lacked a row or blocks in the last step."""
+        self.has_refused = False
+        """Whether a waiting sequence lacked a row or blocks in the last step."""
 
     @property
     def policy(self) -> Policy:
-        """Who goes before whom."""
+        """The policy, which orders sequences."""
         return self.reclaim.policy
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are taken, or somebody lacked blocks in the last step."""
-        return self.was_refused or len(self.running) >= self.reclaim.max_num_seqs
+        """Whether all rows are taken, or a sequence lacked blocks in the last step."""
+        return self.has_refused or len(self.running) >= self.reclaim.max_num_seqs
 
-    def begin(self, plan: StepPlan) -> bool:
-        """Begin a step with those who reclaim a slot.
+    def begin_step(self, plan: StepPlan) -> bool:
+        """Begin a step: start sequences that reclaim a slot; return whether others may start too.
 
-        False where one of them waits for a copy to end: nobody else may start in this step.
+        They may not while one of them waits for a copy to end.
         """
-        may_start = self._reclaim(plan)
-        self.was_refused = not may_start
+        may_start = self._start_claimants(plan)
+        self.has_refused = not may_start
         return may_start
 
-    def _reclaim(self, plan: StepPlan) -> bool:
-        """Let users below their share start in the place of those above it; as `begin`."""
-        self.room.changed()
+    def _start_claimants(self, plan: StepPlan) -> bool:
+        """Start sequences of users below their share in place of others; return as `begin_step`."""
+        self.room.invalidate_promised()
         if not self.waiting or not self.is_full:
             return True
         for sequence in self.reclaim.claimants(self.running, self.waiting):
-            if self._fitting(sequence, self.preemption.leaving()) is None:
-                promised = self.room.promised(self.running)
+            if self._find_room(sequence, self.preemption.leaving()) is None:
+                promised = self.room.promised_blocks(self.running)
                 victims = self.reclaim.victims(sequence, self.running, promised)
                 for victim in victims:
                     self.preempt(victim)
-                    self.reclaim.given(victim)
+                    self.reclaim.count_reclaimed(victim)
                 if not victims:
                     continue
             if not self.start(plan, sequence, lasts=False):
@@ -74,24 +75,24 @@ class Starts:
         return True
 
     def start(self, plan: StepPlan, sequence: Sequence, *, lasts: bool = True) -> bool:
-        """Let a waiting sequence run if there is room for it (`engine.room`), where it `lasts`
-        until the running ones end.
+        """Start a waiting sequence if there is room for it (`engine.room`); return whether it did.
 
-        Weaker ones make way where that suffices. One whose KV is in host memory runs when that is
-        back.
+        With `lasts` the room has to last until running answers end. Sequences that are preemptible
+        for it are preempted where that suffices. A sequence whose KV is in host memory runs when
+        the copy has ended.
         """
         if self.preemption.is_flying(sequence):
             return False
-        hit = self._lasting(plan, sequence) if lasts else self._fitting(sequence)
-        hit = hit or self._make_way(plan, sequence)
+        hit = self._find_lasting_room(plan, sequence) if lasts else self._find_room(sequence)
+        hit = hit or self._preempt_for(plan, sequence)
         if hit is None:
-            self.was_refused = True
+            self.has_refused = True
             return False
         self.waiting.remove(sequence)
         self.running.append(sequence)
         self.policy.slot_rate.began(self.clock.now_s())
-        self.reclaim.came_back(sequence, hit.num_tokens)
-        self.room.began(sequence, hit)
+        self.reclaim.charge_resumed(sequence, hit.num_tokens)
+        self.room.on_start(sequence, hit)
         if sequence.host_tables:
             self.preemption.swap_in(sequence)
         else:
@@ -102,50 +103,52 @@ class Starts:
             self.preemption.count_lost(sequence, hit.num_tokens)
         return True
 
-    def _make_way(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
-        """Preempt weaker ones where that suffices; what `sequence` begins with, None: not now."""
-        weaker = self.policy.preemptible_for(sequence, self.unplanned(plan))
-        if not weaker:
+    def _preempt_for(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
+        """Preempt sequences for this one where that suffices; return its prefix, or None."""
+        preemptible = self.policy.preemptible_for(sequence, self.list_unscheduled(plan))
+        if not preemptible:
             return None
         hit = None if sequence.host_tables else self.kv.match_prefix(sequence, partly=False)
         needed = self.kv.still_needed(sequence, hit)
         leaving = self.preemption.leaving()
-        held = [n + sum(len(s.block_tables[g]) for s in weaker) for g, n in enumerate(leaving)]
+        held = [n + sum(len(s.block_tables[g]) for s in preemptible) for g, n in enumerate(leaving)]
         if not self.kv.has_room([max(n - h, 0) for n, h in zip(needed, held, strict=True)]):
             return None
-        for victim in weaker:
-            if self._fitting(sequence, self.preemption.leaving()) is not None:
+        for victim in preemptible:
+            if self._find_room(sequence, self.preemption.leaving()) is not None:
                 return None
             self.preempt(victim)
-            hit = self._fitting(sequence)
+            hit = self._find_room(sequence)
             if hit is not None:
                 return hit
         return None
 
-    def _lasting(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
-        """As `_fitting`, where `sequence` is expected to last."""
+    def _find_lasting_room(self, plan: StepPlan, sequence: Sequence) -> Hit | None:
+        """Return as `_find_room`, where `sequence` is predicted to last."""
         if len(self.running) >= self.reclaim.max_num_seqs:
             return None
-        return self.room.lasting(sequence, self.running, plan.step, self.policy.preemptible_for)
+        return self.room.find_lasting_room(
+            sequence, self.running, plan.step, self.policy.preemptible_for
+        )
 
-    def _fitting(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
-        """What `sequence` may begin with, or None where there is no row or no room.
+    def _find_room(self, sequence: Sequence, leaving: TypingSequence[int] = ()) -> Hit | None:
+        """Return the prefix that `sequence` starts behind, or None without a row or room.
 
-        So many blocks that are `leaving` count as free.
+        `leaving` blocks by group count as free.
         """
         if len(self.running) >= self.reclaim.max_num_seqs:
             return None
-        return self.room.fitting(sequence, self.running, leaving)
+        return self.room.find_room(sequence, self.running, leaving)
 
-    def compute_instead(self, sequence: Sequence) -> None:
-        """What `sequence` waited for did not come: it is the first of the queue again."""
+    def recompute(self, sequence: Sequence) -> None:
+        """Put a sequence whose KV could not be restored back to the head of the queue."""
         self.running.remove(sequence)
         give_up_restore(self.kv, sequence)
         sequence.state = WAITING
         self.waiting.appendleft(sequence)
 
-    def unplanned(self, plan: StepPlan) -> list[Sequence]:
-        """The running sequences that the step does not advance so far, and whose KV is there."""
+    def list_unscheduled(self, plan: StepPlan) -> list[Sequence]:
+        """Return the running sequences with KV in place that have no row in the plan yet."""
         planned = {row.sequence_id for row in plan.scheduled}
-        here = [s for s in self.running if s.state == RUNNING and not stands_still(s)]
+        here = [s for s in self.running if s.state == RUNNING and not is_stalled(s)]
         return [s for s in here if s.sequence_id not in planned]

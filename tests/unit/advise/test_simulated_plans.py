@@ -81,7 +81,7 @@ def make(how: Settings, grammars: Grammars | None):
             clock=clock,
             grammars=grammars,
         )
-        made.scheduler.room.expects = how.scheduler.policy not in BLIND
+        made.scheduler.room.predicts_growth = how.scheduler.policy not in BLIND
         return made
 
     return engine

@@ -253,8 +253,8 @@ def test_what_users_hold_is_not_counted_in_each_step():
     """Rows are full and nobody waits: all is told in each record, counted every 20 ms."""
     world = crowded("slo")
     scheduler, counted = world.engine.scheduler, []
-    held = scheduler.reclaim.held
-    scheduler.reclaim.held = lambda running: counted.append(1) or held(running)
+    held = scheduler.reclaim.holdings
+    scheduler.reclaim.holdings = lambda running: counted.append(1) or held(running)
     began_s, steps = world.clock.now_s(), 60
     for _ in range(steps):
         assert world.step()[1].user_slots == {"A": (8.0, 1.0)}
@@ -343,12 +343,14 @@ def test_whoever_gives_back_ends_with_its_own_tokens(shape, chosen, priority):
         def checked(taker, running, promised):
             users = scheduler.policy.users
             chosen = victims(taker, running, promised)
-            left = scheduler.reclaim.held([s for s in running if s not in chosen])
+            left = scheduler.reclaim.holdings([s for s in running if s not in chosen])
             taking = taker.request.principal.name
             for giver in {s.request.principal.name for s in chosen}:
                 rows = {u: left[u].rows if u in left else 0 for u in (giver, taking)}
                 assert giver != taking
-                part = max(scheduler.reclaim.level(left[giver]) * shape.max_num_seqs, rows[giver])
+                part = max(
+                    scheduler.reclaim.dominant_share(left[giver]) * shape.max_num_seqs, rows[giver]
+                )
                 enough = (rows[taking] + 1) / users.weight(taking)
                 assert part / users.weight(giver) >= enough - 1e-9
             return chosen

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine_world import World, make_settings
 from headway.core.terms import Terms
 from headway.engine import room
-from headway.engine.growth import LEAST, REMEMBERED, Growth, Lengths, Profile
+from headway.engine.growth import MAX_LENGTHS, MIN_LONGER, Growth, Lengths, Profile
 from headway.perf.model import Prior, StepModel
 
 POLICIES = ["fcfs", "priority", "fair", "slo"]
@@ -37,13 +37,13 @@ def test_lengths_are_told_by_those_that_were_longer():
     lengths = Lengths()
     for length in (40, 10, 30):
         lengths.add(length)
-    assert lengths.likely(0, 0.5) == 0, "three tell nothing"
+    assert lengths.quantile(0, 0.5) == 0, "three tell nothing"
     lengths.add(20)
-    assert [lengths.likely(0, part) for part in (0, 0.3, 0.6, 0.9)] == [10, 20, 30, 40]
-    assert lengths.likely(10, 0.5) == 10, "three are longer"
-    for _ in range(REMEMBERED):
+    assert [lengths.quantile(0, part) for part in (0, 0.3, 0.6, 0.9)] == [10, 20, 30, 40]
+    assert lengths.quantile(10, 0.5) == 10, "three are longer"
+    for _ in range(MAX_LENGTHS):
         lengths.add(7)
-    assert lengths.likely(0, 0.99) == 7, "the oldest are forgotten"
+    assert lengths.quantile(0, 0.99) == 7, "the oldest are forgotten"
 
 
 def dear(world: World) -> World:
@@ -111,7 +111,7 @@ def test_where_blocks_suffice_as_many_run(policy, num_blocks):
             policy=policy,
         )  # fmt: skip
         world = dear(World(shape))
-        world.engine.scheduler.room.expects = expects
+        world.engine.scheduler.room.predicts_growth = expects
         for _ in range(20):
             world.add([1] * 50, max_tokens=10, min_tokens=10, stop_token_ids=[39])
         assert running_at_most(world) == 8
@@ -194,13 +194,13 @@ def test_classes_are_learned_apart():
     """Short answers of one class say nothing of another's."""
     world = World(make_settings(num_blocks=(99,)))
     short, other = Terms(service_class="short"), Terms(service_class="other")
-    for _ in range(LEAST):
+    for _ in range(MIN_LONGER):
         world.add([1], terms=short, max_tokens=3, stop_token_ids=[39], min_tokens=3)
     world.drain()
     growth: Growth = world.engine.scheduler.room.growth
     for promised, expected in ((short, 2), (other, 0)):
         world.add([1, 2], terms=promised, max_tokens=9, stop_token_ids=[39], min_tokens=9)
-        assert growth.left_of(world.engine.scheduler.waiting[-1]) == expected
+        assert growth.predict_remaining(world.engine.scheduler.waiting[-1]) == expected
     world.drain()
 
 
@@ -246,14 +246,14 @@ def test_where_only_the_weaker_run_they_make_way(policy):
 def test_who_leaves_for_another_engine_is_not_expected_to_grow():
     """It goes with its first token, and what it was until then is no length of an answer."""
     world = World(make_settings(num_blocks=(99,)))
-    for _ in range(LEAST):
+    for _ in range(MIN_LONGER):
         world.add([1], max_tokens=30, stop_token_ids=[39], min_tokens=30)
     growth: Growth = world.engine.scheduler.room.growth
     world.step()
     for sequence in list(world.engine.scheduler.running):
         sequence.parcel_id = b"parcel"
-        assert growth.left_of(sequence) == 0
+        assert growth.predict_remaining(sequence) == 0
         world.abort(sequence.request.request_id)
     world.add([1], max_tokens=30, stop_token_ids=[39], min_tokens=30)
-    assert growth.left_of(world.engine.scheduler.waiting[-1]) == 0
+    assert growth.predict_remaining(world.engine.scheduler.waiting[-1]) == 0
     world.drain()

@@ -15,7 +15,7 @@ from headway.engine.kv.cache import KVCache
 from headway.engine.sequence import Sequence
 
 
-def fitting(kv: KVCache, sequence: Sequence, count: int) -> int:
+def limit_to_open_blocks(kv: KVCache, sequence: Sequence, count: int) -> int:
     """`count`, or as many of the next tokens as the free open blocks hold; one at least.
 
     70 tokens computed, 2 blocks free: 58 tokens in its own block and 128 in these.
