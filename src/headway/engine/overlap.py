@@ -1,29 +1,29 @@
-"""Steps that are planned while others run: what is taken for granted of these, and what came of it.
+"""Overlapped steps: the next step is planned and submitted before the oldest is collected.
 
 With a depth of 1 the device has the next step before the host knows the tokens of this one:
 
     host      plan 1 | plan 2 | collect 1 | plan 3 | collect 2 | …
     device             ▐ step 1 ─────────▌ step 2 ───────────▌ …
 
-A sequence is as it will be only while a step is planned (`assumed`): what the steps before compute
-is computed, and a token that they sample is known as a placeholder (`core.plan.sampled_in`). Then
-all of that is taken back, so nothing but the planning ever sees it. Worked example, 9 tokens known:
+While a step is planned, and only then, sequences are as they will be after the steps in flight
+(`assume`): their tokens are computed, and each sampled token is a placeholder
+(`core.plan.sampled_in`). Afterwards all of that is reverted. Worked example, 9 tokens known:
 
     step 7 runs     computes token 8, and samples token 9
     step 8 is planned with 10 tokens known, 9 computed: one row, start 9, [-8]
     afterwards      9 tokens known, 8 computed, until step 7 is collected
 
-Nobody's next token is assumed whose grammar, penalties or guesses need to know it, whose siblings
-are to share its prompt, or that ends with it: it counts as computed to its end, and stands still
-until the step is collected.
+No token is assumed for a sequence whose grammar, penalties or draft tokens depend on it, whose
+forks are to share its prompt, or that ends with it: it counts as computed to its end, and is
+stalled until the step is collected.
 
-Stages of a pipeline have such steps too, but their first knows no token that the last has yet to
-draw: nothing is foreseen, and the decodes are dealt to as many steps as there may be (`share`).
+Pipeline stages overlap steps too, but the first stage does not know the tokens that the last has
+yet to sample: none is assumed, and decodes are divided among the steps (`select_rows`).
 
     4 sequences, depth 1      a b run | c d are planned | a b are collected, and planned again | …
 
-A sequence that ends or is preempted meanwhile leaves the steps that run: what they say of it is
-passed over. Its blocks are free at once, for whoever gets them writes behind those steps.
+A sequence that ends or is preempted meanwhile is dropped from the steps in flight: results for it
+are ignored. Its blocks are free at once, for their next owner writes after those steps.
 """
 
 from collections import deque
@@ -42,14 +42,14 @@ from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import StepDraftTokens
 
 NO_ASSUMPTION = nullcontext()
-"""Where no step is in flight nothing is assumed."""
+"""The context without steps in flight."""
 
 
 class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
-    """A step that was submitted and not collected, and whom it advances, row by row.
+    """A step that was submitted and not collected; `sequences` are those of its rows, in order.
 
-    `started_s` and `planned_s` are when its planning began and ended; `first` is what
-    `first_scheduled` found. `error` is what submitting it raised.
+    `started_s` and `planned_s` are when its planning began and ended; `first` is the result of
+    `first_scheduled`. `error` is what submitting it raised.
     """
 
     plan: StepPlan
@@ -63,22 +63,22 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     masks: StepMasks | None = None
     error: Exception | None = None
     released_ids: set[int] = set()
-    """Sequences that the runtime was to forget since it was planned."""
+    """Ids of sequences that ended or were preempted after it was planned."""
 
     @property
     def rows(self) -> Iterator[tuple[ScheduledSequence, Sequence]]:
-        """The rows of those that are still in it."""
+        """The rows of sequences that were not released."""
         for row, sequence in zip(self.plan.scheduled, self.sequences, strict=True):
             if row.sequence_id not in self.released_ids:
                 yield row, sequence
 
     def find(self, sequence_id: int) -> Sequence | None:
-        """Whom a row of it advances, if that is not over."""
+        """Return the sequence of a row, if it has not ended."""
         alive = (s for s in self.sequences if s.state != FINISHED)
         return next((s for s in alive if s.sequence_id == sequence_id), None)
 
     def filter_result(self, result: StepResult) -> tuple[StepPlan, StepResult]:
-        """Of its plan and its result what is about those that are still in it."""
+        """Return its plan and result without the sequences that were released."""
         left = self.released_ids
         if not left:
             return self.plan, result
@@ -89,7 +89,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
         return plan, replace(result, samples=samples, prompt_logprobs=prompts)
 
     def resolve(self) -> StepPlan:
-        """The plan without placeholders and those who left, once all before it was collected."""
+        """Return the plan with tokens for placeholders, once all steps before it are collected."""
         rows = []
         for row, sequence in self.rows:
             end = row.start + len(row.token_ids) - row.num_drafts
@@ -98,23 +98,23 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Overlap:
-    """The steps in flight, the oldest first; at most `depth` beside the one that is collected."""
+    """The steps in flight, oldest first; at most `depth` beside the one that is collected."""
 
     def __init__(self, depth: int = 0, *, stages: int = 1) -> None:
         self.depth = depth
         self.foresees = stages == 1
         self.steps: deque[StepInFlight] = deque()
         self._before: dict[int, tuple[Sequence, int, int]] = {}
-        """While a step is planned: of whom something is assumed, (tokens, computed) before."""
+        """While a step is planned: by id (sequence, tokens before, computed tokens before)."""
         self._again: list[tuple[Sequence, int]] = []
-        """Whom an abandoned step advanced, and how far it would have come."""
+        """Sequences of abandoned steps, and how many tokens they would have computed."""
 
     @property
     def may_plan(self) -> bool:
         """Whether another step may be planned before the oldest is collected.
 
-        Not while those are computed again that an abandoned step had advanced: if one of them
-        raises, it must be known which.
+        Not while sequences of an abandoned step are computed again: if one of them raises, it must
+        be known which.
         """
         if not self.steps:
             return True
@@ -128,16 +128,18 @@ class Overlap:
         return not self._again
 
     def assume(self, *, foresees: bool) -> AbstractContextManager[None]:
-        """Let sequences be as they will be when the steps in flight are done.
+        """Return a context in which sequences are as they will be after the steps in flight.
 
-        Without `foresees` no sampled token is assumed: somebody guesses from the tokens.
+        Without `foresees` no sampled token is assumed: draft tokens depend on the tokens.
         """
         foresees = foresees and self.foresees
         return self._assume(foresees=foresees) if self.steps else NO_ASSUMPTION
 
     def select_rows(self, running: list[Sequence]) -> list[Sequence]:
-        """Of `running` those that the next step may advance: where nothing is foreseen, of the
-        decodes as many as leave each of the steps in flight its own."""
+        """Return those of `running` that the next step may advance.
+
+        Where no token is assumed, each of the steps in flight gets an equal part of the decodes.
+        """
         if self.foresees or not self.depth:
             return running
         due = list_decodes(running)
@@ -161,7 +163,7 @@ class Overlap:
                 self.revert(sequence)
 
     def revert(self, sequence: Sequence) -> None:
-        """What is assumed of `sequence` is so no more."""
+        """Revert what is assumed of `sequence`."""
         before = self._before.pop(sequence.sequence_id, None)
         if before is not None:
             _, num_tokens, sequence.computed = before
@@ -170,24 +172,26 @@ class Overlap:
                 sequence.chain.cut(num_tokens)
 
     def drop(self, sequence: Sequence) -> None:
-        """The runtime is to forget `sequence`: the steps in flight do not concern it any more."""
+        """Drop `sequence` from the steps in flight."""
         for step in self.steps:
             step.released_ids.add(sequence.sequence_id)
 
     def copies(self, sequence: Sequence) -> bool:
-        """Whether a step in flight copies a block for `sequence`: it is not known to be there."""
+        """Return whether a step in flight copies a block for `sequence`."""
         sequence_id = sequence.sequence_id
         return any(copy.sequence_id == sequence_id for s in self.steps for copy in s.plan.copies)
 
     def compute_again(self, rows: list[tuple[ScheduledSequence, Sequence]]) -> None:
-        """These were in steps that are abandoned: steps run one by one until they are as far."""
+        """Run steps one by one until these rows of abandoned steps are computed."""
         ends = {sequence.sequence_id: (sequence, row.start + 1) for row, sequence in rows}
         self._again += ends.values()
 
 
 def is_predictable(sequence: Sequence) -> bool:
-    """Whether its next step can be planned before its next token is known: that does not end it,
-    neither a grammar nor penalties ask for it, and no siblings wait for the prompt."""
+    """Return whether its next step can be planned before its next token is known.
+
+    That token does not end it, neither a grammar nor penalties depend on it, and no forks wait.
+    """
     sampling = sequence.request.sampling
     return (
         len(sequence.tokens) + 1 < sequence.max_len
@@ -200,13 +204,15 @@ def is_predictable(sequence: Sequence) -> bool:
 
 
 def is_stalled(sequence: Sequence) -> bool:
-    """Whether nothing of it can be planned before a step in flight is collected."""
+    """Return whether nothing of it can be planned before a step in flight is collected."""
     return sequence.state == RUNNING and sequence.computed == len(sequence.tokens)
 
 
 def holds_context(sequence: Sequence, kv: KVCache) -> bool:
-    """Whether `sequence` holds all that its next token will see: a step that was planned ahead
-    gives back what the tokens behind do not see."""
+    """Return whether `sequence` holds all blocks that its next token sees.
+
+    A step planned ahead releases blocks that later tokens do not see.
+    """
     return all(
         first_live <= first_seen(sequence.computed, window) // kv.block_size
         for first_live, window in zip(sequence.first_live, kv.windows, strict=True)
@@ -214,6 +220,6 @@ def holds_context(sequence: Sequence, kv: KVCache) -> bool:
 
 
 def is_nothing(plan: StepPlan) -> bool:
-    """Whether the runtime has nothing to do and nothing to learn."""
+    """Return whether the runtime has nothing to do and nothing to forget."""
     advances = plan.scheduled or plan.finished
     return not (advances or plan.transfers or plan.copies or plan.forget)

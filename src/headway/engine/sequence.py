@@ -1,12 +1,12 @@
-"""One answer in the making: its known tokens, and how many of them are computed.
+"""A sequence: its known tokens, and how many of them are computed.
 
     known     t0 t1 t2 t3 t4 t5        prompt, then what was sampled
     computed  ────────────►            KV in place for t0 … t3
-    next step         t4 t5            the second number catches up with the first
+    next step         t4 t5            `computed` catches up with the known tokens
 
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
 
-Where a grammar leaves one token nobody has to sample it: it is known at once, and the step that
+Where a grammar leaves one token it need not be sampled: it is known at once, and the step that
 computes the sampled token computes it too (jump forward).
 
     known     t0 … t4 {                { was sampled
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 WAITING_FOR_KV = "waiting for KV"
-"""It has a row and blocks; what was computed is on its way into them."""
+"""It has a row and blocks; its KV is being copied into them."""
 MOST_FORCED = 16
-"""Forced tokens taken at once: a step that computes them stays a step of decodes."""
+"""Upper bound of forced tokens in one step, which then stays about as short as a decode step."""
 
 
 class Sequence:
@@ -108,71 +108,71 @@ class Sequence:
         self.computed = 0
         self.block_tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.host_tables: list[list[int]] = []
-        """By group: the host blocks its computed tokens are in, or on their way; mostly none."""
+        """By group: the host blocks of its computed tokens while it is swapped out."""
         self.first_live = [0] * num_groups
-        """By group: how many entries of the table are given back, out of the window's sight."""
+        """By group: how many entries of the table were released, out of the window."""
         self.shares_blocks = False
         self.room = 0
         """Tokens that its blocks hold, so that `KVCache.extend` need not be called; 0: unknown."""
         self.chain: Chain | None = None
         """The keys of its full blocks, where there is a prefix cache."""
         self.num_remembered = 0
-        """How many of its blocks the prefix cache has been told of."""
+        """How many of its blocks are listed in the prefix cache."""
         self.num_shared = 0
-        """Tokens at its beginning whose blocks others held when it began."""
+        """Tokens at its beginning whose blocks other sequences held when it started."""
         self.num_forced = 0
-        """How many of its last tokens a grammar forced, while the runtime does not know them."""
+        """How many of its last tokens a grammar forced and the runtime does not know yet."""
         self.state = WAITING
         self.known_to_runtime = False
         self.stop_ids = stop_ids
         self.max_len = max_len
         self.seed = seed
         self.scaled_len = scaled_len
-        """The length that its rope is scaled for, 0: not scaled; None: no length decides that."""
+        """The length that its RoPE is scaled for; 0: not scaled; None: scaling is not by length."""
         self.forks: list[Sequence] = []
-        """Sequences of the same request that start once this one's prompt is computed."""
+        """Sequences of the same request that start when this one's prompt is computed."""
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.takes_hits = not self.wants_prompt_logprobs
-        """Whether it may begin with what others computed."""
+        """Whether it may start behind a prefix from the cache."""
         self.kv_read = kv_read
-        """The share of its context that a token reads from `reads_from` on."""
+        """Share of the context that a token reads, from token `reads_from` on."""
         self.kv_keep = kv_keep
-        """The share of its first `chooses_at` tokens that is kept for those behind."""
+        """Share of the first `chooses_at` tokens whose KV is kept for later tokens."""
         self.kv_watched = kv_watched
-        """How many of the last of these choose by their queries, all of them at most."""
+        """How many of the last of these tokens choose, by their queries, which KV is kept."""
         self.dropped = [0] * num_groups
-        """By group: how many blocks shorter the table is for that than its tokens."""
+        """By group: how many blocks shorter the table is than its tokens: their KV was dropped."""
         self.takes_restores = True
-        """Whether it may begin with what a lower tier holds; not where that failed it once."""
+        """Whether it may start behind KV of a lower tier; not after a restore failed."""
         self.restored: dict[str, int] = {}
-        """Tokens that came, or are to come, from lower tiers, by their names."""
+        """Tokens restored from lower tiers, by tier."""
         self.source: Tier | None = None
-        """Another engine that has computed its beginning."""
+        """Another engine that has computed its prefix."""
         self.parcel_id = b""
-        """What its full blocks are known by to another engine that is to go on with it."""
+        """The name of its full blocks for another engine that is to continue it."""
         self.num_exported = 0
-        """Blocks from the beginning that have left for it."""
+        """Blocks from the beginning that were exported to that engine."""
         self.parts_at = -1
-        """The block behind which its prompt goes on otherwise than others; -1: none is known."""
+        """The block after which its prompt differs from other prompts; -1: unknown."""
         self.is_forgotten = False
-        """Whether its owner was forgotten since it came, or it failed: nothing of it is listed."""
+        """Whether its owner was forgotten or it failed: its blocks are not listed."""
         self.grammar: GrammarState | None = None
-        """Where it stands in its grammar, when it has one."""
+        """The state of its grammar, if it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
         self.first_scheduled_s: float | None = None
         self.num_cached = 0
-        """Prompt tokens whose KV was there when the sequence was first scheduled."""
+        """Prompt tokens found in the prefix cache when it was first scheduled."""
         self.num_lost = 0
-        """Tokens that were computed when it was preempted, until it comes back."""
+        """Tokens that were computed when it was preempted, until it resumes."""
         self.num_given = 0
-        """How often it gave its slot to a user below its share."""
+        """How often its slot was reclaimed for a user below its share."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
         self.policy_state: Any = None
-        """What the scheduling policy keeps of it; only the policy reads and writes it."""
+        """State of the scheduling policy; only the policy reads and writes it."""
 
     def resume(self, generated: list[int]) -> None:
-        """Go on behind tokens that another engine has generated and told."""
+        """Continue behind tokens that another engine has generated."""
         self.tokens += generated
         self.wants_prompt_logprobs = self.wants_prompt_logprobs and not generated
 
@@ -183,37 +183,37 @@ class Sequence:
         )
 
     def keys(self, block_size: int) -> Chain:
-        """The keys of its full blocks, each made when it is asked for first."""
+        """Return the keys of its full blocks, each computed on first use."""
         if self.chain is None:
             self.chain = Chain(self.tokens, self.root, block_size)
         return self.chain
 
     @property
     def root(self) -> bytes:
-        """Where the chain of its keys begins."""
+        """The root key of its chain."""
         request = self.request
         return root_key(request.principal.cache_salt, request.adapter, self.scaled_len)
 
     @property
     def reads_from(self) -> int:
-        """The first token that reads a share of its context: what is generated, or scored as if."""
+        """The first token that reads a share of its context: generated, or scored as such."""
         scored = self.request.sampling.prompt_logprobs is not None
         return 0 if scored else self.num_prompt
 
     @property
     def chooses_at(self) -> int:
-        """The tokens before which a part is kept for those behind: its prompt.
+        """The number of tokens of whose KV a share is kept: its prompt.
 
-        Half of one that is scored, so that the rest tells what the choice costs.
+        Of a prompt that is scored it is half, so that the other half shows the loss.
         """
         scored = self.request.sampling.prompt_logprobs is not None
         return self.num_prompt // 2 if scored else self.num_prompt
 
     @property
     def num_exact(self) -> int:
-        """How many of its tokens are computed as in any other request that begins with them.
+        """How many of its tokens have the KV that any other request with this prefix has.
 
-        Those behind, which see a share of their context alone, nobody else may find.
+        Later ones, which see a share of their context, must not be found by others.
         """
         if self.kv_keep < 1:
             return self.chooses_at
@@ -221,25 +221,27 @@ class Sequence:
 
     @property
     def watched_from(self) -> int:
-        """The first of its tokens whose queries choose."""
+        """The first token whose query chooses which KV is kept."""
         return max(0, self.chooses_at - self.kv_watched)
 
     @property
     def is_watched(self) -> bool:
-        """Whether queries are to choose, or have chosen and the table is not shorter yet."""
+        """Whether queries choose which KV is kept, until the table is shorter."""
         if not self.kv_watched or self.kv_keep >= 1 or any(self.dropped):
             return False
         return blocks_dropped(self.kv_keep, self.chooses_at, 1) > 0
 
     @property
     def was_watched(self) -> bool:
-        """Whether such queries were computed: what they chose is known to the runtime alone."""
+        """Whether such queries were computed; only the runtime knows what they chose."""
         return self.computed > self.watched_from and self.is_watched
 
     @property
     def most_found(self) -> int:
-        """How many of its tokens it may begin with as others computed them: not the last one, nor
-        those whose queries choose."""
+        """Upper bound of tokens that it may take from the prefix cache.
+
+        Not the last one, nor those whose queries choose.
+        """
         most = self.watched_from if self.is_watched else self.num_exact
         return min(len(self.tokens) - 1, most)
 
@@ -253,23 +255,23 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Known tokens that are not computed."""
+        """Number of known tokens that are not computed."""
         return len(self.tokens) - self.computed
 
     def num_news(self, begin: int, end: int) -> int:
-        """How many of its tokens `begin` … `end` - 1 the runtime does not know."""
+        """Return how many of its tokens `begin` … `end` - 1 the runtime does not know."""
         return end - max(begin, len(self.tokens) - self.num_forced) if self.num_forced else 0
 
     @property
     def may_jump(self) -> bool:
-        """Whether forced tokens need no logits: its log-probabilities are those of the model."""
+        """Whether forced tokens need no logits: log-probabilities would need those of the model."""
         return self.grammar is not None and self.request.sampling.logprobs is None
 
     def append(self, token_id: int) -> str | None:
-        """Append a token; returns why the sequence ends with it, or None when it goes on.
+        """Append a token; return why the sequence ends with it, or None when it goes on.
 
-        `error` is a token that the grammar does not allow, and never appended: a mask of too many
-        steps, or an executor without masks.
+        `error` is a token that the grammar does not allow, which is not appended: a mask of too
+        many steps, or an executor without masks.
         """
         if self.grammar is not None and not self.grammar.accept(token_id):
             return "error"
@@ -282,9 +284,9 @@ class Sequence:
         return "length" if len(tokens) >= self.max_len else None
 
     def take(self, sample: Sample, now_s: float, jumps: bool = False) -> SequenceUpdate:
-        """Append what was sampled up to the first token that ends the sequence.
+        """Append sampled tokens up to the first that ends the sequence; return the update.
 
-        Where it `jumps`, the tokens that its grammar forces behind that are appended too.
+        With `jumps` the tokens that its grammar forces after these are appended too.
         """
         came: list[int] = []
         update = SequenceUpdate(self.request_id, self.index, came)
@@ -315,7 +317,7 @@ class Sequence:
         return update
 
     def _following(self, sampled: list[int]) -> Iterator[int]:
-        """The tokens `sampled`, and then each that is forced where those before it are appended."""
+        """Yield the tokens `sampled`, then each forced one once those before it are appended."""
         yield from sampled
         assert self.grammar is not None
         while self.num_forced < MOST_FORCED:
@@ -326,15 +328,15 @@ class Sequence:
             yield token_id
 
     def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
-        """Append the entries that are new; a preempted prompt is computed twice, told once."""
+        """Append the new entries; those of a preempted prompt are computed twice, reported once."""
         self.prompt_logprobs += entries[max(len(self.prompt_logprobs) - start, 0) :]
 
     def hides(self, token_id: int) -> bool:
-        """Whether `token_id`, which ended the sequence, is a sign of the end and not text."""
+        """Return whether `token_id`, which ended the sequence, is a stop token and not text."""
         return token_id in self.stop_ids or (self.grammar is not None and self.grammar.ended)
 
     def introduction(self) -> NewSequence:
-        """What the runtime is told of a sequence it does not know: every token, forced ones too."""
+        """Return what introduces it to the runtime: all tokens, forced ones included."""
         sampling = self.request.sampling
         self.num_forced = 0
         watched = (self.watched_from, self.chooses_at) if self.is_watched else (0, 0)

@@ -11,7 +11,7 @@ from cached_world import CachedWorld, Machine
 from engine_world import EXAMPLES, additions, perform, swap_settings
 from fakes import with_cache
 from headway.core.kv_format import LEAST_OPEN
-from headway.engine.kv.open_blocks import fitting
+from headway.engine.kv.open_blocks import limit_to_open_blocks
 from open_world import OpenExecutor, check_open, open_world, with_open
 
 operations = st.lists(
@@ -48,8 +48,8 @@ def test_an_open_block_of_its_own_is_not_free():
     world.step()
     (sequence,) = world.engine.scheduler.running
     assert sequence.computed == 70
-    assert fitting(world.engine.kv, sequence, 200) == 58 + 128
-    assert fitting(world.engine.kv, sequence, 10) == 10
+    assert limit_to_open_blocks(world.engine.kv, sequence, 200) == 58 + 128
+    assert limit_to_open_blocks(world.engine.kv, sequence, 10) == 10
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "slo", "fair", "priority"])

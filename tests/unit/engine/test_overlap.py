@@ -182,7 +182,7 @@ def test_who_leaves_meanwhile_is_passed_over():
     world.step()
     (step,) = world.engine.scheduler.overlap.steps
     world.abort(gone)
-    assert len(step.left) == 1
+    assert len(step.released_ids) == 1
     updates, _ = world.step()
     assert [update.request_id for update in updates] == [stays]
     world.drain()

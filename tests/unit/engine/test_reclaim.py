@@ -160,7 +160,7 @@ def test_who_gave_last_is_asked_last():
 def test_what_is_lost_is_bounded(monkeypatch):
     """Without a prefix cache every slot that is given back costs a context: a tenth of the time
     may go there, and then B waits for a slot to come free."""
-    monkeypatch.setattr(reclaim, "BURST_S", 0.05)
+    monkeypatch.setattr(reclaim, "RECOMPUTE_BURST_S", 0.05)
     world = crowded("slo", prefix_cache="")
     engine = world.engine
     engine.scheduler.reclaim._credit_s = 0.05
@@ -258,7 +258,8 @@ def test_what_users_hold_is_not_counted_in_each_step():
     began_s, steps = world.clock.now_s(), 60
     for _ in range(steps):
         assert world.step()[1].user_slots == {"A": (8.0, 1.0)}
-    assert 2 <= len(counted) <= (world.clock.now_s() - began_s) / reclaim.RECOUNT_S + 1 < steps / 4
+    most = (world.clock.now_s() - began_s) / reclaim.HOLDINGS_MAX_AGE_S + 1
+    assert 2 <= len(counted) <= most < steps / 4
 
 
 def test_who_may_not_reclaim_is_told_of_the_rows():

@@ -16,10 +16,10 @@ POLICIES = ["fcfs", "priority", "fair", "slo"]
 def test_worked_example_of_growth():
     """The docstring's: 8 tokens and 2 to come, 4 and 6; a newcomer of 3 and 6 takes 6 more."""
     profile = Profile([(2, 8), (6, 4)])
-    assert profile.most(6, 3) == 6
-    assert profile.most(0, 3) == 4 - 3  # it ends at once, and gives back what it holds
-    assert profile.most(50, 3) == 50 - 8 - 4 + 0 * 3
-    assert Profile([]).most(7, 3) == 7
+    assert profile.peak(6, 3) == 6
+    assert profile.peak(0, 3) == 4 - 3  # it ends at once, and gives back what it holds
+    assert profile.peak(50, 3) == 50 - 8 - 4 + 0 * 3
+    assert Profile([]).peak(7, 3) == 7
 
 
 rows = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9)), max_size=8)
@@ -30,7 +30,7 @@ def test_most_is_what_counting_step_by_step_finds(rows, newcomer):
     """Who still runs has grown by a token a step; who has ended has given back what it held."""
     everybody = [*rows, newcomer]
     after = [sum(step if left >= step else -held for left, held in everybody) for step in range(10)]
-    assert Profile(rows).most(*newcomer) == max(0, *after)
+    assert Profile(rows).peak(*newcomer) == max(0, *after)
 
 
 def test_lengths_are_told_by_those_that_were_longer():
@@ -205,7 +205,7 @@ def test_classes_are_learned_apart():
 
 
 def test_a_refusal_is_not_counted_anew_in_each_step(monkeypatch):
-    """While nobody leaves, rows are sorted once in `LOOK_AGAIN` steps, for all who wait."""
+    """While nobody leaves, rows are sorted once in `RETRY_STEPS` steps, for all who wait."""
     counted = []
 
     class Counted(Profile):
@@ -223,7 +223,7 @@ def test_a_refusal_is_not_counted_anew_in_each_step(monkeypatch):
     for _ in range(24):
         world.step()
     assert len(world.engine.scheduler.running) == 1
-    assert len(counted) <= 24 // room.LOOK_AGAIN + 1
+    assert len(counted) <= 24 // room.RETRY_STEPS + 1
     world.drain()
 
 
