@@ -6,9 +6,9 @@ cell is the time and its share of the ceiling: the weights' bytes over the bandw
 multiplications over the peak, whichever takes longer; both are measured in the same run. The peak
 of a format is the best that its own kernel or torch reached on a GEMM that the caches hold.
 `--formats` also knows those of others' checkpoints: "int4 fp32", "int4 zeros", "Q4_K", "Q5_K",
-"Q6_K", "Q8_0", "FP8", "FP8 blocks". Weights come from memory: copies take turns. With one thread
-time is what it has computed, so other work on the machine hardly counts. `--set` takes another
-instruction set than the best.
+"Q6_K", "Q8_0", "int8 by 64" (inputs as W8A8 folders have them), "FP8", "FP8 blocks". Weights come
+from memory: copies take turns. With one thread time is what it has computed, so other work on the
+machine hardly counts. `--set` takes another instruction set than the best.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from common import heading, line
-from headway.core.formats import INT8, Format
+from headway.core.formats import INT8, ROTATED_INT8, Format
 from headway.core.machine import last_level_cache_bytes, processor_name
 from headway.runtime.native.checks import in_supers
 from headway.runtime.native.fp8 import NativeFp8Linear
@@ -93,6 +93,7 @@ def of_others(group: int) -> dict[str, Format]:
         "int4 zeros": Format("int4", group, offsets="zeros"),
         **{name: gguf_blocks.PACKINGS[name].format for name in ("Q4_K", "Q5_K", "Q6_K")},
         "Q8_0": Format("int8", 32),
+        "int8 by 64": INT8,
         "FP8": Format("fp8"),
         "FP8 blocks": Format("fp8", 128),
     }
@@ -125,7 +126,7 @@ def rounded_case(library: NativeLibrary, format: Format, outputs: int, inputs: i
 def cases(library: NativeLibrary, group: int) -> dict[str, Callable[[int, int], Case]]:
     """Column → how to make its case for (outputs, inputs)."""
     linear = NativeLinear(library)
-    rounded = {"int8": INT8, "int4": Format("int4", group)}
+    rounded = {"int8": ROTATED_INT8, "int4": Format("int4", group)}
 
     def native(kernel: Any, dtype: torch.dtype) -> Callable[[int, int], Case]:
         return lambda outputs, inputs: native_case(kernel, dtype, outputs, inputs)

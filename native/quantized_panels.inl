@@ -84,22 +84,22 @@ void rotate(float* x, int64_t count, int64_t size) {
             }
 }
 
-// The same for blocks of 64, whose numbers stay in registers.
-void rotate_64(float* x, int64_t count) {
+// The same for blocks of 64, whose numbers stay in registers: those of x from `first` on, to `to`.
+template <Type type>
+void rotate_64(const void* x, int64_t first, int64_t count, float* to) {
     constexpr int vectors = 64 / lanes;
     Ints lane_of;
     for (int lane = 0; lane < lanes; ++lane) lane_of[lane] = lane;
-    for (const float* end = x + count; x < end; x += 64) {
+    for (const float* end = to + count; to < end; to += 64, first += 64) {
         Floats values[vectors];
-        for (int i = 0; i < vectors; ++i) values[i] = load<Floats>(x + i * lanes);
+        for (int i = 0; i < vectors; ++i) values[i] = floats_at(x, first + i * lanes, type);
 #pragma GCC unroll 4
         for (int distance = 1; distance < lanes; distance *= 2) {
-            // minus where the distance's bit is set
-            const Ints sign = (lane_of & distance) != 0 ? Ints{} + INT32_MIN : Ints{};
+            // -1 where the distance's bit is set: a multiply-add is exact up to its sum
+            const Floats sign = (lane_of & distance) != 0 ? all(-1) : all(1);
 #pragma GCC unroll 8
             for (int i = 0; i < vectors; ++i)
-                values[i] = __builtin_shuffle(values[i], lane_of ^ distance) +
-                            bits_of<Floats>(bits_of<Ints>(values[i]) ^ sign);
+                values[i] = values[i] * sign + __builtin_shuffle(values[i], lane_of ^ distance);
         }
 #pragma GCC unroll 4
         for (int distance = 1; distance < vectors; distance *= 2)
@@ -110,7 +110,7 @@ void rotate_64(float* x, int64_t count) {
                 values[i] = one + other;
                 values[i + distance] = one - other;
             }
-        for (int i = 0; i < vectors; ++i) store(x + i * lanes, values[i]);
+        for (int i = 0; i < vectors; ++i) store(to + i * lanes, values[i]);
     }
 }
 
@@ -119,10 +119,14 @@ inline int64_t rotation_of(int64_t inputs) {
     return std::min(inputs & -inputs, Layout::longest_rotation);
 }
 
-inline void rotate_row(float* x, int64_t inputs) {
+// `inputs` numbers of x from `first` on, rotated, to `to`, which has room for whole vectors.
+template <Type type>
+void rotate_row(const void* x, int64_t first, int64_t inputs, float* to) {
     const int64_t size = rotation_of(inputs);
-    if (size == 64) rotate_64(x, inputs);
-    else rotate(x, inputs, size);
+    if (size == 64) return rotate_64<type>(x, first, inputs, to);
+    for (int64_t i = 0; i < inputs; i += lanes)
+        store(to + i, floats_before(x, first + i, first + inputs, type));
+    rotate(to, inputs, size);
 }
 
 // One row: x = q · scale with |q| at most 127, and a scale for each block. A block of zeros has scale
@@ -170,31 +174,32 @@ void quantize_row(const Rows& job, const void* x, int64_t first, int64_t row) {
 
 // The same of a row whose inputs stand in an order of their own, or are rotated; `copy` has room for
 // whole vectors.
+template <Type type>
 void quantize_copy(const Rows& job, int64_t row, float* copy) {
-    const int64_t first = row * job.inputs, end = first + job.inputs;
+    const int64_t first = row * job.inputs;
     if (job.order)
         for (int64_t i = 0; i < job.inputs; ++i)
-            copy[i] = number_at(job.x, first + job.order[i], job.type);
-    else
-        for (int64_t i = 0; i < job.inputs; i += lanes)
-            store(copy + i, floats_before(job.x, first + i, end, job.type));
-    if (Layout(job.layout).rotated) rotate_row(copy, job.inputs);
+            copy[i] = number_at(job.x, first + job.order[i], type);
+    else rotate_row<type>(job.x, first, job.inputs, copy);
     quantize_row<Type::f32>(job, copy, 0, row);
+}
+
+template <Type type>
+void quantize_some(const Rows& job, int64_t row, int64_t end) {
+    const bool copies = job.order || Layout(job.layout).rotated;
+    std::vector<float> copy(copies ? job.inputs + lanes : 0);
+    for (; row < end; ++row)
+        if (copies) quantize_copy<type>(job, row, copy.data());
+        else quantize_row<type>(job, job.x, row * job.inputs, row);
 }
 
 void quantize_rows(Pool& pool, const Rows& job) {
     const int64_t block = std::max<int64_t>(1, 16384 / job.inputs);
-    const bool copies = job.order || Layout(job.layout).rotated;
     pool.run((job.tokens + block - 1) / block, [&](int64_t chunk, int) {
-        const int64_t end = std::min(job.tokens, (chunk + 1) * block);
-        std::vector<float> copy(copies ? job.inputs + lanes : 0);
-        for (int64_t row = chunk * block; row < end; ++row) {
-            const int64_t first = row * job.inputs;
-            if (copies) quantize_copy(job, row, copy.data());
-            else if (job.type == Type::f32) quantize_row<Type::f32>(job, job.x, first, row);
-            else if (job.type == Type::bf16) quantize_row<Type::bf16>(job, job.x, first, row);
-            else quantize_row<Type::f16>(job, job.x, first, row);
-        }
+        const int64_t row = chunk * block, end = std::min(job.tokens, row + block);
+        if (job.type == Type::f32) quantize_some<Type::f32>(job, row, end);
+        else if (job.type == Type::bf16) quantize_some<Type::bf16>(job, row, end);
+        else quantize_some<Type::f16>(job, row, end);
     });
 }
 

@@ -151,9 +151,9 @@ struct LevelTiles {
             const int64_t lines = parts_of(bytes, at.tiles * tile_bytes);
             PanelAhead{next + at.tile * lines * tile_bytes, next, lines, -1}.fetch(0);
         } else if (whole) {
-            const int64_t units = parts_of(strip.inputs, strip.unit);
-            strip.ahead.lines = parts_of(bytes, units * tile_bytes);
+            strip.ahead.lines = lines_of_step;
         }
+        if constexpr (whole) return add_whole(shape, at, b, sums, strip);
         for (int row = 0; row < at.rows; row += tile_height) {
             const int height = std::min(tile_height, at.rows - row);
             shape.set(height, height, std::min(strip.unit, tile_bytes));
@@ -165,6 +165,57 @@ struct LevelTiles {
             add_some(height, from, at.steps, b, sums + row * sum_step, at.step == 0, strip);
             strip.ahead.lines = 0;
         }
+    }
+
+    // Up to 32 rows of a weight without groups, whose blocks are as many steps of a panel as tiles read
+    // them: four sums are held at a time (tiles.inl).
+    void add_whole(TileShape& shape, const TilePlace& at, const char* b, char* sums,
+                   Strip& strip) const {
+        const int64_t first = at.step * step_bytes, tile = at.row / tile_height;
+        const char* from = rows + at.row * row_bytes + first;
+        strip.scales = row_scales + (tile * blocks + first / layout.block()) * tile_height;
+        shape.set(std::min(at.rows, tile_height), std::max(1, at.rows - tile_height));
+        const bool fresh = at.step == 0;
+        if (at.rows > tile_height) add_blocks<true, tile_height>(from, b, sums, fresh, strip);
+        else if (at.rows > 8) add_blocks<false, tile_height>(from, b, sums, fresh, strip);
+        else add_blocks<false, 8>(from, b, sums, fresh, strip);
+    }
+
+    // While a block is multiplied the integers of the block before it join the sums, one tile a step.
+    template <bool two, int rows>
+    void add_blocks(const char* a, const char* b, char* sums, bool fresh, Strip& strip) const {
+        constexpr int tiles = two ? 4 : 2, tile_size = tile_height * tile_bytes;
+        const int64_t steps = strip.inputs / tile_bytes, steps_of_block = layout.block() / tile_bytes;
+        alignas(64) char products[2][4][tile_size];
+        const auto join = [&](int64_t block, int tile) HEADWAY_INLINE {
+            const char* integers = products[block % 2][tile];
+            const float* of_rows = strip.scales + ((tile / 2) * blocks + block) * tile_height;
+            char* to = sums + (tile / 2) * second_sums + (tile % 2) * tile_bytes;
+            each<rows>([&](auto r) HEADWAY_INLINE {
+                const Floats sum = fresh && block == 0 ? Floats{} : load<Floats>(to + r * sum_step);
+                const Ints number = load<Ints>(integers + tile_bytes * r);
+                store(to + r * sum_step,
+                      _mm512_fmadd_ps(__builtin_convertvector(number, Floats), all(of_rows[r]), sum));
+            });
+        };
+        int64_t step = 0, block = 0;
+        for (; step < steps; ++block) {
+            const int64_t end = std::min(steps, step + steps_of_block);
+            int joined = block ? 0 : tiles;
+            open_sums<two>(nullptr, true);
+            for (; step < end; ++step) {
+                strip.ahead.fetch(step);
+                add_step<false, two>(a + step * tile_bytes, row_bytes, b + step * step_of_panel);
+                if (joined < tiles) join(block - 1, joined++);
+            }
+            while (joined < tiles) join(block - 1, joined++);
+            char* to = products[block % 2][0];
+            HEADWAY_STORE_TILE(0, to, tile_bytes);
+            HEADWAY_STORE_TILE(1, to + tile_size, tile_bytes);
+            if constexpr (two) HEADWAY_STORE_TILE(2, to + 2 * tile_size, tile_bytes);
+            if constexpr (two) HEADWAY_STORE_TILE(3, to + 3 * tile_size, tile_bytes);
+        }
+        for (int tile = 0; tile < tiles; ++tile) join(block - 1, tile);
     }
 
     void add_some(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
@@ -204,17 +255,16 @@ struct LevelTiles {
             });
             const char* levels = b + 64 * half;
             const char *scales = b + 64 * half, *offsets = scales + steps * scale_bytes;
-            if (!whole) levels += steps * (scale_bytes + offset_bytes());
+            levels += steps * (scale_bytes + offset_bytes());
             const auto join = [&](int64_t n) HEADWAY_INLINE {
                 const int64_t group = n >> units_of_group;
                 const float* of_rows = strip.scales + (n >> units_of_block) * tile_height;
                 const char* integers = products[n % 4];
-                Floats scale{};
-                if (!whole) scale = load<Floats>(scales + group * scale_bytes);
+                const Floats scale = load<Floats>(scales + group * scale_bytes);
                 each<rows>([&](auto r) HEADWAY_INLINE {
                     const Ints unit = load<Ints>(integers + 64 * r);
                     const Floats of_row = all(of_rows[r]);
-                    found[r] += __builtin_convertvector(unit, Floats) * (whole ? of_row : scale * of_row);
+                    found[r] += __builtin_convertvector(unit, Floats) * (scale * of_row);
                 });
                 if (!layout.adds() || (n + 1) >> units_of_group == group) return;
                 const Floats offset = load<Floats>(offsets + group * scale_bytes);

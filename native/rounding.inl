@@ -45,12 +45,10 @@ float round_group(const void* weight, int64_t first, int64_t end, bool int4, int
 
 // A row rotated, and divided by the rotation's size: its product with a rotated row of inputs is as
 // before.
+template <Type type>
 void copy_rotated(const RoundWeight& job, int64_t row, std::vector<float>& copy) {
     copy.resize(job.inputs + lanes);
-    const int64_t first = row * job.inputs, end = first + job.inputs;
-    for (int64_t i = 0; i < job.inputs; i += lanes)
-        store(copy.data() + i, floats_before(job.weight, first + i, end, job.type));
-    rotate_row(copy.data(), job.inputs);
+    rotate_row<type>(job.weight, row * job.inputs, job.inputs, copy.data());
     const float inverse = 1.0f / static_cast<float>(rotation_of(job.inputs));
     for (float& number : copy) number *= inverse;
 }
@@ -70,7 +68,7 @@ void round_panels(Pool& pool, const RoundWeight& job) {
         for (int64_t row = 0; row < outputs; ++row) {
             int8_t* to = levels.data() + row * job.inputs;
             if (layout.rotated) {
-                copy_rotated(job, first + row, copy);
+                copy_rotated<type>(job, first + row, copy);
                 job.scales[first + row] =
                     round_group<Type::f32>(copy.data(), 0, job.inputs, false, to);
                 continue;

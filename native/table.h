@@ -130,7 +130,7 @@ struct Layout {
           rotated(code & is_rotated) {}
 
     // Inputs of a row that share a scale, a power of two; the last block may be shorter.
-    int64_t block() const { return rotated ? 256 : group && group <= 32 ? 32 : 64; }
+    int64_t block() const { return rotated ? 512 : group && group <= 32 ? 32 : 64; }
 
     // Inputs whose products are added up as integers: those that share both scales.
     int64_t unit() const { return group && group < block() ? group : block(); }

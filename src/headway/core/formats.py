@@ -66,10 +66,10 @@ class Format:
         """Inputs of a row that share a scale where activations are rounded to int8.
 
         An outlier costs its block's neighbours their last bits, so blocks are short; a rotation
-        spreads it over 64 inputs, and then 256 can share a scale (docs/kernels.md).
+        spreads it over 64 inputs, and then 512 can share a scale (docs/kernels.md).
         """
         if self.rotated:
-            return 256
+            return 512
         return 32 if 0 < self.group <= 32 else 64
 
     @property

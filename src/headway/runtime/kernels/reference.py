@@ -42,7 +42,7 @@ def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None)
 
     Inputs are levels q · a, with a scale for each block of a row (`Format.block`). Inputs that
     share both scales are a unit: I is the sum of q · level over it and S that of q, integers that
-    fp32 holds exactly (256 · 127 · 128 is below 2^24). All else is fp32, and + is rounded together
+    fp32 holds exactly (512 · 127 · 128 is below 2^24). All else is fp32, and + is rounded together
     with the product before it:
 
         whole outputs     of units, first to last     sum = I · a + sum
