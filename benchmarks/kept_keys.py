@@ -2,11 +2,10 @@
 
 The model reads everything, and with `--kv-read` the best blocks alone, once with the layers of
 `--whole-layers` whole and once without any; or with `--option kv-keep` it keeps that much of a
-prompt, chosen by each of `--method`. Each row answers lookups whose question stands so many
-characters behind the list, and is compared with the whole model on windows of text, every token of
-which is read as if it had been generated; of prompts that are kept in part, those of the second
-half. Shares of KV are those of `--context` tokens, over all layers; bounds of keys count as held
-and as read.
+prompt. Each row answers lookups whose question stands so many characters behind the list, and is
+compared with the whole model on windows of text, every token of which is read as if it had been
+generated; of prompts that are kept in part, those of the second half. Shares of KV are those of
+`--context` tokens, over all layers; bounds of keys count as held and as read.
 
 `--published smollm2` (or gemma3-270m) measures published weights of 16 bits instead: the ratio of
 perplexities on wikitext-2, scored behind the first half of windows of `--window` tokens, and how
@@ -218,7 +217,6 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", default=None)
     parser.add_argument("--keep", default="50,25,12.5", help="percent that is read or kept")
     parser.add_argument("--option", choices=("kv-read", "kv-keep"), default="kv-read")
-    parser.add_argument("--method", default="keydiff", help="keydiff,snapkv,h2o; with kv-keep")
     parser.add_argument("--whole-layers", default="1,2")
     parser.add_argument("--distance", default="0,300,800", help="characters before the question")
     parser.add_argument("--questions", type=int, default=10, help="a third of the lookups")
@@ -254,12 +252,9 @@ def main() -> None:
         path = Path(place, "whole.yaml")
         rows = ", ".join(f"{layer}: whole" for layer in chosen.whole_layers.split(","))
         path.write_text(f"layers: {{{rows}}}\n")
-        methods = chosen.method.split(",") if chosen.option == "kv-keep" else [""]
-        kinds = itertools.product(chosen.keep.split(","), ("", str(path)), methods)
-        for percent, file, method in kinds:
-            given = f"{percent}%:{method}" if method else f"{percent}%"
-            share = {chosen.option.replace("-", "_"): given, "kv_layers": file}
-            name = given + (f", layers {chosen.whole_layers} whole" if file else "")
+        for percent, file in itertools.product(chosen.keep.split(","), ("", str(path))):
+            share = {chosen.option.replace("-", "_"): f"{percent}%", "kv_layers": file}
+            name = f"{percent}%" + (f", layers {chosen.whole_layers} whole" if file else "")
             model = FolderModel(folder, **options, **share)
             print(row(name, model, whole, chosen), flush=True)
 

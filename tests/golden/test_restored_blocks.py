@@ -30,7 +30,6 @@ KINDS = {
     "int4, first layer exact": {"kv_cache_dtype": "int4", "kv_cache_dtype_skip_layers": "0"},
     "sdpa": {"attention_backend": "sdpa"},
     "kept": {"kv_keep": "40%", "kv_cache_dtype": "int8"},
-    "kept by snapkv": {"kv_keep": "40%:snapkv"},
     "sinks": {"kv_layers": "layers: {0: {window: 40, sinks: 3}}"},
 }
 PROMPT = [3 + number * 7 % 50 for number in range(300)]

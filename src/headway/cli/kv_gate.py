@@ -17,7 +17,7 @@ import msgspec
 
 from headway.core.clock import SystemClock
 from headway.core.errors import UsageError
-from headway.core.kv_keep import KEYDIFF, keep_method, keep_share
+from headway.core.kv_keep import keep_share
 from headway.core.kv_read import read_share
 from headway.core.model_spec import read_model_spec
 from headway.core.options import EngineOptions
@@ -60,8 +60,6 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
     }
     if engine.kv_keep:
         facts["keep"] = [keep_share(engine.kv_keep), [layer.chooses for layer in layers]]
-        method = keep_method(engine.kv_keep)
-        facts |= {"method": method} if method != KEYDIFF else {}
     defaults = EngineOptions()
     given = {name: getattr(engine, name) for name in GIVEN_ALIKE}
     facts |= {name: value for name, value in given.items() if value != getattr(defaults, name)}

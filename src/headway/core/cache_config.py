@@ -7,7 +7,6 @@ derives stand in the option table (`core.options.tables`) and nowhere else.
 from dataclasses import dataclass
 
 from headway.core.dealt import Dealt
-from headway.core.kv_keep import KEYDIFF, WATCHED, Keeping
 from headway.core.options import EngineOptions
 
 DEFAULTS = EngineOptions()
@@ -37,8 +36,6 @@ class CacheConfig:
     """The groups of these layers."""
     keep: float = 1.0
     """The share of a prompt that is kept there, unless its request says more."""
-    keep_method: str = KEYDIFF
-    """By which what is kept is chosen, a row of `core.kv_keep.WATCHED`."""
     open_blocks: bool = False
     """Whether the last of `num_blocks` are of one more group, which holds the blocks that a format
     has not rounded yet: what is seen there is the block of the next token."""
@@ -64,19 +61,9 @@ class CacheConfig:
     """Most bytes a second that are written there; 0 writes through, without a limit."""
 
     @property
-    def keeping(self) -> Keeping:
-        """Who chooses what is kept, and how."""
-        return Keeping(self.choosing, self.keep_method)
-
-    @property
     def kept(self) -> str:
-        """The share and who chooses, "0.25:snapkv"; "1" where all is kept."""
-        return f"{self.keep:g}:{self.keep_method}" if self.choosing else "1"
-
-    @property
-    def watched(self) -> int:
-        """How many of a prompt's last tokens choose by their queries."""
-        return WATCHED[self.keep_method]
+        """The share of a prompt that is kept, as `/stats` has it: "0.25", or "1" for all."""
+        return f"{self.keep:g}"
 
     @property
     def dealt(self) -> Dealt | None:

@@ -6,17 +6,12 @@ serves them all. Worked example, a share of 25%, blocks of 16, a prompt of 1,000
 be a quarter, 46 blocks are given up, 264 tokens are kept, and the keys of token 1,000 lie where
 those of 264 would.
 
-Which are the best is a method's to say, "25%:snapkv":
-
-    keydiff   whose keys are least like the others' (Park et al. 2025); no query is needed
-    snapkv    at which the last 16 tokens of the prompt look most (Li et al. 2024)
-    h2o       at which all tokens of the prompt look most, in sum (Zhang et al. 2023)
+The best are those whose keys are least like the others' (KeyDiff: Park et al. 2025).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from typing import NamedTuple
 
 from headway.core.errors import UsageError
 from headway.core.kv_read import read_share
@@ -27,35 +22,17 @@ FEWEST = 64
 """Tokens that are kept at the least: short prompts gain nothing and lose most."""
 FIRST, NEWEST = 4, 16
 """Tokens at both ends of a prompt that every head keeps."""
-KEYDIFF, SNAPKV, H2O = "keydiff", "snapkv", "h2o"
-WATCHED = {KEYDIFF: 0, SNAPKV: NEWEST, H2O: 2**40}
-"""By method how many of a prompt's last tokens choose by their queries; all of them at most."""
-
-
-class Keeping(NamedTuple):
-    """The KV groups whose layers choose, and by which method."""
-
-    groups: tuple[int, ...] = ()
-    method: str = KEYDIFF
-
-
-ALL_KEPT = Keeping()
 
 
 def keep_share(text: str) -> float:
-    """The share that `text` names, "25%" or "0.25:h2o", 1 where it is empty; UsageError else."""
-    keep_method(text)
-    return read_share(text.partition(":")[0], OPTION)
-
-
-def keep_method(text: str) -> str:
-    """The method that `text` names, "25%:snapkv", or keydiff; UsageError for what is none."""
-    share, colon, method = text.partition(":")
-    if colon and not (share and method in WATCHED):
+    """Return the share that `text` names, as "25%", or 1 where it is empty; UsageError else."""
+    share, colon, _ = text.partition(":")
+    if colon:
         raise UsageError(
-            f"{OPTION} is {text[:64]!r}.", f"Give a share and one of {', '.join(WATCHED)}: 25%:h2o."
+            f"{OPTION} is {text[:64]!r}, and methods are gone: KeyDiff alone chooses.",
+            f"Give a share alone, {share[:16] or '25%'}.",
         )
-    return method or KEYDIFF
+    return read_share(share, OPTION)
 
 
 def blocks_dropped(share: float, num_tokens: int, block_size: int) -> int:

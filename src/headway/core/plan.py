@@ -37,7 +37,6 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     `n` sequences of one request apart. `stop_ids` are held back until `min_tokens` are out. From
     position `reads_from` on a token reads the share `kv_read` of its blocks, where a layer chooses.
     `dropped` says by KV group how many blocks its table is shorter than its tokens, as of `Shrink`.
-    The queries of the tokens from `watch_from` to before `watch_to` choose what that keeps.
     `scaled_len` is the length that its rope is scaled for, 0: not scaled (`RopeSpec.scaled_len`).
     """
 
@@ -52,8 +51,6 @@ class NewSequence(msgspec.Struct, array_like=True, gc=False):
     kv_read: float = 1.0
     reads_from: int = 0
     dropped: list[int] = []
-    watch_from: int = 0
-    watch_to: int = 0
     scaled_len: int = 0
 
 
@@ -122,10 +119,9 @@ class BlockCopy(msgspec.Struct, array_like=True, gc=False):
 class Shrink(msgspec.Struct, array_like=True, gc=False):
     """Of the first `num_tokens` of a sequence each head of `group` keeps as many as `blocks` need.
 
-    They are chosen by the runtime, from the keys in `sources` or by the queries that it watched,
-    and lie in `blocks` from now on, in their order; whatever comes behind follows. The table is
-    len(sources) - len(blocks) entries shorter, for good. Worked example, blocks of 4, a prompt of
-    18 tokens that shrinks by 2 blocks:
+    They are chosen by the runtime from the keys in `sources`, and lie in `blocks` from now on, in
+    their order; whatever comes behind follows. The table is len(sources) - len(blocks) entries
+    shorter, for good. Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
 
         sources [3 8 1 5 2]   blocks [9 4 7]   10 tokens are kept, token 18 lies in block 7, slot 2
     """

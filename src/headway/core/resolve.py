@@ -21,7 +21,7 @@ from headway.core.drafter import DrafterPlan, plan_drafter
 from headway.core.errors import UsageError
 from headway.core.kv_disk import plan_disk
 from headway.core.kv_format import kv_format
-from headway.core.kv_keep import keep_method, keep_share
+from headway.core.kv_keep import keep_share
 from headway.core.kv_read import read_share
 from headway.core.kv_states import checkpoint_blocks, refuse_unread
 from headway.core.machine import Machine
@@ -192,7 +192,6 @@ def resolve(
             chooses=tuple(layer.chooses for layer in model.layers) if options.kv_keep else (),
             choosing=tuple(i for i, group in enumerate(model.kv_groups) if group.chooses),
             keep=keep_share(options.kv_keep),
-            keep_method=keep_method(options.kv_keep),
             state_every=checkpoint_blocks(model, kv_dtype, block_size),
             block_size=block_size,
             open_blocks=bool(kv_format(kv_dtype).block_size),

@@ -102,14 +102,10 @@ def bisect_step(
     """The result of a step that raised, without the rows that raise by themselves: those `failed`.
 
     A row that copies a block, or whose table shrinks, is put back into the queue instead, for what
-    it read from may be another's by now; it computes all of itself again. So does one whose earlier
-    queries were watched, since it is introduced anew.
+    it read from may be another's by now; it computes all of itself again.
     """
     copying = {copy.sequence_id for copy in plan.copies}
     copying |= {shrink.sequence_id for shrink in plan.shrinks}
-    planned = {row.sequence_id for row in plan.scheduled}
-    watched = {s.sequence_id for s in scheduler.running if s.was_watched}
-    copying |= watched & planned
     for sequence in [s for s in scheduler.running if s.sequence_id in copying]:
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)

@@ -179,7 +179,6 @@ class Engine:
                 seed=self._seed(request),
                 kv_read=self.settings.cache.read if request.kv_read is None else request.kv_read,
                 kv_keep=self.settings.cache.keep if request.kv_keep is None else request.kv_keep,
-                kv_watched=self.settings.cache.watched,
                 scaled_len=scaled_len(request, self.settings),
             )
             sequence.resume(known)

@@ -27,11 +27,11 @@ def start_forks(
 
     The prompt of `parent` is computed: its forks share all but the last token, and each computes
     that one again, as a decode row, for a sample of its own. Those that wait compute the prompt
-    themselves, as all do where its queries choose which KV is kept.
+    themselves.
     """
     forks, parent.forks = parent.forks, []
     shared = parent.num_prompt - 1
-    is_there = parent.computed >= parent.num_prompt and not parent.is_watched
+    is_there = parent.computed >= parent.num_prompt
     if kv.states is not None:
         is_there = parent.computed == shared or not shared
     started = forks[: max(num_rows, 0)] if is_there else []

@@ -10,7 +10,6 @@ may not have read what was sent to it.
 import msgspec
 
 from headway.core.errors import RequestError, ServerFaultError, ShedError
-from headway.core.kv_keep import KEYDIFF
 from headway.core.options import plain
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
@@ -133,8 +132,6 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     chooses: list[bool] = []
     """By layer whether it keeps a part of a prompt alone, as of `CacheConfig`."""
     kv_keep: float = 1.0
-    kv_method: str = KEYDIFF
-    """By which these layers choose."""
 
 
 class Steps(msgspec.Struct, array_like=True, tag=3):

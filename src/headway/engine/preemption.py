@@ -74,11 +74,8 @@ class Preemption:
     # ── the choice ──────────────────────────────────────────────────────────────────────────
 
     def is_cheaper(self, victim: Sequence) -> bool:
-        """Whether to copy what `victim` has computed rather than compute it again.
-
-        What its queries looked at is in no block: then it is computed again.
-        """
-        if not self.host.num_blocks or not victim.computed or victim.was_watched:
+        """Whether to copy what `victim` has computed rather than compute it again."""
+        if not self.host.num_blocks or not victim.computed:
             return False
         counts = [len(blocks) for blocks in self.kv.live_blocks(victim)]
         if not any(counts) or not self.host.has_room(counts):

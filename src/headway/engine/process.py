@@ -234,7 +234,6 @@ def introduction(engine: Engine) -> messages.Ready:
         kv_read=settings.cache.read,
         chooses=list(settings.cache.chooses),
         kv_keep=settings.cache.keep,
-        kv_method=settings.cache.keep_method,
     )
 
 

@@ -17,7 +17,6 @@ computes the sampled token computes it too (jump forward).
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from headway.core.kv_keep import blocks_dropped
 from headway.core.plan import NewSequence, Sample
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
 from headway.engine.chain import Chain, root_key
@@ -53,7 +52,6 @@ class Sequence:
         "known_to_runtime",
         "kv_keep",
         "kv_read",
-        "kv_watched",
         "max_len",
         "num_cached",
         "num_exported",
@@ -96,7 +94,6 @@ class Sequence:
         seed: int,
         kv_read: float = 1.0,
         kv_keep: float = 1.0,
-        kv_watched: int = 0,
         scaled_len: int | None = None,
     ) -> None:
         self.sequence_id = sequence_id
@@ -138,8 +135,6 @@ class Sequence:
         """Share of the context that a token reads, from token `reads_from` on."""
         self.kv_keep = kv_keep
         """Share of the first `chooses_at` tokens whose KV is kept for later tokens."""
-        self.kv_watched = kv_watched
-        """How many of the last of these tokens choose, by their queries, which KV is kept."""
         self.dropped = [0] * num_groups
         """By group: how many blocks shorter the table is than its tokens: their KV was dropped."""
         self.takes_restores = True
@@ -220,30 +215,9 @@ class Sequence:
         return len(self.tokens) if self.kv_read >= 1 else self.reads_from
 
     @property
-    def watched_from(self) -> int:
-        """The first token whose query chooses which KV is kept."""
-        return max(0, self.chooses_at - self.kv_watched)
-
-    @property
-    def is_watched(self) -> bool:
-        """Whether queries choose which KV is kept, until the table is shorter."""
-        if not self.kv_watched or self.kv_keep >= 1 or any(self.dropped):
-            return False
-        return blocks_dropped(self.kv_keep, self.chooses_at, 1) > 0
-
-    @property
-    def was_watched(self) -> bool:
-        """Whether such queries were computed; only the runtime knows what they chose."""
-        return self.computed > self.watched_from and self.is_watched
-
-    @property
     def most_found(self) -> int:
-        """Upper bound of tokens that it may take from the prefix cache.
-
-        Not the last one, nor those whose queries choose.
-        """
-        most = self.watched_from if self.is_watched else self.num_exact
-        return min(len(self.tokens) - 1, most)
+        """Upper bound of tokens that it may take from the prefix cache: not the last one."""
+        return min(len(self.tokens) - 1, self.num_exact)
 
     @property
     def num_known(self) -> int:
@@ -339,7 +313,6 @@ class Sequence:
         """Return what introduces it to the runtime: all tokens, forced ones included."""
         sampling = self.request.sampling
         self.num_forced = 0
-        watched = (self.watched_from, self.chooses_at) if self.is_watched else (0, 0)
         return NewSequence(
             self.sequence_id,
             self.index,
@@ -352,7 +325,6 @@ class Sequence:
             self.kv_read,
             self.reads_from,
             list(self.dropped) if any(self.dropped) else [],
-            *watched,
             self.scaled_len or 0,
         )
 

@@ -17,11 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.kv_keep import ALL_KEPT, Keeping
 from headway.core.kv_read import FEWEST
 from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
 from headway.runtime.rope import Prompt, RopeRows
-from headway.runtime.watched import Seen, Watch, Watched
 
 INT = np.int64
 
@@ -37,7 +35,6 @@ class WorkerSequence:
         "new",
         "num_blocks",
         "row",
-        "watched",
     )
 
     def __init__(self, new: NewSequence, row: int, num_groups: int) -> None:
@@ -46,7 +43,6 @@ class WorkerSequence:
         self.num_blocks = [0] * num_groups
         self.dropped = list(new.dropped) or [0] * num_groups
         self.generated = list(new.token_ids[new.num_prompt_tokens :])
-        self.watched = Watched(new.watch_from, new.watch_to) if new.watch_to else None
         self.last_step = -1
         self.mask = 0
         """Which of the sequence's masks in this step is that of the next token."""
@@ -113,8 +109,6 @@ class Batch:
     """The rows of the rope tables where they are not the positions."""
     rope_prompt: Prompt | None = None
     """The tokens whose rows of the rope tables are to be filled."""
-    watch: Watch | None = None
-    """Whose queries are seen, if anybody's."""
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
 
@@ -138,10 +132,9 @@ class WorkerState:
         max_blocks: int,
         num_groups: int,
         block_size: int,
-        keeping: Keeping = ALL_KEPT,
         rope_rows: RopeRows | None = None,
     ) -> None:
-        self.block_size, self.keeping, self.rope_rows = block_size, keeping, rope_rows
+        self.block_size, self.rope_rows = block_size, rope_rows
         self.sequences: dict[int, WorkerSequence] = {}
         self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -217,22 +210,7 @@ class WorkerState:
         self._put_rope_rows(batch, known, starts)
         if any(new.kv_read < 1 for new in news):
             batch.reads_T = self._reads(news, query_lens, batch.positions_T)
-        if self.keeping.groups:
-            batch.watch = self._watch(known, query_lens, starts)
         return batch
-
-    def _watch(
-        self, known: list[WorkerSequence], query_lens: list[int], starts: list[int]
-    ) -> Watch | None:
-        """`Batch.watch`: of each row the tokens from `watch_from` to before `watch_to`."""
-        rows, at = list[Seen](), 0
-        for row, (one, length, start) in enumerate(zip(known, query_lens, starts, strict=True)):
-            if (watched := one.watched) is not None:
-                begin, end = max(start, watched.begin), min(start + length, watched.end)
-                if begin < end:
-                    rows.append(Seen(watched, row, at + begin - start, begin, end - begin))
-            at += length
-        return Watch(self.keeping.groups, rows) if rows else None
 
     def _reads(
         self, news: list[NewSequence], query_lens: list[int], positions_T: Tensor

@@ -1,20 +1,14 @@
 """Which tokens of a computed prompt a layer keeps, for each KV head others.
 
-The first tokens and the newest are kept, and of the others those that a method ranks highest; of
+The first tokens and the newest are kept, and of the others those that KeyDiff ranks highest; of
 equals the first. Keys stay turned by their own positions. C tokens, K of them kept, G KV heads, D
 numbers of a key.
 
-*KeyDiff* (Park et al. 2025) ranks by what is in memory. Keys of tokens that say little lie close to
+*KeyDiff* (Park et al. 2025) ranks by the keys alone. Keys of tokens that say little lie close to
 each other, and to their mean; those that stand apart are what queries look for. Of a KV head's keys
 k, the least alike are the highest:
 
     unit_c = k_c / |k_c|      mean = Σ unit_c / C      alike_c = unit_c · mean / |mean|
-
-The others rank by the weights a that queries gave these keys (`runtime.watching`). *SnapKV* (Li et
-al. 2024) takes the last W tokens' and the mean over 5 neighbours, so that what stands beside a find
-is kept, too; *H2O* (Zhang et al. 2023) takes those of the whole prompt:
-
-    snapkv_c = Σ a_qj / 5   of q in the last W, |j - c| ≤ 2      h2o_c = Σ a_qc   of all q
 """
 
 from collections.abc import Sequence
@@ -24,15 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.kv_keep import FIRST, KEYDIFF, NEWEST, SNAPKV
+from headway.core.kv_keep import FIRST, NEWEST
 from headway.core.plan import Shrink, StepPlan
 from headway.runtime.attention import KVLayer
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import WorkerState
-from headway.runtime.watched import Watched
-
-NEIGHBOURS = 5
-"""Over how many keys SnapKV takes the mean; odd."""
 
 
 class Kept(NamedTuple):
@@ -47,44 +37,27 @@ def move(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -> None:
     """A plan's copies, and its shrinks: read before a copy is written where they lay."""
     kept = list[Kept]()
     for shrink in plan.shrinks:
-        sequence = state.sequences.get(shrink.sequence_id)
-        if sequence is not None:
-            kept += choose(layers, shrink, state.keeping.method, sequence.watched)
-            sequence.watched = None
+        if shrink.sequence_id in state.sequences:
+            kept += choose(layers, shrink)
     if plan.copies:
         copy_blocks(layers, plan.copies)
     put(kept)
 
 
-def choose(
-    layers: Sequence[KVLayer],
-    shrink: Shrink,
-    method: str = KEYDIFF,
-    watched: Watched | None = None,
-) -> list[Kept]:
-    """What is kept of each layer of the group; nothing is written yet."""
-    found = []
-    for index, layer in enumerate(layers):
-        if layer.group == shrink.group:
-            scores_GC = None if watched is None else watched.scores[index]
-            found.append(of_layer(layer, shrink, method, scores_GC))
-    return found
+def choose(layers: Sequence[KVLayer], shrink: Shrink) -> list[Kept]:
+    """Return what is kept of each layer of the group; nothing is written yet."""
+    return [of_layer(layer, shrink) for layer in layers if layer.group == shrink.group]
 
 
-def of_layer(layer: KVLayer, shrink: Shrink, method: str, scores_GC: Tensor | None) -> Kept:
-    """The tokens that one layer keeps of one sequence."""
+def of_layer(layer: KVLayer, shrink: Shrink) -> Kept:
+    """Return the tokens that one layer keeps of one sequence."""
     size, device = layer.block_size, layer.k.device
     sources, targets = (
         torch.tensor(blocks, device=device) for blocks in (shrink.sources, shrink.blocks)
     )
     count = shrink.num_tokens - (len(sources) - len(targets)) * size
-    if method == KEYDIFF:
-        k_CGD, _ = layer.gather(sources)
-        rank_CG = least_alike(k_CGD[: shrink.num_tokens])
-    else:
-        assert scores_GC is not None and scores_GC.shape[1] == shrink.num_tokens
-        rank_CG = (pooled(scores_GC) if method == SNAPKV else scores_GC).T
-    places_GK = highest(rank_CG, count)
+    k_CGD, _ = layer.gather(sources)
+    places_GK = highest(least_alike(k_CGD[: shrink.num_tokens]), count)
     to_K = torch.arange(count, device=device)
     return Kept(
         layer,
@@ -104,14 +77,6 @@ def least_alike(k_CGD: Tensor) -> Tensor:
     unit_CGD = functional.normalize(k_CGD.float(), dim=-1)
     mean_GD = functional.normalize(unit_CGD.mean(0), dim=-1)
     return -(unit_CGD * mean_GD).sum(-1)
-
-
-def pooled(scores_GC: Tensor) -> Tensor:
-    """SnapKV's rank, (G, C): the mean of a key's score and those beside it, which count as 0 beyond
-    the ends; the newest, whose queries these are, are kept anyway and give nothing."""
-    before_GC = scores_GC.clone()
-    before_GC[:, -NEWEST:] = 0
-    return functional.avg_pool1d(before_GC, NEIGHBOURS, stride=1, padding=NEIGHBOURS // 2)
 
 
 def highest(rank_CG: Tensor, count: int) -> Tensor:

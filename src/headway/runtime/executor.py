@@ -120,7 +120,6 @@ class TorchExecutor:
             max_blocks=-(-settings.max_model_len // settings.cache.block_size),
             num_groups=len(settings.cache.num_blocks),
             block_size=settings.cache.block_size,
-            keeping=settings.cache.keeping,
             rope_rows=rope_rows(settings),
         )
 

@@ -196,18 +196,15 @@ class Forward:
         return self.stage.run(shape, self.dtype, lambda given_TH: self._own(batch, given_TH))
 
     def _own(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
-        """The layers that are here, behind the rows of the stage before.
-
-        Where queries are watched each operation is called from Python: the numbers are the same.
-        """
+        """The layers that are here, behind the rows of the stage before."""
         for rope in self.ropes:
             rope.fill(batch.rope_prompt)
-        if self.program is not None and batch.watch is None:
+        if self.program is not None:
             if self.group.size > 1 and self.stage.is_first:
                 given_TH = self.model.embed(batch.token_ids_T)
             return self.program(batch, given_TH)
         angles = [rope.at(batch.rope_rows) for rope in self.ropes]
-        step = Step(batch=batch, kv=self.kv_by_layer, angles=angles, watch=batch.watch)
+        step = Step(batch=batch, kv=self.kv_by_layer, angles=angles)
         given = batch.token_ids_T if given_TH is None else given_TH
         hidden_TH: Tensor = self.model(given, step)
         self.experts_read = step.experts_read

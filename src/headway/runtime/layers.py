@@ -22,8 +22,6 @@ from headway.runtime.native.lower import recordable
 from headway.runtime.parallel.group import Alone, Group
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.rounding import RoundedWeight
-from headway.runtime.watched import Watch
-from headway.runtime.watching import see
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +58,13 @@ class Step:
     """What one forward passes down: its batch, the KV of all layers, the angles of its tokens.
 
     `angles` holds (cos, sin) for each rope of the spec; `experts_read` counts the experts that
-    were hit, over all layers, on the way, on a GPU as a number of the device; `watch` sees queries,
-    where any are watched.
+    were hit, over all layers, on the way, on a GPU as a number of the device.
     """
 
     batch: Batch
     kv: list[KVLayer]
     angles: list[tuple[Tensor, Tensor]]
     experts_read: int | Tensor = 0
-    watch: Watch | None = None
 
 
 class Linear(nn.Module):
@@ -341,9 +337,6 @@ class Attention(nn.Module):
             cos, sin = step.angles[self.rope_index]
             q_TND, k_TGD = self.rope(q_TND, cos, sin), self.rope(k_TGD, cos, sin)
         attended = self.backend.attend(q_TND, k_TGD, v_TGD, layer, step.batch, self.rule)
-        if step.watch is not None:
-            tables_GSB = step.batch.block_tables_GSB
-            see(step.watch, self.index, layer, tables_GSB, self.rule, q_TND)
         if self.has_gate:
             attended = attended * reference.evenly(torch.sigmoid, gate_TND)
         return self.out(attended.flatten(1))

@@ -16,7 +16,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.kv_format import APART, ROUNDED
-from headway.core.kv_keep import KEYDIFF, WATCHED, kept_by_layer
+from headway.core.kv_keep import kept_by_layer
 from headway.core.kv_layers import kept_tokens
 from headway.core.kv_read import tokens_read
 from headway.core.request import check_range
@@ -30,12 +30,11 @@ LOSSY = "--kv-layers, --kv-read, --kv-keep and --kv-cache-dtype"
 
 
 class KVAsked(msgspec.Struct, forbid_unknown_fields=True):
-    """The field `kv` as an object: the share of its context that a generated token reads, that of
-    its prompt that is kept, and by which method: the server's, for the gate judged that one."""
+    """The field `kv` as an object: the share of its context that a generated token reads, and that
+    of its prompt that is kept."""
 
     read: float | None = None
     keep: float | None = None
-    method: str | None = None
 
 
 Asked = str | KVAsked | None
@@ -74,15 +73,11 @@ def losses(info: Ready | None, own: Shares = NONE) -> list[str]:
 
 
 def told(info: Ready | None, own: Shares) -> str:
-    """The header `x-headway-kv`, "" where nothing is lost: "windows, keep=0.25:snapkv".
-
-    KeyDiff, the default, is not named.
-    """
+    """Return the header `x-headway-kv`, "" where nothing is lost: "windows, keep=0.25"."""
     if info is None:
         return ""
     read, keep = own.of(info)
-    by = "" if info.kv_method == KEYDIFF else f":{info.kv_method}"
-    named = {READ: f"{READ}={read:g}", KEEP: f"{KEEP}={keep:g}{by}"}
+    named = {READ: f"{READ}={read:g}", KEEP: f"{KEEP}={keep:g}"}
     return ", ".join(named.get(name, name) for name in losses(info, own))
 
 
@@ -117,7 +112,6 @@ def own_shares(info: Ready, asked: KVAsked) -> Shares:
     least = Shares(info.kv_read if info.bounded else 1.0, info.kv_keep if info.chooses else 1.0)
     check_share(READ, asked.read, least.read, "tokens read {} of their context")
     check_share(KEEP, asked.keep, least.keep, "prompts keep {} of their tokens")
-    check_method(info, asked.method)
     return Shares(asked.read, asked.keep)
 
 
@@ -130,26 +124,6 @@ def check_share(name: str, share: float | None, least: float | None, does: str) 
         raise RequestError(
             f"kv.{name} is {share:g}, and this server's {does.format(f'{least:g}')} or more. "
             f"Ask for no less, or a server that is started with a smaller --kv-{name}.",
-            param="kv",
-            code="kv_not_held",
-        )
-
-
-def check_method(info: Ready, method: str | None) -> None:
-    """RequestError for a method that is none, or not the one that this server chooses by."""
-    if method is None:
-        return
-    if method not in WATCHED:
-        raise RequestError(
-            f"kv.method is {method[:64]!r}; it is one of {', '.join(WATCHED)}.",
-            param="kv",
-            code="invalid_value",
-        )
-    if not info.chooses or method != info.kv_method:
-        holds = f"chooses by {info.kv_method}" if info.chooses else "keeps every token"
-        raise RequestError(
-            f"kv.method is {method!r}, and this server {holds}. Leave kv.method out, or ask a "
-            f"server that is started with --kv-keep SHARE:{method}.",
             param="kv",
             code="kv_not_held",
         )

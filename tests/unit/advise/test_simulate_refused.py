@@ -56,7 +56,7 @@ HAS = {
     "pipeline_parallel_size": ("1", "2"),
     "decode_context_parallel_size": ("1", "2"),
     "kv_read": ("1.0", "0.25"),
-    "kv_keep": ("1", "0.25:keydiff"),
+    "kv_keep": ("1", "0.25"),
 }
 
 
@@ -65,7 +65,7 @@ HAS = {
 def test_a_calibration_of_a_server_without_it_is_refused(name, transfer, calibrated, capsys):
     """Also where parts are scaled: the roofline does not know what it does to a step."""
     path = calibrated(EngineOptions(kv_memory=MEMORY))
-    flag, value = "--" + name.replace("_", "-"), HAS[name][1].partition(":")[0]
+    flag, value = "--" + name.replace("_", "-"), HAS[name][1]
     given = [*transfer, flag, value, "--kv-memory=32MiB", "--num-requests=4"]
     assert main(["simulate", "headway-tiny", "--calibration", path, *given]) == 2
     had, has = HAS[name]

@@ -90,13 +90,10 @@ def test_a_share_of_prompts_has_a_gate_of_its_own(tmp_path: Path):
         kv_gate.check(FOLDER, keeps)
     kv_gate.record(FOLDER, keeps, report(), [0, 300, 800])
     kv_gate.check(FOLDER, EngineOptions(kv_keep="0.25"))
-    kv_gate.check(FOLDER, EngineOptions(kv_keep="0.25:keydiff"))
     whole = tmp_path / "kv.yaml"
     whole.write_text("layers: {0: whole}")
     for other in (
         EngineOptions(kv_keep="50%"),
-        EngineOptions(kv_keep="25%:snapkv"),
-        EngineOptions(kv_keep="25%:h2o"),
         EngineOptions(kv_keep="25%", kv_layers=str(whole)),
         READS,
     ):

@@ -32,21 +32,25 @@ def test_whole_blocks_are_given_up_and_never_too_many(share: float, size: int):
         assert kept < max(FEWEST, share * count) + 1 + size or kept == count
 
 
-@pytest.mark.parametrize("text", ["0.25", "25%", "25%:keydiff", "25%:snapkv", "0.25:h2o"])
-def test_a_method_stands_behind_the_share(text: str, tmp_path: Path):
-    """KeyDiff where none does; the settings tell it, and how many queries choose."""
+@pytest.mark.parametrize("text", ["0.25", "25%"])
+def test_a_share_is_a_number_or_percent(text: str, tmp_path: Path):
     assert keep_share(text) == 0.25
-    cache = planned(tmp_path, kv_keep=text)[1].cache
-    method = text.partition(":")[2] or "keydiff"
-    assert (cache.keep_method, cache.kept) == (method, f"0.25:{method}")
-    assert cache.keeping == ((0,), method)
-    assert min(cache.watched, 9999) == {"keydiff": 0, "snapkv": 16, "h2o": 9999}[method]
-    assert planned(tmp_path, kv_keep=text)[1].told()["kv_keep"] == cache.kept
+    settings = planned(tmp_path, kv_keep=text)[1]
+    assert (settings.cache.keep, settings.cache.choosing) == (0.25, (0,))
+    assert settings.told()["kv_keep"] == "0.25"
+    assert planned(tmp_path, kv_keep="")[1].told()["kv_keep"] == "1"
+
+
+@pytest.mark.parametrize("text", ["25%:keydiff", "25%:snapkv", "25%:h2o", "25%:best"])
+def test_a_method_is_refused_with_the_share_alone(text: str):
+    with pytest.raises(UsageError, match="KeyDiff alone chooses") as refused:
+        keep_share(text)
+    assert refused.value.fix == "Give a share alone, 25%."
 
 
 @pytest.mark.parametrize(
     "text",
-    ["0", "101%", "a quarter", "-1", "25%:", "25%:best", ":snapkv", "25%:h2o:h2o", "snapkv:25%"],
+    ["0", "101%", "a quarter", "-1", "25%:", ":snapkv", "25%:h2o:h2o", "snapkv:25%"],
 )
 def test_what_is_no_share_is_refused(text: str):
     with pytest.raises(UsageError, match="--kv-keep is"):

@@ -149,7 +149,7 @@ def test_every_setting_has_its_reason():
     options = own | {"windows", "sinks", "block_bytes", "open_blocks"}  # the model's, the format's
     options |= {"narrowed", "bounded", "read", "state_every"}  # kv_layers, kv_read, the model
     options |= {"rope"}  # the model
-    options |= {"chooses", "choosing", "keep", "keep_method"}  # kv_keep
+    options |= {"chooses", "choosing", "keep"}  # kv_keep
     options |= {"disk_folder", "disk_bytes", "disk_write_bytes_s"}  # all three of kv_disk
     nested = [settings, settings.scheduler, settings.cache]
     names = {field.name for one in nested for field in dataclasses.fields(one)} - options

@@ -10,11 +10,9 @@ from choosing_world import ChoosingMachine
 from headway.core.cache_config import CacheConfig
 from headway.core.plan import Shrink
 from headway.core.request import Request, SamplingParams
-from headway.engine.forks import start_forks
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert
 from headway.engine.kv.states import whole_tables
-from headway.engine.preemption import Preemption
 from headway.engine.sequence import Sequence
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "60"))
@@ -28,7 +26,6 @@ def sequence(
     *,
     keep: float = 0.25,
     scored: bool = False,
-    watched: int = 0,
 ) -> Sequence:
     sampling = SamplingParams(prompt_logprobs=0 if scored else None)
     request = Request(sequence_id, list(tokens), sampling)
@@ -41,7 +38,6 @@ def sequence(
         max_len=999,
         seed=0,
         kv_keep=keep,
-        kv_watched=watched,
     )
 
 
@@ -109,46 +105,6 @@ def test_one_that_goes_on_finds_no_more_than_its_prompt():
     again = sequence(PROMPT, 1)
     again.resume(list(range(102, 130)))
     assert kv.match_prefix(again).num_tokens == 102
-
-
-@pytest.mark.parametrize(("watched", "found"), [(0, 100), (16, 86), (1000, 0)])
-def test_tokens_whose_queries_choose_are_not_found(watched: int, found: int):
-    """The last 16, or all; but by one that keeps everything, or whose prompt is short."""
-    kv, one = kv_cache(), sequence(PROMPT)
-    advance(kv, one, 102)
-    again = sequence(PROMPT, 1, watched=watched)
-    assert kv.match_prefix(again).num_tokens == found
-    new = again.introduction()
-    assert (new.watch_from, new.watch_to) == ((max(0, 102 - watched), 102) if watched else (0, 0))
-    for other in (
-        sequence(PROMPT, 2, keep=1.0, watched=watched),
-        sequence(PROMPT[:64], 3, watched=watched),
-    ):
-        assert kv.match_prefix(other).num_tokens > 60 and other.introduction().watch_to == 0
-
-
-def test_what_queries_looked_at_is_not_copied_away():
-    """Before they are computed it may be, and again when the table is shorter."""
-    kv, one = kv_cache(), sequence(PROMPT, watched=16)
-    sizes = {"host_blocks": (99, 99), "block_bytes": (1, 1)}
-    preemption = Preemption(kv, **sizes)
-    preemption.rate.byte_s = preemption.rate.prior_s = 0.0
-    may_leave = []
-    one.tokens += [5]
-    for end in (80, 86, 87, 102, 103):
-        advance(kv, one, end)
-        may_leave.append(preemption.is_cheaper(one))
-    assert may_leave == [True, True, False, False, True]
-    assert one.introduction().watch_to == 0
-
-
-def test_siblings_compute_a_prompt_whose_queries_choose_for_themselves():
-    for watched in (0, 16):
-        kv, parent = kv_cache(), sequence(PROMPT, watched=watched)
-        parent.forks = [sequence(PROMPT, 1, watched=watched)]
-        advance(kv, parent, 102)
-        started, late = start_forks(kv, parent, 4)
-        assert (len(started), len(late)) == ((0, 1) if watched else (1, 0))
 
 
 def test_half_of_a_scored_prompt_is_chosen_from():

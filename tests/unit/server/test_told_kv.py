@@ -213,28 +213,13 @@ def test_a_share_that_is_kept_is_told_and_asked_for(server: InProcess, path: str
         ({"keep": 0}, "kv.keep is 0"),
         ({"keep": "all"}, "kv.keep"),
         ({"read": 0.5}, "read 1 of their context"),
+        ({"keep": 0.5, "method": "keydiff"}, "method"),
     ):
         refused = ask(server, path, kv=asked)
         assert refused.status_code == 400 and word in refused.json()["error"]["message"], asked
     held(server, narrowed=[], chooses=[], kv_keep=1.0)
     refused = ask(server, path, kv={"keep": 0.5})
     assert refused.status_code == 400 and "keep 1 of their" in refused.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("path", BODIES)
-def test_by_which_method_is_told_and_asked_for(server: InProcess, path: str):
-    """The server's own, named in the header; another, and one that nobody knows, are refused."""
-    held(server, narrowed=[], bounded=[], kv_read=1.0, **{**KEEPS, "kv_method": "snapkv"})
-    for asked in (None, "keep", {"method": "snapkv"}):
-        assert ask(server, path, kv=asked).headers["x-headway-kv"] == "keep=0.25:snapkv"
-    half = ask(server, path, kv={"keep": 0.5, "method": "snapkv"})
-    assert half.headers["x-headway-kv"] == "keep=0.5:snapkv"
-    for asked, word in (("h2o", "chooses by snapkv"), ("best", "one of keydiff, snapkv, h2o")):
-        refused = ask(server, path, kv={"keep": 0.5, "method": asked})
-        assert refused.status_code == 400 and word in refused.json()["error"]["message"]
-    held(server, narrowed=[], chooses=[], kv_keep=1.0, kv_method="keydiff")
-    refused = ask(server, path, kv={"method": "keydiff"})
-    assert refused.status_code == 400 and "keeps every token" in refused.json()["error"]["message"]
 
 
 def test_a_prompt_shorter_than_every_window_is_kept_whole():

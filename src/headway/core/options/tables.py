@@ -158,9 +158,8 @@ class EngineOptions:
     kv_keep: str = option(
         "",
         "Share of a computed prompt's tokens that is kept for the answer: 25%, those whose keys "
-        "are least like the others'; 25%:snapkv or 25%:h2o, those at which its last tokens, or "
-        "all, look most. Layers with a window, and those that --kv-layers calls whole, keep what "
-        "they see. A lossy answer.",
+        "are least like the others'. Layers with a window, and those that --kv-layers calls whole, "
+        "keep what they see. A lossy answer.",
     )
     kv_cache_dtype: str = option(
         "auto",
