@@ -236,7 +236,7 @@ MAX_FIGURES = {
 
 
 def test_the_language_gets_no_worse():
-    """`python -m tests.house_figures` prints all; docs/decisions/simplify.md has what is aimed at."""
+    """`python -m tests.house_figures` prints all; docs/decisions/simplify.md has the aim."""
     found = figures(SOURCE.parent)
     assert {name: found[name] for name, most in MAX_FIGURES.items() if found[name] > most} == {}
 
