@@ -140,8 +140,8 @@ class AuthMiddleware:
         if not self._keyring:
             self._guard(scope)
             return self._keyring.nobody
-        wanted = self._access(scope["path"])
-        if wanted == PUBLIC:
+        access = self._access(scope["path"])
+        if access == PUBLIC:
             return self._keyring.nobody
         key = given_key(scope)
         caller = self._keyring.find(key)
@@ -152,7 +152,7 @@ class AuthMiddleware:
                 status=401,
             )
         scope["source"].key = caller.principal.name
-        if wanted == OPERATOR and not caller.admin:
+        if access == OPERATOR and not caller.admin:
             raise forbidden(NOT_ADMIN)
         return on_behalf(caller, header(scope, USER_HEADER))
 
@@ -256,11 +256,11 @@ def as_request_error(error: RequestError | HTTPException, scope: Scope) -> Reque
 
 def allowed_methods(scope: Scope) -> set[str]:
     """The methods of all routes at a path; Starlette's own error knows those of the first."""
-    found: set[str] = set()
+    methods: set[str] = set()
     for route in scope["router"].routes:
         if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
-            found |= route.methods or set()
-    return found
+            methods |= route.methods or set()
+    return methods
 
 
 def wants_anthropic(scope: Scope) -> bool:

@@ -235,8 +235,8 @@ class Connection(H11Protocol):
 
     def _left_of_body(self) -> int:
         """What is to come of a body with content-length; 0 where there is none."""
-        left: int = getattr(self.conn._reader, "_remaining", 0)
-        return left
+        remaining: int = getattr(self.conn._reader, "_remaining", 0)
+        return remaining
 
     def _take_plain(self, data: bytes) -> None:
         """As h11 would take it, which copies each byte six times."""
@@ -250,9 +250,9 @@ class Connection(H11Protocol):
 
     def sender(self) -> str:
         """Whose bytes these are: the key in the headers that have come, else the address."""
-        found = KEY.search(bytes(self._backlog[:SLICE_BYTES]))
-        if found is not None:
-            self._sender = found[1].decode("latin-1")
+        match = KEY.search(bytes(self._backlog[:SLICE_BYTES]))
+        if match is not None:
+            self._sender = match[1].decode("latin-1")
         return self._sender or self.address
 
     def was_reset(self) -> bool:

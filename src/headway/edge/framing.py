@@ -39,12 +39,12 @@ class StrictBuffer(ReceiveBuffer):
             self._takes_lines = False
 
     def _extract(self, count: int) -> bytearray:
-        taken = super()._extract(count)
+        block = super()._extract(count)
         if self._takes_lines:
-            fault = ambiguity(taken)
+            fault = ambiguity(block)
             if fault is not None:
                 raise h11.LocalProtocolError(fault)
-        return taken
+        return block
 
 
 class StrictConnection(h11.Connection):

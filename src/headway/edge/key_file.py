@@ -142,16 +142,16 @@ def revoke_row(file: Path, name: str) -> None:
     with told(file), locked(file.parent):
         text, where = read_text(file), f"--file {file}"
         rows = rows_of(parse_yaml(text, where, HOW), where)
-        found = next((row for row in rows if row.name == name), None)
-        if found is None:
+        target = next((row for row in rows if row.name == name), None)
+        if target is None:
             names = ", ".join(row.name for row in rows if not row.revoked)
             raise UsageError(f"{where}: there is no key {name[:64]!r}.", f"Its keys: {names}.")
-        if found.revoked:
+        if target.revoked:
             return
         expected = [
-            msgspec.structs.replace(row, revoked=True) if row is found else row for row in rows
+            msgspec.structs.replace(row, revoked=True) if row is target else row for row in rows
         ]
-        longer = with_revoked(text, found.sha256)
+        longer = with_revoked(text, target.sha256)
         if not holds(longer, expected):
             raise UsageError(
                 f"{where}: the row of {name!r} is not written as one line for each field.",
@@ -168,9 +168,9 @@ def with_revoked(text: str, sha256: str) -> str:
     """
     line = re.compile(rf"^( *)(- )?sha256: *['\"]?{sha256}['\"]? *(#.*)?$", re.MULTILINE)
 
-    def more(found: re.Match[str]) -> str:
-        space = found[1] + " " * len(found[2] or "")
-        return f"{found[0]}\n{space}revoked: true"
+    def more(match: re.Match[str]) -> str:
+        space = match[1] + " " * len(match[2] or "")
+        return f"{match[0]}\n{space}revoked: true"
 
     return line.sub(more, text, count=1)
 

@@ -126,10 +126,10 @@ class Keyring:
         Meters of keys that stay go on, so that reading again is no way around a limit.
         """
         callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
-        found = [(self._from_row(row), row.revoked) for row in rows]
-        check_distinct([*callers, *(caller for caller, _ in found)])
-        self.callers = callers + [caller for caller, revoked in found if not revoked]
-        self.revoked = [caller.principal for caller, revoked in found if revoked]
+        entries = [(self._from_row(row), row.revoked) for row in rows]
+        check_distinct([*callers, *(caller for caller, _ in entries)])
+        self.callers = callers + [caller for caller, revoked in entries if not revoked]
+        self.revoked = [caller.principal for caller, revoked in entries if revoked]
 
     def _from_flag(self, number: int, key: str) -> Caller:
         return self._caller(Row(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
@@ -146,8 +146,12 @@ class Keyring:
     def _caller(self, row: Row) -> Caller:
         hashed, limits = bytes.fromhex(row.sha256), row.limits
         salt = "" if self.share_prefix_cache else cache_salt(hashed)
-        kept = next((c for c in self.callers if c.digest == hashed), None)
-        meter = kept.meter if kept and kept.meter.limits == limits else Meter(limits, self.clock)
+        previous = next((c for c in self.callers if c.digest == hashed), None)
+        meter = (
+            previous.meter
+            if previous and previous.meter.limits == limits
+            else Meter(limits, self.clock)
+        )
         usual = row.service_class or next(iter(row.classes or ()), None)
         return Caller(
             principal=Principal(row.name, usual or "standard", salt, cache_salt(hashed)),
@@ -162,11 +166,11 @@ class Keyring:
 
     def find(self, key: str) -> Caller | None:
         """The owner of `key`; each of the keys is compared, in constant time."""
-        given, found = digest(key), None
+        given, match = digest(key), None
         for caller in self.callers:
             if hmac.compare_digest(given, caller.digest):
-                found = caller
-        return found
+                match = caller
+        return match
 
     def named(self, name: str) -> Caller | None:
         """The caller of this name; without keys everybody is one."""

@@ -132,16 +132,16 @@ class Meter:
 
     def headers(self) -> list[Header]:
         """x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-requests: 0.1s."""
-        found = []
+        values = []
         for name, rate in self._rates():
-            left = rate.left
+            available = rate.left
             for what, value in (
                 ("limit", str(rate.per_minute)),
-                ("remaining", str(max(0, int(left)))),
-                ("reset", f"{(rate.per_minute - left) * 60 / rate.per_minute:.1f}s"),
+                ("remaining", str(max(0, int(available)))),
+                ("reset", f"{(rate.per_minute - available) * 60 / rate.per_minute:.1f}s"),
             ):
-                found.append((f"x-ratelimit-{what}-{name}".encode(), value.encode()))
-        return found
+                values.append((f"x-ratelimit-{what}-{name}".encode(), value.encode()))
+        return values
 
     def _rates(self) -> list[tuple[str, Gcra]]:
         named = (("requests", self.requests), ("tokens", self.tokens))

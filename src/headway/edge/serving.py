@@ -181,15 +181,15 @@ def end_on_signals(server: Server, deadline: Deadline) -> None:
         loop.add_signal_handler(number, ask_to_end, server, deadline)
 
 
-def allowed_connections(wanted: int) -> int:
-    """`wanted`, or what the limit on open files leaves, which is raised as far as it goes."""
+def allowed_connections(requested: int) -> int:
+    """`requested`, or what the limit on open files leaves, which is raised as far as it goes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
-        hard = max(soft, wanted + SPARE_FILES)
-    if soft < min(hard, wanted + SPARE_FILES):
-        soft = min(hard, wanted + SPARE_FILES)
+        hard = max(soft, requested + SPARE_FILES)
+    if soft < min(hard, requested + SPARE_FILES):
+        soft = min(hard, requested + SPARE_FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return max(2, min(wanted, soft - SPARE_FILES))
+    return max(2, min(requested, soft - SPARE_FILES))
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:

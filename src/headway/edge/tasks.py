@@ -23,9 +23,9 @@ class TaskName(NamedTuple):
 
 def task_name(scope: Scope, metadata: Any) -> TaskName:
     """What a request says of its task; raises RequestError."""
-    told = metadata if isinstance(metadata, dict) else {}
-    task = header(scope, TASK_HEADER) or told.get("task_id")
-    task_class = header(scope, CLASS_HEADER) or told.get("task") or DEFAULT_CLASS
+    fields = metadata if isinstance(metadata, dict) else {}
+    task = header(scope, TASK_HEADER) or fields.get("task_id")
+    task_class = header(scope, CLASS_HEADER) or fields.get("task") or DEFAULT_CLASS
     for name, value in (("task_id", task), ("task", task_class)):
         if value is not None and not (isinstance(value, str) and 0 < len(value) <= MAX_NAME):
             raise RequestError(

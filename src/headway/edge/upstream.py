@@ -84,7 +84,7 @@ class Upstream:
         if session is not None:
             await session.close()
 
-    async def _model(self, asked: str) -> str:
+    async def _model(self, requested: str) -> str:
         """The model's name there: as given, else the one asked for, else the first it serves."""
         if self.name:
             return self.name
@@ -97,7 +97,7 @@ class Upstream:
         served = [card.id for card in msgspec.json.decode(data, type=Models).data]
         if not served:
             raise ValueError("it serves no model")
-        name = asked if asked in served else served[0]
+        name = requested if requested in served else served[0]
         if not (name.isascii() and name.isprintable() and 0 < len(name) <= MAX_NAME):
             raise ValueError(f"its model has a name that is none: {name[:80]!r}")
         self.name = name
@@ -163,7 +163,7 @@ def check_answer(answer: aiohttp.ClientResponse, content_type: str) -> None:
 async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, send: Send) -> None:
     """Hand on what comes, until it ends or the client leaves; never end a stream silently."""
     leaving = asyncio.ensure_future(departure(receive))
-    loop, left, last = asyncio.get_running_loop(), MAX_STREAM_BYTES, b""
+    loop, remaining_bytes, last = asyncio.get_running_loop(), MAX_STREAM_BYTES, b""
     line_end = b""
     until_s = loop.time() + STREAM_S
     reading: asyncio.Future[bytes] | None = None
@@ -185,8 +185,8 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
             except FAILURES:
                 last = line_end + broken(path)
                 break
-            left -= len(chunk)
-            if left < 0:
+            remaining_bytes -= len(chunk)
+            if remaining_bytes < 0:
                 last = line_end + broken(path)
                 break
             if not chunk:
