@@ -28,7 +28,7 @@ from headway.bench.traces import BLOCK_TOKENS, read_mooncake, read_sharegpt
 from headway.core.clock import VirtualClock
 from headway.core.records import BEFORE_ANY
 from headway.core.request import Request, SamplingParams
-from headway.edge.relayed import Load
+from headway.edge.relayed import LoadReport
 from headway.gateway.choose import Asked, Pool, uncached
 from headway.gateway.config import UpstreamRow
 from headway.gateway.prefix import PAGE_BYTES, page_keys
@@ -81,7 +81,7 @@ def gateway(count: int, held_tokens: int, num_open: int) -> Choice:
     for engine in range(count):
         upstream = Upstream(UpstreamRow(url="http://127.0.0.1/v1", name=str(engine)), clock)
         upstream.speed.bytes_per_token = TOKEN_BYTES
-        upstream.speed.take(Load(token_s=TOKEN_S, max_rows=num_open, boot="1"))
+        upstream.speed.take(LoadReport(token_s=TOKEN_S, max_rows=num_open, boot="1"))
         upstream.seen.max_pages = held_tokens * TOKEN_BYTES // PAGE_BYTES
         upstreams.append(upstream)
     pool = Pool(upstreams)

@@ -29,7 +29,7 @@ class Full:
         self.tickets: list[Ticket] = []
 
     def fill(self) -> None:
-        caller = self.server.state.keyring.nobody
+        caller = self.server.state.keyring.anonymous
         self.tickets.append(
             self.model.admission.arrive(caller, service_classes()["interactive"], 16)
         )

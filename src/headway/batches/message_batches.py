@@ -24,7 +24,7 @@ from headway.batches.store import MESSAGE_PREFIX, UNFINISHED, Batch, Counts, Pri
 from headway.core.errors import RequestError, StorageError
 from headway.core.regular_file import open_regular
 from headway.edge import body as bodies
-from headway.edge.database import told
+from headway.edge.database import storage_errors
 from headway.edge.errors import json_response
 from headway.edge.principal import owner_of, principal_of, turn_of
 
@@ -251,7 +251,7 @@ def open_results(runner: Runner, batch: Batch) -> list[BinaryIO]:
     Raises RequestError 404 where it is deleted already.
     """
     names = [name for name in (batch.output_file_id, batch.error_file_id) if name is not None]
-    with contextlib.ExitStack() as opened, told():
+    with contextlib.ExitStack() as opened, storage_errors():
         try:
             files = [opened.enter_context(open_regular(runner.files.path(name))) for name in names]
         except FileNotFoundError:

@@ -23,9 +23,9 @@ from headway.core.errors import HeadwayError, RequestError, UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS
 from headway.edge.database import NO_SPACE
-from headway.edge.keys import anybody
+from headway.edge.keys import anonymous_caller
 
-WHO = anybody().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
+WHO = anonymous_caller().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
 
 
 class Done(msgspec.Struct):

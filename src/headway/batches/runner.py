@@ -26,7 +26,7 @@ from headway.batches.results import answered, message_answered
 from headway.batches.store import Batch, Batches
 from headway.core.errors import RequestError, ServerFaultError, StorageError
 from headway.core.supervision import supervise
-from headway.edge.database import IN_USE, told
+from headway.edge.database import IN_USE, storage_errors
 from headway.edge.errors import error_body
 from headway.edge.keys import Caller
 
@@ -176,7 +176,7 @@ class Runner:
         path, state = self.files.path(batch.input_file_id), self.state
 
         def check() -> Checked:
-            with told():
+            with storage_errors():
                 if batch.endpoint == MESSAGES:
                     return check_messages(path, models=state.model_names, unnamed=state.unnamed)
                 return check_file(

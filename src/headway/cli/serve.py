@@ -176,13 +176,13 @@ def make_state(
 
 def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions) -> None:
     """Put the upstream or the second engine of `--fallback-model` into the state."""
-    from headway.edge.upstream import Upstream, split_name
+    from headway.edge.upstream import FallbackUpstream, split_name
 
     if not state.options.fallback_model:
         return
     name, place = split_name(state.options.fallback_model)
     if "://" in place:
-        state.upstream = Upstream(place, name, os.environ.get("HEADWAY_FALLBACK_KEY", ""))
+        state.upstream = FallbackUpstream(place, name, os.environ.get("HEADWAY_FALLBACK_KEY", ""))
         return
     folder = model_folder(place)
     name = name or model_name(folder)

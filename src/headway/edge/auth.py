@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.principal import ANONYMOUS
 from headway.core.request_source import RequestSource, client_id_of, trace_id_of
-from headway.edge.errors import error_response, not_found, speaks_anthropic, unserved
+from headway.edge.errors import error_response, speaks_anthropic, unknown_url_error, unserved
 from headway.edge.keys import Caller, Keyring
 from headway.edge.rates import Meter
 from headway.edge.relayed import MAX_USER, USER_HEADER, is_user
@@ -139,10 +139,10 @@ class AuthMiddleware:
     def _caller(self, scope: Scope) -> Caller:
         if not self._keyring:
             self._guard(scope)
-            return self._keyring.nobody
+            return self._keyring.anonymous
         access = self._access(scope["path"])
         if access == PUBLIC:
-            return self._keyring.nobody
+            return self._keyring.anonymous
         key = given_key(scope)
         caller = self._keyring.find(key)
         if caller is None:
@@ -245,7 +245,7 @@ def as_request_error(error: RequestError | HTTPException, scope: Scope) -> Reque
     if isinstance(error, RequestError):
         return error
     if unserved(scope["path"]):  # it is also one that names a stored thing: /v1/responses/compact
-        return not_found(scope["path"])
+        return unknown_url_error(scope["path"])
     return RequestError(
         f"{scope['method']} is not served at {scope['path']}.",
         code="method_not_allowed",

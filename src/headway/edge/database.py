@@ -110,7 +110,7 @@ class Database:
         """Make the folder ours if something is kept there, or turn to the spare one."""
 
         def lock() -> None:
-            with told():
+            with storage_errors():
                 if self.exists and self._lock is None:
                     self._take_lock()
 
@@ -122,7 +122,7 @@ class Database:
             raise EngineDownError("The server is shutting down.", code="shutting_down")
 
         def transaction() -> Result:
-            with told():
+            with storage_errors():
                 connection = self._opened()
                 with connection:
                     connection.execute("BEGIN IMMEDIATE")
@@ -222,7 +222,7 @@ def take_lock(folder: Path) -> int:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def storage_errors() -> Iterator[None]:
     """What the disk and SQLite refuse, as a StorageError without the folder's name in it."""
     try:
         yield

@@ -82,7 +82,7 @@ def json_response(
     )
 
 
-def not_found(path: str) -> RequestError:
+def unknown_url_error(path: str) -> RequestError:
     """Nothing is served at `path`: what an official client knows it for, or an unknown path."""
     known = unserved(path)
     what, code = (f" ({known})", "unsupported_endpoint") if known else ("", "unknown_url")

@@ -29,7 +29,7 @@ HOW = "`headway key NAME --file FILE` makes a new key and adds its row."
 ANOTHER = "Name another file: `headway key NAME --file FILE` makes one that is not there."
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One key as the file has it."""
 
     name: str
@@ -65,17 +65,17 @@ def make_key() -> str:
 # ── reading ─────────────────────────────────────────────────────────────────────────────────
 
 
-def read_rows(file: Path) -> list[Row]:
+def read_rows(file: Path) -> list[KeyRow]:
     """The rows of a key file; UsageError names what is wrong with it."""
     return rows_of(read_yaml(file, "--key-file", HOW), f"--key-file {file}")
 
 
-def rows_of(content: Any, where: str) -> list[Row]:
+def rows_of(content: Any, where: str) -> list[KeyRow]:
     """The rows in the content of a file; raises UsageError, which begins with `where`."""
     if not isinstance(content, dict) or "keys" not in content:
         raise UsageError(f"{where}: it has no `keys:`, so it is no key file.", ANOTHER)
     try:
-        rows = msgspec.convert(content["keys"], list[Row])
+        rows = msgspec.convert(content["keys"], list[KeyRow])
     except msgspec.ValidationError as error:
         raise UsageError(f"{where}: {str(error)[:200]}.", HOW) from error
     for row in rows:
@@ -83,7 +83,7 @@ def rows_of(content: Any, where: str) -> list[Row]:
     return rows
 
 
-def check_row(where: str, row: Row) -> None:
+def check_row(where: str, row: KeyRow) -> None:
     """Raise UsageError for a row whose hash or name cannot be."""
     hexadecimal = len(row.sha256) == 64 and all(c in "0123456789abcdef" for c in row.sha256)
     if not hexadecimal:
@@ -96,9 +96,9 @@ def check_row(where: str, row: Row) -> None:
 # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
 
-def new_row(name: str, key: str, *, admin: bool = False) -> Row:
+def new_row(name: str, key: str, *, admin: bool = False) -> KeyRow:
     """The row of a new key; raises UsageError for a bad name."""
-    row = Row(name=name, sha256=digest(key).hex(), admin=admin)
+    row = KeyRow(name=name, sha256=digest(key).hex(), admin=admin)
     check_row("headway key", row)
     return row
 
@@ -117,7 +117,7 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
     what everybody else may do.
     """
     file, row = file.resolve(), new_row(name, key, admin=admin)
-    with told(file), locked(file.parent):
+    with file_errors(file), locked(file.parent):
         text = read_text(file) if file.exists() else ""
         where = f"--file {file}"
         content = parse_yaml(text, where, HOW)
@@ -139,7 +139,7 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
 def revoke_row(file: Path, name: str) -> None:
     """Put `revoked: true` into the row of `name`; raises UsageError."""
     file = file.resolve()
-    with told(file), locked(file.parent):
+    with file_errors(file), locked(file.parent):
         text, where = read_text(file), f"--file {file}"
         rows = rows_of(parse_yaml(text, where, HOW), where)
         target = next((row for row in rows if row.name == name), None)
@@ -192,7 +192,7 @@ def with_row(text: str, row: str, *, has_rows: bool) -> str:
     return text + head + row
 
 
-def holds(text: str, rows: list[Row]) -> bool:
+def holds(text: str, rows: list[KeyRow]) -> bool:
     """Whether a key file of this text has exactly these rows."""
     try:
         return rows_of(parse_yaml(text, ""), "") == rows
@@ -231,7 +231,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def told(file: Path) -> Iterator[None]:
+def file_errors(file: Path) -> Iterator[None]:
     """What the disk refuses, as a UsageError."""
     try:
         yield

@@ -35,7 +35,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS, Limits
-from headway.edge.key_file import Row, digest, read_rows
+from headway.edge.key_file import KeyRow, digest, read_rows
 from headway.edge.rates import Meter
 
 
@@ -84,7 +84,7 @@ class Caller:
         return replace(self, principal=principal, service_class=BATCH_CLASS, in_batch=True)
 
 
-def anybody() -> Caller:
+def anonymous_caller() -> Caller:
     """Who asks where there are no keys: everybody, for everything."""
     return Caller(principal=Principal(), meter=Meter(Limits(), SystemClock()), admin=True)
 
@@ -103,7 +103,7 @@ class Keyring:
     callers: list[Caller] = field(default_factory=list)
     revoked: list[Principal] = field(default_factory=list)
     """Who had a key that is in force no more: what it has computed is to be forgotten."""
-    nobody: Caller = field(default_factory=anybody)
+    anonymous: Caller = field(default_factory=anonymous_caller)
 
     def __post_init__(self) -> None:
         self.reload()
@@ -115,11 +115,11 @@ class Keyring:
         """Read the file again; UsageError, and nothing has changed, when it cannot be used."""
         self.use(self.read())
 
-    def read(self) -> list[Row]:
+    def read(self) -> list[KeyRow]:
         """Return the rows of the file, for `use`; may run in a thread. Raises UsageError."""
         return read_rows(self.file) if self.file is not None else []
 
-    def use(self, rows: list[Row]) -> None:
+    def use(self, rows: list[KeyRow]) -> None:
         """Go by `rows` from the next request on; UsageError, and nothing has changed, when one
         cannot be used.
 
@@ -132,9 +132,9 @@ class Keyring:
         self.revoked = [caller.principal for caller, revoked in entries if revoked]
 
     def _from_flag(self, number: int, key: str) -> Caller:
-        return self._caller(Row(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
+        return self._caller(KeyRow(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
 
-    def _from_row(self, row: Row) -> Caller:
+    def _from_row(self, row: KeyRow) -> Caller:
         for name in (row.service_class, *(row.classes or ())):
             if self.classes is not None and name not in (None, *self.classes):
                 raise UsageError(
@@ -143,7 +143,7 @@ class Keyring:
                 )
         return self._caller(row)
 
-    def _caller(self, row: Row) -> Caller:
+    def _caller(self, row: KeyRow) -> Caller:
         hashed, limits = bytes.fromhex(row.sha256), row.limits
         salt = "" if self.share_prefix_cache else cache_salt(hashed)
         previous = next((c for c in self.callers if c.digest == hashed), None)
@@ -175,7 +175,7 @@ class Keyring:
     def named(self, name: str) -> Caller | None:
         """The caller of this name; without keys everybody is one."""
         if not self:
-            return self.nobody
+            return self.anonymous
         return next((c for c in self.callers if c.principal.name == name), None)
 
 

@@ -30,7 +30,7 @@ def nothing() -> None:
     """What a dropped job has left to do."""
 
 
-class Job:
+class WorkItem:
     """Work that waits for a thread or has one; `dropped` when nobody waits for it any more."""
 
     __slots__ = ("answer", "dropped", "user", "work")
@@ -49,7 +49,7 @@ class Job:
 class Current(threading.local):
     """The job of this thread."""
 
-    job: Job | None = None
+    job: WorkItem | None = None
 
 
 current = Current()
@@ -59,14 +59,14 @@ def checkpoint() -> None:
     """Called by long work between its parts; raises RequestError when nobody waits for it."""
     job = current.job
     if job is not None and job.dropped:
-        raise client_left()
+        raise client_left_error()
 
 
-def client_left() -> RequestError:
+def client_left_error() -> RequestError:
     return RequestError("The client left before it was answered.", code="client_left")
 
 
-class Lane:
+class FairThreadPool:
     """Some threads, and those who wait for one: user → jobs, the next user first."""
 
     def __init__(self, name: str, num_threads: int, changed: Callable[[], None] = nothing) -> None:
@@ -76,7 +76,7 @@ class Lane:
         self._num_threads = self._free = num_threads
         self._each = max(1, num_threads - 1)
         self._running: Counter[str] = Counter()
-        self._waiting: dict[str, deque[Job]] = {}
+        self._waiting: dict[str, deque[WorkItem]] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -94,7 +94,7 @@ class Lane:
 
     async def run(self, user: str, work: Callable[[], Result]) -> Result:
         """What `work` returns or raises, once it is the turn of `user`."""
-        job = Job(user, work, asyncio.get_running_loop().create_future())
+        job = WorkItem(user, work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(user, deque()).append(job)
         self._start()
         try:
@@ -119,7 +119,7 @@ class Lane:
             if not jobs:
                 del self._waiting[user]
 
-    def _work(self, job: Job, loop: asyncio.AbstractEventLoop) -> None:
+    def _work(self, job: WorkItem, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread: do it, and tell the loop."""
         current.job = job
         result = failure = None
@@ -133,7 +133,7 @@ class Lane:
             loop.call_soon_threadsafe(self._finish, job, result, failure)
         del job, result, failure
 
-    def _finish(self, job: Job, result: Any, failure: BaseException | None) -> None:
+    def _finish(self, job: WorkItem, result: Any, failure: BaseException | None) -> None:
         self._free += 1
         self._running[job.user] -= 1
         if not self._running[job.user]:
@@ -152,7 +152,7 @@ class BodyPool:
 
     def __init__(self) -> None:
         self.turns = BodyTurns(self._is_parsing, self._has_room)
-        self.parsing = Lane("parse", 1, self.turns.go_on)
+        self.parsing = FairThreadPool("parse", 1, self.turns.go_on)
 
     def _is_parsing(self) -> bool:
         return self.parsing.is_busy
@@ -186,7 +186,7 @@ async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Re
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
-            raise client_left()
+            raise client_left_error()
         return working.result()
     finally:
         for task in (working, leaving):

@@ -33,14 +33,14 @@ class Gcra:
         self._due_s, self._held = clock.now_s(), 0
 
     @property
-    def left(self) -> float:
+    def available(self) -> float:
         """What may be taken now; below 0 where more was used than was held."""
         unpaid_s = max(0.0, self._due_s - self._clock.now_s())
         return self.per_minute - unpaid_s * self.per_minute / 60 - self._held
 
     def wait_s(self, count: int) -> float:
         """Seconds until `count` may be taken, if all that is held is used; 0 when it may be now."""
-        return max(0.0, count - self.left) * 60 / self.per_minute
+        return max(0.0, count - self.available) * 60 / self.per_minute
 
     def take(self, count: int) -> None:
         """Charge `count` now."""
@@ -134,7 +134,7 @@ class Meter:
         """x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-requests: 0.1s."""
         values = []
         for name, rate in self._rates():
-            available = rate.left
+            available = rate.available
             for what, value in (
                 ("limit", str(rate.per_minute)),
                 ("remaining", str(max(0, int(available)))),

@@ -47,7 +47,7 @@ class Relayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resume: Resume | None = None
 
 
-class Load(msgspec.Struct, frozen=True):
+class LoadReport(msgspec.Struct, frozen=True):
     """What a server says of itself: its queue in seconds, memory, rows, and what it predicts.
 
     A prompt token takes `token_s`, an answer's token `answer_s` among those beside it; 0: unknown.
@@ -70,7 +70,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 encode_load = msgspec.json.Encoder().encode
-decode_load = msgspec.json.Decoder(Load).decode
+decode_load = msgspec.json.Decoder(LoadReport).decode
 
 
 class Mark(msgspec.Struct, frozen=True):

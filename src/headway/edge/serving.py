@@ -60,7 +60,7 @@ def check_address(host: str, has_key: bool, insecure: bool) -> None:
         )
 
 
-class Place(Protocol):
+class ListenOptions(Protocol):
     """The options that say where a process listens, and how."""
 
     @property
@@ -80,7 +80,7 @@ class Place(Protocol):
 
 
 def check_place(
-    options: Place, sources: Mapping[str, str], *, has_key: bool, insecure: bool
+    options: ListenOptions, sources: Mapping[str, str], *, has_key: bool, insecure: bool
 ) -> None:
     """Refuse an address that cannot be meant, or reaches beyond this machine without a key."""
     tls.check_files(options.ssl_certfile, options.ssl_keyfile)
@@ -96,7 +96,7 @@ def check_place(
 
 
 @contextlib.contextmanager
-def open_listener(options: Place) -> Iterator[tuple[socket.socket, str]]:
+def open_listener(options: ListenOptions) -> Iterator[tuple[socket.socket, str]]:
     """The listening socket, and where it is asked; raises PortInUseError or UsageError."""
     if options.uds:
         with unix_socket.open_socket(options.uds) as listener:
@@ -109,12 +109,12 @@ def open_listener(options: Place) -> Iterator[tuple[socket.socket, str]]:
         yield listener, f"{scheme}://{host}:{listener.getsockname()[1]}"
 
 
-def is_guarded(options: Place, insecure: bool) -> bool:
+def is_guarded(options: ListenOptions, insecure: bool) -> bool:
     """Whether a web page of this machine's browser could ask it without a key."""
     return is_loopback(options.host) and not (insecure or options.uds)
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, with our own way of ending: drain first, then stop.
 
     Once it is asked to end it refuses what is posted; all else is answered as before.
@@ -143,7 +143,7 @@ class Server(uvicorn.Server):
         yield
 
 
-def ask_to_end(server: Server, deadline: Deadline) -> None:
+def ask_to_end(server: HttpServer, deadline: Deadline) -> None:
     """The first signal drains, with a deadline; a second one ends at once."""
     if server.asked_to_end.is_set():
         server.should_exit = server.force_exit = True
@@ -152,9 +152,9 @@ def ask_to_end(server: Server, deadline: Deadline) -> None:
     server.asked_to_end.set()
 
 
-def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: Place) -> Server:
+def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: ListenOptions) -> HttpServer:
     """uvicorn around `app`, its connections held to our limits; HTTPS where there are files."""
-    return Server(
+    return HttpServer(
         uvicorn.Config(
             app,
             interface="asgi3",
@@ -174,7 +174,7 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: Place) -> Serve
     )
 
 
-def end_on_signals(server: Server, deadline: Deadline) -> None:
+def end_on_signals(server: HttpServer, deadline: Deadline) -> None:
     """SIGINT and SIGTERM ask the server to end; call it in the server's loop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

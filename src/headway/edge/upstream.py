@@ -42,7 +42,7 @@ FAILURES = (
 STREAM, WHOLE = "text/event-stream", "application/json"
 
 
-class Model(msgspec.Struct):
+class ModelCard(msgspec.Struct):
     """One model of `/models`."""
 
     id: str
@@ -51,10 +51,10 @@ class Model(msgspec.Struct):
 class Models(msgspec.Struct):
     """What `/models` answers."""
 
-    data: list[Model]
+    data: list[ModelCard]
 
 
-class Upstream:
+class FallbackUpstream:
     """One upstream; `name` is the model there, found out when it is not given."""
 
     def __init__(self, url: str, name: str = "", key: str = "") -> None:

@@ -20,7 +20,7 @@ from headway.core.request_source import RequestSource
 from headway.edge import body as bodies
 from headway.edge import root_path
 from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard
-from headway.edge.errors import json_response, not_found
+from headway.edge.errors import json_response, unknown_url_error
 from headway.edge.principal import owner_of
 from headway.edge.root_path import RootPath
 from headway.edge.serving import is_guarded
@@ -148,7 +148,7 @@ def handler(
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    raise not_found(scope["path"])
+    raise unknown_url_error(scope["path"])
 
 
 # ── the small answers ───────────────────────────────────────────────────────────────────────

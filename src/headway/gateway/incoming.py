@@ -77,7 +77,7 @@ async def read_incoming(
     prompt = dialect.prompt_bytes(raw)
     answer, param = answer_length(raw, dialect.lengths)
     task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)
-    caller: Caller = scope.get("caller") or state.keyring.nobody
+    caller: Caller = scope.get("caller") or state.keyring.anonymous
     generates = not isinstance(dialect, Embeddings)
     rollout = state.rollouts.get(route.name) if generates else None
     arm = arm_of(rollout, raw, owner, scope["request_id"])

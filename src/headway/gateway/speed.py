@@ -13,7 +13,7 @@ was observed here, since it has no model to read.
 from dataclasses import dataclass
 
 from headway.core.clock import Clock
-from headway.edge.relayed import Load
+from headway.edge.relayed import LoadReport
 
 FOLLOWS = 0.2
 """How far a new sample moves what was learned."""
@@ -52,7 +52,7 @@ class Speed:
         self._answer_s = ANSWER_S
         self.bytes_per_token = BYTES_PER_TOKEN
         self.answer_tokens = ANSWER_TOKENS
-        self._load: Load | None = None
+        self._load: LoadReport | None = None
         self._load_s = 0.0
 
     # ── what is known ───────────────────────────────────────────────────────────────────────
@@ -102,7 +102,7 @@ class Speed:
 
     # ── what happens ────────────────────────────────────────────────────────────────────────
 
-    def take(self, load: Load) -> bool:
+    def take(self, load: LoadReport) -> bool:
         """What the upstream says of itself; True when it is another process than before."""
         is_new = self._load is not None and self._load.boot != load.boot
         self._load, self._load_s = load, self._clock.now_s()

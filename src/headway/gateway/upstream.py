@@ -17,7 +17,7 @@ from msgspec import Meta
 from headway.core.clock import Clock
 from headway.core.supervision import supervise
 from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
-from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, Load, decode_load
+from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, LoadReport, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import Price, UpstreamRow, key_of
 from headway.gateway.prefix import SeenPages
@@ -209,7 +209,7 @@ class Upstream:
         if told is not None and self.is_headway:
             self._take(decode_load(told))
 
-    def _take(self, load: Load) -> None:
+    def _take(self, load: LoadReport) -> None:
         if self.speed.take(load):
             self.seen.forget()
         self.context = self.row.context or load.context
@@ -265,7 +265,7 @@ class Upstream:
         data = await self._get(LOAD_PATH)
         if data is None:
             return False
-        loads = msgspec.json.decode(data, type=dict[str, Load])
+        loads = msgspec.json.decode(data, type=dict[str, LoadReport])
         if not loads:
             self.is_away = True
             raise ValueError("it serves nothing yet")

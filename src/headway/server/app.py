@@ -27,7 +27,7 @@ from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.edge import root_path
 from headway.edge.auth import AuthMiddleware, LoopbackGuard
-from headway.edge.errors import json_response, not_found
+from headway.edge.errors import json_response, unknown_url_error
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
 from headway.edge.serving import is_guarded
@@ -142,7 +142,7 @@ def handler(
 
 
 async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
-    raise not_found(scope["path"])
+    raise unknown_url_error(scope["path"])
 
 
 # ── the small answers ───────────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from headway.core.options import ServerOptions
 from headway.core.records import StepRecord
 from headway.core.service import BATCH_CLASS, ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring
-from headway.edge.upstream import Upstream
+from headway.edge.upstream import FallbackUpstream
 from headway.engine.messages import Ready
 from headway.frontend.client import EngineClient, not_ready
 from headway.frontend.shorten.scorer import Scorer
@@ -142,7 +142,7 @@ class State:
     clock: Clock = field(default_factory=SystemClock)
     fingerprint: str = ""
     keyring: Keyring = field(default_factory=Keyring)
-    upstream: Upstream | None = None
+    upstream: FallbackUpstream | None = None
     """The server that answers what this one would refuse for load; else `fallback_model` does."""
     fallback_model: str = ""
     pool: TokenizerPool = field(default_factory=TokenizerPool)

@@ -17,7 +17,15 @@ from headway.core.request import SequenceUpdate
 from headway.edge.auth import forbidden
 from headway.edge.errors import json_response
 from headway.edge.keys import Caller
-from headway.edge.relayed import FIELD, LOAD_HEADER, MAX_RESUMED, Load, Relayed, encode_load, mark
+from headway.edge.relayed import (
+    FIELD,
+    LOAD_HEADER,
+    MAX_RESUMED,
+    LoadReport,
+    Relayed,
+    encode_load,
+    mark,
+)
 from headway.engine.messages import Ready
 from headway.frontend.answer import Stream
 from headway.server.generation import Dialect, GenerationRequest, Progress
@@ -96,12 +104,12 @@ class Marks:
 # ── load ────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_of(model: ServedModel) -> Load:
+def load_of(model: ServedModel) -> LoadReport:
     """What a gateway chooses by."""
     lines, info = model.admission.lines, model.client.info
     forecasts = [lines.of[number].forecast for number in lines.taking]
     now = model.telemetry.engines.last
-    return Load(
+    return LoadReport(
         queue_s=round(min(each.queue_s() for each in forecasts), 6),
         token_s=round(fmean(each.token_s for each in forecasts), 9),
         answer_s=round(model.telemetry.engines.answer_s, 9),
@@ -136,6 +144,6 @@ async def load(state: State, request: Request) -> Response:
 
 def check_relays(state: State, scope: Scope) -> None:
     """Raise RequestError 403 for a caller who is no gateway."""
-    caller: Caller = scope.get("caller") or state.keyring.nobody
+    caller: Caller = scope.get("caller") or state.keyring.anonymous
     if not caller.relays:
         raise forbidden("This path is for a gateway's key (gateway: true in the key file).")

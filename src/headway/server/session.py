@@ -102,7 +102,7 @@ class Generate:
             receive, state.options.max_body, accepts.body, pool=state.pool, user=turn_of(scope)
         )
         arrived_s = state.clock.now_s()
-        caller = scope.get("caller") or state.keyring.nobody
+        caller = scope.get("caller") or state.keyring.anonymous
         relayed = take_field(raw, caller, self._row.prefix)
         resume = relayed.resume if relayed is not None else None
         body, ignored = accepts.read(raw, state.options.strict_api)

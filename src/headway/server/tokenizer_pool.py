@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
-from headway.edge.lanes import LONG_BYTES, BodyPool, Lane, Result, unless_gone
+from headway.edge.lanes import LONG_BYTES, BodyPool, FairThreadPool, Result, unless_gone
 
 SHORT_THREADS, LONG_THREADS = 3, 2
 AHEAD = 2
@@ -26,8 +26,8 @@ class TokenizerPool(BodyPool):
 
     def __init__(self) -> None:
         super().__init__()
-        self.short = Lane("short", SHORT_THREADS)
-        self.long = Lane("long", LONG_THREADS, self.turns.go_on)
+        self.short = FairThreadPool("short", SHORT_THREADS)
+        self.long = FairThreadPool("long", LONG_THREADS, self.turns.go_on)
         self._trims = False
 
     def _has_room(self, user: str) -> bool:

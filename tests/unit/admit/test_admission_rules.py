@@ -86,7 +86,7 @@ def test_a_key_with_a_limit_of_its_own_is_not_bound_by_its_class():
     house, row = House(), with_limits(tokens_per_minute=100)
     rich = house.caller("rich", tokens_per_minute=1000)
     house.ask(400, row, rich, max_tokens=100)
-    assert rich.meter.tokens.left == 500
+    assert rich.meter.tokens.available == 500
     with pytest.raises(RequestError) as error:
         house.ask(400, row, house.caller("poor"), max_tokens=100)
     assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")
@@ -96,13 +96,13 @@ def test_tokens_are_held_and_settled():
     house, row = House(), with_limits(tokens_per_minute=1000)
     alice = house.caller()
     ticket = house.ask(100, row, alice, max_tokens=100, n=4)
-    assert ticket.meter.tokens.left == 500
+    assert ticket.meter.tokens.available == 500
     with pytest.raises(RequestError) as error:
         house.ask(100, row, alice, max_tokens=401)
     assert error.value.status == 429
     assert error.value.retry_after_s == pytest.approx(60 / 1000)
     ticket.close(120)
-    assert ticket.meter.tokens.left == pytest.approx(880)
+    assert ticket.meter.tokens.available == pytest.approx(880)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_all_answers_are_held_at_their_longest(lengths, sampling, count):
     house, key = House(), House().caller(tokens_per_minute=10**6)
     ticket = house.arrive(replace(PLAIN, slo=Slo()), key)
     ticket.measure(asked_of(lengths, **sampling))
-    assert key.meter.tokens.left == 10**6 - count
+    assert key.meter.tokens.available == 10**6 - count
     ticket.close(150)
-    assert key.meter.tokens.left == pytest.approx(10**6 - 150)
+    assert key.meter.tokens.available == pytest.approx(10**6 - 150)
 
 
 def test_answers_of_no_given_length_have_the_minute_s_tokens_together():
@@ -134,7 +134,7 @@ def test_answers_of_no_given_length_have_the_minute_s_tokens_together():
     first = house.arrive(row, key)
     first.measure(asked)
     assert asked.sampling.max_tokens == 300, "(5000 - 200) / 16"
-    assert key.meter.tokens.left == 0
+    assert key.meter.tokens.available == 0
     with pytest.raises(RequestError, match="may take 4900; a lower max_tokens") as error:
         house.ask(4899, row, key, max_tokens=1)
     assert error.value.status == 429, "concurrent requests share one balance"

@@ -130,7 +130,7 @@ async def test_a_line_that_meets_a_limit_goes_back_and_costs_nothing(tmp_path: P
         assert list(written(runner, batch.output_file_id)) == names_of(20)
         owner = runner.state.keyring.named("me")
         assert owner is not None and owner.meter.requests is not None
-        assert owner.meter.requests.left == 980, "what was refused does not count"
+        assert owner.meter.requests.available == 980, "what was refused does not count"
 
 
 async def test_a_batch_waits_for_a_key_that_is_gone(
@@ -195,7 +195,7 @@ def test_lines_take_tokens_of_their_key_and_one_that_never_fits_fails(live: InPr
         batch_id = run(client, lines + never)
         wait_until(lambda: "few" in live.runner._rests and meter.num_running == 0)
         used = client.batches.retrieve(batch_id).usage.total_tokens
-        assert 0 < used <= TOKENS / 2 <= meter.tokens.left
+        assert 0 < used <= TOKENS / 2 <= meter.tokens.available
         told = client.completions.create(model="tiny", prompt="Tell me", max_tokens=500)
         assert told.usage is not None, "the key's own request finds the other half"
         while client.batches.retrieve(batch_id).status != "completed":

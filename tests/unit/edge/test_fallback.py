@@ -12,7 +12,7 @@ from aiohttp import web
 
 from fallback_cases import BODY, CHAT, EVENTS, Full
 from headway.core.errors import UsageError
-from headway.edge.upstream import Upstream, split_name
+from headway.edge.upstream import FallbackUpstream, split_name
 from in_process import InProcess
 
 
@@ -97,7 +97,7 @@ def full(server: InProcess) -> Iterator[Full]:
 
 
 def test_it_answers_in_its_own_words(full: Full, elsewhere: Elsewhere) -> None:
-    full.server.state.upstream = Upstream(elsewhere.url + "/", key="sesame")
+    full.server.state.upstream = FallbackUpstream(elsewhere.url + "/", key="sesame")
     before = full.count("fallback_requests", "queue")
     whole, streamed = full.post(), full.post(stream=True)
     assert whole.json() == {"model": "big", "choices": []}, "its first, for it has no tiny"
@@ -118,7 +118,7 @@ def test_it_answers_in_its_own_words(full: Full, elsewhere: Elsewhere) -> None:
 
 
 def test_it_is_asked_only_when_there_is_no_room(full: Full, elsewhere: Elsewhere) -> None:
-    full.server.state.upstream = Upstream(elsewhere.url)
+    full.server.state.upstream = FallbackUpstream(elsewhere.url)
     full.tickets.pop().close()
     answer = full.post()
     assert answer.json()["model"] == "tiny"
@@ -131,7 +131,7 @@ def test_where_it_fails_the_refusal_stands(
     full: Full, elsewhere: Elsewhere, trouble: int | str
 ) -> None:
     url = {"gone": "http://127.0.0.1:9/v1", "deaf": elsewhere.url + "/nothing"}
-    full.server.state.upstream = Upstream(url.get(str(trouble), elsewhere.url), "small")
+    full.server.state.upstream = FallbackUpstream(url.get(str(trouble), elsewhere.url), "small")
     elsewhere.status = trouble if isinstance(trouble, int) else 200
     before = full.count("admission_rejections", "queue_requests")
     answer = full.post(stream=True)
@@ -144,7 +144,7 @@ def test_where_it_fails_the_refusal_stands(
 def test_a_stream_that_breaks_off_there_does_not_end_silently(
     full: Full, elsewhere: Elsewhere
 ) -> None:
-    full.server.state.upstream = Upstream(elsewhere.url, "small")
+    full.server.state.upstream = FallbackUpstream(elsewhere.url, "small")
     elsewhere.breaks = True
     answer = full.post(stream=True)
     assert answer.content.startswith(EVENTS[0])
@@ -154,7 +154,7 @@ def test_a_stream_that_breaks_off_there_does_not_end_silently(
 
 
 def test_what_is_known_here_alone_does_not_go_elsewhere(full: Full, elsewhere: Elsewhere) -> None:
-    full.server.state.upstream = Upstream(elsewhere.url, "small")
+    full.server.state.upstream = FallbackUpstream(elsewhere.url, "small")
     answer = requests.post(
         full.server.url + "/v1/responses", json={"model": "tiny", "input": "hello"}, timeout=60
     )
@@ -173,7 +173,7 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     full.post()  # something to learn a rate from
     forecast._told_s, learn = 1.0, forecast.on_record
     forecast.on_record = lambda record: None  # type: ignore[method-assign]
-    full.server.state.upstream = Upstream(elsewhere.url, "small")
+    full.server.state.upstream = FallbackUpstream(elsewhere.url, "small")
     try:
         answer = full.post(slo={"ttft_ms": 2000})
         assert answer.headers["x-headway-fallback"] == "small; reason=late"
@@ -205,7 +205,7 @@ def test_a_name_wants_a_place() -> None:
 
 
 async def test_closing_twice_is_safe() -> None:
-    upstream = Upstream("http://127.0.0.1:9/v1")
+    upstream = FallbackUpstream("http://127.0.0.1:9/v1")
     upstream._http()
     await upstream.close()
     await upstream.close()

@@ -17,7 +17,7 @@ import requests
 
 from fallback_cases import EVENTS, Full
 from headway.edge import upstream
-from headway.edge.upstream import Upstream
+from headway.edge.upstream import FallbackUpstream
 from in_process import InProcess
 
 MODELS = b'{"data": [{"id": "big"}]}'
@@ -168,7 +168,7 @@ def full(server: InProcess, hostile: Hostile, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(upstream, name, value)
     hostile.heads.clear()
     hostile.num_sent, hostile.models = 0, MODELS
-    server.state.upstream = Upstream(hostile.url, key="sesame")
+    server.state.upstream = FallbackUpstream(hostile.url, key="sesame")
     house = Full(server)
     house.fill()
     yield house

@@ -9,7 +9,7 @@ from headway.core.errors import RequestError, UsageError
 from headway.core.service import Limits
 from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_here
 from headway.edge.key_file import add_row, digest, make_key, read_rows, revoke_row, row_text
-from headway.edge.keys import Keyring, anybody
+from headway.edge.keys import Keyring, anonymous_caller
 from headway.server.access import ACCESS, access
 
 
@@ -213,7 +213,7 @@ def test_classes_that_a_key_may_name(tmp_path):
     assert some.service_class == "batch", "the first of them, where the row names no other"
     assert [some.may_use(name) for name in ("interactive", "batch", "default")] == [1, 1, 0]
     assert any_class.may_use("default")
-    lines = [caller.for_lines(caller.principal) for caller in (some, any_class, anybody())]
+    lines = [caller.for_lines(caller.principal) for caller in (some, any_class, anonymous_caller())]
     assert [line.may_use("interactive") for line in lines] == [True, False, True]
     assert all(line.may_use("batch") for line in lines)
 

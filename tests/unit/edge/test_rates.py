@@ -19,12 +19,12 @@ def test_the_example_of_the_docstring():
     assert rate.wait_s(120) == 0 < rate.wait_s(121)
     rate.take(120)
     clock.advance(1)
-    assert rate.left == pytest.approx(2)
+    assert rate.available == pytest.approx(2)
     clock.advance(1000)
     rate.hold(100)
-    assert rate.left == 20
+    assert rate.available == 20
     rate.settle(100, 30)
-    assert rate.left == pytest.approx(90)
+    assert rate.available == pytest.approx(90)
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.integers(1, 150)), max_size=40))
@@ -141,13 +141,13 @@ class Budget(RuleBasedStateMachine):
     def within_the_budget(self) -> None:
         tokens = self.meter.tokens
         tokens.check_integrity()
-        assert tokens.left >= -1e-6, "nobody took more than was held"
+        assert tokens.available >= -1e-6, "nobody took more than was held"
         now_s = self.clock.now_s()
         total = 0
         for at_s, used in reversed(self.charged):
             total += used
             assert total <= PER_MINUTE + (now_s - at_s) * PER_MINUTE / 60 + 1e-6
-        assert tokens.left <= PER_MINUTE - sum(self.open) + 1e-6
+        assert tokens.available <= PER_MINUTE - sum(self.open) + 1e-6
 
 
 TestBudget = Budget.TestCase
@@ -215,4 +215,4 @@ def test_what_can_never_be_had_is_no_429():
     with pytest.raises(RequestError) as error:
         meter.hold(601, "max_tokens")
     assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")
-    assert meter.tokens.left == 600
+    assert meter.tokens.available == 600

@@ -8,7 +8,7 @@ import pytest
 from gateway_world import Stub, gateway, text_of, world
 from headway.core.clock import VirtualClock
 from headway.edge.relayed import FIELD
-from headway.edge.upstream import Upstream as Fallback
+from headway.edge.upstream import FallbackUpstream
 from headway.gateway.config import UpstreamRow, of_urls
 from headway.gateway.dialects import DIALECTS
 from headway.gateway.upstream import Upstream
@@ -132,7 +132,7 @@ async def test_what_waits_for_a_token_or_its_mark_is_bounded(
 )
 def test_an_address_may_leave_out_its_version(given: str, asked: str) -> None:
     assert Upstream(UpstreamRow(url=given), VirtualClock()).url == asked
-    assert Fallback(given).url == asked
+    assert FallbackUpstream(given).url == asked
 
 
 async def test_an_upstream_may_be_named_without_its_version() -> None:

@@ -179,7 +179,7 @@ async def test_a_whole_answer_whose_client_leaves_is_cancelled_and_charged(tmp_p
         assert len(stub.asked) == 2
         purse, meter = live.state.purses.of("alice"), live.state.keyring.callers[0].meter
         assert purse is not None and purse.left < 0.01
-        assert meter.tokens is not None and meter.tokens.left < 90
+        assert meter.tokens is not None and meter.tokens.available < 90
     for table in ("attempts", "requests"):
         query = f"SELECT prompt_tokens > 0, output_tokens, estimated, dollars > 0 FROM {table}"
         assert rows(tmp_path, query) == [(1, 8, 1, 1)] * 2, table

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway_world import Stub, world
 from headway.core.clock import VirtualClock
-from headway.edge.relayed import Load
+from headway.edge.relayed import LoadReport
 from headway.gateway.bodies import needs_of
 from headway.gateway.breaker import Breaker, RetryBudget
 from headway.gateway.choose import Asked, Pool
@@ -131,7 +131,7 @@ def test_answers_that_run_beside_take_a_token_of_the_step_each() -> None:
         assert speed.queue_s == pytest.approx(count * speed.answer_s)
     speed.begin(0.0, 100)
     assert speed.queue_s == pytest.approx(ROWS * 100 * speed.answer_s)
-    assert speed.take(Load(max_rows=ROWS + 1, boot="1")) is False
+    assert speed.take(LoadReport(max_rows=ROWS + 1, boot="1")) is False
     assert speed.queue_s == pytest.approx(ROWS * speed.answer_s), "as it tells"
 
 
@@ -148,15 +148,15 @@ def test_speeds_are_learned_and_what_a_server_says_goes_first() -> None:
     assert speed.token_s == pytest.approx(0.002)
     assert speed.answer_s == pytest.approx(0.1, rel=0.01)
     assert speed.bytes_per_token == pytest.approx(3.0, rel=0.01)
-    assert not speed.take(Load(queue_s=2.0, token_s=0.5, boot="1")) and speed.token_s == 0.5
+    assert not speed.take(LoadReport(queue_s=2.0, token_s=0.5, boot="1")) and speed.token_s == 0.5
     assert speed.answer_s == pytest.approx(0.1, rel=0.01), "it has decoded nothing yet"
     clock.advance(0.5)
     assert speed.queue_s == pytest.approx(1.5)
-    speed.take(Load(queue_s=1.5, token_s=0.5, answer_s=0.03, boot="1"))
+    speed.take(LoadReport(queue_s=1.5, token_s=0.5, answer_s=0.03, boot="1"))
     assert speed.answer_s == 0.03
     clock.advance(3.0)
     assert speed.queue_s == 0.0, "what was told is too old"
-    assert speed.take(Load(boot="2")), "another process has another cache"
+    assert speed.take(LoadReport(boot="2")), "another process has another cache"
 
 
 def test_what_waits_counts_from_the_moment_it_is_chosen() -> None:
@@ -222,7 +222,7 @@ def test_one_hot_replica_leaves_the_others_their_beginnings() -> None:
     }
     for each in pool.upstreams:
         each.seen.add(list(asked[each.name].keys))
-    pool.upstreams[0].speed.take(Load(queue_s=9.0, boot="1"))
+    pool.upstreams[0].speed.take(LoadReport(queue_s=9.0, boot="1"))
     chosen = {name: pool.choose(request) for name, request in asked.items()}
     assert chosen["b"] is pool.upstreams[1] and chosen["c"] is pool.upstreams[2]
     assert chosen["a"] is not pool.upstreams[0]

@@ -264,7 +264,7 @@ async def test_a_background_task_that_is_cancelled_closes_it(state: State, begin
     await asyncio.gather(task, return_exceptions=True)
     await exchange.task
     closed(state.rows[0])
-    assert state.keyring.nobody.meter.num_running == 0
+    assert state.keyring.anonymous.meter.num_running == 0
 
 
 async def test_what_was_asked_is_frozen(state: State) -> None:

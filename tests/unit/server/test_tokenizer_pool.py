@@ -12,7 +12,7 @@ import pytest
 
 from headway.core.errors import RequestError
 from headway.edge import lanes
-from headway.edge.lanes import LONG_BYTES, Lane, checkpoint, current
+from headway.edge.lanes import LONG_BYTES, FairThreadPool, checkpoint, current
 from headway.server import tokenizer_pool
 from headway.server.tokenizer_pool import (
     LONG_THREADS,
@@ -80,7 +80,7 @@ async def test_a_short_text_does_not_wait_for_long_ones() -> None:
 
 async def test_users_take_turns_and_none_has_every_thread() -> None:
     """One piece of work ends at a time, the oldest, and the next begins in its place."""
-    lane, gate = Lane("test", SHORT_THREADS), Gate()
+    lane, gate = FairThreadPool("test", SHORT_THREADS), Gate()
     gate.ends = {f"{user}{i}": threading.Event() for user in "ab" for i in range(6)}
     tasks = [asyncio.create_task(lane.run("a", gate.work(f"a{i}"))) for i in range(6)]
     await until(lambda: len(gate.begun) == SHORT_THREADS - 1)
@@ -135,7 +135,7 @@ async def test_work_for_somebody_who_has_left_stops_between_its_parts() -> None:
 
 async def test_who_leaves_leaves_no_body_behind() -> None:
     """Behind a long job of the same user, and one of his that still waits."""
-    lane, gate = Lane("test", 1), Gate()
+    lane, gate = FairThreadPool("test", 1), Gate()
     kept = [asyncio.create_task(lane.run("a", gate.work(name))) for name in ("runs", "waits")]
     await until(lambda: gate.begun)
     body = Body()

@@ -29,7 +29,7 @@ from headway.core.resolve import Settings
 from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import ServiceClass, within_reach
 from headway.core.slo import DEFAULT_CLASS
-from headway.edge.keys import Caller, anybody
+from headway.edge.keys import Caller, anonymous_caller
 from headway.engine.calibration import calibrate, pace_alone
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
@@ -116,7 +116,7 @@ class Door:
         default, alone = self.classes[DEFAULT_CLASS], pace_alone(replicas[0].engine)
         self.classes[DEFAULT_CLASS] = within_reach(default, alone)
         self.admission = Admission(self.clock, served.rules, len(replicas))
-        self.caller: Caller = anybody()
+        self.caller: Caller = anonymous_caller()
         cache = served.settings.cache
         for number in range(len(replicas)):
             tokens = (max(cache.token_blocks) - 1) * cache.block_size

@@ -20,7 +20,7 @@ from headway.batches.files.multipart import Begun, Multipart
 from headway.batches.files.store import File, Files, new_id, over_quota
 from headway.batches.host import Host
 from headway.core.errors import RequestError
-from headway.edge.database import told
+from headway.edge.database import storage_errors
 from headway.edge.errors import json_response
 from headway.edge.principal import owner_of
 
@@ -100,7 +100,7 @@ class Upload:
     def open(self, filename: str) -> None:
         """Begin the file; its bytes come by `take`. Raises StorageError."""
         self.filename = filename
-        with told():
+        with storage_errors():
             self._file = self.part.open("xb")
 
     async def take(self, data: bytes) -> None:
@@ -147,7 +147,7 @@ class Upload:
         assert target is not None
 
         def write() -> None:
-            with told():
+            with storage_errors():
                 target.write(data)
 
         await asyncio.to_thread(write)
@@ -159,7 +159,7 @@ class Upload:
         assert target is not None
 
         def close() -> None:
-            with told(), target:
+            with storage_errors(), target:
                 target.flush()
                 os.fsync(target.fileno())
 
