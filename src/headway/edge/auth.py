@@ -24,7 +24,7 @@ from headway.edge.relayed import MAX_USER, USER_HEADER, is_user
 log = logging.getLogger(__name__)
 
 PUBLIC, KEY, OPERATOR = "public", "key", "operator"
-"""Who may ask at a path: everybody, whoever has a key, whoever has an operator's key."""
+"""Access of a path: all clients, clients with a key, clients with an operator's key."""
 
 OnRefused = Callable[[RequestError, RequestSource], None]
 NOT_ADMIN = (
@@ -126,7 +126,7 @@ class AuthMiddleware:
             meter.leave()
 
     def _let_in(self, scope: Scope) -> Caller:
-        """The caller, also kept in the scope; raises RequestError 401 or 403."""
+        """Return the caller and store it in the scope; raises RequestError 401 or 403."""
         try:
             caller = scope["caller"] = self._caller(scope)
         except RequestError as error:
@@ -255,7 +255,7 @@ def as_request_error(error: RequestError | HTTPException, scope: Scope) -> Reque
 
 
 def allowed_methods(scope: Scope) -> set[str]:
-    """The methods of all routes at a path; Starlette's own error knows those of the first."""
+    """Return the methods of all routes at a path; Starlette's own error has those of the first."""
     methods: set[str] = set()
     for route in scope["router"].routes:
         if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:

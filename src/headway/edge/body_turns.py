@@ -2,12 +2,12 @@
 
 Bodies that are read side by side are complete at once, and lie in memory meanwhile. A body whose
 turn has not come stays in its socket, and its client waits. A turn lasts until a piece has come;
-who has sent nothing loses it after `ROUNDS` of the event loop, so that who is slow holds up nobody:
+who has sent nothing loses it after `ROUNDS` of the event loop, so that a slow body delays no other:
 
     a1 a2 b1 wait          a1, b1, a1, b1, … until one is whole, then a2 in its place
     a1 has sent nothing    a2, b1, a2, … until it has
 
-Nobody's turn comes while a body is parsed, and not that of a user who has made work ahead.
+No turn comes while a body is parsed, and none of a user who has made work ahead.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class BodyTurns:
         self.go_on()
 
     def _give(self) -> bool:
-        """Give the turn to the next user's oldest body; False when nobody may have it."""
+        """Give the turn to the next user's oldest body; False when no body may have it."""
         self._reader = None
         for user in list(self._waiting):
             if not self._has_room(user):

@@ -4,7 +4,7 @@ uvicorn's h11 protocol with deadlines. A connection that opens must bring whole 
 `HEADERS_S`, then a body at `MIN_BODY_BYTES_PER_S` after a while of grace, and must take what it is
 sent; `ConnectionLimiter` counts connections, all and by address, and once a second ends those that
 are late. Bytes are parsed a slice at a time, senders in turn (`ParseTurns`), so that neither a body
-in a million chunks nor a thousand requests of one key at once hold up anybody else.
+in a million chunks nor a thousand requests of one key at once delay other connections.
 """
 
 import asyncio
@@ -234,7 +234,7 @@ class Connection(H11Protocol):
         return self.conn.our_state is not h11.DONE and num_bytes < self._left_of_body()
 
     def _left_of_body(self) -> int:
-        """What is to come of a body with content-length; 0 where there is none."""
+        """Return the bytes to come of a body with content-length; 0 where there is none."""
         remaining: int = getattr(self.conn._reader, "_remaining", 0)
         return remaining
 
@@ -249,14 +249,14 @@ class Connection(H11Protocol):
         self._note(len(data))
 
     def sender(self) -> str:
-        """Whose bytes these are: the key in the headers that have come, else the address."""
+        """Return the key in the headers received so far, else the address."""
         match = KEY.search(bytes(self._backlog[:SLICE_BYTES]))
         if match is not None:
             self._sender = match[1].decode("latin-1")
         return self._sender or self.address
 
     def was_reset(self) -> bool:
-        """Whether its client has reset it, which nobody is told of while it is not read."""
+        """Whether its client has reset it; asyncio reports that only while the socket is read."""
         end = self.transport.get_extra_info("socket")
         return end is not None and end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 

@@ -223,7 +223,7 @@ def take_lock(folder: Path) -> int:
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """What the disk and SQLite refuse, as a StorageError without the folder's name in it."""
+    """Raise errors of the disk and SQLite as StorageError, without the folder's name in it."""
     try:
         yield
     except sqlite3.DatabaseError as error:

@@ -83,7 +83,7 @@ def json_response(
 
 
 def unknown_url_error(path: str) -> RequestError:
-    """Nothing is served at `path`: what an official client knows it for, or an unknown path."""
+    """Return the 404 of a path that is not served; it names what official clients use it for."""
     known = unserved(path)
     what, code = (f" ({known})", "unsupported_endpoint") if known else ("", "unknown_url")
     return RequestError(f"{path}{what} is not served here.", code=code, status=404)

@@ -30,7 +30,7 @@ ANOTHER = "Name another file: `headway key NAME --file FILE` makes one that is n
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One key as the file has it."""
+    """Row of the key file: one key."""
 
     name: str
     sha256: str
@@ -39,7 +39,7 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     admin: bool = False
     gateway: bool = False
     revoked: bool = False
-    """Whether it lets nobody in; its row says whose KV blocks are to be forgotten."""
+    """Whether the key is refused; its row says whose KV blocks are to be forgotten."""
     weight: float | None = None
     limits: Limits = Limits()
 
@@ -232,7 +232,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_errors(file: Path) -> Iterator[None]:
-    """What the disk refuses, as a UsageError."""
+    """Raise OSError and UnicodeDecodeError of the body as UsageError."""
     try:
         yield
     except OSError as error:

@@ -85,7 +85,7 @@ class Caller:
 
 
 def anonymous_caller() -> Caller:
-    """Who asks where there are no keys: everybody, for everything."""
+    """Return the caller of a server without keys: it may do everything."""
     return Caller(principal=Principal(), meter=Meter(Limits(), SystemClock()), admin=True)
 
 
@@ -165,7 +165,7 @@ class Keyring:
         )
 
     def find(self, key: str) -> Caller | None:
-        """The owner of `key`; each of the keys is compared, in constant time."""
+        """Return the owner of `key`; each of the keys is compared, in constant time."""
         given, match = digest(key), None
         for caller in self.callers:
             if hmac.compare_digest(given, caller.digest):
@@ -173,16 +173,16 @@ class Keyring:
         return match
 
     def named(self, name: str) -> Caller | None:
-        """The caller of this name; without keys everybody is one."""
+        """Return the caller of this name; without keys all requests have one caller."""
         if not self:
             return self.anonymous
         return next((c for c in self.callers if c.principal.name == name), None)
 
 
 def cache_salt(hashed: bytes) -> str:
-    """The salt of a key's blocks: the same after a restart, and of no use to anybody else.
+    """The salt of a key's blocks: the same after a restart, and of no use to another client.
 
-    Nobody can hand in a salt as it is (`Principal.salted`), so it need not be secret; it has to
+    No client can hand in a salt as it is (`Principal.salted`), so it need not be secret; it has to
     differ from all others'.
     """
     return hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]

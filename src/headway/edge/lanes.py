@@ -31,7 +31,7 @@ def nothing() -> None:
 
 
 class WorkItem:
-    """Work that waits for a thread or has one; `dropped` when nobody waits for it any more."""
+    """Work that waits for a thread or has one; `dropped` when its client has gone."""
 
     __slots__ = ("answer", "dropped", "user", "work")
 
@@ -42,12 +42,12 @@ class WorkItem:
         self.dropped = False
 
     def drop(self) -> None:
-        """Nobody waits for it: its body is let go; it keeps its place among those who wait."""
+        """Release the body of work whose client has gone; the item keeps its place in the queue."""
         self.dropped, self.work = True, nothing
 
 
 class Current(threading.local):
-    """The job of this thread."""
+    """The work item of this thread."""
 
     job: WorkItem | None = None
 
@@ -56,7 +56,7 @@ current = Current()
 
 
 def checkpoint() -> None:
-    """Called by long work between its parts; raises RequestError when nobody waits for it."""
+    """Raise RequestError when the client has gone; long work calls it between its parts."""
     job = current.job
     if job is not None and job.dropped:
         raise client_left_error()
@@ -67,10 +67,10 @@ def client_left_error() -> RequestError:
 
 
 class FairThreadPool:
-    """Some threads, and those who wait for one: user → jobs, the next user first."""
+    """Thread pool whose queue serves users round-robin: user → items, the next user first."""
 
     def __init__(self, name: str, num_threads: int, changed: Callable[[], None] = nothing) -> None:
-        """`changed` is called when work is done, or nobody waits for it any more."""
+        """`changed` is called when work is done or dropped."""
         self._threads = ThreadPoolExecutor(num_threads, f"headway-{name}")
         self._changed = changed
         self._num_threads = self._free = num_threads
@@ -80,11 +80,11 @@ class FairThreadPool:
 
     @property
     def num_waiting(self) -> int:
-        """Jobs that wait for a thread and still have somebody who waits for them."""
+        """Queued items that are not dropped."""
         return sum(map(self.num_waiting_of, self._waiting))
 
     def num_waiting_of(self, user: str) -> int:
-        """Those of one user."""
+        """Queued items of one user that are not dropped."""
         return sum(not job.dropped for job in self._waiting.get(user, ()))
 
     @property
@@ -93,7 +93,7 @@ class FairThreadPool:
         return self._free < self._num_threads
 
     async def run(self, user: str, work: Callable[[], Result]) -> Result:
-        """What `work` returns or raises, once it is the turn of `user`."""
+        """Return what `work` returns, or raise what it raises, once it is the turn of `user`."""
         job = WorkItem(user, work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(user, deque()).append(job)
         self._start()
@@ -106,7 +106,7 @@ class FairThreadPool:
             self._changed()
 
     def _start(self) -> None:
-        """Give the free threads to users who wait, to each one before anybody's second."""
+        """Give the free threads to queued users, one each before a second one of any user."""
         for user in list(self._waiting):
             jobs = self._waiting[user]
             while jobs and jobs[0].dropped:
@@ -120,7 +120,7 @@ class FairThreadPool:
                 del self._waiting[user]
 
     def _work(self, job: WorkItem, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread: do it, and tell the loop."""
+        """Run the work in a thread and hand its result to the loop."""
         current.job = job
         result = failure = None
         try:
@@ -148,7 +148,7 @@ class FairThreadPool:
 
 
 class BodyPool:
-    """Who reads a long body, and the one thread that parses it."""
+    """Reads and parses long bodies: users in turn, one thread that parses."""
 
     def __init__(self) -> None:
         self.turns = BodyTurns(self._is_parsing, self._has_room)

@@ -30,7 +30,7 @@ class Notifier:
         return cls(address, int(microseconds) / 1e6 if ours else None)
 
     def notify(self, *lines: str) -> None:
-        """Send lines such as READY=1; nobody there is no error."""
+        """Send lines such as READY=1; a socket without a reader is no error."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unit:

@@ -1,8 +1,8 @@
 """How much one user has had: requests at once, requests and tokens of the last minute.
 
 A `Meter` counts for one key, or for one key in one class. What a request may cost is held when it
-enters and settled when it ends, so that nobody gets more than a minute's worth at once, nor more
-than the rate in the long run.
+enters and settled when it ends, so that no user gets more than a minute's worth at
+once, nor more than the rate in the long run.
 """
 
 from headway.core.clock import Clock
@@ -34,7 +34,7 @@ class Gcra:
 
     @property
     def available(self) -> float:
-        """What may be taken now; below 0 where more was used than was held."""
+        """Units that may be charged now; below 0 where more was used than was held."""
         unpaid_s = max(0.0, self._due_s - self._clock.now_s())
         return self.per_minute - unpaid_s * self.per_minute / 60 - self._held
 

@@ -48,7 +48,7 @@ class Relayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What a server says of itself: its queue in seconds, memory, rows, and what it predicts.
+    """Load of a server: its queue in seconds, memory, rows, and the token times it predicts.
 
     A prompt token takes `token_s`, an answer's token `answer_s` among those beside it; 0: unknown.
 

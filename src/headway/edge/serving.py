@@ -61,7 +61,7 @@ def check_address(host: str, has_key: bool, insecure: bool) -> None:
 
 
 class ListenOptions(Protocol):
-    """The options that say where a process listens, and how."""
+    """Options of a listening socket: address or Unix socket, TLS files."""
 
     @property
     def host(self) -> str: ...
@@ -115,7 +115,7 @@ def is_guarded(options: ListenOptions, insecure: bool) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn, with our own way of ending: drain first, then stop.
+    """uvicorn server that drains before it stops.
 
     Once it is asked to end it refuses what is posted; all else is answered as before.
     """
@@ -182,7 +182,7 @@ def end_on_signals(server: HttpServer, deadline: Deadline) -> None:
 
 
 def allowed_connections(requested: int) -> int:
-    """`requested`, or what the limit on open files leaves, which is raised as far as it goes."""
+    """Return `requested`, at most what the limit on open files allows, which is raised for it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = max(soft, requested + SPARE_FILES)

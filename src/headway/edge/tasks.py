@@ -14,7 +14,7 @@ DEFAULT_CLASS = "default"
 
 
 class TaskName(NamedTuple):
-    """The task, None where nobody names it; its class; how often a library has sent it again."""
+    """The task, None without a name; its class; how often a library has sent it again."""
 
     task: str | None
     task_class: str
@@ -22,7 +22,7 @@ class TaskName(NamedTuple):
 
 
 def task_name(scope: Scope, metadata: Any) -> TaskName:
-    """What a request says of its task; raises RequestError."""
+    """Return the task that a request names; raises RequestError."""
     fields = metadata if isinstance(metadata, dict) else {}
     task = header(scope, TASK_HEADER) or fields.get("task_id")
     task_class = header(scope, CLASS_HEADER) or fields.get("task") or DEFAULT_CLASS

@@ -43,7 +43,7 @@ STREAM, WHOLE = "text/event-stream", "application/json"
 
 
 class ModelCard(msgspec.Struct):
-    """One model of `/models`."""
+    """Model in the answer of `/models`."""
 
     id: str
 
@@ -55,7 +55,7 @@ class Models(msgspec.Struct):
 
 
 class FallbackUpstream:
-    """One upstream; `name` is the model there, found out when it is not given."""
+    """Server that answers instead of this one; `name` is the model there, "" to look it up."""
 
     def __init__(self, url: str, name: str = "", key: str = "") -> None:
         self.url = api_root(url)
@@ -85,7 +85,7 @@ class FallbackUpstream:
             await session.close()
 
     async def _model(self, requested: str) -> str:
-        """The model's name there: as given, else the one asked for, else the first it serves."""
+        """Return the model's name there: as given, as requested, or the first it serves."""
         if self.name:
             return self.name
         async with (

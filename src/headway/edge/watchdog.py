@@ -1,7 +1,7 @@
 """Ends a server that does not hear its signals: a program of its own, started by `deadline.py`.
 
 Arguments: the descriptor that the C handler of a signal writes to, seconds, the process id of the
-server. What lies unread for so long was never taken by the event loop: somebody holds the
+server. What lies unread for so long was never taken by the event loop: a thread holds the
 interpreter's lock. It needs nothing but the standard library, and ends with its parent.
 """
 
