@@ -146,8 +146,8 @@ class Account:
         wants = any(incoming.raw.get(name) for name in ("logprobs", "top_logprobs", "include"))
         tokens = self._most_output(upstream, LARGEST_CONTEXT)
         vectors = incoming.num_prompts * VECTOR_BYTES if not incoming.num_answers else 0
-        asked = LEAST_BYTES + ECHO * incoming.prompt_bytes
-        return asked + tokens * (DETAIL_BYTES if wants else TOKEN_BYTES) + vectors
+        base = LEAST_BYTES + ECHO * incoming.prompt_bytes
+        return base + tokens * (DETAIL_BYTES if wants else TOKEN_BYTES) + vectors
 
     def estimate(self, upstream: Upstream, num_bytes: int, output: float = 0.0) -> Usage:
         """What an attempt took that no upstream counted: an answer of so many bytes, or `output`

@@ -60,92 +60,92 @@ def gap(own: float, top: Alternatives) -> float:
 
 def seen_whole(dialect: Dialect, data: bytes) -> Seen:
     """What a whole answer says; raises ValueError or msgspec's errors where it is none."""
-    told = decode(data)
-    if not isinstance(told, dict):
+    body = decode(data)
+    if not isinstance(body, dict):
         raise ValueError("no object")
-    found = Seen(fingerprint=text_of(told.get("system_fingerprint")))
+    content = Seen(fingerprint=text_of(body.get("system_fingerprint")))
     if isinstance(dialect, Chunks):
-        take_choice(found, told)
+        take_choice(content, body)
     elif isinstance(dialect, Messages):
-        found.ended = text_of(told.get("stop_reason"))
-        take_parts(found, told.get("content"), "tool_use")
+        content.ended = text_of(body.get("stop_reason"))
+        take_parts(content, body.get("content"), "tool_use")
     else:
-        take_response(found, told)
-    return found
+        take_response(content, body)
+    return content
 
 
 def seen_stream(dialect: Dialect, events: Iterable[Event]) -> Seen:
     """What a whole stream's events say, together."""
-    found = Seen()
+    content = Seen()
     for event in events:
         if event.comment or event.data == b"[DONE]":
             continue
-        told = decode(event.data)
-        if not isinstance(told, dict):
+        body = decode(event.data)
+        if not isinstance(body, dict):
             continue
         if isinstance(dialect, Chunks):
-            take_choice(found, told)
+            take_choice(content, body)
         elif isinstance(dialect, Messages):
-            take_message_event(found, told)
-        elif isinstance(told.get("response"), dict) and told.get("type") in ENDS:
-            take_response(found, told["response"])
-    return found
+            take_message_event(content, body)
+        elif isinstance(body.get("response"), dict) and body.get("type") in ENDS:
+            take_response(content, body["response"])
+    return content
 
 
 ENDS = ("response.completed", "response.incomplete")
 
 
-def take_choice(found: Seen, told: dict[str, Any]) -> None:
+def take_choice(content: Seen, body: dict[str, Any]) -> None:
     """Add the first choice of a chunk, or of a whole chat or completion."""
-    found.fingerprint = found.fingerprint or text_of(told.get("system_fingerprint"))
-    choices = told.get("choices")
+    content.fingerprint = content.fingerprint or text_of(body.get("system_fingerprint"))
+    choices = body.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(choice, dict) or choice.get("index", 0) != 0:
         return
     message = choice.get("delta") or choice.get("message") or {}
-    found.text += text_of(choice.get("text")) + text_of(message.get("content"))
-    found.calls = found.calls or bool(message.get("tool_calls"))
-    found.ended = text_of(choice.get("finish_reason")) or found.ended
-    take_logprobs(found, choice.get("logprobs"))
+    content.text += text_of(choice.get("text")) + text_of(message.get("content"))
+    content.calls = content.calls or bool(message.get("tool_calls"))
+    content.ended = text_of(choice.get("finish_reason")) or content.ended
+    take_logprobs(content, choice.get("logprobs"))
 
 
-def take_logprobs(found: Seen, told: Any) -> None:
+def take_logprobs(content: Seen, logprobs: Any) -> None:
     """Add the log-probabilities of a choice: of a chat's `content`, or a completion's lists."""
-    if not isinstance(told, dict):
+    if not isinstance(logprobs, dict):
         return
-    for entry in told.get("content") or ():
-        found.tokens.append(text_of(entry["token"]))
-        found.chosen.append(float(entry["logprob"]))
-        found.top.append({e["token"]: float(e["logprob"]) for e in entry["top_logprobs"]})
-    chosen, top = told.get("token_logprobs") or (), told.get("top_logprobs") or ()
-    found.chosen += [float(each) for each in chosen if each is not None]
-    found.top += [dict(each) for each in top if each is not None]
+    for entry in logprobs.get("content") or ():
+        content.tokens.append(text_of(entry["token"]))
+        content.chosen.append(float(entry["logprob"]))
+        content.top.append({e["token"]: float(e["logprob"]) for e in entry["top_logprobs"]})
+    chosen, top = logprobs.get("token_logprobs") or (), logprobs.get("top_logprobs") or ()
+    content.chosen += [float(each) for each in chosen if each is not None]
+    content.top += [dict(each) for each in top if each is not None]
 
 
-def take_message_event(found: Seen, told: dict[str, Any]) -> None:
+def take_message_event(content: Seen, event: dict[str, Any]) -> None:
     """Add an event of /v1/messages."""
-    delta = told.get("delta") if isinstance(told.get("delta"), dict) else {}
+    delta = event.get("delta") if isinstance(event.get("delta"), dict) else {}
     assert isinstance(delta, dict)
-    found.text += text_of(delta.get("text"))
-    found.ended = text_of(delta.get("stop_reason")) or found.ended
-    block = told.get("content_block")
-    found.calls = found.calls or (isinstance(block, dict) and block.get("type") == "tool_use")
+    content.text += text_of(delta.get("text"))
+    content.ended = text_of(delta.get("stop_reason")) or content.ended
+    block = event.get("content_block")
+    content.calls = content.calls or (isinstance(block, dict) and block.get("type") == "tool_use")
 
 
-def take_response(found: Seen, told: dict[str, Any]) -> None:
+def take_response(content: Seen, response: dict[str, Any]) -> None:
     """Add a whole response of /v1/responses."""
-    found.ended = text_of(told.get("status"))
-    for item in told.get("output") or ():
-        found.calls = found.calls or item.get("type") == "function_call"
-        take_parts(found, item.get("content"), "")
+    content.ended = text_of(response.get("status"))
+    for item in response.get("output") or ():
+        content.calls = content.calls or item.get("type") == "function_call"
+        take_parts(content, item.get("content"), "")
 
 
-def take_parts(found: Seen, parts: Any, call: str) -> None:
+def take_parts(content: Seen, parts: Any, call: str) -> None:
     """Add the text of content parts; one of the type `call` calls a tool."""
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict):
-            found.text += text_of(part.get("text"))
-            found.calls = found.calls or (bool(call) and part.get("type") == call)
+            content.text += text_of(part.get("text"))
+            content.calls = content.calls or (bool(call) and part.get("type") == call)
 
 
 def text_of(value: Any) -> str:
@@ -154,20 +154,20 @@ def text_of(value: Any) -> str:
 
 def last_text(raw: dict[str, Any]) -> str:
     """The text of what was asked last: the last message's, or the prompt."""
-    asked = raw.get("messages") or raw.get("input") or raw.get("prompt")
-    if isinstance(asked, list) and asked:
-        last = asked[-1]
-        asked = last.get("content") if isinstance(last, dict) else last
-    if isinstance(asked, list):
-        parts = [part.get("text") for part in asked if isinstance(part, dict)]
-        asked = "\n".join(part for part in parts if isinstance(part, str))
-    return text_of(asked)
+    value = raw.get("messages") or raw.get("input") or raw.get("prompt")
+    if isinstance(value, list) and value:
+        last = value[-1]
+        value = last.get("content") if isinstance(last, dict) else last
+    if isinstance(value, list):
+        parts = [part.get("text") for part in value if isinstance(part, dict)]
+        value = "\n".join(part for part in parts if isinstance(part, str))
+    return text_of(value)
 
 
 def without_logprobs(data: bytes) -> bytes:
     """A chat's or completion's JSON without the log-probabilities that its client did not want."""
-    told = decode(data)
-    for choice in told.get("choices") or ():
+    body = decode(data)
+    for choice in body.get("choices") or ():
         if isinstance(choice, dict) and "logprobs" in choice:
             choice["logprobs"] = None
-    return encode(told)
+    return encode(body)

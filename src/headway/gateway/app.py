@@ -248,19 +248,19 @@ async def get_model(state: State, request: Request) -> Response:
 async def outcome(state: State, request: Request) -> Response:
     """POST /v1/outcomes: whether a task of this key has succeeded."""
     raw = await read_object(state, request.scope, request.receive)
-    told, owner = bodies.typed(raw, Outcome), owner_of(request.scope)
-    known = state.tasks.judge(owner, told.task_id, told.success)
+    report, owner = bodies.typed(raw, Outcome), owner_of(request.scope)
+    known = state.tasks.judge(owner, report.task_id, report.success)
     if not known:
-        raise no_such_task(told.task_id)
+        raise no_such_task(report.task_id)
     for rollout in state.rollouts.values():
-        rollout.judged(owner, told.task_id, told.success)
+        rollout.judged(owner, report.task_id, report.success)
     state.ledger.write(
         ledger.JUDGE,
-        *(owner, told.task_id, int(told.success), told.score, told.source),
+        *(owner, report.task_id, int(report.success), report.score, report.source),
         state.clock.wall_s(),
     )
     await state.ledger.flushed()
-    return json_response(msgspec.to_builtins(told))
+    return json_response(msgspec.to_builtins(report))
 
 
 Answer = Callable[[State, Request], Awaitable[Response]]

@@ -78,8 +78,8 @@ def tell(
 
 def is_invalid(raw: dict[str, Any], text: str) -> bool | None:
     """Whether a chat's text breaks the form that was asked for; None where none was."""
-    asked = raw.get("response_format")
-    kind = asked.get("type") if isinstance(asked, dict) else None
+    response_format = raw.get("response_format")
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
     if kind not in ("json_object", "json_schema"):
         return None
     try:
@@ -88,7 +88,7 @@ def is_invalid(raw: dict[str, Any], text: str) -> bool | None:
         return True
     if kind == "json_object":
         return not isinstance(value, dict)
-    schema = asked.get("json_schema") if isinstance(asked, dict) else None
+    schema = response_format.get("json_schema") if isinstance(response_format, dict) else None
     return misfit(value, schema.get("schema") if isinstance(schema, dict) else None) is not None
 
 

@@ -88,36 +88,36 @@ class Way:
         budget, now_s = self._state.budget, self._state.clock.now_s
         free = free or not self.num_attempts or self._is_second_for_canary()
         until_s = now_s() + PATIENCE_S
-        found = self._chosen(only)
-        free = free or (self._was_away and not found.is_away)
+        upstream = self._chosen(only)
+        free = free or (self._was_away and not upstream.is_away)
         while not (free or budget.take()):
-            waits = self._waits and not found.is_away and found.breaker.state == "closed"
+            waits = self._waits and not upstream.is_away and upstream.breaker.state == "closed"
             if not waits or now_s() >= until_s:
                 self._state.metrics.add("retries_denied")
                 raise self._last or self._nobody()
             await asyncio.sleep(TURN_S)
-            found = self._chosen(only)
+            upstream = self._chosen(only)
         self.num_attempts += 1
-        return found
+        return upstream
 
     def _chosen(self, only: Callable[[Upstream], bool]) -> Upstream:
         """Whom to ask now, whatever the budget says; raises RequestError where there is nobody."""
         if self.left_s <= 0:
             raise self._last or too_late()
-        found = next(self._candidates(only), None)
-        if found is None and self._without and not self._is_second_round:
+        upstream = next(self._candidates(only), None)
+        if upstream is None and self._without and not self._is_second_round:
             self._is_second_round = True
             self._without.clear()
-            found = next(self._candidates(only), None)
-        if found is None:
+            upstream = next(self._candidates(only), None)
+        if upstream is None:
             raise self._last or self._nobody()
-        return found
+        return upstream
 
     def _nobody(self) -> RequestError:
         """Nobody can be asked: now, or ever where none understands what the request needs."""
         incoming, pools = self._incoming, self._state.pools
-        asked = [each for row in self._routes() for each in pools[row.name].upstreams]
-        missing = incoming.asked.needs.difference(*(each.can for each in asked))
+        upstreams = [each for row in self._routes() for each in pools[row.name].upstreams]
+        missing = incoming.asked.needs.difference(*(each.can for each in upstreams))
         return not_understood(incoming, min(missing)) if missing else nobody(incoming)
 
     def _is_second_for_canary(self) -> bool:
@@ -129,14 +129,14 @@ class Way:
         """The best of each pool, the model's own first; then again, whatever breakers say."""
         unfit = {each for each in self._state.upstreams.values() if not only(each)}
         unfit |= self._refused
-        asked, arm = self._incoming.asked, self._incoming.arm
+        query, arm = self._incoming.asked, self._incoming.arm
         for last in (False, True):
             for route in self._routes():
                 pool = self._state.pools[route.name]
                 for others in barred(arm, route, pool.upstreams):
-                    found = pool.choose(asked, unfit | self._without | others, last=last)
-                    if found is not None:
-                        yield found
+                    upstream = pool.choose(query, unfit | self._without | others, last=last)
+                    if upstream is not None:
+                        yield upstream
 
     def _routes(self) -> list[ModelRow]:
         return self._state.with_fallbacks(self._incoming.route)
@@ -218,9 +218,9 @@ class ToldBody(msgspec.Struct):
 async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> AttemptError:
     """What an answer that is no 200 means."""
     status = answer.status
-    told = await read_told(answer)
-    code = told.code if isinstance(told.code, str) and is_word(told.code) else None
-    if status == 400 and (told.type in TOO_LONG_TYPES or TOO_LONG in told.message):
+    detail = await read_told(answer)
+    code = detail.code if isinstance(detail.code, str) and is_word(detail.code) else None
+    if status == 400 and (detail.type in TOO_LONG_TYPES or TOO_LONG in detail.message):
         code = "context_length_exceeded"
     retry_after_s = seconds_of(answer.headers.get("retry-after"))
     if status in (401, 403):
@@ -248,8 +248,8 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
             return AttemptError("away", error, counts=False)
         return AttemptError(f"status_{status}", error, again=status in AGAIN)
     error = RequestError(
-        message_of(upstream, told, status),
-        param=told.param if told.param and told.param.isprintable() else None,
+        message_of(upstream, detail, status),
+        param=detail.param if detail.param and detail.param.isprintable() else None,
         code=code,
         status=status,
         retry_after_s=retry_after_s,
@@ -258,10 +258,10 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
     return AttemptError("refused", error, counts=False, again=again)
 
 
-def message_of(upstream: Upstream, told: Told, status: int) -> str:
+def message_of(upstream: Upstream, detail: Told, status: int) -> str:
     """A Headway server's own words; another's may name what is nobody's business."""
-    if upstream.is_headway and told.message.isprintable() and told.message:
-        return told.message[:MAX_MESSAGE]
+    if upstream.is_headway and detail.message.isprintable() and detail.message:
+        return detail.message[:MAX_MESSAGE]
     return f"The upstream refuses this request with status {status}."
 
 

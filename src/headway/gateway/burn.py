@@ -33,7 +33,7 @@ class ErrorBudget:
 
     def burns(self) -> str:
         """Which alert holds, in words; "" where none does."""
-        return next((told for alert in PAGES if (told := self._told(alert))), "")
+        return next((text for alert in PAGES if (text := self._told(alert))), "")
 
     def _told(self, alert: Alert) -> str:
         limit = min(alert.burn * (1 - self.target), REACHABLE)

@@ -95,15 +95,15 @@ def has_room(upstream: Upstream, asked: Asked) -> bool:
 
 def uncached(upstream: Upstream, asked: Asked) -> float:
     """Prompt tokens that it has yet to compute."""
-    left = asked.num_bytes - upstream.seen.found_bytes(list(asked.keys))
-    return upstream.speed.tokens_of(max(0, left))
+    uncached_bytes = asked.num_bytes - upstream.seen.found_bytes(list(asked.keys))
+    return upstream.speed.tokens_of(max(0, uncached_bytes))
 
 
 def wait_s(upstream: Upstream, asked: Asked, bytes_per_token: float) -> float:
     """Expected seconds to the first token there."""
     speed = upstream.speed
-    left = max(0, asked.num_bytes - upstream.seen.found_bytes(list(asked.keys)))
-    return speed.queue_s + left / bytes_per_token * speed.token_s
+    uncached_bytes = max(0, asked.num_bytes - upstream.seen.found_bytes(list(asked.keys)))
+    return speed.queue_s + uncached_bytes / bytes_per_token * speed.token_s
 
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────

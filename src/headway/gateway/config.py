@@ -226,14 +226,14 @@ def read_config(file: Path) -> Config:
     budgets = content.get("budgets") or {}
     if not isinstance(budgets, dict):
         raise UsageError(f"{where}: budgets must be names with rows.", HOW)
-    found = {
+    budget_rows = {
         str(name): converted(f"{where}: budgets: {name}", row, BudgetRow)
         for name, row in budgets.items()
     }
     headers = content.get("forward_headers") or []
     if not isinstance(headers, list) or not all(isinstance(name, str) for name in headers):
         raise UsageError(f"{where}: forward_headers must be a list of names.", HOW)
-    config = checked(where, upstreams, models, found, tuple(name.lower() for name in headers))
+    config = checked(where, upstreams, models, budget_rows, tuple(name.lower() for name in headers))
     rollouts = rows(where, "rollouts", content.get("rollouts") or [], RolloutRow)
     tasks = rows(where, "tasks", content.get("tasks") or [], TaskRule)
     drift = content.get("drift")
@@ -324,7 +324,7 @@ def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Con
 
 def with_cascades(file: Path, config: Config) -> Config:
     """The configuration with the evidence of its cascades; UsageError where one does not fit."""
-    rows, found, warnings = {row.name: row for row in config.models}, {}, list(config.warnings)
+    rows, by_model, warnings = {row.name: row for row in config.models}, {}, list(config.warnings)
     prices = {row.name: row.price for row in config.upstreams}
     for row in config.models:
         if row.cascade is None:
@@ -347,8 +347,8 @@ def with_cascades(file: Path, config: Config) -> Config:
         if evidence is None:
             warnings.append(f"{at}: there is no {cascade.evidence}; the dear route answers all.")
         else:
-            found[row.name] = evidence
-    return msgspec.structs.replace(config, evidence=found, warnings=tuple(warnings))
+            by_model[row.name] = evidence
+    return msgspec.structs.replace(config, evidence=by_model, warnings=tuple(warnings))
 
 
 HOP_HEADERS = {
@@ -377,11 +377,11 @@ def check_loops(where: str, models: list[ModelRow]) -> None:
 
 
 def check_distinct(where: str, what: str, names: Iterable[str]) -> None:
-    seen: set[str] = set()
+    known: set[str] = set()
     for name in names:
-        if name in seen:
+        if name in known:
             raise UsageError(f"{where}: {what}: {name!r} is there twice.", "Rename one of them.")
-        seen.add(name)
+        known.add(name)
 
 
 def named(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:

@@ -300,12 +300,12 @@ class Responses:
     def read(self, event: Event, before: Usage | None) -> Shown:
         if event.data == DONE:
             return Shown(hidden=True)
-        told = decode_response_event(event.data)
-        kind = told.type
+        payload = decode_response_event(event.data)
+        kind = payload.type
         if kind in ("error", "response.failed"):
             return Shown(error=True)
-        counts = told.response.usage if told.response is not None else NOTHING
-        delta = told.delta if isinstance(told.delta, str) else ""
+        counts = payload.response.usage if payload.response is not None else NOTHING
+        delta = payload.delta if isinstance(payload.delta, str) else ""
         return Shown(
             content=kind not in ("response.created", "response.in_progress", "response.queued"),
             end=kind in ("response.completed", "response.incomplete"),
@@ -355,12 +355,12 @@ class Messages:
         return raw
 
     def read(self, event: Event, before: Usage | None) -> Shown:
-        told = decode_message_event(event.data)
-        kind = told.type
+        payload = decode_message_event(event.data)
+        kind = payload.type
         if kind in ("error", "ping"):
             return Shown(error=kind == "error", hidden=True)
-        counts = told.message.usage if told.message is not None else told.usage
-        delta = told.delta
+        counts = payload.message.usage if payload.message is not None else payload.usage
+        delta = payload.delta
         text = delta.text if delta is not None else None
         other = (delta.thinking or delta.partial_json or "") if delta is not None else ""
         return Shown(

@@ -32,10 +32,10 @@ decode = msgspec.json.Decoder(Known).decode
 def identity_of(dialect: Dialect, event: Event) -> Identity | None:
     """(id, time) of a stream, from its first event; None where that does not say."""
     try:
-        told = decode(event.data)
+        body = decode(event.data)
     except msgspec.MsgspecError:
         return None
-    inner = told.response or told.message or told
+    inner = body.response or body.message or body
     return (inner.id, inner.created or inner.created_at or 0) if inner.id else None
 
 
@@ -82,8 +82,8 @@ class Ending:
             body = anthropic_body(error, self._request_id)
             return b"event: error\ndata: " + encode(body) + b"\n\n"
         if isinstance(self._dialect, Responses):
-            told = {"type": "error", "code": error.code, "message": str(error), "param": None}
-            return b"event: error\ndata: " + encode(told) + b"\n\n"
+            content = {"type": "error", "code": error.code, "message": str(error), "param": None}
+            return b"event: error\ndata: " + encode(content) + b"\n\n"
         return error_event(error)
 
     def chunk(self, used: Usage | None) -> bytes:

@@ -141,11 +141,11 @@ class EventReader:
 
 def events_of(part: bytes) -> list[Event]:
     """The events of what stands between two blank lines: comments by themselves, then data."""
-    name, found, lines = b"", [], []
+    name, events, lines = b"", [], []
     for line in part.split(b"\n"):
         field, colon, value = line.partition(b":")
         if colon and not field:
-            found.append(Event(comment=line))
+            events.append(Event(comment=line))
             continue
         value = value.removeprefix(b" ")
         if field == b"data":
@@ -153,5 +153,5 @@ def events_of(part: bytes) -> list[Event]:
         elif field == b"event" and NAME.fullmatch(value):
             name = value
     if lines:
-        found.append(Event(name, b" ".join(lines)))
-    return found
+        events.append(Event(name, b" ".join(lines)))
+    return events

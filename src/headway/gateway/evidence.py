@@ -100,20 +100,20 @@ class Evidence:
         assert not (self._block.control and self._block.canary)
 
 
-def planned(rate: float, left: int, price: float) -> float:
+def planned(rate: float, remaining: int, price: float) -> float:
     """The canary's rate that a plan bets on, with so many requests left; `rate` is no bet.
 
     It has `price` of what it is to reach, so it is reached by so many bad ones of those left as
     healthy ones show with at most this chance. Rate 0.05, 30 left, 0.004: six, which have 0.0033,
     or 0.0155 once the next one is bad: that is bet to be 0.0155 / 0.0033 = 4.7 times likelier.
     """
-    if left <= 0 or price >= 1:
+    if remaining <= 0 or price >= 1:
         return rate
-    chances = at_least(left, rate)
+    chances = at_least(remaining, rate)
     need = next((k for k, chance in enumerate(chances) if chance <= price * NEARLY), 0)
     if not need:
         return rate
-    return min(SUREST, rate * at_least(left - 1, rate)[need - 1] / chances[need])
+    return min(SUREST, rate * at_least(remaining - 1, rate)[need - 1] / chances[need])
 
 
 def at_least(count: int, rate: float) -> list[float]:

@@ -30,12 +30,12 @@ async def count(state: State, request: Request) -> Response:
     raw = await read_object(state, request.scope, request.receive)
     given = raw.get("model")
     model, route = state.route(given if isinstance(given, str) else None)
-    asked, without = Asked(model=model), set[Upstream]()
+    query, without = Asked(model=model), set[Upstream]()
     state.budget.request()
     last: RequestError | None = None
-    left, free = MAX_TRIES, True
-    while left:
-        upstream = state.pools[route.name].choose(asked, without)
+    num_tries, free = MAX_TRIES, True
+    while num_tries:
+        upstream = state.pools[route.name].choose(query, without)
         if upstream is None or not (free or state.budget.take()):
             break
         body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
@@ -47,7 +47,7 @@ async def count(state: State, request: Request) -> Response:
             if not failure.again:
                 break
             free = failure.outcome == "away"
-            left -= not free
+            num_tries -= not free
     raise last or RequestError(
         f"No upstream of {model[:80]} has this endpoint.", code="no_upstream", status=503
     )

@@ -47,10 +47,10 @@ class HoldCounts:
 
     def below(self, share: float) -> float | None:
         """The bound that so many of the pieces do not exceed; None beyond the last one."""
-        left = share * self.pieces
+        remaining = share * self.pieces
         for bound, count in zip(BUCKETS_S, self.buckets, strict=False):
-            left -= count
-            if left <= 0:
+            remaining -= count
+            if remaining <= 0:
                 return bound if self.pieces else None
         return None
 

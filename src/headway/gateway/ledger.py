@@ -190,25 +190,25 @@ class Ledger:
         """In the thread: write the rows in one transaction, without those that are refused."""
         connection = self._connection
         assert connection is not None
-        num_kept, failure = 0, None
+        num_written, failure = 0, None
         try:
             connection.execute("BEGIN IMMEDIATE")
             for statement, values in rows:
                 try:
-                    num_kept += connection.execute(statement, values).rowcount > 0
+                    num_written += connection.execute(statement, values).rowcount > 0
                 except Exception as error:  # a value that no column holds, a table that is gone
                     failure = error
                     if not connection.in_transaction:  # a full disk ends the whole of it
                         raise
             connection.execute("COMMIT")
         except Exception as error:
-            num_kept, failure = 0, error
+            num_written, failure = 0, error
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-        if num_kept < len(rows):
-            self.num_lost += len(rows) - num_kept
+        if num_written < len(rows):
+            self.num_lost += len(rows) - num_written
             why = failure or "requests that have no row"
-            log.error("the ledger lost %d rows: %s", len(rows) - num_kept, why)
+            log.error("the ledger lost %d rows: %s", len(rows) - num_written, why)
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +239,7 @@ class Ledger:
     async def evidence(self, name: str, version: str) -> bytes | None:
         """What a rollout's version has kept, None for a new one."""
         query = "SELECT kept FROM rollout_evidence WHERE name = ? AND version = ?"
-        return next((kept for (kept,) in await self._select(query, name, version)), None)
+        return next((blob for (blob,) in await self._select(query, name, version)), None)
 
     async def _select(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
         if self._connection is None:
@@ -248,11 +248,11 @@ class Ledger:
         return await self._run(lambda: connection.execute(query, values).fetchall())
 
     async def _run(self, work: Callable[[], Result]) -> Result:
-        def told_work() -> Result:
+        def checked_work() -> Result:
             with told(self.folder):
                 return work()
 
-        return await asyncio.get_running_loop().run_in_executor(self._thread, told_work)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, checked_work)
 
     async def close(self) -> None:
         """Write what waits, close and unlock; safe to call twice."""

@@ -66,9 +66,9 @@ class Metrics:
 
     def of(self, name: str, /, **labels: str) -> float:
         """The sum of the samples with these labels."""
-        wanted = labels.items()
-        found = self.values.get(name, {})
-        return sum(value for key, value in found.items() if wanted <= dict(key).items())
+        pairs = labels.items()
+        series = self.values.get(name, {})
+        return sum(value for key, value in series.items() if pairs <= dict(key).items())
 
     def first_token(self, seconds: float) -> None:
         """A stream's first token came so long after its request."""

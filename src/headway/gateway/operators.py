@@ -30,16 +30,16 @@ async def end_rollout(state: State, request: Request) -> Response:
     """Promote a rollout, or take it back, whatever its evidence says; the ledger keeps why."""
     name = request.path_params["name"]
     raw = await read_object(state, request.scope, request.receive)
-    told = bodies.typed(raw, Action)
-    found = [each for each in state.rollouts.values() if each.row.name == name]
-    if not found:
+    order = bodies.typed(raw, Action)
+    rollouts = [each for each in state.rollouts.values() if each.row.name == name]
+    if not rollouts:
         there = ", ".join(each.row.name for each in state.rollouts.values()) or "none"
         raise RequestError(
             f"There is no rollout {name[:80]!r}; there is {there}.", code="not_found", status=404
         )
-    found[0].by_hand(STATES[told.action], told.reason)
+    rollouts[0].by_hand(STATES[order.action], order.reason)
     await state.ledger.flushed()
-    return json_response(found[0].snapshot())
+    return json_response(rollouts[0].snapshot())
 
 
 async def reload(state: State, _: Request) -> Response:

@@ -51,8 +51,8 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
     usage = dialect.read_whole(data) or Usage()
     if usage == BAD_USAGE:
         raise ValueError("its usage is no count of tokens")
-    seen = seen_whole(dialect, data)
-    return Reply(seen=seen, usage=usage, seconds=time.monotonic() - began_s)
+    content = seen_whole(dialect, data)
+    return Reply(seen=content, usage=usage, seconds=time.monotonic() - began_s)
 
 
 class ScorerClient:
@@ -71,10 +71,10 @@ class ScorerClient:
             asyncio.timeout(limit_s),
             self._session.post(url, data=data, headers=headers, allow_redirects=False) as answer,
         ):
-            told = await read_bounded(answer, MAX_BYTES)
+            reply = await read_bounded(answer, MAX_BYTES)
         if answer.status != 200:
             raise ValueError(f"status {answer.status}")
-        return msgspec.json.decode(told, type=Scored).score
+        return msgspec.json.decode(reply, type=Scored).score
 
     async def close(self) -> None:
         """Close its connections; safe to call twice."""

@@ -176,10 +176,10 @@ class Rollout:
         """Whether a value is far above the median of the control's before it."""
         if value is None:
             return None
-        seen = self._medians[name]
-        bad = value > MORE * median(seen) if len(seen) >= MEDIAN_LEAST else None
+        samples = self._medians[name]
+        bad = value > MORE * median(samples) if len(samples) >= MEDIAN_LEAST else None
         if not canary:
-            seen.append(value)
+            samples.append(value)
         return bad
 
     def _is_step_over(self) -> bool:
@@ -232,22 +232,22 @@ class Rollout:
         self.state = state
         self._tell(f"by hand: {reason}" if reason else "by hand")
 
-    def restore(self, state: str, step: int, reason: str, kept: bytes | None = None) -> None:
+    def restore(self, state: str, step: int, reason: str, data: bytes | None = None) -> None:
         """Go on from what the ledger has kept of this version, its evidence with it."""
         self.state, self.reason = state, reason
         self.step = min(step, len(self.row.steps) - 1)
-        if kept is None:
+        if data is None:
             return
-        told = msgspec.json.decode(kept, type=Kept)
+        previous = msgspec.json.decode(data, type=Kept)
         self.evidence |= {
-            name: each for name, each in told.evidence.items() if name in ALPHA_SHARES
+            name: each for name, each in previous.evidence.items() if name in ALPHA_SHARES
         }
         if self.budget is not None:
-            self.budget.minutes.extend(told.minutes)
+            self.budget.minutes.extend(previous.minutes)
         for name, each in self.evidence.items():
             each.bound = self.bound(name)
-        if (told.state, told.step) == (state, step):
-            self._known |= {n: each for n, each in told.known.items() if n in ALPHA_SHARES}
+        if (previous.state, previous.step) == (state, step):
+            self._known |= {n: each for n, each in previous.known.items() if n in ALPHA_SHARES}
 
     def kept(self) -> bytes:
         """What `restore` takes: the evidence, and how far this step is."""

@@ -84,17 +84,17 @@ class Speed:
 
     @property
     def _rows(self) -> int:
-        told = self._load.max_rows if self._load is not None else 0
-        return told or ROWS
+        max_rows = self._load.max_rows if self._load is not None else 0
+        return max_rows or ROWS
 
     @property
     def queue_s(self) -> float:
         """Seconds until a newcomer's prompt is begun."""
-        told = 0.0
+        reported_s = 0.0
         if self._load is not None:
             age_s = self._clock.now_s() - self._load_s
-            told = max(0.0, self._load.queue_s - age_s) if age_s < FRESH_S else 0.0
-        return max(self.own_s, told)
+            reported_s = max(0.0, self._load.queue_s - age_s) if age_s < FRESH_S else 0.0
+        return max(self.own_s, reported_s)
 
     def tokens_of(self, num_bytes: int) -> float:
         """Bytes of a prompt as tokens."""
@@ -142,8 +142,8 @@ class Speed:
         if answer:
             self.answer_tokens = follow(self.answer_tokens, answer)
         if answer > 1 and flight.began_s is not None:
-            beside = (flight.beside + len(self.flights) + 1) / 2
-            share = (self._clock.now_s() - flight.began_s) / (answer - 1) / beside
+            concurrency = (flight.beside + len(self.flights) + 1) / 2
+            share = (self._clock.now_s() - flight.began_s) / (answer - 1) / concurrency
             self._answer_s = follow(self._answer_s, share)
 
     def check_integrity(self) -> None:

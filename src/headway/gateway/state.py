@@ -93,10 +93,13 @@ class State:
     def _take(self, config: Config) -> list[Upstream]:
         """Go by this configuration; returns the upstreams that are no more. An upstream whose row
         is the same keeps all that is known of it."""
-        kept = {name: each for name, each in self.upstreams.items() if each.row in config.upstreams}
-        gone = [each for name, each in self.upstreams.items() if name not in kept]
+        unchanged = {
+            name: each for name, each in self.upstreams.items() if each.row in config.upstreams
+        }
+        gone = [each for name, each in self.upstreams.items() if name not in unchanged]
         new = {
-            row.name: kept.get(row.name) or Upstream(row, self.clock) for row in config.upstreams
+            row.name: unchanged.get(row.name) or Upstream(row, self.clock)
+            for row in config.upstreams
         }
         self.upstreams, self.config = new, config
         self.routes = {row.name: row for row in config.models}
@@ -186,12 +189,12 @@ class State:
         """Go on where the ledger says these were; what was rolled back stays so without `force`."""
         for each in rollouts:
             name, version = each.row.name, each.row.version
-            found = await self.ledger.rollout(name, version)
+            position = await self.ledger.rollout(name, version)
             evidence = await self.ledger.evidence(name, version)
-            if found is None and evidence is not None:
-                found = each.state, each.step, ""
-            if found is not None and not (found[0] == "rolled back" and each.row.force):
-                each.restore(*found, evidence)
+            if position is None and evidence is not None:
+                position = each.state, each.step, ""
+            if position is not None and not (position[0] == "rolled back" and each.row.force):
+                each.restore(*position, evidence)
 
     @contextlib.asynccontextmanager
     async def until_shutdown(self) -> AsyncIterator[None]:
@@ -270,14 +273,14 @@ class State:
 
     def with_fallbacks(self, route: ModelRow) -> list[ModelRow]:
         """A model row, then its fallbacks, theirs behind them."""
-        found = {route.name: route}
+        rows = {route.name: route}
         waiting = [route]
         while waiting:
             row = waiting.pop(0)
-            more = [self.routes[name] for name in row.fallbacks if name not in found]
-            found |= {each.name: each for each in more}
+            more = [self.routes[name] for name in row.fallbacks if name not in rows]
+            rows |= {each.name: each for each in more}
             waiting += more
-        return list(found.values())
+        return list(rows.values())
 
     # ── batches ─────────────────────────────────────────────────────────────────────────────
 

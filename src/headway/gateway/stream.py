@@ -413,11 +413,11 @@ class _Attempted:
         """Tokens relayed so far: by the marks, or an estimate by the bytes."""
         was, account = self._was, self._stream._account
         if self._marks.told:
-            told, resume = self._marked_usage(), self._stream._resume
+            usage, resume = self._marked_usage(), self._stream._resume
             if resume is not None:
                 resume.tokens[self._before :] = self._marks.tokens()
-            shown = self._before + told.output
-            account.relayed = Usage(was.prompt or told.prompt, was.cached or told.cached, shown)
+            shown = self._before + usage.output
+            account.relayed = Usage(was.prompt or usage.prompt, was.cached or usage.cached, shown)
         elif not self._is_marked and self._size:
             now = account.estimate(self._upstream, self._size)
             relayed = Usage(was.prompt or now.prompt, 0, was.output + now.output)
@@ -425,8 +425,8 @@ class _Attempted:
 
     def _marked_usage(self) -> Usage:
         """What the marks tell; of the tokens alone where the rest cannot be."""
-        told, account = self._marks.usage(), self._stream._account
-        return account.believed(self._upstream, told) or Usage(0, 0, len(self._marks.tokens()))
+        usage, account = self._marks.usage(), self._stream._account
+        return account.believed(self._upstream, usage) or Usage(0, 0, len(self._marks.tokens()))
 
     def _counted(self, outcome: str) -> tuple[Usage, bool]:
         """(what this attempt took, whether that is an estimate); the client's sum is noted."""
@@ -447,8 +447,8 @@ class _Attempted:
             return Usage(usage.prompt + self._before, usage.cached, max(0, own)), False
         if self._marks.told:
             account.estimated = False
-            told = self._marked_usage()
-            return Usage(told.prompt + self._before, told.cached, told.output), False
+            marked = self._marked_usage()
+            return Usage(marked.prompt + self._before, marked.cached, marked.output), False
         usage = account.unfinished(self._attempt, outcome, self._size)
         account.estimated = account.estimated or any(usage)
         return usage, any(usage)

@@ -123,17 +123,17 @@ class Upstream:
         most = self.row.max_at_once
         return bool(most) and len(self.speed.flights) >= most
 
-    def model_for(self, asked: str) -> str:
+    def model_for(self, requested: str) -> str:
         """What the model is called there."""
         if self.row.model:
             return self.row.model
-        if asked in self.served or not self.served:
-            return asked
+        if requested in self.served or not self.served:
+            return requested
         return self.served[0]
 
-    def serves(self, asked: str) -> bool:
+    def serves(self, name: str) -> bool:
         """Whether it serves a model of this name itself."""
-        return asked == self.row.model or asked in self.served
+        return name == self.row.model or name in self.served
 
     # ── asking ──────────────────────────────────────────────────────────────────────────────
 
@@ -205,9 +205,9 @@ class Upstream:
     def take_load(self, headers: Mapping[str, str]) -> None:
         """Take the load that a Headway server sends with an answer; raises ValidationError."""
         self.is_away = False
-        told = headers.get(LOAD_HEADER.decode())
-        if told is not None and self.is_headway:
-            self._take(decode_load(told))
+        header = headers.get(LOAD_HEADER.decode())
+        if header is not None and self.is_headway:
+            self._take(decode_load(header))
 
     def _take(self, load: LoadReport) -> None:
         if self.speed.take(load):

@@ -27,8 +27,8 @@ async def answer_whole(state: State, incoming: Incoming, account: Account) -> No
     response = await unless_gone(answering.run(), incoming.receive)
     hold = hold_of(state, incoming)
     if hold is not None:
-        said = text_of(incoming.dialect, bytes(response.body))
-        await unless_gone(hold.whole(said), incoming.receive)
+        text = text_of(incoming.dialect, bytes(response.body))
+        await unless_gone(hold.whole(text), incoming.receive)
     await account.settle("ok")
     await send_response(response, incoming.send, answering.headers)
 

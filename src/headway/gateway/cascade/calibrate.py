@@ -76,7 +76,7 @@ class Calibration:
             made_at=self._state.clock.wall_s(),
             tolerance=tolerance,
             alpha=alpha,
-            fingerprints={side: sorted(found) for side, found in self._fingerprints.items()},
+            fingerprints={side: sorted(names) for side, names in self._fingerprints.items()},
             tasks=[judged(pairs, tolerance, alpha) for pairs in by_task.values()],
         )
 

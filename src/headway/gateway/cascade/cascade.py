@@ -37,8 +37,8 @@ class Cascade:
 
     def way_for(self, task: str) -> TaskEvidence | None:
         """How the cheap route answers this task, None where only the dear one may."""
-        found = self._tasks.get(task)
-        return found if found is not None and found.use and not self.void else None
+        evidence = self._tasks.get(task)
+        return evidence if evidence is not None and evidence.use and not self.void else None
 
     def count(self, task: str, outcome: str) -> None:
         """A request of this task has had this outcome."""

@@ -28,27 +28,29 @@ MARKS = {
 }
 
 
-def fits(raw: dict[str, Any], seen: Seen) -> bool:
+def fits(raw: dict[str, Any], answer: Seen) -> bool:
     """Whether an answer is whole and in the form that was asked for, as far as that can be told."""
-    return seen.is_whole and not is_misfit(raw, seen)
+    return answer.is_whole and not is_misfit(raw, answer)
 
 
-def is_misfit(raw: dict[str, Any], seen: Seen) -> bool:
+def is_misfit(raw: dict[str, Any], answer: Seen) -> bool:
     """Whether the answer's text breaks `response_format`, or `text.format` of a response."""
     text = raw.get("text")
-    asked = raw.get("response_format") or (text.get("format") if isinstance(text, dict) else None)
-    kind = asked.get("type") if isinstance(asked, dict) else None
-    if kind not in ("json_object", "json_schema") or seen.calls:
+    response_format = raw.get("response_format") or (
+        text.get("format") if isinstance(text, dict) else None
+    )
+    kind = response_format.get("type") if isinstance(response_format, dict) else None
+    if kind not in ("json_object", "json_schema") or answer.calls:
         return False
     try:
-        value = msgspec.json.decode(seen.text)
+        value = msgspec.json.decode(answer.text)
     except (msgspec.MsgspecError, RecursionError):
         return True
-    assert isinstance(asked, dict)
+    assert isinstance(response_format, dict)
     if kind == "json_object":
         return not isinstance(value, dict)
-    schema = asked.get("json_schema")
-    schema = schema.get("schema") if isinstance(schema, dict) else asked.get("schema")
+    schema = response_format.get("json_schema")
+    schema = schema.get("schema") if isinstance(schema, dict) else response_format.get("schema")
     return misfit(value, schema) is not None
 
 
@@ -60,9 +62,9 @@ def alike(first: str, second: str) -> float:
 
 def judge_body(raw: dict[str, Any], answer: str) -> dict[str, Any]:
     """The chat that asks a judge for its mark."""
-    asked = f"Question:\n{last_text(raw)}\n\nAnswer:\n{answer}"
+    question = f"Question:\n{last_text(raw)}\n\nAnswer:\n{answer}"
     return {
-        "messages": [{"role": "system", "content": RUBRIC}, {"role": "user", "content": asked}],
+        "messages": [{"role": "system", "content": RUBRIC}, {"role": "user", "content": question}],
         "temperature": 0,
         "max_tokens": 16,
         "response_format": {

@@ -95,7 +95,7 @@ def judged(pairs: Sequence[Pair], tolerance: float, alpha: float) -> TaskEvidenc
     """The evidence of one task: the cheapest way whose loss is surely within the tolerance."""
     checks = [PLAIN, *(pairs[0].scores if pairs else ())]
     ways = [
-        found for check in checks for found in passing(pairs, check, tolerance, alpha / len(checks))
+        way for check in checks for way in passing(pairs, check, tolerance, alpha / len(checks))
     ]
     dear = sum(pair.dear_cost for pair in pairs) / max(1, len(pairs))
     best = min(ways, key=lambda way: way.cost, default=None)
@@ -112,13 +112,13 @@ def passing(
     pairs: Sequence[Pair], check: str, tolerance: float, alpha: float
 ) -> list[TaskEvidence]:
     """The thresholds of one check that hold, the strictest first, up to the first that fails."""
-    found = []
+    ways = []
     for least in thresholds(pairs, check):
         way = of_way(pairs, check, least, alpha, use=True, why="")
         if way.loss_high > tolerance:
             break
-        found.append(way)
-    return found
+        ways.append(way)
+    return ways
 
 
 def thresholds(pairs: Sequence[Pair], check: str) -> list[float | None]:
@@ -143,8 +143,8 @@ def of_way(
     pairs: Sequence[Pair], check: str, least: float | None, alpha: float, *, use: bool, why: str
 ) -> TaskEvidence:
     """What one check with one threshold does to these questions."""
-    taken = [pair for pair in pairs if accepts(pair, check, least)]
-    lost = sum(pair.dear_right and not pair.cheap_right for pair in taken)
+    accepted = [pair for pair in pairs if accepts(pair, check, least)]
+    lost = sum(pair.dear_right and not pair.cheap_right for pair in accepted)
     count = max(1, len(pairs))
     spent = sum(pair.cheap_cost + pair.check_costs.get(check, 0.0) for pair in pairs)
     rest = sum(pair.dear_cost for pair in pairs if not accepts(pair, check, least))
@@ -155,9 +155,9 @@ def of_way(
         dear_right=sum(pair.dear_right for pair in pairs),
         check=check,
         least=least,
-        accepted=len(taken),
+        accepted=len(accepted),
         lost=lost,
-        gained=sum(pair.cheap_right and not pair.dear_right for pair in taken),
+        gained=sum(pair.cheap_right and not pair.dear_right for pair in accepted),
         loss_low=least_share(lost, len(pairs), alpha),
         loss_high=bound(lost, len(pairs), alpha),
         cheap_cost=sum(pair.cheap_cost for pair in pairs) / count,

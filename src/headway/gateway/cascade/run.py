@@ -104,7 +104,7 @@ class CheapAnswer:
         prompt = output = 0
         try:
             async with asyncio.timeout(self._cascade.row.within_s):
-                seen = await self._ask(attempt)
+                content = await self._ask(attempt)
             self._upstream.breaker.succeeded()
             usage, estimated = self._counted()
             prompt, output = usage.prompt, usage.output
@@ -118,10 +118,10 @@ class CheapAnswer:
             raise
         finally:
             attempt.end(prompt, output)
-        if seen.fingerprint:
-            self._upstream.fingerprint = seen.fingerprint
-        self.text = seen.text
-        accepted = self._cascade.knows("cheap", self._upstream) and await self._accepts(seen)
+        if content.fingerprint:
+            self._upstream.fingerprint = content.fingerprint
+        self.text = content.text
+        accepted = self._cascade.knows("cheap", self._upstream) and await self._accepts(content)
         outcome = "ok" if accepted else "rejected"
         self._account.attempt(self._upstream, outcome, usage, estimated=estimated, of_arm=False)
         if not accepted:
@@ -163,16 +163,16 @@ class CheapAnswer:
                 return await asyncio.to_thread(self._take_stream, events)
             data = await read_bounded(answer, MAX_BYTES)
         self._usage = incoming.dialect.read_whole(data)
-        seen = seen_whole(incoming.dialect, data)
+        content = seen_whole(incoming.dialect, data)
         if isinstance(incoming.dialect, Responses):
             name = incoming.dialect.id_of(data)
             self._state.keep_response(name, incoming.owner, self._upstream.name)
         self._data = self._told(data)
-        return seen
+        return content
 
     def _take_stream(self, events: list[Event]) -> Seen:
         """Keep what the client will see of a stream; ValueError where it has no end."""
-        dialect, kept, ended = self._incoming.dialect, [], False
+        dialect, parts, ended = self._incoming.dialect, [], False
         hides_usage = not dialect.asks_for_usage(self._incoming.raw)
         for event in events:
             shown = dialect.read(event, self._usage)
@@ -181,11 +181,11 @@ class CheapAnswer:
             self._usage = shown.usage or self._usage
             ended = ended or shown.end
             if not (shown.hidden and (hides_usage or shown.usage is None)):
-                told = event if event.data == b"[DONE]" else self._told_event(event)
-                kept.append(told.encoded())
+                visible = event if event.data == b"[DONE]" else self._told_event(event)
+                parts.append(visible.encoded())
         if not ended:
             raise ValueError("a stream without an end")
-        self._data = b"".join(kept)
+        self._data = b"".join(parts)
         return seen_stream(dialect, events)
 
     def _told_event(self, event: Event) -> Event:
@@ -197,9 +197,9 @@ class CheapAnswer:
             data = without_logprobs(data)
         return replaced(data, renamed(self._incoming, self._upstream))
 
-    async def _accepts(self, seen: Seen) -> bool:
+    async def _accepts(self, content: Seen) -> bool:
         incoming, way = self._incoming, self._way
-        if not fits(incoming.raw, seen):
+        if not fits(incoming.raw, content):
             return False
         if way.check == PLAIN or way.least is None:
             return True
@@ -210,7 +210,7 @@ class CheapAnswer:
             raw=incoming.raw,
             model=incoming.model,
             upstream=self._upstream,
-            seen=seen,
+            seen=content,
             spent=self._spent_on_check,
         )
         score = await scoring.score(way.check)
@@ -241,10 +241,10 @@ class CheapAnswer:
 
 async def all_events(answer: aiohttp.ClientResponse) -> list[Event]:
     """The events of a stream to its end, comments left out; ValueError beyond MAX_BYTES."""
-    reader, found = EventReader(answer.content, MAX_BYTES), list[Event]()
+    reader, content_events = EventReader(answer.content, MAX_BYTES), list[Event]()
     while (events := await reader.read()) is not None:
         content = [event for event in events if not event.comment]
         if content:
-            found += content
+            content_events += content
             reader.note_content()
-    return found
+    return content_events

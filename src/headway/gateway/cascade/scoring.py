@@ -54,8 +54,8 @@ class Scoring:
 
     async def _judge(self) -> float | None:
         body = judge_body(self.raw, self.seen.text)
-        asked = Asked(model=self.row.judge, needs=frozenset({"schemas"}))
-        judge = self.state.pools[self.row.judge].choose(asked)
+        query = Asked(model=self.row.judge, needs=frozenset({"schemas"}))
+        judge = self.state.pools[self.row.judge].choose(query)
         if judge is None:
             return None
         reply = await probe.ask(judge, self.row.judge, body, self.row.within_s)

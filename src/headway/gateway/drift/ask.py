@@ -34,9 +34,9 @@ async def sheet_of(
         async def one(each: Probe, places: asyncio.Semaphore = places) -> Said:
             async with places:
                 await idle(upstream)
-                said = await asked(upstream, model, each)
+                answer = await asked(upstream, model, each)
             advance()
-            return said
+            return answer
 
         tasks = [asyncio.create_task(one(each)) for each in probes]
         try:
@@ -84,14 +84,14 @@ async def asked(upstream: Upstream, model: str, each: Probe) -> Said:
             upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.seen.top)
     else:
         reply = await patiently(upstream, model, raw)
-    seen = reply.seen
-    if seen.fingerprint:
-        upstream.fingerprint = seen.fingerprint
+    content = reply.seen
+    if content.fingerprint:
+        upstream.fingerprint = content.fingerprint
     return Said(
-        text=seen.text,
+        text=content.text,
         prompt_tokens=reply.usage.prompt,
         output_tokens=reply.usage.output,
-        ended=seen.ended,
-        tokens=seen.tokens,
-        top=seen.top,
+        ended=content.ended,
+        tokens=content.tokens,
+        top=content.top,
     )

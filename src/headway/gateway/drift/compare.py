@@ -88,7 +88,7 @@ def compare(a: Sheet, b: Sheet) -> Finding:
     control = differ(a.first, a.again)
     moved = [x and not is_close(p, q) for x, p, q in zip(changed, a.first, b.first, strict=True)]
     p = sign_test(moved, control)
-    if not any(said.top for said in a.first):
+    if not any(answer.top for answer in a.first):
         p = max(p, rounding_test(sum(changed), len(changed)))
     kls = divergences(a, b)
     kl = sum(kls) / len(kls) if kls else None
@@ -162,7 +162,7 @@ def is_restless(b: Sheet, control: Sequence[bool]) -> bool:
     """Whether it changes its own answers, more often than the control does, and than rounding."""
     pairs = zip(b.first, b.again, strict=True)
     moved = [x.text != y.text and not is_close(x, y) for x, y in pairs]
-    if not any(said.top for said in b.first) and rounding_test(sum(moved), len(moved)) >= P:
+    if not any(answer.top for answer in b.first) and rounding_test(sum(moved), len(moved)) >= P:
         return False
     return sign_test(moved, control) < P
 
@@ -204,12 +204,12 @@ def cut_short(a: Sheet, b: Sheet) -> bool:
 
 def divergences(a: Sheet, b: Sheet) -> list[float]:
     """Of each probe: nats a token from a to b, less those from a to itself asked again."""
-    found = []
+    nats = []
     for x, again, y in zip(a.first, a.again, b.first, strict=True):
         cross, own = divergence(x, y), divergence(x, again)
         if cross is not None:
-            found.append(cross - (own or 0.0))
-    return found
+            nats.append(cross - (own or 0.0))
+    return nats
 
 
 def divergence(x: Said, y: Said) -> float | None:
