@@ -29,7 +29,7 @@ from headway.core.clock import VirtualClock
 from headway.core.records import BEFORE_ANY
 from headway.core.request import Request, SamplingParams
 from headway.edge.relayed import LoadReport
-from headway.gateway.choose import Asked, Pool, uncached
+from headway.gateway.choose import Pool, RoutingQuery, uncached
 from headway.gateway.config import UpstreamRow
 from headway.gateway.prefix import PAGE_BYTES, page_keys
 from headway.gateway.speed import Flight
@@ -82,7 +82,7 @@ def gateway(count: int, held_tokens: int, num_open: int) -> Choice:
         upstream = Upstream(UpstreamRow(url="http://127.0.0.1/v1", name=str(engine)), clock)
         upstream.speed.bytes_per_token = TOKEN_BYTES
         upstream.speed.take(LoadReport(token_s=TOKEN_S, max_rows=num_open, boot="1"))
-        upstream.seen.max_pages = held_tokens * TOKEN_BYTES // PAGE_BYTES
+        upstream.pages.max_pages = held_tokens * TOKEN_BYTES // PAGE_BYTES
         upstreams.append(upstream)
     pool = Pool(upstreams)
     opened: deque[tuple[Upstream, Flight]] = deque()
@@ -92,12 +92,12 @@ def gateway(count: int, held_tokens: int, num_open: int) -> Choice:
             first, flight = opened.popleft()
             first.speed.end(flight)
         data = array("I", prompt).tobytes()
-        asked = Asked(model="", keys=page_keys("", data), num_bytes=len(data), answer=1)
+        asked = RoutingQuery(model="", keys=page_keys("", data), num_bytes=len(data), answer=1)
         chosen = pool.choose(asked)
         assert chosen is not None
         flight = chosen.speed.begin(uncached(chosen, asked), asked.answer)
         chosen.speed.began(flight)
-        chosen.seen.add(list(asked.keys))
+        chosen.pages.add(list(asked.keys))
         opened.append((chosen, flight))
         return int(chosen.name)
 

@@ -31,7 +31,7 @@ LEAST_BYTES, TOKEN_BYTES, DETAIL_BYTES, VECTOR_BYTES = 2**20, 256, 8192, 2**18
 embedding."""
 ECHO = 8
 """How often an answer may have the bytes of its prompt: some repeat it, escaped."""
-LEFT = ("left", "client_left")
+CLIENT_GONE = ("left", "client_left")
 """How a request ends whose client has gone: what its upstream computed counts for its key."""
 IDLE = ("connect", "refused", "busy", "away")
 """Outcomes of an attempt for which its upstream did no work."""
@@ -90,7 +90,7 @@ class Account:
     def _most_output(self, upstream: Upstream, unknown: int) -> int:
         """Tokens of all its answers at most; `unknown` are those of one where nothing says it."""
         incoming, context = self._incoming, upstream.context or unknown
-        return min(incoming.asked.answer or context, context) * incoming.num_answers
+        return min(incoming.query.answer or context, context) * incoming.num_answers
 
     def held_at(self, upstream: Upstream) -> Usage:
         """What the request may take there, which is held before it is forwarded."""
@@ -226,7 +226,7 @@ class Account:
             return
         self._open = False
         state, incoming, used = self._state, self._incoming, self.relayed
-        if status in LEFT and not any(used):
+        if status in CLIENT_GONE and not any(used):
             used, self.estimated = self._last, True
         self._meter.settle(self._held_tokens, used.prompt + used.output)
         if self._purse is not None:
@@ -270,5 +270,5 @@ class Account:
     ) -> None:
         if not self._open:
             return
-        code = error.code or "refused" if isinstance(error, RequestError) else LEFT[0]
+        code = error.code or "refused" if isinstance(error, RequestError) else CLIENT_GONE[0]
         await self.settle("ok" if error is None else code, error)

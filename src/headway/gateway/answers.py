@@ -21,7 +21,7 @@ Alternatives = dict[str, float]
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class AnswerContent:
     """What an answer says. `chosen` and `top` are empty where no log-probabilities are told."""
 
     text: str = ""
@@ -58,12 +58,12 @@ def gap(own: float, top: Alternatives) -> float:
     return own - others[0] if others else 20.0
 
 
-def seen_whole(dialect: Dialect, data: bytes) -> Seen:
+def parse_answer(dialect: Dialect, data: bytes) -> AnswerContent:
     """What a whole answer says; raises ValueError or msgspec's errors where it is none."""
     body = decode(data)
     if not isinstance(body, dict):
         raise ValueError("no object")
-    content = Seen(fingerprint=text_of(body.get("system_fingerprint")))
+    content = AnswerContent(fingerprint=text_of(body.get("system_fingerprint")))
     if isinstance(dialect, Chunks):
         take_choice(content, body)
     elif isinstance(dialect, Messages):
@@ -74,9 +74,9 @@ def seen_whole(dialect: Dialect, data: bytes) -> Seen:
     return content
 
 
-def seen_stream(dialect: Dialect, events: Iterable[Event]) -> Seen:
+def parse_stream(dialect: Dialect, events: Iterable[Event]) -> AnswerContent:
     """What a whole stream's events say, together."""
-    content = Seen()
+    content = AnswerContent()
     for event in events:
         if event.comment or event.data == b"[DONE]":
             continue
@@ -95,7 +95,7 @@ def seen_stream(dialect: Dialect, events: Iterable[Event]) -> Seen:
 ENDS = ("response.completed", "response.incomplete")
 
 
-def take_choice(content: Seen, body: dict[str, Any]) -> None:
+def take_choice(content: AnswerContent, body: dict[str, Any]) -> None:
     """Add the first choice of a chunk, or of a whole chat or completion."""
     content.fingerprint = content.fingerprint or text_of(body.get("system_fingerprint"))
     choices = body.get("choices")
@@ -109,7 +109,7 @@ def take_choice(content: Seen, body: dict[str, Any]) -> None:
     take_logprobs(content, choice.get("logprobs"))
 
 
-def take_logprobs(content: Seen, logprobs: Any) -> None:
+def take_logprobs(content: AnswerContent, logprobs: Any) -> None:
     """Add the log-probabilities of a choice: of a chat's `content`, or a completion's lists."""
     if not isinstance(logprobs, dict):
         return
@@ -122,7 +122,7 @@ def take_logprobs(content: Seen, logprobs: Any) -> None:
     content.top += [dict(each) for each in top if each is not None]
 
 
-def take_message_event(content: Seen, event: dict[str, Any]) -> None:
+def take_message_event(content: AnswerContent, event: dict[str, Any]) -> None:
     """Add an event of /v1/messages."""
     delta = event.get("delta") if isinstance(event.get("delta"), dict) else {}
     assert isinstance(delta, dict)
@@ -132,7 +132,7 @@ def take_message_event(content: Seen, event: dict[str, Any]) -> None:
     content.calls = content.calls or (isinstance(block, dict) and block.get("type") == "tool_use")
 
 
-def take_response(content: Seen, response: dict[str, Any]) -> None:
+def take_response(content: AnswerContent, response: dict[str, Any]) -> None:
     """Add a whole response of /v1/responses."""
     content.ended = text_of(response.get("status"))
     for item in response.get("output") or ():
@@ -140,7 +140,7 @@ def take_response(content: Seen, response: dict[str, Any]) -> None:
         take_parts(content, item.get("content"), "")
 
 
-def take_parts(content: Seen, parts: Any, call: str) -> None:
+def take_parts(content: AnswerContent, parts: Any, call: str) -> None:
     """Add the text of content parts; one of the type `call` calls a tool."""
     for part in parts if isinstance(parts, list) else ():
         if isinstance(part, dict):

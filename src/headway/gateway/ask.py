@@ -40,9 +40,9 @@ class Attempt:
         self._incoming = incoming
         self.body = body_for(incoming, upstream, raw)
         self.flight: Flight = upstream.speed.begin(
-            uncached(upstream, incoming.asked), incoming.asked.answer
+            uncached(upstream, incoming.query), incoming.query.answer
         )
-        upstream.seen.add(list(incoming.asked.keys))
+        upstream.pages.add(list(incoming.query.keys))
         upstream.breaker.begin()
         self.headers = headers_for(state, incoming, upstream)
 

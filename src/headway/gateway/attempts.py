@@ -73,7 +73,7 @@ class Way:
         self.num_attempts = 0
 
     @property
-    def left_s(self) -> float:
+    def remaining_s(self) -> float:
         """Seconds until its deadline."""
         return self._incoming.deadline_s - self._state.clock.now_s()
 
@@ -94,7 +94,7 @@ class Way:
             waits = self._waits and not upstream.is_away and upstream.breaker.state == "closed"
             if not waits or now_s() >= until_s:
                 self._state.metrics.add("retries_denied")
-                raise self._last or self._nobody()
+                raise self._last or self._no_upstream_error()
             await asyncio.sleep(TURN_S)
             upstream = self._chosen(only)
         self.num_attempts += 1
@@ -102,7 +102,7 @@ class Way:
 
     def _chosen(self, only: Callable[[Upstream], bool]) -> Upstream:
         """Whom to ask now, whatever the budget says; raises RequestError where there is nobody."""
-        if self.left_s <= 0:
+        if self.remaining_s <= 0:
             raise self._last or too_late()
         upstream = next(self._candidates(only), None)
         if upstream is None and self._without and not self._is_second_round:
@@ -110,15 +110,15 @@ class Way:
             self._without.clear()
             upstream = next(self._candidates(only), None)
         if upstream is None:
-            raise self._last or self._nobody()
+            raise self._last or self._no_upstream_error()
         return upstream
 
-    def _nobody(self) -> RequestError:
+    def _no_upstream_error(self) -> RequestError:
         """Nobody can be asked: now, or ever where none understands what the request needs."""
         incoming, pools = self._incoming, self._state.pools
         upstreams = [each for row in self._routes() for each in pools[row.name].upstreams]
-        missing = incoming.asked.needs.difference(*(each.can for each in upstreams))
-        return not_understood(incoming, min(missing)) if missing else nobody(incoming)
+        missing = incoming.query.needs.difference(*(each.can for each in upstreams))
+        return not_understood(incoming, min(missing)) if missing else no_upstream_error(incoming)
 
     def _is_second_for_canary(self) -> bool:
         """Whether a canary on trial has failed this request: its client must not notice."""
@@ -129,7 +129,7 @@ class Way:
         """The best of each pool, the model's own first; then again, whatever breakers say."""
         unfit = {each for each in self._state.upstreams.values() if not only(each)}
         unfit |= self._refused
-        query, arm = self._incoming.asked, self._incoming.arm
+        query, arm = self._incoming.query, self._incoming.arm
         for last in (False, True):
             for route in self._routes():
                 pool = self._state.pools[route.name]
@@ -157,7 +157,7 @@ class Way:
             raise failure.error
 
 
-def nobody(incoming: Incoming) -> RequestError:
+def no_upstream_error(incoming: Incoming) -> RequestError:
     """There is no upstream to ask."""
     return EngineDownError(
         f"No upstream of {incoming.model[:80]} can answer this request now.", code="no_upstream"
@@ -200,7 +200,7 @@ def unanswered(error: BaseException) -> AttemptError:
     return AttemptError(outcome, RequestError(f"The upstream {message}.", code=code, status=status))
 
 
-class Told(msgspec.Struct):
+class ErrorDetail(msgspec.Struct):
     """What the error of an upstream says of itself."""
 
     message: str = ""
@@ -209,16 +209,16 @@ class Told(msgspec.Struct):
     type: str | None = None
 
 
-class ToldBody(msgspec.Struct):
+class ErrorBody(msgspec.Struct):
     """The body of an error: OpenAI's, or Anthropic's."""
 
-    error: Told | str | None = None
+    error: ErrorDetail | str | None = None
 
 
 async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> AttemptError:
     """What an answer that is no 200 means."""
     status = answer.status
-    detail = await read_told(answer)
+    detail = await read_error(answer)
     code = detail.code if isinstance(detail.code, str) and is_word(detail.code) else None
     if status == 400 and (detail.type in TOO_LONG_TYPES or TOO_LONG in detail.message):
         code = "context_length_exceeded"
@@ -258,24 +258,24 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
     return AttemptError("refused", error, counts=False, again=again)
 
 
-def message_of(upstream: Upstream, detail: Told, status: int) -> str:
+def message_of(upstream: Upstream, detail: ErrorDetail, status: int) -> str:
     """A Headway server's own words; another's may name what is nobody's business."""
     if upstream.is_headway and detail.message.isprintable() and detail.message:
         return detail.message[:MAX_MESSAGE]
     return f"The upstream refuses this request with status {status}."
 
 
-async def read_told(answer: aiohttp.ClientResponse) -> Told:
+async def read_error(answer: aiohttp.ClientResponse) -> ErrorDetail:
     """The error in a body, as far as there is one."""
     try:
         async with asyncio.timeout(5.0):
             data = await read_bounded(answer, MAX_ERROR_BYTES)
-        body = msgspec.json.decode(data, type=ToldBody)
+        body = msgspec.json.decode(data, type=ErrorBody)
     except FAILURES:
-        return Told()
+        return ErrorDetail()
     if isinstance(body.error, str):
-        return Told(message=body.error)
-    return body.error or Told()
+        return ErrorDetail(message=body.error)
+    return body.error or ErrorDetail()
 
 
 def is_word(text: str) -> bool:

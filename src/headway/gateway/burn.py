@@ -33,9 +33,9 @@ class ErrorBudget:
 
     def burns(self) -> str:
         """Which alert holds, in words; "" where none does."""
-        return next((text for alert in PAGES if (text := self._told(alert))), "")
+        return next((text for alert in PAGES if (text := self._describe(alert))), "")
 
-    def _told(self, alert: Alert) -> str:
+    def _describe(self, alert: Alert) -> str:
         limit = min(alert.burn * (1 - self.target), REACHABLE)
         shares = {window: self._share(window) for window in (alert.long, alert.short)}
         if any(share <= limit for share in shares.values()):

@@ -49,7 +49,7 @@ class Ending:
         self.identity: Identity | None = None
         self.data: bytes | None = None
         """The last bytes of a complete stream, which wait for the books."""
-        self._is_kept = incoming.raw.get("store") is not False
+        self._is_stored = incoming.raw.get("store") is not False
 
     @property
     def ping(self) -> bytes:
@@ -73,7 +73,7 @@ class Ending:
         self, event: Event, upstream: Upstream, state: State, incoming: Incoming
     ) -> None:
         """Remember which upstream keeps a response that begins."""
-        if isinstance(self._dialect, Responses) and self._is_kept and self.identity is not None:
+        if isinstance(self._dialect, Responses) and self._is_stored and self.identity is not None:
             state.keep_response(self.identity[0], incoming.owner, upstream.name)
 
     def failure(self, error: RequestError) -> bytes:

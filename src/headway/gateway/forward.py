@@ -10,7 +10,7 @@ from headway.core.errors import RequestError
 from headway.edge.principal import owner_of
 from headway.gateway.ask import WHOLE, passed_headers
 from headway.gateway.attempts import AttemptError, refused, unanswered
-from headway.gateway.choose import Asked
+from headway.gateway.choose import RoutingQuery
 from headway.gateway.incoming import read_object
 from headway.gateway.state import State
 from headway.gateway.upstream import FAILURES, Upstream
@@ -30,7 +30,7 @@ async def count(state: State, request: Request) -> Response:
     raw = await read_object(state, request.scope, request.receive)
     given = raw.get("model")
     model, route = state.route(given if isinstance(given, str) else None)
-    query, without = Asked(model=model), set[Upstream]()
+    query, without = RoutingQuery(model=model), set[Upstream]()
     state.budget.request()
     last: RequestError | None = None
     num_tries, free = MAX_TRIES, True

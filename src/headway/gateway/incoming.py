@@ -15,7 +15,7 @@ from headway.gateway.answers import last_text
 from headway.gateway.arm import Arm, arm_of
 from headway.gateway.bodies import Body, answer_length, needs_of, num_ids
 from headway.gateway.cascade.rows import class_of
-from headway.gateway.choose import Asked
+from headway.gateway.choose import RoutingQuery
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Dialect, Embeddings, Responses
 from headway.gateway.hold import Hold
@@ -38,7 +38,7 @@ class Incoming:
     dialect: Dialect
     model: str
     route: ModelRow
-    asked: Asked
+    query: RoutingQuery
     prompt_bytes: int
     num_ids: int
     num_prompts: int
@@ -95,7 +95,7 @@ async def read_incoming(
         dialect=dialect,
         model=model,
         route=route,
-        asked=Asked(
+        query=RoutingQuery(
             model=model,
             keys=page_keys(f"{model} {salt}", prompt) if generates else (),
             num_bytes=len(prompt),

@@ -24,7 +24,7 @@ from headway.edge.database import take_lock
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-KEPT_S = 90 * 86_400
+RETENTION_S = 90 * 86_400
 MAX_WAITING = 100_000
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (
@@ -145,9 +145,9 @@ class Ledger:
             (now_s,),
         )
         old = "SELECT id FROM requests WHERE began_at < ?"
-        connection.execute(f"DELETE FROM attempts WHERE request IN ({old})", (now_s - KEPT_S,))
-        connection.execute("DELETE FROM requests WHERE began_at < ?", (now_s - KEPT_S,))
-        connection.execute("DELETE FROM outcomes WHERE at < ?", (now_s - KEPT_S,))
+        connection.execute(f"DELETE FROM attempts WHERE request IN ({old})", (now_s - RETENTION_S,))
+        connection.execute("DELETE FROM requests WHERE began_at < ?", (now_s - RETENTION_S,))
+        connection.execute("DELETE FROM outcomes WHERE at < ?", (now_s - RETENTION_S,))
         self._connection = connection
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────
@@ -249,7 +249,7 @@ class Ledger:
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         def checked_work() -> Result:
-            with told(self.folder):
+            with storage_errors(self.folder):
                 return work()
 
         return await asyncio.get_running_loop().run_in_executor(self._thread, checked_work)
@@ -267,7 +267,7 @@ class Ledger:
 
 
 @contextlib.contextmanager
-def told(folder: Path | None) -> Iterator[None]:
+def storage_errors(folder: Path | None) -> Iterator[None]:
     """What the disk and SQLite refuse when the ledger is opened or read, as one who can mend it."""
     from headway.core.errors import HeadwayError, StorageError
 

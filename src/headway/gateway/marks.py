@@ -15,13 +15,13 @@ FORM = re.compile(rb": headway \d{1,15} \d{1,15} (?:\d{1,15}(?:,\d{1,15})*)?")
 class Marks:
     """Tokens that an upstream says it has shown; reading a line waits until it is asked for."""
 
-    __slots__ = ("_lines", "_num_cached", "_num_prompt", "_tokens", "told")
+    __slots__ = ("_lines", "_num_cached", "_num_prompt", "_tokens", "has_marks")
 
     def __init__(self) -> None:
         self._lines: list[bytes] = []
         self._tokens: list[int] = []
         self._num_prompt = self._num_cached = 0
-        self.told = False
+        self.has_marks = False
         """Whether there was a mark at all."""
 
     def take(self, line: bytes) -> int | None:
@@ -31,7 +31,7 @@ class Marks:
         if FORM.fullmatch(line) is None:
             raise ValueError("a mark has three parts: numbers of tokens, then tokens")
         self._lines.append(line)
-        self.told = True
+        self.has_marks = True
         return 0 if line.endswith(b" ") else line.count(b",") + 1
 
     def tokens(self) -> list[int]:

@@ -38,7 +38,7 @@ class Purse:
         self._total = self._held = 0.0
 
     @property
-    def left(self) -> float:
+    def available(self) -> float:
         """Dollars that may be held now."""
         self._forget()
         return self.row.dollars - self._total - self._held
@@ -54,9 +54,9 @@ class Purse:
                 code="budget_exceeded",
                 reason="dollars",
             )
-        if self.left < dollars or self.left <= 0:
+        if self.available < dollars or self.available <= 0:
             raise RequestError(
-                f"{whole}, and {max(self.left, 0):.4g} are left; this request may cost "
+                f"{whole}, and {max(self.available, 0):.4g} are left; this request may cost "
                 f"{dollars:.4g}.",
                 code="insufficient_quota",
                 status=429,

@@ -23,7 +23,7 @@ def page_keys(salt: str, prompt: bytes) -> list[int]:
     return keys
 
 
-class SeenPages:
+class PageHistory:
     """The pages that one upstream has seen."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,7 +33,7 @@ class SeenPages:
     def __len__(self) -> int:
         return len(self._pages)
 
-    def found_bytes(self, keys: list[int]) -> int:
+    def prefix_bytes(self, keys: list[int]) -> int:
         """Bytes from the first on that it has seen."""
         count = 0
         for key in keys:

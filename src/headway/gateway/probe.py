@@ -9,7 +9,7 @@ import aiohttp
 import msgspec
 
 from headway.edge.http_client import make_session, read_bounded
-from headway.gateway.answers import Seen, seen_whole
+from headway.gateway.answers import AnswerContent, parse_answer
 from headway.gateway.dialects import BAD_USAGE, DIALECTS, Usage
 from headway.gateway.upstream import FAILURES, Upstream
 
@@ -28,7 +28,7 @@ class BusyError(ValueError):
 class Reply:
     """What was said, what it took, and in which time."""
 
-    seen: Seen
+    content: AnswerContent
     usage: Usage
     seconds: float
 
@@ -51,8 +51,8 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
     usage = dialect.read_whole(data) or Usage()
     if usage == BAD_USAGE:
         raise ValueError("its usage is no count of tokens")
-    content = seen_whole(dialect, data)
-    return Reply(seen=content, usage=usage, seconds=time.monotonic() - began_s)
+    content = parse_answer(dialect, data)
+    return Reply(content=content, usage=usage, seconds=time.monotonic() - began_s)
 
 
 class ScorerClient:

@@ -36,7 +36,7 @@ MORE = 1.5
 """So many times the control's median is slow, or dear."""
 MEDIAN_OF, MEDIAN_LEAST = 200, 20
 MAX_TASKS = 10_000
-KEPT_EACH = 5
+REQUESTS_PER_SAVE = 5
 """Requests after which the evidence is written down: a kill costs fewer."""
 
 
@@ -62,7 +62,7 @@ class Change:
     reason: str
 
 
-class Kept(msgspec.Struct, kw_only=True):
+class RolloutState(msgspec.Struct, kw_only=True):
     """What a restart goes on from; `known` are the requests of the step in each arm."""
 
     state: str
@@ -81,7 +81,7 @@ class Rollout:
         row: RolloutRow,
         slo: Slo | None,
         on_change: Callable[[Change], None] | None = None,
-        on_kept: Callable[[bytes], None] | None = None,
+        on_save: Callable[[bytes], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.row = row
@@ -91,7 +91,7 @@ class Rollout:
         self.step, self.reason = 0, ""
         self.evidence = {name: Evidence(self.bound(name)) for name in ALPHA_SHARES}
         self._on_change = on_change or (lambda change: None)
-        self._on_kept = on_kept or (lambda kept: None)
+        self._on_save = on_save or (lambda data: None)
         self._num_added = 0
         self._known = {name: [0, 0] for name in ALPHA_SHARES}
         """Requests of this step that say something: of the control, of the canary."""
@@ -141,8 +141,8 @@ class Rollout:
             return
         self._add(canary, sample)
         self._num_added += 1
-        if self._num_added % KEPT_EACH == 0 or self.state not in RUNNING:
-            self._on_kept(self.kept())
+        if self._num_added % REQUESTS_PER_SAVE == 0 or self.state not in RUNNING:
+            self._on_save(self.encode_state())
 
     def _add(self, canary: bool, sample: Sample) -> None:
         slow = sample.missed
@@ -238,7 +238,7 @@ class Rollout:
         self.step = min(step, len(self.row.steps) - 1)
         if data is None:
             return
-        previous = msgspec.json.decode(data, type=Kept)
+        previous = msgspec.json.decode(data, type=RolloutState)
         self.evidence |= {
             name: each for name, each in previous.evidence.items() if name in ALPHA_SHARES
         }
@@ -249,11 +249,11 @@ class Rollout:
         if (previous.state, previous.step) == (state, step):
             self._known |= {n: each for n, each in previous.known.items() if n in ALPHA_SHARES}
 
-    def kept(self) -> bytes:
+    def encode_state(self) -> bytes:
         """What `restore` takes: the evidence, and how far this step is."""
         minutes = [] if self.budget is None else list(self.budget.minutes)
         return msgspec.json.encode(
-            Kept(
+            RolloutState(
                 state=self.state,
                 step=self.step,
                 known=self._known,

@@ -33,7 +33,7 @@ def copy(state: "State", incoming: Incoming) -> None:
         return
     pool = state.pools[incoming.route.name]
     others = {each for each in pool.upstreams if each.name not in arm[0].row.canary}
-    upstream = pool.choose(incoming.asked, others)
+    upstream = pool.choose(incoming.query, others)
     if upstream is None or len(upstream.speed.flights) >= MAX_AT_ONCE:
         return
     task = asyncio.create_task(_ask(state, incoming, arm, upstream))

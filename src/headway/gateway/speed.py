@@ -38,7 +38,7 @@ class Flight:
     """Prompt tokens without a first token when it was sent, its own among them."""
     began_s: float | None = None
     num_tokens: int = 0
-    beside: int = 1
+    num_concurrent: int = 1
     """Requests there when it was sent, itself among them."""
 
 
@@ -111,7 +111,9 @@ class Speed:
     def begin(self, uncached: float, answer: int | None) -> Flight:
         """A request is sent there; `answer` is the most tokens it may be answered with."""
         expected = self.answer_tokens if answer is None else min(self.answer_tokens, answer)
-        flight = Flight(uncached, expected, self._clock.now_s(), beside=len(self.flights) + 1)
+        flight = Flight(
+            uncached, expected, self._clock.now_s(), num_concurrent=len(self.flights) + 1
+        )
         self.flights[flight] = None
         flight.ahead = sum(f.uncached for f in self.flights if f.began_s is None)
         return flight
@@ -129,7 +131,7 @@ class Speed:
         """Tokens of an answer that has not come, by the pace there since its prompt was done."""
         prompts_s = flight.ahead * self.token_s
         since_s = self._clock.now_s() - flight.sent_s - prompts_s
-        return max(0.0, since_s) / (self.answer_s * flight.beside)
+        return max(0.0, since_s) / (self.answer_s * flight.num_concurrent)
 
     def end(self, flight: Flight, prompt_bytes: int = 0, prompt: int = 0, answer: int = 0) -> None:
         """It is over; the counts are the upstream's own where it told them. Safe to call twice."""
@@ -142,7 +144,7 @@ class Speed:
         if answer:
             self.answer_tokens = follow(self.answer_tokens, answer)
         if answer > 1 and flight.began_s is not None:
-            concurrency = (flight.beside + len(self.flights) + 1) / 2
+            concurrency = (flight.num_concurrent + len(self.flights) + 1) / 2
             share = (self._clock.now_s() - flight.began_s) / (answer - 1) / concurrency
             self._answer_s = follow(self._answer_s, share)
 

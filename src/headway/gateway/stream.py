@@ -53,7 +53,7 @@ class StreamedAnswer:
         self._opening = b""
         """What was received before anything that shows a token, until it is sent."""
         self._accepted = self._opened = self._shown = self._finished = self._over = False
-        self._left = self._by_text = False
+        self._is_client_gone = self._by_text = False
         self._hides_usage = not self._dialect.asks_for_usage(incoming.raw)
         self._resume: Resume | None = None
         """What the stream is known by and its tokens, where marks tell."""
@@ -81,7 +81,7 @@ class StreamedAnswer:
             async with self._state.until_shutdown():
                 await self._relay()
         except asyncio.CancelledError as gone:
-            if not self._left:
+            if not self._is_client_gone:
                 raise
             task.uncancel()
             await self._account.settle("left", gone)
@@ -98,7 +98,7 @@ class StreamedAnswer:
 
     async def _watch(self, task: "asyncio.Task[Any]") -> None:
         await departure(self._incoming.receive)
-        self._left = True
+        self._is_client_gone = True
         task.cancel()
 
     async def _relay(self) -> None:
@@ -234,7 +234,7 @@ class _Attempted:
             raise
         except FAILURES as error:
             broken = unanswered(error)
-            if stream._way.left_s <= 0:
+            if stream._way.remaining_s <= 0:
                 broken.error, broken.again = too_late(), False
             outcome = broken.outcome
             raise broken from error
@@ -255,7 +255,7 @@ class _Attempted:
     async def _read(self) -> None:
         stream, way, upstream = self._stream, self._stream._way, self._upstream
         first_s, budget = self._incoming.route.first_token_s, stream._state.budget
-        async with asyncio.timeout(way.left_s) as limit:
+        async with asyncio.timeout(way.remaining_s) as limit:
             self._patience = Patience(limit, budget, first_s)
             with Silence(limit, SILENCE_S) as silence, upstream.hurried(limit) as here:
                 async with self._attempt.answer(STREAM) as answer:
@@ -412,7 +412,7 @@ class _Attempted:
     def _tell_shown(self) -> None:
         """Tokens relayed so far: by the marks, or an estimate by the bytes."""
         was, account = self._was, self._stream._account
-        if self._marks.told:
+        if self._marks.has_marks:
             usage, resume = self._marked_usage(), self._stream._resume
             if resume is not None:
                 resume.tokens[self._before :] = self._marks.tokens()
@@ -445,7 +445,7 @@ class _Attempted:
                 )
             account.estimated = self._goes_on and not self._is_marked
             return Usage(usage.prompt + self._before, usage.cached, max(0, own)), False
-        if self._marks.told:
+        if self._marks.has_marks:
             account.estimated = False
             marked = self._marked_usage()
             return Usage(marked.prompt + self._before, marked.cached, marked.output), False

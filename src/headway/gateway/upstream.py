@@ -20,7 +20,7 @@ from headway.edge.http_client import api_root, dialect_headers, make_session, re
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, LoadReport, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import Price, UpstreamRow, key_of
-from headway.gateway.prefix import SeenPages
+from headway.gateway.prefix import PageHistory
 from headway.gateway.speed import Speed
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class Upstream:
         self.max_rows = 0
         self.breaker = Breaker(clock)
         self.speed = Speed(clock)
-        self.seen = SeenPages(row.cache)
+        self.pages = PageHistory(row.cache)
         self.num_buffered = 0
         """Bytes of whole answers that are read from it now."""
         self.num_lost = 0
@@ -211,13 +211,13 @@ class Upstream:
 
     def _take(self, load: LoadReport) -> None:
         if self.speed.take(load):
-            self.seen.forget()
+            self.pages.forget()
         self.context = self.row.context or load.context
         self.max_rows = load.max_rows
         self.fingerprint = load.fingerprint or self.fingerprint
         if load.cache_tokens:
             held = int(load.cache_tokens * self.speed.bytes_per_token)
-            self.seen.max_pages = max(1, held // 256)
+            self.pages.max_pages = max(1, held // 256)
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────
 
@@ -306,7 +306,7 @@ class Upstream:
             "token_s": self.speed.token_s,
             "answer_s": self.speed.answer_s,
             "context": self.context,
-            "pages": len(self.seen),
+            "pages": len(self.pages),
             "opened": self.breaker.num_opened,
         }
 

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from headway.edge.event_stream import send_response
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
-from headway.gateway.answers import seen_whole
+from headway.gateway.answers import parse_answer
 from headway.gateway.arm import whole_text
 from headway.gateway.ask import WHOLE, Attempt, passed_back, renamed, replaced
 from headway.gateway.attempts import AttemptError, Way, too_late, unanswered
@@ -36,7 +36,7 @@ async def answer_whole(state: State, incoming: Incoming, account: Account) -> No
 def text_of(dialect: Dialect, data: bytes) -> str:
     """The text of a whole answer; RequestError where it cannot be read."""
     try:
-        return seen_whole(dialect, data).text
+        return parse_answer(dialect, data).text
     except FAILED as error:
         raise unanswered(ValueError("no answer of its dialect")).error from error
 
@@ -93,13 +93,13 @@ class WholeAnswer:
     async def _answer(self, upstream: Upstream, attempt: Attempt) -> tuple[bytes, Usage | None]:
         """(an answer, what its upstream counted); raises AttemptError."""
         try:
-            async with asyncio.timeout(self._way.left_s) as limit:
+            async with asyncio.timeout(self._way.remaining_s) as limit:
                 with upstream.hurried(limit):
                     data, answer = await self._read(attempt)
             usage = self._account.believed(upstream, self._incoming.dialect.read_whole(data))
         except FAILURES as error:
             failure = unanswered(error)
-            if self._way.left_s <= 0:
+            if self._way.remaining_s <= 0:
                 failure.error, failure.again = too_late(), False
             raise failure from error
         self.headers = passed_back(answer, upstream)

@@ -128,7 +128,7 @@ def test_a_purse_forgets_what_is_a_period_ago() -> None:
     with pytest.raises(RequestError):
         purse.hold(0.2)
     clock.advance(3700.0)
-    assert purse.left == 1.0
+    assert purse.available == 1.0
     purse.hold(1.0)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from gateway_world import Gateway, Stub, text_of, world
 from headway.core.errors import UsageError
-from headway.gateway.answers import Seen, seen_stream, seen_whole
+from headway.gateway.answers import AnswerContent, parse_answer, parse_stream
 from headway.gateway.cascade.checks import fits, mark_of
 from headway.gateway.cascade.evidence import (
     EvidenceFile,
@@ -116,10 +116,10 @@ def test_a_task_that_loses_too_much_passes_rarely() -> None:
 
 
 def test_margin_is_the_least_gap() -> None:
-    seen = Seen(chosen=[-0.1, -0.7], top=[{"a": -0.1, "b": -2.4}, {"c": -0.7, "d": -0.7}])
+    seen = AnswerContent(chosen=[-0.1, -0.7], top=[{"a": -0.1, "b": -2.4}, {"c": -0.7, "d": -0.7}])
     assert seen.margin == 0.0
-    assert Seen(text="x").margin is None
-    assert Seen(chosen=[-3.0], top=[{"a": -0.1, "b": -2.4}]).margin == pytest.approx(-2.9)
+    assert AnswerContent(text="x").margin is None
+    assert AnswerContent(chosen=[-3.0], top=[{"a": -0.1, "b": -2.4}]).margin == pytest.approx(-2.9)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_margin_is_the_least_gap() -> None:
     ],
 )
 def test_whole_answers_of_each_dialect(path: str, data: bytes, ended: str, calls: bool) -> None:
-    seen = seen_whole(DIALECTS[path], data)
+    seen = parse_answer(DIALECTS[path], data)
     assert (seen.text, seen.ended, seen.calls) == ("hi", ended, bool(calls))
     assert fits({}, seen) is (ended != "length")
 
@@ -162,20 +162,22 @@ def test_streams_say_what_whole_answers_say() -> None:
         Event(b"content_block_delta", b'{"type": "x", "delta": {"text": "i"}}'),
         Event(b"message_delta", b'{"type": "message_delta", "delta": {"stop_reason": "end_turn"}}'),
     ]
-    assert seen_stream(DIALECTS["/v1/messages"], events) == Seen(text="hi", ended="end_turn")
+    assert parse_stream(DIALECTS["/v1/messages"], events) == AnswerContent(
+        text="hi", ended="end_turn"
+    )
     response = b'{"status": "incomplete", "output": [{"type": "message", "content": []}]}'
     done = [Event(b"", b'{"type": "response.incomplete", "response": ' + response + b"}")]
-    assert not seen_stream(DIALECTS["/v1/responses"], done).is_whole
+    assert not parse_stream(DIALECTS["/v1/responses"], done).is_whole
 
 
 def test_forms_and_marks() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asked = {"response_format": {"type": "json_schema", "json_schema": {"schema": schema}}}
-    assert fits(asked, Seen(text='{"a": 1}', ended="stop"))
-    assert not fits(asked, Seen(text='{"a": "b"}', ended="stop"))
-    assert not fits({}, Seen(text="  ", ended="stop"))
+    assert fits(asked, AnswerContent(text='{"a": 1}', ended="stop"))
+    assert not fits(asked, AnswerContent(text='{"a": "b"}', ended="stop"))
+    assert not fits({}, AnswerContent(text="  ", ended="stop"))
     of_responses = {"text": {"format": {"type": "json_schema", "schema": schema}}}
-    assert not fits(of_responses, Seen(text="no", ended="completed"))
+    assert not fits(of_responses, AnswerContent(text="no", ended="completed"))
     assert mark_of('{"mark": 7}') == 0.7 and mark_of("seven") is None
 
 

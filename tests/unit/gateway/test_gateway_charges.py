@@ -81,11 +81,11 @@ async def test_what_a_budget_holds_is_settled_by_what_it_took(name: str) -> None
             answer = await post(live, path, body)
             assert answer.status == 200, answer.data
         purse = live.state.purses.of("anonymous")
-        assert purse is not None and 0 < 0.01 - purse.left < 0.01
+        assert purse is not None and 0 < 0.01 - purse.available < 0.01
         usage = answer.json["usage"]
         prompt = usage.get("prompt_tokens") or usage["input_tokens"]
         output = usage.get("completion_tokens") or usage.get("output_tokens") or 0
-        assert 0.01 - purse.left == pytest.approx(3 * (prompt + 2 * output) / 1e6, rel=0.3)
+        assert 0.01 - purse.available == pytest.approx(3 * (prompt + 2 * output) / 1e6, rel=0.3)
 
 
 async def test_requests_at_once_hold_from_one_balance() -> None:
@@ -148,7 +148,7 @@ async def test_the_lines_of_a_batch_hold_and_settle_too(dollars: float, tmp_path
             await runner.stop()
         purse = live.state.purses.of("me")
         assert batch.request_counts.completed == 2 and purse is not None
-        assert purse.left == pytest.approx(dollars - 2 * (6 + 4 * 0.5 + 3 * 2) / 1e6)
+        assert purse.available == pytest.approx(dollars - 2 * (6 + 4 * 0.5 + 3 * 2) / 1e6)
 
 
 # ── work that nobody would be charged for ───────────────────────────────────────────────────
@@ -178,7 +178,7 @@ async def test_a_whole_answer_whose_client_leaves_is_cancelled_and_charged(tmp_p
         await live.state.ledger.flushed()
         assert len(stub.asked) == 2
         purse, meter = live.state.purses.of("alice"), live.state.keyring.callers[0].meter
-        assert purse is not None and purse.left < 0.01
+        assert purse is not None and purse.available < 0.01
         assert meter.tokens is not None and meter.tokens.available < 90
     for table in ("attempts", "requests"):
         query = f"SELECT prompt_tokens > 0, output_tokens, estimated, dollars > 0 FROM {table}"

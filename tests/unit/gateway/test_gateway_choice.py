@@ -13,10 +13,10 @@ from headway.core.clock import VirtualClock
 from headway.edge.relayed import LoadReport
 from headway.gateway.bodies import needs_of
 from headway.gateway.breaker import Breaker, RetryBudget
-from headway.gateway.choose import Asked, Pool
+from headway.gateway.choose import Pool, RoutingQuery
 from headway.gateway.config import UpstreamRow
 from headway.gateway.events import Event, EventCutter
-from headway.gateway.prefix import PAGE_BYTES, SeenPages, page_keys
+from headway.gateway.prefix import PAGE_BYTES, PageHistory, page_keys
 from headway.gateway.speed import ROWS, Speed
 from headway.gateway.upstream import Upstream
 
@@ -93,14 +93,14 @@ def test_the_better_half_is_never_taken_away() -> None:
     for each in pool.upstreams[:2]:
         for _ in range(5):
             each.breaker.failed()
-    chosen = {pool.choose(Asked(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
+    chosen = {pool.choose(RoutingQuery(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
     assert chosen == {"c", "d"}
     for _ in range(5):
         pool.upstreams[2].breaker.failed()
-    chosen = {pool.choose(Asked(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
+    chosen = {pool.choose(RoutingQuery(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
     assert chosen == {"a", "b", "c", "d"}, "with most of them open all are tried"
     pool.upstreams[0].num_lost = 3
-    chosen = {pool.choose(Asked(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
+    chosen = {pool.choose(RoutingQuery(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
     assert chosen == {"b", "c", "d"}, "but who is down is down"
 
 
@@ -111,10 +111,10 @@ def test_the_replica_that_knows_the_beginning_is_asked_until_its_queue_is_longer
     clock = VirtualClock()
     pool = Pool([upstream(clock, "a"), upstream(clock, "b")])
     prompt = b"x" * 4096
-    asked = Asked(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=10)
+    asked = RoutingQuery(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=10)
     first = pool.choose(asked)
     assert first is not None
-    first.seen.add(list(asked.keys))
+    first.pages.add(list(asked.keys))
     names = []
     for _ in range(ROWS + 8):
         chosen = pool.choose(asked)
@@ -176,24 +176,24 @@ def test_what_waits_counts_from_the_moment_it_is_chosen() -> None:
 @given(st.binary(max_size=2000), st.binary(max_size=2000), st.binary(max_size=600))
 def test_equal_keys_are_equal_beginnings(common: bytes, one: bytes, other: bytes) -> None:
     first, second = common + one, common + other
-    seen = SeenPages(2**20)
+    seen = PageHistory(2**20)
     seen.add(page_keys("salt", first))
-    found = seen.found_bytes(page_keys("salt", second))
+    found = seen.prefix_bytes(page_keys("salt", second))
     assert first[:found] == second[:found]
     assert found >= len(common) // PAGE_BYTES * PAGE_BYTES
-    assert seen.found_bytes(page_keys("another", second)) == 0
+    assert seen.prefix_bytes(page_keys("another", second)) == 0
 
 
 def test_pages_are_forgotten_last_ones_first() -> None:
-    seen = SeenPages(10 * PAGE_BYTES)
+    seen = PageHistory(10 * PAGE_BYTES)
     old, new = (page_keys("", text * 8 * PAGE_BYTES) for text in (b"a", b"b"))
     seen.add(old)
     seen.add(new)
     assert len(seen) == 10
-    assert seen.found_bytes(new) == 8 * PAGE_BYTES
-    assert seen.found_bytes(old) == 2 * PAGE_BYTES, "what is left is a beginning"
+    assert seen.prefix_bytes(new) == 8 * PAGE_BYTES
+    assert seen.prefix_bytes(old) == 2 * PAGE_BYTES, "what is left is a beginning"
     seen.forget()
-    assert seen.found_bytes(new) == 0
+    assert seen.prefix_bytes(new) == 0
 
 
 async def test_chats_with_shared_beginnings_stay_together() -> None:
@@ -217,11 +217,11 @@ def test_one_hot_replica_leaves_the_others_their_beginnings() -> None:
     pool = Pool([upstream(VirtualClock(), name) for name in "abc"])
     prompts = {each.name: each.name.encode() * 4096 for each in pool.upstreams}
     asked = {
-        name: Asked(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=1)
+        name: RoutingQuery(model="m", keys=page_keys("", prompt), num_bytes=4096, answer=1)
         for name, prompt in prompts.items()
     }
     for each in pool.upstreams:
-        each.seen.add(list(asked[each.name].keys))
+        each.pages.add(list(asked[each.name].keys))
     pool.upstreams[0].speed.take(LoadReport(queue_s=9.0, boot="1"))
     chosen = {name: pool.choose(request) for name, request in asked.items()}
     assert chosen["b"] is pool.upstreams[1] and chosen["c"] is pool.upstreams[2]
@@ -253,10 +253,10 @@ async def test_a_restarted_replica_is_known_to_have_forgotten() -> None:
     async with world(stub) as live:
         upstream = live.state.upstreams["a"]
         await live.chat(messages=[{"role": "user", "content": "x" * 1000}])
-        assert len(upstream.seen) > 0
+        assert len(upstream.pages) > 0
         stub.boot = "2"
         await upstream.look()
-        assert len(upstream.seen) == 0
+        assert len(upstream.pages) == 0
 
 
 # ── what fits ───────────────────────────────────────────────────────────────────────────────
@@ -270,7 +270,7 @@ def test_only_what_understands_a_request_is_asked() -> None:
     pool = Pool([plain, tools, images])
 
     def fitting(**fields: Any) -> set[str]:
-        return {each.name for each in pool.fitting(Asked(model="m", **fields))}
+        return {each.name for each in pool.fitting(RoutingQuery(model="m", **fields))}
 
     assert fitting() == {"plain", "tools", "images"}
     assert fitting(needs=needs_of({"tools": [{}]})) == {"tools", "images"}
@@ -295,7 +295,7 @@ def test_policies() -> None:
 
     def chosen(policy: str, count: int = 300, **fields: Any) -> Counter[str]:
         pool = Pool(ups, policy)
-        found = [pool.choose(Asked(model="m", **fields)) for _ in range(count)]
+        found = [pool.choose(RoutingQuery(model="m", **fields)) for _ in range(count)]
         return Counter(each.name for each in found if each)
 
     assert set(chosen("round_robin").values()) == {100}
@@ -306,7 +306,7 @@ def test_policies() -> None:
     ups[0].speed.end(flight)
     full = upstream(clock, "full", max_at_once=1)
     full.speed.begin(0.0, 1)
-    assert Pool([full]).choose(Asked(model="m")) is None
+    assert Pool([full]).choose(RoutingQuery(model="m")) is None
 
 
 # ── events ──────────────────────────────────────────────────────────────────────────────────

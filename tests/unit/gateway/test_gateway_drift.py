@@ -18,7 +18,7 @@ from headway.gateway.config import Config, read_config
 from headway.gateway.drift.compare import (
     FLOOR,
     Probe,
-    Said,
+    ProbeAnswer,
     Sheet,
     compare,
     divergence,
@@ -56,7 +56,7 @@ class Model:
         self.noise, self.moved, self.sampled = noise, moved, sampled
         self.logprobs, self.longer, self.limit = logprobs, longer, limit
 
-    def says(self, number: int) -> Said:
+    def says(self, number: int) -> ProbeAnswer:
         """The answer to a probe: six words, of which the first are likeliest by far or hardly."""
         base, moves = random.Random(number), random.Random(f"{number} {self.moved}")
         tokens, top = [], []
@@ -76,7 +76,7 @@ class Model:
             top.append(logprobs)
         if self.limit:
             tokens, top = tokens[: self.limit], top[: self.limit]
-        return Said(
+        return ProbeAnswer(
             text=" ".join(tokens),
             prompt_tokens=20 + number % 5 + self.longer,
             output_tokens=len(tokens),
@@ -104,10 +104,10 @@ def test_divergence_of_likeliest_tokens() -> None:
     p, q = {"a": log(0.5), "b": log(0.3)}, {"a": log(0.4), "b": log(0.3), "c": log(0.1)}
     assert lumped_kl(p, q) == pytest.approx(0.0305, abs=1e-4)
     assert lumped_kl(p, p) == pytest.approx(0.0)
-    first = Said(text="a b", tokens=["a", "b"], top=[p, p])
-    other = Said(text="c b", tokens=["c", "b"], top=[p, {"z": 0.0}])
+    first = ProbeAnswer(text="a b", tokens=["a", "b"], top=[p, p])
+    other = ProbeAnswer(text="c b", tokens=["c", "b"], top=[p, {"z": 0.0}])
     assert divergence(first, other) == pytest.approx(0.0), "behind another word all is another"
-    assert divergence(first, Said(text="a")) is None
+    assert divergence(first, ProbeAnswer(text="a")) is None
 
 
 def test_signs_and_bounds() -> None:
@@ -120,12 +120,16 @@ def test_signs_and_bounds() -> None:
 def test_where_two_tokens_are_as_good_as_alike_rounding_chooses() -> None:
     near, far = {"a": -0.7, "b": -0.75}, {"a": -0.1, "b": -2.4}
     for top, close in ((near, True), (far, False)):
-        first = Said(text="x a", tokens=["x", "a"], top=[{"x": 0.0}, top])
-        other = Said(text="x b", tokens=["x", "b"], top=[{"x": 0.0}, top])
+        first = ProbeAnswer(text="x a", tokens=["x", "a"], top=[{"x": 0.0}, top])
+        other = ProbeAnswer(text="x b", tokens=["x", "b"], top=[{"x": 0.0}, top])
         assert is_close(first, other) is close
-    assert not is_close(Said(text="x", tokens=["x"], top=[near]), Said(text="")), "it only ends"
-    gone = Said(text="c", tokens=["c"], top=[{"c": -0.1}])
-    assert not is_close(Said(text="a", tokens=["a"], top=[near]), gone), "not among the likeliest"
+    assert not is_close(ProbeAnswer(text="x", tokens=["x"], top=[near]), ProbeAnswer(text="")), (
+        "it only ends"
+    )
+    gone = ProbeAnswer(text="c", tokens=["c"], top=[{"c": -0.1}])
+    assert not is_close(ProbeAnswer(text="a", tokens=["a"], top=[near]), gone), (
+        "not among the likeliest"
+    )
     assert rounding_test(19, N) == pytest.approx(0.0005, abs=1e-4)
     assert rounding_test(18, N) == pytest.approx(0.0012, abs=1e-4) and rounding_test(0, N) == 1.0
 

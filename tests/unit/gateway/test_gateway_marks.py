@@ -19,7 +19,7 @@ def test_all_tokens_are_told_whenever_it_is_asked(lines: list[tuple[list[int], b
         shown += tokens
         if asked:
             assert marks.usage() == Usage(40 + number, number, len(shown))
-    assert marks.told == bool(lines)
+    assert marks.has_marks == bool(lines)
     assert marks.tokens() == shown
     assert marks.usage().output == len(shown)
 
@@ -27,7 +27,7 @@ def test_all_tokens_are_told_whenever_it_is_asked(lines: list[tuple[list[int], b
 def test_another_comment_is_no_mark() -> None:
     marks = Marks()
     assert marks.take(b": ping") is None
-    assert not marks.told and marks.usage() == Usage()
+    assert not marks.has_marks and marks.usage() == Usage()
 
 
 @pytest.mark.parametrize(
@@ -41,4 +41,4 @@ def test_a_bad_mark_is_refused_when_it_comes(line: bytes) -> None:
     marks = Marks()
     with pytest.raises(ValueError, match="a mark has three parts"):
         marks.take(line)
-    assert not marks.told
+    assert not marks.has_marks

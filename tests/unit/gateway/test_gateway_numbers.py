@@ -128,7 +128,7 @@ async def test_bad_usage_is_an_estimate_and_costs_no_row(
         assert live.state.ledger.num_lost == 0
         assert live.state.metrics.of("usage_refused", upstream="a") == 4
         purse = live.state.purses.of("anonymous")
-        assert purse is not None and 1e-3 - 8 * 50e-6 < purse.left < 1e-3 - 8 * 16e-6
+        assert purse is not None and 1e-3 - 8 * 50e-6 < purse.available < 1e-3 - 8 * 16e-6
     query = "SELECT upstream, estimated, COUNT(*), MAX(output_tokens) <= 8, MIN(dollars) > 0"
     with contextlib.closing(sqlite3.connect(tmp_path / "gateway" / "ledger.db")) as connection:
         found = connection.execute(f"{query} FROM attempts GROUP BY upstream").fetchall()

@@ -114,7 +114,7 @@ def test_a_rollout_has_a_hundred_steps_at_most() -> None:
 
 def rollout_of(kept: list[bytes], **fields: Any) -> Rollout:
     row = converted("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
-    return Rollout(row, None, on_kept=kept.append)
+    return Rollout(row, None, on_save=kept.append)
 
 
 def test_evidence_goes_on_where_it_was() -> None:

@@ -74,7 +74,7 @@ def test_a_budget_goes_on_over_a_restart_and_none_holds_nothing() -> None:
     rollout = with_budget(clock)
     minutes_of(rollout, clock, 30, 0.2)
     again = with_budget(clock)
-    again.restore(rollout.state, rollout.step, rollout.reason, rollout.kept())
+    again.restore(rollout.state, rollout.step, rollout.reason, rollout.encode_state())
     assert again.snapshot()["burns"] == rollout.snapshot()["burns"] != ""
     without = with_budget(clock, target=0)
     minutes_of(without, clock, 30, 0.2)

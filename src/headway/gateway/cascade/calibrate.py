@@ -11,7 +11,7 @@ from headway.gateway.cascade.checks import fits
 from headway.gateway.cascade.evidence import EvidenceFile, Pair, judged
 from headway.gateway.cascade.rows import CascadeRow
 from headway.gateway.cascade.scoring import Scoring
-from headway.gateway.choose import Asked
+from headway.gateway.choose import RoutingQuery
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Usage
 from headway.gateway.money import dollars_of
@@ -101,7 +101,7 @@ class Calibration:
                 raw=raw,
                 model=self._cascade.cheap,
                 upstream=upstream,
-                seen=cheap.seen,
+                answer=cheap.content,
                 spent=lambda who, usage, costs=costs: costs.append(  # type: ignore[misc]
                     dollars_of(who.price, usage, who.speed)
                 ),
@@ -110,9 +110,9 @@ class Calibration:
             check_costs[check] = sum(costs)
         return Pair(
             task=question.task,
-            cheap_right=question.accepts(cheap.seen.text),
-            dear_right=question.accepts(dear.seen.text),
-            fits=fits(raw, cheap.seen),
+            cheap_right=question.accepts(cheap.content.text),
+            dear_right=question.accepts(dear.content.text),
+            fits=fits(raw, cheap.content),
             scores=scores,
             cheap_cost=cost_of(upstream, cheap),
             dear_cost=cost_of(dear_upstream, dear),
@@ -125,7 +125,7 @@ class Calibration:
         """One answer of a route; other upstreams of it are tried where one fails."""
         without, why = set[Upstream](), "nobody is up"
         for _ in range(TRIES):
-            upstream = self._state.pools[route].choose(Asked(model=route), without)
+            upstream = self._state.pools[route].choose(RoutingQuery(model=route), without)
             if upstream is None:
                 break
             try:
@@ -134,8 +134,8 @@ class Calibration:
                 why = f"{upstream.name}: {error or type(error).__name__}"
                 without.add(upstream)
                 continue
-            if reply.seen.fingerprint:
-                self._fingerprints[side].add(reply.seen.fingerprint)
+            if reply.content.fingerprint:
+                self._fingerprints[side].add(reply.content.fingerprint)
             return upstream, reply
         raise HeadwayError(f"The route {route} does not answer: {why}.", "Is it up?")
 

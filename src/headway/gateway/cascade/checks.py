@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from headway.core.conforms import misfit
-from headway.gateway.answers import Seen, last_text
+from headway.gateway.answers import AnswerContent, last_text
 
 MAX_COMPARED = 2000
 RUBRIC = (
@@ -28,12 +28,12 @@ MARKS = {
 }
 
 
-def fits(raw: dict[str, Any], answer: Seen) -> bool:
+def fits(raw: dict[str, Any], answer: AnswerContent) -> bool:
     """Whether an answer is whole and in the form that was asked for, as far as that can be told."""
     return answer.is_whole and not is_misfit(raw, answer)
 
 
-def is_misfit(raw: dict[str, Any], answer: Seen) -> bool:
+def is_misfit(raw: dict[str, Any], answer: AnswerContent) -> bool:
     """Whether the answer's text breaks `response_format`, or `text.format` of a response."""
     text = raw.get("text")
     response_format = raw.get("response_format") or (

@@ -18,7 +18,7 @@ from headway.edge.event_stream import EventStream, send_response
 from headway.edge.http_client import read_bounded
 from headway.edge.lanes import unless_gone
 from headway.gateway.account import Account
-from headway.gateway.answers import Seen, seen_stream, seen_whole, without_logprobs
+from headway.gateway.answers import AnswerContent, parse_answer, parse_stream, without_logprobs
 from headway.gateway.ask import STREAM, WHOLE, Attempt, passed_back, renamed, replaced
 from headway.gateway.attempts import AttemptError, unanswered
 from headway.gateway.cascade.cascade import Cascade
@@ -41,7 +41,7 @@ async def answered(state: State, incoming: Incoming, account: Account) -> bool:
     if cascade is None or isinstance(incoming.dialect, Embeddings):
         return False
     way = way_of(state, cascade, incoming)
-    upstream = state.pools[cascade.row.cheap].choose(incoming.asked) if way is not None else None
+    upstream = state.pools[cascade.row.cheap].choose(incoming.query) if way is not None else None
     if way is None or upstream is None or not cascade.knows("cheap", upstream):
         cascade.count(incoming.task_class, "dear")
         return False
@@ -62,7 +62,7 @@ def way_of(state: State, cascade: Cascade, incoming: Incoming) -> TaskEvidence |
     raw = incoming.raw
     if raw.get("n") not in (None, 1) or raw.get("best_of") not in (None, 1):
         return None
-    if raw.get("background") or incoming.asked.pinned or isinstance(raw.get("prompt"), list):
+    if raw.get("background") or incoming.query.pinned or isinstance(raw.get("prompt"), list):
         return None
     way = cascade.way_for(incoming.task_class)
     if way is None:
@@ -150,7 +150,7 @@ class CheapAnswer:
             return {**raw, "logprobs": 2}
         return {**raw, "logprobs": True, "top_logprobs": 2}
 
-    async def _ask(self, attempt: Attempt) -> Seen:
+    async def _ask(self, attempt: Attempt) -> AnswerContent:
         incoming = self._incoming
         async with attempt.answer(STREAM if incoming.stream else WHOLE) as answer:
             self._headers = [
@@ -163,14 +163,14 @@ class CheapAnswer:
                 return await asyncio.to_thread(self._take_stream, events)
             data = await read_bounded(answer, MAX_BYTES)
         self._usage = incoming.dialect.read_whole(data)
-        content = seen_whole(incoming.dialect, data)
+        content = parse_answer(incoming.dialect, data)
         if isinstance(incoming.dialect, Responses):
             name = incoming.dialect.id_of(data)
             self._state.keep_response(name, incoming.owner, self._upstream.name)
-        self._data = self._told(data)
+        self._data = self._client_bytes(data)
         return content
 
-    def _take_stream(self, events: list[Event]) -> Seen:
+    def _take_stream(self, events: list[Event]) -> AnswerContent:
         """Keep what the client will see of a stream; ValueError where it has no end."""
         dialect, parts, ended = self._incoming.dialect, [], False
         hides_usage = not dialect.asks_for_usage(self._incoming.raw)
@@ -181,23 +181,23 @@ class CheapAnswer:
             self._usage = shown.usage or self._usage
             ended = ended or shown.end
             if not (shown.hidden and (hides_usage or shown.usage is None)):
-                visible = event if event.data == b"[DONE]" else self._told_event(event)
+                visible = event if event.data == b"[DONE]" else self._client_event(event)
                 parts.append(visible.encoded())
         if not ended:
             raise ValueError("a stream without an end")
         self._data = b"".join(parts)
-        return seen_stream(dialect, events)
+        return parse_stream(dialect, events)
 
-    def _told_event(self, event: Event) -> Event:
-        return event._replace(data=self._told(event.data))
+    def _client_event(self, event: Event) -> Event:
+        return event._replace(data=self._client_bytes(event.data))
 
-    def _told(self, data: bytes) -> bytes:
+    def _client_bytes(self, data: bytes) -> bytes:
         """As the client gets it: without what only the check wanted."""
         if self._way.check == "margin":
             data = without_logprobs(data)
         return replaced(data, renamed(self._incoming, self._upstream))
 
-    async def _accepts(self, content: Seen) -> bool:
+    async def _accepts(self, content: AnswerContent) -> bool:
         incoming, way = self._incoming, self._way
         if not fits(incoming.raw, content):
             return False
@@ -210,7 +210,7 @@ class CheapAnswer:
             raw=incoming.raw,
             model=incoming.model,
             upstream=self._upstream,
-            seen=content,
+            answer=content,
             spent=self._spent_on_check,
         )
         score = await scoring.score(way.check)

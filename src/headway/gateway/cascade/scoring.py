@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headway.gateway import probe
-from headway.gateway.answers import Seen
+from headway.gateway.answers import AnswerContent
 from headway.gateway.cascade.checks import alike, judge_body, mark_of
 from headway.gateway.cascade.rows import CascadeRow
-from headway.gateway.choose import Asked
+from headway.gateway.choose import RoutingQuery
 from headway.gateway.dialects import Usage
 from headway.gateway.upstream import Upstream
 
@@ -30,16 +30,16 @@ class Scoring:
     raw: dict[str, Any]
     model: str
     upstream: Upstream
-    seen: Seen
+    answer: AnswerContent
     spent: Spent
 
     async def score(self, check: str) -> float | None:
         """The score, None where none is to be had."""
         if check == "margin":
-            return self.seen.margin
+            return self.answer.margin
         try:
             if check == "scorer":
-                body = {"task": self.task, "request": self.raw, "answer": self.seen.text}
+                body = {"task": self.task, "request": self.raw, "answer": self.answer.text}
                 return await self.state.scorers.score(self.row.scorer, body, self.row.within_s)
             return await (self._agree() if check == "agree" else self._judge())
         except probe.FAILED:
@@ -50,14 +50,14 @@ class Scoring:
         raw.pop("stream_options", None)
         reply = await probe.ask(self.upstream, self.model, raw, self.row.within_s)
         self.spent(self.upstream, reply.usage)
-        return alike(self.seen.text, reply.seen.text)
+        return alike(self.answer.text, reply.content.text)
 
     async def _judge(self) -> float | None:
-        body = judge_body(self.raw, self.seen.text)
-        query = Asked(model=self.row.judge, needs=frozenset({"schemas"}))
+        body = judge_body(self.raw, self.answer.text)
+        query = RoutingQuery(model=self.row.judge, needs=frozenset({"schemas"}))
         judge = self.state.pools[self.row.judge].choose(query)
         if judge is None:
             return None
         reply = await probe.ask(judge, self.row.judge, body, self.row.within_s)
         self.spent(judge, reply.usage)
-        return mark_of(reply.seen.text)
+        return mark_of(reply.content.text)

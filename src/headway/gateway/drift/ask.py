@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.gateway import probe
-from headway.gateway.drift.compare import Probe, Said, Sheet
+from headway.gateway.drift.compare import Probe, ProbeAnswer, Sheet
 from headway.gateway.upstream import Upstream
 
 TOP = 20
@@ -31,10 +31,10 @@ async def sheet_of(
     for at_once in (1, AT_ONCE):
         places = asyncio.Semaphore(at_once)
 
-        async def one(each: Probe, places: asyncio.Semaphore = places) -> Said:
+        async def one(each: Probe, places: asyncio.Semaphore = places) -> ProbeAnswer:
             async with places:
                 await idle(upstream)
-                answer = await asked(upstream, model, each)
+                answer = await ask_probe(upstream, model, each)
             advance()
             return answer
 
@@ -66,7 +66,7 @@ async def patiently(upstream: Upstream, model: str, raw: dict[str, Any]) -> prob
     return await probe.ask(upstream, model, raw, LIMIT_S)
 
 
-async def asked(upstream: Upstream, model: str, each: Probe) -> Said:
+async def ask_probe(upstream: Upstream, model: str, each: Probe) -> ProbeAnswer:
     """One answer at temperature 0, with log-probabilities unless the upstream refuses them."""
     raw = {"messages": each.messages, "max_tokens": each.max_tokens, "temperature": 0}
     if upstream.tells_logprobs is not False:
@@ -81,13 +81,13 @@ async def asked(upstream: Upstream, model: str, each: Probe) -> Said:
             upstream.tells_logprobs = False
             reply = await patiently(upstream, model, raw)
         else:
-            upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.seen.top)
+            upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.content.top)
     else:
         reply = await patiently(upstream, model, raw)
-    content = reply.seen
+    content = reply.content
     if content.fingerprint:
         upstream.fingerprint = content.fingerprint
-    return Said(
+    return ProbeAnswer(
         text=content.text,
         prompt_tokens=reply.usage.prompt,
         output_tokens=reply.usage.output,

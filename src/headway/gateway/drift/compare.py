@@ -44,7 +44,7 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: int = 48
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
+class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """One answer: its text, its tokens, and the likeliest alternatives at each of them."""
 
     text: str
@@ -61,8 +61,8 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     upstream: str
     at: float
     fingerprint: str = ""
-    first: list[Said]
-    again: list[Said]
+    first: list[ProbeAnswer]
+    again: list[ProbeAnswer]
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,12 +142,12 @@ def suspect_of(a: Sheet, b: Sheet, lengths: Sequence[int], restless: bool, findi
 # ── answers ─────────────────────────────────────────────────────────────────────────────────
 
 
-def differ(a: Sequence[Said], b: Sequence[Said]) -> list[bool]:
+def differ(a: Sequence[ProbeAnswer], b: Sequence[ProbeAnswer]) -> list[bool]:
     """Whether each answer has another text."""
     return [x.text != y.text for x, y in zip(a, b, strict=True)]
 
 
-def is_close(x: Said, y: Said) -> bool:
+def is_close(x: ProbeAnswer, y: ProbeAnswer) -> bool:
     """Whether two answers part where the token of each was within `CLOSE` of the other's."""
     places = zip(x.tokens, y.tokens, x.top, y.top, strict=False)
     parting = next(((p, q, at_x, at_y) for p, q, at_x, at_y in places if p != q), None)
@@ -212,7 +212,7 @@ def divergences(a: Sheet, b: Sheet) -> list[float]:
     return nats
 
 
-def divergence(x: Said, y: Said) -> float | None:
+def divergence(x: ProbeAnswer, y: ProbeAnswer) -> float | None:
     """Mean KL over the tokens whose beginnings are the same; None where none are told."""
     total, count = 0.0, 0
     for place, (p, q) in enumerate(zip(x.top, y.top, strict=False)):
