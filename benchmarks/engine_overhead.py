@@ -82,7 +82,7 @@ def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[s
     for _ in range(steps):
         before = time.perf_counter()
         updates, record = engine.step()
-        messages.encode(messages.Steps(updates, record))
+        messages.encode(messages.StepOutput(updates, record))
         costs.append(time.perf_counter() - before - record.execute_s)
         before = time.perf_counter()
         cost.learn(work_done(record), 0.02)

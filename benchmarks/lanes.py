@@ -17,7 +17,7 @@ from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.policy import Fcfs
-from headway.engine.policy.policy import Turn, needs_prefill
+from headway.engine.policy.policy import PrefillTurn, needs_prefill
 from headway.engine.sequence import Sequence as Running
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
@@ -92,10 +92,10 @@ class OneLane(Fcfs):
         waiting: Sequence[Running],
         decodes: list[Running],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Those of the lane, in their order."""
         for sequence in [*filter(needs_prefill, self._own(running)), *self._own(waiting)]:
-            yield Turn(sequence, budget, True)
+            yield PrefillTurn(sequence, budget, True)
 
     def _own(self, sequences: Sequence[Running]) -> list[Running]:
         return [s for s in sequences if s.request.request_id // LANE == self.number]

@@ -40,7 +40,7 @@ from headway.core.slo import parse_slo
 from headway.core.speculation_config import SpeculationConfig
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
-from headway.engine.speculation.speculation import Candidate, Speculation
+from headway.engine.speculation.speculation import DraftCandidate, Speculation
 from headway.measure.chart import Panel, chart
 from headway.perf.model import StepModel
 from judged import Data, interval, say
@@ -79,7 +79,7 @@ class Always(Speculation):
         super().__init__(config, cost)
         self.backoff = NoBackoff()
 
-    def _choose(self, candidates: list[Candidate], plain: PlainStep) -> list[int]:
+    def _choose(self, candidates: list[DraftCandidate], plain: PlainStep) -> list[int]:
         return all_of([candidate.probabilities for candidate in candidates], plain.budget)
 
     def _choose_to_draft(self, values: list[list[float]], plain: PlainStep) -> list[int]:

@@ -41,7 +41,7 @@ from headway.engine.kv.tiers import make_tiers
 from headway.engine.overlap import Overlap, StepInFlight, is_nothing
 from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
-from headway.engine.recording import Recorder
+from headway.engine.recording import StepRecorder
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation import make_speculator
@@ -106,7 +106,7 @@ class Engine:
         )
         if settings.scheduler.overlap and not isinstance(executor, OverlappingExecutor):
             raise TypeError(f"{type(executor).__name__} holds one step at a time.")
-        self.recorder = Recorder(self.scheduler, self.cost, lambda: self.has_work)
+        self.recorder = StepRecorder(self.scheduler, self.cost, lambda: self.has_work)
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
         self._untold = False

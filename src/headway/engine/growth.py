@@ -27,7 +27,7 @@ GOLDEN_RATIO = (5**0.5 - 1) / 2
 """The fractional parts of its multiples are spread evenly over 0 to 1."""
 
 
-class Lengths:
+class AnswerLengths:
     """Lengths in tokens of the newest ended answers of one class."""
 
     def __init__(self) -> None:
@@ -52,14 +52,14 @@ class Growth:
     """Ended answers by class, and the predicted length of running ones."""
 
     def __init__(self) -> None:
-        self._lengths: dict[str, Lengths] = {}
+        self._lengths: dict[str, AnswerLengths] = {}
 
     def observe(self, sequence: Sequence) -> None:
         """Learn the length of an answer, where more than `max_tokens` could end it."""
         if sequence.num_generated and not (has_fixed_length(sequence) or sequence.parcel_id):
             name = sequence.request.terms.service_class
             if name not in self._lengths:
-                self._lengths[name] = Lengths()
+                self._lengths[name] = AnswerLengths()
             self._lengths[name].add(sequence.num_generated)
 
     def predict_remaining(self, sequence: Sequence) -> int:

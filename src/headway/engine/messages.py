@@ -70,13 +70,13 @@ class Flush(msgspec.Struct, array_like=True, tag=4):
     """No more requests will come: let those that wait for a batch to fill start."""
 
 
-class Forget(msgspec.Struct, array_like=True, tag=5):
+class ForgetOwner(msgspec.Struct, array_like=True, tag=5):
     """Drop the KV blocks of this owner, or of all whose names begin so."""
 
     owner: bytes
 
 
-class Release(msgspec.Struct, array_like=True, tag=6):
+class ReleaseHandover(msgspec.Struct, array_like=True, tag=6):
     """What is kept of a request that was handed over is wanted no more."""
 
     request_id: int
@@ -134,21 +134,21 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     kv_keep: float = 1.0
 
 
-class Steps(msgspec.Struct, array_like=True, tag=3):
+class StepOutput(msgspec.Struct, array_like=True, tag=3):
     """One step: what each sequence gained, and the record."""
 
     updates: list[SequenceUpdate]
     record: StepRecord
 
 
-class Probed(msgspec.Struct, array_like=True, tag=6):
+class ProbeResult(msgspec.Struct, array_like=True, tag=6):
     """The ceilings after a probe in an idle moment, and what the steps until then told."""
 
     ceilings: Ceilings
     alone: Alone = Alone()
 
 
-class Refused(msgspec.Struct, array_like=True, tag=4):
+class Rejection(msgspec.Struct, array_like=True, tag=4):
     """The engine does not take this request: a RequestError's parts, or FAULT for our own."""
 
     request_id: int
@@ -204,8 +204,8 @@ class Failed(msgspec.Struct, array_like=True):
 
 
 HandoverNews = HandedOver | TakenOver
-ToEngine = Submit | Abort | Stop | Flush | Forget | Release
-FromEngine = Loading | Ready | Steps | Refused | Shed | Probed | HandedOver | TakenOver
+ToEngine = Submit | Abort | Stop | Flush | ForgetOwner | ReleaseHandover
+FromEngine = Loading | Ready | StepOutput | Rejection | Shed | ProbeResult | HandedOver | TakenOver
 
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 decode_to_engine = msgspec.msgpack.Decoder(ToEngine).decode

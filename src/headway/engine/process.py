@@ -45,7 +45,7 @@ Join = Callable[[Engine, str], Handover]
 """Joins an engine to others, who fetch its blocks at this address."""
 
 
-class Pulse:
+class LoopProgress:
     """Since when the loop is busy with one thing, written by the loop and read by the beat.
 
     It is made on the loop's thread, whose processor time says whether the loop computes: on a busy
@@ -142,7 +142,7 @@ def serve_engine(
     wake_when_orphaned()
     context = zmq.Context()
     pair = connect(context, zmq.PAIR, sockets / messages.ENGINE_SOCKET)
-    pulse = Pulse()
+    pulse = LoopProgress()
     threading.Thread(target=beat, args=(context, sockets, parent, pulse), daemon=True).start()
     try:
         engine = build(tell_progress(pair))
@@ -178,7 +178,9 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, path: Path) -> z
     return socket
 
 
-def beat(context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pulse: Pulse) -> None:
+def beat(
+    context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pulse: LoopProgress
+) -> None:
     """Say twice a second that the process lives; end it when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
@@ -238,7 +240,7 @@ def introduction(engine: Engine) -> messages.Ready:
 
 
 def run(
-    engine: Engine, pair: zmq.Socket[bytes], pulse: Pulse, handover: Handover | None = None
+    engine: Engine, pair: zmq.Socket[bytes], pulse: LoopProgress, handover: Handover | None = None
 ) -> None:
     """The loop: take what came in, step, send what came out."""
     poller = zmq.Poller()
@@ -273,14 +275,14 @@ def run(
                     0
                 )  # tens of milliseconds, in which a request may have to wait
             ceilings = engine.executor.describe().ceilings
-            pair.send(messages.encode(messages.Probed(ceilings, pace_alone(engine))))
+            pair.send(messages.encode(messages.ProbeResult(ceilings, pace_alone(engine))))
             probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
 
 
 def step(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> None:
     """Run a step, and say what came of it."""
     updates, record = engine.step()
-    pair.send(messages.encode(messages.Steps(updates, record)))
+    pair.send(messages.encode(messages.StepOutput(updates, record)))
     for request_id, error in engine.take_refusals():
         pair.send(messages.encode(refused(request_id, error)))
     for request_id, parcel in handover.take_due() if handover is not None else ():
@@ -323,21 +325,21 @@ def idle_ms(engine: Engine) -> int:
     return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
 
 
-def refused(request_id: int, error: RequestError) -> messages.Refused | messages.Shed:
+def refused(request_id: int, error: RequestError) -> messages.Rejection | messages.Shed:
     """`error` as a message."""
     if isinstance(error, ShedError):
         return messages.Shed(request_id)
-    return messages.Refused(
+    return messages.Rejection(
         *(request_id, error.cause, error.param, error.code, error.status),
         retry_after_s=error.retry_after_s,
     )
 
 
-def fault(request_id: int, error: Exception) -> messages.Refused | messages.Shed:
+def fault(request_id: int, error: Exception) -> messages.Rejection | messages.Shed:
     """Why a request was not taken: what is wrong with it, or that the fault is ours."""
     if isinstance(error, RequestError):
         return refused(request_id, error)
-    return messages.Refused(request_id, "", None, messages.FAULT)
+    return messages.Rejection(request_id, "", None, messages.FAULT)
 
 
 def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> bool:
@@ -361,10 +363,10 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
                 pair.send(messages.encode(told))
         case messages.Abort(request_id, index):
             engine.abort(request_id, index)
-        case messages.Release(request_id):
+        case messages.ReleaseHandover(request_id):
             if handover is not None:
                 handover.drop(request_id)
-        case messages.Forget(owner):
+        case messages.ForgetOwner(owner):
             engine.forget(owner)
         case messages.Flush():
             engine.flush()
@@ -375,7 +377,7 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
 
 def submit(
     engine: Engine, asked: messages.Submit, handover: Handover | None
-) -> messages.Refused | messages.Shed | messages.TakenOver | None:
+) -> messages.Rejection | messages.Shed | messages.TakenOver | None:
     """Hand a request to the engine; what it says, or raises, refuses this request alone."""
     request = asked.request
     try:

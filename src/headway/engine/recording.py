@@ -14,7 +14,7 @@ SNAPSHOT_STEPS = 20
 """Every such step's record has a snapshot of the cost model."""
 
 
-class Recorder:
+class StepRecorder:
     """Makes the records of an engine's steps, one after the other."""
 
     def __init__(self, scheduler: Scheduler, cost: StepModel, has_work: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ SPARE_SHARE = 0.05
 PreemptibleFor = Callable[[Sequence, list[Sequence]], list[Sequence]]
 
 
-class Room:
+class RoomFinder:
     """Blocks promised to running sequences, and refusals that still hold."""
 
     def __init__(self, kv: KVCache, preemption: Preemption) -> None:

@@ -31,7 +31,7 @@ from headway.engine.policy import Fcfs, Policy
 from headway.engine.policy.policy import list_decodes
 from headway.engine.preemption import Preemption
 from headway.engine.reclaim import Reclaim, lacks_room
-from headway.engine.room import Room
+from headway.engine.room import RoomFinder
 from headway.engine.sequence import FINISHED, RUNNING, WAITING, WAITING_FOR_KV, Sequence
 from headway.engine.speculation import NO_DRAFTS, Drafts, Speculator, StepDrafts
 from headway.engine.starts import Starts
@@ -60,7 +60,7 @@ class Scheduler:
         self.clock = clock or SystemClock()
         self.drafts = StepDrafts(kv, self.policy, speculator, self.clock)
         self.reclaim = Reclaim(kv, self.policy, self.preemption, self.clock, max_num_seqs)
-        self.room = Room(kv, self.preemption)
+        self.room = RoomFinder(kv, self.preemption)
         self.overlap = overlap or Overlap()
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens

@@ -15,7 +15,7 @@ from headway.engine.kv.prefix import Hit
 from headway.engine.overlap import is_stalled
 from headway.engine.policy import Policy
 from headway.engine.reclaim import Reclaim
-from headway.engine.room import Room
+from headway.engine.room import RoomFinder
 from headway.engine.sequence import RUNNING, WAITING, Sequence
 
 
@@ -25,7 +25,7 @@ class Starts:
     def __init__(
         self,
         reclaim: Reclaim,
-        room: Room,
+        room: RoomFinder,
         waiting: deque[Sequence],
         running: list[Sequence],
         preempt: Callable[[Sequence], None],

@@ -64,7 +64,7 @@ class ProcessClient:
         stamp: Callable[[], str] = lambda: "",
         on_record: Callable[[StepRecord], None] = lambda record: None,
         on_ready: Callable[[messages.Ready], None] = lambda ready: None,
-        on_probe: Callable[[messages.Probed], None] = lambda probed: None,
+        on_probe: Callable[[messages.ProbeResult], None] = lambda probed: None,
         on_death: Callable[[], None] = lambda: None,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_orphans: Callable[[Streams, bool], None] = lambda streams, from_outside: None,
@@ -351,7 +351,7 @@ class ProcessClient:
 
     def _take(self, message: messages.FromEngine) -> None:
         match message:
-            case messages.Steps(updates, record):
+            case messages.StepOutput(updates, record):
                 self._streams.feed(updates)
                 if self._quarantine.trying:
                     self._quarantine.moved(self._streams, {update.request_id for update in updates})
@@ -370,9 +370,9 @@ class ProcessClient:
                 self.on_ready(message)
                 self._settled.set()
                 self._quarantine.begin(self._streams, self._send)
-            case messages.Probed():
+            case messages.ProbeResult():
                 self.on_probe(message)
-            case messages.Refused(request_id) | messages.Shed(request_id):
+            case messages.Rejection(request_id) | messages.Shed(request_id):
                 self._streams.fail(request_id, message.error())
             case messages.HandedOver() | messages.TakenOver():
                 self.on_handover(message)
@@ -423,7 +423,7 @@ class ProcessClient:
 
     def drop(self, request_id: int) -> None:
         """What the engine keeps of a request that it has handed over is wanted no more."""
-        self._send(messages.Release(request_id))
+        self._send(messages.ReleaseHandover(request_id))
 
     def forget(self, owner: bytes) -> None:
         """The engine drops the KV blocks of `owner`, and each that is started after it."""

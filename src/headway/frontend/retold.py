@@ -14,18 +14,18 @@ class Retold:
     def __init__(self) -> None:
         self._forgotten: dict[bytes, None] = {}
 
-    def forget(self, owner: bytes) -> messages.Forget:
+    def forget(self, owner: bytes) -> messages.ForgetOwner:
         """Keep that `owner` is forgotten; the message of it."""
         self._forgotten.pop(owner, None)
         self._forgotten[owner] = None
         while len(self._forgotten) > MAX_FORGOTTEN:
             self._forgotten.pop(next(iter(self._forgotten)))
-        return messages.Forget(owner)
+        return messages.ForgetOwner(owner)
 
-    def again(self) -> Iterator[messages.Forget]:
+    def again(self) -> Iterator[messages.ForgetOwner]:
         """For an engine that has just begun: the one before may have died over it."""
         for owner in self._forgotten:
-            yield messages.Forget(owner)
+            yield messages.ForgetOwner(owner)
 
 
 class FirstStamp:

@@ -65,7 +65,7 @@ def test_numbers_with_a_unit_are_sent_as_numbers() -> None:
 @pytest.mark.parametrize("rest", [[], ["no ids"], [[1], {"n": "x"}], [[1], None, None]])
 def test_a_request_that_cannot_be_read_is_a_fault(rest: list[Any]) -> None:
     (told,) = taken(msgspec.msgpack.encode([1, [7, *rest]]))
-    assert told == messages.Refused(7, "", None, messages.FAULT)
+    assert told == messages.Rejection(7, "", None, messages.FAULT)
 
 
 @pytest.mark.parametrize("frame", [b"", b"\xc1", b"no message", msgspec.msgpack.encode([1, "x"])])
@@ -85,7 +85,7 @@ def bell(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_a_step_that_computes_nothing_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks twice a second: a step that computes slowly, then is held; a machine that slept."""
-    pulse, clock, computed = process.Pulse(), VirtualClock(), [0.0]
+    pulse, clock, computed = process.LoopProgress(), VirtualClock(), [0.0]
     pulse._clock, pulse._clocks = clock, [1]
     monkeypatch.setattr(process.time, "clock_gettime", lambda _: computed[0])
 
@@ -118,7 +118,7 @@ def test_a_step_that_computes_nothing_is_told_apart(monkeypatch: pytest.MonkeyPa
 def test_a_step_that_another_rank_computes_is_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop's thread sleeps while it waits for processes 7 and 8; then one ends, one is held."""
     used = {1: 5.0, process.clock_of(7): 0.0, process.clock_of(8): 0.0}
-    pulse, clock = process.Pulse(), VirtualClock()
+    pulse, clock = process.LoopProgress(), VirtualClock()
     pulse._clock, pulse._clocks = clock, [1]
     engine = fake_engine(64)
     monkeypatch.setattr(engine.executor, "awaited", [7, 8], raising=False)
@@ -169,10 +169,10 @@ def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.Mon
         pair.connect("inproc://idle-engine")
         sampling = SamplingParams(max_tokens=8, ignore_eos=True)
         server.send(messages.encode(messages.Submit(Request(1, [1, 2, 3], sampling))))
-        loop = threading.Thread(target=process.run, args=(engine, pair, process.Pulse()))
+        loop = threading.Thread(target=process.run, args=(engine, pair, process.LoopProgress()))
         loop.start()
         told = messages.decode_from_engine(server.recv())
-        while not isinstance(told, messages.Probed):
+        while not isinstance(told, messages.ProbeResult):
             told = messages.decode_from_engine(server.recv())
         server.send(messages.encode(messages.Stop()))
         loop.join(20)
@@ -188,7 +188,7 @@ class Script:
         self.engine = fake_engine(64)
         monkeypatch.setattr(self.engine, "check_integrity", self.check)
         monkeypatch.setattr(process.zmq, "Poller", lambda: self)
-        process.run(self.engine, self, process.Pulse())  # type: ignore[arg-type]
+        process.run(self.engine, self, process.LoopProgress())  # type: ignore[arg-type]
 
     def check(self) -> None:
         type(self.engine).check_integrity(self.engine)

@@ -15,7 +15,7 @@ from headway.core import grammar as grammars
 from headway.core.clock import SystemClock
 from headway.engine.grammar.builder import LARGE_VOCABULARY
 from headway.engine.grammar.grammars import Grammars
-from headway.engine.grammar.trial import Trial
+from headway.engine.grammar.trial import GrammarTrial
 from headway.engine.grammar.vocabulary import VocabularySource
 
 
@@ -25,7 +25,7 @@ def test_a_server_with_a_thousand_open_files_compiles_grammars(tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 2048)), hard))
     occupied = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
-    trial = Trial(VocabularySource(str(tmp_path), VOCAB, (EOS,)), 5.0, SystemClock())
+    trial = GrammarTrial(VocabularySource(str(tmp_path), VOCAB, (EOS,)), 5.0, SystemClock())
     try:
         rule = grammars.regex("a+", "f")
         assert trial.check(rule) == rule
@@ -60,10 +60,10 @@ STARTS_ONE = """
 import sys, time
 from headway.core import grammar
 from headway.core.clock import SystemClock
-from headway.engine.grammar.trial import Trial
+from headway.engine.grammar.trial import GrammarTrial
 from headway.engine.grammar.vocabulary import VocabularySource
 source = VocabularySource(sys.argv[1], int(sys.argv[2]), (int(sys.argv[3]),))
-trial = Trial(source, 5.0, SystemClock())
+trial = GrammarTrial(source, 5.0, SystemClock())
 trial.check(grammar.regex("a+", "f"))
 print(trial._process.pid, flush=True)
 time.sleep(600)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from engine_world import World, make_settings
 from headway.core.terms import Terms
 from headway.engine import room
-from headway.engine.growth import MAX_LENGTHS, MIN_LONGER, Growth, Lengths, Profile
+from headway.engine.growth import MAX_LENGTHS, MIN_LONGER, AnswerLengths, Growth, Profile
 from headway.perf.model import Prior, StepModel
 
 POLICIES = ["fcfs", "priority", "fair", "slo"]
@@ -34,7 +34,7 @@ def test_most_is_what_counting_step_by_step_finds(rows, newcomer):
 
 
 def test_lengths_are_told_by_those_that_were_longer():
-    lengths = Lengths()
+    lengths = AnswerLengths()
     for length in (40, 10, 30):
         lengths.add(length)
     assert lengths.quantile(0, 0.5) == 0, "three tell nothing"

@@ -328,7 +328,7 @@ def test_a_busy_start_raises_the_default_only_until_the_machine_is_quiet():
     for machine in (quiet, busy):
         executor.machine = machine
         run_load(engine)
-        model.on_probe(messages.Probed(ceilings(), pace_alone(engine)))
+        model.on_probe(messages.ProbeResult(ceilings(), pace_alone(engine)))
         kept = model.classes["default"]
         assert (kept.slo, kept.ttft_per_token_s) == (asked.slo, asked.ttft_per_token_s)
         assert kept.why == f"{LIKE_INTERACTIVE}, which this machine can keep"

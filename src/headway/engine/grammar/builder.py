@@ -1,8 +1,8 @@
 """Compiles grammars on a thread of its own and keeps them, up to a bound in bytes.
 
-Given a grammar it answers at once when it has it compiled, else with a `Ticket` that is done a few
-milliseconds later; the engine goes on meanwhile. Each new grammar is tried in a process that can be
-killed first (`trial.py`), so that no ticket waits for ever.
+Given a grammar it answers at once when it has it compiled, else with a `CompileTicket` that is done
+a few milliseconds later; the engine goes on meanwhile. Each new grammar is tried in a process that
+can be killed first (`trial.py`), so that no ticket waits for ever.
 """
 
 import logging
@@ -19,7 +19,7 @@ from headway.core.grammar import Grammar
 from headway.engine.grammar.compiler import compile_grammar, num_words
 from headway.engine.grammar.digits import DigitLimit, has_numbers
 from headway.engine.grammar.state import Compiled
-from headway.engine.grammar.trial import Trial
+from headway.engine.grammar.trial import GrammarTrial
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ Key = tuple[str, str, str]
 """Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
 
 
-class Ticket:
+class CompileTicket:
     """A grammar being compiled: done when it has `compiled` or an `error`."""
 
     __slots__ = ("compiled", "error", "grammar", "key")
@@ -68,12 +68,12 @@ class Builder:
         self._source = source
         self._clock = clock
         self._on_done = on_done
-        self._trial = Trial(source, limit_s, clock)
+        self._trial = GrammarTrial(source, limit_s, clock)
         self._cache_bytes = cache_bytes
         self._lock = threading.Lock()
         self._cache: OrderedDict[Key, Compiled] = OrderedDict()
-        self._building: dict[Key, Ticket] = {}
-        self._queue: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._building: dict[Key, CompileTicket] = {}
+        self._queue: queue.SimpleQueue[CompileTicket | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._vocabulary: LLTokenizer | None = None
         self._digits: DigitLimit | None = None
@@ -89,19 +89,19 @@ class Builder:
         except (HeadwayError, OSError) as error:
             log.warning("grammars cannot be compiled: %s", error)
 
-    def build(self, grammar: Grammar, salt: str = "") -> Ticket:
+    def build(self, grammar: Grammar, salt: str = "") -> CompileTicket:
         """The ticket for `grammar`, done already where it is in the cache of that salt."""
         key = (salt, *grammar.key)
         with self._lock:
             compiled = self._cache.get(key)
             if compiled is not None:
                 self._cache.move_to_end(key)
-                ticket = Ticket(grammar, key)
+                ticket = CompileTicket(grammar, key)
                 ticket.compiled = compiled
                 return ticket
             building = self._building.get(key)
             if building is None:
-                building = Ticket(grammar, key)
+                building = CompileTicket(grammar, key)
                 self._building[key] = building
                 self._queue.put(building)
         if self._thread is None:
@@ -153,7 +153,7 @@ class Builder:
             self._digits = DigitLimit(self._vocabulary, num_words(self._vocabulary.vocab_size))
         return self._vocabulary
 
-    def _compile(self, ticket: Ticket) -> None:
+    def _compile(self, ticket: CompileTicket) -> None:
         vocabulary = self._load_vocabulary()
         grammar = self._trial.check(ticket.grammar)
         template, first_mask = compile_grammar(vocabulary, grammar)

@@ -12,7 +12,7 @@ from math import inf
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
-from headway.engine.grammar.builder import Builder, Ticket
+from headway.engine.grammar.builder import Builder, CompileTicket
 from headway.engine.grammar.masks import MaskMaker, Ruled, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -35,7 +35,7 @@ class Grammars:
         self.builder = Builder(source, clock=self.clock, on_done=self._tell, **limits)  # type: ignore[arg-type]
         self._threads = threads
         self._masks: MaskMaker | None = None
-        self._waiting: dict[int, Ticket] = {}
+        self._waiting: dict[int, CompileTicket] = {}
         self._news = threading.Event()
 
     def _tell(self) -> None:

@@ -36,7 +36,7 @@ the machine may be busy."""
 WATCH_INTERVAL_S, IDLE_INTERVAL_S = 0.02, 0.5
 
 
-class Verdict(msgspec.Struct, array_like=True):
+class TrialResult(msgspec.Struct, array_like=True):
     """What came of a grammar: an error's parts, or none and the Lark of what was GBNF."""
 
     error: str = ""
@@ -44,7 +44,7 @@ class Verdict(msgspec.Struct, array_like=True):
     lark: str = ""
 
 
-class Trial:
+class GrammarTrial:
     """The child process; started when it is needed, killed when a grammar is too much for it."""
 
     def __init__(self, source: VocabularySource, limit_s: float, clock: Clock) -> None:
@@ -73,7 +73,7 @@ class Trial:
                 param=grammar.param,
                 code="grammar_too_complex",
             )
-        verdict = msgspec.msgpack.decode(frame, type=Verdict)
+        verdict = msgspec.msgpack.decode(frame, type=TrialResult)
         if verdict.error:
             raise RequestError(verdict.error, param=grammar.param, code=verdict.code)
         if not verdict.lark:
@@ -213,14 +213,14 @@ def main(source_text: str, limit_s: float, parent: int) -> None:
         if len(head) < LENGTH_BYTES:
             return
         grammar = msgspec.msgpack.decode(pipe_in.read(length_of(head)), type=Grammar)
-        verdict = Verdict()
+        verdict = TrialResult()
         watch.begin()
         try:
             compiled = as_lark(grammar)
             compile_grammar(vocabulary, compiled)
             verdict.lark = compiled.text if compiled is not grammar else ""
         except RequestError as error:
-            verdict = Verdict(error.cause, error.code or "invalid_value")
+            verdict = TrialResult(error.cause, error.code or "invalid_value")
         watch.end()
         write_frame(pipe_out, msgspec.msgpack.encode(verdict))
 

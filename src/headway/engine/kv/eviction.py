@@ -38,7 +38,7 @@ POLICIES: dict[str, Value] = {
 STALE_AT_LEAST = 64
 
 
-class Entry(msgspec.Struct, eq=False, gc=False):
+class EvictionEntry(msgspec.Struct, eq=False, gc=False):
     """A block in the queue: its value, when it was released, and what it continues.
 
     There are as many as blocks, so the garbage collector does not look at them.
@@ -56,7 +56,7 @@ class EvictionQueue:
 
     def __init__(self, policy: str) -> None:
         self._value = POLICIES[policy]
-        self._entries: dict[Hashable, Entry] = {}
+        self._entries: dict[Hashable, EvictionEntry] = {}
         self._continued: dict[Hashable, int] = {}
         """By key: how many of its continuations are in the queue."""
         self._heap: list[tuple[float, int, Hashable]] = []
@@ -70,7 +70,7 @@ class EvictionQueue:
         """The block of `key`, which continues that of `parent`, was released."""
         assert key not in self._entries
         tick = self._tick = self._tick + 1
-        self._entries[key] = Entry(self._value(self._floor, tick, uses, cost), tick, parent)
+        self._entries[key] = EvictionEntry(self._value(self._floor, tick, uses, cost), tick, parent)
         continued = self._continued
         continued[parent] = continued.get(parent, 0) + 1
         if key not in continued:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 
-class Lent(NamedTuple):
+class LentBlock(NamedTuple):
     """A host block that holds what left the device's memory, and whose that is."""
 
     block: int
@@ -31,7 +31,7 @@ class HostBlocks:
         self._free = [list(range(count - 1, -1, -1)) for count in num_blocks]
         self.owned: dict[int, list[list[int]]] = {}
         """By sequence id: its blocks by group."""
-        self.lent: list[OrderedDict[bytes, Lent]] = [OrderedDict() for _ in num_blocks]
+        self.lent: list[OrderedDict[bytes, LentBlock]] = [OrderedDict() for _ in num_blocks]
         """By group, by key; what was of use longest ago comes first."""
         self._pins: list[dict[int, int]] = [{} for _ in num_blocks]
         """By group: the blocks that are being read, and how often."""
@@ -83,7 +83,7 @@ class HostBlocks:
         if not self._num_left(group):
             return None
         block = self._take_one(group)
-        self.lent[group][key] = Lent(block, owner)
+        self.lent[group][key] = LentBlock(block, owner)
         return block
 
     def touch(self, group: int, key: bytes) -> None:

@@ -22,7 +22,7 @@ DEAR = 20.0
 
 
 @dataclass(slots=True)
-class Leaving:
+class HostSpills:
     """Blocks of one group that the next step copies before it writes."""
 
     blocks: list[int] = field(default_factory=list)
@@ -52,7 +52,7 @@ class HostTier:
         self.blocks, self.block_bytes, self.rate = blocks, block_bytes, rate
         self.cost, self.block_size, self.chunk = cost, block_size, chunk
         self.held = blocks.lent
-        self._leaving: dict[int, Leaving] = {}
+        self._leaving: dict[int, HostSpills] = {}
 
     def evicted(self, group: int, block: int, cached: Cached) -> None:
         """`block` is about to be given out; keep what it holds where that is of use."""
@@ -62,7 +62,7 @@ class HostTier:
         elif cached.uses > 1 or self.is_dear(group):
             host_block = self.blocks.lend(group, key, cached.owner)
             if host_block is not None:
-                leaving = self._leaving.setdefault(group, Leaving())
+                leaving = self._leaving.setdefault(group, HostSpills())
                 leaving.blocks.append(block)
                 leaving.host_blocks.append(host_block)
                 leaving.keys.append(key)

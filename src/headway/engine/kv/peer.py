@@ -26,7 +26,7 @@ class PeerTier:
         self.rate.doubt()
 
 
-class Leaving:
+class PeerExports:
     """Full blocks that the next step gathers for other engines, by KV group and parcel."""
 
     def __init__(self) -> None:

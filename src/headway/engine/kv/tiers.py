@@ -27,7 +27,7 @@ from headway.engine.chain import Chain
 from headway.engine.kv.disk_tier import DiskTier
 from headway.engine.kv.host import HostBlocks
 from headway.engine.kv.host_tier import HostTier
-from headway.engine.kv.peer import Leaving
+from headway.engine.kv.peer import PeerExports
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import (
     Cached,
@@ -86,7 +86,7 @@ class Tiers:
         self.host, self.disk = host, disk
         self.are_open, self.block_size, self.chunk = are_open, block_size, chunk
         self.engine_rate = ReadRate(ENGINE_BYTE_S)
-        self.leaving = Leaving()
+        self.leaving = PeerExports()
         """What goes to other engines."""
         self.num_failed = 0
         self.restore_s: dict[str, float] = {}

@@ -7,13 +7,18 @@ from headway.engine.policy.fair import Fair
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.policy import Policy
 from headway.engine.policy.priority import Priority
-from headway.engine.policy.slo import Slo
+from headway.engine.policy.slo import SloPolicy
 from headway.perf.model import StepModel
 
-__all__ = ["Fair", "Fcfs", "Policy", "Priority", "Slo", "make_policy"]
+__all__ = ["Fair", "Fcfs", "Policy", "Priority", "SloPolicy", "make_policy"]
 
 
-POLICIES: dict[str, type[Policy]] = {"fcfs": Fcfs, "priority": Priority, "fair": Fair, "slo": Slo}
+POLICIES: dict[str, type[Policy]] = {
+    "fcfs": Fcfs,
+    "priority": Priority,
+    "fair": Fair,
+    "slo": SloPolicy,
+}
 
 
 def make_policy(settings: Settings, cost: StepModel, clock: Clock, kv: KVCache) -> Policy:

@@ -14,7 +14,7 @@ from collections.abc import Sequence as TypingSequence
 
 from headway.admit.queue import QueueOrder
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, list_prefills
+from headway.engine.policy.policy import PrefillTurn, list_prefills
 from headway.engine.policy.users import user_of
 from headway.engine.sequence import Sequence
 
@@ -39,7 +39,7 @@ class Fair(Fcfs):
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield the oldest sequence of the user with the lowest counter, again and again."""
         queues: dict[str, deque[Sequence]] = {}
         for sequence in [*list_prefills(running), *waiting]:
@@ -47,7 +47,7 @@ class Fair(Fcfs):
         while queues:
             user = min(queues, key=lambda user: self.users.counter(queues[user][0]))
             queue = queues[user]
-            yield Turn(queue.popleft(), budget, True)
+            yield PrefillTurn(queue.popleft(), budget, True)
             if not queue:
                 del queues[user]
 

@@ -14,7 +14,7 @@ from headway.admit.queue import QueueOrder
 from headway.core.clock import Clock
 from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
-from headway.engine.policy.policy import Turn, decode_work, list_prefills
+from headway.engine.policy.policy import PrefillTurn, decode_work, list_prefills
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
 from headway.engine.slot_rate import SlotRate
@@ -66,14 +66,14 @@ class Fcfs:
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield running sequences, then waiting ones; each blocks those behind it."""
         for sequence in list_prefills(running):
-            yield Turn(sequence, budget, True)
+            yield PrefillTurn(sequence, budget, True)
         head = None
         while waiting and waiting[0] is not head:
             head = waiting[0]
-            yield Turn(head, budget, True)
+            yield PrefillTurn(head, budget, True)
 
     def on_scheduled(self, sequence: Sequence, num_tokens: int) -> None:
         """Do nothing."""

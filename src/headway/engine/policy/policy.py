@@ -23,7 +23,7 @@ from headway.engine.slot_rate import SlotRate
 from headway.perf.model import StepModel, Work, work_of
 
 
-class Turn(NamedTuple):
+class PrefillTurn(NamedTuple):
     """A chance of `sequence` to have at most `max_tokens` of its tokens computed.
 
     Where `is_blocking` is set and the sequence cannot start for want of rows or blocks, no other
@@ -92,7 +92,7 @@ class Policy(Protocol):
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield turns of sequences that lack more than a token, in order.
 
         `budget` tokens of the step remain beside `decodes`. Sequences that start leave `waiting`

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.policy.fcfs import Fcfs
-from headway.engine.policy.policy import Turn, list_prefills
+from headway.engine.policy.policy import PrefillTurn, list_prefills
 from headway.engine.sequence import Sequence
 
 
@@ -42,10 +42,10 @@ class Priority(Fcfs):
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield running and waiting sequences by rank; each blocks those behind it."""
         for sequence in sorted([*list_prefills(running), *waiting], key=rank):
-            yield Turn(sequence, budget, True)
+            yield PrefillTurn(sequence, budget, True)
 
     def victims(self, running: list[Sequence]) -> list[Sequence]:
         """Return the last rank first."""

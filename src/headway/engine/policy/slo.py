@@ -38,7 +38,7 @@ from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, choose_on_time
-from headway.engine.policy.policy import Turn, decode_work, list_prefills
+from headway.engine.policy.policy import PrefillTurn, decode_work, list_prefills
 from headway.engine.policy.slo_classes import (
     Groups,
     Job,
@@ -105,7 +105,7 @@ class StepTime(NamedTuple):
     """For aged and long prompts, while others wait too."""
 
 
-class Slo(Fcfs):
+class SloPolicy(Fcfs):
     """The policy of deadlines, predicted step times and counters of users."""
 
     reclaims = True
@@ -261,7 +261,7 @@ class Slo(Fcfs):
         waiting: TypingSequence[Sequence],
         decodes: list[Sequence],
         budget: int,
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield the turns of each class in order, each within its part of the step's time."""
         prefills = [s for s in self._running_prefills if s.state == RUNNING]  # not yet preempted
         self._prefills = [*prefills, *waiting]
@@ -289,7 +289,7 @@ class Slo(Fcfs):
         reserved_s = prefill_s * self.config.lane_share if groups.aged or groups.lane else 0.0
         return StepTime(decode_s, prefill_s, reserved_s)
 
-    def _aged_turns(self, groups: Groups, time: StepTime, min_tokens: int) -> Iterator[Turn]:
+    def _aged_turns(self, groups: Groups, time: StepTime, min_tokens: int) -> Iterator[PrefillTurn]:
         """Yield the aged within the reserved share, or within all time of prompts.
 
         They have all of it where one is beyond its hard bound, or no short one is behind them. The
@@ -302,7 +302,9 @@ class Slo(Fcfs):
         min_tokens = min_tokens if overdue else 0
         yield from self._offer(aged, time.decode_s + share_s, min_tokens, is_blocking=True)
 
-    def _short_turns(self, groups: Groups, time: StepTime, min_tokens: int) -> Iterator[Turn]:
+    def _short_turns(
+        self, groups: Groups, time: StepTime, min_tokens: int
+    ) -> Iterator[PrefillTurn]:
         """Yield those on time, then late ones, within what the reserved share leaves.
 
         Where aged ones came first their part of the step is in its work already.
@@ -313,7 +315,7 @@ class Slo(Fcfs):
 
     def _lane_and_idle_turns(
         self, groups: Groups, time: StepTime, min_tokens: int
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield the lane, then idle classes: the reserved share, and what others left.
 
         They make the step no longer than `LANE_TPOT_SHARE` of TPOT, but for the reserved share.
@@ -325,7 +327,7 @@ class Slo(Fcfs):
 
     def _offer(
         self, group: list[Sequence], until_s: float, min_tokens: int, *, is_blocking: bool = False
-    ) -> Iterator[Turn]:
+    ) -> Iterator[PrefillTurn]:
         """Yield turns of `group` while the step lasts less than `until_s`.
 
         The first prompt of a step gets at least `min_tokens`.
@@ -334,7 +336,7 @@ class Slo(Fcfs):
             is_first = self._work.num_sampled == self._num_decodes
             max_tokens = max(self._chunk_tokens(sequence, until_s), min_tokens * is_first)
             if max_tokens > 0:
-                yield Turn(sequence, max_tokens, is_blocking)
+                yield PrefillTurn(sequence, max_tokens, is_blocking)
 
     def _chunk_tokens(self, sequence: Sequence, until_s: float) -> int:
         """Return how many tokens of `sequence` fit into a step of `until_s`."""

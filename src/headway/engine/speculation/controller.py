@@ -66,7 +66,7 @@ class PlainStep(NamedTuple):
     other_s: float = 0.0
 
 
-class Choice(NamedTuple):
+class DraftChoice(NamedTuple):
     """How many draft tokens of each decode, and by how many times the rate of tokens rises."""
 
     counts: list[int]
@@ -79,7 +79,7 @@ def choose(
     cost: StepModel,
     drafting: Drafting | None = None,
     min_speedup: float = 1.0,
-) -> Choice:
+) -> DraftChoice:
     """Return how many draft tokens of each sequence to verify, or with `drafting` to draft and then
     verify; none where they raise the rate by less than `min_speedup` times.
 
@@ -94,7 +94,7 @@ def choose(
     counts, num_decodes = [0] * len(values), len(plain.starts)
     most = min(plain.budget, sum(map(len, values)))
     if most < 1:
-        return Choice(counts)
+        return DraftChoice(counts)
     step_s, alone_s = cost.seconds(plain.work), cost.seconds(plain.decodes) + plain.other_s
     added_s = cost.rows_s(plain.work, most)
     cheapest_s = min([more - before for before, more in pairwise(added_s)])
@@ -130,7 +130,7 @@ def choose(
         indices = [index for _, _, index, _ in ordered[:best]]
     for index in indices:
         counts[index] += 1
-    return Choice(counts, rate / plain_rate)
+    return DraftChoice(counts, rate / plain_rate)
 
 
 def row_cost(plain: PlainStep, cost: StepModel) -> float:

@@ -28,7 +28,7 @@ from headway.engine.speculation.acceptance import (
 )
 from headway.engine.speculation.backoff import PROBE_STEPS, Backoff
 from headway.engine.speculation.controller import (
-    Choice,
+    DraftChoice,
     PlainStep,
     choose,
     least_value,
@@ -65,7 +65,7 @@ FIRST_SHARE = 0.03
 """Of what the model takes for a prompt, what a draft model may: the first token waits for that."""
 
 
-class Candidate(NamedTuple):
+class DraftCandidate(NamedTuple):
     """What a proposer proposes for a sequence: the probability that each draft token is accepted,
     and what its row is worth."""
 
@@ -74,14 +74,14 @@ class Candidate(NamedTuple):
     values: list[float]
 
 
-NO_CANDIDATE = Candidate(Drafts([]), [], [])
+NO_CANDIDATE = DraftCandidate(Drafts([]), [], [])
 
 
 class Options(NamedTuple):
     """Of one sequence the best candidate, and the best of those that cost no model."""
 
-    best: Candidate = NO_CANDIDATE
-    free: Candidate = NO_CANDIDATE
+    best: DraftCandidate = NO_CANDIDATE
+    free: DraftCandidate = NO_CANDIDATE
 
 
 class SequenceState:
@@ -240,14 +240,14 @@ class Speculation:
                     refill = self.lookahead.worth
                     values = [each + (1 - each) * refill for each in probabilities]
                 drafts = Drafts(token_ids, name, proposal.match)
-                candidate = Candidate(drafts, probabilities, values)
+                candidate = DraftCandidate(drafts, probabilities, values)
                 if promised > most:
                     best, most = candidate, promised
                 if promised > most_free and name != self.config.drafter:
                     free, most_free = candidate, promised
         return Options(best, free)
 
-    def _choose(self, candidates: list[Candidate], plain: PlainStep) -> list[int]:
+    def _choose(self, candidates: list[DraftCandidate], plain: PlainStep) -> list[int]:
         """Return how many draft tokens of each candidate are verified."""
         values = [candidate.values for candidate in candidates]
         choice = choose(values, plain, self.cost, min_speedup=MIN_SPEEDUP)
@@ -265,7 +265,7 @@ class Speculation:
         more = max(PROBE_TOKENS, 2 * counts[index] + 1)
         counts[index] = min(more, counts[index] + room, len(values[index]))
 
-    def _without_doubt(self, choice: Choice) -> list[int]:
+    def _without_doubt(self, choice: DraftChoice) -> list[int]:
         """Return the counts, but none in one step of `PLAIN_INTERVAL` where they gain little."""
         speedup = min(choice.speedup, 1 + self._saved)
         is_doubtful = any(choice.counts) and speedup < DOUBTFUL_SPEEDUP

@@ -21,7 +21,7 @@ from headway.engine.speculation.proposers.lookahead import (
     FOUND,
     WINDOW,
     Lookahead,
-    Pool,
+    NGramPool,
 )
 from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel, work_of
@@ -53,7 +53,7 @@ def step(source: Lookahead, sequence: Sequence, model, most: int) -> int:
 
 @given(st.lists(ADDED, max_size=200), st.sampled_from([1, 4, 64, 1024]))
 def test_what_is_found_was_added_last_behind_the_same_tokens_of_the_owner(added, size):
-    pool, last = Pool(size), {}
+    pool, last = NGramPool(size), {}
     for owner, before, token, following, said in added:
         pool.add(owner, before, token, following, said)
         last[owner, before, token] = last[owner, ANY, token] = following
@@ -104,7 +104,7 @@ def test_one_token_repeated_a_hundred_thousand_times():
 
 def test_what_is_known_from_the_text_is_not_what_the_model_said():
     """What it said anew is: another token, or behind tokens of which nothing was known."""
-    pool = Pool(1024)
+    pool = NGramPool(1024)
     pool.add(1, 5, 6, 7, False)
     pool.add(1, 5, 6, 7, True)
     assert pool.best(1, 0, 5, 6) == (FOUND + 2, 7)

@@ -15,7 +15,7 @@ from headway.engine.speculation.drafts import NO_DRAFTS, Drafts
 from headway.engine.speculation.speculation import (
     PLAIN_INTERVAL,
     PROBE_TOKENS,
-    Candidate,
+    DraftCandidate,
     Speculation,
 )
 from headway.perf.model import Prior, StepModel, work_of
@@ -154,7 +154,7 @@ def varied(chance: float, num_steps: int, saved: float = 2.0) -> list[int]:
     speculation = Speculation(SpeculationConfig(sources=("lookup",)), StepModel(CHEAP))
     speculation._saved = saved
     chances = [chance, chance]
-    decodes, candidate = work_of([100], (0,)), Candidate(Drafts([1, 2]), chances, chances)
+    decodes, candidate = work_of([100], (0,)), DraftCandidate(Drafts([1, 2]), chances, chances)
     plain = PlainStep([101], decodes, decodes, 8)
     return [speculation._choose([candidate], plain)[0] for _ in range(num_steps)]
 

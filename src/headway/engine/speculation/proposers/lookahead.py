@@ -60,7 +60,7 @@ FADE = 0.99
 PRIOR_KEPT, PRIOR_SAID = 0.6, 4.0
 
 
-class Pool:
+class NGramPool:
     """What followed one token or two, by owner: `size` entries, of which the newest stays."""
 
     def __init__(self, size: int = SIZE) -> None:
@@ -89,7 +89,7 @@ class Pool:
         """(kind, what followed): behind two tokens before one, the sequence's own before the
         user's; of kind `FILL` where nothing is known.
 
-        >>> pool = Pool(1024)
+        >>> pool = NGramPool(1024)
         >>> pool.add(7, 1, 2, 3, said=True)
         >>> pool.best(7, 0, 1, 2), pool.best(0, 7, 9, 2), pool.best(8, 9, 1, 2)
         ((5, 3), (7, 3), (0, 0))
@@ -110,7 +110,7 @@ class Pool:
         return kind + (entry & 1), entry >> 1
 
 
-class Window:
+class LookaheadWindow:
     """What is kept of one sequence."""
 
     __slots__ = ("_said", "_said_at", "author", "kinds", "owner", "taken", "user")
@@ -141,9 +141,9 @@ class Lookahead:
     name = "lookahead"
 
     def __init__(self, size: int = SIZE) -> None:
-        self.pool = Pool(size)
+        self.pool = NGramPool(size)
         self._shares, self._least = [1.0] * len(KINDS), 0.0
-        self._by_id: dict[int, Window] = {}
+        self._by_id: dict[int, LookaheadWindow] = {}
         self._kept = self._said = 0.0
 
     @property
@@ -162,7 +162,7 @@ class Lookahead:
         tokens = sequence.tokens
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
-            window = self._by_id[sequence.sequence_id] = Window(sequence)
+            window = self._by_id[sequence.sequence_id] = LookaheadWindow(sequence)
         self._take_in(window, sequence)
         if most < 1:
             return NO_PROPOSAL
@@ -187,7 +187,7 @@ class Lookahead:
         window.kinds = tuple(kinds)
         return Proposal(guesses, window.kinds) if guesses else NO_PROPOSAL
 
-    def _take_in(self, window: Window, sequence: Sequence) -> None:
+    def _take_in(self, window: LookaheadWindow, sequence: Sequence) -> None:
         """Add what is known of it by now; of its prompt to its own n-grams alone."""
         tokens, begin = sequence.tokens, window.taken
         window.taken = end = min(len(tokens), begin + INTAKE)
@@ -225,7 +225,7 @@ class Lookahead:
     def forget_owner(self, owner: bytes) -> None:
         """N-grams do not tell whose they are, so everybody's go; who runs on and is forgotten
         leaves none to others from now on."""
-        self.pool = Pool(self.pool.size)
+        self.pool = NGramPool(self.pool.size)
         for window in self._by_id.values():
             if window.author.startswith(owner):
                 window.user = window.owner
