@@ -17,8 +17,8 @@ from headway.engine.kv import KVCache
 from headway.engine.policy.policy import PrefillTurn, decode_work, list_prefills
 from headway.engine.policy.users import Users
 from headway.engine.sequence import Sequence
-from headway.engine.slot_rate import SlotRate
 from headway.perf.model import StepModel, Work
+from headway.perf.rates import SlotRate
 
 
 class Fcfs:

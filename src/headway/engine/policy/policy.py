@@ -19,8 +19,8 @@ from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence
-from headway.engine.slot_rate import SlotRate
 from headway.perf.model import StepModel, Work, work_of
+from headway.perf.rates import SlotRate
 
 
 class PrefillTurn(NamedTuple):

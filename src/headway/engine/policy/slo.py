@@ -19,7 +19,7 @@ most, for then no later request goes before it.
     0            40               48                   120 ms
 
 While rows or blocks are short a waiting prompt takes as long as it takes until one is free
-(`engine.slot_rate`), where that is longer than its prefill.
+(`perf.rates`), where that is longer than its prefill.
 
 Users with more tokens served than the least served come later, by steps of half the credit of
 `policy.users`; the bound of a user with more waiting than others is higher.
