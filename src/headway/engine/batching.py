@@ -92,9 +92,9 @@ class BatchGate:
 
     def remove(self, sequence: Sequence) -> bool:
         """Replace `sequence` by its forks; return False when it is not here."""
-        for at, (came_s, queued) in enumerate(self._queue):
+        for at, (arrival_s, queued) in enumerate(self._queue):
             if queued is sequence:
-                self._queue[at : at + 1] = [(came_s, fork) for fork in sequence.forks]
+                self._queue[at : at + 1] = [(arrival_s, fork) for fork in sequence.forks]
                 sequence.forks = []
                 self._flushed = self._flushed and bool(self._queue)
                 return True
@@ -102,8 +102,8 @@ class BatchGate:
 
     def check_integrity(self) -> None:
         """Assert the order of arrival, and that only a gate with sequences is flushed."""
-        came = [came_s for came_s, _ in self._queue]
-        assert came == sorted(came), "not by arrival"
+        arrivals = [arrival_s for arrival_s, _ in self._queue]
+        assert arrivals == sorted(arrivals), "not by arrival"
         assert self._queue or not self._flushed, "flushed and empty"
 
 

@@ -24,7 +24,7 @@ from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 
-NOBODY = 0
+OWN_REQUEST_ID = 0
 """The request id of the engine's own trials."""
 
 
@@ -151,8 +151,8 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
 
     Raises RuntimeError when the check fails twice; the engine's process then ends.
     """
-    request = Request(NOBODY, [0], SamplingParams(temperature=0, max_tokens=1))
-    nobody = Sequence(
+    request = Request(OWN_REQUEST_ID, [0], SamplingParams(temperature=0, max_tokens=1))
+    probe = Sequence(
         sequence_id,
         request,
         0,
@@ -161,18 +161,18 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
         max_len=2,
         seed=0,
     )
-    room = scheduler.kv.extend(nobody, 1)
+    room = scheduler.kv.extend(probe, 1)
     if room is None:
         return
     trial = Bisection(
         run=partial(run, executor),
         next_step=scheduler.next_step,
-        find=lambda _: nobody,
+        find=lambda _: probe,
         result=StepResult(0, []),
         stale=scheduler.drain_released_ids(),
     )
     trial.search([ScheduledSequence(sequence_id, 0, [0], room[0], True)])
-    scheduler.kv.release(nobody)
+    scheduler.kv.release(probe)
     scheduler.release_ids([sequence_id])
     for unserved in scheduler.preemption.take(trial.result):
         scheduler.starts.recompute(unserved)

@@ -20,7 +20,7 @@ from headway.core.plan import Sample, StepResult
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.core.service import Alone
-from headway.engine.bisect_step import NOBODY
+from headway.engine.bisect_step import OWN_REQUEST_ID
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence
 from headway.engine.speculation import Drafts, Speculation
@@ -36,7 +36,7 @@ ROUNDS = 2
 sequence has them: newcomers have work of their own, which looked like what a sampled row takes."""
 WIDEST_SHARE = 0.2
 """Of the time, what the widest step may take by what is known before."""
-ASKED = ((1, 1), (1, 8), (8, 1), (8, 4))
+DRAFTER_SHAPES = ((1, 1), (1, 8), (8, 1), (8, 4))
 """Sequences and guesses of each that the drafter is asked for."""
 REHEARSED = 4
 """Tokens of a sequence for which it is asked; its first also computes the prompt."""
@@ -47,7 +47,7 @@ def calibrate(engine: Engine, budget_s: float) -> None:
     engine.cost.reset()
     clock, settings = engine.clock, engine.settings
     ends_s = clock.now_s() + budget_s
-    names = count(NOBODY, -1)
+    names = count(OWN_REQUEST_ID, -1)
     most = min(settings.max_num_batched_tokens, settings.max_model_len - 1)
     rows = min(MOST_ROWS, settings.max_num_seqs)
     with engine.kv.unlisted():
@@ -67,17 +67,17 @@ def calibrate_guesses(engine: Engine, budget_s: float) -> None:
     speculator = drafts.speculator
     if not isinstance(speculator, Speculation):
         return
-    names = count(NOBODY, -1)  # what is computed here is nobody's answer
+    names = count(OWN_REQUEST_ID, -1)  # what is computed here is nobody's answer
     with engine.kv.unlisted():
         verify_guesses(engine, names, budget_s * 2 / 3)
         drafter, cost, clock = speculator.drafter, engine.cost, engine.clock
         ends_s = clock.now_s() + budget_s / 3
-        for num_sequences, depth in ASKED:
-            beside = min(num_sequences, engine.settings.max_num_seqs)
-            need_s = (REHEARSED + 1) * cost.seconds(Work(beside, beside, beside, beside))
+        for num_sequences, depth in DRAFTER_SHAPES:
+            num_rows = min(num_sequences, engine.settings.max_num_seqs)
+            need_s = (REHEARSED + 1) * cost.seconds(Work(num_rows, num_rows, num_rows, num_rows))
             if drafter is not None and clock.now_s() + need_s < ends_s:
                 drafts.speculator = FixedDrafts(speculator, depth)
-                run_prompts(engine, names, beside, 2, REHEARSED)
+                run_prompts(engine, names, num_rows, 2, REHEARSED)
     drafts.speculator = speculator
 
 
@@ -152,7 +152,7 @@ class FixedDrafts:
     def plan(
         self,
         decodes: TypingSequence[Sequence],
-        beside: Work,
+        other_work: Work,
         budget: int,
         max_s: float,
         *,

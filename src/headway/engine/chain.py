@@ -21,7 +21,7 @@ TOKEN_BYTES = 4
 class Chain:
     """The keys of one sequence's full blocks, each computed once, when it is asked for first."""
 
-    __slots__ = ("_block_size", "_pack", "_packed", "_tokens", "found", "keys", "root")
+    __slots__ = ("_block_size", "_pack", "_packed", "_tokens", "cached_hit", "keys", "root")
 
     def __init__(self, tokens: list[int], root: bytes, block_size: int) -> None:
         self._tokens = tokens
@@ -31,7 +31,7 @@ class Chain:
         self.keys: list[bytes] = []
         self._packed: list[bytes] = []
         """By key the tokens of its block."""
-        self.found: tuple[Any, Any] | None = None
+        self.cached_hit: tuple[Any, Any] | None = None
         """What was asked of the prefix cache last, and what it held."""
 
     def key(self, index: int) -> bytes:
@@ -56,7 +56,7 @@ class Chain:
 
     def cut(self, num_tokens: int) -> None:
         """Of the tokens only so many are known for sure: no key of more is kept."""
-        self.found = None
+        self.cached_hit = None
         count = num_tokens // self._block_size
         del self.keys[count:], self._packed[count:]
 

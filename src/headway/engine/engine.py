@@ -30,7 +30,7 @@ from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.core.resolve import Settings
 from headway.engine.admission import check, longest, scaled_len
 from headway.engine.batching import BatchGate
-from headway.engine.bisect_step import NOBODY, abandon, bisect_step, prove_runtime
+from headway.engine.bisect_step import OWN_REQUEST_ID, abandon, bisect_step, prove_runtime
 from headway.engine.first_scheduled import first_scheduled
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.masks import StepMasks
@@ -324,18 +324,18 @@ class Engine:
 
     def _advanced(self, plan: StepPlan) -> list[Sequence]:
         """Return the sequences that `plan` advances, row by row."""
-        found = map(self.scheduler.by_id, [row.sequence_id for row in plan.scheduled])
-        return [sequence for sequence in found if sequence is not None]
+        sequences = map(self.scheduler.by_id, [row.sequence_id for row in plan.scheduled])
+        return [sequence for sequence in sequences if sequence is not None]
 
     def _end(self, step: StepInFlight) -> tuple[list[SequenceUpdate], StepRecord]:
         """Take what `step` has brought."""
         self.scheduler.drafts.now = step.drafts
         result = self._collect(step)
         collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
-        plan, told = step.filter_result(result)
+        plan, filtered = step.filter_result(result)
         failed = self._fail(step, result)
         updates = [SequenceUpdate(s.request_id, s.index, [], "error") for s in failed]
-        updates += self.scheduler.update(plan, told)
+        updates += self.scheduler.update(plan, filtered)
         if proves:
             self._abandon(list(self.scheduler.overlap.steps))
             prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
@@ -421,7 +421,7 @@ class Engine:
         """Run one short request, so that the first user does not pay for first allocations."""
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        self.add(Request(NOBODY, [0] * max(length - 1, 1), sampling))
+        self.add(Request(OWN_REQUEST_ID, [0] * max(length - 1, 1), sampling))
         self.flush()
         while self.has_work:
             self.step()

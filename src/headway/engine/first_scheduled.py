@@ -21,10 +21,10 @@ def first_scheduled(
             continue
         sequence.first_scheduled_s = now_s
         if sequence.index == 0:
-            sequence.num_cached = left = min(computed[new.sequence_id], sequence.num_prompt)
+            sequence.num_cached = remaining = min(computed[new.sequence_id], sequence.num_prompt)
             queried += sequence.num_prompt
             cached += sequence.num_cached
             for name, count in sequence.restored.items():
-                restored[name] = restored.get(name, 0) + min(count, left)
-                left -= min(count, left)
+                restored[name] = restored.get(name, 0) + min(count, remaining)
+                remaining -= min(count, remaining)
     return queried, cached, restored

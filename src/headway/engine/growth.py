@@ -86,8 +86,8 @@ class Growth:
         The last block is half full in the mean, so an end frees `half` a block more.
         """
         held = len(sequence.tokens) - sequence.num_shared + half
-        found = [(self.predict_remaining(sequence), held)]
-        return found + [(self.predict_remaining(fork), half) for fork in sequence.forks]
+        pairs = [(self.predict_remaining(sequence), held)]
+        return pairs + [(self.predict_remaining(fork), half) for fork in sequence.forks]
 
 
 class Profile:
@@ -99,13 +99,13 @@ class Profile:
 
     def __init__(self, rows: Iterable[tuple[int, int]]) -> None:
         order = sorted(rows)
-        self.ends = [left for left, _ in order]
+        self.ends = [remaining for remaining, _ in order]
         self._alive, self._freed, freed = len(order), [0], 0
         more: list[int] = []
         highest: list[int] = [0]
-        for at, (left, held) in enumerate(order):
-            more.append(left * (self._alive - at) - freed)
-            highest.append(max(highest[-1], more[-1] + left))
+        for at, (remaining, held) in enumerate(order):
+            more.append(remaining * (self._alive - at) - freed)
+            highest.append(max(highest[-1], more[-1] + remaining))
             freed += held
             self._freed.append(freed)
         later = [0]
@@ -113,13 +113,12 @@ class Profile:
             later.append(max(later[-1], tokens))
         self._highest, self._later = highest, later[::-1]
 
-    def peak(self, left: int, held: int) -> int:
-        """Return the tokens beyond now at the peak, with a new row of `left` and `held` tokens.
-
-        O(log n) for n rows.
+    def peak(self, remaining: int, held: int) -> int:
+        """Return the tokens beyond now at the peak, with a new row that holds `held` tokens and has
+        `remaining` to come; O(log n) for n rows.
         """
-        at = bisect_left(self.ends, left)
-        own = left * (self._alive - at + 1) - self._freed[at]
+        at = bisect_left(self.ends, remaining)
+        own = remaining * (self._alive - at + 1) - self._freed[at]
         return max(self._highest[at], own, self._later[at] - held)
 
 

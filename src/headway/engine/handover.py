@@ -28,10 +28,10 @@ from headway.engine.chain import Chain, root_key
 from headway.engine.engine import Engine, ResumedTokens
 from headway.engine.kv.cache import KVCache
 from headway.engine.kv.peer import PeerTier
-from headway.engine.kv.prefix import first_seen
+from headway.engine.kv.prefix import first_visible
 from headway.engine.sequence import Sequence
 
-MOST_SEEN = 4096
+MAX_PARCEL_IDS = 4096
 """Parcels that are remembered, so that none is taken twice."""
 
 
@@ -51,7 +51,7 @@ class Handover:
     """Request → the parcel that it is to leave in, and the tokens it had when it was offered."""
     _given: dict[int, bytes] = field(default_factory=dict)
     """Request → the parcel that it left in, until it is dropped; the oldest first."""
-    _seen: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    _parcel_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         if self.engine.kv.tiers is None:
@@ -75,15 +75,15 @@ class Handover:
 
         What has left of those that are over is released.
         """
-        found = []
+        parcels = []
         for request_id, (parcel_id, known) in list(self._due.items()):
             sequences = self.engine.sequences_of(request_id)
             if not sequences:
                 del self._due[request_id]
                 self.release(parcel_id)
             elif sequences[0].num_generated > known:
-                found.append((request_id, self.hand_over(request_id)))
-        return found
+                parcels.append((request_id, self.hand_over(request_id)))
+        return parcels
 
     def hand_over(self, request_id: int) -> bytes:
         """The parcel of a request that was offered; it is aborted here. The last of its blocks
@@ -94,7 +94,7 @@ class Handover:
                 self.engine.abort(request_id)
                 self._due.pop(request_id, None)
                 self._given[request_id] = sequence.parcel_id
-                if len(self._given) > MOST_SEEN:
+                if len(self._given) > MAX_PARCEL_IDS:
                     del self._given[next(iter(self._given))]
                 return frame
         raise RequestError("There is no such request to hand over.", param="request_id")
@@ -108,7 +108,7 @@ class Handover:
     def _parcel_of(self, sequence: Sequence) -> Parcel:
         kv, request = self.engine.kv, sequence.request
         end = sequence.num_exported
-        seen = [first_seen(end * kv.block_size, window) for window in kv.windows]
+        first_tokens = [first_visible(end * kv.block_size, window) for window in kv.windows]
         return Parcel(
             version=VERSION,
             parcel_id=sequence.parcel_id,
@@ -120,7 +120,7 @@ class Handover:
             seed=sequence.seed,
             tokens=sequence.tokens,
             computed=sequence.computed,
-            groups=[(first // kv.block_size, end) for first in seen],
+            groups=[(first // kv.block_size, end) for first in first_tokens],
         )
 
     # ── to here ─────────────────────────────────────────────────────────────────────────────
@@ -136,9 +136,9 @@ class Handover:
         except ParcelError as error:
             self.engine.add(request, resumed)
             return error.name
-        self._seen[parcel.parcel_id] = None
-        while len(self._seen) > MOST_SEEN:
-            self._seen.popitem(last=False)
+        self._parcel_ids[parcel.parcel_id] = None
+        while len(self._parcel_ids) > MAX_PARCEL_IDS:
+            self._parcel_ids.popitem(last=False)
         self.engine.add(request, [parcel.tokens[len(request.prompt_token_ids) :]])
         for sequence in self.engine.sequences_of(request.request_id):
             sequence.seed = parcel.seed
@@ -171,7 +171,7 @@ class Handover:
             or not all(0 <= token < self.engine.vocab_size for token in parcel.tokens),
             "group": len(parcel.groups) != len(kv.pools),
             "blocks": has_too_many(parcel, kv),
-            "replayed": parcel.parcel_id in self._seen,
+            "replayed": parcel.parcel_id in self._parcel_ids,
         }
         for name, is_so in faults.items():
             if is_so:

@@ -36,7 +36,7 @@ from msgspec.structs import replace
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult, sampled_in
 from headway.engine.grammar.masks import StepMasks
 from headway.engine.kv import KVCache
-from headway.engine.kv.prefix import first_seen
+from headway.engine.kv.prefix import first_visible
 from headway.engine.policy.policy import list_decodes
 from headway.engine.sequence import FINISHED, RUNNING, Sequence
 from headway.engine.speculation.step import StepDraftTokens
@@ -79,12 +79,12 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
 
     def filter_result(self, result: StepResult) -> tuple[StepPlan, StepResult]:
         """Return its plan and result without the sequences that were released."""
-        left = self.released_ids
-        if not left:
+        released = self.released_ids
+        if not released:
             return self.plan, result
-        scheduled = [row for row in self.plan.scheduled if row.sequence_id not in left]
-        samples = [sample for sample in result.samples if sample.sequence_id not in left]
-        prompts = [each for each in result.prompt_logprobs if each.sequence_id not in left]
+        scheduled = [row for row in self.plan.scheduled if row.sequence_id not in released]
+        samples = [sample for sample in result.samples if sample.sequence_id not in released]
+        prompts = [each for each in result.prompt_logprobs if each.sequence_id not in released]
         plan = replace(self.plan, scheduled=scheduled)
         return plan, replace(result, samples=samples, prompt_logprobs=prompts)
 
@@ -214,7 +214,7 @@ def holds_context(sequence: Sequence, kv: KVCache) -> bool:
     A step planned ahead releases blocks that later tokens do not see.
     """
     return all(
-        first_live <= first_seen(sequence.computed, window) // kv.block_size
+        first_live <= first_visible(sequence.computed, window) // kv.block_size
         for first_live, window in zip(sequence.first_live, kv.windows, strict=True)
     )
 

@@ -94,8 +94,8 @@ class Preemption:
 
         Its own blocks count as lost: it gives them up because others need blocks.
         """
-        kept = self.kv.num_kept_by_others(victim)
-        return self.prefill_s(victim.computed - kept, kept)
+        num_shared = self.kv.num_kept_by_others(victim)
+        return self.prefill_s(victim.computed - num_shared, num_shared)
 
     def prefill_s(self, num_tokens: int, start: int = 0) -> float:
         """Predicted seconds to compute `num_tokens` behind `start` others, beside nothing."""
@@ -299,9 +299,9 @@ class Preemption:
 
     # ── what is told ────────────────────────────────────────────────────────────────────────
 
-    def count_lost(self, sequence: Sequence, num_found: int) -> None:
+    def count_lost(self, sequence: Sequence, num_cached: int) -> None:
         """`sequence` runs again from the start, but for tokens that were found in memory."""
-        self._num_lost_tokens += max(sequence.num_lost - num_found, 0)
+        self._num_lost_tokens += max(sequence.num_lost - num_cached, 0)
         sequence.num_lost = 0
 
     def tell(self, record: StepRecord) -> None:

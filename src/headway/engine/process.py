@@ -55,13 +55,13 @@ class LoopProgress:
 
     __slots__ = (
         *("_begin_s", "_clock", "_clocks", "_looked_s", "_moved_s", "_since_s", "_step_s"),
-        *("_still_s", "longest_s", "num_taken"),
+        *("_still_s", "longest_s", "num_messages"),
     )
 
     def __init__(self) -> None:
         self._clock = SystemClock()
         self._since_s: float | None = None
-        self.longest_s, self.num_taken = 0.0, 0
+        self.longest_s, self.num_messages = 0.0, 0
         self._clocks: list[int] = []
         """The processor time of each who computes; none where nobody knows."""
         if sys.platform == "linux":
@@ -101,7 +101,7 @@ class LoopProgress:
         """
         busy_s, now_s = self.busy_s, self._clock.now_s()
         if not self._clocks:
-            return messages.Beat(busy_s, self.longest_s, 0.0, busy_s, self.num_taken)
+            return messages.Beat(busy_s, self.longest_s, 0.0, busy_s, self.num_messages)
         used_s = [processor_s(clock) for clock in self._clocks]
         if self._since_s != self._step_s:
             self._step_s, self._begin_s, self._moved_s = self._since_s, used_s, used_s
@@ -112,7 +112,7 @@ class LoopProgress:
             self._still_s += min(now_s - self._looked_s, 2 * messages.BEAT_INTERVAL_S)
         self._looked_s = now_s
         computed_s = most_since(self._begin_s, used_s) if busy_s else 0.0
-        return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s, self.num_taken)
+        return messages.Beat(busy_s, self.longest_s, self._still_s, computed_s, self.num_messages)
 
 
 def clock_of(pid: int) -> int:
@@ -258,7 +258,7 @@ def run(
             if pair in heard:
                 with pulse:
                     goes_on = take(engine, pair, handover)
-                pulse.num_taken += 1
+                pulse.num_messages += 1
                 if not goes_on:
                     return
         if engine.has_work:
@@ -358,9 +358,9 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
         return True
     match message:
         case messages.Submit():
-            told = submit(engine, message, handover)
-            if told is not None:
-                pair.send(messages.encode(told))
+            reply = submit(engine, message, handover)
+            if reply is not None:
+                pair.send(messages.encode(reply))
         case messages.Abort(request_id, index):
             engine.abort(request_id, index)
         case messages.ReleaseHandover(request_id):
@@ -376,16 +376,16 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
 
 
 def submit(
-    engine: Engine, asked: messages.Submit, handover: Handover | None
+    engine: Engine, submission: messages.Submit, handover: Handover | None
 ) -> messages.Rejection | messages.Shed | messages.TakenOver | None:
     """Hand a request to the engine; what it says, or raises, refuses this request alone."""
-    request = asked.request
+    request = submission.request
     try:
-        if asked.parcel and handover is not None:
-            refusal = handover.take_over(request, asked.parcel, asked.resumed_tokens)
+        if submission.parcel and handover is not None:
+            refusal = handover.take_over(request, submission.parcel, submission.resumed_tokens)
             return messages.TakenOver(request.request_id, refusal)
-        engine.add(request, asked.resumed_tokens)
-        if asked.hands_over and handover is not None:
+        engine.add(request, submission.resumed_tokens)
+        if submission.hands_over and handover is not None:
             handover.offer(request.request_id)
     except RequestError as error:
         return refused(request.request_id, error)

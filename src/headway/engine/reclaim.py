@@ -167,16 +167,16 @@ class Reclaim:
     def _may_give(self, sequence: Sequence, claimant: Sequence) -> bool:
         if sequence.state != RUNNING or user_of(sequence) == user_of(claimant):
             return False
-        has_gained = not sequence.num_given or not needs_prefill(sequence)
-        return has_gained and self.policy.may_yield(sequence, claimant)
+        has_progressed = not sequence.num_given or not needs_prefill(sequence)
+        return has_progressed and self.policy.may_yield(sequence, claimant)
 
     def _can_spare(self, sequence: Sequence, held: dict[str, "Holding"], enough: float) -> bool:
         """Return whether its user is above its share, and without it holds `enough` by weight."""
         user, users = user_of(sequence), self.policy.users
-        left = self.dominant_share(self._without(held[user], sequence))
+        remaining_share = self.dominant_share(self._without(held[user], sequence))
         return (
             self.dominant_share(held[user]) > users.share(user)
-            and left / users.weight(user) >= enough
+            and remaining_share / users.weight(user) >= enough
         )
 
     def choose_victim(self, victims: list[Sequence], running: list[Sequence]) -> Sequence:
@@ -253,15 +253,15 @@ class Reclaim:
         victim.num_given += 1
         self._reclaimed_ids.add(victim.sequence_id)
 
-    def charge_resumed(self, sequence: Sequence, num_found: int) -> None:
+    def charge_resumed(self, sequence: Sequence, num_cached: int) -> None:
         """Charge the recomputation, or the copy, of a reclaimed sequence that runs again."""
         if sequence.sequence_id in self._reclaimed_ids:
             self._reclaimed_ids.remove(sequence.sequence_id)
             if sequence.host_tables:
                 self._credit_s -= self.preemption.copy_s(self.preemption.counts(sequence))
             else:
-                lost = max(sequence.num_lost - num_found, 0)
-                self._credit_s -= self.preemption.prefill_s(lost, num_found)
+                lost = max(sequence.num_lost - num_cached, 0)
+                self._credit_s -= self.preemption.prefill_s(lost, num_cached)
 
     def forget(self, sequence: Sequence) -> None:
         """Forget a sequence that has ended."""

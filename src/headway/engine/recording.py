@@ -75,8 +75,8 @@ class StepRecorder:
             if len(row.token_ids) == 1 + row.num_drafts + row.num_forced
         ]
         chunk = max(budget - len(decodes), 1)
-        beside = work_of(decodes, cost.windows)
-        return cost.token_s(inf, beside, chunk), cost.token_s(inf, NOTHING, budget)
+        decode_work = work_of(decodes, cost.windows)
+        return cost.token_s(inf, decode_work, chunk), cost.token_s(inf, NOTHING, budget)
 
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
         """What the step did, without its durations."""
@@ -84,7 +84,7 @@ class StepRecorder:
         kv, policy = scheduler.kv, scheduler.policy
         used = [pool.num_used for pool in kv.pools]
         usage = max([n / (pool.num_blocks - 1) for n, pool in zip(used, kv.pools)])
-        used = [sum(used)] if kv.dealt is not None else used
+        used = [sum(used)] if kv.split is not None else used
         work = self.count(plan.scheduled, cost.windows)
         prefill_s, alone_s = self._prefill_pace(plan)
         record = StepRecord(
@@ -126,11 +126,11 @@ class StepRecorder:
 
 def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int]]:
     """(request id, index, tokens computed) of the rows that catch up with their prompts."""
-    found = []
+    prompts = []
     for row in [row for row in plan.scheduled if len(row.token_ids) > 1]:
         if len(row.token_ids) > row.num_drafts + row.num_forced + 1:
             sequence = scheduler.by_id(row.sequence_id)
             if sequence is not None:
                 end = row.start + len(row.token_ids)
-                found.append((sequence.request.request_id, sequence.index, end))
-    return found
+                prompts.append((sequence.request.request_id, sequence.index, end))
+    return prompts

@@ -44,7 +44,7 @@ class RoomFinder:
         self._profile: tuple[int, Profile, int] | None = None
         self._retry_step: dict[int, int] = {}
         self._max_len = 0
-        ranks = kv.dealt.ranks if kv.dealt is not None else 1
+        ranks = kv.split.ranks if kv.split is not None else 1
         self._ranks = [0 if window else ranks for window in kv.windows]
 
     def invalidate_promised(self) -> None:
@@ -108,8 +108,8 @@ class RoomFinder:
         if len(preemptible) == len(running):
             return self.find_room(sequence, running)
         grown = self._predict_growth(sequence, running, step, preemptible)
-        beside = [p + g for p, g in zip(self.promised_blocks(running), grown, strict=True)]
-        hit = self.kv.find_room(sequence, beside) if self.kv.has_room(beside) else None
+        needed = [p + g for p, g in zip(self.promised_blocks(running), grown, strict=True)]
+        hit = self.kv.find_room(sequence, needed) if self.kv.has_room(needed) else None
         if hit is None and any(grown):
             if self._is_worth_recomputing(sequence, running):
                 return self.find_room(sequence, running)

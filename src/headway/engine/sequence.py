@@ -215,7 +215,7 @@ class Sequence:
         return len(self.tokens) if self.kv_read >= 1 else self.reads_from
 
     @property
-    def most_found(self) -> int:
+    def max_cached(self) -> int:
         """Upper bound of tokens that it may take from the prefix cache: not the last one."""
         return min(len(self.tokens) - 1, self.num_exact)
 
@@ -262,8 +262,8 @@ class Sequence:
 
         With `jumps` the tokens that its grammar forces after these are appended too.
         """
-        came: list[int] = []
-        update = SequenceUpdate(self.request_id, self.index, came)
+        token_ids: list[int] = []
+        update = SequenceUpdate(self.request_id, self.index, token_ids)
         if sample.logprobs is not None:
             update.logprobs = sample.logprobs
         if self.first_token_s is None:
@@ -277,9 +277,9 @@ class Sequence:
         jumps = jumps and self.may_jump
         for token_id in self._following(sample.token_ids) if jumps else sample.token_ids:
             reason = self.append(token_id)
-            came.append(token_id)
+            token_ids.append(token_id)
             if reason is not None:
-                update.logprobs = sample.logprobs[: len(came)] if sample.logprobs else None
+                update.logprobs = sample.logprobs[: len(token_ids)] if sample.logprobs else None
                 update.finish_reason = reason
                 hidden = reason == "stop" and self.hides(token_id)
                 update.stop_token_id = token_id if hidden else None

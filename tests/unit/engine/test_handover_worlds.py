@@ -18,7 +18,7 @@ from engine_world import CHEAP, DEAR, Gained, make_settings
 from headway.core.parcel import decode_parcel, encode
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
-from headway.engine.handover import MOST_SEEN, Handover
+from headway.engine.handover import MAX_PARCEL_IDS, Handover
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "60"))
 PROMPT = list(range(1, 21))
@@ -167,10 +167,10 @@ def test_without_a_seed_it_goes_on_with_the_draws_of_the_first_engine():
 def test_parcels_that_were_taken_are_remembered_to_a_bound():
     two = Two()
     side = two.sides[1]
-    for number in range(MOST_SEEN + 5):
-        side._seen[number.to_bytes(16, "big")] = None
+    for number in range(MAX_PARCEL_IDS + 5):
+        side._parcel_ids[number.to_bytes(16, "big")] = None
     assert both(two)[0] == ""
-    assert len(side._seen) == MOST_SEEN
+    assert len(side._parcel_ids) == MAX_PARCEL_IDS
 
 
 class TwoMachine(RuleBasedStateMachine):

@@ -184,7 +184,7 @@ class Builder:
 
 def unavailable(cause: Exception) -> RequestError:
     """The 503 for a grammar that could not be compiled for no fault of its own."""
-    told = cause.cause if isinstance(cause, HeadwayError) else "the log says why."
+    reason = cause.cause if isinstance(cause, HeadwayError) else "the log says why."
     return RequestError(
-        f"Grammars cannot be compiled: {told}", code="overloaded", status=503, retry_after_s=5
+        f"Grammars cannot be compiled: {reason}", code="overloaded", status=503, retry_after_s=5
     )

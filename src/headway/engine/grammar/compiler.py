@@ -97,7 +97,7 @@ def refusal(grammar: Grammar, message: str) -> RequestError:
     if keyword is not None:
         return keyword
     return RequestError(
-        f"{grammar.param} cannot be honoured: {told(message)}.",
+        f"{grammar.param} cannot be honoured: {format_message(message)}.",
         param=grammar.param,
         code="invalid_value",
     )
@@ -121,7 +121,7 @@ def keyword_error(grammar: Grammar, message: str) -> RequestError | None:
     return None
 
 
-def told(message: str) -> str:
+def format_message(message: str) -> str:
     """llguidance's message on one line, without the parser's state."""
     for end in ("<state>", "<non-verbose/>"):
         message = message.partition(end)[0]

@@ -59,12 +59,12 @@ class DigitLimit:
 
     def num_digits(self, tokens: Listing[int]) -> int:
         """Digits at the end of the text of `tokens`: "0.1", "23" → 3; beyond the limit about."""
-        found = 0
+        count = 0
         for token in reversed(tokens):
-            found += self._trailing.get(token, 0)
-            if token not in self._whole or found > MAX_DIGITS:
+            count += self._trailing.get(token, 0)
+            if token not in self._whole or count > MAX_DIGITS:
                 break
-        return found
+        return count
 
     def apply(self, words: Words, tokens: Listing[int]) -> None:
         """Take out of a mask, in place, what would give the number behind `tokens` too many

@@ -108,24 +108,24 @@ class MaskMaker:
         if not drafts:
             return []
         matcher = state.matcher([])
-        found: list[bytes] = []
+        masks: list[bytes] = []
         for draft in drafts:
             if matcher.is_stopped() or not matcher.consume_token(draft):
                 break
             if matcher.is_stopped():  # the answer ends with this draft
-                found.append(nothing)
+                masks.append(nothing)
                 break
             words[:] = 0
             matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
             if matcher.is_error():
                 break
-            self._bound(words, sequence, drafts[: len(found) + 1])
-            found.append(words.tobytes())
+            self._bound(words, sequence, drafts[: len(masks) + 1])
+            masks.append(words.tobytes())
         if matcher.is_error():
             state.release()  # the next mask builds it again
         else:
-            matcher.rollback(len(found))
-        return found + [nothing] * (len(drafts) - len(found))
+            matcher.rollback(len(masks))
+        return masks + [nothing] * (len(drafts) - len(masks))
 
     def close(self) -> None:
         """End the thread."""

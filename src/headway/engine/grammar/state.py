@@ -13,7 +13,7 @@ grammar "ab" | "abc", tokens a b c:
 import numpy as np
 from llguidance import LLMatcher
 
-from headway.engine.grammar.compiler import told
+from headway.engine.grammar.compiler import format_message
 
 
 class Compiled:
@@ -121,7 +121,7 @@ class GrammarState:
     def fail(self) -> None:
         """Keep the matcher's error."""
         assert self._matcher is not None
-        self.error = told(self._matcher.get_error())
+        self.error = format_message(self._matcher.get_error())
 
     @property
     def is_complete(self) -> bool:

@@ -120,8 +120,8 @@ class GrammarTrial:
         deadline_s = self._clock.now_s() + timeout_s
         parts = b""
         while len(parts) < LENGTH_BYTES or len(parts) < LENGTH_BYTES + length_of(parts):
-            left_s = deadline_s - self._clock.now_s()
-            if left_s <= 0 or not can_be_read(process.stdout, left_s):
+            remaining_s = deadline_s - self._clock.now_s()
+            if remaining_s <= 0 or not can_be_read(process.stdout, remaining_s):
                 return b""
             part = os.read(process.stdout.fileno(), 65536)
             if not part:

@@ -30,15 +30,15 @@ from headway.core.cache_config import CacheConfig
 from headway.core.kv_format import LEAST_OPEN
 from headway.core.plan import NULL_BLOCK, BlockCopy, BlocksByGroup
 from headway.engine.chain import Chain
-from headway.engine.kv import dealt
-from headway.engine.kv.choosing import Choosing, unshare_kept
+from headway.engine.kv import rank_split
+from headway.engine.kv.choosing import Choosing, unshare_block
 from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import (
     Hit,
     begun_block,
     blocks_held,
-    first_seen,
+    first_visible,
     live_of,
     with_gap,
 )
@@ -69,8 +69,8 @@ class KVCache:
         ]
         self.states = States.of(config, len(self.pools))
         self.choosing = Choosing.of(config)
-        self.dealt = config.dealt
-        self._is_plain = not (self._slides or self.choosing or self.dealt or self.states)
+        self.split = config.dealt
+        self._is_plain = not (self._slides or self.choosing or self.split or self.states)
         self.is_one_table = self._is_plain and len(self.pools) == 1  # which only grows
         self.indexes = [pool.index for pool in self.pools if pool.index is not None]
         self.tiers: Tiers | None = None
@@ -98,8 +98,8 @@ class KVCache:
         if sequence.host_tables or (self._is_plain and hit is not None and not hit.num_tokens):
             hit = None
         whole = self.blocks_for(len(sequence.tokens))
-        if self.dealt is not None:
-            return dealt.still_needed(self.dealt, self.pools, sequence, hit, whole)
+        if self.split is not None:
+            return rank_split.still_needed(self.split, self.pools, sequence, hit, whole)
         everything = [whole] * len(tables)
         if self.choosing is not None:
             everything = self.choosing.most_blocks(sequence, whole)
@@ -172,24 +172,24 @@ class KVCache:
         copies_needed = False
         if sequence.shares_blocks and first_written < len(tables[0]):
             copies_needed = any(
-                pool.is_kept(table[first_written])
+                pool.is_immutable(table[first_written])
                 for pool, table in zip(self.pools, tables, strict=True)
             )
             sequence.shares_blocks = copies_needed
-        taken, begin = [needed + copies_needed] * len(self.pools), len(tables[0])
-        if self.dealt is not None:
-            taken = dealt.taken(self.dealt, begin, needed, copies_needed, first_written)
+        counts, begin = [needed + copies_needed] * len(self.pools), len(tables[0])
+        if self.split is not None:
+            counts = rank_split.counts(self.split, begin, needed, copies_needed, first_written)
         if self.states is not None:
-            taken[-1] = self.states.num_taken(sequence, self.pools[-1], needed, copies_needed)
-        if not self.has_room(taken):
+            counts[-1] = self.states.num_new(sequence, self.pools[-1], needed, copies_needed)
+        if not self.has_room(counts):
             return None
-        copies = unshare_kept(sequence, first_written, self.pools) if copies_needed else []
+        copies = unshare_block(sequence, first_written, self.pools) if copies_needed else []
         new: list[list[int]] = []
         for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
             if self.states is not None and group == self.states.group:
                 new.append(self.states.extend(sequence, pool, needed))
                 continue
-            blocks = dealt.take(self.dealt, pool, group, begin, needed)
+            blocks = rank_split.take(self.split, pool, group, begin, needed)
             table.extend(blocks)
             new.append(blocks)
         if self._is_plain and not sequence.shares_blocks:
@@ -218,7 +218,7 @@ class KVCache:
         for group, window in enumerate(self.windows):
             if window:
                 table, pool = sequence.block_tables[group], self.pools[group]
-                first_live = first_seen(sequence.computed, window) // self.block_size
+                first_live = first_visible(sequence.computed, window) // self.block_size
                 begin = max(sequence.first_live[group], self.sink_blocks[group])
                 for index in range(begin, first_live):
                     if table[index] != NULL_BLOCK:
@@ -254,8 +254,8 @@ class KVCache:
         """
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             table, live = sequence.block_tables[group], self.live(sequence, group)
-            kept = min(self.sink_blocks[group], len(live))
-            pool.release_all(live[kept:] + live[:kept] if window else live[::-1])
+            num_sinks = min(self.sink_blocks[group], len(live))
+            pool.release_all(live[num_sinks:] + live[:num_sinks] if window else live[::-1])
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
         sequence.computed = sequence.num_remembered = 0
@@ -286,7 +286,7 @@ class KVCache:
         table, first_live = sequence.block_tables[group], sequence.first_live[group]
         live = live_of(table, first_live, self.sink_blocks[group])
         is_sparse = self.states is not None and group == self.states.group
-        if is_sparse or self.dealt is not None:
+        if is_sparse or self.split is not None:
             return [block for block in live if block != NULL_BLOCK]
         return live
 
@@ -306,13 +306,13 @@ class KVCache:
 
     def come_back(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
         """New blocks, so many by group, for one that had left; the caller has checked the room."""
-        taken = []
+        new_blocks = []
         for group, (pool, count) in enumerate(zip(self.pools, counts, strict=True)):
             blocks = [pool.take() for _ in range(count)]
-            first_live, kept = sequence.first_live[group], self.sink_blocks[group]
-            sequence.block_tables[group].extend(with_gap(blocks, first_live, kept))
-            taken.append(blocks)
-        return taken
+            first_live, num_sinks = sequence.first_live[group], self.sink_blocks[group]
+            sequence.block_tables[group].extend(with_gap(blocks, first_live, num_sinks))
+            new_blocks.append(blocks)
+        return new_blocks
 
     def num_alone(self, blocks: list[list[int]]) -> list[int]:
         """By group how many of `blocks` only one sequence refers to."""
@@ -342,26 +342,26 @@ class KVCache:
         size = self.block_size
         if not self.indexes or not sequence.takes_hits or sequence.host_tables:
             return Hit.none(len(self.pools))
-        chain, most = sequence.keys(size), sequence.most_found
-        if self.tiers is not None or self.states is not None or self.dealt is not None:
+        chain, most = sequence.keys(size), sequence.max_cached
+        if self.tiers is not None or self.states is not None or self.split is not None:
             return self._match(sequence, chain, most, partly=partly)
-        asked = len(sequence.tokens), most, partly, [index.num_changes for index in self.indexes]
-        found = chain.found
-        if found is None or found[0] != asked:
-            chain.found = found = asked, self._match(sequence, chain, most, partly=partly)
-        hit: Hit = found[1]
+        lookup = len(sequence.tokens), most, partly, [index.num_changes for index in self.indexes]
+        cached = chain.cached_hit
+        if cached is None or cached[0] != lookup:
+            chain.cached_hit = cached = lookup, self._match(sequence, chain, most, partly=partly)
+        hit: Hit = cached[1]
         return hit
 
     def _match(self, sequence: Sequence, chain: Chain, most: int, *, partly: bool) -> Hit:
         """As `match_prefix`, of the first `most` tokens."""
         size = self.block_size
-        here, indexes = dealt.listed(self.dealt, self.indexes), self.indexes
+        here, indexes = rank_split.listed(self.split, self.indexes), self.indexes
         count = blocks_held(chain, most // size, here, size, self.windows, self.sink_blocks)
         if self.states is not None:
             partly = False
             self.states.note_parting(sequence, chain, count, most // size, here)
-        if self.dealt is not None:
-            indexes = [indexes[self.dealt.owner(count)]]
+        if self.split is not None:
+            indexes = [indexes[self.split.owner(count)]]
         keys, num_tokens = [chain.key(index) for index in range(count)], count * size
         begun = begun_block(indexes, sequence.tokens, most, chain, count, size) if partly else None
         if begun is not None:
@@ -374,10 +374,14 @@ class KVCache:
                 return below
         if not keys:
             return Hit.none(len(self.pools))
-        firsts = [first_seen(num_tokens, window) // size for window in self.windows]
+        firsts = [first_visible(num_tokens, window) // size for window in self.windows]
         tables = [
-            with_gap(dealt.found(self.dealt, index, live_of(keys, first, kept)), first, kept)
-            for index, first, kept in zip(self.indexes, firsts, self.sink_blocks, strict=True)
+            with_gap(
+                rank_split.blocks_of(self.split, index, live_of(keys, first, num_sinks)),
+                first,
+                num_sinks,
+            )
+            for index, first, num_sinks in zip(self.indexes, firsts, self.sink_blocks, strict=True)
         ]
         return Hit(num_tokens=num_tokens, tables=tables, first_live=firsts, is_partial=bool(begun))
 

@@ -38,10 +38,10 @@ class Choosing:
 
     def take(self) -> list[Shrink]:
         """What the runtime is told with this plan."""
-        told, self.shrinks = self.shrinks, []
-        return told
+        shrinks, self.shrinks = self.shrinks, []
+        return shrinks
 
-    def num_left(self, sequence: Sequence) -> int:
+    def num_to_drop(self, sequence: Sequence) -> int:
         """By how many blocks its tables are still to shrink; 0 where they have, or never will."""
         if sequence.kv_keep >= 1 or any(sequence.dropped):
             return 0
@@ -50,19 +50,19 @@ class Choosing:
     def cut(self, sequence: Sequence, count: int) -> int:
         """`count`, or up to where it chooses: nobody reads a prompt behind that."""
         missing = sequence.chooses_at - sequence.computed
-        return min(count, missing) if missing > 0 and self.num_left(sequence) else count
+        return min(count, missing) if missing > 0 and self.num_to_drop(sequence) else count
 
     def num_due(self, sequence: Sequence) -> int:
-        """`num_left` where all that it chooses from is computed."""
-        return self.num_left(sequence) if sequence.computed >= sequence.chooses_at else 0
+        """`num_to_drop` where all that it chooses from is computed."""
+        return self.num_to_drop(sequence) if sequence.computed >= sequence.chooses_at else 0
 
     def most_blocks(self, sequence: Sequence, everything: int) -> list[int]:
         """By group the blocks that it takes at its worst, where all its tokens take so many."""
-        left = self.num_left(sequence)
-        found = [everything - count for count in sequence.dropped]
-        for group in self.groups if left else ():
-            found[group] += -(-sequence.chooses_at // self.block_size) - left
-        return found
+        num_to_drop = self.num_to_drop(sequence)
+        blocks = [everything - count for count in sequence.dropped]
+        for group in self.groups if num_to_drop else ():
+            blocks[group] += -(-sequence.chooses_at // self.block_size) - num_to_drop
+        return blocks
 
     def extend(
         self, pools: list[BlockPool], sequence: Sequence, num_tokens: int
@@ -105,13 +105,13 @@ class Choosing:
         """The groups where the block written next is others' too."""
         if not sequence.shares_blocks:
             return []
-        found = []
+        groups = []
         for group, (pool, table) in enumerate(zip(pools, sequence.block_tables, strict=True)):
             at = first - sequence.dropped[group]
             is_new = due and group in self.groups
-            if not is_new and at < len(table) and pool.is_kept(table[at]):
-                found.append(group)
-        return found
+            if not is_new and at < len(table) and pool.is_immutable(table[at]):
+                groups.append(group)
+        return groups
 
     def _shrink(
         self, pool: BlockPool, sequence: Sequence, group: int, due: int, blocks: list[int]
@@ -120,11 +120,11 @@ class Choosing:
         table, at = sequence.block_tables[group], sequence.chooses_at
         whole = -(-at // self.block_size)
         assert len(table) == whole, "something lies behind what is chosen from"
-        kept = blocks[: whole - due]
-        self.shrinks.append(Shrink(sequence.sequence_id, group, at, list(table), kept))
+        chosen = blocks[: whole - due]
+        self.shrinks.append(Shrink(sequence.sequence_id, group, at, list(table), chosen))
         for block in reversed(table):
             pool.release(block)
-        table[:], sequence.dropped[group] = kept, due
+        table[:], sequence.dropped[group] = chosen, due
         return blocks[whole - due :]
 
 
@@ -136,12 +136,14 @@ def unshare(sequence: Sequence, group: int, index: int, pool: BlockPool) -> Bloc
     return BlockCopy(sequence.sequence_id, index, group, source, table[index])
 
 
-def unshare_kept(sequence: Sequence, index: int, pools: list[BlockPool]) -> list[BlockCopy]:
+def unshare_block(sequence: Sequence, index: int, pools: list[BlockPool]) -> list[BlockCopy]:
     """Give `sequence` blocks of its own at `index` where others need those it has.
 
     Only the block written next can be shared and partly filled; those before it are full and stay
     shared, those after it do not exist yet.
     """
-    kept = [pool.is_kept(t[index]) for pool, t in zip(pools, sequence.block_tables, strict=True)]
+    immutable = [
+        pool.is_immutable(t[index]) for pool, t in zip(pools, sequence.block_tables, strict=True)
+    ]
     sequence.shares_blocks = False
-    return [unshare(sequence, group, index, pools[group]) for group, k in enumerate(kept) if k]
+    return [unshare(sequence, group, index, pools[group]) for group, k in enumerate(immutable) if k]

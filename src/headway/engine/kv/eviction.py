@@ -79,9 +79,9 @@ class EvictionQueue:
     def remove(self, key: Hashable) -> None:
         """The block is in use again, or holds nothing any more."""
         parent = self._entries.pop(key).parent
-        left = self._continued[parent] - 1
-        if left:
-            self._continued[parent] = left
+        remaining = self._continued[parent] - 1
+        if remaining:
+            self._continued[parent] = remaining
             return
         del self._continued[parent]
         if parent in self._entries:

@@ -46,10 +46,10 @@ class HostBlocks:
     def has_room(self, counts: list[int]) -> bool:
         """Whether every group has so many blocks to give; never where there is no host memory."""
         return bool(self._free) and all(
-            self._num_left(group) >= count for group, count in enumerate(counts)
+            self._num_available(group) >= count for group, count in enumerate(counts)
         )
 
-    def _num_left(self, group: int) -> int:
+    def _num_available(self, group: int) -> int:
         num_read = len(self._pins[group]) - len(self._dropped[group])
         return len(self._free[group]) + len(self.lent[group]) - num_read
 
@@ -80,7 +80,7 @@ class HostBlocks:
 
     def lend(self, group: int, key: bytes, owner: bytes = b"") -> int | None:
         """A block to keep `key` in, free or of what was of use longest ago; None: no room."""
-        if not self._num_left(group):
+        if not self._num_available(group):
             return None
         block = self._take_one(group)
         self.lent[group][key] = LentBlock(block, owner)

@@ -4,25 +4,25 @@ from collections.abc import Iterable
 from collections.abc import Sequence as TypingSequence
 
 from headway.engine.chain import Chain
-from headway.engine.kv.prefix import PrefixIndex, first_seen
+from headway.engine.kv.prefix import PrefixIndex, first_visible
 from headway.engine.sequence import Sequence
 
 
 def check_tables(
-    sequences: Iterable[Sequence], group: int, window: int, block_size: int, kept: int
+    sequences: Iterable[Sequence], group: int, window: int, block_size: int, num_sinks: int
 ) -> None:
     """Assert that tables of `group` hold what is computed and still seen, and nothing before but
-    the `kept` first blocks."""
+    the `num_sinks` first blocks."""
     for sequence in sequences:
         table, first_live = sequence.block_tables[group], sequence.first_live[group]
-        assert not any(table[kept:first_live]), "a block that was given back is still listed"
+        assert not any(table[num_sinks:first_live]), "a block that was given back is still listed"
         if table or not sequence.host_tables:
             held = -(-sequence.computed // block_size) - sequence.dropped[group]
             assert len(table) >= held, "computed without a block"
         assert sequence.room <= len(table) * block_size, "room without a block"
         assert not (sequence.room and sequence.shares_blocks), "room in a block of others"
-        seen = first_seen(sequence.computed, window) // block_size
-        assert first_live <= seen, "a block was given back that is still seen"
+        first_visible_block = first_visible(sequence.computed, window) // block_size
+        assert first_live <= first_visible_block, "a block was given back that is still seen"
 
 
 def check_listed(

@@ -60,7 +60,7 @@ def insert_begun(kv: KVCache, sequence: Sequence) -> None:
     if not is_known or not is_of_use(count, kv.block_size) or len(sequence.block_tables[0]) <= at:
         return
     blocks = [table[at] for table in sequence.block_tables]
-    if kv.dealt is not None or NULL_BLOCK not in blocks:
+    if kv.split is not None or NULL_BLOCK not in blocks:
         _list(kv, sequence, blocks, sequence.keys(kv.block_size).link(at, count), at, count)
 
 
@@ -86,4 +86,4 @@ def _list(
             uses = count / size if is_read else 0.0
             kv.pools[group].insert(block, Cached(*link, cost, owner, uses))
             if tiers is not None:
-                tiers.found(group, block)
+                tiers.on_listed(group, block)

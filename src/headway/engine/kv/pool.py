@@ -111,10 +111,10 @@ class BlockPool:
         """`release` each, in this order."""
         references, unused = self.references, list[int]()
         for block in blocks:
-            left = references[block] - 1
-            assert left >= 0 and block != NULL_BLOCK
-            references[block] = left
-            if left == 0:
+            count = references[block] - 1
+            assert count >= 0 and block != NULL_BLOCK
+            references[block] = count
+            if count == 0:
                 unused.append(block)
         self._free += unused if self.index is None else self.index.released_all(unused)
 
@@ -168,7 +168,7 @@ class BlockPool:
             if index is not None and cached is not None and cached.owner.startswith(owner):
                 self._drop(index, block)
 
-    def is_kept(self, block: int) -> bool:
+    def is_immutable(self, block: int) -> bool:
         """Whether others need `block` as it is: who writes into it needs a copy."""
         return self.is_listed(block) or self.references[block] > 1
 

@@ -224,19 +224,19 @@ def blocks_held(
     token 12 sees 7 … 12, so blocks 1 and 2 are enough there, and those of its sinks.
     """
     count = most
-    for keys, window, kept in zip(held_by, windows, sink_blocks, strict=True):
-        wanted = min(count, kept) if window else count
+    for keys, window, num_sinks in zip(held_by, windows, sink_blocks, strict=True):
+        needed = min(count, num_sinks) if window else count
         held = 0
-        while held < wanted and chain.key(held) in keys:
+        while held < needed and chain.key(held) in keys:
             held += 1
-        if held < wanted:
+        if held < needed:
             count = held
     settled = False
     while not settled:
         settled = True
         for keys, window in zip(held_by, windows, strict=True):
             at = count - 1
-            while window and at >= first_seen(count * block_size, window) // block_size:
+            while window and at >= first_visible(count * block_size, window) // block_size:
                 if chain.key(at) not in keys:
                     count, settled = at, False
                 at -= 1
@@ -291,23 +291,24 @@ def is_of_use(count: int, block_size: int) -> bool:
     return 4 * count >= min(block_size, 16)
 
 
-def first_seen(position: int, window: int) -> int:
+def first_visible(position: int, window: int) -> int:
     """The first token that the token at `position` sees."""
     return max(0, position - window + 1) if window else 0
 
 
-def live_of(table: list[Entry], first_live: int, kept: int) -> list[Entry]:
-    """The blocks of `table` that were not given back: the `kept` first, and from `first_live` on.
+def live_of(table: list[Entry], first_live: int, num_sinks: int) -> list[Entry]:
+    """Return the blocks of `table` that were not released: the first `num_sinks`, and those from
+    `first_live` on.
 
     >>> live_of([7, 0, 0, 4, 5], 3, 1)
     [7, 4, 5]
     """
-    return table[:] if first_live <= kept else table[:kept] + table[first_live:]
+    return table[:] if first_live <= num_sinks else table[:num_sinks] + table[first_live:]
 
 
-def with_gap(blocks: list[int], first_live: int, kept: int) -> list[int]:
+def with_gap(blocks: list[int], first_live: int, num_sinks: int) -> list[int]:
     """The table that `blocks` are the live ones of: `live_of`, turned around."""
-    head = min(kept, first_live)
+    head = min(num_sinks, first_live)
     return blocks[:head] + [NULL_BLOCK] * (first_live - head) + blocks[head:]
 
 

@@ -76,7 +76,7 @@ class States:
         table = sequence.block_tables[-1]
         return bool(table) and pool.references[table[-1]] == 1
 
-    def num_taken(self, sequence: Sequence, pool: BlockPool, needed: int, copied: bool) -> int:
+    def num_new(self, sequence: Sequence, pool: BlockPool, needed: int, copied: bool) -> int:
         """Blocks that `needed` more entries of the table take, where one is `copied` before."""
         return copied + (needed > 0 and not copied and not self.is_own(sequence, pool))
 
@@ -96,8 +96,8 @@ class States:
         else:
             newest = pool.take()
         for at in range(begin, begin + needed - 1):
-            is_kept = pool.num_free > 0 and self.is_checkpoint(sequence, at)
-            table.append(pool.take() if is_kept else NULL_BLOCK)
+            stays = pool.num_free > 0 and self.is_checkpoint(sequence, at)
+            table.append(pool.take() if stays else NULL_BLOCK)
         table.append(newest)
         return table[begin:]
 

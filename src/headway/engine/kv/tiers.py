@@ -37,7 +37,7 @@ from headway.engine.kv.prefix import (
     Tier,
     begun_below,
     blocks_held,
-    first_seen,
+    first_visible,
     live_of,
     with_gap,
 )
@@ -95,7 +95,7 @@ class Tiers:
 
     # ── out ─────────────────────────────────────────────────────────────────────────────────
 
-    def found(self, group: int, block: int) -> None:
+    def on_listed(self, group: int, block: int) -> None:
         """A block was listed, or found again: it may be worth keeping below."""
         index = self.pools[group].index
         cached = None if index is None else index.cached[block]
@@ -136,7 +136,7 @@ class Tiers:
     def find(
         self,
         chain: Chain,
-        found: int,
+        num_cached: int,
         most: int,
         indexes: TypingSequence[PrefixIndex],
         windows: TypingSequence[int],
@@ -145,7 +145,7 @@ class Tiers:
         *,
         partly: bool = True,
     ) -> Hit | None:
-        """A longer beginning than the `found` tokens, of `most`, with what the tiers hold.
+        """A longer beginning than the `num_cached` tokens, of `most`, with what the tiers hold.
 
         `source` is one more, of this sequence alone. With `partly` it may end within a block. None
         where there is none, or where computing it is predicted to be faster, with all of them and
@@ -153,10 +153,12 @@ class Tiers:
         """
         tiers: list[Tier] = [tier for tier in (self.host, source, self.disk) if tier is not None]
         while tiers:
-            hit = self._find_in(tiers, chain, found, most, indexes, windows, sink_blocks, partly)
+            hit = self._find_in(
+                tiers, chain, num_cached, most, indexes, windows, sink_blocks, partly
+            )
             if hit is None:
                 return None
-            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, found):
+            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, num_cached):
                 return hit
             tiers.pop().doubt()
         return None
@@ -165,7 +167,7 @@ class Tiers:
         self,
         tiers: list[Tier],
         chain: Chain,
-        found: int,
+        num_cached: int,
         most: int,
         indexes: TypingSequence[PrefixIndex],
         windows: TypingSequence[int],
@@ -183,16 +185,16 @@ class Tiers:
         if begun is not None:
             keys.append(begun[0])
             end += begun[1]
-        if end <= found:
+        if end <= num_cached:
             return None
-        first_live = [first_seen(end, window) // size for window in windows]
+        first_live = [first_visible(end, window) // size for window in windows]
         tables: list[list[int]] = []
         reads: list[Read] = []
         for group, index in enumerate(indexes):
-            first, kept = first_live[group], sink_blocks[group]
-            places = live_of(list(range(len(keys))), first, kept)
+            first, num_sinks = first_live[group], sink_blocks[group]
+            places = live_of(list(range(len(keys))), first, num_sinks)
             own = [index.block_of.get(keys[at], NULL_BLOCK) for at in places]
-            tables.append(with_gap(own, first, kept))
+            tables.append(with_gap(own, first, num_sinks))
             for at, block in zip(places, own, strict=True):
                 if block == NULL_BLOCK:
                     tier = next(tier for tier in tiers if keys[at] in tier.held[group])
@@ -203,11 +205,11 @@ class Tiers:
             first_live=first_live,
             is_partial=begun is not None and any(table[-1] != NULL_BLOCK for table in tables),
             reads=reads,
-            restored=self._restored(reads, found, end),
+            restored=self._restored(reads, num_cached, end),
         )
 
-    def _restored(self, reads: list[Read], found: int, end: int) -> dict[str, int]:
-        """Tokens from `found` to `end` by the tier that they came from: of what reads from
+    def _restored(self, reads: list[Read], num_cached: int, end: int) -> dict[str, int]:
+        """Tokens from `num_cached` to `end` by the tier that they came from: of what reads from
         several, the slowest."""
         slowest: dict[int, Read] = {}
         for read in reads:
@@ -218,7 +220,7 @@ class Tiers:
         restored: dict[str, int] = {}
         for at in sorted(slowest):
             first, last = at * self.block_size, (at + 1) * self.block_size
-            count = min(last, end) - max(first, found)
+            count = min(last, end) - max(first, num_cached)
             if count > 0:
                 name = slowest[at].tier.name
                 restored[name] = restored.get(name, 0) + count
@@ -234,7 +236,7 @@ class Tiers:
         for group, table in enumerate(hit.tables):
             for block in table[: len(table) - hit.is_partial]:
                 if block != NULL_BLOCK:
-                    self.found(group, block)
+                    self.on_listed(group, block)
 
     def again_s(self, end: int, start: int) -> float:
         """Predicted seconds to compute tokens `start` … `end` - 1."""

@@ -99,9 +99,9 @@ def misses_objectives(sequence: Sequence, from_s: float, decode_s: float) -> boo
     if tpot_s is None or missed_ttft(sequence):
         return missed_ttft(sequence)
     late_s = from_s - sequence.first_token_s - sequence.num_generated * tpot_s
-    num_left = sequence.max_len - len(sequence.tokens)
+    num_remaining = sequence.max_len - len(sequence.tokens)
     token_s = decode_s / slo_state(sequence).tokens_per_step
-    return late_s > num_left * max(tpot_s - token_s, 0.0)
+    return late_s > num_remaining * max(tpot_s - token_s, 0.0)
 
 
 def halfway_step_s(first_s: float, steps: float, limit_s: float, decode_s: float) -> float:

@@ -34,15 +34,15 @@ MOST = 512
 CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
 CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
 
-FOUND = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
+MATCH_PRIOR = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
 """Prior by length: as in the chats."""
-FOUND_DIFFERS = tuple(rate * rate for rate in FOUND)
+DIFFERING_MATCH_PRIOR = tuple(rate * rate for rate in MATCH_PRIOR)
 """The same where the drafter proposes something else."""
-FOUND_IN_PROMPT = (0.1,) * 10 + (0.3, 0.5, 0.7)
+PROMPT_MATCH_PRIOR = (0.1,) * 10 + (0.3, 0.5, 0.7)
 """The same where the match reaches back into the prompt."""
-DRAFTED = 0.9
+DRAFT_PRIOR = 0.9
 """Prior at any depth. High, for what is asked is soon known, and what is not asked never."""
-POOLED = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
+LOOKAHEAD_PRIOR = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
 """Prior by the kinds of `lookahead`."""
 PRIOR_WEIGHT = 2.0
 """The prior counts as so many draft tokens, always: no rate is ever 0 or 1."""
@@ -223,11 +223,11 @@ class Acceptance:
         curve = self._curves.get(key)
         if curve is None:
             if isinstance(match, tuple):
-                curve = Curve(POOLED)
+                curve = Curve(LOOKAHEAD_PRIOR)
             elif match:
                 curve = RisingCurve(prior_of(context))
             else:
-                curve = LevelCurve((DRAFTED,) * NUM_DEPTHS)
+                curve = LevelCurve((DRAFT_PRIOR,) * NUM_DEPTHS)
             self._curves[key] = curve
         return curve
 
@@ -235,8 +235,8 @@ class Acceptance:
 def prior_of(context: str) -> tuple[float, ...]:
     """By length, the acceptance rate before any was seen."""
     if context.startswith(PROMPT):
-        return FOUND_IN_PROMPT
-    return FOUND_DIFFERS if context == DIFFERS else FOUND
+        return PROMPT_MATCH_PRIOR
+    return DIFFERING_MATCH_PRIOR if context == DIFFERS else MATCH_PRIOR
 
 
 def cells(match: Match, count: int) -> tuple[int, ...]:

@@ -51,13 +51,13 @@ class Speculator(Protocol):
     def plan(
         self,
         decodes: TypingSequence[Sequence],
-        beside: Work,
+        other_work: Work,
         budget: int,
         max_s: float,
         *,
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
-        """Return by sequence id the drafts to verify in a step that does `beside` without them.
+        """Return by sequence id the drafts to verify in a step that does `other_work` without them.
 
         At most `budget` draft tokens in all; with them the step should last no longer than `max_s`.
         Where `prompts_wait`, what draft tokens take is taken from prompts.

@@ -148,7 +148,7 @@ class Speculation:
     def plan(
         self,
         decodes: TypingSequence[Sequence],
-        beside: Work,
+        other_work: Work,
         budget: int,
         max_s: float,
         *,
@@ -162,7 +162,9 @@ class Speculation:
         if prompts_wait:
             return {}
         starts = [len(sequence.tokens) for sequence in decodes]
-        plain = PlainStep(starts, decode_work(decodes, self.cost.windows), beside, budget, max_s)
+        plain = PlainStep(
+            starts, decode_work(decodes, self.cost.windows), other_work, budget, max_s
+        )
         states = [self._state(sequence) for sequence in decodes]
         self._propose(decodes, states, plain)
         price = row_cost(plain, self.cost)
@@ -214,8 +216,8 @@ class Speculation:
         for name, pending in state.pending.items():
             num_right = self.acceptance.score(name, pending, tokens, state.odds)
             if name == self.config.drafter:
-                num_found = common_prefix(state.free_ids, tokens[pending.start :])
-                extra = max(num_right - num_found, 0)
+                num_free_right = common_prefix(state.free_ids, tokens[pending.start :])
+                extra = max(num_right - num_free_right, 0)
                 if state.free_ids:
                     self._num_drafter_right = EXTRA_DECAY * self._num_drafter_right + num_right
                     self._num_drafter_extra = EXTRA_DECAY * self._num_drafter_extra + extra
@@ -237,7 +239,7 @@ class Speculation:
             if promised > most or (promised > most_free and name != self.config.drafter):
                 values = probabilities
                 if self.lookahead is not None:
-                    refill = self.lookahead.worth
+                    refill = self.lookahead.expected_tokens
                     values = [each + (1 - each) * refill for each in probabilities]
                 drafts = Drafts(token_ids, name, proposal.match)
                 candidate = DraftCandidate(drafts, probabilities, values)

@@ -80,9 +80,9 @@ class StepDrafts:
     def _choose(self, decodes: TypingSequence[Sequence], spare: int) -> None:
         """Let the speculator choose draft tokens, where `spare` tokens are free."""
         assert self.speculator is not None
-        beside, max_s, waits = self.policy.draft_limits(decodes)
+        other_work, max_s, waits = self.policy.draft_limits(decodes)
         began_s = self.clock.now_s()
-        self.now.by_id = self.speculator.plan(decodes, beside, spare, max_s, prompts_wait=waits)
+        self.now.by_id = self.speculator.plan(decodes, other_work, spare, max_s, prompts_wait=waits)
         self.now.choose_s = self.clock.now_s() - began_s
         self.policy.reserve_drafting(self.speculator.drafting_s)
 
@@ -125,16 +125,16 @@ class StepDrafts:
         """
         if self.speculator is None:
             return
-        num_kept = len(sample.token_ids) - 1
+        num_accepted = len(sample.token_ids) - 1
         self.now.num_forced += update.num_forced
-        if num_kept:
-            sequence.computed = min(sequence.computed + num_kept, len(sequence.tokens))
+        if num_accepted:
+            sequence.computed = min(sequence.computed + num_accepted, len(sequence.tokens))
             insert(self.kv, sequence)
-            self.policy.on_drafts_accepted(sequence, num_kept)
+            self.policy.on_drafts_accepted(sequence, num_accepted)
         drafts = self.of(sequence)
         if sequence.sequence_id in self.now.scheduled:
-            update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_kept
-            self.now.verified.append((drafts.source, update.num_drafts, num_kept))
+            update.num_drafts, update.num_kept_drafts = len(drafts.token_ids), num_accepted
+            self.now.verified.append((drafts.source, update.num_drafts, num_accepted))
         elif drafts is not NO_DRAFTS:
             drafts = drafts._replace(token_ids=[])
         self.speculator.observe(sequence, drafts, sample)
@@ -161,7 +161,7 @@ class StepDrafts:
             return
         record.num_proposed = sum([len(each.drafts) for each in result.samples])
         record.verified = tuple(self.now.verified)
-        record.num_kept_drafts = sum([kept for _, _, kept in self.now.verified])
+        record.num_kept_drafts = sum([accepted for _, _, accepted in self.now.verified])
         record.num_forced = self.now.num_forced
         if self.now.verified or record.num_forced_rows:
             rows = plan.scheduled

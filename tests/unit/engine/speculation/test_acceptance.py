@@ -7,7 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.engine.speculation.acceptance import DRAFTED, FOUND, LENGTHS, Acceptance, SequenceOdds
+from headway.engine.speculation.acceptance import (
+    DRAFT_PRIOR,
+    LENGTHS,
+    MATCH_PRIOR,
+    Acceptance,
+    SequenceOdds,
+)
 
 OBSERVED = st.lists(
     st.tuples(st.sampled_from(["lookup", "draft"]), st.integers(0, 40), st.integers(0, 9)),
@@ -35,12 +41,12 @@ def feed(
 
 def test_before_anything_was_seen_they_are_the_priors():
     acceptance = Acceptance()
-    for length, share in zip(LENGTHS, FOUND, strict=True):
+    for length, share in zip(LENGTHS, MATCH_PRIOR, strict=True):
         assert acceptance.probabilities("lookup", length, 1, SequenceOdds()) == pytest.approx(
             [share]
         )
     both = acceptance.probabilities("draft", 0, 2, SequenceOdds())
-    assert both == pytest.approx([DRAFTED, DRAFTED**2])
+    assert both == pytest.approx([DRAFT_PRIOR, DRAFT_PRIOR**2])
     assert acceptance.probabilities("lookup", 3, 0, SequenceOdds()) == []
 
 

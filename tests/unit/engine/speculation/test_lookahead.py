@@ -18,7 +18,7 @@ from headway.engine.speculation.proposers.lookahead import (
     ANY,
     BYTES_PER_ENTRY,
     FILL,
-    FOUND,
+    POOL_MATCH,
     WINDOW,
     Lookahead,
     NGramPool,
@@ -61,7 +61,7 @@ def test_what_is_found_was_added_last_behind_the_same_tokens_of_the_owner(added,
     for owner, before, token in last:
         kind, following = pool.best(owner, 10**12, before, token)
         lost += kind == FILL
-        at = before if kind >= FOUND + 2 else ANY
+        at = before if kind >= POOL_MATCH + 2 else ANY
         assert kind == FILL or following == last[owner, at, token]
     assert size < 1024 or lost <= len(last) // 4, "with room for all, few meet in a slot"
     assert pool.best(10**12, 10**13, 1, 1) == (FILL, 0)
@@ -87,7 +87,7 @@ def test_any_guesses_any_answers_in_the_same_bytes(prompt, most, rng):
         sample = Sample(1, [*drafts.token_ids[:kept], rng.randrange(300_000)], behind=behind)
         sequence.take(sample, 0.0)
         source.observe(sequence, drafts, sample)
-        assert 0 < source.worth < 0.5 * most
+        assert 0 < source.expected_tokens < 0.5 * most
     assert sum(sys.getsizeof(part) for part in vars(source.pool).values()) == held
     source.forget(sequence)
     assert not source._by_id
@@ -107,11 +107,11 @@ def test_what_is_known_from_the_text_is_not_what_the_model_said():
     pool = NGramPool(1024)
     pool.add(1, 5, 6, 7, False)
     pool.add(1, 5, 6, 7, True)
-    assert pool.best(1, 0, 5, 6) == (FOUND + 2, 7)
+    assert pool.best(1, 0, 5, 6) == (POOL_MATCH + 2, 7)
     pool.add(1, 4, 6, 7, True)
-    assert pool.best(1, 0, 4, 6) == (FOUND + 3, 7) and pool.best(1, 0, 9, 6) == (FOUND, 7)
+    assert pool.best(1, 0, 4, 6) == (POOL_MATCH + 3, 7) and pool.best(1, 0, 9, 6) == (POOL_MATCH, 7)
     pool.add(1, 5, 6, 8, True)
-    assert pool.best(1, 0, 5, 6) == (FOUND + 3, 8)
+    assert pool.best(1, 0, 5, 6) == (POOL_MATCH + 3, 8)
 
 
 def test_what_was_said_behind_a_wrong_guess_is_guessed_when_it_comes_to_that():
@@ -126,19 +126,19 @@ def test_what_was_said_behind_a_wrong_guess_is_guessed_when_it_comes_to_that():
     assert guess.token_ids[:3] == [51, 61, 71] and guess.match[:3] == (WINDOW,) * 3
     sequence.tokens.append(40)
     guess = source.propose(sequence, 2)
-    assert guess.token_ids == [51, 71] and guess.match == (FOUND + 1, WINDOW), "it moves on"
+    assert guess.token_ids == [51, 71] and guess.match == (POOL_MATCH + 1, WINDOW), "it moves on"
     sequence.tokens.append(50)
     guess = source.propose(sequence, 2)
-    assert (guess.token_ids[0], guess.match[0]) == (61, FOUND + 3), "behind 40 50 it said 61"
+    assert (guess.token_ids[0], guess.match[0]) == (61, POOL_MATCH + 3), "behind 40 50 it said 61"
     sequence.tokens += [8, 60]
     guess = source.propose(sequence, 2)
-    assert (guess.token_ids[0], guess.match[0]) == (71, FOUND + 1), "behind 60 alone"
+    assert (guess.token_ids[0], guess.match[0]) == (71, POOL_MATCH + 1), "behind 60 alone"
 
 
 def test_what_stands_in_the_prompt_and_what_came_since():
     source, sequence = Lookahead(), sequence_of([1, 2, 3, 4, 9, 1, 2])
     guess = source.propose(sequence, 3)
-    assert guess.token_ids == [3, 4, 9] and guess.match == (FOUND + 2,) * 3
+    assert guess.token_ids == [3, 4, 9] and guess.match == (POOL_MATCH + 2,) * 3
     sequence.tokens += [5, 6, 1, 2]
     assert source.propose(sequence, 2).token_ids == [5, 6], "the latest counts"
 
@@ -154,8 +154,8 @@ def test_of_the_same_user_what_was_said_and_of_no_other():
     source.propose(first, 2)
     source.forget(first)
     same = source.propose(sequence_of([9, 3], 2, "anna"), 1)
-    assert same.token_ids == [4] and same.match == (FOUND + 4,)
-    assert source.propose(sequence_of([3, 20], 3, "anna"), 1).match == (FOUND + 7,)
+    assert same.token_ids == [4] and same.match == (POOL_MATCH + 4,)
+    assert source.propose(sequence_of([3, 20], 3, "anna"), 1).match == (POOL_MATCH + 7,)
     assert source.propose(sequence_of([1, 2], 4, "anna"), 1).match == (FILL,), "that was a prompt"
     for salt in ("bert", ""):
         assert source.propose(sequence_of([9, 3], 5, salt), 1).match == (FILL,)
@@ -184,13 +184,13 @@ def test_rows_are_worth_what_they_leave():
     rng = random.Random(3)
     after = {(a, b): rng.randrange(40) for a in range(40) for b in range(40)}
     useful, useless = Lookahead(), Lookahead()
-    before = useful.worth
+    before = useful.expected_tokens
     for number in range(30):
         one, other = sequence_of([1, 2, 3], number), sequence_of([1, 2, 3], number)
         for _ in range(40):
             step(useful, one, lambda known: after[known[-2], known[-1]], 4)
             step(useless, other, lambda known: rng.randrange(10**6), 4)
-    assert useful.worth > before > 5 * useless.worth > 0
+    assert useful.expected_tokens > before > 5 * useless.expected_tokens > 0
 
 
 def test_no_more_is_looked_for_than_may_pay():
@@ -203,8 +203,8 @@ def test_no_more_is_looked_for_than_may_pay():
         return source.propose(sequence, 8).match
 
     assert len(kinds(0.0)) == 8
-    assert kinds(0.3) == (FOUND + 2,) * 4, "0.5 0.25 0.125 0.06, half of what pays is slack"
-    assert kinds(1.5) == (FOUND + 2,), "one is scored at any rate"
+    assert kinds(0.3) == (POOL_MATCH + 2,) * 4, "0.5 0.25 0.125 0.06, half of what pays is slack"
+    assert kinds(1.5) == (POOL_MATCH + 2,), "one is scored at any rate"
     sequence.tokens.append(50)
     assert kinds(0.0)[0] == FILL and kinds(1.5) == 0, "nothing is known behind 50"
 

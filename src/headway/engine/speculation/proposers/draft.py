@@ -57,8 +57,8 @@ class DrafterCost:
             prior = self._prior = Drafting(pass_s, at_once=self._at_once, ask_s=ASK_S)
         pairs = [(depth, prior.seconds(depth)) for depth in PRIOR_DEPTHS]
         count, depth, seconds, squared, product = (
-            seen + sum(known)
-            for seen, known in zip(
+            observed + sum(known)
+            for observed, known in zip(
                 self._sums, zip(*[(1.0, d, s, d * d, d * s) for d, s in pairs]), strict=True
             )
         )

@@ -44,7 +44,7 @@ INTAKE = 512
 SEED = 4096
 """Of a long prompt so many of its last tokens are taken in."""
 
-FILL, WINDOW, FOUND = 0, 1, 2
+FILL, WINDOW, POOL_MATCH = 0, 1, 2
 """Kinds of a guess; found in the pool it is 2 + 4 where another sequence of the user left it, + 2
 behind two tokens, + 1 where the model said it behind a wrong guess. So what it said is odd."""
 KINDS = tuple(range(10))
@@ -57,7 +57,7 @@ else might have been guessed. In chats whose rows make a step 3, 5, 10 and 15% l
 1.80, 1.70, 1.48 and 1.34 times the tokens a second, 0.5 1.87, 1.72, 1.48 and 1.35, 1.5 1.87, 1.73,
 1.46 and 1.31."""
 FADE = 0.99
-PRIOR_KEPT, PRIOR_SAID = 0.6, 4.0
+PRIOR_ACCEPTED, PRIOR_SAMPLED = 0.6, 4.0
 
 
 class NGramPool:
@@ -74,8 +74,9 @@ class NGramPool:
         """What it holds, always."""
         return BYTES_PER_ENTRY * len(self._keys)
 
-    def add(self, owner: int, before: int, token: int, following: int, said: bool) -> None:
-        """`following` came behind these two; the model `said` it behind a wrong guess, or not.
+    def add(self, owner: int, before: int, token: int, following: int, is_sampled: bool) -> None:
+        """Add `following`, which came behind these two tokens; `is_sampled` says that the model
+        sampled it behind a draft token that was rejected.
 
         What is known already stays as it was: only what the model says anew is its merit.
         """
@@ -83,27 +84,27 @@ class NGramPool:
             key = (owner + token * MIXER_OF_FIRST + first * MIXER) & POSITIVE
             slot = key & self._mask
             if self._keys[slot] != key or self._entries[slot] >> 1 != following:
-                self._keys[slot], self._entries[slot] = key, 2 * following + said
+                self._keys[slot], self._entries[slot] = key, 2 * following + is_sampled
 
     def best(self, own: int, user: int, before: int, token: int) -> tuple[int, int]:
         """(kind, what followed): behind two tokens before one, the sequence's own before the
         user's; of kind `FILL` where nothing is known.
 
         >>> pool = NGramPool(1024)
-        >>> pool.add(7, 1, 2, 3, said=True)
+        >>> pool.add(7, 1, 2, 3, is_sampled=True)
         >>> pool.best(7, 0, 1, 2), pool.best(0, 7, 9, 2), pool.best(8, 9, 1, 2)
         ((5, 3), (7, 3), (0, 0))
         """
         keys, mask, one = self._keys, self._mask, token * MIXER_OF_FIRST
         two = one + before * MIXER
         one -= MIXER
-        key, kind = (own + two) & POSITIVE, FOUND + 2
+        key, kind = (own + two) & POSITIVE, POOL_MATCH + 2
         if keys[key & mask] != key:
-            key, kind = (user + two) & POSITIVE, FOUND + 6
+            key, kind = (user + two) & POSITIVE, POOL_MATCH + 6
             if keys[key & mask] != key:
-                key, kind = (own + one) & POSITIVE, FOUND
+                key, kind = (own + one) & POSITIVE, POOL_MATCH
                 if keys[key & mask] != key:
-                    key, kind = (user + one) & POSITIVE, FOUND + 4
+                    key, kind = (user + one) & POSITIVE, POOL_MATCH + 4
                     if keys[key & mask] != key:
                         return FILL, 0
         entry = self._entries[key & mask]
@@ -113,30 +114,30 @@ class NGramPool:
 class LookaheadWindow:
     """What is kept of one sequence."""
 
-    __slots__ = ("_said", "_said_at", "author", "kinds", "owner", "taken", "user")
+    __slots__ = ("_sampled", "_sampled_at", "author", "kinds", "num_indexed", "owner", "user")
 
     def __init__(self, sequence: Sequence) -> None:
         self.owner = (sequence.sequence_id + 1) * MIXER_OF_SEQUENCE
         principal = sequence.request.principal
         self.author = principal.block_owner()
         self.user = self.owner if sequence.is_forgotten else owner_of(principal.cache_salt)
-        self.taken = max(len(sequence.tokens) - SEED, 1)
+        self.num_indexed = max(len(sequence.tokens) - SEED, 1)
         """How many tokens the pool knows of it."""
-        self._said, self._said_at = list[int](), 0
+        self._sampled, self._sampled_at = list[int](), 0
         self.kinds: tuple[int, ...] = ()
         """Of the last proposal."""
 
-    def keep(self, said: list[int], position: int) -> None:
+    def keep(self, sampled: list[int], position: int) -> None:
         """Keep what the model said where the tokens from `position` on will stand."""
-        self._said, self._said_at = said, position
+        self._sampled, self._sampled_at = sampled, position
 
-    def said(self, position: int) -> list[int]:
+    def sampled_from(self, position: int) -> list[int]:
         """What the model said where the tokens from `position` on stand."""
-        return self._said[position - self._said_at :]
+        return self._sampled[position - self._sampled_at :]
 
 
 class Lookahead:
-    """The source; `worth` is what a row brings beside the token that it verifies."""
+    """The source; `expected_tokens` is what a row brings beside the token that it verifies."""
 
     name = "lookahead"
 
@@ -144,17 +145,17 @@ class Lookahead:
         self.pool = NGramPool(size)
         self._shares, self._least = [1.0] * len(KINDS), 0.0
         self._by_id: dict[int, LookaheadWindow] = {}
-        self._kept = self._said = 0.0
+        self._num_accepted = self._num_sampled = 0.0
 
     @property
-    def worth(self) -> float:
+    def expected_tokens(self) -> float:
         """Tokens that what is said behind a wrong guess will bring."""
-        return MARGIN * (self._kept + PRIOR_KEPT) / (self._said + PRIOR_SAID)
+        return MARGIN * (self._num_accepted + PRIOR_ACCEPTED) / (self._num_sampled + PRIOR_SAMPLED)
 
     def begin(self, shares: list[float], least: float) -> None:
         """A step in which rows that are worth less than `least` do not pay; of guesses that are
         reached these `shares` are kept, by kind."""
-        self._shares, self._least = shares, SLACK * (least - self.worth)
+        self._shares, self._least = shares, SLACK * (least - self.expected_tokens)
 
     def propose(self, sequence: Sequence, most: int) -> Proposal:
         """What is known of the next `most` tokens, and the window where it is not, as far as rows
@@ -168,14 +169,14 @@ class Lookahead:
             return NO_PROPOSAL
         guesses, kinds, chance = [], [], 1.0
         before, token = tokens[-2] if len(tokens) > 1 else ANY, tokens[-1]
-        said = window.said(len(tokens))
+        sampled = window.sampled_from(len(tokens))
         for at in range(most):
             kind, following = self.pool.best(window.owner, window.user, before, token)
             if kind == FILL:
                 if chance * self._shares[WINDOW] < self._least:
                     break
-                if at < len(said):
-                    kind, following = WINDOW, said[at]
+                if at < len(sampled):
+                    kind, following = WINDOW, sampled[at]
                 else:
                     following = tokens[(len(tokens) + at) * MIXER % sequence.num_prompt]
             before, token = token, following
@@ -189,8 +190,8 @@ class Lookahead:
 
     def _take_in(self, window: LookaheadWindow, sequence: Sequence) -> None:
         """Add what is known of it by now; of its prompt to its own n-grams alone."""
-        tokens, begin = sequence.tokens, window.taken
-        window.taken = end = min(len(tokens), begin + INTAKE)
+        tokens, begin = sequence.tokens, window.num_indexed
+        window.num_indexed = end = min(len(tokens), begin + INTAKE)
         add = self.pool.add
         for at in range(begin, end):
             before = tokens[at - 2] if at > 1 else ANY
@@ -203,16 +204,18 @@ class Lookahead:
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
             return
-        num_kept, num_forced = len(sample.token_ids) - 1, sequence.num_forced
+        num_accepted, num_forced = len(sample.token_ids) - 1, sequence.num_forced
         if not drafts.token_ids:
             return
         window.keep(sample.behind[num_forced:], len(sequence.tokens))
         # forced tokens came where the first of these stood
-        kinds = window.kinds[:num_kept] if drafts.source == self.name else ()
-        self._kept = FADE * self._kept + sum([kind & 1 for kind in kinds])
-        self._said = FADE * self._said + len(sample.behind)
-        guessed = drafts.token_ids[num_kept:]
-        before = drafts.token_ids[num_kept - 1] if num_kept else sequence.tokens[-2 - num_forced]
+        kinds = window.kinds[:num_accepted] if drafts.source == self.name else ()
+        self._num_accepted = FADE * self._num_accepted + sum([kind & 1 for kind in kinds])
+        self._num_sampled = FADE * self._num_sampled + len(sample.behind)
+        guessed = drafts.token_ids[num_accepted:]
+        before = (
+            drafts.token_ids[num_accepted - 1] if num_accepted else sequence.tokens[-2 - num_forced]
+        )
         for token, following in zip(guessed, sample.behind):
             self.pool.add(window.owner, before, token, following, True)
             self.pool.add(window.user, before, token, following, True)

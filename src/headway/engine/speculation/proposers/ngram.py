@@ -38,11 +38,11 @@ class NGramIndex:
     Tokens may be appended between calls; those that are there must not change.
     """
 
-    __slots__ = ("_latest", "_match", "_pairs", "_previous", "_seen", "_source", "_tokens")
+    __slots__ = ("_latest", "_match", "_num_tokens", "_pairs", "_previous", "_source", "_tokens")
 
     def __init__(self, tokens: list[int]) -> None:
         self._tokens = tokens
-        self._seen, self._source, self._match = 0, 0, 0
+        self._num_tokens, self._source, self._match = 0, 0, 0
         self._clear(1 << max(len(tokens), 1023).bit_length())
 
     def _clear(self, size: int) -> None:
@@ -84,7 +84,7 @@ class NGramIndex:
             return NO_PROPOSAL
         if not self._continues():
             self._search()
-        self._seen, source = len(tokens), self._source
+        self._num_tokens, source = len(tokens), self._source
         if not self._match:
             return NO_PROPOSAL
         token_ids = tokens[source : source + most]
@@ -97,8 +97,8 @@ class NGramIndex:
         if self._match < LONGEST:
             return False
         tokens, source = self._tokens, self._source
-        num_new = len(tokens) - self._seen
-        if tokens[source : source + num_new] != tokens[self._seen :]:
+        num_new = len(tokens) - self._num_tokens
+        if tokens[source : source + num_new] != tokens[self._num_tokens :]:
             return False
         self._source = source + num_new
         self._match += num_new

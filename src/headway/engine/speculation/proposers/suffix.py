@@ -48,7 +48,7 @@ MAX_ENDED = 16
 MOST_PASSED = 2048
 """Tokens of others' answers that are passed over at a time, a millisecond or two; where they are
 more the new answer is not kept, and the next one goes on behind them."""
-NOBODY = 0
+NO_OWNER = 0
 """Whose the rest of an answer is that was overwritten in part."""
 END = -1
 MIXER_OF_FIRST = 2654435769
@@ -81,10 +81,10 @@ class PastAnswers:
     ) -> None:
         """Keep an answer behind the end of its prompt, and forget the oldest where it is full."""
         most = max(min(MOST_ADDED, self.size - 2), 0)
-        kept = [*prompt_tail[-TAIL:], *answer][:most]
-        if len(kept) < 3 or not answer:
+        tokens = [*prompt_tail[-TAIL:], *answer][:most]
+        if len(tokens) < 3 or not answer:
             return
-        count, owner = len(kept) + 1, owner_of(salt)
+        count, owner = len(tokens) + 1, owner_of(salt)
         begin = self._place(count, owner)
         if begin is None:
             return
@@ -92,7 +92,7 @@ class PastAnswers:
         self._overwrite(begin, end)
         self._held[owner] += count
         self._authors[begin] = author
-        self._tokens[begin:end] = array("i", [*kept, END])
+        self._tokens[begin:end] = array("i", [*tokens, END])
         self._owners[begin:end] = array("q", [owner]) * count
         self._previous[begin:end] = array("i", [0]) * count
         self._index(begin, end)
@@ -104,32 +104,33 @@ class PastAnswers:
         passed = 0
         while passed < MOST_PASSED:
             begin = self._next if self._next + count <= self.size else 1
-            kept = [
+            protected = [
                 (at, end)
                 for at, end in self._answers(begin, begin + count)
-                if self._owners[at] not in (owner, NOBODY) and self._held[self._owners[at]] <= share
+                if self._owners[at] not in (owner, NO_OWNER)
+                and self._held[self._owners[at]] <= share
             ]
-            if not kept:
+            if not protected:
                 return begin
-            for at, end in kept:
+            for at, end in protected:
                 self._index(at, end)
-            self._next = kept[-1][1]
+            self._next = protected[-1][1]
             passed += self._next - begin
         return None
 
     def _answers(self, begin: int, end: int) -> list[tuple[int, int]]:
         """(begin, end) of the answers that begin before `end`, the first at `begin`."""
-        found, end = [], min(end, len(self._tokens))
+        answers, end = [], min(end, len(self._tokens))
         while begin < end:
             close = self._tokens.index(END, begin) + 1
-            found.append((begin, close))
+            answers.append((begin, close))
             begin = close
-        return found
+        return answers
 
     def _overwrite(self, begin: int, end: int) -> None:
         """What is there belongs to nobody; nor does what remains of the last answer."""
         for at, close in self._answers(begin, end):
-            if self._owners[at] != NOBODY:
+            if self._owners[at] != NO_OWNER:
                 self._give_up(at, close)
 
     def _give_up(self, begin: int, end: int) -> None:
@@ -139,7 +140,7 @@ class PastAnswers:
         if not self._held[owner]:
             del self._held[owner]
         del self._authors[begin]
-        self._owners[begin:end] = array("q", [NOBODY]) * count
+        self._owners[begin:end] = array("q", [NO_OWNER]) * count
 
     def forget_owner(self, author: bytes) -> None:
         """Erase the answers of `author` (`Principal.block_owner`), or of names that begin so."""
@@ -174,10 +175,10 @@ class PastAnswers:
         owner = owner_of(salt)
         best, source = self._longest(tokens, owner)
         past = self._tokens
-        found = past[source : source + most].tolist() if best else []
-        if END in found:
-            found = found[: found.index(END)]
-        return Proposal(found, best)
+        token_ids = past[source : source + most].tolist() if best else []
+        if END in token_ids:
+            token_ids = token_ids[: token_ids.index(END)]
+        return Proposal(token_ids, best)
 
     def _longest(self, tokens: list[int], owner: int) -> tuple[int, int]:
         """(length of the longest match of the last tokens, the place behind it); 0: none.
@@ -235,9 +236,9 @@ class PastAnswers:
             assert len(owners) == 1, "an answer has two owners"
             owner = owners.pop()
             owned[owner] += end - begin
-            if owner != NOBODY:
+            if owner != NO_OWNER:
                 whole.add(begin)
-        del owned[NOBODY]
+        del owned[NO_OWNER]
         assert owned == self._held, "what each holds is miscounted"
         assert whole == self._authors.keys(), "an answer has no author, or an author no answer"
 

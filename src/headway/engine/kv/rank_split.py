@@ -30,47 +30,47 @@ class Anywhere(Container[bytes]):
 
 
 def still_needed(
-    dealt: Dealt, pools: list[BlockPool], sequence: Sequence, hit: Hit | None, whole: int
+    split: Dealt, pools: list[BlockPool], sequence: Sequence, hit: Hit | None, whole: int
 ) -> list[int]:
     """`KVCache.still_needed` of one whose tokens take `whole` blocks in all."""
     if hit is None:
-        return dealt.counts(min(len(sequence.block_tables[0]), whole), whole)
+        return split.counts(min(len(sequence.block_tables[0]), whole), whole)
     begin = len(hit.tables[0])
-    needed = dealt.counts(min(begin, whole), whole)
+    needed = split.counts(min(begin, whole), whole)
     for group, (pool, table) in enumerate(zip(pools, hit.tables, strict=True)):
         needed[group] += sum(pool.references[block] == 0 for block in table)
     if hit.is_partial:
-        needed[dealt.owner(begin - 1)] += 1
+        needed[split.owner(begin - 1)] += 1
     return needed
 
 
-def taken(dealt: Dealt, begin: int, count: int, copies: bool, first_written: int) -> list[int]:
+def counts(split: Dealt, begin: int, count: int, copies: bool, first_written: int) -> list[int]:
     """By rank the blocks that `count` more from `begin` on take, and the one that is copied."""
-    found = dealt.counts(begin, begin + count)
+    blocks = split.counts(begin, begin + count)
     if copies:
-        found[dealt.owner(first_written)] += 1
-    return found
+        blocks[split.owner(first_written)] += 1
+    return blocks
 
 
-def take(dealt: Dealt | None, pool: BlockPool, group: int, begin: int, count: int) -> list[int]:
+def take(split: Dealt | None, pool: BlockPool, group: int, begin: int, count: int) -> list[int]:
     """The next `count` entries of a table: blocks, where they are this rank's."""
-    if dealt is None:
+    if split is None:
         return [pool.take() for _ in range(count)]
     places = range(begin, begin + count)
-    return [pool.take() if dealt.owner(at) == group else NULL_BLOCK for at in places]
+    return [pool.take() if split.owner(at) == group else NULL_BLOCK for at in places]
 
 
 def listed(
-    dealt: Dealt | None, indexes: TypingSequence[PrefixIndex]
+    split: Dealt | None, indexes: TypingSequence[PrefixIndex]
 ) -> TypingSequence[Container[bytes]]:
     """By group the keys that are found."""
-    if dealt is None:
+    if split is None:
         return [index.block_of for index in indexes]
     return [Anywhere(indexes)] * len(indexes)
 
 
-def found(dealt: Dealt | None, index: PrefixIndex, keys: list[bytes]) -> list[int]:
+def blocks_of(split: Dealt | None, index: PrefixIndex, keys: list[bytes]) -> list[int]:
     """The blocks of these keys; the null block where one lies on another rank."""
-    if dealt is None:
+    if split is None:
         return [index.block_of[key] for key in keys]
     return [index.block_of.get(key, NULL_BLOCK) for key in keys]
