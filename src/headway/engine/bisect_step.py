@@ -4,7 +4,7 @@
     [a b c]            runs: a, b and c have their tokens
     [d e f]            raises: [d e] runs, [f] raises alone, and fails
 
-Nobody knows how much of a failed plan the runtime had applied, so each row it tries again is
+How much of a failed plan the runtime had applied is unknown, so each row it tries again is
 introduced anew, with its whole block table. The KV before `start` is in place from earlier steps,
 the rest is written once more: a token depends on what a sequence knows, not on who ran beside it,
 so those that are not at fault get the tokens they would have had. States are written in
@@ -43,7 +43,7 @@ class Bisection:
 
     def search(self, rows: list[ScheduledSequence]) -> None:
         """Try `rows`, which raised together, in halves; a row that raises alone has one more try,
-        for what it met may have been somebody else's and pass (memory that was short)."""
+        for the cause may lie outside of it and pass (memory that was short)."""
         middle = (len(rows) + 1) // 2
         for half in (rows[:middle], rows[middle:]):
             if not half or self._attempt(half) is None:
@@ -129,7 +129,7 @@ def bisect_step(
 
 
 def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
-    """Steps in flight of which one raised: nobody knows what they have done, and they are run
+    """Steps in flight of which one raised: what they have done is unknown, and they are run
     without those that came before. Whom they advance begins again, one step at a time."""
     rows, now = [], scheduler.drafts.now
     for step in steps:

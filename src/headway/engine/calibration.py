@@ -62,12 +62,12 @@ def calibrate(engine: Engine, budget_s: float) -> None:
 
 def calibrate_guesses(engine: Engine, budget_s: float) -> None:
     """Teach what each number of rows takes, for about two thirds of `budget_s`, and the drafter;
-    where nobody guesses, nothing."""
+    nothing without speculation."""
     drafts = engine.scheduler.drafts
     speculator = drafts.speculator
     if not isinstance(speculator, Speculation):
         return
-    names = count(OWN_REQUEST_ID, -1)  # what is computed here is nobody's answer
+    names = count(OWN_REQUEST_ID, -1)  # what is computed here belongs to no request
     with engine.kv.unlisted():
         verify_guesses(engine, names, budget_s * 2 / 3)
         drafter, cost, clock = speculator.drafter, engine.cost, engine.clock

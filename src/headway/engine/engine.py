@@ -410,7 +410,7 @@ class Engine:
         return failed
 
     def forget(self, owner: bytes) -> None:
-        """Nobody finds again what belongs to `owner` (`Principal.block_owner`), or to names that
+        """Forget the blocks that belong to `owner` (`Principal.block_owner`), or to names that
         begin with it; the disk erases it."""
         everybody = [s for sequences in self._requests.values() for s in sequences]
         forget_owner(self.kv, owner, everybody)

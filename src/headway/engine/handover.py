@@ -39,8 +39,8 @@ MAX_PARCEL_IDS = 4096
 class Handover:
     """The two sides of `engine`, whose blocks other engines fetch at `address`.
 
-    Blocks of another `fingerprint` are none of ours. `release` is told of a parcel whose blocks
-    nobody fetches any more. Needs a prefix cache.
+    A parcel of another `fingerprint` is refused. `release` is called with the id of a parcel whose
+    blocks are fetched no more. Needs a prefix cache.
     """
 
     engine: Engine
@@ -100,7 +100,7 @@ class Handover:
         raise RequestError("There is no such request to hand over.", param="request_id")
 
     def drop(self, request_id: int) -> None:
-        """Nobody goes on with this request, or whoever does has what it needs."""
+        """Release the blocks of a request that was handed over: they are not fetched any more."""
         parcel_id = self._given.pop(request_id, None)
         if parcel_id is not None:
             self.release(parcel_id)

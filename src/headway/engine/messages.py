@@ -85,9 +85,9 @@ class ReleaseHandover(msgspec.Struct, array_like=True, tag=6):
 class Beat(msgspec.Struct, array_like=True):
     """The engine's process lives; its loop has been busy with one step, or message, for `busy_s`.
 
-    `longest_s` is the longest that any step took. Of `busy_s` whoever computes most of its steps,
-    the loop's thread or a rank that this waits for, has computed for `computed_s`, and none of them
-    anything in the last `still_s`. It has taken `num_taken` messages so far.
+    `longest_s` is the longest that any step took. Of `busy_s` the busiest of the loop's thread and
+    of the ranks that it waits for has computed for `computed_s`, and none of them anything in the
+    last `still_s`. The engine has received `num_taken` messages so far.
     """
 
     busy_s: float
@@ -107,7 +107,7 @@ class Loading(msgspec.Struct, array_like=True, tag=1):
 class Ready(msgspec.Struct, array_like=True, tag=2):
     """The engine takes requests; this is what it serves. `group_blocks` by KV group.
 
-    `settings` are final values by name, of those that somebody outside may ask for.
+    `settings` are final values by name, of those that clients may ask for.
     """
 
     max_model_len: int

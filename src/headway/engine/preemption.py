@@ -8,9 +8,9 @@ each, 10 GB/s between device and host, 0.1 ms to compute a token:
     copied  2 x 12 MB / 10 GB/s                2.5 ms, out and in
 
 A sequence that leaves keeps its blocks until the copy is done, and waits in the queue meanwhile;
-when its turn comes it takes new ones and is `waiting for KV` until they are filled. Whoever is
-aborted on the way keeps blocks of both sides until the copy ends, for it still reads and writes
-them.
+when its turn comes it takes new ones and is `waiting for KV` until they are filled. A sequence
+that is aborted on the way keeps blocks of both sides until the copy ends, which still reads and
+writes them.
 """
 
 from dataclasses import dataclass, field
@@ -90,7 +90,7 @@ class Preemption:
         return 2 * self._bytes(counts) * self.rate.byte_s
 
     def again_s(self, victim: Sequence) -> float:
-        """Predicted seconds to compute again what nobody else keeps in memory.
+        """Return the predicted seconds to compute again what no other sequence keeps in memory.
 
         Its own blocks count as lost: it gives them up because others need blocks.
         """
@@ -200,7 +200,7 @@ class Preemption:
         return untold
 
     def tell_again(self, transfers: list[Transfer]) -> None:
-        """A step that raised was to begin these: nobody knows whether it did.
+        """A step that raised was to begin these transfers: it is unknown whether it did.
 
         Raises RuntimeError where the runtime raises with them again and again.
         """
@@ -275,8 +275,9 @@ class Preemption:
     def is_worth_waiting_for(self, sequence: Sequence, victim: Sequence, num_before: int) -> bool:
         """Whether a decode of `sequence` waits for a copy to end instead of preempting `victim`.
 
-        Blocks of those that leave are enough for it and for `num_before` who wait already; or it
-        would be its own victim, and somebody who comes back may be that instead.
+        Blocks that are on the way out are enough for it and for the `num_before` sequences that
+        wait already; or it would be its own victim, and a sequence that returns may be that
+        instead.
         """
         if not self._flights or min(self.leaving()) > num_before:
             return bool(self._flights)

@@ -63,7 +63,7 @@ class LoopProgress:
         self._since_s: float | None = None
         self.longest_s, self.num_messages = 0.0, 0
         self._clocks: list[int] = []
-        """The processor time of each who computes; none where nobody knows."""
+        """The processor clock of each thread or process that computes; none where unknown."""
         if sys.platform == "linux":
             self._clocks = [time.pthread_getcpuclockid(threading.get_ident())]
         self._step_s: float | None = None
@@ -97,7 +97,7 @@ class LoopProgress:
         """What the server is told; a machine that stood still between two looks was no long step.
 
         Looks every 0.5 s at a step that is held from its second 1.2 on: 0.5, 1 and 1.5 s busy, and
-        still for 0, 0 and 0.5 s. Where nobody knows what is computed it is computed always.
+        still for 0, 0 and 0.5 s. Where the clocks are unknown all of the time counts as computed.
         """
         busy_s, now_s = self.busy_s, self._clock.now_s()
         if not self._clocks:
@@ -308,7 +308,7 @@ class Bell:
 
 
 def check(engine: Engine) -> float:
-    """Check the engine's books while nobody asks; until when that is enough.
+    """Check the engine's invariants while it is idle; return until when that is enough.
 
     It visits each block that can be found, some 20 ms for thousands of them, for which a request
     that comes just then waits. So it is done half a second after the last answer, and seldom.
@@ -345,7 +345,7 @@ def fault(request_id: int, error: Exception) -> messages.Rejection | messages.Sh
 def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> bool:
     """Act on one message; False when it says to stop. A frame that is no message is dropped.
 
-    A request in it is refused, so that nobody waits for its answer.
+    A request in it is refused, so that no client waits for its answer.
     """
     frame = pair.recv()
     try:

@@ -99,7 +99,7 @@ class RoomFinder:
         step: int,
         preemptible_for: PreemptibleFor,
     ) -> Hit | None:
-        """`fitting`, where nobody but the `preemptible_for` is expected to be preempted for it."""
+        """Return as `find_room`, where only `preemptible_for` may be preempted for it."""
         if self._retry_step.get(sequence.sequence_id, -1) > step:
             return None
         if not running or not self.predicts_growth or self._has_plenty(sequence, running):

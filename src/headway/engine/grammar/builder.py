@@ -34,7 +34,7 @@ LARGE_VOCABULARY = 8192
 """Tokens from which the vocabulary is built before a grammar is asked for: the interpreter stands
 still meanwhile, half a second for 49,152, in which no request would get a token."""
 Key = tuple[str, str, str]
-"""Salt of the one who asks, kind, text: nobody's waiting tells what another has asked for."""
+"""Cache salt, kind, text: compilation times show no user what others have requested."""
 
 
 class CompileTicket:

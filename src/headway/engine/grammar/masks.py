@@ -31,7 +31,7 @@ class StepMasks:
         self._future = future
         self._clock = clock
         self.mask_s = self.wait_s = 0.0
-        """Seconds the computing took, and seconds of them that somebody waited."""
+        """Return (seconds that the masks took, seconds of them that a step waited)."""
 
     def finish(self) -> GrammarMasks:
         """The masks, by sequence id."""

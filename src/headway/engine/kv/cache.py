@@ -199,7 +199,7 @@ class KVCache:
     def _grow(
         self, sequence: Sequence, num_tokens: int
     ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
-        """`extend`, where a table only ever grows and nobody shares its last block."""
+        """Extend a table that only grows and whose last block is not shared."""
         tables, size = sequence.block_tables, self.block_size
         needed = -(-num_tokens // size) - len(tables[0])
         new = self.nothing_new
@@ -418,20 +418,20 @@ class KVCache:
         sequence.shares_blocks = hit.is_partial
 
     def invalidate(self, sequence: Sequence) -> None:
-        """Nobody finds the blocks of `sequence` again, those that it found itself included."""
+        """Unlist the blocks of `sequence`, those that it took from the cache included."""
         sequence.is_forgotten = True
         for group, pool in enumerate(self.pools):
             for block in self.live(sequence, group):
                 pool.forget(block)
 
     def forget_free(self) -> None:
-        """Nobody finds the free blocks again."""
+        """Unlist the free blocks."""
         for pool in self.pools:
             pool.forget_free()
 
     @contextmanager
     def unlisted(self) -> Iterator[None]:
-        """What is computed meanwhile is nobody's: nothing is found, listed or kept below."""
+        """Return a context in which nothing is looked up, listed or kept in a lower tier."""
         indexes, self.indexes = self.indexes, []
         try:
             yield

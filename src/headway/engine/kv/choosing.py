@@ -48,7 +48,7 @@ class Choosing:
         return blocks_dropped(sequence.kv_keep, sequence.chooses_at, self.block_size)
 
     def cut(self, sequence: Sequence, count: int) -> int:
-        """`count`, or up to where it chooses: nobody reads a prompt behind that."""
+        """Return `count`, or up to where it chooses: no token reads the prompt behind that."""
         missing = sequence.chooses_at - sequence.computed
         return min(count, missing) if missing > 0 and self.num_to_drop(sequence) else count
 

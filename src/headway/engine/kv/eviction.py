@@ -1,6 +1,6 @@
 """Which cached block goes first when a block is needed: a heap, and a table of policies.
 
-A block that nobody refers to and that a prompt may still find is given a value when it is released;
+A block without a reference that a prompt may still find is given a value when it is released;
 the smallest value goes first. `floor` is the value of what went last, so whatever is released now
 counts more than the same thing released long ago; `cost` is what computing the block again takes,
 as a multiple of the first block's:

@@ -7,7 +7,7 @@ from headway.engine.sequence import Sequence
 
 
 def forget_owner(kv: KVCache, owner: bytes, sequences: Iterable[Sequence]) -> None:
-    """Nobody finds again what belongs to `owner`, or to those whose names begin so.
+    """Forget what belongs to `owner`, or to those whose names begin so.
 
     What its `sequences` still compute is not listed either.
     """

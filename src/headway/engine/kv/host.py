@@ -2,7 +2,7 @@
 
 Given the number of blocks by KV group it hands out ids 0 … n - 1, for all groups of a sequence or
 for none; a preempted sequence owns its blocks alone. What is free may be lent to blocks that left
-the device's memory, which are found there under their keys until somebody needs the room. Worked
+the device's memory, which are found there under their keys until the room is needed. Worked
 example, 4 and 2 blocks, sequence 7 has 2 and 1 to keep and sequence 8 has 3 and 1:
 
     take(7, [2, 1])   [[0, 1], [0]]
@@ -112,14 +112,14 @@ class HostBlocks:
                 self._free[group].append(block)
 
     def drop(self, group: int, key: bytes) -> None:
-        """Nobody finds `key`; its block is free when nobody reads it."""
+        """Forget `key`; its block is free when no transfer reads it."""
         lent = self.lent[group].pop(key, None)
         if lent is not None:
             read = lent.block in self._pins[group]
             (self._dropped[group].add if read else self._free[group].append)(lent.block)
 
     def forget(self, owner: bytes) -> None:
-        """Nobody finds what belongs to `owner`, or to those whose names begin so."""
+        """Forget what belongs to `owner`, or to those whose names begin so."""
         for group, lent in enumerate(self.lent):
             for key in [key for key, each in lent.items() if each.owner.startswith(owner)]:
                 self.drop(group, key)
@@ -134,4 +134,4 @@ class HostBlocks:
             everything = sorted([*owned, *self._free[group], *lent, *dropped])
             assert everything == list(range(count)), "a host block leaked, or is twice"
             assert self._pins[group].keys() <= {*lent, *dropped}, "a block that is read was given"
-            assert dropped <= self._pins[group].keys(), "a block waits for nobody"
+            assert dropped <= self._pins[group].keys(), "a dropped block has no reader"

@@ -74,8 +74,8 @@ def _list(
 ) -> None:
     """List a block of each group, but the null block, for `count` tokens at this place.
 
-    Nobody reads a full one of a group that sees the next token's block alone, but who goes on
-    within it: it goes first there.
+    In a group that sees the next token's block alone a full block is read by those alone that
+    continue within it: it is evicted first there.
     """
     size, tiers = kv.block_size, kv.tiers
     cost = 1 + kv.attention_cost * at * size

@@ -1,14 +1,14 @@
 """The blocks of one KV group: a free list and a reference count each.
 
 Given the number of blocks it hands out ids 1 … num_blocks - 1; id 0 is the null block, never given
-out. It promises that a block is free exactly when nobody refers to it. Worked example:
+out. It promises that a block is free exactly when no sequence refers to it. Worked example:
 
     BlockPool(4)    fresh 1 2 3
     take() → 1      references 1: 1
     share(1)        references 1: 2      a fork refers to it too
     release(1)      references 1: 1      still not free
 
-What was given back goes first, newest first, then blocks that nobody has had yet. With a policy, a
+What was given back goes first, newest first, then blocks that were never used. With a policy, a
 free block whose content is known stays findable: `take` hands out the others first, and then what
 the policy values least.
 """
@@ -35,14 +35,14 @@ class BlockPool:
         self._free: list[int] = []
         """Blocks that were given back and hold nothing that can be found."""
         self._fresh = NULL_BLOCK + 1
-        """From this one on nobody has had a block."""
+        """The first block that was never used."""
         self.index = PrefixIndex(num_blocks, policy, chained=chained) if policy else None
         self.on_evicted: Callable[[int, Cached], None] = lambda block, cached: None
         """Told of a block that is given out, and of what it held until now."""
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody refers to, cached ones included."""
+        """Blocks without a reference, cached ones included."""
         cached = len(self.index.queue) if self.index is not None else 0
         return self.num_blocks - self._fresh + len(self._free) + cached
 
@@ -127,7 +127,7 @@ class BlockPool:
                 self.insert(block, cached)
 
     def insert(self, block: int, cached: Cached) -> None:
-        """`block`, which somebody refers to, can be found as `cached` from now on.
+        """List `block`, which a sequence refers to, as `cached`.
 
         Not where another holds the same or more; one that holds the beginning of it alone cannot
         be found any more.

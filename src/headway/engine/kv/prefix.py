@@ -49,9 +49,9 @@ class Cached(msgspec.Struct, eq=False, gc=False):
 
 
 class PrefixIndex:
-    """Key → block of one KV group, and what goes first of those that nobody refers to.
+    """Key → block of one KV group, and what is evicted first of those without a reference.
 
-    A key has one block: whoever computes the same tokens at the same time comes second and is not
+    A key has one block: a second block with the same tokens, computed at the same time, is not
     listed. `chained` keeps a block as long as its continuations; a window group, which may hold the
     end of a conversation without its beginning, does not.
     """
@@ -73,7 +73,7 @@ class PrefixIndex:
         return len(self.block_of)
 
     def add(self, block: int, cached: Cached, *, first: bool = False) -> bool:
-        """`block`, which somebody refers to, holds `cached` from now on, unless another does.
+        """List `block`, which a sequence refers to, as `cached`, unless another block is.
 
         As the `first` in its place alone: False where something is listed there.
         """
@@ -105,11 +105,11 @@ class PrefixIndex:
             del self._newest[place]
 
     def released(self, block: int) -> bool:
-        """Nobody refers to `block` any more; whether it stays findable."""
+        """Note that `block` has no reference any more; return whether it stays findable."""
         return not self.released_all([block])
 
     def released_all(self, blocks: list[int]) -> list[int]:
-        """Nobody refers to these any more, one after the other; returns those that nobody finds."""
+        """Note that these have no reference any more; return those that are not listed."""
         held, chained, queue = self.cached, self._chained, self.queue
         lost = []
         for block in blocks:

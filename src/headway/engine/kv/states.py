@@ -72,7 +72,7 @@ class States:
 
     @staticmethod
     def is_own(sequence: Sequence, pool: BlockPool) -> bool:
-        """Whether the newest block is nobody else's: it can be taken along."""
+        """Return whether the newest block has one reference: the sequence may move it along."""
         table = sequence.block_tables[-1]
         return bool(table) and pool.references[table[-1]] == 1
 

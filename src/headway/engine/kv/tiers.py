@@ -300,7 +300,7 @@ class Tiers:
     # ── forgetting ──────────────────────────────────────────────────────────────────────────
 
     def forget(self, owner: bytes) -> None:
-        """Nobody finds what belongs to `owner`; a disk erases it, and says which keys are gone."""
+        """Forget what belongs to `owner`; a disk erases it, and reports the erased keys."""
         if self.host is not None:
             self.host.blocks.forget(owner)
         if self.disk is not None:

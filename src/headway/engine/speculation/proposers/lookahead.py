@@ -200,7 +200,7 @@ class Lookahead:
                 add(window.user, before, tokens[at - 1], tokens[at], False)
 
     def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Keep what was said behind guesses that were wrong, whoever made them."""
+        """Keep what was sampled behind rejected draft tokens, of any proposer."""
         window = self._by_id.get(sequence.sequence_id)
         if window is None:
             return

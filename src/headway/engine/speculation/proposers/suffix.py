@@ -128,13 +128,13 @@ class PastAnswers:
         return answers
 
     def _overwrite(self, begin: int, end: int) -> None:
-        """What is there belongs to nobody; nor does what remains of the last answer."""
+        """Take the answers in this place from their owners, the rest of the last one too."""
         for at, close in self._answers(begin, end):
             if self._owners[at] != NO_OWNER:
                 self._give_up(at, close)
 
     def _give_up(self, begin: int, end: int) -> None:
-        """An answer is nobody's any more."""
+        """Take an answer from its owner."""
         owner, count = self._owners[begin], end - begin
         self._held[owner] -= count
         if not self._held[owner]:
