@@ -3,7 +3,8 @@
 One engine without guesses and one with them answer the same requests in turns, in batches of
 `--batches`: held-out chats of the skills, greedy; copies alone; texts sampled at temperature 1; and
 with a grammar JSON by the schema that is asked for, forced tool calls, and records of a schema with
-long names.
+long names. Of a model that people download the kinds are those of Spec-Bench (Xia et al. 2024, in
+the shared data): `assistant`, `summaries`, `documents`, `maths`, `translations`, `questions`.
 The second does so once for each of `--speculate`, and for each of `--fixed` with so many guesses of
 `auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
 widen it first (`widen.py`), for there a step takes as long as Python does. Told are tokens a
@@ -20,6 +21,7 @@ beyond the first. So what sources without a model bring is told of a small model
 
 import argparse
 import json
+import os
 import statistics
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -38,13 +40,28 @@ from headway.frontend.text.tools.written import Offered, calls_grammar
 from headway.perf.model import Prior, StepModel, Work
 from headway.server.models import answer_marks
 
+ROOT = Path(__file__).resolve().parents[1]
 MAX_TOKENS = 120
 GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
 """A machine on which a step takes a second whatever it does: there all guesses are verified."""
 KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool", "recall")}
 """Name → skills; the last is drawn at temperature 1."""
+SPEC_BENCH = {
+    "assistant": (
+        *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
+        "humanities",
+    ),
+    "summaries": ("summarization",),
+    "documents": ("rag",),
+    "maths": ("math_reasoning",),
+    "translations": ("translation",),
+    "questions": ("qa",),
+}
+"""Name → categories of Spec-Bench, whose first turns are asked."""
 BY_GRAMMAR = {"json": ("extract",), "calls": ("tool",), "records": ("extract",)}
 """The same where a grammar rules the answer."""
+CHOICES = [*KINDS, *BY_GRAMMAR, *SPEC_BENCH]
+DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 NAMED = {"type": "string", "maxLength": 12}
 RECORD = {
     "type": "object",
@@ -104,10 +121,20 @@ def grammar_of(llm: LLM, kind: str, example: Example) -> Grammar | None:
     return Grammar(kind="structural", text=text, param="tools")
 
 
-def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prompt]]:
-    """For each repeat `most` prompts that no other has, each with its grammar."""
+def spec_bench_prompts(llm: LLM, kind: str) -> list[Prompt]:
+    """First turns of Spec-Bench's questions of these categories, those that fit the context."""
+    lines = (DATA / "eval" / "spec-bench" / "question.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["category"] in SPEC_BENCH[kind]]
+    chats = ([{"role": "user", "content": row["turns"][0]}] for row in rows)
+    prompts = [llm.needs_tokenizer().chat_ids(chat) for chat in chats]
+    longest = llm.settings.max_model_len - MAX_TOKENS
+    return [(ids, None) for ids in prompts if len(ids) < longest]
+
+
+def skill_prompts(llm: LLM, kind: str, most: int) -> list[Prompt]:
+    """At least `most` held-out chats of a kind's skills, each with its grammar."""
     skills = (KINDS | BY_GRAMMAR)[kind]
-    each = -(-repeats * most // (len(skills) * len(LEVELS)))
+    each = -(-most // (len(skills) * len(LEVELS)))
     found: list[Prompt] = []
     for skill in skills:
         for level in LEVELS:
@@ -115,6 +142,13 @@ def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prom
                 ids = llm.needs_tokenizer().chat_ids(example.messages)
                 if len(ids) + MAX_TOKENS < llm.settings.max_model_len:
                     found.append((ids, grammar_of(llm, kind, example)))
+    return found
+
+
+def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prompt]]:
+    """For each repeat up to `most` prompts that no other has, each with its grammar."""
+    by_skill = kind not in SPEC_BENCH
+    found = skill_prompts(llm, kind, repeats * most) if by_skill else spec_bench_prompts(llm, kind)
     spread = [each for start in range(repeats) for each in found[start::repeats]]
     size = len(spread) // repeats
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
@@ -203,7 +237,8 @@ def given_options() -> argparse.Namespace:
     parser.add_argument("--fixed", type=int, nargs="+", default=[], help="guesses in each step")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=[*KINDS, *BY_GRAMMAR])
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=CHOICES)
+    parser.add_argument("--max-model-len", type=int, default=512)
     parser.add_argument("--max-drafts", type=int, default=8)
     parser.add_argument("--draft-vocab-size", type=int, help="tokens that a drafter guesses among")
     parser.add_argument("--repeats", type=int, default=3)
@@ -219,7 +254,8 @@ def main() -> None:
     use_instruction_set(chosen.instruction_set)
 
     cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
-    given = {"max_model_len": 512, "max_num_seqs": max(chosen.batches), "kv_memory": "512MiB"}
+    given = {"max_model_len": chosen.max_model_len, "max_num_seqs": max(chosen.batches)}
+    given |= {"kv_memory": "512MiB"}
     given |= {"quantization": chosen.quantization, "prefix_cache": False}
     drafting = {"draft_vocab_size": chosen.draft_vocab_size, "max_drafts": chosen.max_drafts}
     drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
