@@ -153,7 +153,7 @@ def headway(
     """Headway of a source tree; the quantization `file` is what a GGUF file has."""
     if not any((checkout / "src" / "headway" / "runtime" / "native").glob("_native*.so")):
         raise PeerError(f"{checkout} has no compiled kernels")
-    script = Path(__file__).with_name("headway_offline.py")
+    script = checkout / "benchmarks" / "headway_offline.py"  # names of modules differ between trees
     return Child(
         [sys.executable, str(script), str(model), quantization, load_format],
         {"PYTHONPATH": str(checkout.resolve() / "src")},
