@@ -24,10 +24,9 @@ MARK = b": headway "
 MAX_USER = 64
 MAX_RESUMED = 2_000_000
 MAX_TOKEN_S = 3600.0
-"""Seconds a token that a load may tell: a slow machine that swaps takes more than ten."""
+"""Seconds of a prompt token that a load may report: a machine that swaps takes more than ten."""
 ResponseId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
-TokenSeconds = Annotated[float, Meta(ge=0, le=MAX_TOKEN_S)]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Name = Annotated[str, Meta(max_length=200)]
 
@@ -48,9 +47,8 @@ class Relayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """Load of a server: its queue in seconds, memory, rows, and the token times it predicts.
-
-    A prompt token takes `token_s`, an answer's token `answer_s` among those beside it; 0: unknown.
+    """Load of a server: its queue in seconds, the predicted seconds of a prompt token (0: unknown),
+    memory, rows.
 
     `boot` changes when the engine is another one, and with it what its cache holds; `context`,
     `cache_tokens` and `max_rows` are its sizes; `fingerprint` is its answers' `system_fingerprint`.
@@ -58,8 +56,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     """
 
     queue_s: Seconds = 0.0
-    token_s: TokenSeconds = 0.0
-    answer_s: TokenSeconds = 0.0
+    token_s: Annotated[float, Meta(ge=0, le=MAX_TOKEN_S)] = 0.0
     kv: Annotated[float, Meta(ge=0, le=1e3)] = 0.0
     rows: Count = 0
     max_rows: Annotated[int, Meta(ge=0, le=2**16)] = 0

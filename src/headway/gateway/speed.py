@@ -1,4 +1,4 @@
-"""What an upstream's work takes, in seconds: as a Headway server predicts it, else observed.
+"""What an upstream's work takes, in seconds: observed, or as a Headway server predicts it.
 
     wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
 
@@ -6,8 +6,8 @@ The work before it is that of our own requests there: prompts that have no first
 of each answer, for they share the newcomer's step. Where no row is free an answer must end first:
 then answers count whole. A request counts from the moment it is chosen. A Headway server
 also sends its queue, which holds the requests of other gateways (the longer of the two counts), and
-the seconds of a token that its engines predict. Of any other server they are running means of what
-was observed here, since it has no model to read.
+the seconds of a prompt token that its engines predict. What an answer's token takes is observed
+here alone: answers without a count are charged by it, so no upstream may state it.
 """
 
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ class Speed:
         self._clock = clock
         self.flights: dict[Flight, None] = {}
         self._token_s: float | None = None
-        self._answer_s = ANSWER_S
+        self.answer_s = ANSWER_S
         self.bytes_per_token = BYTES_PER_TOKEN
         self.answer_tokens = ANSWER_TOKENS
         self._load: LoadReport | None = None
@@ -63,13 +63,6 @@ class Speed:
         if self._load is not None and self._load.token_s:
             return self._load.token_s
         return TOKEN_S if self._token_s is None else self._token_s
-
-    @property
-    def answer_s(self) -> float:
-        """Seconds a token of an answer takes, among those beside it."""
-        if self._load is not None and self._load.answer_s:
-            return self._load.answer_s
-        return self._answer_s
 
     @property
     def own_s(self) -> float:
@@ -146,7 +139,7 @@ class Speed:
         if answer > 1 and flight.began_s is not None:
             concurrency = (flight.num_concurrent + len(self.flights) + 1) / 2
             share = (self._clock.now_s() - flight.began_s) / (answer - 1) / concurrency
-            self._answer_s = follow(self._answer_s, share)
+            self.answer_s = follow(self.answer_s, share)
 
     def check_integrity(self) -> None:
         assert all(flight.uncached >= 0 and flight.answer >= 0 for flight in self.flights)

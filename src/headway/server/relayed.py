@@ -112,7 +112,6 @@ def load_of(model: ServedModel) -> LoadReport:
     return LoadReport(
         queue_s=round(min(each.queue_s() for each in forecasts), 6),
         token_s=round(fmean(each.token_s for each in forecasts), 9),
-        answer_s=round(model.telemetry.engines.answer_s, 9),
         kv=round(now.kv_usage, 4),
         rows=model.admission.num_admitted,
         max_rows=info.max_num_seqs * len(lines.of) if info else 0,

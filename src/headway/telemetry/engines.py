@@ -1,7 +1,6 @@
 """The engines of one model, by number: who is there, and what each told of its last step."""
 
 from collections import Counter
-from statistics import fmean
 
 import msgspec
 
@@ -27,16 +26,7 @@ class Engines:
         self.last_of: dict[int, StepRecord] = {}
         self.models: dict[int, StepModel] = {}
         """Each engine's cost model as of the last snapshot."""
-        self._answer_s: dict[int, float] = {}
         self._tier_bytes: dict[tuple[int, str], int] = {}
-
-    @property
-    def answer_s(self) -> float:
-        """Predicted seconds of an answer's token among those beside it; 0 before any decode.
-
-        A decode step of 32 rows that is predicted to take 64 ms: 2 ms.
-        """
-        return fmean(self._answer_s.values()) if self._answer_s else 0.0
 
     @property
     def last(self) -> StepRecord:
@@ -67,9 +57,6 @@ class Engines:
         if record.model is not None:
             self.models[record.engine] = StepModel.of(record.model)
         self.demand.on_record(record, self.models.get(record.engine))
-        rows = record.num_decode_tokens - record.num_drafts - record.num_forced_rows
-        if record.predicted_s and rows > 0 and not record.num_prefill_tokens:
-            self._answer_s[record.engine] = record.predicted_s / (rows * record.tokens_per_decode)
         for use in record.kv_tiers:
             self._tier_bytes[record.engine, use.tier] = use.num_bytes
         return max(record.num_preemptions - before, 0)
@@ -77,8 +64,8 @@ class Engines:
     def on_death(self, engine: int) -> None:
         """It is gone, and with it all that ran, waited or held a block there."""
         self.ready.discard(engine)
-        for of_engine in (self.last_of, self.models, self._answer_s):
-            of_engine.pop(engine, None)
+        self.last_of.pop(engine, None)
+        self.models.pop(engine, None)
         for place in [place for place in self._tier_bytes if place[0] == engine]:
             if place[1] != DISK:  # a disk holds what it held
                 del self._tier_bytes[place]

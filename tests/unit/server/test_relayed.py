@@ -153,7 +153,7 @@ def test_the_load_is_told_with_an_answer_and_by_itself(live: InProcess) -> None:
     assert told.context == found["context"] == 512 and told.boot == found["boot"] != ""
     assert found["max_rows"] == 16 and found["cache_tokens"] == 8192
     assert found["rows"] == 0 and found["queue_s"] == 0
-    assert found["token_s"] > 0 and found["answer_s"] > 0
+    assert found["token_s"] > 0
 
 
 def test_the_callers_of_a_gateway_are_apart(live: InProcess) -> None:
