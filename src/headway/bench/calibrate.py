@@ -16,10 +16,12 @@ import numpy as np
 from headway.bench.latency import latency
 from headway.core.errors import UsageError
 from headway.core.options import BenchOptions
+from headway.core.records import ModelSnapshot
 from headway.core.regular_file import read_bytes
 from headway.measure.client import open_session
 from headway.measure.record import Exchange, Run
 from headway.measure.saved import write
+from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import cpu_costs_of
 from headway.telemetry.calibration import FORMAT, VERSION, WHOLE_LOAD, Calibration
 
@@ -30,6 +32,8 @@ TOGETHER_S = 2e-4
 MOST_WAY_S = 0.05
 LEAST_QUIET = 5
 """Requests that found nobody: so many tell the door, if each arrived so soon after it was sent."""
+MAX_PART_S = 3600.0
+"""Seconds of a part of a step model: no step takes longer."""
 LEAST_STEPS = 50
 """Fewer steps than these tell a machine's pace too roughly to simulate by."""
 
@@ -83,7 +87,23 @@ def parse_calibration(data: bytes, source: str) -> Calibration:
         raise UsageError(f"{source}: a step takes no time, or less.", "Calibrate again.")
     if any(value < 0 for values in lists[1:] for value in values):
         raise UsageError(f"{source}: a step has a negative count.", "Calibrate again.")
+    if found.step_model is not None:
+        check_step_model(found.step_model, source)
     return found
+
+
+def check_step_model(model: ModelSnapshot, source: str) -> None:
+    """Raise UsageError for a snapshot that no engine of this version has learned."""
+    if len(model.parts) != NUM_PARTS:
+        raise UsageError(
+            f"{source}: its step_model has {len(model.parts)} parts, not {NUM_PARTS}.",
+            "Calibrate again, or remove step_model: the steps are learned from then.",
+        )
+    if not all(0 < part <= MAX_PART_S for part in model.parts):
+        raise UsageError(
+            f"{source}: a part of its step_model takes no time, or more than an hour.",
+            "Calibrate again, or remove step_model: the steps are learned from then.",
+        )
 
 
 def open_calibration(path: str) -> Calibration:

@@ -23,6 +23,7 @@ from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.engine.messages import Ready
 from headway.measure.record import ClientCost, Exchange, Load, Run, Server
+from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import host_cost, straight
 from headway.perf.model import StepModel
 from headway.telemetry.calibration import Calibration, acceptance, take_calibration
@@ -253,6 +254,10 @@ def test_a_calibration_is_read_again(tmp_path: Path):
         ({"seconds": [-0.01] * 60}, "takes no time"),
         ({"tokens": [-1] * 60}, "negative count"),
         ({"steps": 7}, "is no calibration"),
+        ({"step_model": [1, [0.01], [0]]}, "has 1 parts"),
+        ({"step_model": [1, [-0.01] * NUM_PARTS, [0]]}, "takes no time, or more"),
+        ({"step_model": [1, [1e308] * NUM_PARTS, [0]]}, "takes no time, or more"),
+        ({"step_model": [1, ["slow"], [0]]}, "is no calibration"),
     ],
 )
 def test_a_file_that_is_wrong_is_refused(tmp_path: Path, changes, said):

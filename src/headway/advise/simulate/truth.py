@@ -99,7 +99,7 @@ class Fit:
         works = works_of(steps)
         self.took = np.array(steps.seconds) if own_s is None else own_s
         self.belief = taught(works, steps.seconds, windows, prior)
-        if model is not None and len(model.parts) == NUM_PARTS:
+        if model is not None:
             self.belief.set_parts(np.array(model.parts))
         cold, others = behind_prompts(works, steps.engine), others_in_steps(steps)
         self.beside, self.took = apart(works, cold, self.took, others, self.belief)
