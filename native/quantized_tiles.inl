@@ -167,8 +167,7 @@ struct LevelTiles {
         }
     }
 
-    // Up to 32 rows of a weight without groups, whose blocks are as many steps of a panel as tiles read
-    // them: four sums are held at a time (tiles.inl).
+    // Adds up to 32 rows of a weight without groups to the sums, in four tiles at a time (tiles.inl).
     void add_whole(TileShape& shape, const TilePlace& at, const char* b, char* sums,
                    Strip& strip) const {
         const int64_t first = at.step * step_bytes, tile = at.row / tile_height;
@@ -181,41 +180,36 @@ struct LevelTiles {
         else add_blocks<false, 8>(from, b, sums, fresh, strip);
     }
 
-    // While a block is multiplied the integers of the block before it join the sums, one tile a step.
+    // Adds the integers of each block of inputs times the scales of its rows, first block to last.
     template <bool two, int rows>
     void add_blocks(const char* a, const char* b, char* sums, bool fresh, Strip& strip) const {
         constexpr int tiles = two ? 4 : 2, tile_size = tile_height * tile_bytes;
         const int64_t steps = strip.inputs / tile_bytes, steps_of_block = layout.block() / tile_bytes;
-        alignas(64) char products[2][4][tile_size];
-        const auto join = [&](int64_t block, int tile) HEADWAY_INLINE {
-            const char* integers = products[block % 2][tile];
-            const float* of_rows = strip.scales + ((tile / 2) * blocks + block) * tile_height;
-            char* to = sums + (tile / 2) * second_sums + (tile % 2) * tile_bytes;
-            each<rows>([&](auto r) HEADWAY_INLINE {
-                const Floats sum = fresh && block == 0 ? Floats{} : load<Floats>(to + r * sum_step);
-                const Ints number = load<Ints>(integers + tile_bytes * r);
-                store(to + r * sum_step,
-                      _mm512_fmadd_ps(__builtin_convertvector(number, Floats), all(of_rows[r]), sum));
-            });
-        };
-        int64_t step = 0, block = 0;
-        for (; step < steps; ++block) {
-            const int64_t end = std::min(steps, step + steps_of_block);
-            int joined = block ? 0 : tiles;
+        alignas(64) char products[tiles * tile_size];
+        for (int64_t block = 0, step = 0; step < steps; ++block) {
             open_sums<two>(nullptr, true);
-            for (; step < end; ++step) {
+            for (const int64_t end = std::min(steps, step + steps_of_block); step < end; ++step) {
                 strip.ahead.fetch(step);
                 add_step<false, two>(a + step * tile_bytes, row_bytes, b + step * step_of_panel);
-                if (joined < tiles) join(block - 1, joined++);
             }
-            while (joined < tiles) join(block - 1, joined++);
-            char* to = products[block % 2][0];
-            HEADWAY_STORE_TILE(0, to, tile_bytes);
-            HEADWAY_STORE_TILE(1, to + tile_size, tile_bytes);
-            if constexpr (two) HEADWAY_STORE_TILE(2, to + 2 * tile_size, tile_bytes);
-            if constexpr (two) HEADWAY_STORE_TILE(3, to + 3 * tile_size, tile_bytes);
+            HEADWAY_STORE_TILE(0, products, tile_bytes);
+            HEADWAY_STORE_TILE(1, products + tile_size, tile_bytes);
+            if constexpr (two) HEADWAY_STORE_TILE(2, products + 2 * tile_size, tile_bytes);
+            if constexpr (two) HEADWAY_STORE_TILE(3, products + 3 * tile_size, tile_bytes);
+            const bool is_first = fresh && block == 0;
+            for (int tile = 0; tile < tiles; ++tile) {
+                const float* of_rows = strip.scales + (tile / 2 * blocks + block) * tile_height;
+                const char* integers = products + tile * tile_size;
+                char* to = sums + tile / 2 * second_sums + tile % 2 * tile_bytes;
+                each<rows>([&](auto r) HEADWAY_INLINE {
+                    const Floats sum = is_first ? Floats{} : load<Floats>(to + r * sum_step);
+                    const Ints number = load<Ints>(integers + r * tile_bytes);
+                    // fused by name: gcc contracts nothing over a condition
+                    store(to + r * sum_step,
+                          _mm512_fmadd_ps(__builtin_convertvector(number, Floats), all(of_rows[r]), sum));
+                });
+            }
         }
-        for (int tile = 0; tile < tiles; ++tile) join(block - 1, tile);
     }
 
     void add_some(int height, const char* a, int64_t steps, const char* b, char* sums, bool fresh,
