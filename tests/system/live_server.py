@@ -189,8 +189,12 @@ class LiveServer(Asked):
         *flags: str,
         env: dict[str, str] | None = None,
         before: tuple[str, ...] = (),
+        python: str = sys.executable,
     ) -> None:
-        """`before` are words in front of the command, such as a shell that ends in `exec`."""
+        """`before` are words in front of the command, such as a shell that ends in `exec`.
+
+        `python` is the interpreter whose Headway is served.
+        """
         self.temp = Path(tempfile.mkdtemp(prefix="hw-"))
         self.sockets = self.temp / "t"
         self.sockets.mkdir()
@@ -200,7 +204,7 @@ class LiveServer(Asked):
             self.process = subprocess.Popen(
                 [
                     *before,
-                    sys.executable,
+                    python,
                     "-m",
                     "headway.cli.main",
                     "serve",

@@ -1,5 +1,6 @@
 """The wheel: built from this checkout and installed into an empty environment, it answers."""
 
+import email
 import subprocess
 import sys
 import venv
@@ -7,15 +8,26 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from live_server import LiveServer, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.hardening
 
 
+def environment() -> dict[str, str]:
+    """The environment without a path to this checkout, so that the wheel's package is imported."""
+    return {name: value for name, value in clean_environment().items() if name != "PYTHONPATH"}
+
+
 def run(*command: str | Path, cwd: Path) -> str:
     """What a command prints; its output is in the message when it fails."""
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=900
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=900,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -42,10 +54,48 @@ def test_the_wheel_holds_kernels_and_models_and_nothing_else(wheel: Path) -> Non
     assert {name.split("/")[0].split("-")[0] for name in names} == {"headway"}
 
 
-def test_an_installed_wheel_answers(wheel: Path, tmp_path: Path) -> None:
-    venv.create(tmp_path / "env", with_pip=True)
-    python, headway = (tmp_path / "env" / "bin" / name for name in ("python", "headway"))
-    pip = (python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
-    run(*pip, "--constraint", ROOT / "requirements.lock", wheel, cwd=tmp_path)
+def test_the_wheel_is_typed_and_says_what_it_needs(wheel: Path) -> None:
+    """Type checkers find `py.typed`; each dependency has a lower bound."""
+    archive = zipfile.ZipFile(wheel)
+    assert "headway/py.typed" in archive.namelist()
+    [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    needed = email.message_from_bytes(archive.read(name)).get_all("Requires-Dist", [])
+    assert len(needed) > 10
+    assert [text for text in needed if "extra ==" not in text and ">=" not in text] == []
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an empty environment with the wheel and the lock's versions."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "env", with_pip=True)
+    programs = folder / "env" / "bin"
+    pip = (programs / "python", "-m", "pip", "--disable-pip-version-check", "install", "--quiet")
+    run(*pip, "--constraint", ROOT / "requirements.lock", wheel, cwd=folder)
+    return programs
+
+
+def test_an_installed_wheel_answers(installed: Path, tmp_path: Path) -> None:
+    headway = installed / "headway"
     assert "2 + 3 = 5." in run(headway, "run", "--chat", "What is 2 + 3?", cwd=tmp_path)
     assert "native" in run(headway, "serve", "--dry-run", cwd=tmp_path)
+    module = (installed / "python", "-m", "headway", "--version")
+    assert run(*module, cwd=tmp_path) == run(headway, "--version", cwd=tmp_path)
+
+
+def test_an_installed_wheel_serves(
+    installed: Path, shared: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A small model that does not come along answers over HTTP on loopback."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.chdir(tmp_path)
+    live = LiveServer(shared / "models" / "stories260K", python=str(installed / "python"))
+    try:
+        live.wait_ready()
+        body = {"model": live.model, "prompt": "Once upon a time", "max_tokens": 8}
+        status, answer = live.post("/v1/completions", body)
+        assert status == 200, answer
+        assert answer["choices"][0]["text"]
+        assert answer["usage"]["completion_tokens"] > 0
+    finally:
+        live.close()

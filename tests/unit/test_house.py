@@ -36,6 +36,7 @@ SHARED_BY_UNIT = [
 
 MAY_IMPORT = {
     "": {"core", "llm"},  # headway/__init__.py, late
+    "__main__": {"cli"},
     "core": set(),
     "perf": {"core"},
     "telemetry": {"core", "perf"},

@@ -1,4 +1,4 @@
-"""docs/security.md: each test it names exists, each class names one; and the lock file."""
+"""docs/security.md: its tests exist, each class names one; the lock file, the bounds."""
 
 import re
 import tomllib
@@ -42,6 +42,16 @@ def test_the_lock_file_is_complete():
     wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
     missing = {plain(re.split(r"[<>=!;\[ ]", text)[0]) for text in wanted} - names
     assert not missing
+
+
+def test_lower_bounds_are_what_the_lock_has():
+    """What is installed without the lock is at least what is tested with it."""
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
+    lock = {plain(line.partition("==")[0]): line.partition("==")[2] for line in lines}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for text in project["dependencies"]:
+        name, bound = re.fullmatch(r"([\w-]+)>=([\d.]+)(?:;.*)?", text).groups()
+        assert lock[plain(name)].startswith(f"{bound}."), text
 
 
 def plain(name: str) -> str:
