@@ -18,12 +18,10 @@ import torch
 from torch import Tensor
 
 from common import heading
-from headway.core.kv_format import APART, ROUNDED, kv_format
+from headway.config.memory_plan import gib
+from headway.config.options import EngineOptions
+from headway.config.resolve import resolve
 from headway.core.machine import probe_machine
-from headway.core.memory_plan import gib
-from headway.core.model_spec import KVGroupSpec, ModelSpec, spec_from_config
-from headway.core.options import EngineOptions
-from headway.core.resolve import resolve
 from headway.runtime.attention import (
     BACKENDS,
     AttentionBackend,
@@ -36,6 +34,8 @@ from headway.runtime.batch import Batch
 from headway.runtime.kernels import choose_kernels
 from headway.runtime.layers import Attention, Build
 from headway.runtime.native.available import best_instruction_set
+from headway.spec import KVGroupSpec, ModelSpec, spec_from_config
+from headway.spec.kv_format import APART, ROUNDED, kv_format
 
 SHAPE: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

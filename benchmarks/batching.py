@@ -22,11 +22,11 @@ from pathlib import Path
 
 from common import heading
 from headway.assemble import make_executor, plan_settings
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
-from headway.core.options import EngineOptions
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.engine.batching import BATCHING
 from headway.engine.engine import Engine
 from headway.measure.chart import Panel, chart

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from headway.cli import main as verbs
 from headway.cli.common import engine_arguments, model_folder
+from headway.config.options import EngineOptions
+from headway.config.options.field import option
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions
-from headway.core.options.field import option
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from common import children, cpu_s, free_port, serving
 from headway.assemble import plan_settings
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine import messages
 from headway.engine.engine import Engine

@@ -22,15 +22,15 @@ from headway.advise.simulate.truth import Reach
 from headway.bench.latency import latency
 from headway.bench.prompts import IdWriter
 from headway.bench.report import misses
-from headway.core.cache_config import CacheConfig
-from headway.core.embedded import model_folder
-from headway.core.model_spec import read_model_spec
+from headway.config.cache_config import CacheConfig
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.plan import Description
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import service_classes
 from headway.measure.record import Exchange
 from headway.perf.model import Work
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
 from served import MIX, conversations, poisson_times
 
 WEIGHTS_S, TOKEN_S, ATTENDED_S, READ_S = 0.020, 3.0e-3, 0.7e-6, 0.5e-6

@@ -203,7 +203,7 @@ def attention_inputs(num_rows: int, context: int) -> tuple[Any, ...]:
 def tiny(quick: bool) -> Rows:
     """The embedded model in each format: what it answers."""
     from headway import LLM, SamplingParams
-    from headway.core.embedded import model_folder
+    from headway.spec.embedded import model_folder
 
     rows = []
     for formats in ("none", "int8", "int4"):

@@ -19,7 +19,6 @@ from statistics import median
 import torch
 
 from common import markdown
-from headway.core.model_spec import KVGroupSpec
 from headway.core.parcel import peer_of
 from headway.core.plan import Transfer
 from headway.runtime.attention.cache import KVLayer, allocate_kv
@@ -27,6 +26,7 @@ from headway.runtime.attention.native import PairedKVLayer
 from headway.runtime.kvstore.handover import Exports, PeerStore
 from headway.runtime.kvstore.transfers import PeerTransfers
 from headway.runtime.memory import keep_freed
+from headway.spec import KVGroupSpec
 
 BLOCK, LAYERS, KV_HEADS, HEAD_DIM = 16, 24, 2, 64
 MARK = b"f" * 32

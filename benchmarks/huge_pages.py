@@ -28,8 +28,8 @@ from typing import Any
 from common import heading, markdown
 from headway import LLM, SamplingParams
 from headway.assemble import assemble
+from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
-from headway.core.options import EngineOptions
 from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.runtime import weight_cache

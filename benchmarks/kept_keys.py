@@ -32,8 +32,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from common import heading, markdown, write_json  # noqa: E402
 from headway.cli.common import model_folder  # noqa: E402
-from headway.core.kv_keep import tokens_kept  # noqa: E402
-from headway.core.kv_read import blocks_read  # noqa: E402
+from headway.config.kv_keep import tokens_kept  # noqa: E402
+from headway.config.kv_read import blocks_read  # noqa: E402
 from headway.core.request import SamplingParams  # noqa: E402
 from headway.evals.divergence import compare  # noqa: E402
 from headway.evals.questions import ask  # noqa: E402

@@ -14,8 +14,8 @@ from pathlib import Path
 from common import heading
 from headway.assemble import plan_settings
 from headway.cli.common import model_folder
-from headway.core.kv_keep import tokens_kept
-from headway.core.options import Bytes, EngineOptions
+from headway.config.kv_keep import tokens_kept
+from headway.config.options import Bytes, EngineOptions
 
 
 def at_once(chosen: argparse.Namespace, keep: str, layers: str) -> int:

@@ -23,7 +23,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from common import heading, line
-from headway.core.formats import INT8, ROTATED_INT8, Format
 from headway.core.machine import last_level_cache_bytes, processor_name
 from headway.runtime.native.checks import in_supers
 from headway.runtime.native.fp8 import NativeFp8Linear
@@ -33,6 +32,7 @@ from headway.runtime.native.load import load
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.quantized import gguf_blocks
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import INT8, ROTATED_INT8, Format
 
 SHAPES = {
     "qkv": (1152, 896),

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from common import heading
 from headway import LLM, SamplingParams
-from headway.core.kv_keep import tokens_kept
-from headway.core.kv_read import blocks_read
-from headway.core.model_spec import read_model_spec
+from headway.config.kv_keep import tokens_kept
+from headway.config.kv_read import blocks_read
 from headway.core.request import Request
 from headway.perf.roofline import ModelWork
+from headway.spec import read_model_spec
 
 ROOM = 160
 """Tokens that a sequence may decode."""

@@ -25,14 +25,14 @@ from typing import Any
 from common import heading
 from headway import LLM
 from headway.assemble import plan_settings, read_spec
-from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
 from headway.core.plan import StepResult
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.perf.model import Prior
 from headway.runtime.null import NullExecutor
+from headway.spec import ModelSpec
 
 SIZE = 64
 """Blocks of int4 KV; of the others, too, so that nothing but the format differs."""

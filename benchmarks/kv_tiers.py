@@ -35,7 +35,7 @@ import numpy as np
 from common import markdown, serving, write_json
 from headway.assemble import make_executor, plan_settings
 from headway.cli.common import model_folder
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from mooncake_hits import engine_of

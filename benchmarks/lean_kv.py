@@ -12,7 +12,7 @@ import argparse
 
 from common import heading
 from headway.cli.common import model_folder
-from headway.core.model_spec import read_model_spec
+from headway.spec import read_model_spec
 from literature.lean import table
 
 

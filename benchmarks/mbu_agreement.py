@@ -22,7 +22,7 @@ from pathlib import Path
 import offline
 from common import get_json, serving
 from headway import LLM
-from headway.core.model_spec import ModelSpec
+from headway.spec import ModelSpec
 
 PROMPT, TOKENS, PAUSE_S = 128, 48, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""

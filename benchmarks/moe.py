@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from headway.assemble import make_executor, plan_settings
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan, run
 from headway.core.request import SamplingParams
 

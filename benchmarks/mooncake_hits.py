@@ -19,10 +19,10 @@ from math import inf
 from pathlib import Path
 
 from headway.bench.traces import BLOCK_TOKENS, Row, read_mooncake
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.engine import Engine
 from headway.measure.chart import Panel, chart
 from headway.runtime.null import NullExecutor

@@ -31,8 +31,8 @@ from headway.bench.run import hastened
 from headway.bench.search import bounds, search_rate
 from headway.bench.trial import find_goodput, point
 from headway.bench.trial import once as bench_once
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+from headway.config.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+from headway.spec.embedded import model_folder
 
 QUIET = "--no-log-requests"
 

@@ -32,10 +32,10 @@ from headway.compress.partial import Rounded  # noqa: E402
 from headway.compress.quantize import groups_of  # noqa: E402
 from headway.compress.rows import RowModel  # noqa: E402
 from headway.compress.statistics import counting  # noqa: E402
-from headway.core.formats import Format  # noqa: E402
 from headway.evals.divergence import compare  # noqa: E402
 from headway.evals.text import read_text, windows  # noqa: E402
 from headway.frontend.text.tokenizer import Tokenizer  # noqa: E402
+from headway.spec.formats import Format  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from sensitivity import MEMORY  # noqa: E402
 

@@ -20,10 +20,10 @@ import numpy as np
 from common import write_json
 from headway.assemble import make_executor, plan_settings
 from headway.cli.common import model_folder
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
 

@@ -19,8 +19,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from common import heading  # noqa: E402
 from headway.cli.common import model_folder  # noqa: E402
-from headway.core.formats import GROUPS  # noqa: E402
 from headway.evals.text import TEXTS, read_text  # noqa: E402
+from headway.spec.formats import GROUPS  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from read_folders import write_fp8  # noqa: E402
 from sensitivity import (  # noqa: E402

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from common import heading, line
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.runtime.parallel.distributed import DistributedGroup, meet
 from headway.runtime.parallel.group import Group
 from headway.runtime.parallel.meeting import Meeting, sums_at

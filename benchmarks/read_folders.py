@@ -31,8 +31,8 @@ from torch import Tensor
 from common import heading, line
 from headway import LLM
 from headway.compress import packing
-from headway.core.formats import INT8, PLAIN, Format
 from headway.runtime.rounding import RoundedWeight, round_weight
+from headway.spec.formats import INT8, PLAIN, Format
 from offline import Rates
 
 TURNS = {0: 9, 1: 15, 8: 13}

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from headway.core.formats import Format
 from headway.runtime.cuda.same_bits import COUNTS, differing, differing_attention, told
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.int4_cuda import Int4Linear
 from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
 from headway.runtime.rounding import round_weight_fp8
+from headway.spec.formats import Format
 
 Rows = list[dict[str, Any]]
 

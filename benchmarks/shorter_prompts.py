@@ -26,7 +26,6 @@ from pathlib import Path
 import msgspec
 
 from common import write_json
-from headway.core.embedded import model_folder
 from headway.evals.shortened import (
     KEEPS,
     Body,
@@ -42,6 +41,7 @@ from headway.evals.skills.reading import filler
 from headway.evals.url import UrlModel, open_url
 from headway.frontend.shorten.choose import by_chance, choose, relevance, words
 from headway.frontend.shorten.units import split
+from headway.spec.embedded import model_folder
 from headway.surprisal import OPTIONS, surprisals
 from headway.whole_model import FolderModel
 from served import headway

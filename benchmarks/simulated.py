@@ -28,9 +28,9 @@ from headway.bench.report import Report, build_report
 from headway.bench.run import hastened, measure, prepare
 from headway.bench.trial import once
 from headway.bench.workload import Conversation
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+from headway.config.options import BenchOptions, EngineOptions, SimulateOptions, read_options
 from headway.measure.chart import Panel, chart
+from headway.spec.embedded import model_folder
 
 SHOWN = ("tpot_p50_s", "ttft_p50_s", "ttft_p99_s", "attainment", "refused_share")
 MIXES = (

@@ -29,12 +29,12 @@ from headway.assemble import assemble
 from headway.bench.prompts import IdWriter
 from headway.bench.report import Report
 from headway.bench.run import Bench, hastened, prepare
+from headway.config.options import BenchOptions, EngineOptions, read_options
 from headway.core.clock import VirtualClock
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions, read_options
 from headway.core.records import StepRecord
 from headway.core.service import service_classes
 from headway.engine.engine import Engine
+from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import columns
 from simulated import figures, load_options, numbers, renamed, show
 

@@ -13,9 +13,9 @@ import time
 
 from common import markdown
 from headway.advise.simulate.run import Plan, once, plan
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions, SimulateOptions
-from headway.core.options.field import Bytes
+from headway.config.options import BenchOptions, EngineOptions, SimulateOptions
+from headway.config.options.field import Bytes
+from headway.spec.embedded import model_folder
 
 
 def wanted(folder: str, rows: int, requests: int, policy: str) -> Plan:

@@ -36,8 +36,8 @@ import numpy as np
 
 from common import markdown
 from headway import LLM
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.slo import parse_slo
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.speculation import DraftCandidate, Speculation

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from common import heading, write_json
-from headway.core.embedded import EMBEDDED
+from headway.spec.embedded import EMBEDDED
 from judged import wilson
 from served import headway
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from headway.assemble import assemble, make_grammars, plan_settings
 from headway.cli.common import model_folder
+from headway.config.options import EngineOptions
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
-from headway.core.options import EngineOptions
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine

@@ -21,15 +21,15 @@ import msgspec
 
 from headway.assemble import plan_settings
 from headway.cli.common import model_folder
+from headway.config.options import EngineOptions
 from headway.core.clock import VirtualClock
 from headway.core.logs import written_aside
-from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions
 from headway.core.plan import StepPlan
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
+from headway.spec import ModelSpec, read_model_spec
 from headway.telemetry.live import Telemetry
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.snapshot import WINDOWS_S

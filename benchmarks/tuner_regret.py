@@ -46,14 +46,14 @@ from headway.assemble import plan_settings
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import hastened
 from headway.bench.trial import once as bench_once
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+from headway.config.options import BenchOptions, EngineOptions, SimulateOptions, read_options
+from headway.config.resolve import Settings
 from headway.core.plan import Description
-from headway.core.resolve import Settings
 from headway.core.service import Alone
 from headway.core.slo import parse_slo
 from headway.perf.frontend import HostCost
 from headway.perf.model import Work
+from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import Calibration, StepColumns, fingerprint
 
 WORKLOADS = {

@@ -25,10 +25,10 @@ from headway.advise.plan.machines import (
 )
 from headway.advise.simulate.machine import between
 from headway.advise.simulate.truth import Roofline
-from headway.core.dealt import SPLIT_TOKENS
-from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.perf.model import Work
+from headway.spec import ModelSpec
+from headway.spec.dealt import SPLIT_TOKENS
 from literature.shapes import LLAMA_3_8B, llama, spec_of
 
 LLAMA_3_70B = llama(8192, 28672, 80, 64, num_key_value_heads=8, vocab_size=128256)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from headway.cli import main as verbs
 from headway.cli.common import source_folder
+from headway.config.options.field import option
 from headway.core.errors import UsageError
-from headway.core.model_spec import read_model_spec
-from headway.core.options.field import option
 from headway.core.progress import bytes_bar
+from headway.spec import read_model_spec
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from common import heading
 from headway.assemble import assemble
-from headway.core.options import Bytes, EngineOptions
+from headway.config.options import Bytes, EngineOptions
 from headway.core.request import Request, SamplingParams
 
 SHAPE = {

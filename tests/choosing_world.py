@@ -11,7 +11,7 @@ from cached_world import CachedWorld, Machine
 from engine_world import make_settings
 from fake_model import Mirrored
 from fakes import FakeExecutor, with_cache
-from headway.core import kv_keep
+from headway.config import kv_keep
 from headway.core.plan import ScheduledSequence, StepPlan
 from headway.engine.kv.eviction import POLICIES
 

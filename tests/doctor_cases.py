@@ -17,8 +17,8 @@ from headway.advise.reading import (
     StepReading,
     WeightReading,
 )
-from headway.core.contention import CoreUse
 from headway.perf.roofline import Utilization
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.snapshot import Evidence, Percentiles, Verdict
 
 BANDWIDTH, FLOPS = 17e9, 100e9

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headway.assemble import make_executor, make_grammars, plan_settings
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.engine.engine import Engine

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from fakes import FakeExecutor, answer, make_settings
 from guessing import Guesser
+from headway.config.resolve import Settings
 from headway.core.clock import VirtualClock
 from headway.core.plan import Executor, StepPlan
 from headway.core.principal import Principal
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
-from headway.core.resolve import Settings
 from headway.core.terms import Terms
 from headway.engine.engine import GOLDEN_RATIO_64, Engine
 from headway.engine.sequence import Sequence

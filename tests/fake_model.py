@@ -3,11 +3,11 @@ remembers of a sequence and of a transfer, and the settings of an engine over it
 
 from dataclasses import dataclass, field
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.plan import NewSequence, Transfer
 from headway.core.request import SamplingParams
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 
 MULTIPLIER = 6364136223846793005
 SCHEDULING = SchedulerConfig.__dataclass_fields__.keys()

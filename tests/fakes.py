@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from fake_model import Mirrored, Moving, answer, make_settings, next_token
+from headway.config.resolve import Settings
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -25,7 +26,6 @@ from headway.core.plan import (
     Transfer,
 )
 from headway.core.request import TokenLogprobs
-from headway.core.resolve import Settings
 
 __all__ = ["FakeExecutor", "answer", "make_settings", "next_token", "with_cache"]
 

@@ -16,7 +16,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from headway.core.options import GatewayOptions
+from headway.config.options import GatewayOptions
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.keys import Keyring
 from headway.edge.relayed import FIELD, LOAD_HEADER, mark

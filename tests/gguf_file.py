@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from headway.core.gguf.types import TYPES
+from headway.spec.gguf.types import TYPES
 
 NUMBERS = {each.name: number for number, each in TYPES.items()}
 LETTERS = {4: "I", 5: "i", 6: "f", 7: "?", 10: "Q"}

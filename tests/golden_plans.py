@@ -15,12 +15,12 @@ from msgspec.structs import astuple
 
 from fakes import make_settings
 from guessing import Guesser
+from headway.config.parallel import Parallel
+from headway.config.resolve import Settings
 from headway.core.clock import VirtualClock
-from headway.core.parallel import Parallel
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.core.terms import Terms
 from headway.engine.engine import Engine
 from headway.engine.sequence import Sequence

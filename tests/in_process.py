@@ -17,8 +17,7 @@ from headway.batches import open_runner
 from headway.batches.runner import Runner
 from headway.cli.common import model_folder
 from headway.cli.serve import make_classes, make_rules
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions, ServerOptions
+from headway.config.options import EngineOptions, ServerOptions
 from headway.edge.keys import Keyring
 from headway.edge.serving import bind
 from headway.engine.engine import Engine
@@ -26,6 +25,7 @@ from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State
+from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
 
 BLOCK, NUM_BLOCKS = 16, 513

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from engine_world import EOS, VOCAB, World
 from fakes import FakeExecutor, make_settings
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
+from headway.config.resolve import Settings
 from headway.core.plan import GrammarMasks, StepPlan, StepResult, run, sampled_in
-from headway.core.resolve import Settings
 
 STAGES = ("submit", "sample", "collect")
 

@@ -4,7 +4,7 @@ import random
 
 from engine_world import World, make_settings
 from fakes import FakeExecutor, with_cache
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 
 
 class OpenExecutor(FakeExecutor):

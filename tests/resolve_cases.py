@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings, resolve
 from headway.core.machine import Accelerator, Machine
-from headway.core.model_spec import spec_from_config
-from headway.core.options import EngineOptions
-from headway.core.resolve import Settings, resolve
+from headway.spec import spec_from_config
 
 GIB = 2**30
 

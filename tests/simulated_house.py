@@ -16,13 +16,13 @@ from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.workload import Conversation, Turn
 from headway.cli.common import model_folder
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
 from headway.core.plan import Description
-from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes
 from headway.perf.frontend import HostCost
 from headway.perf.model import Work
+from headway.spec import read_model_spec
 from headway.telemetry.calibration import Calibration, StepColumns, fingerprint
 
 MOST = 2**40

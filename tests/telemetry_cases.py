@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.core.clock import VirtualClock
-from headway.core.model_spec import ModelSpec, spec_from_config
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
 from headway.core.service import Alone, service_classes
+from headway.spec import ModelSpec, spec_from_config
 from headway.telemetry.live import Telemetry
 from headway.telemetry.timeline import Timeline
 

@@ -11,7 +11,7 @@ from fakes import make_settings
 from headway.advise.tune.confirm import Block, Confirmation
 from headway.advise.tune.search import Point, Search
 from headway.advise.tune.space import Changes
-from headway.core.options import BenchOptions, EngineOptions
+from headway.config.options import BenchOptions, EngineOptions
 
 SETTINGS = make_settings(
     num_blocks=(1251,), block_size=16, max_num_seqs=64, budget=512, max_model_len=2048, policy="slo"

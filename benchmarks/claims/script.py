@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import write_json
 from headway.cli.common import engine_arguments, model_folder
-from headway.core.options import EngineOptions, read_options
+from headway.config.options import EngineOptions, read_options
 from headway.evals.questions import Item
 from headway.evals.questions import ask as questions_to
 from headway.evals.skills.suite import TEST_SEED

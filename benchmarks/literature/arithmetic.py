@@ -7,9 +7,9 @@ fault in them, or of one in the literature.
 
 from dataclasses import replace
 
-from headway.core.model_spec import LayerSpec, ModelSpec
-from headway.core.quantization import Quantization, planned_bytes
 from headway.perf.roofline import utilization
+from headway.spec import LayerSpec, ModelSpec
+from headway.spec.quantization import Quantization, planned_bytes
 from headway.telemetry.formulas import kv_bytes, usd_per_million
 from literature import shapes
 from literature.claim import Claim, Figure, Finding, Promise

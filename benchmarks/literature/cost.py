@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
 from headway.core.request import SamplingParams
 from headway.evals.questions import most_tokens
@@ -21,6 +20,7 @@ from headway.gateway.config import Price
 from headway.gateway.dialects import Usage
 from headway.gateway.money import dollars_of
 from headway.llm import LLM
+from headway.spec.embedded import model_folder
 from literature.caching import SPEED
 from literature.claim import (
     Claim,

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from headway.assemble import make_executor, plan_settings
-from headway.core.model_spec import ModelSpec
+from headway.config.resolve import Settings
 from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.engine.engine import Engine
 from headway.llm import make_options
+from headway.spec import ModelSpec
 
 Lengths = Sequence[tuple[int, int]]
 """(prompt, answer) tokens of each request."""

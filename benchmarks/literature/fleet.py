@@ -24,15 +24,15 @@ from headway.bench.latency import latency
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.report import misses
 from headway.bench.workload import Conversation, Turn
-from headway.core.cache_config import CacheConfig
-from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
+from headway.config.cache_config import CacheConfig
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.plan import Ceilings, Description
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import service_classes
 from headway.core.slo import Slo
 from headway.perf.model import StepModel, Work, prior_of
+from headway.spec import ModelSpec
 from literature.claim import Claim, Figure, Finding, Promise
 from literature.pictures import bars, groups
 from literature.shapes import LLAMA_3_8B, spec_of

@@ -9,10 +9,10 @@ is computed.
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headway.core.cache_config import DEFAULT_BLOCK_SIZE
-from headway.core.kv_format import kv_format
-from headway.core.memory_plan import most_blocks
-from headway.core.model_spec import LayerSpec, ModelSpec
+from headway.config.cache_config import DEFAULT_BLOCK_SIZE
+from headway.config.memory_plan import most_blocks
+from headway.spec import LayerSpec, ModelSpec
+from headway.spec.kv_format import kv_format
 
 GLOBAL = 1
 """The layer that sees everything: headway-tiny looks up there."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headway.core.cache_config import CacheConfig
-from headway.core.resolve import Settings
+from headway.config.cache_config import CacheConfig
+from headway.config.resolve import Settings
 from literature.claim import Claim, Figure, Finding, Promise, median_of, ratio_of
 from literature.engines import EngineFactory, Lengths
 from literature.pictures import bars

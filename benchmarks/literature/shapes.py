@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from headway.core.model_spec import ModelSpec, spec_from_config
+from headway.spec import ModelSpec, spec_from_config
 
 
 def llama(hidden: int, inner: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:

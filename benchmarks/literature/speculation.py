@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
-from headway.core.model_spec import read_model_spec
 from headway.core.request import Request, SamplingParams
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
 from headway.perf.model import Prior, StepModel
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
 from literature.claim import (
     Claim,
     Figure,

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.measure.started import Started
+from headway.spec import ModelSpec, read_model_spec
 from literature.asking import Asking
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass
 
 from headway.core.errors import ModelError, UnsupportedModelError
-from headway.core.model_spec import ModelSpec
+from headway.spec import ModelSpec
 from widening.shapes import Shape
 
 PARTS = {"bfloat16": (3, 2), "float32": (1,)}

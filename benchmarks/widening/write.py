@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from headway.core.errors import CheckpointError, UsageError
-from headway.core.model_spec import DTYPE_BYTES, read_json, read_model_spec
 from headway.runtime.checkpoint import Progress, stream_tensors
 from headway.runtime.checkpoint_files import find_files
+from headway.spec import DTYPE_BYTES, read_json, read_model_spec
 from widening.eagle import widen_eagle
 from widening.heads import widen_heads
 from widening.plan import Widening, plan_widening

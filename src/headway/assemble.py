@@ -11,20 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.kv_layers import narrowing
+from headway.config.options import EngineOptions, LogOptions, read_options
+from headway.config.reasons import Reason
+from headway.config.resolve import Settings, choose_device, resolve
+from headway.config.served_spec import as_served
+from headway.config.speculation_config import Beside
 from headway.core.clock import Clock
-from headway.core.embedded import model_folder
 from headway.core.errors import CapacityError, HeadwayError, UsageError
-from headway.core.kv_layers import narrowing
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, memory, probe_machine, processor_name
-from headway.core.model_files import TOKENIZER_FILE, has_document, read_document
-from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions, LogOptions, read_options
 from headway.core.plan import Ceilings, Executor
-from headway.core.reasons import Reason
-from headway.core.resolve import Settings, choose_device, resolve
-from headway.core.served_spec import as_served
-from headway.core.speculation_config import Beside
 from headway.engine.calibration import calibrate, calibrate_guesses
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
@@ -32,6 +29,9 @@ from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.handover import Handover
 from headway.engine.messages import WEIGHTS_VARIABLE
 from headway.perf.model import prior_of
+from headway.spec import ModelSpec, read_model_spec
+from headway.spec.embedded import model_folder
+from headway.spec.model_files import TOKENIZER_FILE, has_document, read_document
 
 if TYPE_CHECKING:
     from headway.runtime.shared_weights import SharedWeights

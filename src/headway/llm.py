@@ -17,16 +17,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.assemble import assemble
-from headway.core.embedded import model_folder
+from headway.config.options import EngineOptions, read_options
 from headway.core.errors import RequestError, ServerFaultError, UsageError
-from headway.core.model_files import sampling_defaults
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions, read_options
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
 from headway.core.terms import Terms
 from headway.frontend.answer import Answer, Delta
 from headway.frontend.text import Tokenizer
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
+from headway.spec.model_files import sampling_defaults
 
 Prompt = str | list[int] | dict[str, Any]
 

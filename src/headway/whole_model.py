@@ -10,13 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headway.core.gguf.header import is_gguf
-from headway.core.model_spec import DTYPE_BYTES
 from headway.core.plan import Description, Executor, GrammarMasks, StepPlan, StepResult
-from headway.core.quantization import bytes_per_weight
 from headway.core.request import SamplingParams
 from headway.core.scoring import STOP, Score, transcript
 from headway.llm import LLM, RequestOutput
+from headway.spec import DTYPE_BYTES
+from headway.spec.gguf.header import is_gguf
+from headway.spec.quantization import bytes_per_weight
 
 
 class Telling(Executor, Protocol):

@@ -5,9 +5,9 @@ Weights rounded to int4's levels -7 … 7 fail both rows of int4: they have 0.03
 
 import pytest
 
-from headway.core.embedded import model_folder
 from headway.evals.divergence import compare
 from headway.evals.text import read_text, windows
+from headway.spec.embedded import model_folder
 from headway.whole_model import FolderModel
 from sensitivity import MEMORY
 

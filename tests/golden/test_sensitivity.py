@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError
 from headway.evals.statistics import wilson
 from headway.evals.text import read_text
+from headway.spec.embedded import model_folder
 from headway.whole_model import FolderModel
 from rounding import ROUNDINGS, write_rounded
 from sensitivity import (

@@ -5,13 +5,13 @@ from tokenizers import Tokenizer
 
 from drive import engine_for, finish, greedy
 from headway.core import grammar as grammars
-from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams
 from headway.engine.speculation import Drafts
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.drafts import fitting
 from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
+from headway.spec.embedded import model_folder
 
 TEXTS = (
     "Tell me a story about a dog.",

@@ -12,11 +12,11 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for, finish
-from headway.core.attention_choice import FLASHINFER_HEADS, LIBRARIES
-from headway.core.embedded import model_folder
+from headway.config.attention_choice import FLASHINFER_HEADS, LIBRARIES
 from headway.core.request import Request, SamplingParams
 from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
 from headway.runtime.kernels import reference
+from headway.spec.embedded import model_folder
 from parity.cobatch import random_request, write_letters
 from parity.paged import make_batch
 from parity.tiny import save, tiny_model

@@ -5,9 +5,9 @@
 import pytest
 
 from drive import engine_for, finish, greedy
-from headway.core.quantization import Quantization
 from headway.runtime.cuda.triton.types import INTERPRETED
 from headway.runtime.rounding import round_weight_fp8
+from headway.spec.quantization import Quantization
 from parity.devices import with_triton
 from parity.tiny import save, tiny_model
 

@@ -7,7 +7,6 @@ Small shapes, as in `cases`.
 import pytest
 import torch
 
-from headway.core.formats import INT8, Format
 from headway.runtime.cuda.triton.linear import linear, outputs_a_tile, pack, stack
 from headway.runtime.cuda.triton.linear_int4 import linear_int4
 from headway.runtime.cuda.triton.linear_int4 import pack as pack_int4
@@ -17,6 +16,7 @@ from headway.runtime.kernels import reference
 from headway.runtime.kernels.grouped import visits_of
 from headway.runtime.kernels.own_cuda import WideLinear
 from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_fp8
+from headway.spec.formats import INT8, Format
 from interpret.closeness import TYPES, close, drawn
 
 assert INTERPRETED, "run by test_interpreted.py"

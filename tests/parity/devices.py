@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from headway.assemble import plan_settings, read_draft
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.runtime.attention import BACKENDS, AttentionRule, KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.cuda.executor import CudaExecutor

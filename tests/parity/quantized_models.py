@@ -7,12 +7,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from drive import engine_for
-from headway.core.formats import PARTS
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.quantized.folder import linear_places
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import PARTS
 from parity.logits import our_logits, their_logits
 from parity.tiny import prompts
 

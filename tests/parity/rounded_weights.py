@@ -2,8 +2,8 @@
 
 import torch
 
-from headway.core.formats import Format
 from headway.runtime.rounding import SUPER_BLOCK, RoundedWeight, SuperBlocks
+from headway.spec.formats import Format
 
 
 def some_weight(format: Format, outputs: int, inputs: int, seed: int = 0) -> RoundedWeight:

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from drive import engine_for, finish, greedy
-from headway.core.embedded import model_folder
 from headway.runtime.attention import (
     AttentionRule,
     KVLayer,
@@ -20,6 +19,7 @@ from headway.runtime.attention import (
 )
 from headway.runtime.attention.protocol import AttentionBackend
 from headway.runtime.attention.reference import best_blocks
+from headway.spec.embedded import model_folder
 from parity.native_sets import each_instruction_set
 from parity.paged import make_batch, with_tables
 

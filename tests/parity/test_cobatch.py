@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from drive import engine_for, finish
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.engine import Engine
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation

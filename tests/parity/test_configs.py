@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from headway.core.model_spec import FAMILIES, spec_from_config
+from headway.spec import FAMILIES, spec_from_config
 from parity import tiny
 from parity.tiny import num_elements
 from published import MODELS

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drive import Answers, engine_for, finish
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError

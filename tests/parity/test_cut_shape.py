@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from drive import engine_for, finish
-from headway.core.embedded import model_folder
 from headway.core.request import Request
+from headway.spec.embedded import model_folder
 from ranked import leader_of, ranks, requests
 from widening import find_shape, widen
 

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.core.dealt import Dealt
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.attention.dealt import DealtAttention, count_rows
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import Alone
 from headway.runtime.parallel.rows import DEALT, DealtRows
+from headway.spec.dealt import Dealt
 from parity.native_sets import each_instruction_set
 from parity.paged import make_case, with_sink_logits
 

@@ -18,13 +18,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from drive import engine_for, finish, greedy
+from headway.config.device_choice import choose_graphs
+from headway.config.options import EngineOptions
+from headway.config.quantization_choice import experts_at_once
 from headway.core import grammar as grammars
-from headway.core.device_choice import choose_graphs
-from headway.core.formats import Format
-from headway.core.model_spec import ExpertsSpec, read_model_spec
-from headway.core.options import EngineOptions
-from headway.core.quantization import Quantization
-from headway.core.quantization_choice import experts_at_once
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.cuda.graphs import (
@@ -37,6 +34,9 @@ from headway.runtime.cuda.graphs import (
     widths,
 )
 from headway.runtime.cuda.sampling import drawing
+from headway.spec import ExpertsSpec, read_model_spec
+from headway.spec.formats import Format
+from headway.spec.quantization import Quantization
 from parity.cobatch import ENGINES, VOCABULARY, random_request, same
 from parity.devices import Recorder, RecordingExecutor, small_model, with_graphs
 from parity.tiny import save, tiny_model

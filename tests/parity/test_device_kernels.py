@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from headway.core.formats import Format
 from headway.runtime import rounding
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.triton import ScaledKVLayer
@@ -21,6 +20,7 @@ from headway.runtime.rounding import (
     round_rows_fp8,
     round_weight_fp8,
 )
+from headway.spec.formats import Format
 from parity.devices import NoReadBacks
 from parity.paged import make_batch
 

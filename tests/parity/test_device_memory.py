@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headway.core.memory_plan import CUDA_ACTIVATION_BYTES, CUDA_LIBRARY_BYTES
-from headway.core.model_spec import ModelSpec, spec_from_config
-from headway.core.options import EngineOptions
-from headway.core.resolve import Settings, resolve
+from headway.config.memory_plan import CUDA_ACTIVATION_BYTES, CUDA_LIBRARY_BYTES
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings, resolve
 from headway.runtime.attention.flashinfer import held_bytes
 from headway.runtime.cuda.memory import DeviceMemory, LiveBytes, counted, few_layers, step_bytes
+from headway.spec import ModelSpec, spec_from_config
 from resolve_cases import GIB, machine
 
 LLAMA = {

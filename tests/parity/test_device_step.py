@@ -14,7 +14,6 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.embedded import model_folder
 from headway.core.plan import GrammarMasks, NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
@@ -23,6 +22,7 @@ from headway.runtime.cuda import sampling
 from headway.runtime.cuda.executor import CudaExecutor
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.sampler import NEVER, Sampler, token_logprobs
+from headway.spec.embedded import model_folder
 from parity.cobatch import (
     ENGINES,
     VOCABULARY,

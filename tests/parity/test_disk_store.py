@@ -16,7 +16,7 @@ import torch
 
 from headway.assemble import plan_settings
 from headway.cli.common import model_folder
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
 from headway.core.plan import StepPlan, StepResult, Transfer
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.kvstore import segment as segments

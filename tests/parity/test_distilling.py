@@ -25,10 +25,10 @@ from headway.compress.train.student import rounded_layers
 from headway.compress.train.texts import READ, WRITTEN, chat, named, paragraphs, records
 from headway.compress.train.written import write_student
 from headway.core.errors import HeadwayError, ModelError, UsageError
-from headway.core.formats import INT8, Format
-from headway.core.quantization import Quantization
 from headway.runtime.kernels import reference
 from headway.runtime.rounding import round_weight
+from headway.spec.formats import INT8, Format
+from headway.spec.quantization import Quantization
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,7 +7,6 @@ import pytest
 from msgspec.structs import replace
 
 from drive import engine_for, finish, greedy
-from headway.core.embedded import model_folder
 from headway.core.errors import UsageError
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
@@ -17,6 +16,7 @@ from headway.engine.speculation.proposers.draft import OFF
 from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
 from headway.runtime.drafter import Wanted
+from headway.spec.embedded import model_folder
 from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
 

@@ -8,13 +8,13 @@ import torch
 
 from drive import engine_for, finish
 from headway.assemble import plan_settings
-from headway.core.drafter import choose_draft_vocabulary, num_learned
-from headway.core.embedded import model_folder
+from headway.config.drafter import choose_draft_vocabulary, num_learned
+from headway.config.options import EngineOptions
 from headway.core.errors import UsageError
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.runtime.draft_vocabulary import DraftVocabulary
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
 from parity.drafting import Proposals, some_requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")

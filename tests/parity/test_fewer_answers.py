@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.embedded import model_folder
 from headway.evals.questions import ask
+from headway.spec.embedded import model_folder
 from headway.whole_model import FolderModel
 
 QUESTIONS = 8

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from headway.core.quantization import planned_bytes
+from headway.spec.quantization import planned_bytes
 from parity.quantized_folders import (
     Grid,
     Quantize,

@@ -9,7 +9,6 @@ import torch
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.formats import INT8, ROTATED_INT8, Format
 from headway.core.request import Request, SamplingParams
 from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.quantized import RoundedLinear
@@ -19,6 +18,7 @@ from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import round_weight_fp8
+from headway.spec.formats import INT8, ROTATED_INT8, Format
 from parity.logits import their_logits
 from parity.native_sets import each_instruction_set, loaded
 from parity.tiny import prompts, save, tiny_model

@@ -18,14 +18,14 @@ from gguf import GGMLQuantizationType
 import gguf_file
 from drive import engine_for
 from headway.core.errors import CheckpointError, UnsupportedModelError
-from headway.core.gguf.tokenizer import LLAMA3, QWEN2
-from headway.core.gguf.types import TYPES
-from headway.core.model_spec import read_model_spec
-from headway.core.quantization import planned_bytes
 from headway.runtime.kernels.reference import quantized_linear
 from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.quantized.gguf_blocks import PACKINGS, unpack
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import read_model_spec
+from headway.spec.gguf.tokenizer import LLAMA3, QWEN2
+from headway.spec.gguf.types import TYPES
+from headway.spec.quantization import planned_bytes
 from parity import gguf_models
 from parity.logits import our_logits
 from parity.tiny import prompts, save, tiny_model

@@ -9,8 +9,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.kv_format import APART, kv_format
-from headway.core.model_spec import KVGroupSpec
 from headway.engine.engine import Engine
 from headway.runtime.attention import AttentionRule, KVLayer, NativeAttention, NativeKVLayer
 from headway.runtime.attention.int4 import (
@@ -27,6 +25,8 @@ from headway.runtime.attention.protocol import AttentionBackend
 from headway.runtime.attention.reference import ReferenceAttention, attend_one
 from headway.runtime.batch import Batch
 from headway.runtime.native.library import NativeLibrary
+from headway.spec import KVGroupSpec
+from headway.spec.kv_format import APART, kv_format
 from parity.native_sets import each_instruction_set, loaded
 from parity.paged import make_batch, with_sink_logits, with_tables
 from parity.tiny import save, tiny_model

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.embedded import model_folder
-from headway.core.kv_keep import FIRST, NEWEST, blocks_dropped
+from headway.config.kv_keep import FIRST, NEWEST, blocks_dropped
 from headway.core.plan import Shrink
 from headway.core.request import Request
 from headway.engine.engine import Engine
@@ -21,6 +20,7 @@ from headway.runtime.attention import KVLayer, NativeKVLayer
 from headway.runtime.attention.native import PairedKVLayer
 from headway.runtime.choosing import choose, highest, least_alike, put
 from headway.runtime.executor import TorchExecutor
+from headway.spec.embedded import model_folder
 
 # ── which tokens ────────────────────────────────────────────────────────────────────────────
 

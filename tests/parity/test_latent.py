@@ -12,11 +12,11 @@ from transformers import DeepseekV3ForCausalLM, PreTrainedModel
 from drive import engine_for, finish, greedy
 from headway.compress.rows import refuse_unread
 from headway.core.errors import UnsupportedModelError, UsageError
-from headway.core.formats import INT8
-from headway.core.model_spec import read_model_spec, spec_from_config
 from headway.core.plan import BlockCopy
 from headway.runtime.attention.cache import LatentKVLayer, copy_blocks
 from headway.runtime.checkpoint import checkpoint_formats
+from headway.spec import read_model_spec, spec_from_config
+from headway.spec.formats import INT8
 from parity.quantized_folders import FILE, fp8_tensors
 from parity.quantized_models import LARGEST_KL, divergence, executor_of, plain_weights
 from parity.steps import step

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM
 
 from drive import engine_for, finish, greedy
 from headway.assemble import plan_settings
-from headway.core.embedded import model_folder
+from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError, UsageError
-from headway.core.options import EngineOptions
 from headway.engine.engine import Engine
 from headway.frontend.text import Tokenizer
+from headway.spec.embedded import model_folder
 from parity.drafting import Proposals, some_requests
 
 pytestmark = pytest.mark.usefixtures("one_thread")

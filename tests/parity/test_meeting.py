@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.runtime.parallel import meeting
 from headway.runtime.parallel.meeting import Meeting, locked, sums_at
 
@@ -18,7 +18,7 @@ TWO = Parallel(size=2)
 ELSEWHERE = """
 import sys, time
 from pathlib import Path
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.runtime.parallel import meeting
 meeting.SHARED_FOLDER = Path(sys.argv[1])
 print(meeting.Meeting(Parallel(size=2)).folder, flush=True)
@@ -84,7 +84,7 @@ def test_a_link_of_that_name_leads_nowhere(within: Path):
 FULL = """
 import sys
 from pathlib import Path
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.runtime.parallel import meeting
 meeting.SHARED_FOLDER = Path(sys.argv[1])
 try:

@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import GptOssForCausalLM, Mxfp4Config, PreTrainedModel
 
 from headway.core.errors import CheckpointError, HeadwayError, UnsupportedModelError
-from headway.core.formats import Format
 from headway.runtime.checkpoint import checkpoint_formats
 from headway.runtime.experts import ExpertLinear
+from headway.spec.formats import Format
 from parity.quantized_folders import FILE, Tensors
 from parity.quantized_models import (
     LARGEST_KL,

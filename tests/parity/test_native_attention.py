@@ -11,12 +11,12 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from drive import engine_for, finish, greedy
-from headway.core.embedded import model_folder
 from headway.core.plan import BlockCopy
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.attention.reference import attend_one
 from headway.runtime.native.library import NativeLibrary
+from headway.spec.embedded import model_folder
 from parity.native_sets import each_instruction_set, loaded
 from parity.paged import make_batch, make_case, with_sink_logits, with_tables
 from parity.tiny import save, tiny_model

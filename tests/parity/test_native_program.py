@@ -13,8 +13,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from drive import engine_for
-from headway.core.formats import GROUPS, INT8, PLAIN, Format
-from headway.core.model_spec import FAMILIES as ROWS
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
 from headway.core.request import SamplingParams
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
@@ -25,6 +23,8 @@ from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.lower import NotLoweredError, Recorder, Value, lower, share
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.spec import FAMILIES as ROWS
+from headway.spec.formats import GROUPS, INT8, PLAIN, Format
 from parity.native_sets import each_instruction_set, loaded
 from parity.paged import make_batch
 from parity.tiny import FAMILIES, SIZES, save, tiny_model

@@ -5,7 +5,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.formats import GROUPS, INT8, ROTATED_INT8, Format
 from headway.runtime.kernels.quantized import RoundedLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.rounding import (
@@ -16,6 +15,7 @@ from headway.runtime.rounding import (
     round_rows,
     round_weight,
 )
+from headway.spec.formats import GROUPS, INT8, ROTATED_INT8, Format
 from parity.native_sets import cut_in_blocks, each_instruction_set, loaded, operands
 
 ROUNDING = {torch.float32: 2**-18, torch.bfloat16: 1.1 * 2**-7, torch.float16: 1.1 * 2**-10}

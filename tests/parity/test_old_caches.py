@@ -7,10 +7,10 @@ import pytest
 
 from drive import engine_for, finish
 from headway.assemble import look_up_weights, plan_settings
-from headway.core import resolve
-from headway.core.options import EngineOptions
+from headway.config import resolve
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
 from headway.runtime import weight_key
 from headway.runtime.kvstore import open as kv_open
 from headway.runtime.kvstore.open import open_disk

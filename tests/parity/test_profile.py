@@ -13,13 +13,13 @@ from headway.compress.at_load import CANDIDATES, allocate, choose_formats, num_w
 from headway.compress.estimate import q4_k_m_budget
 from headway.compress.rows import RowModel
 from headway.compress.sensitivity import measure
+from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError
-from headway.core.formats import ROTATED_INT8, Format
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.runtime.quantized.profile import read_profile, write_profile
 from headway.runtime.rounding import round_weight, round_weight_by_power
+from headway.spec import read_model_spec
+from headway.spec.formats import ROTATED_INT8, Format
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

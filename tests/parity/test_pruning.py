@@ -18,8 +18,8 @@ from headway.compress.prune.prune import Wanted, check, prune
 from headway.compress.prune.structure import remove_units
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.formats import INT8
-from headway.core.model_spec import read_json, read_model_spec
+from headway.spec import read_json, read_model_spec
+from headway.spec.formats import INT8
 from parity.tiny import SIZES, prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -240,7 +240,7 @@ def test_the_layer_that_says_least_goes():
 
 
 def spec_of(**changes: object) -> Any:
-    from headway.core.model_spec.read import spec_from_config
+    from headway.spec.read import spec_from_config
 
     config = {**SIZES, "architectures": ["LlamaForCausalLM"], **changes}
     return spec_from_config(config, {})

@@ -26,8 +26,8 @@ from headway.compress.smooth import smooth_scale
 from headway.compress.statistics import Moments, counting
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import UnsupportedModelError
-from headway.core.formats import INT8, Format
 from headway.runtime.rounding import round_weight
+from headway.spec.formats import INT8, Format
 from parity.tiny import FAMILIES, prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

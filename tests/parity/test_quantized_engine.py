@@ -11,11 +11,9 @@ from torch import Tensor
 
 from drive import engine_for
 from headway.assemble import make_executor, plan_settings
-from headway.core import resolve
-from headway.core.formats import INT8, PLAIN, Format
-from headway.core.options import EngineOptions
+from headway.config import resolve
+from headway.config.options import EngineOptions
 from headway.core.plan import NewSequence, ScheduledSequence, StepPlan
-from headway.core.quantization import Quantization, planned_bytes
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.executor import TorchExecutor
@@ -23,6 +21,8 @@ from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.native.available import best_instruction_set
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.spec.formats import INT8, PLAIN, Format
+from headway.spec.quantization import Quantization, planned_bytes
 from parity import cobatch
 from parity.tiny import prompts, save, tiny_model
 

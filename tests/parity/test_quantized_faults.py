@@ -17,13 +17,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headway.assemble import plan_settings
+from headway.config.options import EngineOptions
 from headway.core.errors import CheckpointError, HeadwayError, UnsupportedModelError, UsageError
-from headway.core.formats import PLAIN, ROTATED_INT8, Format
-from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions
-from headway.core.quantization import Quantization
 from headway.runtime.checkpoint import checkpoint_formats, open_model
 from headway.runtime.rounding import round_weight
+from headway.spec import ModelSpec, read_model_spec
+from headway.spec.formats import PLAIN, ROTATED_INT8, Format
+from headway.spec.quantization import Quantization
 from parity.mutations import mutated
 from parity.quantized_folders import (
     FILE,

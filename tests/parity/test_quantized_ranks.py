@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headway.config.parallel import Parallel, cut_of
 from headway.core.errors import UsageError
-from headway.core.model_spec import ModelSpec
-from headway.core.parallel import Parallel, cut_of
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.quantized.gguf_blocks import PACKINGS
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec
 from parity.quantized_folders import (
     Quantize,
     Tensors,

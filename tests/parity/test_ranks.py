@@ -15,9 +15,9 @@ from torch import Tensor
 
 from drive import engine_for, finish
 from headway.assemble import plan_settings
+from headway.config.options import EngineOptions
+from headway.config.parallel import Parallel
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.options import EngineOptions
-from headway.core.parallel import Parallel
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
 from headway.runtime.parallel.frames import LENGTH, MAX_BYTES, Done, Hello, Pipe, Plan

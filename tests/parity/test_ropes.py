@@ -14,13 +14,13 @@ from torch.testing import assert_close
 
 from drive import Answer, Answers, engine_for, finish, greedy
 from headway.assemble import plan_settings
+from headway.config.options import EngineOptions
 from headway.core.errors import UnsupportedModelError
-from headway.core.model_spec import RopeSpec
-from headway.core.model_spec.rope import FULL, WINDOW, ropes_from_config
-from headway.core.options import EngineOptions
 from headway.core.request import Request, TokenLogprobs
 from headway.engine.engine import Engine
 from headway.runtime.rope import RopeRows, RopeTable, dynamic_theta
+from headway.spec import RopeSpec
+from headway.spec.rope import FULL, WINDOW, ropes_from_config
 from parity.devices import on_cpu
 from parity.logits import their_logits
 from parity.tiny import SIZES, prompts, save, spell_as_transformers_4, tiny_model

@@ -8,8 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headway.core.formats import INT8, PLAIN, Format
-from headway.core.quantization import Quantization
 from headway.runtime.kernels import Kernels, reference
 from headway.runtime.kernels.parts import PartsLinear, pack_parts
 from headway.runtime.kernels.quantized import RoundedLinear
@@ -28,6 +26,8 @@ from headway.runtime.rounding import (
     round_weight,
     rounded_rows,
 )
+from headway.spec.formats import INT8, PLAIN, Format
+from headway.spec.quantization import Quantization
 from parity.native_sets import NAMES, each_instruction_set, loaded, operands
 from parity.rounded_weights import some_weight
 

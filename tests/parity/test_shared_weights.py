@@ -19,16 +19,16 @@ from safetensors.torch import load_file, save_file
 
 from drive import KV_BYTES, engine_for, finish
 from headway.assemble import assemble, make_executor, plan_settings
+from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
-from headway.core.embedded import model_folder
 from headway.core.errors import CapacityError
-from headway.core.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime import eagle, loading, medusa, shared_weights, sharing
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.shared_weights import filled_bytes, is_sealed, make_shared
+from headway.spec.embedded import model_folder
 from parity.drafting import Proposals
 from parity.tiny import save, tiny_model
 
@@ -138,7 +138,7 @@ def test_what_torch_multiplies_as_it_is_is_shared(tmp_path, weights, work, monke
 
 def test_a_cache_on_disk_fills_it(tmp_path, weights, work, monkeypatch):
     """What a former start packed is copied, not packed; and what this one packs is kept."""
-    monkeypatch.setattr("headway.core.resolve.SMALL_MODEL_BYTES", 0)
+    monkeypatch.setattr("headway.config.resolve.SMALL_MODEL_BYTES", 0)
     folder = save(tiny_model("llama"), tmp_path / "model")
     options = {"quantization": "int8", "skip_tokenizer_init": True}
     wanted = answers(sharing_engine(folder, weights, **options))

@@ -12,9 +12,9 @@ from drive import engine_for, finish
 from headway.compress.rows import refuse_unread
 from headway.compress.train.model import refuse_experts
 from headway.core.errors import HeadwayError, UnsupportedModelError, UsageError
-from headway.core.model_spec import read_model_spec, spec_from_config
-from headway.core.quantization import Quantization, planned_bytes
 from headway.core.request import Request, SamplingParams
+from headway.spec import read_model_spec, spec_from_config
+from headway.spec.quantization import Quantization, planned_bytes
 from parity.logits import our_logits, their_logits
 from parity.quantized_folders import FILE
 from parity.quantized_models import LARGEST_KL, divergence, executor_of

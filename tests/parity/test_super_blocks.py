@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from headway.core.formats import Format
-from headway.core.gguf.types import TYPES
 from headway.runtime.quantized import gguf_blocks
 from headway.runtime.quantized.parts import widened
 from headway.runtime.rounding import RoundedWeight, SuperBlocks
+from headway.spec.formats import Format
+from headway.spec.gguf.types import TYPES
 
 BY_NAME = {each.name: each for each in TYPES.values()}
 K_FORMATS = ["Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS"]

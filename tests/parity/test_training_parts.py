@@ -21,9 +21,9 @@ from headway.compress.train.model import TrainedModel
 from headway.compress.train.run import identity
 from headway.compress.train.student import keep_zeros, make_optimizer, round_layers
 from headway.core.errors import UsageError
-from headway.core.formats import INT8
-from headway.core.quantization import Quantization
 from headway.runtime.rounding import round_weight
+from headway.spec.formats import INT8
+from headway.spec.quantization import Quantization
 from parity.tiny import prompts, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from headway.core.model_spec import KVGroupSpec
 from headway.core.plan import Transfer
 from headway.runtime.attention.cache import KVLayer, allocate_kv
 from headway.runtime.attention.native import NativeKVLayer, PairedKVLayer
 from headway.runtime.kvstore.transfers import StoreTransfers, runs
 from headway.runtime.transfers import make_transfers
+from headway.spec import KVGroupSpec
 
 GROUPS = tuple(
     KVGroupSpec(layers=layers, num_kv_heads=2, head_dim=8, window=window)

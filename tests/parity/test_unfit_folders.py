@@ -9,7 +9,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from headway.cli.main import main
-from headway.core.embedded import EMBEDDED, model_folder
+from headway.spec.embedded import EMBEDDED, model_folder
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 

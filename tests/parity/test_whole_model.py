@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from headway.core.embedded import model_folder
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.request import SamplingParams
 from headway.evals.divergence import EXACT, compare
 from headway.evals.text import score_last_words, score_text, windows
+from headway.spec.embedded import model_folder
 from headway.whole_model import FolderModel
 from rounding import ROUNDINGS, Rounding, rounded, write_rounded
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from drive import engine_for, finish, greedy
 from headway import LLM, SamplingParams
 from headway.core.errors import CheckpointError, HeadwayError, UsageError
-from headway.core.model_spec import read_model_spec
+from headway.spec import read_model_spec
 from parity.drafting import Proposals
 from parity.tiny import edit_config, prompts
 from widening import SHAPES, Shape, Widening, find_shape, plan_widening, widen

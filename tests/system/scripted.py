@@ -18,9 +18,8 @@ from pathlib import Path
 import uvicorn
 from tiny_model import EOS, tiny_config, write_tokenizer
 
+from headway.config.options import ServerOptions
 from headway.core.errors import RequestError
-from headway.core.model_spec import read_model_spec
-from headway.core.options import ServerOptions
 from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
@@ -29,6 +28,7 @@ from headway.frontend.answer import Answer, ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, State, answer_marks
+from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
 
 CONTEXT_TOKENS = 4096

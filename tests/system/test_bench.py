@@ -18,8 +18,8 @@ from headway.bench import trial
 from headway.bench.latency import latency
 from headway.bench.report import Report
 from headway.bench.traces import read_trace, unquantized
+from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 
 SLACK_S = 0.5
 """Nothing here asserts that a busy machine is quick; tests/system/test_bench_precise.py does."""

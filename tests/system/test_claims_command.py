@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from conftest import StartServer
-from headway.core.embedded import model_folder
+from headway.spec.embedded import model_folder
 from literature import batching, bottlenecks, speculation, table
 from literature.shapes import llama
 from literature.subject import Subject

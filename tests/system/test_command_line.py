@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 
 from conftest import StartServer
 from headway.cli.main import main
-from headway.core.model_spec import FAMILIES
+from headway.spec import FAMILIES
 
 GREEDY = ("--temperature=0", "--max-tokens=12")
 

@@ -20,11 +20,11 @@ from headway.cli.evaluate import GATE_FAILED
 from headway.cli.main import main
 from headway.cli.quantize import write_rows
 from headway.compress.partial import Partial
-from headway.core.embedded import model_folder
-from headway.core.formats import PLAIN
-from headway.core.model_spec import read_model_spec
-from headway.core.options import QuantizeOptions
+from headway.config.options import QuantizeOptions
 from headway.runtime.checkpoint import checkpoint_formats
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
+from headway.spec.formats import PLAIN
 from headway.whole_model import FolderModel
 
 SMALL = ("--rows=6", "--row-length=256", "--threads=1")

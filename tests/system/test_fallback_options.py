@@ -7,8 +7,8 @@ import pytest
 
 from headway.assemble import plan_settings
 from headway.cli.serve import of_second
-from headway.core.embedded import model_folder
-from headway.core.options import Bytes, EngineOptions
+from headway.config.options import Bytes, EngineOptions
+from headway.spec.embedded import model_folder
 
 TINY, DRAFT = model_folder("headway-tiny"), model_folder("headway-draft")
 FOUR = "layers:\n  0: {window: 64, sinks: 4}\n  2-5: {window: 64, sinks: 4}\n"

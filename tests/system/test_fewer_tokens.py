@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer
 
-from headway.core.embedded import model_folder
-from headway.core.options import EngineOptions
+from headway.config.options import EngineOptions
+from headway.spec.embedded import model_folder
 
 PROMPT = [10 + number * 7 % 300 for number in range(600)]
 HALF_WHOLE = "layers: {0-1: whole, 2: {window: 256, sinks: 4}}"

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 import gguf_file
 from headway import LLM, SamplingParams
-from headway.core import embedded
+from headway.spec import embedded
 from parity import gguf_models
 
 QUESTION = [{"role": "user", "content": "What is 2 + 3?"}]

@@ -16,8 +16,8 @@ from client_fields import TEMPLATE, USER
 from scripted import ScriptedServer, scripted
 
 from headway.admit.admission import Rules
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.errors import RequestError, ShedError
-from headway.core.scheduler_config import SchedulerConfig
 from headway.edge import event_stream
 from headway.measure.sse import EventReader
 from headway.server import session

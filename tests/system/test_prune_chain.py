@@ -7,7 +7,7 @@ import pytest
 
 from headway import LLM, SamplingParams
 from headway.cli.main import main
-from headway.core.model_spec import read_model_spec
+from headway.spec import read_model_spec
 
 SMALL = ("--step-tokens=128", "--row-length=32", "--learning-rate=0.003")
 ASKED = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)

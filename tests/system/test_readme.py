@@ -10,7 +10,7 @@ import pytest
 from live_server import LiveServer
 
 from headway.cli.common import EMBEDDED, model_folder
-from headway.core.options import reference
+from headway.config.options import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

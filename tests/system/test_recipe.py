@@ -23,8 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headway.assemble import plan_settings
 from headway.compress.train import checkpoint
-from headway.core.options import EngineOptions
-from headway.core.speculation_config import MedusaSpec
+from headway.config.options import EngineOptions
+from headway.config.speculation_config import MedusaSpec
 from headway.evals.skills.structured import TOOLS, function
 from headway.evals.skills.suite import DEMO, LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text import Tokenizer

@@ -22,7 +22,7 @@ from live_gateway import LiveGateway
 from live_server import LiveServer, alive, clean_environment, wait_until
 from safetensors.torch import load_file, save_file
 
-from headway.core import embedded
+from headway.spec import embedded
 
 pytestmark = [pytest.mark.hardening, pytest.mark.timeout(1800)]
 

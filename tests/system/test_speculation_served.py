@@ -24,8 +24,7 @@ from headway.advise.diagnosis import diagnose
 from headway.advise.from_stats import reading_from_stats
 from headway.bench.page import as_text
 from headway.bench.trial import once
-from headway.core.embedded import model_folder
-from headway.core.options.bench import BenchOptions
+from headway.config.options.bench import BenchOptions
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.speculation import make_speculator
@@ -33,6 +32,7 @@ from headway.evals.skills.suite import examples
 from headway.llm import LLM
 from headway.perf.model import Prior, StepModel
 from headway.server.models import answer_marks
+from headway.spec.embedded import model_folder
 from headway.telemetry.snapshot import Snapshot
 from in_process import InProcess, fake_state
 

@@ -11,7 +11,7 @@ from headway.measure.started import is_ready
 
 MEASURES = """
 import sys, time
-from headway.core.embedded import model_folder
+from headway.spec.embedded import model_folder
 from headway.measure.started import Started
 with Started(model_folder(None), ["--kv-memory=16MiB"]) as server:
     print(server.url, flush=True)

@@ -15,8 +15,8 @@ from live_server import alive, headway
 from conftest import StartServer
 from headway.advise.tune.confirm import Confirmation
 from headway.advise.tune.outcome import Tuned, yaml_of
-from headway.core.embedded import model_folder
-from headway.core.options import BenchOptions, EngineOptions
+from headway.config.options import BenchOptions, EngineOptions
+from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import Calibration
 
 SLO = ["ttft=5s,tpot=1s"]

@@ -115,7 +115,7 @@ def test_all_name_the_same_pods_and_ports() -> None:
 
 def test_every_recipe_lets_running_answers_end() -> None:
     """Each gives the server longer to end than the drain takes by default."""
-    from headway.core.options import ServerOptions
+    from headway.config.options import ServerOptions
 
     drain_s = ServerOptions().drain_timeout
     pod = resources(BASE)[0]["spec"]["template"]["spec"]

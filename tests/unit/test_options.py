@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.errors import UsageError
-from headway.core.options import (
+from headway.config.options import (
     HALVES,
     Bytes,
     EngineOptions,
@@ -20,9 +19,10 @@ from headway.core.options import (
     read_options,
     to_arguments,
 )
-from headway.core.options.field import MOST_STAGES, environment_name, flag_name, value_type
-from headway.core.options.read import REMOVED, fields_of
-from headway.core.options.vllm import SEE_TABLE
+from headway.config.options.field import MOST_STAGES, environment_name, flag_name, value_type
+from headway.config.options.read import REMOVED, fields_of
+from headway.config.options.vllm import SEE_TABLE
+from headway.core.errors import UsageError
 
 TABLES = [EngineOptions, ServerOptions, LogOptions, SamplingOptions]
 FIELDS = [(table, field) for table in TABLES for field in dataclasses.fields(table)]

@@ -35,9 +35,9 @@ from headway.admit.lengths import (
 from headway.admit.lines import Line, Lines
 from headway.admit.queue import QueueOrder
 from headway.admit.seen import Seen, pages_of
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.clock import Clock
 from headway.core.errors import OverloadedError
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import UNLIMITED, Limits, ServiceClass
 from headway.core.slo import Slo
 from headway.core.terms import Terms

@@ -12,14 +12,14 @@ from rich.console import Console
 from headway.advise.show import plain
 from headway.advise.words import duration, percent, plural, rate
 from headway.assemble import examine_machine
+from headway.config.memory_plan import gib
+from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
-from headway.core.contention import CoreUse, CoreWatch
 from headway.core.machine import MULTIPLY_FLAGS
-from headway.core.memory_plan import gib
-from headway.core.model_spec import DTYPE_BYTES, KVGroupSpec
-from headway.core.options import EngineOptions
-from headway.core.quantization import bytes_per_weight, planned_bytes
 from headway.perf.roofline import Sheet, read_sheets, sheet_of
+from headway.spec import DTYPE_BYTES, KVGroupSpec
+from headway.spec.quantization import bytes_per_weight, planned_bytes
+from headway.telemetry.contention import CoreUse, CoreWatch
 
 SETS = (
     *("sse4_2", "avx", "avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni"),

@@ -13,8 +13,8 @@ else. None is "not known from this source", never zero. Means unless a name says
 
 from dataclasses import dataclass, field
 
-from headway.core.contention import CoreUse
 from headway.perf.roofline import DecodeStep, Utilization
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.snapshot import Percentiles, Verdict
 from headway.telemetry.verdict import CONTENTION
 

@@ -15,7 +15,7 @@ from headway.advise.symptoms import (
     queued,
     rounding,
 )
-from headway.core.alternatives import highest
+from headway.config.alternatives import highest
 from headway.perf.roofline import DecodeStep
 
 TOKENS_PER_VERIFIED_STEP = 2.0

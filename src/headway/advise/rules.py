@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from headway.advise import remedies, symptoms
 from headway.advise.reading import Reading
-from headway.core.alternatives import has_option
+from headway.config.alternatives import has_option
 
 MISSING = "not in this version"
 

@@ -10,7 +10,7 @@ from headway.advise.shorter import Saving
 from headway.advise.what_if.asked import shown_gain
 from headway.advise.what_if.compare import Gain
 from headway.advise.words import dollars, duration, percent
-from headway.core.memory_plan import gib
+from headway.config.memory_plan import gib
 
 MOST_FINDINGS = 4
 STYLES = {HEALTHY: "green", "under-loaded": "yellow"}

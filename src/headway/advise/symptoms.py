@@ -5,8 +5,8 @@ A predicate is true only where the reading knows enough. Thresholds stand in one
 
 from headway.advise.reading import Reading, decode_step
 from headway.advise.words import duration, percent, plural, tokens
-from headway.core.alternatives import highest
-from headway.core.memory_plan import gib
+from headway.config.alternatives import highest
+from headway.config.memory_plan import gib
 
 THRESHOLDS = {
     "waiting": 0.5,  # sequences that wait in a mean step: more is a queue

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from headway.bench.latency import latency
+from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 from headway.core.records import ModelSnapshot
 from headway.core.regular_file import read_bytes
 from headway.measure.client import open_session

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.bench.workload import Conversation, Traffic, build, is_trace, rate_of
+from headway.config.options import BenchOptions
+from headway.config.options.field import parse_value
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
-from headway.core.options.field import parse_value
 from headway.core.slo import DEFAULT_CLASS, Slo, parse_classes, parse_slo
 from headway.core.yaml_file import read_yaml
 

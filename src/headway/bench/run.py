@@ -15,9 +15,9 @@ from headway.bench.prompts import Text
 from headway.bench.scrape import Scraper
 from headway.bench.talk import PATHS, Dialect
 from headway.bench.workload import Traffic
+from headway.config.options import BenchOptions
 from headway.core.clock import SystemClock
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 from headway.measure import record
 from headway.measure.client import Client, model_name, open_session
 

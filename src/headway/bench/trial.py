@@ -10,7 +10,7 @@ from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_repo
 from headway.bench.run import Bench, Watch, measure, prepare
 from headway.bench.search import PRECISION, bounds, search_rate
 from headway.bench.talk import Dialect
-from headway.core.options import BenchOptions
+from headway.config.options import BenchOptions
 from headway.core.slo import parse_slo
 from headway.measure.record import Run
 from headway.telemetry.prefixes import Sharing, find_sharing

@@ -23,8 +23,8 @@ from headway.bench.traces import (
     scaled,
     unquantized,
 )
+from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 from headway.core.regular_file import open_text
 
 DEFAULT_DURATION_S = 30.0

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import headway
 from headway.cli.common import model_folder, model_name, print_settings, read_tokenizer, scorer_of
+from headway.config.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.errors import UsageError
-from headway.core.model_files import sampling_defaults
-from headway.core.model_spec import read_model_spec
-from headway.core.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.progress import bytes_bar, items_bar
+from headway.spec import read_model_spec
+from headway.spec.model_files import sampling_defaults
 
 if TYPE_CHECKING:
     from headway.batches.lines import Line

@@ -5,8 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import headway
+from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 
 if TYPE_CHECKING:
     from headway.bench.report import Report

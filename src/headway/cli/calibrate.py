@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headway.config.options import CalibrateOptions, GatewayOptions
 from headway.core.errors import UsageError
-from headway.core.options import CalibrateOptions, GatewayOptions
 from headway.core.progress import items_bar
 from headway.core.regular_file import read_bytes
 

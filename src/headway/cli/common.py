@@ -5,11 +5,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.core import embedded
+from headway.config.memory_plan import gib
+from headway.config.options import EngineOptions, EvalOptions, to_arguments
 from headway.core.errors import UsageError
-from headway.core.gguf.header import is_gguf
-from headway.core.memory_plan import gib
-from headway.core.options import EngineOptions, EvalOptions, to_arguments
+from headway.spec import embedded
+from headway.spec.gguf.header import is_gguf
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

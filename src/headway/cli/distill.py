@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import source_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
+from headway.config.memory_plan import gib
+from headway.config.options import DistillOptions
 from headway.core.errors import UsageError
-from headway.core.formats import GROUPS, INT8
-from headway.core.memory_plan import gib
-from headway.core.model_spec import read_model_spec
-from headway.core.options import DistillOptions
 from headway.core.progress import steps_bar
-from headway.core.quantization import Quantization
 from headway.measure.chart import Panel, chart
+from headway.spec import read_model_spec
+from headway.spec.formats import GROUPS, INT8
+from headway.spec.quantization import Quantization
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -10,9 +10,9 @@ import msgspec
 from rich.console import Console
 
 from headway.cli.common import is_model, model_folder
+from headway.config.options import DoctorOptions, EngineOptions
 from headway.core.errors import UsageError
 from headway.core.machine import num_cores
-from headway.core.options import DoctorOptions, EngineOptions
 
 if TYPE_CHECKING:
     from headway.advise.diagnosis import Diagnosis

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.config.options import DriftOptions, GatewayOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import DriftOptions, GatewayOptions
 from headway.core.progress import items_bar
 from headway.core.regular_file import read_bytes
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.common import stamp_of
+from headway.config.memory_plan import DEFAULT_KV_SHARE
+from headway.config.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.errors import UsageError
-from headway.core.memory_plan import DEFAULT_KV_SHARE
-from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 
 if TYPE_CHECKING:
     from headway.admit.lines import Lines

@@ -10,10 +10,10 @@ import msgspec
 
 from headway.cli import kv_gate, shortened
 from headway.cli.common import engine_arguments, model_folder, model_name, served_model
+from headway.config.options import AgainstOptions, EngineOptions, EvalOptions, flag_name
+from headway.config.options.against import OF_ONE, PREFIX, reference_engine
 from headway.core.errors import UsageError
-from headway.core.gguf.header import is_gguf
-from headway.core.options import AgainstOptions, EngineOptions, EvalOptions, flag_name
-from headway.core.options.against import OF_ONE, PREFIX, reference_engine
+from headway.spec.gguf.header import is_gguf
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -153,9 +153,9 @@ class Sources:
 
     def check(self, what: str | None, served_name: str) -> None:
         """Raise for what cannot be asked or paired, before anything is asked."""
-        from headway.core.model_spec import read_model_spec
         from headway.evals.report import read_report
         from headway.evals.url import is_url
+        from headway.spec import read_model_spec
 
         if what is not None and is_report(what):
             report = read_report(what)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headway.cli.evaluate import GATE_FAILED, Sources, check_outputs, publish, wants
+from headway.config.options import EngineOptions, EvalOptions, GateOptions
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions, EvalOptions, GateOptions
 from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE
 
 if TYPE_CHECKING:

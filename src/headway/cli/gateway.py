@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.config.options import GatewayOptions, LogOptions
 from headway.core.errors import UsageError
 from headway.core.logs import line_of, set_up_logs, written_aside
-from headway.core.options import GatewayOptions, LogOptions
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import engine_arguments, model_folder, print_settings
+from headway.config.options import EngineOptions, SamplingOptions
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions, SamplingOptions
 from headway.core.request import SamplingParams
 
 if TYPE_CHECKING:

@@ -17,10 +17,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.memory_plan import gib
+from headway.config.options import PullOptions
 from headway.core.errors import HeadwayError, ModelError, UsageError
-from headway.core.memory_plan import gib
-from headway.core.model_spec import read_model_spec
-from headway.core.options import PullOptions
+from headway.spec import read_model_spec
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -4,8 +4,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.options import KeyOptions
 from headway.core.errors import UsageError
-from headway.core.options import KeyOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from headway.config.kv_keep import keep_share
+from headway.config.kv_read import read_share
+from headway.config.options import EngineOptions
+from headway.config.options.against import against_arguments
+from headway.config.served_spec import as_served
 from headway.core.clock import SystemClock
 from headway.core.errors import UsageError
-from headway.core.kv_keep import keep_share
-from headway.core.kv_read import read_share
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions
-from headway.core.options.against import against_arguments
-from headway.core.served_spec import as_served
 from headway.edge.database import default_folder
+from headway.spec import read_model_spec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

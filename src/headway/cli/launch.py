@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Target
+from headway.config.options import LaunchOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import LaunchOptions
 from headway.core.regular_file import read_text
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import (
+from headway.config.options import (
     AgainstOptions,
     BatchOptions,
     BenchOptions,
@@ -44,6 +43,7 @@ from headway.core.options import (
     help_text,
     read_options,
 )
+from headway.core.errors import HeadwayError, UsageError
 
 DRY_RUN, CHAT = "--dry-run", "--chat"
 

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.memory_plan import gib
+from headway.config.options import PlaceOptions
 from headway.core.errors import UsageError
-from headway.core.memory_plan import gib
-from headway.core.options import PlaceOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import headway
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions, PlanOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions, PlanOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

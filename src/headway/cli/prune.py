@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import source_folder
 from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
+from headway.config.memory_plan import gib
+from headway.config.options import PruneOptions
 from headway.core.errors import UsageError
-from headway.core.memory_plan import gib
-from headway.core.model_spec import read_json
-from headway.core.options import PruneOptions
 from headway.core.progress import items_bar
+from headway.spec import read_json
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from headway.cli.common import source_folder, stamp_of
 from headway.cli.gated import GATE_FAILED, check_gate, evaluated, held_out
+from headway.config.memory_plan import gib
+from headway.config.options import EngineOptions, GateOptions, QuantizeOptions
 from headway.core.errors import UsageError
-from headway.core.formats import GROUPS, INT8, PLAIN, Format
-from headway.core.memory_plan import gib
-from headway.core.model_spec import read_model_spec
-from headway.core.options import EngineOptions, GateOptions, QuantizeOptions
 from headway.core.progress import items_bar
 from headway.core.request import SamplingParams
+from headway.spec import read_model_spec
+from headway.spec.formats import GROUPS, INT8, PLAIN, Format
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.cli.common import model_folder, stamp_of
+from headway.config.options import RolloutOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import RolloutOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call
@@ -31,8 +31,8 @@ HOW = "headway gateway rollout FOLDER --to gateway.yaml"
 
 def rollout(call: "Call") -> int:
     """Each step in turn; returns 0 when it is promoted, 5 when it is refused or goes back."""
-    from headway.core.model_spec import read_model_spec
     from headway.gateway.config import read_config
+    from headway.spec import read_model_spec
 
     options: RolloutOptions = call.options[RolloutOptions]
     if len(call.positionals) != 1 or not options.to:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from headway.config.options import ServerOptions
 from headway.core.errors import UsageError
-from headway.core.options import ServerOptions
 from headway.telemetry.budget_rules import budget_rules
 
 if TYPE_CHECKING:

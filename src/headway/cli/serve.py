@@ -29,18 +29,18 @@ from headway.cli.engines import (
     make_clients,
     share_of_machine,
 )
-from headway.core.contention import CoreWatch, CpuWatch
+from headway.config.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
+from headway.config.served_spec import as_served
+from headway.config.speculation_config import DRAFTERS
 from headway.core.errors import UsageError
-from headway.core.formats import FORMATS
 from headway.core.logs import line_of, set_up_logs, written_aside
-from headway.core.model_files import read_document, sampling_defaults
-from headway.core.model_spec import read_model_spec
-from headway.core.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.progress import bytes_bar
-from headway.core.served_spec import as_served
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS
-from headway.core.speculation_config import DRAFTERS
+from headway.spec import read_model_spec
+from headway.spec.formats import FORMATS
+from headway.spec.model_files import read_document, sampling_defaults
+from headway.telemetry.contention import CoreWatch, CpuWatch
 
 log = logging.getLogger(__name__)
 
@@ -245,7 +245,7 @@ def check_model(folder: Path, options: EngineOptions) -> None:
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
     """What the options say of admission."""
     from headway.admit.admission import Rules
-    from headway.core.scheduler_config import SchedulerConfig
+    from headway.config.scheduler_config import SchedulerConfig
     from headway.engine.policy import POLICIES
 
     return Rules(

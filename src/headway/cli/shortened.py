@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.cli.common import served_model
+from headway.config.options import EvalOptions
 from headway.core.errors import UsageError
-from headway.core.options import EvalOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

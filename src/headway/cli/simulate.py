@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import headway
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions
+from headway.config.options.simulate import SimulateOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions
-from headway.core.options.simulate import SimulateOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

@@ -7,8 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.config.options import TraceOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import TraceOptions
 
 if TYPE_CHECKING:
     from headway.cli.main import Call

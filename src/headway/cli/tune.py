@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions, TuneOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions, TuneOptions
 
 if TYPE_CHECKING:
     from headway.advise.tune.outcome import Tuned

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import inf
 
-from headway.core.memory_plan import gib
+from headway.config.memory_plan import gib
 
 EXACT_UP_TO = 12
 """Replicas for which the cheapest placement is searched to the end."""

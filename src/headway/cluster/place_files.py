@@ -24,15 +24,15 @@ from typing import Any
 import msgspec
 
 from headway.cluster.place import Host, Replica
-from headway.core.cache_config import DEFAULT_BLOCK_SIZE
+from headway.config.cache_config import DEFAULT_BLOCK_SIZE
+from headway.config.memory_plan import gib, useful_blocks, with_open_blocks
+from headway.config.options.field import parse_bytes
+from headway.config.parallel import MOST_RANKS, Parallel, check_cut, held_by_all
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.kv_format import APART, ROUNDED, kv_format
-from headway.core.memory_plan import gib, useful_blocks, with_open_blocks
-from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options.field import parse_bytes
-from headway.core.parallel import MOST_RANKS, Parallel, check_cut, held_by_all
-from headway.core.quantization import Quantization, planned_bytes
 from headway.core.yaml_file import read_yaml
+from headway.spec import ModelSpec, read_model_spec
+from headway.spec.kv_format import APART, ROUNDED, kv_format
+from headway.spec.quantization import Quantization, planned_bytes
 
 
 class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -20,13 +20,13 @@ from headway.compress.search import Choice, kl_of, solve
 from headway.compress.sensitivity import measure
 from headway.core.clock import SystemClock
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.formats import ROTATED_INT8, Format
-from headway.core.gguf.header import is_gguf
-from headway.core.model_spec import ModelSpec
 from headway.frontend.text import Tokenizer
 from headway.runtime.quantized.profile import MatrixProfile, read_profile, write_profile
 from headway.runtime.weight_cache import default_folder
 from headway.runtime.weight_key import content_digest, model_files
+from headway.spec import ModelSpec
+from headway.spec.formats import ROTATED_INT8, Format
+from headway.spec.gguf.header import is_gguf
 
 log = logging.getLogger(__name__)
 

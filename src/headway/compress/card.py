@@ -3,8 +3,8 @@
 from collections import Counter
 
 from headway.compress.produce import Plan
-from headway.core.formats import Format
-from headway.core.memory_plan import gib
+from headway.config.memory_plan import gib
+from headway.spec.formats import Format
 
 CARD = """# {name}
 

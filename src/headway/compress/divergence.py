@@ -13,8 +13,8 @@ from headway.compress.matrices import Matrix, layer_matrices
 from headway.compress.partial import Partial, Rounded
 from headway.compress.quantize import HEAD_NAME
 from headway.compress.rows import RowModel, rows_of
-from headway.core.formats import PLAIN, Format
 from headway.runtime.rounding import rounded_rows
+from headway.spec.formats import PLAIN, Format
 
 POSITIONS = 256
 """Tokens whose distributions are compared, evenly spread: a large head is dear."""

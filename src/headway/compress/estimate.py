@@ -8,8 +8,8 @@ import torch
 
 from headway.compress.recipe import Recipe
 from headway.compress.rows import TOKENS_AT_ONCE, RowModel
-from headway.core.formats import PLAIN, ROTATED_INT8, Format
-from headway.core.model_spec import DTYPE_BYTES, ModelSpec
+from headway.spec import DTYPE_BYTES, ModelSpec
+from headway.spec.formats import PLAIN, ROTATED_INT8, Format
 
 BASE_BYTES = 400 * 2**20
 """The interpreter with torch."""

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from headway.compress.matrices import Matrix, is_router, layer_matrices, source_rows
 from headway.compress.statistics import Moments, Place
-from headway.core.model_spec import ModelSpec
 from headway.runtime.models.decoder import Architecture
+from headway.spec import ModelSpec
 
 NORMS = {"attention_norm": ("attention.qkv",), "mlp_norm": ("mlp.gate_up", "mlp.router")}
 """A norm of a layer → the linear layers that read it."""

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import Format
 from headway.runtime.rounding import LEVELS, RoundedWeight, extremes
+from headway.spec.formats import Format
 
 SHRINKS = tuple(1 - step / 40 for step in range(17))
 """What a searched scale may be of the largest number's: 1.0 … 0.6."""

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from torch import nn
 
 from headway.compress.statistics import Place
-from headway.core.model_spec import ModelSpec
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.models.decoder import Architecture
+from headway.spec import ModelSpec
 
 ROUTER = "router"
 

@@ -19,7 +19,7 @@ from headway.compress.recipe import Recipe
 from headway.compress.rows import RowModel
 from headway.compress.search import Budget, Choice, Found, checked, choose
 from headway.compress.sensitivity import measure
-from headway.core.formats import GROUPS, INT8, PLAIN, Format
+from headway.spec.formats import GROUPS, INT8, PLAIN, Format
 
 MAX_FLOPS, FLOPS_PER_PARAMETER = 3e13, 16
 """Of the search, some three minutes of two cores; of one token, for each parameter: a forward pass

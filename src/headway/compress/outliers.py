@@ -16,8 +16,8 @@ from torch import Tensor
 
 from headway.compress.gptq import gptq_keeping
 from headway.compress.grid import GridRule, grid_for
-from headway.core.formats import Format
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.core.formats import PLAIN, Format
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import PLAIN, Format
 
 FileFormat = Literal["compressed-tensors", "gptq"]
 LIBRARY_VERSION = "0.20.0"

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.core.formats import Format
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import Format
 
 KEY_FILE = "asked.json"
 WORK = "work"

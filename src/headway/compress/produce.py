@@ -25,8 +25,8 @@ from headway.compress.search import Budget
 from headway.compress.timing import no_seconds
 from headway.compress.write import Content, copy_rest, source_names, write_config, write_weights
 from headway.core.errors import UsageError
-from headway.core.formats import PLAIN, Format
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import PLAIN, Format
 
 Advance = Callable[[], None]
 Seconds = Callable[[int, int, Format], float]

@@ -20,8 +20,8 @@ from headway.compress.recipe import Recipe, round_matrices
 from headway.compress.rows import RowModel
 from headway.compress.smooth import smooth_scale
 from headway.compress.statistics import Moments, Place, counting
-from headway.core.formats import PLAIN, Format
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import PLAIN, Format
 
 HEAD_NAME = "lm_head"
 HEAD_ROWS = 8192

@@ -11,9 +11,9 @@ from torch import Tensor
 from headway.compress.gptq import gptq
 from headway.compress.grid import GridRule, grid_for
 from headway.core.errors import UsageError
-from headway.core.formats import INT8, PLAIN, Format
-from headway.core.model_spec import ModelSpec
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec
+from headway.spec.formats import INT8, PLAIN, Format
 
 DAMPING = 0.05
 """Of moments in which all tokens count alike: 6% less loss than with 0.01 (docs/lab-log.md)."""

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from headway.compress.rows import EMBEDDING, HEAD, NORM, Tensors
 from headway.core.errors import UnsupportedModelError
-from headway.core.model_spec import ModelSpec
 from headway.runtime.models import MODELS
+from headway.spec import ModelSpec
 
 READS = {"attention.qkv": "attention_norm", "mlp.gate_up": "mlp_norm", "mlp.router": "mlp_norm"}
 """Linear layers that read the stream → the norm before them."""

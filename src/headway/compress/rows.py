@@ -15,7 +15,6 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
-from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.runtime.attention import AttentionRule, KVLayer
 from headway.runtime.attention.sdpa import masked_attention
 from headway.runtime.batch import Batch
@@ -29,6 +28,7 @@ from headway.runtime.models import MODELS
 from headway.runtime.models.decoder import Architecture
 from headway.runtime.rope import RopeTable
 from headway.runtime.tensor_files import check_finite, readable
+from headway.spec import ModelSpec, read_model_spec
 
 TOKENS_AT_ONCE = 2048
 """Tokens that go through a layer together: an MLP of 4,864 makes 80 MB of them."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headway.core.errors import UsageError
-from headway.core.formats import Format
+from headway.spec.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,11 +22,11 @@ from headway.compress.divergence import RoundedInputs, place_of
 from headway.compress.matrices import Matrix, is_router, layer_matrices
 from headway.compress.rows import RowModel, rows_of
 from headway.compress.statistics import Place
-from headway.core.formats import PLAIN, Format
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.quantized.profile import MatrixProfile
 from headway.runtime.rounding import round_weight, round_weight_by_power, rounded_rows
+from headway.spec.formats import PLAIN, Format
 
 HEAD_ROWS = 64
 """Tokens whose logits are held at once: 64 MB of a vocabulary of 256,000."""

@@ -6,8 +6,8 @@ from functools import cache
 
 import torch
 
-from headway.core.formats import PLAIN, Format
 from headway.runtime.kernels.table import LinearKernel
+from headway.spec.formats import PLAIN, Format
 
 COPIES_BYTES = 96 * 2**20
 """Copies of a matrix are read in turn, so that it comes from memory as in a step."""

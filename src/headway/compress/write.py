@@ -18,11 +18,11 @@ from torch import Tensor
 from headway.compress.packing import FileFormat, quantization_config, tensors_of
 from headway.compress.rows import EMBEDDING, HEAD, RowModel
 from headway.core.errors import UsageError
-from headway.core.formats import PLAIN, Format
-from headway.core.model_spec import read_json
 from headway.runtime.checkpoint import IGNORED_SUFFIXES
 from headway.runtime.checkpoint_files import BESIDE
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import read_json
+from headway.spec.formats import PLAIN, Format
 
 COPIED = (
     "tokenizer.json",

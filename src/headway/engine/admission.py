@@ -1,8 +1,8 @@
 """The engine's own check of a request, behind the server's: nothing it lets in may kill a step."""
 
+from headway.config.resolve import Settings
 from headway.core.errors import RequestError
 from headway.core.request import Request
-from headway.core.resolve import Settings
 
 
 def check(

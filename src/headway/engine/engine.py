@@ -15,6 +15,7 @@ update per sequence, whatever happens in a step.
 import logging
 from collections.abc import Sequence as TypingSequence
 
+from headway.config.resolve import Settings
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import ExecutorLostError, RequestError, ShedError
 from headway.core.grammar import Grammar
@@ -27,7 +28,6 @@ from headway.core.plan import (
 )
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.core.resolve import Settings
 from headway.engine.admission import check, longest, scaled_len
 from headway.engine.batching import BatchGate
 from headway.engine.bisect_step import OWN_REQUEST_ID, abandon, bisect_step, prove_runtime

@@ -9,12 +9,12 @@ may not have read what was sent to it.
 
 import msgspec
 
+from headway.config.options import plain
+from headway.config.resolve import Settings
 from headway.core.errors import RequestError, ServerFaultError, ShedError
-from headway.core.options import plain
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
-from headway.core.resolve import Settings
 from headway.core.service import Alone
 
 MAX_MESSAGE_BYTES = 64 * 2**20
@@ -123,7 +123,7 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     settings: dict[str, str] = {}
     alone: Alone = Alone()
     narrowed: list[tuple[int, int]] = []
-    """What `--kv-layers` narrowed, as of `core.kv_layers.narrowing`."""
+    """What `--kv-layers` narrowed, as of `config.kv_layers.narrowing`."""
     plan: Settings | None = None
     """All of the settings, for who simulates this engine."""
     bounded: list[bool] = []

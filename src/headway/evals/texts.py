@@ -11,7 +11,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from headway.core.embedded import general_text
 from headway.core.errors import UsageError
 from headway.core.scoring import Model
 from headway.evals import divergence
@@ -35,6 +34,7 @@ from headway.evals.text import (
     spread,
     windows,
 )
+from headway.spec.embedded import general_text
 
 GENERAL = "general"
 """The text that comes along, scored where --data names none."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.conforms import misfit
+from headway.edge.conforms import misfit
 from headway.gateway.config import ModelRow
 from headway.gateway.dialects import Usage
 from headway.gateway.rollout import Rollout, Sample

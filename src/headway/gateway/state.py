@@ -10,10 +10,10 @@ from pathlib import Path
 
 import msgspec
 
+from headway.config.options import GatewayOptions
 from headway.core import supervision
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError, ShutdownError
-from headway.core.options import GatewayOptions
 from headway.core.slo import parse_slo
 from headway.edge.database import default_folder
 from headway.edge.keys import Keyring

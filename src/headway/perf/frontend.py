@@ -1,7 +1,7 @@
 """What a request takes outside of the engine's steps, and the server's CPU time for it.
 
-The CPU time of its process is read once a second (`core.contention.CpuWatch`) beside what came and
-left in that second; the costs are the least squares of all seconds, none below zero. What the
+The CPU time of its process is read once a second (`telemetry.contention.CpuWatch`) beside what came
+and left in that second; the costs are the least squares of all seconds, none below zero. What the
 process computes without any request is a part of its own and left out. Worked example, 40 ms a
 second without a request, 2 ms a request, 0.1 ms a token:
 

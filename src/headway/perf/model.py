@@ -24,7 +24,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
 from headway.core.records import Counted, ModelSnapshot, StepRecord
 from headway.perf.filter import (
@@ -42,6 +41,7 @@ from headway.perf.filter import (
     locate,
 )
 from headway.perf.roofline import ModelWork
+from headway.spec import ModelSpec
 
 ERROR_STEPS = 512
 """Last steps whose errors count in `StepModel.errors`."""

@@ -18,9 +18,9 @@ from typing import Protocol
 import msgspec
 
 from headway.core.errors import UsageError
-from headway.core.model_spec import DTYPE_BYTES, ModelSpec
 from headway.core.plan import Ceilings
 from headway.core.regular_file import open_text
+from headway.spec import DTYPE_BYTES, ModelSpec
 
 CACHE_RESIDENT_FACTOR = 2
 MIN_RAISE_S = 0.5

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.kv_read import FEWEST
+from headway.config.kv_read import FEWEST
 from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
 from headway.runtime.rope import Prompt, RopeRows
 

@@ -19,9 +19,6 @@ from safetensors import safe_open
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
-from headway.core.formats import PLAIN, Format
-from headway.core.gguf.header import is_gguf
-from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import find_files, shown
 from headway.runtime.models import MODELS, Decoder
 from headway.runtime.parallel.shard import Shard
@@ -30,6 +27,9 @@ from headway.runtime.quantized.gguf import gguf_formats, open_gguf
 from headway.runtime.quantized.profile import rounded_tensors
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import check_finite, readable
+from headway.spec import ModelSpec
+from headway.spec.formats import PLAIN, Format
+from headway.spec.gguf.header import is_gguf
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 OF_KV = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"

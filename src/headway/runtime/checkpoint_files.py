@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import CheckpointError
-from headway.core.gguf.header import is_gguf
-from headway.core.model_spec import read_json
 from headway.core.regular_file import check_regular, open_regular
+from headway.spec import read_json
+from headway.spec.gguf.header import is_gguf
 
 MAX_HEADER_BYTES = 1 << 24
 """140,000 tensors in one file; what JSON of so many bytes can hold stays below 512 MB."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.kv_keep import FIRST, NEWEST
+from headway.config.kv_keep import FIRST, NEWEST
 from headway.core.plan import Shrink, StepPlan
 from headway.runtime.attention import KVLayer
 from headway.runtime.attention.cache import copy_blocks

@@ -10,8 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.draft_vocabulary import DraftVocabulary
@@ -19,6 +18,7 @@ from headway.runtime.forward import Forward
 from headway.runtime.kernels import Kernels
 from headway.runtime.riding import RidingDrafter
 from headway.runtime.shared_weights import SharedWeights
+from headway.spec import ModelSpec
 
 
 class DraftModel(RidingDrafter):

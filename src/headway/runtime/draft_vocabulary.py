@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from headway.core.drafter import TOGETHER, num_learned
+from headway.config.drafter import TOGETHER, num_learned
 from headway.runtime.batch import WorkerSequence
 from headway.runtime.forward import Forward
 from headway.runtime.native.linear import PackedWeight

@@ -31,9 +31,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from headway.core.model_spec import KVGroupSpec, LayerSpec, ModelSpec, RopeSpec
+from headway.config.speculation_config import EagleSpec
 from headway.core.plan import BlockCopy
-from headway.core.speculation_config import EagleSpec
 from headway.runtime.attention import NativeAttention, allocate_kv, choose_attention
 from headway.runtime.batch import Batch, WorkerState
 from headway.runtime.checkpoint import read_tensor
@@ -48,6 +47,7 @@ from headway.runtime.riding import RidingDrafter
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.sharing import Sharing
 from headway.runtime.tensor_files import readable
+from headway.spec import KVGroupSpec, LayerSpec, ModelSpec, RopeSpec
 
 
 class EagleLayer(nn.Module):

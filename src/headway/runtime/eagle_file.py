@@ -16,11 +16,11 @@ shapes have them:
 from math import prod
 from pathlib import Path
 
+from headway.config.speculation_config import EagleSpec
 from headway.core.errors import CheckpointError
-from headway.core.model_spec import ModelSpec
-from headway.core.speculation_config import EagleSpec
 from headway.runtime.checkpoint_files import EAGLE_FILE, read_entries, shown
 from headway.runtime.medusa_file import FLOATS, Tensors, read_header
+from headway.spec import ModelSpec
 
 LAYER = "layers.0."
 ATTENTION = LAYER + "self_attn."

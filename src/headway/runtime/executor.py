@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
 from headway.core.machine import Machine
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import (
     Description,
     GrammarMasks,
@@ -25,9 +25,7 @@ from headway.core.plan import (
     StepResult,
     StepTimings,
 )
-from headway.core.quantization import bytes_per_weight
 from headway.core.request import TokenLogprobs
-from headway.core.resolve import Settings
 from headway.runtime.attention.int4 import memory_of
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
@@ -51,6 +49,8 @@ from headway.runtime.sampler import NO_TOKEN, Sampler
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.transfers import TransferTable, make_transfers
 from headway.runtime.weight_cache import Lookup
+from headway.spec import ModelSpec
+from headway.spec.quantization import bytes_per_weight
 
 log = logging.getLogger(__name__)
 

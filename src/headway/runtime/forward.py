@@ -12,11 +12,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from headway.config.parallel import cut_of
+from headway.config.resolve import Settings
 from headway.core.errors import CapacityError
-from headway.core.kv_format import kv_format
-from headway.core.model_spec import ModelSpec
-from headway.core.parallel import cut_of
-from headway.core.resolve import Settings
 from headway.runtime.attention import (
     AttentionBackend,
     KVLayer,
@@ -47,6 +45,8 @@ from headway.runtime.rope import RopeTable, rope_rows
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.states import allocate_states
 from headway.runtime.weight_cache import Lookup
+from headway.spec import ModelSpec
+from headway.spec.kv_format import kv_format
 
 
 class Forward:

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from headway.core.model_spec import ModelSpec
-from headway.core.parallel import Cut, Parallel, bounds
+from headway.config.parallel import Cut, Parallel, bounds
 from headway.runtime.attention import AttentionBackend, AttentionRule, KVLayer, TritonAttention
 from headway.runtime.batch import Batch
 from headway.runtime.kernels import Kernels, reference
@@ -22,6 +21,7 @@ from headway.runtime.native.lower import recordable
 from headway.runtime.parallel.group import Alone, Group
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 from headway.runtime.checkpoint import (
     Progress,
     Rounded,
@@ -31,6 +30,7 @@ from headway.runtime.parallel.shard import Shard
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.sharing import Sharing
 from headway.runtime.weight_cache import EMBEDDING, Blobs, Lookup
+from headway.spec import ModelSpec
 
 LinearLike = Linear | ExpertLinear
 

@@ -21,8 +21,8 @@ from safetensors import safe_open
 from torch import Tensor
 from torch.nn import functional
 
+from headway.config.speculation_config import MedusaSpec
 from headway.core.plan import StepPlan
-from headway.core.speculation_config import MedusaSpec
 from headway.runtime.batch import Batch, WorkerSequence
 from headway.runtime.checkpoint import read_tensor
 from headway.runtime.checkpoint_files import MEDUSA_FILE

@@ -14,11 +14,11 @@ import struct
 from math import prod
 from pathlib import Path
 
+from headway.config.speculation_config import MedusaSpec
 from headway.core.errors import CheckpointError
-from headway.core.model_spec import ModelSpec
 from headway.core.regular_file import open_regular
-from headway.core.speculation_config import MedusaSpec
 from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, read_entries, shown
+from headway.spec import ModelSpec
 
 MOST_HEADS, MOST_LAYERS = 16, 16
 Tensors = dict[str, tuple[str, list[int]]]

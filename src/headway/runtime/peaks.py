@@ -12,10 +12,10 @@ import torch
 from torch.nn.functional import linear
 
 from headway.core.clock import SystemClock
-from headway.core.formats import ROTATED_INT8
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.spec.formats import ROTATED_INT8
 
 CPU_SIZES, CUDA_SIZES = (256, 1024), (2048, 8192)
 """A small GEMM first: where a type is slow the large one would not end within the budget."""

@@ -13,10 +13,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
 from headway.core.machine import Machine, cache_share_bytes, processor_name
 from headway.core.plan import Ceilings
-from headway.core.resolve import Settings
 from headway.runtime.datasheet import datasheet
 from headway.runtime.kernels import Kernels
 

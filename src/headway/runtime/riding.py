@@ -23,8 +23,8 @@ from msgspec.structs import replace
 from torch import Tensor
 from torch.nn import functional
 
+from headway.config.resolve import Settings
 from headway.core.plan import NULL_BLOCK, BlockCopy, GrammarMasks, ScheduledSequence, StepPlan
-from headway.core.resolve import Settings
 from headway.runtime.attention import KVLayer
 from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState

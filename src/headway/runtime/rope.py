@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.model_spec import RopeSpec
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
+from headway.spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import Format, Kind, Offsets
+from headway.spec.formats import Format, Kind, Offsets
 
 SUPER_BLOCK = 256
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}

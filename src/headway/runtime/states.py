@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.core.model_spec import KVGroupSpec
 from headway.core.plan import NULL_BLOCK
 from headway.runtime.attention import KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.experts import fp32_weight
 from headway.runtime.kernels.reference import evenly
 from headway.runtime.layers import Build, Linear, Step
+from headway.spec import KVGroupSpec
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of queries and keys of the delta rule."""

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from headway import __version__
+from headway.config.resolve import Settings
 from headway.core.clock import Clock, SystemClock
-from headway.core.gguf.header import is_gguf
-from headway.core.model_spec.quantized import OLD_CONFIGS
 from headway.core.regular_file import open_regular
-from headway.core.resolve import Settings
 from headway.runtime.checkpoint_files import EAGLE_FILE, MALFORMED, MEDUSA_FILE, find_files
+from headway.spec.gguf.header import is_gguf
+from headway.spec.quantization_config import OLD_CONFIGS
 
 LAYOUT = 2
 """Counted up when Python fuses, names or rounds the layers of a model otherwise."""

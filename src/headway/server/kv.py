@@ -14,13 +14,13 @@ from typing import NamedTuple
 
 import msgspec
 
+from headway.config.kv_keep import kept_by_layer
+from headway.config.kv_layers import kept_tokens
+from headway.config.kv_read import tokens_read
 from headway.core.errors import RequestError
-from headway.core.kv_format import APART, ROUNDED
-from headway.core.kv_keep import kept_by_layer
-from headway.core.kv_layers import kept_tokens
-from headway.core.kv_read import tokens_read
 from headway.core.request import check_range
 from headway.engine.messages import Ready
+from headway.spec.kv_format import APART, ROUNDED
 
 EXACT, WINDOWS, READ, KEEP = "exact", "windows", "read", "keep"
 NAMES = (EXACT, WINDOWS, READ, KEEP, *ROUNDED, *APART)

@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from headway.admit.admission import Admission, Rules
+from headway.config.options import ServerOptions
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError
-from headway.core.options import ServerOptions
 from headway.core.records import StepRecord
 from headway.core.service import BATCH_CLASS, ServiceClass, choose_class
 from headway.edge.keys import Caller, Keyring

@@ -11,14 +11,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from headway.core.contention import over
 from headway.core.machine import num_cores
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description
 from headway.core.records import ModelSnapshot, StepRecord
 from headway.core.service import Alone
 from headway.perf.frontend import HostCost, cpu_costs_of, host_cost
 from headway.perf.model import observed_s
+from headway.spec import ModelSpec
+from headway.telemetry.contention import over
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 from headway.telemetry.traffic import Asked, Origin, take_traffic

@@ -12,17 +12,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from headway.config.resolve import Settings
 from headway.core.clock import Clock, SystemClock
-from headway.core.contention import CoreWatch, CpuWatch
 from headway.core.errors import RequestError, ShedError
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
 from headway.core.request_source import RequestSource
-from headway.core.resolve import Settings
 from headway.core.service import Alone, ServiceClass, service_classes, within_reach
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.perf.roofline import ModelWork, Roof
+from headway.spec import ModelSpec
+from headway.telemetry.contention import CoreWatch, CpuWatch
 from headway.telemetry.counting import (
     count_preemptions,
     count_price,

@@ -6,8 +6,8 @@ means "not measured here", never zero. docs/telemetry.md explains them: add some
 
 import msgspec
 
-from headway.core.contention import CoreUse
 from headway.perf.roofline import Utilization
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.shared import PrefixSharing
 
 WINDOWS_S = (10, 60, 300)

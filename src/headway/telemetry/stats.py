@@ -2,8 +2,8 @@
 
 from itertools import islice
 
-from headway.core.alternatives import kv_choices, weight_choices
-from headway.core.memory_plan import with_open_blocks
+from headway.config.alternatives import kv_choices, weight_choices
+from headway.config.memory_plan import with_open_blocks
 from headway.core.plan import Description
 from headway.core.records import BEFORE_ANY, StepRecord
 from headway.telemetry.history import history

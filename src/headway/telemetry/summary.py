@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.core.contention import CoreUse, over
 from headway.core.service import ServiceClass
 from headway.perf.roofline import ModelWork, Roof, Utilization, ratio
+from headway.telemetry.contention import CoreUse, over
 from headway.telemetry.formulas import (
     error_budget,
     goodput_per_s,

@@ -9,9 +9,9 @@ with 50; at 2.5 s one came that was refused, so how long its answer had been nob
 
 import msgspec
 
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 from headway.core.service import ServiceClass
+from headway.spec import ModelSpec
 from headway.telemetry.goodput import INVALID, LEFT, MOVED, OK, REFUSED
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S

@@ -14,7 +14,7 @@ When none of it is plain, the side of the roofline that the work lies under is n
 
 from dataclasses import dataclass
 
-from headway.core.contention import CoreUse
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.snapshot import Evidence, Verdict
 
 CONTENTION = "contention"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from headway.core.contention import CoreUse
 from headway.core.records import StepRecord
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.gaps import GapCounts
 from headway.telemetry.goodput import Ended
 from headway.telemetry.snapshot import WINDOWS_S

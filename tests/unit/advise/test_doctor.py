@@ -38,9 +38,9 @@ from headway.advise.reading import (
 )
 from headway.advise.show import divided
 from headway.advise.words import dollars, duration, plural, rate
-from headway.core import options
-from headway.core.alternatives import highest
-from headway.core.options import EngineOptions
+from headway.config import options
+from headway.config.alternatives import highest
+from headway.config.options import EngineOptions
 from headway.telemetry.snapshot import Percentiles
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -22,8 +22,8 @@ from headway.advise.simulate.run import NOWHERE
 from headway.advise.simulate.truth import ROOFLINE, Roofline
 from headway.bench.run import prepare
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions, PlanOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions, PlanOptions
 from headway.core.plan import Description
 from headway.core.service import service_classes
 from simulated_house import SPEC, served

@@ -16,7 +16,7 @@ from headway.advise.simulate.stripped import Busy, beside, own_seconds
 from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter
 from headway.cli.common import model_folder
-from headway.core.options import EngineOptions, SimulateOptions
+from headway.config.options import EngineOptions, SimulateOptions
 from headway.core.service import service_classes
 from headway.perf.model import Work
 from headway.telemetry.calibration import Calibration, StepColumns

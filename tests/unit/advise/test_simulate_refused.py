@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from headway.advise.simulate.truth import check_measured_alone
 from headway.assemble import plan_settings
 from headway.cli.main import main
-from headway.core.embedded import model_folder
+from headway.config.options import EngineOptions
+from headway.config.options.field import Bytes
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions
-from headway.core.options.field import Bytes
+from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import fingerprint
 from simulated_house import measured_here
 

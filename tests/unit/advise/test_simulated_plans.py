@@ -14,13 +14,13 @@ from engine_world import EXAMPLES, swap_settings
 from fake_model import Mirrored
 from fakes import FakeExecutor, make_settings
 from headway.advise.simulate.recorded import Recorder, Recording, StepClock, replay
+from headway.config.resolve import Settings
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.clock import VirtualClock
 from headway.core.grammar import Grammar
 from headway.core.plan import Executor, StepResult
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
-from headway.core.resolve import Settings
-from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars

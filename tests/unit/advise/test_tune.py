@@ -15,9 +15,9 @@ from headway.advise.tune.search import Search, front
 from headway.advise.tune.space import KNOBS, candidates, chosen, ordered
 from headway.bench.calibrate import open_calibration
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions, read_options
+from headway.config.options.simulate import SimulateOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import BenchOptions, EngineOptions, read_options
-from headway.core.options.simulate import SimulateOptions
 from headway.measure.started import DiedError, Started
 from simulated_house import measured_here
 from tuned_world import point

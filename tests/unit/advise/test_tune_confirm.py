@@ -26,9 +26,9 @@ from headway.advise.tune.run import MOST_RUNS, Tuning
 from headway.advise.tune.search import Point
 from headway.advise.tune.space import Changes, chosen
 from headway.bench.run import prepare
+from headway.config.options import BenchOptions, EngineOptions, TuneOptions
+from headway.config.options.field import Seconds
 from headway.core.errors import HeadwayError
-from headway.core.options import BenchOptions, EngineOptions, TuneOptions
-from headway.core.options.field import Seconds
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
 from headway.measure.started import DiedError

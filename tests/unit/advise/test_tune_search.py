@@ -22,9 +22,9 @@ from headway.advise.tune.search import FINAL_CASES, RUNGS, Point, Search, coarse
 from headway.advise.tune.space import KNOBS, Changes, alone, candidates, chosen, options_of, ordered
 from headway.bench.calibrate import open_calibration
 from headway.cli.common import model_folder
+from headway.config.options import BenchOptions, EngineOptions
+from headway.config.options.simulate import SimulateOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions
-from headway.core.options.simulate import SimulateOptions
 from simulated_house import measured_here
 from tuned_world import SETTINGS, Landscape, landscape, point, worth_of
 

@@ -17,9 +17,9 @@ from headway.advise.tune.search import Point, front
 from headway.advise.tune.space import KNOBS, Changes, alone, options_of, said
 from headway.cli import tune as verb
 from headway.cli.main import main
+from headway.config.options import BenchOptions, EngineOptions, TuneOptions, read_options
+from headway.config.options.doctor import DoctorOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions, TuneOptions, read_options
-from headway.core.options.doctor import DoctorOptions
 from simulated_house import measured_here
 
 SETTINGS = make_settings(

@@ -22,11 +22,11 @@ from headway.advise.what_if.changes import ROWS, parse_change
 from headway.advise.what_if.compare import Present
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.workload import Conversation, Turn
+from headway.config.resolve import Settings
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.errors import UsageError
-from headway.core.quantization import Quantization
-from headway.core.resolve import Settings
 from headway.core.service import service_classes
-from headway.core.speculation_config import SpeculationConfig
+from headway.spec.quantization import Quantization
 from headway.telemetry.calibration import Calibration
 from headway.telemetry.traffic import Asked, Origin
 from simulated_house import SPEC, measured, poisson

@@ -24,8 +24,8 @@ from headway.advise.what_if.compare import Figures, Gain, Present, figures
 from headway.cli import doctor
 from headway.cli.common import model_folder
 from headway.cli.main import main
+from headway.config.options import DoctorOptions
 from headway.core.errors import UsageError
-from headway.core.options import DoctorOptions
 from headway.core.service import service_classes
 from headway.measure.record import Exchange
 from headway.telemetry.calibration import Calibration

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.core.model_spec import ModelSpec
+from headway.spec import ModelSpec
 from literature import arithmetic, shapes
 from literature.claim import HOLDS, NOT_HERE
 from literature.subject import Subject

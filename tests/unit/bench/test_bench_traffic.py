@@ -24,8 +24,8 @@ from headway.bench.traces import (
     unquantized,
 )
 from headway.bench.workload import Traffic, Turn, build
+from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions
 from headway.core.slo import Slo
 
 RNG = 7

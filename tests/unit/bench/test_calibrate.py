@@ -18,7 +18,6 @@ from headway.bench.prompts import Ids, IdWriter, Made, Text
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
-from headway.core.model_spec import read_model_spec
 from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.engine.messages import Ready
@@ -26,6 +25,7 @@ from headway.measure.record import ClientCost, Exchange, Load, Run, Server
 from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import host_cost, straight
 from headway.perf.model import StepModel
+from headway.spec import read_model_spec
 from headway.telemetry.calibration import Calibration, acceptance, take_calibration
 from headway.telemetry.live import Telemetry
 

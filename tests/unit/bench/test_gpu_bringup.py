@@ -111,7 +111,7 @@ def test_bytes_that_a_step_reads(formats: str, expected: float):
 
 def test_shapes_are_what_the_engine_reads():
     """Each shape is a folder that a ModelSpec is read from, with a tokenizer for the server."""
-    from headway.core.model_spec import read_model_spec
+    from headway.spec import read_model_spec
 
     for name, shape in gpu_model.SHAPES.items():
         with gpu_model.shape_folder(name) as folder:

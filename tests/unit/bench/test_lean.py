@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.core.embedded import model_folder
-from headway.core.model_spec import read_model_spec
+from headway.spec import read_model_spec
+from headway.spec.embedded import model_folder
 from literature.lean import Means, held, lean, table
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,12 +11,12 @@ sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 import speculation_control as control
 import speculation_objectives as objectives
 from headway import LLM
-from headway.core.embedded import model_folder
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.request import Request, SamplingParams
 from headway.core.slo import Slo
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.speculation.controller import PlainStep
 from headway.perf.model import StepModel
+from headway.spec.embedded import model_folder
 from lanes import Mark, Prompt, Track
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from headway.cli.main import main
-from headway.core.options import AgainstOptions, EngineOptions, EvalOptions, read_options
-from headway.core.options.against import OF_ONE, reference_engine
+from headway.config.options import AgainstOptions, EngineOptions, EvalOptions, read_options
+from headway.config.options.against import OF_ONE, reference_engine
 
 TABLES = (EvalOptions, EngineOptions, AgainstOptions)
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from headway.cli import kv_gate
-from headway.core.embedded import model_folder
+from headway.config.options import EngineOptions
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions
 from headway.evals.pairs import Comparison, Measure
+from headway.spec.embedded import model_folder
 
 FOLDER = model_folder(None)
 READS = EngineOptions(kv_read="25%")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.main import CHAT, DRY_RUN, VERBS, main
-from headway.core.embedded import EMBEDDED, model_folder
+from headway.spec.embedded import EMBEDDED, model_folder
 
 POOLS = ["--prefill-replicas=1", "--decode-replicas=1"]
 CLI = Path(main.__code__.co_filename).parent

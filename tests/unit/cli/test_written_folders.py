@@ -8,8 +8,7 @@ from headway.cli.distill import curves, said
 from headway.cli.evaluate import Sources, wants
 from headway.cli.gated import check_gate, eval_call, evaluated
 from headway.cli.main import Call
-from headway.core.errors import UsageError
-from headway.core.options import (
+from headway.config.options import (
     AgainstOptions,
     DistillOptions,
     EngineOptions,
@@ -17,8 +16,9 @@ from headway.core.options import (
     GateOptions,
     PruneOptions,
 )
-from headway.core.options.against import reference_engine
-from headway.core.options.read import read_options
+from headway.config.options.against import reference_engine
+from headway.config.options.read import read_options
+from headway.core.errors import UsageError
 from headway.core.progress import steps_bar
 
 

@@ -16,7 +16,7 @@ from headway.compress.search import (
     solve,
 )
 from headway.core.errors import UsageError
-from headway.core.formats import PLAIN, Format
+from headway.spec.formats import PLAIN, Format
 
 FORMATS = (Format("int4", 128), Format("int4", 64), Format("int8"), PLAIN)
 

@@ -15,8 +15,6 @@ from headway.cli.calibrate import read_lines
 from headway.cli.drift import read_probes
 from headway.cli.launch import read as read_settings
 from headway.core.errors import HeadwayError
-from headway.core.model_files import read_document
-from headway.core.model_spec import read_model_spec
 from headway.core.regular_file import open_regular, read_bytes, read_text
 from headway.core.yaml_file import read_yaml
 from headway.edge.key_file import add_row, read_rows
@@ -25,6 +23,8 @@ from headway.gateway.config import key_of, read_config
 from headway.measure.saved import read_saved
 from headway.perf.roofline import read_sheets
 from headway.runtime.checkpoint_files import find_files
+from headway.spec import read_model_spec
+from headway.spec.model_files import read_document
 
 
 def make_socket(path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from headway.bench.classes import read_class_file
+from headway.config.options import ServerOptions, read_options
 from headway.core.errors import UsageError
-from headway.core.options import ServerOptions, read_options
 from headway.core.service import read_classes
 from headway.core.yaml_file import parse_yaml
 from headway.edge.key_file import read_rows

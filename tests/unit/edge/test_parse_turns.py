@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from headway.core.options import ServerOptions
+from headway.config.options import ServerOptions
 from headway.edge import connection
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.serving import http_server

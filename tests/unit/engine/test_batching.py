@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
-from headway.core.batching_rule import RULES
+from headway.config.batching_rule import RULES
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.batching import BATCHING, NOT_YET
 
 WINDOW_S = 0.05

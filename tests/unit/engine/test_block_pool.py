@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
 from headway.engine.chain import packed
 from headway.engine.kv import KVCache

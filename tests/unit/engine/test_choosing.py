@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from choosing_world import ChoosingMachine
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.plan import Shrink
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache

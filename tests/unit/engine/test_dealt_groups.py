@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
 from fakes import FakeExecutor
-from headway.core import dealt
 from headway.core.plan import NULL_BLOCK
+from headway.spec import dealt
 
 SPLIT = 16
 """In place of 512 tokens, so that short contexts lie on several ranks."""

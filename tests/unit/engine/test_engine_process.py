@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import zmq
 
+from headway.config.options import Seconds
 from headway.core import grammar as grammars
 from headway.core.clock import VirtualClock
-from headway.core.options import Seconds
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import Terms
 from headway.engine import messages, process

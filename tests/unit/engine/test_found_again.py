@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert, let_go

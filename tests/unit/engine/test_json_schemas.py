@@ -17,9 +17,9 @@ import jsonschema
 import pytest
 
 from byte_tokenizer import EOS, write_tokenizer
+from headway.config.speculation_config import SpeculationConfig
 from headway.core import grammar as grammars
 from headway.core.errors import RequestError
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.compiler import compile_grammar
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary

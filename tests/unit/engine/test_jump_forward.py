@@ -13,12 +13,12 @@ import pytest
 from byte_tokenizer import EOS, write_tokenizer
 from fakes import FakeExecutor
 from grammar_engine import TOKENS, VOCAB, Gained, ask, engine_of, finish
+from headway.config.speculation_config import SpeculationConfig
 from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.core.records import StepRecord
 from headway.core.request import Request
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource

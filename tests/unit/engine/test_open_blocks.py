@@ -10,8 +10,8 @@ from hypothesis.stateful import initialize, invariant
 from cached_world import CachedWorld, Machine
 from engine_world import EXAMPLES, additions, perform, swap_settings
 from fakes import with_cache
-from headway.core.kv_format import LEAST_OPEN
 from headway.engine.kv.open_blocks import limit_to_open_blocks
+from headway.spec.kv_format import LEAST_OPEN
 from open_world import OpenExecutor, check_open, open_world, with_open
 
 operations = st.lists(

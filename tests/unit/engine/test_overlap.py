@@ -10,19 +10,19 @@ from byte_tokenizer import EOS, write_tokenizer
 from engine_world import World
 from fakes import make_settings
 from grammar_engine import TOKENS, VOCAB, ask, engine_of, finish
+from headway.config.device_choice import choose_overlap
+from headway.config.options import HALVES, EngineOptions
+from headway.config.parallel import Parallel
+from headway.config.speculation_config import SpeculationConfig
 from headway.core import grammar as grammars
-from headway.core.device_choice import choose_overlap
 from headway.core.errors import UsageError
-from headway.core.model_spec.state import StateSpec
-from headway.core.options import HALVES, EngineOptions
-from headway.core.parallel import Parallel
 from headway.core.plan import sampled_in
-from headway.core.speculation_config import SpeculationConfig
 from headway.core.terms import Terms
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.engine.speculation import Speculation
 from headway.perf.model import StepModel
+from headway.spec.state import StateSpec
 from late_world import LateWorld, play
 from resolve_cases import model
 

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
+from headway.config.kv_states import checkpoint_blocks, plan_states, refuse_unread
+from headway.config.options import EngineOptions
+from headway.config.reasons import Reasons
 from headway.core.errors import CapacityError, UsageError
-from headway.core.kv_states import checkpoint_blocks, plan_states, refuse_unread
-from headway.core.model_spec import ModelSpec, spec_from_config
-from headway.core.options import EngineOptions
-from headway.core.reasons import Reasons
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
 from headway.engine.kv.listing import insert
 from headway.engine.kv.states import whole_tables
 from headway.engine.sequence import Sequence
+from headway.spec import ModelSpec, spec_from_config
 
 QWEN3_NEXT = {
     "architectures": ["Qwen3NextForCausalLM"],

@@ -15,8 +15,8 @@ from hypothesis.stateful import initialize, rule
 from cached_world import CachedWorld, Machine
 from engine_world import CHEAP, DEAR, make_settings
 from fakes import with_cache
+from headway.config.kv_disk import DEFAULT_BYTES, read_kv_disk, read_write_limit
 from headway.core.errors import UsageError
-from headway.core.kv_disk import DEFAULT_BYTES, read_kv_disk, read_write_limit
 from headway.core.plan import Moved, TierNews
 from headway.core.principal import Principal
 from headway.engine.kv.eviction import POLICIES

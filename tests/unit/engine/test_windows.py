@@ -3,7 +3,7 @@
 import pytest
 
 from engine_world import World, make_settings
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from headway.cli.evaluate import GATE_FAILED
-from headway.core.options import AgainstOptions, EngineOptions, EvalOptions, read_options
-from headway.core.options.against import OF_ONE, PREFIX
-from headway.core.options.field import flag_name
+from headway.config.options import AgainstOptions, EngineOptions, EvalOptions, read_options
+from headway.config.options.against import OF_ONE, PREFIX
+from headway.config.options.field import flag_name
 from headway.evals import suites
 from headway.evals.pairs import (
     ALPHA,

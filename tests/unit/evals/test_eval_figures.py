@@ -19,7 +19,6 @@ from msgspec import structs
 
 from headway.cli.evaluate import GATE_FAILED
 from headway.cli.main import main
-from headway.core.embedded import NAMES, model_folder
 from headway.core.errors import UsageError
 from headway.core.scoring import STOP, Score, transcript
 from headway.evals import page, questions, suites
@@ -59,6 +58,7 @@ from headway.evals.texts import (
     last_words_figure,
 )
 from headway.measure import onepage
+from headway.spec.embedded import NAMES, model_folder
 
 TOLERANCES = {POINTS: 0.02, RELATIVE: 0.02, NATS: 0.02}
 

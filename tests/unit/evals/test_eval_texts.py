@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.core.embedded import general_text
 from headway.core.errors import UsageError
 from headway.core.scoring import Score
 from headway.evals import suites, texts
@@ -38,6 +37,7 @@ from headway.evals.text import (
     spread,
     windows,
 )
+from headway.spec.embedded import general_text
 from sensitivity import chance, difference
 
 WORDS = "the cat sat on the mat and slept while it rained "

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.frontend.answer import Answer, Delta
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.frontend.text.output_parser import ReasoningMarkers
 from headway.frontend.text.tools import BY_NAME
+from headway.spec.embedded import model_folder
 
 TEXT = "It is noon in Rome. It is noon in Oslo."
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Rome"}}\n</tool_call> and more'

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import gguf_file
-from headway.core import embedded
 from headway.core.errors import TokenizerError
-from headway.core.gguf.tokenizer import WORDS
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.pieces import byte_alphabet
+from headway.spec import embedded
+from headway.spec.gguf.tokenizer import WORDS
 
 NUM_TEXTS = 1000
 ODD = [

@@ -5,11 +5,11 @@ import random
 
 import pytest
 
-from headway.core.embedded import model_folder
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
 from headway.frontend.answer import Answer, Delta, Stream
 from headway.frontend.pressure import BEHIND, joined
 from headway.frontend.text import Tokenizer
+from headway.spec.embedded import model_folder
 
 TEXT = "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich. 東京は夜 🚀 noon."
 

@@ -12,8 +12,8 @@ from aiohttp import web
 from gateway_world import Stub, config_of, text_of, world
 from headway.cli import calibrate as cli
 from headway.cli.main import main
+from headway.config.options import CalibrateOptions, GatewayOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import CalibrateOptions, GatewayOptions
 from headway.gateway.cascade.calibrate import Calibration, Question, cost_of
 from headway.gateway.cascade.evidence import EvidenceFile, read_evidence
 from headway.gateway.config import PERIODS_S, read_config

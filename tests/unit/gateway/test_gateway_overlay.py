@@ -10,8 +10,8 @@ import pytest
 from gateway_world import Stub, world
 from headway.cli import rollout as cli
 from headway.cli.main import main
+from headway.config.options import RolloutOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.options import RolloutOptions
 from headway.gateway import overlay
 from headway.gateway.config import read_config
 from raw_upstream import raw_upstream

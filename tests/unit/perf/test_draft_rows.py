@@ -4,7 +4,7 @@ from itertools import count
 
 import pytest
 
-from headway.core.speculation_config import SpeculationConfig
+from headway.config.speculation_config import SpeculationConfig
 from headway.engine.calibration import calibrate, calibrate_guesses, run_prompts, verify_guesses
 from headway.engine.speculation import Speculation
 from headway.perf.model import Work

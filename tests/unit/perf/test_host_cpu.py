@@ -8,10 +8,10 @@ import pytest
 
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
-from headway.core.contention import CpuWatch
-from headway.core.model_spec import read_model_spec
 from headway.perf.frontend import MIN_BUSY_SECONDS, not_negative
+from headway.spec import read_model_spec
 from headway.telemetry.calibration import cpu_costs, front_work
+from headway.telemetry.contention import CpuWatch
 from headway.telemetry.live import Telemetry
 from headway.telemetry.windows import Slot
 

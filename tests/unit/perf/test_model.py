@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.clock import VirtualClock
 from headway.core.plan import Description
 from headway.core.records import ModelSnapshot
 from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine import messages
 from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
 from headway.engine.engine import Engine

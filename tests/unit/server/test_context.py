@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.core.embedded import model_folder
 from headway.core.errors import RequestError
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
@@ -17,6 +16,7 @@ from headway.frontend.text import Tokenizer
 from headway.server.context import ContextAsked, check
 from headway.server.openai.schema import ChatBody, chat_messages
 from headway.server.shorten import marked, settle_context, shortened
+from headway.spec.embedded import model_folder
 
 HALF = ContextAsked(keep=0.5)
 WORDS = "kite bell fox river moon red blue Anna Tom house tree sings walks far away again".split()

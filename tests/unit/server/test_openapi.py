@@ -8,7 +8,7 @@ import pytest
 from headway.batches.files.routes import FILE_ROUTES
 from headway.batches.message_batches import MESSAGE_BATCH_ROUTES
 from headway.batches.routes import BATCH_ROUTES
-from headway.core.options import Bytes, ServerOptions
+from headway.config.options import Bytes, ServerOptions
 from headway.core.request import RANGES
 from headway.server import page
 from headway.server.app import GENERATIONS, SMALL_ROUTES

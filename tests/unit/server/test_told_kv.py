@@ -12,14 +12,14 @@ import pytest
 import requests
 
 from headway.assemble import plan_settings
-from headway.core.embedded import model_folder
-from headway.core.kv_keep import tokens_kept
-from headway.core.kv_layers import kept_tokens
-from headway.core.kv_read import tokens_read
-from headway.core.options import EngineOptions
+from headway.config.kv_keep import tokens_kept
+from headway.config.kv_layers import kept_tokens
+from headway.config.kv_read import tokens_read
+from headway.config.options import EngineOptions
 from headway.engine.process import introduction
 from headway.gateway.ask import passed_back
 from headway.server.models import ServedModel
+from headway.spec.embedded import model_folder
 from in_process import InProcess, fake_engine
 
 MESSAGES = [{"role": "user", "content": "hello " * 30}]

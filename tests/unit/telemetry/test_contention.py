@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headway.core.contention import PROC, CoreUse, CoreWatch, family, over
+from headway.telemetry.contention import PROC, CoreUse, CoreWatch, family, over
 from headway.telemetry.verdict import CONTENTION, THRESHOLDS
 from telemetry_cases import VirtualClock, step, telemetry
 

@@ -19,8 +19,8 @@ from msgspec.inspect import (
     type_info,
 )
 
+from headway.config.resolve import TOLD
 from headway.core.clock import VirtualClock
-from headway.core.resolve import TOLD
 from headway.telemetry.snapshot import Snapshot
 from headway.telemetry.stats import take_snapshot
 from telemetry_cases import answer, telemetry

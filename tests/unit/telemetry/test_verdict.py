@@ -5,7 +5,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from headway.core.contention import CoreUse
+from headway.telemetry.contention import CoreUse
 from headway.telemetry.verdict import KINDS, THRESHOLDS, Facts, judge_window
 
 OTHERS = CoreUse(

@@ -13,11 +13,11 @@ from headway.advise.plan.trial import Wanted
 from headway.advise.simulate.run import NOWHERE
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.run import prepare
+from headway.config.options import BenchOptions, EngineOptions
+from headway.config.options.plan import PlanOptions
 from headway.core.errors import UsageError
-from headway.core.model_spec import read_model_spec
-from headway.core.options import BenchOptions, EngineOptions
-from headway.core.options.plan import PlanOptions
 from headway.core.service import service_classes
+from headway.spec import read_model_spec
 
 LIMIT = 4
 """The max_tokens that clients are taken to send, as a multiple of the p99 of answers."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from headway.bench.prompts import Made
 from headway.bench.run import Bench
 from headway.bench.workload import Conversation, Traffic, Turn, rate_of
+from headway.config.options.field import TIME_SUFFIXES
+from headway.config.options.plan import PlanOptions
 from headway.core.errors import UsageError
-from headway.core.options.field import TIME_SUFFIXES
-from headway.core.options.plan import PlanOptions
 
 EXAMPLE = "Write p50=800,p95=4000,p99=9000."
 BURST = re.compile(r"(\d+(?:\.\d+)?)x:(\d+(?:\.\d+)?)(ms|s|m|h)/(\d+(?:\.\d+)?)(ms|s|m|h)")

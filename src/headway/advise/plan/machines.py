@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from headway.advise.simulate.machine import Machinery, by_roofline, machinery
+from headway.config.options import EngineOptions
+from headway.config.options.plan import PlanOptions
+from headway.config.options.simulate import SimulateOptions
+from headway.config.resolve import Settings, resolve
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.machine import Accelerator, probe_machine
-from headway.core.model_spec import ModelSpec, read_model_spec
-from headway.core.options import EngineOptions
-from headway.core.options.plan import PlanOptions
-from headway.core.options.simulate import SimulateOptions
 from headway.core.plan import Ceilings, Description
-from headway.core.resolve import Settings, resolve
 from headway.perf.roofline import Sheet, read_sheets
+from headway.spec import ModelSpec, read_model_spec
 
 PRICES_READ = "2026-11-09"
 COLUMNS = ("name", "memory", "bandwidth", "bf16 TFLOP/s", "W", "USD/h")

@@ -14,7 +14,7 @@ from headway.bench.prompts import IdWriter
 from headway.bench.report import Report
 from headway.bench.run import Bench
 from headway.bench.workload import Conversation
-from headway.core.options import Seconds
+from headway.config.options import Seconds
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 

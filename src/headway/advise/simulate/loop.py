@@ -19,9 +19,9 @@ from headway.advise.simulate.front import Front
 from headway.advise.simulate.replica import Door, Job, Replica, Stepped
 from headway.bench.prompts import IdWriter
 from headway.bench.workload import Conversation, Turn
+from headway.config.resolve import Settings
 from headway.core.errors import RequestError
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.core.resolve import Settings
 from headway.measure.record import Exchange
 
 FIRST_PAUSE_S = 0.5

@@ -24,14 +24,14 @@ from headway.advise.simulate.truth import (
 )
 from headway.assemble import plan_settings
 from headway.bench.calibrate import open_calibration
+from headway.config.options import EngineOptions
+from headway.config.options.simulate import SimulateOptions
+from headway.config.resolve import Settings
 from headway.core.errors import UsageError
-from headway.core.model_spec import ModelSpec
-from headway.core.options import EngineOptions
-from headway.core.options.simulate import SimulateOptions
 from headway.core.plan import Description
-from headway.core.quantization import planned_bytes
-from headway.core.resolve import Settings
 from headway.perf.model import StepModel, prior_of
+from headway.spec import ModelSpec
+from headway.spec.quantization import planned_bytes
 from headway.telemetry.calibration import WHOLE_LOAD, Calibration, fingerprint
 
 LEAST_DRIFT = 0.03

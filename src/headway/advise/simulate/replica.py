@@ -18,15 +18,14 @@ from headway.admit.lengths import AdmissionRequest
 from headway.admit.seen import PAGE_TOKENS
 from headway.advise.simulate.executor import Script, SimulatedExecutor
 from headway.advise.simulate.truth import Truth
+from headway.config.memory_plan import with_open_blocks
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
-from headway.core.memory_plan import with_open_blocks
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import Description, Executor
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.core.service import ServiceClass, within_reach
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.keys import Caller, anonymous_caller
@@ -35,6 +34,7 @@ from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
 from headway.perf.model import StepModel, prior_of
+from headway.spec import ModelSpec
 
 CALIBRATION_S = 0.8
 """As long as a server that starts measures itself."""

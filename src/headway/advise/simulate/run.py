@@ -18,9 +18,9 @@ from headway.bench.load import quiet_gc
 from headway.bench.prompts import IdWriter
 from headway.bench.report import Report
 from headway.bench.run import Bench, prepare
+from headway.config.options import BenchOptions, EngineOptions
+from headway.config.options.simulate import SimulateOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions
-from headway.core.options.simulate import SimulateOptions
 from headway.core.service import service_classes
 
 NOWHERE = "http://simulated"

@@ -9,7 +9,7 @@ from headway.advise.simulate.outcome import SimulatedReport, Simulation
 from headway.advise.simulate.run import Plan
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench import export, page, table
-from headway.core.options import BenchOptions
+from headway.config.options import BenchOptions
 from headway.measure.saved import write
 
 LATENCIES = {

@@ -22,8 +22,8 @@ from headway.advise.tune.space import Changes, options_of, said
 from headway.bench.latency import latency
 from headway.bench.report import misses
 from headway.bench.run import Bench, measure, prepare
+from headway.config.options import BenchOptions, EngineOptions, Seconds, to_arguments
 from headway.core.errors import HeadwayError
-from headway.core.options import BenchOptions, EngineOptions, Seconds, to_arguments
 from headway.core.slo import Slo
 from headway.measure.record import Exchange
 from headway.measure.started import Started

@@ -24,7 +24,7 @@ from typing import Any
 from headway.advise.tune.outcome import LEAST_GAIN
 from headway.advise.tune.search import RUNGS, Point, Search
 from headway.advise.tune.space import KNOBS, Changes, Knob, ordered, said
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 
 CONVERSATIONS = RUNGS[1][0]
 """Of the traffic, to see what an option changes."""

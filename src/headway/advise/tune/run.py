@@ -21,11 +21,11 @@ from headway.bench.calibrate import open_calibration
 from headway.bench.run import prepare
 from headway.bench.trial import once
 from headway.bench.workload import rate_of
+from headway.config.options import BenchOptions, EngineOptions, Seconds, to_arguments
+from headway.config.options.against import against_arguments
+from headway.config.options.simulate import SimulateOptions
+from headway.config.options.tune import TuneOptions
 from headway.core.errors import UsageError
-from headway.core.options import BenchOptions, EngineOptions, Seconds, to_arguments
-from headway.core.options.against import against_arguments
-from headway.core.options.simulate import SimulateOptions
-from headway.core.options.tune import TuneOptions
 from headway.core.slo import DEFAULT_CLASS, parse_classes
 from headway.measure.started import Started
 

@@ -22,9 +22,9 @@ from headway.advise.tune.space import Changes, Knob, candidates, options_of, ord
 from headway.assemble import plan_settings
 from headway.bench.report import Report
 from headway.bench.run import Bench
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
+from headway.config.options import EngineOptions
 from headway.core.errors import HeadwayError
-from headway.core.options import EngineOptions
 from headway.telemetry.calibration import Calibration
 
 RUNGS = ((150, 1.0), (400, 1 / 3), (1500, 1 / 8))

@@ -1,6 +1,6 @@
 """What a tuner may change: options of which a simulation tells apart the `tunable` values.
 
-The values stand in the option table (`core.options.tables`).
+The values stand in the option table (`config.options.tables`).
 """
 
 import random
@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from headway.config.options import EngineOptions
+from headway.config.options.field import Multiple
+from headway.config.options.read import fields_of
+from headway.config.resolve import Settings
 from headway.core.errors import UsageError
-from headway.core.options import EngineOptions
-from headway.core.options.field import Multiple
-from headway.core.options.read import fields_of
-from headway.core.resolve import Settings
 
 Changes = tuple[tuple[str, Any], ...]
 """Options and values beside the default's, in the order of `KNOBS`; () is the default."""

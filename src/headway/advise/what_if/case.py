@@ -11,11 +11,11 @@ from headway.advise.simulate.machine import Machinery, calibrated
 from headway.advise.simulate.replica import Served, fleet
 from headway.bench.prompts import IdWriter, Made
 from headway.bench.workload import Conversation, Turn
+from headway.config.resolve import Settings
 from headway.core.errors import UsageError
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
 from headway.core.service import ServiceClass
 from headway.measure.record import Exchange
+from headway.spec import ModelSpec
 from headway.telemetry.calibration import Calibration
 from headway.telemetry.traffic import Asked
 

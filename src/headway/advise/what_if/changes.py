@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from headway.advise.what_if.case import Case
+from headway.config.memory_plan import with_open_blocks
+from headway.config.options import EngineOptions, ServerOptions
+from headway.config.options.field import parse_value
+from headway.config.options.read import fields_of
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.errors import UsageError
-from headway.core.kv_format import APART, ROUNDED, kv_format
-from headway.core.memory_plan import with_open_blocks
-from headway.core.options import EngineOptions, ServerOptions
-from headway.core.options.field import parse_value
-from headway.core.options.read import fields_of
-from headway.core.quantization import Quantization
-from headway.core.speculation_config import SpeculationConfig
+from headway.spec.kv_format import APART, ROUNDED, kv_format
+from headway.spec.quantization import Quantization
 
 EXAMPLE = "headway doctor URL --what-if rate=2x --what-if max_num_seqs=128"
 MOST_TIMES = 1000.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from headway.compress.estimate import BASE_BYTES
 from headway.compress.prune.prune import Wanted
-from headway.core.model_spec import ModelSpec
+from headway.spec import ModelSpec
 
 Row = tuple[str, str, str, str]
 """What, before, after, what that brings."""

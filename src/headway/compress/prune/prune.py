@@ -25,7 +25,7 @@ from headway.compress.prune.structure import remove_units
 from headway.compress.statistics import Moments, counting
 from headway.compress.train.model import TrainedModel, refuse_experts
 from headway.core.errors import UnsupportedModelError, UsageError
-from headway.core.model_spec import ModelSpec
+from headway.spec import ModelSpec
 
 ROUND_NEURONS = 32
 """What is left of an MLP is a multiple of it where it was before: whole panels and groups."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from headway.compress.train.model import TrainedModel
-from headway.core.model_spec import ModelSpec
-from headway.core.model_spec.read import spec_from_config
-from headway.core.model_spec.rope import FULL, WINDOW
+from headway.spec import ModelSpec
+from headway.spec.read import spec_from_config
+from headway.spec.rope import FULL, WINDOW
 
 LLAMA = "LlamaForCausalLM"
 DIVIDED = (LLAMA, "Gemma2ForCausalLM", "Gemma3ForCausalLM")

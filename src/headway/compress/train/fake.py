@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.core.formats import Format
 from headway.runtime.rounding import LEVELS, RoundedWeight, rounded_rows
+from headway.spec.formats import Format
 
 
 def straight(x: Tensor, rounded: Tensor) -> Tensor:

@@ -17,8 +17,6 @@ from torch.nn import functional
 
 from headway.compress.rows import refuse_unread
 from headway.core.errors import UnsupportedModelError
-from headway.core.formats import GROUPS, INT8, PARTS, PLAIN, Format
-from headway.core.model_spec import ModelSpec, read_model_spec
 from headway.runtime.attention import AttentionRule
 from headway.runtime.checkpoint import Rounded, checkpoint_formats, load_weights, targets
 from headway.runtime.kernels import Kernels, reference
@@ -27,6 +25,8 @@ from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
 from headway.runtime.rope import RopeTable
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec, read_model_spec
+from headway.spec.formats import GROUPS, INT8, PARTS, PLAIN, Format
 
 TRAINED = [Format("int4", group) for group in GROUPS]
 Seen = Any

@@ -14,9 +14,9 @@ from headway.compress.train.loop import Cosine, Report, Training, train
 from headway.compress.train.model import TrainedModel
 from headway.compress.train.student import fresh, keep_zeros, make_optimizer, round_layers
 from headway.core.errors import ModelError
-from headway.core.model_spec import read_json
-from headway.core.quantization import Quantization
 from headway.core.regular_file import open_regular
+from headway.spec import read_json
+from headway.spec.quantization import Quantization
 
 WARMUP = 20
 FINAL_SHARE = 0.02

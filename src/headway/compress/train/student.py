@@ -10,11 +10,11 @@ from torch.optim import AdamW, Optimizer
 
 from headway.compress.train.fake import FakeRounding
 from headway.compress.train.model import TrainedModel
-from headway.core.formats import PLAIN
-from headway.core.model_spec import read_model_spec
-from headway.core.quantization import Quantization
 from headway.runtime.checkpoint import fill_randomly
 from headway.runtime.rounding import RoundedWeight, round_weight
+from headway.spec import read_model_spec
+from headway.spec.formats import PLAIN
+from headway.spec.quantization import Quantization
 
 MOSTLY_ZERO = 0.01
 """A matrix with at least this share of zeros was pruned, and keeps them; no level 0 does."""

@@ -14,10 +14,10 @@ from headway.compress.folder import copy_text_files, write_model
 from headway.compress.train.model import TrainedModel
 from headway.compress.train.student import rounded_layers
 from headway.compress.write import HEAD_NAME, Content, write_config, write_weights
-from headway.core.formats import INT8, PLAIN, Format
-from headway.core.model_spec import read_json
 from headway.runtime.checkpoint import targets
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import read_json
+from headway.spec.formats import INT8, PLAIN, Format
 
 
 def write_student(student: TrainedModel, folder: Path, out: Path) -> None:

@@ -11,7 +11,7 @@ import msgspec
 from llguidance import LLTokenizer
 
 from headway.core.errors import TokenizerError
-from headway.core.model_files import read_document
+from headway.spec.model_files import read_document
 
 
 class VocabularySource(msgspec.Struct, frozen=True, array_like=True):

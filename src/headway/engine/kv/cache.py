@@ -26,8 +26,7 @@ groups hold, `reuse` lets it begin there; `engine.kv.listing` lists what was com
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway.core.cache_config import CacheConfig
-from headway.core.kv_format import LEAST_OPEN
+from headway.config.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK, BlockCopy, BlocksByGroup
 from headway.engine.chain import Chain
 from headway.engine.kv import rank_split
@@ -45,6 +44,7 @@ from headway.engine.kv.prefix import (
 from headway.engine.kv.states import States
 from headway.engine.kv.tiers import OPEN_WINDOW, Tiers
 from headway.engine.sequence import Sequence
+from headway.spec.kv_format import LEAST_OPEN
 
 
 class KVCache:

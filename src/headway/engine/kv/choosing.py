@@ -16,8 +16,8 @@ computes its prompt, chooses the same tokens again and computes its answer behin
 from dataclasses import dataclass, field
 from typing import Self
 
-from headway.core.cache_config import CacheConfig
-from headway.core.kv_keep import blocks_dropped
+from headway.config.cache_config import CacheConfig
+from headway.config.kv_keep import blocks_dropped
 from headway.core.plan import BlockCopy, Shrink
 from headway.engine.kv.pool import BlockPool
 from headway.engine.sequence import Sequence

@@ -12,11 +12,11 @@ A key of the prefix cache is that of a place in a sequence, so one rank alone ma
 from collections.abc import Container
 from collections.abc import Sequence as TypingSequence
 
-from headway.core.dealt import Dealt
 from headway.core.plan import NULL_BLOCK
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import Hit, PrefixIndex
 from headway.engine.sequence import Sequence
+from headway.spec.dealt import Dealt
 
 
 class Anywhere(Container[bytes]):

@@ -21,7 +21,7 @@ from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 from typing import Self
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.plan import NULL_BLOCK
 from headway.engine.chain import Chain
 from headway.engine.kv.pool import BlockPool

@@ -18,7 +18,7 @@ from collections.abc import Sequence as TypingSequence
 from dataclasses import dataclass
 from functools import partial
 
-from headway.core.cache_config import CacheConfig
+from headway.config.cache_config import CacheConfig
 from headway.core.clock import Clock
 from headway.core.parcel import ENGINE
 from headway.core.plan import NULL_BLOCK, Moved, TierNews, Transfer

@@ -1,7 +1,7 @@
 """Scheduling policies: the order of sequences and their tokens; one file each (`--policy`)."""
 
+from headway.config.resolve import Settings
 from headway.core.clock import Clock
-from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
 from headway.engine.policy.fair import Fair
 from headway.engine.policy.fcfs import Fcfs

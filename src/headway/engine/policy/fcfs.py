@@ -11,8 +11,8 @@ from math import inf
 from typing import ClassVar, Self
 
 from headway.admit.queue import QueueOrder
+from headway.config.resolve import Settings
 from headway.core.clock import Clock
-from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
 from headway.engine.policy.policy import PrefillTurn, decode_work, list_prefills
 from headway.engine.policy.users import Users

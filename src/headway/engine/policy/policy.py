@@ -14,8 +14,8 @@ from collections.abc import Sequence as TypingSequence
 from typing import ClassVar, NamedTuple, Protocol, Self
 
 from headway.admit.queue import QueueOrder
+from headway.config.resolve import Settings
 from headway.core.clock import Clock
-from headway.core.resolve import Settings
 from headway.engine.kv import KVCache
 from headway.engine.policy.users import Users
 from headway.engine.sequence import RUNNING, Sequence

@@ -32,9 +32,9 @@ from itertools import chain
 from typing import NamedTuple, Self
 
 from headway.admit.queue import QueueOrder
+from headway.config.resolve import Settings
+from headway.config.scheduler_config import SchedulerConfig
 from headway.core.clock import Clock
-from headway.core.resolve import Settings
-from headway.core.scheduler_config import SchedulerConfig
 from headway.engine.kv import KVCache
 from headway.engine.policy.fcfs import Fcfs
 from headway.engine.policy.on_time import Due, choose_on_time

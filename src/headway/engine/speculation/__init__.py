@@ -13,7 +13,7 @@ The runtime samples behind each draft token what it would sample anyway
 here knows of tensors.
 """
 
-from headway.core.speculation_config import SpeculationConfig
+from headway.config.speculation_config import SpeculationConfig
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
 from headway.engine.speculation.speculation import Speculation
 from headway.engine.speculation.step import StepDrafts

@@ -13,9 +13,9 @@ from collections.abc import Sequence as TypingSequence
 from math import inf
 from typing import NamedTuple
 
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample, StepResult
 from headway.core.records import StepRecord
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.policy.policy import decode_work
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.acceptance import (

@@ -22,8 +22,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from headway.core.errors import RequestError, TokenizerError
-from headway.core.model_files import read_document
 from headway.core.regular_file import read_text
+from headway.spec.model_files import read_document
 
 MARK = "HEADWAY_CONTINUES_HERE "
 MOST_TEMPLATE_BYTES = 2**20

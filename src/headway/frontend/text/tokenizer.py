@@ -16,11 +16,11 @@ from typing import Any
 from tokenizers import Tokenizer as RustTokenizer
 
 from headway.core.errors import RequestError, TokenizerError
-from headway.core.model_files import read_document
 from headway.frontend.text import cuts, growth, lengths
 from headway.frontend.text.pieces import token_bytes
 from headway.frontend.text.rendering import Renderer
 from headway.frontend.text.template import find_template, special_tokens
+from headway.spec.model_files import read_document
 
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.conforms import misfit
+from headway.edge.conforms import misfit
 from headway.gateway.answers import AnswerContent, last_text
 
 MAX_COMPARED = 2000

@@ -1,8 +1,7 @@
 """Attention over paged KV: one backend a file, chosen by the name a user types."""
 
+from headway.config.resolve import Settings
 from headway.core.errors import UsageError
-from headway.core.kv_format import APART, ROUNDED
-from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer, allocate_kv
 from headway.runtime.attention.dealt import DealtAttention
 from headway.runtime.attention.flashinfer import FlashInferAttention
@@ -14,6 +13,7 @@ from headway.runtime.attention.triton import TritonAttention
 from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.parallel.group import Group
+from headway.spec.kv_format import APART, ROUNDED
 
 
 def choose_attention(

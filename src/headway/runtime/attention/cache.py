@@ -6,8 +6,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from headway.core.model_spec import KVGroupSpec
 from headway.core.plan import NULL_BLOCK, BlockCopy
+from headway.spec import KVGroupSpec
 
 
 @dataclass(slots=True)

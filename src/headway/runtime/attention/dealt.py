@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.core.dealt import SPLIT_TOKENS
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer, lens_of
 from headway.runtime.attention.protocol import AttentionRule
@@ -20,6 +19,7 @@ from headway.runtime.batch import Batch
 from headway.runtime.native.library import TYPES, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.parallel.rows import DEALT, DealtRows
+from headway.spec.dealt import SPLIT_TOKENS
 
 COUNTS = -1
 """Where `Batch.views` has how many rows of sums each rank has."""

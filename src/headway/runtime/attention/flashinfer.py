@@ -13,7 +13,7 @@ of context, one of 3, and a chunk of 5 tokens behind 28:
 A plan is copied to the device from pinned memory that its wrapper owns and writes again with its
 next plan. So two wrappers take turns, and one is planned again behind the event of its copy: as
 many steps as may be in flight, so that nobody waits. Sinks, latent rows, rounded KV and heads of
-other sizes it does not know, and `core.attention_choice` asks it for none.
+other sizes it does not know, and `config.attention_choice` asks it for none.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
+from headway.config.resolve import Settings
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
+from headway.spec import ModelSpec
 
 SPLIT = 2048
 """Tokens of a part of a decode's context."""

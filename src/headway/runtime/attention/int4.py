@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headway.core.kv_format import NUMBERS, KVFormat
-from headway.core.model_spec import KVGroupSpec
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.batch import Batch
 from headway.runtime.native.library import INT4, INT4_INT8, INT8_INT4, address
+from headway.spec import KVGroupSpec
+from headway.spec.kv_format import NUMBERS, KVFormat
 
 GROUP = NUMBERS["int4-token"].group
 LEVELS = 15

@@ -2,7 +2,7 @@
 
 `num_splits` is 1, so that a row's bits should not depend on the longest context beside it; a probe
 at the start (`cuda.same_bits`) tells whether they do. It knows windows; soft caps, sinks and
-rounded KV it does not, and `core.attention_choice` asks it for none.
+rounded KV it does not, and `config.attention_choice` asks it for none.
 """
 
 from torch import Tensor

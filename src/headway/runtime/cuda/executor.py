@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headway.core.attention_choice import LIBRARIES
+from headway.config.attention_choice import LIBRARIES
 from headway.core.errors import UsageError
 from headway.core.plan import (
     Description,

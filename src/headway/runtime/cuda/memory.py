@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.core.attention_choice import ON_DEVICE
-from headway.core.model_spec import ModelSpec
-from headway.core.quantization_choice import experts_at_once
-from headway.core.resolve import Settings
+from headway.config.attention_choice import ON_DEVICE
+from headway.config.quantization_choice import experts_at_once
+from headway.config.resolve import Settings
 from headway.runtime.attention import AttentionRule, KVLayer, allocate_kv
 from headway.runtime.attention.flashinfer import held_bytes
 from headway.runtime.batch import Batch
@@ -34,6 +33,7 @@ from headway.runtime.kernels import Kernels
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
+from headway.spec import ModelSpec
 
 SPLIT = 512
 """Keys of a part of a decode's context: `triton.paged_attention.SPLIT`."""

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import Format
 from headway.runtime.kernels.own_cuda import WideLinear
 from headway.runtime.kernels.reference import with_bias
 from headway.runtime.rounding import RoundedWeight, round_rows_fp8, round_weight_fp8
+from headway.spec.formats import Format
 
 MULTIPLE = 16
 OUT_TYPES = (torch.bfloat16, torch.float32)

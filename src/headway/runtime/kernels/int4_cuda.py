@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.core.formats import GROUPS, Format
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.rounding import RoundedWeight, round_weight
+from headway.spec.formats import GROUPS, Format
 
 
 class Int4Linear(GroupedLinear):

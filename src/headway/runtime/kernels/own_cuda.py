@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_fp8
+from headway.spec.formats import Format
 
 LEAST_GROUP = 16
 """Inputs that a product takes at least."""

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format
 from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight, round_fp8, round_weight
+from headway.spec.formats import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ It is the definition itself, slower than a 16-bit GEMM: it saves memory alone.
 
 from torch import Tensor
 
-from headway.core.formats import Format
 from headway.runtime.kernels import reference
 from headway.runtime.rounding import RoundedWeight, round_weight
+from headway.spec.formats import Format
 
 
 class RoundedLinear:

@@ -7,12 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from headway.core.attention_choice import OWN_KERNELS
-from headway.core.formats import PLAIN, Format
+from headway.config.attention_choice import OWN_KERNELS
+from headway.config.resolve import Settings
 from headway.core.machine import Machine
-from headway.core.model_spec import ModelSpec
-from headway.core.quantization import Quantization
-from headway.core.resolve import Settings
 from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.grouped import GroupedLinear
@@ -27,6 +24,9 @@ from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
 from headway.runtime.native.load import load
 from headway.runtime.native.quantized import NativeQuantizedLinear
+from headway.spec import ModelSpec
+from headway.spec.formats import PLAIN, Format
+from headway.spec.quantization import Quantization
 
 Gemm = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 

@@ -15,16 +15,16 @@ from pathlib import Path
 import torch
 
 from headway import __version__
+from headway.config.resolve import Settings
 from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError
-from headway.core.model_spec import ModelSpec
-from headway.core.resolve import Settings
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.checkpoint_files import MALFORMED
 from headway.runtime.kvstore.disk import DiskStore, InUseError
 from headway.runtime.kvstore.transfers import DiskTransfers
 from headway.runtime.native.available import best_instruction_set, compiled_module
 from headway.runtime.weight_key import content_digest, model_files
+from headway.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

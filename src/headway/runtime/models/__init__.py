@@ -1,6 +1,6 @@
 """Model families: one small file a family, one row an architecture.
 
-The row's other half, its numbers, is in `core.model_spec.FAMILIES`.
+The row's other half, its numbers, is in `spec.FAMILIES`.
 """
 
 from headway.runtime.models.decoder import Architecture, Decoder

@@ -11,9 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import GROUPS, INT8, ROTATED_INT8, Format
-from headway.core.kv_format import APART, kv_format
-from headway.core.model_spec import KVGroupSpec
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.int4 import allocate_int4
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
@@ -34,6 +31,9 @@ from headway.runtime.rounding import (
     round_weight,
     rounded_rows,
 )
+from headway.spec import KVGroupSpec
+from headway.spec.formats import GROUPS, INT8, ROTATED_INT8, Format
+from headway.spec.kv_format import APART, kv_format
 
 CHECKED = (
     Format("int4", 32, offsets="zeros"),

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.core.formats import Format
 from headway.runtime.native.library import E4M3, TYPES, NativeLibrary, address
 from headway.runtime.native.linear import INPUT_STEP, padded_inputs
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import Format
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format
 from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import Format
 
 INT8_STEP = 64
 MOST_INPUTS = 1 << 17

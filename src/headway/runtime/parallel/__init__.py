@@ -1,1 +1,1 @@
-"""Ranks: processes that compute one model together. `core.parallel` says how it is cut."""
+"""Ranks: processes that compute one model together. `config.parallel` says how it is cut."""

@@ -9,9 +9,9 @@ import socket
 import sys
 from pathlib import Path
 
+from headway.config.parallel import Parallel
 from headway.core.errors import HeadwayError
 from headway.core.orphans import wake_when_orphaned
-from headway.core.parallel import Parallel
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
 from headway.runtime.parallel.group import Group, Groups, RankLostError

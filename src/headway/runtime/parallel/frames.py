@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 
+from headway.config.options import plain
+from headway.config.resolve import Settings
 from headway.core.machine import Machine
-from headway.core.model_spec import ModelSpec
-from headway.core.options import plain
 from headway.core.plan import StepPlan
-from headway.core.resolve import Settings
+from headway.spec import ModelSpec
 
 MAX_BYTES = 64 * 2**20
 LENGTH = struct.Struct("<I")

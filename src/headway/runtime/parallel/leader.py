@@ -20,12 +20,11 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
+from headway.config.parallel import Parallel
+from headway.config.resolve import Settings
 from headway.core.errors import CapacityError, HeadwayError
 from headway.core.machine import Machine
-from headway.core.model_spec import ModelSpec
-from headway.core.parallel import Parallel
 from headway.core.plan import Description, GrammarMasks, StepPlan, StepResult
-from headway.core.resolve import Settings
 from headway.runtime.checkpoint import Progress
 from headway.runtime.executor import TorchExecutor
 from headway.runtime.parallel.follow import join, stage_of
@@ -34,6 +33,7 @@ from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.meeting import Meeting
 from headway.runtime.parallel.shared import PATIENCE_S
 from headway.runtime.parallel.stage import Ends
+from headway.spec import ModelSpec
 
 START_S = 600.0
 """How long a follower may take to read its weights."""

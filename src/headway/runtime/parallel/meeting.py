@@ -18,7 +18,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from headway.core.parallel import Parallel
+from headway.config.parallel import Parallel
 from headway.runtime.parallel.shared import memory_bytes
 
 log = logging.getLogger(__name__)

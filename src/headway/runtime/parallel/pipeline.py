@@ -18,14 +18,14 @@ from pathlib import Path
 
 import numpy as np
 
+from headway.config.resolve import Settings
 from headway.core.machine import Machine
-from headway.core.model_spec import ModelSpec
 from headway.core.plan import GrammarMasks, StepPlan, StepResult
-from headway.core.resolve import Settings
 from headway.runtime.checkpoint import Progress
 from headway.runtime.parallel.frames import Plan, encode
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
+from headway.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 

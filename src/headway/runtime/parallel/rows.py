@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headway.core.dealt import SPLIT_TOKENS
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import Group
+from headway.spec.dealt import SPLIT_TOKENS
 
 DEALT = -2
 """Where `Batch.views` of a rank's rows has the `DealtRows` that they are of."""

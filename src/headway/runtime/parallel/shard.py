@@ -15,9 +15,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from headway.core.model_spec import ModelSpec
-from headway.core.parallel import Cut, bounds
+from headway.config.parallel import Cut, bounds
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec
 
 Range = tuple[int, int]
 Weight = Tensor | RoundedWeight

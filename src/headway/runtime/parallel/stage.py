@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from headway.core.parallel import bounds
+from headway.config.parallel import bounds
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.shared import PATIENCE_S
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.core.parallel import bounds
+from headway.config.parallel import bounds
 from headway.runtime.layers import Build, Linear
 
 

@@ -6,7 +6,6 @@ Codes are levels + 2^(bits-1); weight = (level - zero) · scale. Scales may be o
 import torch
 from torch import Tensor
 
-from headway.core.formats import Kind
 from headway.runtime.quantized.fp8 import float_levels, float_numbers
 from headway.runtime.quantized.parts import (
     SAME_MODEL,
@@ -21,6 +20,7 @@ from headway.runtime.quantized.parts import (
     scales_of,
     words_for,
 )
+from headway.spec.formats import Kind
 
 FLOATS = ("F16", "BF16", "F32")
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
-from headway.core.formats import PLAIN, Format
-from headway.core.model_spec import ModelSpec
 from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
 from headway.runtime.models import MODELS
 from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq, mxfp4
@@ -24,6 +22,8 @@ from headway.runtime.quantized.parts import Layout, Part, widened
 from headway.runtime.quantized.scheme import Scheme, Schemes
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import CutFiles, TensorFiles
+from headway.spec import ModelSpec
+from headway.spec.formats import PLAIN, Format
 
 LAYOUTS = {
     "pack-quantized": compressed_tensors.PACKED,

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headway.core.model_files import read_document
-from headway.core.model_spec.quantized import quantization_config, quantization_method
 from headway.runtime.quantized.scheme import (
     Match,
     Scheme,
@@ -24,6 +22,8 @@ from headway.runtime.quantized.scheme import (
     table,
     unread,
 )
+from headway.spec.model_files import read_document
+from headway.spec.quantization_config import quantization_config, quantization_method
 
 COMPRESSED = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),

@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
-from headway.core.formats import PLAIN, Format
-from headway.core.gguf.config import config_of
-from headway.core.gguf.header import Header, read_header, shown
-from headway.core.gguf.names import Weight, order_of_rows, weights_of
-from headway.core.gguf.types import PLAIN as PLAIN_TYPES
-from headway.core.model_spec import ModelSpec
 from headway.core.regular_file import open_regular
 from headway.runtime.quantized.folder import Place, combined, linear_places
 from headway.runtime.quantized.gguf_blocks import PACKINGS, unpack
 from headway.runtime.rounding import RoundedWeight
+from headway.spec import ModelSpec
+from headway.spec.formats import PLAIN, Format
+from headway.spec.gguf.config import config_of
+from headway.spec.gguf.header import Header, read_header, shown
+from headway.spec.gguf.names import Weight, order_of_rows, weights_of
+from headway.spec.gguf.types import PLAIN as PLAIN_TYPES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]

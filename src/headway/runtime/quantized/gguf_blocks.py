@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headway.core.formats import Format, Kind, Offsets
-from headway.core.gguf.types import NumberType
 from headway.runtime.rounding import SUPER_BLOCK, RoundedWeight, SuperBlocks
+from headway.spec.formats import Format, Kind, Offsets
+from headway.spec.gguf.types import NumberType
 
 Blocks = tuple[Tensor, Tensor, Tensor | None]
 """(levels, scales, offsets) of some rows."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
-from headway.core.formats import Kind
 from headway.runtime.quantized.parts import (
     AGAIN,
     Layout,
@@ -24,6 +23,7 @@ from headway.runtime.quantized.parts import (
     scales_of,
     words_for,
 )
+from headway.spec.formats import Kind
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
-from headway.core.formats import Format, Kind
 from headway.runtime.checkpoint_files import TensorEntry, shown
 from headway.runtime.quantized.scheme import Scheme
 from headway.runtime.rounding import RoundedWeight
+from headway.spec.formats import Format, Kind
 
 KERNEL_GROUPS = {"int4": (128, 64, 32), "int8": (128, 64, 32, 16)}
 """Kind → the groups that kernels read, the best first; a larger one repeats its scales."""

@@ -18,9 +18,9 @@ from safetensors.torch import save
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
-from headway.core.formats import Format
-from headway.core.model_spec import ModelSpec
 from headway.runtime.rounding import RoundedWeight, round_weight_by_power
+from headway.spec import ModelSpec
+from headway.spec.formats import Format
 
 Tensors = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 

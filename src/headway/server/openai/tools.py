@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from headway.core.conforms import misfit
 from headway.core.errors import RequestError
 from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
+from headway.edge.conforms import misfit
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.output_parser import ReasoningMarkers
 from headway.frontend.text.tools import Format

@@ -5,9 +5,9 @@ sequences, end tokens, `min_tokens`, `max_tokens`, windows shorter than the gues
 """
 
 from fakes import make_settings
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Description, GrammarMasks, Sample, StepPlan, StepResult
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.engine import Engine
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import NoBackoff

@@ -6,10 +6,10 @@ from math import inf
 import numpy as np
 import pytest
 
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import PROBE_STEPS
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, common_prefix

@@ -2,8 +2,8 @@
 
 import pytest
 
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample, StepResult, StepTimings
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.speculation.proposers.draft import OFF, PAUSES_S, DrafterCost, DraftProposer
 from headway.perf.model import StepModel
 

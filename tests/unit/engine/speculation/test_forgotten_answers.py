@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from cached_world import CachedWorld
 from fakes import make_settings
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample
 from headway.core.principal import KEY_BYTES, Principal
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.lookahead import Lookahead

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from guessing import ask
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.lookahead import (

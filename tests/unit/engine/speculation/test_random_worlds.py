@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, VOCAB, World, additions, perform, shapes
 from fakes import make_settings
-from headway.core.speculation_config import SpeculationConfig
+from headway.config.speculation_config import SpeculationConfig
 from headway.engine.speculation.backoff import Backoff
 from headway.engine.speculation.proposers.proposal import Proposal
 from headway.engine.speculation.proposers.suffix import SuffixProposer

@@ -4,9 +4,9 @@ from dataclasses import replace
 from math import inf
 
 from guessing import ask
+from headway.config.speculation_config import MedusaSpec, SpeculationConfig
 from headway.core.plan import Sample
 from headway.core.request import Request, SamplingParams
-from headway.core.speculation_config import MedusaSpec, SpeculationConfig
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.acceptance import SequenceOdds
 from headway.engine.speculation.backoff import NoBackoff

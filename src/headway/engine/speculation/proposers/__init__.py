@@ -7,7 +7,7 @@ lookahead   what the model said behind draft tokens that were not accepted
 draft       what the runtime's drafter said behind the last step: draft model, Medusa, EAGLE
 """
 
-from headway.core.speculation_config import SpeculationConfig
+from headway.config.speculation_config import SpeculationConfig
 from headway.engine.speculation.proposers.grammar import GrammarProposer
 from headway.engine.speculation.proposers.lookahead import Lookahead
 from headway.engine.speculation.proposers.ngram import NGramProposer

@@ -10,8 +10,8 @@ is asked again after a while, and after a few times no more:
 import logging
 from math import inf
 
+from headway.config.speculation_config import SpeculationConfig
 from headway.core.plan import Sample, StepResult
-from headway.core.speculation_config import SpeculationConfig
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.controller import Drafting
 from headway.engine.speculation.drafts import Drafts

@@ -1,0 +1,371 @@
+"""What sets a supported architecture apart from Llama: one row each, read by `read.py`.
+
+A row says which keys its config has beyond Llama's, what they default to when they are missing
+(checkpoints often leave out what transformers' own classes default to) and which layers look back
+through a window.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from headway.core.errors import UnsupportedModelError
+from headway.spec import deepseek, gemma3n, hybrid
+from headway.spec.altup import AltUpSpec
+from headway.spec.model import LayerSpec
+from headway.spec.parts import ExpertsSpec, LatentSpec
+from headway.spec.rope import FULL, WINDOW
+from headway.spec.state import StateSpec
+from headway.spec.values import flag, number, optional_number, positive, switches, wrong
+
+Kinds = Callable[[dict[str, Any], int], list[str]]
+
+
+def all_full(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Every layer sees everything."""
+    return [FULL] * num_layers
+
+
+def all_window(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Every layer has the window (Mistral, Phi-3)."""
+    return [WINDOW] * num_layers
+
+
+def every(period: int) -> Kinds:
+    """One full layer after `period` - 1 with a window: Gemma 2's 2, Gemma 3's 6."""
+
+    def kinds(config: dict[str, Any], num_layers: int) -> list[str]:
+        step = positive(config, "sliding_window_pattern", default=period)
+        return [WINDOW if (i + 1) % step else FULL for i in range(num_layers)]
+
+    return kinds
+
+
+def every_fifth_full(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Gemma 3n: a full layer after four with a window."""
+    return [WINDOW if (i + 1) % 5 else FULL for i in range(num_layers)]
+
+
+def alternating(config: dict[str, Any], num_layers: int) -> list[str]:
+    """gpt-oss: a window in the first layer and every other one after it."""
+    return [FULL if i % 2 else WINDOW for i in range(num_layers)]
+
+
+def when_used(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Qwen: when `use_sliding_window`, the layers from `max_window_layers` on."""
+    if not flag(config, "use_sliding_window"):
+        return [FULL] * num_layers
+    first = config.get("max_window_layers", 28)
+    if isinstance(first, bool) or not isinstance(first, int) or first < 0:
+        raise wrong("max_window_layers", "an integer from 0 on", first)
+    return [FULL if i < first else WINDOW for i in range(num_layers)]
+
+
+def all_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
+    """Qwen3-MoE: when `use_sliding_window`, every layer."""
+    return [WINDOW if flag(config, "use_sliding_window") else FULL] * num_layers
+
+
+def all_rotate(config: dict[str, Any], num_layers: int) -> list[bool]:
+    return [True] * num_layers
+
+
+def three_of_four_rotate(config: dict[str, Any], num_layers: int) -> list[bool]:
+    """SmolLM3: `no_rope_layers` holds a 1 for each layer with a rope; else all but every fourth."""
+    given = switches(config, "no_rope_layers", num_layers)
+    period = positive(config, "no_rope_layer_interval", default=4)
+    return given or [(i + 1) % period != 0 for i in range(num_layers)]
+
+
+def nope_when_used(config: dict[str, Any], num_layers: int) -> list[str]:
+    """SmolLM3: when `use_sliding_window`, the layers without a rope."""
+    used = flag(config, "use_sliding_window")
+    rotates = three_of_four_rotate(config, num_layers)
+    return [WINDOW if used and not rotate else FULL for rotate in rotates]
+
+
+SWITCHED = (when_used, all_when_used, nope_when_used)
+"""Rules for layers that have no window, whatever `layer_types` says, unless the switch is on."""
+
+
+def no_scales(config: dict[str, Any]) -> dict[str, float]:
+    return {}
+
+
+def gemma_scales(config: dict[str, Any]) -> dict[str, float]:
+    """Embeddings times √hidden, queries by a width of their own, soft caps on scores and logits."""
+    return {
+        "embedding_scale": math.sqrt(positive(config, "hidden_size")),
+        "attention_scale": number(config, "query_pre_attn_scalar", default=256) ** -0.5,
+    }
+
+
+def gemma2_scales(config: dict[str, Any]) -> dict[str, float]:
+    return gemma_scales(config) | {
+        "attention_softcap": optional_number(config, "attn_logit_softcapping", absent=50.0),
+        "logits_softcap": optional_number(config, "final_logit_softcapping", absent=30.0),
+    }
+
+
+def gemma3_scales(config: dict[str, Any]) -> dict[str, float]:
+    return gemma_scales(config) | {
+        "attention_softcap": optional_number(config, "attn_logit_softcapping"),
+        "logits_softcap": optional_number(config, "final_logit_softcapping"),
+    }
+
+
+def granite_scales(config: dict[str, Any]) -> dict[str, float]:
+    """Four multipliers in place of learned scales (muP)."""
+    return {
+        "embedding_scale": number(config, "embedding_multiplier", default=1.0),
+        "attention_scale": number(config, "attention_multiplier", default=1.0),
+        "residual_scale": number(config, "residual_multiplier", default=1.0),
+        "logits_scale": 1.0 / number(config, "logits_scaling", default=1.0),
+    }
+
+
+def gpt_oss_gates(config: dict[str, Any]) -> dict[str, float]:
+    """Gates and ups that are clamped, and the gain of the gate's sigmoid."""
+    return {
+        "swiglu_alpha": number(config, "swiglu_alpha", default=1.702),
+        "swiglu_limit": number(config, "swiglu_limit", default=7.0),
+    }
+
+
+def no_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
+    return None, [False] * num_layers
+
+
+def qwen_experts(config: dict[str, Any], num_layers: int) -> tuple[ExpertsSpec | None, list[bool]]:
+    """Experts in every `decoder_sparse_step`-th layer that `mlp_only_layers` does not name.
+
+    transformers 5 spells `num_experts` as `num_local_experts`.
+    """
+    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts = ExpertsSpec(
+        count=positive(config, spelled, default=128),
+        active=positive(config, "num_experts_per_tok", default=8),
+        intermediate_size=positive(config, "moe_intermediate_size", default=768),
+        normalize=flag(config, "norm_topk_prob"),
+    )
+    if experts.active > experts.count:
+        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
+    dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise wrong("mlp_only_layers", "a list of layers", dense)
+    step = positive(config, "decoder_sparse_step", default=1)
+    sparse = [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
+    return (experts if any(sparse) else None), sparse
+
+
+def no_altup(config: dict[str, Any]) -> AltUpSpec | None:
+    return None
+
+
+def as_they_are(
+    config: dict[str, Any], kinds: list[str], layers: tuple[LayerSpec, ...]
+) -> tuple[LayerSpec, ...]:
+    return layers
+
+
+def no_states(config: dict[str, Any]) -> StateSpec | None:
+    return None
+
+
+def no_latent(config: dict[str, Any]) -> LatentSpec | None:
+    return None
+
+
+def gpt_oss_experts(
+    config: dict[str, Any], num_layers: int
+) -> tuple[ExpertsSpec | None, list[bool]]:
+    """Experts in every layer, as wide as `intermediate_size`; a softmax over the visited ones."""
+    spelled = "num_local_experts" if "num_local_experts" in config else "num_experts"
+    experts = ExpertsSpec(
+        count=positive(config, spelled, default=128),
+        active=positive(config, "num_experts_per_tok", default=4),
+        intermediate_size=positive(config, "intermediate_size", default=2880),
+        normalize=True,
+        biased=True,
+    )
+    if experts.active > experts.count:
+        raise wrong("num_experts_per_tok", f"at most {spelled} ({experts.count})", experts.active)
+    return experts, [True] * num_layers
+
+
+GPT_OSS_ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One row a supported architecture: where it differs from Llama."""
+
+    qkv_bias: bool | None = None
+    """True or False when it is fixed; None reads `attention_bias`, for all four projections."""
+    attention_bias: bool = False
+    """What `attention_bias` is when it is missing."""
+    rope: dict[str, Any] = field(default_factory=dict)
+    """The rope's own keys, when none is given."""
+    sink_logits: bool = False
+    tied: bool = False
+    theta: float = 10000.0
+    local_theta: float | None = None
+    window: int = 0
+    kinds: Kinds = all_full
+    rotates: Callable[[dict[str, Any], int], list[bool]] = all_rotate
+    activation_key: str = "hidden_act"
+    activations: tuple[str, ...] = ("silu",)
+    qk_norm: Literal["none", "head", "row"] = "none"
+    norms: int = 2
+    norm_offset: float = 0.0
+    norm_eps: float = 1e-6
+    head_dim: int = 0
+    scales: Callable[[dict[str, Any]], dict[str, float]] = no_scales
+    experts: Callable[[dict[str, Any], int], tuple[ExpertsSpec | None, list[bool]]] = no_experts
+    latent: Callable[[dict[str, Any]], LatentSpec | None] = no_latent
+    altup: Callable[[dict[str, Any]], AltUpSpec | None] = no_altup
+    layers: Callable[[dict[str, Any], list[str], tuple[LayerSpec, ...]], tuple[LayerSpec, ...]] = (
+        as_they_are
+    )
+    v_norm: bool = False
+    states: Callable[[dict[str, Any]], StateSpec | None] = no_states
+    output_gate: bool = False
+
+
+GEMMA = Family(
+    tied=True,
+    window=4096,
+    activation_key="hidden_activation",
+    activations=("gelu_tanh",),
+    norms=4,
+    norm_offset=1.0,
+    head_dim=256,
+    kinds=every(2),
+    scales=gemma2_scales,
+)
+FAMILIES = {
+    "LlamaForCausalLM": Family(),
+    "MistralForCausalLM": Family(qkv_bias=False, window=4096, kinds=all_window),
+    "Qwen2ForCausalLM": Family(qkv_bias=True, window=4096, kinds=when_used),
+    "Qwen3ForCausalLM": Family(window=4096, kinds=when_used, qk_norm="head", head_dim=128),
+    "Qwen3MoeForCausalLM": Family(
+        window=4096, kinds=all_when_used, qk_norm="head", experts=qwen_experts
+    ),
+    "Gemma2ForCausalLM": GEMMA,
+    "Gemma3ForCausalLM": Family(
+        tied=True,
+        theta=1e6,
+        local_theta=10000.0,
+        window=4096,
+        kinds=every(6),
+        activation_key="hidden_activation",
+        activations=("gelu_tanh",),
+        qk_norm="head",
+        norms=4,
+        norm_offset=1.0,
+        head_dim=256,
+        scales=gemma3_scales,
+    ),
+    "Gemma3nForCausalLM": Family(
+        tied=True,
+        theta=1e6,
+        local_theta=10000.0,
+        window=512,
+        kinds=every_fifth_full,
+        activation_key="hidden_activation",
+        activations=("gelu_tanh",),
+        qk_norm="head",
+        v_norm=True,
+        norms=4,
+        head_dim=256,
+        scales=gemma3n.scales,
+        altup=gemma3n.altup,
+        layers=gemma3n.layers,
+    ),
+    "Phi3ForCausalLM": Family(qkv_bias=False, kinds=all_window, norm_eps=1e-5),
+    "Olmo2ForCausalLM": Family(qk_norm="row", norm_eps=1e-5),
+    "GraniteForCausalLM": Family(scales=granite_scales),
+    "GraniteMoeHybridForCausalLM": Family(
+        kinds=hybrid.all_states,
+        rotates=hybrid.rotate_when_named,
+        scales=granite_scales,
+        experts=hybrid.granite_experts,
+        states=hybrid.mamba2,
+    ),
+    "Qwen3NextForCausalLM": Family(
+        kinds=hybrid.every_fourth_full,
+        qk_norm="head",
+        norm_offset=1.0,
+        head_dim=256,
+        experts=hybrid.qwen_experts,
+        states=hybrid.delta,
+        output_gate=True,
+    ),
+    "SmolLM3ForCausalLM": Family(
+        tied=True, theta=2e6, kinds=nope_when_used, rotates=three_of_four_rotate
+    ),
+    "DeepseekV2ForCausalLM": Family(
+        latent=deepseek.latent, scales=deepseek.scales, experts=deepseek.v2_experts
+    ),
+    "DeepseekV3ForCausalLM": Family(
+        latent=deepseek.latent, scales=deepseek.scales, experts=deepseek.v3_experts
+    ),
+    "GptOssForCausalLM": Family(
+        attention_bias=True,
+        theta=150000.0,
+        rope=GPT_OSS_ROPE,
+        window=128,
+        kinds=alternating,
+        norm_eps=1e-5,
+        head_dim=64,
+        sink_logits=True,
+        scales=gpt_oss_gates,
+        experts=gpt_oss_experts,
+    ),
+}
+"""Architecture, as config.json names it → its row; the other half is `runtime.models.MODELS`."""
+
+
+def layer_kinds(config: dict[str, Any], family: Family, num_layers: int) -> list[str]:
+    """FULL or WINDOW for each layer: `layer_types` when the config has it, else the family's rule.
+
+    A window that the family does not know is refused: full attention would give other tokens
+    without a word.
+    """
+    given = config.get("layer_types")
+    if given is None or (family.kinds in SWITCHED and not flag(config, "use_sliding_window")):
+        given = family.kinds(config, num_layers)
+    if not isinstance(given, list) or len(given) < num_layers:
+        raise wrong("layer_types", f"a list of {num_layers} kinds of attention", given)
+    known = (FULL,) if family.kinds is all_full else (FULL, WINDOW)
+    if family.states is not no_states:
+        known = (FULL, hybrid.STATE)
+    for kind in given[:num_layers]:
+        if kind not in known:
+            raise UnsupportedModelError(
+                f"A layer of kind {str(kind)[:40]!r} (layer_types) is not supported here.",
+                f"Supported are: {', '.join(known)}.",
+            )
+    if family.kinds is all_full and flag(config, "use_sliding_window"):
+        raise UnsupportedModelError(
+            "A sliding window (use_sliding_window) is not part of this architecture.",
+            "Set use_sliding_window to false if full attention is what you want.",
+        )
+    return given[:num_layers]
+
+
+def window_size(config: dict[str, Any], family: Family) -> int:
+    """Tokens a window layer sees; 0 when the config switches windows off with null."""
+    if "sliding_window" not in config:
+        return family.window
+    if config["sliding_window"] is None:
+        return 0
+    return positive(config, "sliding_window")

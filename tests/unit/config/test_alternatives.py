@@ -1,0 +1,61 @@
+"""What a server is told it could be started with: derived from the rules that resolve settings."""
+
+import pytest
+
+from headway.config.alternatives import kv_choices, weight_choices
+from headway.config.options import EngineOptions
+from headway.config.resolve import Settings, resolve
+from headway.core.errors import UsageError
+from headway.core.machine import Machine
+from headway.spec.quantization import bytes_per_weight
+from headway.telemetry.stats import take_snapshot
+from telemetry_cases import VirtualClock, llama, telemetry
+
+NATIVE = Machine(num_cores=2, total_bytes=2**34, free_bytes=2**33, native="avx2", native_why="")
+PLAIN = Machine(num_cores=2, total_bytes=2**34, free_bytes=2**33)
+
+
+def settings(machine: Machine, **options: object) -> Settings:
+    return resolve(EngineOptions(device="cpu", **options), machine, llama())[0]
+
+
+def as_options(flag: str) -> EngineOptions:
+    """ "--quantization int8" → EngineOptions(quantization="int8")."""
+    name, value = flag.removeprefix("--").split()
+    return EngineOptions(device="cpu", **{name.replace("-", "_"): value})
+
+
+@pytest.mark.parametrize("machine", [NATIVE, PLAIN], ids=["native", "torch"])
+def test_what_is_offered_can_be_started_and_takes_what_is_said(machine):
+    told, spec = settings(machine).told(), llama()
+    for flag, size in weight_choices(told, spec).items():
+        found, _ = resolve(as_options(flag), machine, spec)
+        share = bytes_per_weight(found.quantization, spec, found.dtype) / 4
+        expected = spec.step_weight_bytes(found.dtype) * (share or 1)
+        assert size == round(expected) < spec.step_weight_bytes("float32")
+    for flag, size in kv_choices(told, spec).items():
+        found, _ = resolve(as_options(flag), machine, spec)
+        assert size == spec.kv_bytes_per_token(found.cache.dtype)
+
+
+def test_what_the_resolver_refuses_is_not_offered():
+    """int8 KV needs native attention; a GPU has no rounded weights yet."""
+    assert list(kv_choices(settings(NATIVE).told(), llama())) == ["--kv-cache-dtype int8"]
+    assert kv_choices(settings(PLAIN).told(), llama()) == {}
+    with pytest.raises(UsageError):
+        settings(PLAIN, kv_cache_dtype="int8")
+    on_cuda = {**settings(NATIVE).told(), "device": "cuda"}
+    assert list(weight_choices(on_cuda, llama())) == ["--dtype bfloat16"]
+
+
+def test_nothing_is_offered_where_settings_are_not_told():
+    assert weight_choices({}, llama()) == kv_choices({}, llama()) == {}
+
+
+def test_stats_say_which_settings_the_server_runs_with():
+    model = telemetry(VirtualClock())
+    model.ready.settings = settings(NATIVE, quantization="int4").told()
+    found = take_snapshot(model)
+    assert found.settings["quantization"] == "int4 in groups of 64"
+    assert found.settings["kv_dtype"] == "float32" and found.settings["policy"] == "slo"
+    assert set(found.model.weight_choices) == {"--quantization int8"}, "its own is no choice"
