@@ -13,7 +13,6 @@ from headway.config.attention_choice import (
     choose_attention,
     choose_kv_dtype,
 )
-from headway.config.batching_rule import BatchingRule, batching_rule
 from headway.config.cache_config import DEFAULT_BLOCK_SIZE, CacheConfig
 from headway.config.device_choice import choose_graphs, choose_overlap, yes_no
 from headway.config.drafter import DrafterPlan, plan_drafter
@@ -35,9 +34,8 @@ from headway.config.options import EngineOptions
 from headway.config.parallel import Parallel, check_dealt, choose_parallel, held_by_all
 from headway.config.quantization_choice import choose_quantization, experts_at_once
 from headway.config.reasons import Reason, Reasons
-from headway.config.scheduler_config import SchedulerConfig
+from headway.config.scheduler_config import BatchingRule, SchedulerConfig, parse_batching
 from headway.config.speculation_config import Beside, SpeculationConfig
-from headway.config.told_settings import TOLD
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import ModelSpec, RopeSpec
@@ -59,6 +57,27 @@ CPU_BATCHED_TOKENS, CUDA_BATCHED_TOKENS = 512, 4096
 for CUDA is an estimate."""
 SMALL_MODEL_BYTES = 32 * 2**20
 """Below it a second thread mostly waits (lab log, two threads on a small model)."""
+
+STATS_SETTINGS = {
+    "device": "device",
+    "dtype": "dtype",
+    "kv_dtype": "cache.dtype",
+    "quantization": "quantization",
+    "kernels": "kernels",
+    "attention_backend": "attention_backend",
+    "threads": "threads",
+    "prefix_cache": "cache.prefix_cache",
+    "kv_read": "cache.read",
+    "kv_keep": "cache.kept",
+    "tensor_parallel_size": "parallel.size",
+    "pipeline_parallel_size": "parallel.told_stages",
+    "decode_context_parallel_size": "parallel.context",
+    "batching": "scheduler.batching",
+    "policy": "scheduler.policy",
+    "speculate": "speculation.named",
+    "max_drafts": "speculation.max_drafts",
+}
+"""Settings that change what a step costs and what runs in it: name in `/stats` → attribute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +108,7 @@ class Settings:
 
     def told(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
-        return {name: str(attrgetter(path)(self)) for name, path in TOLD.items()}
+        return {name: str(attrgetter(path)(self)) for name, path in STATS_SETTINGS.items()}
 
 
 def resolve(
@@ -256,7 +275,7 @@ def choose_step_size(options: EngineOptions, device: str, reasons: Reasons) -> t
             "Raise the first or lower the second: each running sequence needs a token a step.",
         )
     reasons.choose("max_num_batched_tokens", (batched, why))
-    rule = batching_rule(options.batching)
+    rule = parse_batching(options.batching)
     reasons.choose("batching", (rule.name, explain_batching(rule, max_num_seqs)))
     return max_num_seqs, batched
 

@@ -3,9 +3,9 @@
 `read_model_spec` reads a folder or a file. Imports core alone, and never torch.
 """
 
-from headway.core.json_file import read_json
 from headway.spec.families import FAMILIES
 from headway.spec.model import DTYPE_BYTES, KVGroupSpec, LayerSpec, ModelSpec
+from headway.spec.model_files import read_json
 from headway.spec.parts import ExpertsSpec, LatentSpec, RopeSpec
 from headway.spec.read import read_model_spec, spec_from_config
 from headway.spec.state import StateSpec

@@ -1,16 +1,17 @@
 """The small files of a model, wherever it comes from: a Hugging Face folder, or one GGUF file.
 
-Whoever wants config.json or tokenizer.json asks here, and gets the parsed JSON: a folder's own, or
-what a GGUF file says in the same words.
+config.json and tokenizer.json come as parsed JSON: a folder's own, or what the metadata of a GGUF
+file say, in the same keys.
 """
 
+import json
 from collections.abc import Callable
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from headway.core.errors import ModelError, RequestError
-from headway.core.json_file import read_json
+from headway.core.regular_file import read_text
 from headway.core.request import SamplingParams
 from headway.spec.gguf.config import config_of, generation_config_of
 from headway.spec.gguf.header import Header, is_gguf, read_header
@@ -24,6 +25,24 @@ FROM_GGUF: dict[str, Callable[[Header], dict[str, Any]]] = {
     TOKENIZER_FILE: tokenizer_of,
     "tokenizer_config.json": tokenizer_config_of,
 }
+
+
+def read_json(path: Path, missing: ModelError | None = None) -> dict[str, Any]:
+    """Parse a JSON object from `path`; raises ModelError that names the file."""
+    try:
+        value = json.loads(read_text(path))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise missing or ModelError(f"{path} is missing.", "Copy the whole folder.") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(
+            f"{path} is not valid JSON ({str(error)[:200]}).",
+            "Copy the file again from its source.",
+        ) from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}.", "Check the file.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{path} does not hold a JSON object.", "Copy the file again.")
+    return value
 
 
 def read_document(model: Path, name: str) -> dict[str, Any] | None:

@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
-from headway.config.batching_rule import RULES
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings
-from headway.config.scheduler_config import SchedulerConfig
+from headway.config.scheduler_config import RULES, SchedulerConfig
 from headway.core.errors import UsageError
 from headway.engine.batching import BATCHING, NOT_YET
 

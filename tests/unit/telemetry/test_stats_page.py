@@ -19,7 +19,7 @@ from msgspec.inspect import (
     type_info,
 )
 
-from headway.config.resolve import TOLD
+from headway.config.resolve import STATS_SETTINGS
 from headway.core.clock import VirtualClock
 from headway.telemetry.snapshot import Snapshot
 from headway.telemetry.stats import take_snapshot
@@ -70,7 +70,7 @@ def structs(kind: Type, path: str = "") -> Iterator[tuple[str, StructType]]:
 
 
 PLACES = list(structs(type_info(Snapshot)))
-SETTINGS = set(TOLD)
+SETTINGS = set(STATS_SETTINGS)
 KEYS = ("latency", "lengths")
 """Fields of a window whose keys are names too, as those of `settings` are."""
 LABELS = ("code", "kind", "reason", "which")
