@@ -2,34 +2,25 @@
 
     python benchmarks/kv_tiers.py                              # all three, on the embedded model
     python benchmarks/kv_tiers.py --only turns --shape qwen2.5-0.5b --layers 12 --quantization int4
-    python benchmarks/kv_tiers.py --only counted               # the same turns, without a model
-    python benchmarks/kv_tiers.py --only death --streams 50
 
 `restart` asks a real server for a token behind 1,500 shared ones: cold, found in memory, and found
 by the next server on the disk. `turns` is a conversation that is idle after each turn, so that
 others have taken its memory when it goes on: the prompt tokens computed beside those that are new.
-`counted` counts these on the device over an executor that computes nothing, in blocks of 16 and 64.
-`never` asks prompts that nobody sent before, with the disk and without in turn: what is written and
-never read costs. `death` kills the engine of a server with so many streams, and shows the gaps in
-them. `--shape` takes random weights of a published model's shape.
+`never` sends prompts that are new to the cache, with the disk and without in turn: what is written
+and never read costs. `--shape` takes random weights of a published model's shape.
 """
 
 import argparse
-import asyncio
 import json
-import os
-import signal
 import statistics
 import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 
 from common import markdown, serving, write_json
@@ -38,14 +29,12 @@ from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
-from mooncake_hits import engine_of
 from widening import find_shape
 
 SHARED, QUESTION = 1500, 24
 ANSWER = 16
 NEVER = 1000
 IDLE_S = 60.0
-COUNTED_TOKENS = 2**17
 
 
 def write_shape(name: str, folder: Path, max_len: int, layers: int) -> Path:
@@ -136,94 +125,6 @@ def settle(root: Path) -> None:
         time.sleep(0.5)
 
 
-async def stream(
-    http: aiohttp.ClientSession, body: dict, tokens: list[int], times: list[float]
-) -> list[int]:
-    """The tokens of a streamed answer, and when each event came."""
-    async with http.post("/v1/completions", json=body | {"stream": True}) as answer:
-        assert answer.status == 200, await answer.text()
-        async for line in answer.content:
-            if line.startswith(b"data: {"):
-                event = json.loads(line.removeprefix(b"data: "))
-                assert "error" not in event, event
-                if ids := event["choices"][0].get("token_ids"):
-                    tokens += ids
-                    times.append(time.perf_counter())
-    return tokens
-
-
-ENDINGS: list[dict] = [
-    {"temperature": 0, "ignore_eos": True},
-    {"temperature": 1, "seed": 3, "ignore_eos": True},
-    {"temperature": 0, "structured_outputs": {"regex": "[a-z ]{900}"}},
-]
-"""Greedy, seeded and structured."""
-
-
-async def death(folder: Path | str, flags: list[str], count: int) -> dict:
-    """Gaps of `count` streams whose engine is killed, with their blocks on a disk and without."""
-    found = {}
-    for name, more in (("through", ["--kv-disk-write=through"]), ("without", [])):
-        with tempfile.TemporaryDirectory() as root:
-            disk = [f"--kv-disk={root}/kv:4GB", *more] if more else []
-            with serving(folder, "--dtype=float32", *flags, *disk) as (url, pid):
-                found[name] = await one_death(url, pid, count)
-        told = found[name]
-        print(f"{name}: {count} streams, all go on with equal tokens: {told['equal']}; engine "
-              f"again after {told['load_s']:.2f} s, slowest gap {told['gap_s']:.2f} s, median "
-              f"{told['median_s']:.2f} s", flush=True)  # fmt: skip
-    return found
-
-
-async def one_death(url: str, server: int, count: int) -> dict:
-    """Ask all undisturbed, ask all again under another salt, and kill the engine on the way."""
-    model = json.load(urllib.request.urlopen(f"{url}/v1/models"))["data"][0]["id"]
-    more = {"model": model, "max_tokens": 300, "return_token_ids": True}
-    rng = np.random.default_rng(0)
-    bodies = [
-        {"prompt": rng.integers(10, 300, 700).tolist(), **ENDINGS[at % len(ENDINGS)], **more}
-        for at in range(count)
-    ]
-    timeout = aiohttp.ClientTimeout(total=None)
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(url, timeout=timeout, connector=connector) as http:
-        apart = [stream(http, body | {"cache_salt": "apart"}, [], []) for body in bodies]
-        expected = await asyncio.gather(*apart)
-        came: list[list[int]] = [[] for _ in bodies]
-        times: list[list[float]] = [[] for _ in bodies]
-        going = asyncio.gather(*map(stream, [http] * count, bodies, came, times))
-        while min(map(len, came)) < 100:
-            assert not going.done(), "they ended before the engine did"
-            await asyncio.sleep(0.01)
-        (engine,) = engines(server)
-        os.kill(engine, signal.SIGKILL)
-        killed_s = time.perf_counter()
-        load_s = 0.0
-        while not load_s and not going.done():
-            async with http.get("/ready") as ready:
-                load_s = time.perf_counter() - killed_s if ready.status == 200 else 0.0
-            new = [pid for pid in engines(server) if pid != engine]
-            load_s = load_s if new else 0.0
-            await asyncio.sleep(0.02)
-        got = await going
-    gaps = [
-        max(after - before for before, after in pairwise(each) if after > killed_s)
-        for each in times
-    ]
-    return {"equal": got == expected, "load_s": load_s, "gap_s": max(gaps),
-            "median_s": statistics.median(gaps)}  # fmt: skip
-
-
-def engines(server: int) -> list[int]:
-    """The engine processes that a server has started."""
-    found = []
-    for pid in Path(f"/proc/{server}/task/{server}/children").read_text().split():
-        with suppress(OSError):
-            if b"headway.assemble" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                found.append(int(pid))
-    return found
-
-
 # ── an engine in this process ───────────────────────────────────────────────────────────────
 
 
@@ -276,18 +177,6 @@ class Bench:
         engine.kv.forget_free()
 
 
-class Counted(Bench):
-    """Engines with blocks of `size` tokens over an executor that computes nothing."""
-
-    def __init__(self, size: int) -> None:
-        self.size, self.vocab_size, self.number, self.num_failed = size, 100_000, 0, 0
-        self.rng = np.random.default_rng(0)
-
-    def engine(self, *, disk: bool = False) -> Engine:
-        assert not disk, "nothing is written"
-        return engine_of(COUNTED_TOKENS // self.size, "lfu", 1, self.size)
-
-
 @contextmanager
 def opened(folder: Path, given: argparse.Namespace, **more: object) -> Iterator[Bench]:
     with tempfile.TemporaryDirectory() as root:
@@ -309,7 +198,7 @@ def opened(folder: Path, given: argparse.Namespace, **more: object) -> Iterator[
 def conversation(bench: Bench, turns: int, low: int, high: int, *, idles: bool) -> dict:
     """A conversation, on the device or idle after each turn: tokens computed beside those that are
     new."""
-    engine = bench.engine(disk=idles or not isinstance(bench, Counted))
+    engine = bench.engine()
     text: list[int] = []
     new, computed, first_s, lengths = [], [], [], []
     known = 0
@@ -370,8 +259,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: all")
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--kv-cache-dtype", default="auto", help="of turns and never")
-    parser.add_argument("--only", choices=("restart", "turns", "counted", "never", "death"))
-    parser.add_argument("--streams", type=int, default=50, help="that the engine has as it dies")
+    parser.add_argument("--only", choices=("restart", "turns", "never"))
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--shared", type=int, default=SHARED)
     parser.add_argument("--turns", type=int, default=180)
@@ -398,19 +286,10 @@ def main() -> None:
                 for name, idles in (("device", False), ("disk", True)):
                     told = conversation(bench, turns, low, high, idles=idles)
                     results[f"turns, {name}"] = told
-        if given.only in (None, "counted"):
-            for size in (16, 64):
-                print(f"blocks of {size}, counted:")
-                told = conversation(Counted(size), given.turns, low, high, idles=False)
-                results[f"turns, counted, {size}"] = told
         if given.only in (None, "never"):
             with opened(folder, given) as bench:
                 length = min(NEVER, bench.settings.max_model_len - 2)
                 results["never"] = never(bench, 3 * given.times, length, 8)
-        if given.only == "death":
-            flags = ["--kv-memory=512MiB", f"--max-num-seqs={given.streams}"]
-            flags += ["--max-queue-wait=600s"]
-            results["death"] = asyncio.run(death(folder, flags, given.streams))
     write_json(given.json, results, indent=1)
 
 

@@ -4,23 +4,19 @@
                     2, 4 or 8 of one source; at 4 streams of chats
     change:4        4 streams of books become copies, books again, and so on: after how many steps
                     the number of guesses is the best fixed choice's
-    slo:2:0         2 requests a second with objectives, off and on: shares within them
 
 All choices answer the same requests in one engine, side by side (`lanes.py`): each step is one of
 the choice that has the fewest tokens so far, so what the machine does beside slows all alike. Each
 has a cost model of its own, which knows what the engine learned at its start, and a memory of its
 own of what was kept. Prompts are computed before: they are in the prefix cache. After a quarter of
-the time the three best fixed choices go on alone. Requests with objectives have two engines, with
-prompts and all (`speculation_objectives.py`); the last number of their cell is their seed.
-Intervals are of 95%, over twentieths of the run drawn again. The tokens are compared: they must be
-the same.
+the time the three best fixed choices go on alone. Intervals are of 95%, over twentieths of the run
+drawn again. The tokens are compared: they must be the same.
 
     python benchmarks/speculation_control.py WIDE --draft DRAFT --json cells.jsonl --seconds 100 \\
-        --only regret:1:chats change:4 slo:2:0
-    python benchmarks/speculation_control.py --json cells.jsonl --plot change.svg
+        --only regret:1:chats change:4
 
-A cell that the file has is not run again. For a model of few parameters widen it first (`headway
-widen`), for there a step takes as long as Python does.
+A cell that the file has is not run again. For a model of few parameters widen it first
+(`widen.py`), for there a step takes as long as Python does.
 """
 
 import argparse
@@ -29,7 +25,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import count, cycle
 from pathlib import Path
 
 import numpy as np
@@ -37,15 +32,12 @@ import numpy as np
 from common import markdown
 from headway import LLM
 from headway.config.speculation_config import SpeculationConfig
-from headway.core.slo import parse_slo
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.controller import PlainStep
 from headway.engine.speculation.speculation import DraftCandidate, Speculation
-from headway.measure.chart import Panel, chart
 from headway.perf.model import StepModel
 from judged import Data, interval, say
-from lanes import MAX_TOKENS, Lane, Mark, Track, prompts_of
-from speculation_objectives import Side, block, objectives_table
+from lanes import Lane, Mark, Track, prompts_of
 
 ROOT = Path(__file__).resolve().parents[1]
 SHARED = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared")
@@ -169,22 +161,6 @@ def traced(lane: Lane) -> list[Data]:
     return found
 
 
-def objectives(given: argparse.Namespace, rate: float, seed: int) -> Data:
-    """`--requests` at a rate, without guesses and with them."""
-    options = options_of(given) | {"policy": "slo", "max_num_seqs": 32}
-    options["kv_memory"] = "512MiB"
-    plain = {k: v for k, v in options.items() if k not in ("speculate", "draft_model")}
-    sides = [Side(given.folder, plain), Side(given.folder, options)]
-    asking = LLM(given.folder, load_format="dummy", executor="null", max_model_len=512)
-    mix = cycle(prompts_of(asking, kind, given.text) for kind in KINDS)
-    mixed = (next(next(mix)) for _ in count())
-    for _ in range(seed * given.requests):
-        next(mixed)
-    block(sides, mixed, rate, 10, 1000 + seed, given.slo, MAX_TOKENS)
-    rows = block(sides, mixed, rate, given.requests, seed, given.slo, MAX_TOKENS)
-    return {"rate": rate, "rows": rows}
-
-
 def told(lane: Lane, most: int) -> Data:
     """Of the first `most` tokens: seconds by part, and guesses a sequence and step."""
     rows = sum(mark.rows for mark in lane.marks)
@@ -301,20 +277,6 @@ def steps_to_change(cell: Data, phase: int) -> int | None:
     return None
 
 
-def panels(cells: Sequence[Data]) -> list[Panel]:
-    """Guesses a sequence around the changes."""
-    found = []
-    for cell in cells:
-        for phase in (1, 2):
-            line = cell["lanes"]["auto"][phase]["guesses"][:60]
-            best = best_fixed(cell, phase)
-            fixed = guesses_of(cell, best, phase)
-            lines = {"auto": list(enumerate(line)), "best fixed": [(0, fixed), (len(line), fixed)]}
-            title = f"{cell['streams']} streams, {PHASES[phase - 1]} to {PHASES[phase]}"
-            found.append(Panel(title=title, x="steps", y="guesses a sequence", lines=lines))
-    return found
-
-
 # ── a script ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -339,13 +301,10 @@ def measure(given: argparse.Namespace, cells: dict[str, Data]) -> None:
         if name in cells or given.folder is None:
             continue
         what, first, *rest = name.split(":")
-        if what == "slo":
-            cell = objectives(given, float(first), int(rest[0]))
-        else:
-            llm = llm or LLM(given.folder, **options_of(given))
-            streams = int(first)
-            run = change if what == "change" else regret
-            cell = run(llm, streams, *rest, given) | {"streams": streams, "kind": (rest or [""])[0]}
+        llm = llm or LLM(given.folder, **options_of(given))
+        streams = int(first)
+        run = change if what == "change" else regret
+        cell = run(llm, streams, *rest, given) | {"streams": streams, "kind": (rest or [""])[0]}
         cells[name] = cell | {"name": name}
         say(name)
         if given.json:
@@ -375,25 +334,18 @@ def main() -> None:
     parser.add_argument("--fixed", type=int, nargs="+", default=FIXED)
     parser.add_argument("--choices", nargs="+", help="of the fixed ones, beside off and auto")
     parser.add_argument("--phase-tokens", type=int, default=400)
-    parser.add_argument("--requests", type=int, default=100, help="of each cell with objectives")
-    parser.add_argument("--slo", type=parse_slo, default="ttft=1500ms,tpot=50ms")
     parser.add_argument("--only", nargs="+", default=every, help="cells")
     parser.add_argument("--json", type=Path, help="one cell a line; those there are not run again")
-    parser.add_argument("--plot", type=Path, help="write the plot of the changes as SVG here")
     given = parser.parse_args()
     cells = read_cells(given.json)
     measure(given, cells)
-    kinds: dict[str, list[Data]] = {"regret": [], "change": [], "slo": []}
+    kinds: dict[str, list[Data]] = {"regret": [], "change": []}
     for name, cell in cells.items():
         kinds[name.partition(":")[0]].append(cell)
     if kinds["regret"]:
         print(regret_table(kinds["regret"]), rates_table(kinds["regret"]), sep="\n\n", end="\n\n")
     if kinds["change"]:
-        print(change_table(kinds["change"]), end="\n\n")
-        if given.plot:
-            given.plot.write_text(chart(panels(kinds["change"])), encoding="utf-8")
-    if kinds["slo"]:
-        print(objectives_table(kinds["slo"]))
+        print(change_table(kinds["change"]))
 
 
 if __name__ == "__main__":

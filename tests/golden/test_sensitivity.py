@@ -1,7 +1,7 @@
 """A gate that cannot tell int8 from int4, or int4 from noise, is no gate: shown on `headway-tiny`.
 
 The embedded model and three copies with rounded weights answer the same 180 questions and expect
-the same 60 windows of a book. `benchmarks/sensitivity.py` makes the table with many more.
+the same 60 windows of a book. `docs/text-evals.md` has a table with many more.
 """
 
 from pathlib import Path

@@ -8,8 +8,6 @@ frequent ones, and what came lately comes again:
     of Qwen3's 151,669 tokens                    books   Wikipedia    code   JSON schemas
     the first 32,768                             0.930       0.938   0.961          0.935
     the first 30,720, 2,048 that came lately     0.975       0.977   0.991          0.991
-
-(`python benchmarks/draft_vocabulary.py`.)
 """
 
 from dataclasses import replace

@@ -4,16 +4,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 sys.path.append(str(Path(__file__).resolve().parents[3] / "benchmarks"))
 
 import speculation_control as control
-import speculation_objectives as objectives
 from headway import LLM
 from headway.config.speculation_config import SpeculationConfig
-from headway.core.request import Request, SamplingParams
-from headway.core.slo import Slo
 from headway.engine.speculation.controller import PlainStep
 from headway.perf.model import StepModel
 from headway.spec.embedded import model_folder
@@ -78,35 +74,3 @@ def test_all_guesses_are_taken_as_far_as_they_fit():
     plain = PlainStep([5], None, None, 1)
     always = control.Always(SpeculationConfig(sources=("lookup",)), StepModel())
     assert always._choose_to_draft([[0.1, 0.1]], plain) == [1]
-
-
-def test_objectives_are_compared_in_pairs():
-    rows = [
-        {"met": [off, on], "same": True, "tpot_s": [0.03, 0.02], "ttft_s": [1.0, 0.5]}
-        for off, on in [(True, True), (False, True), (False, False), (True, True)] * 25
-    ]
-    text = objectives.objectives_table([{"rate": 2.0, "rows": rows}])
-    assert "| 2 | 100 | 50% (40 to 60) | 75% (66 to 82) | +25.0 (" in text
-    assert "| 1.00, 1.50 | 30, 20 | 1.00, 0.50 | yes |" in text
-
-
-def test_a_clock_of_turns_runs_while_its_engine_has_the_machine(monkeypatch: pytest.MonkeyPatch):
-    now = iter([10.0, 12.0, 50.0, 50.5])
-    monkeypatch.setattr(objectives.time, "perf_counter", lambda: next(now))
-    clock = objectives.TurnClock()
-    clock.begin()
-    clock.end()
-    assert clock.now_s() == 2.0
-    clock.skip_to(5.0)
-    clock.begin()
-    clock.end()
-    assert clock.now_s() == 5.5
-
-
-def test_a_request_is_met_by_its_first_token_and_the_mean_of_the_others():
-    asked = objectives.Asked(Request(1, [1], SamplingParams(), arrived_s=1.0), "chats")
-    assert not asked.is_met(Slo(ttft_s=9.0))
-    asked.first_s, asked.last_s, asked.num_tokens = 2.0, 3.0, 11
-    assert asked.is_met(Slo(ttft_s=1.0, tpot_s=0.1))
-    assert not asked.is_met(Slo(ttft_s=1.0, tpot_s=0.09))
-    assert not asked.is_met(Slo(ttft_s=0.9))
