@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from headway.config.kv_layers import narrowing
 from headway.config.options import EngineOptions, LogOptions, read_options
+from headway.config.quantization_choice import measures_formats
 from headway.config.reasons import Reason
 from headway.config.resolve import Settings, choose_device, resolve
 from headway.config.served_spec import as_served
@@ -92,9 +93,7 @@ def with_formats(
 ) -> tuple[ModelSpec, str]:
     """(the spec with a measured format for each matrix, why), where int4 is asked for without a
     group; else (the spec as it is, "")."""
-    measures = options.quantization == "int4" and not options.quantization_group
-    on_cpu = choose_device(options, machine)[0] == "cpu"
-    if not measures or not on_cpu or options.load_format == "dummy":
+    if not measures_formats(options, choose_device(options, machine)[0]):
         return spec, ""
     from headway.compress.at_load import choose_formats
 

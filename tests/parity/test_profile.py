@@ -8,9 +8,8 @@ import torch
 
 from drive import engine_for, finish
 from headway.assemble import plan_settings
-from headway.compress import at_load, estimate
+from headway.compress import at_load
 from headway.compress.at_load import CANDIDATES, allocate, choose_formats, num_weights
-from headway.compress.estimate import q4_k_m_budget
 from headway.compress.rows import RowModel
 from headway.compress.sensitivity import measure
 from headway.config.options import EngineOptions
@@ -18,8 +17,9 @@ from headway.core.errors import CheckpointError
 from headway.core.request import Request, SamplingParams
 from headway.runtime.quantized.profile import read_profile, write_profile
 from headway.runtime.rounding import round_weight, round_weight_by_power
-from headway.spec import read_model_spec
+from headway.spec import quantization, read_model_spec
 from headway.spec.formats import ROTATED_INT8, Format
+from headway.spec.quantization import q4_k_m_budget
 from parity.tiny import save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -95,7 +95,7 @@ def test_formats_are_chosen_within_the_bytes_of_q4_k_m(
     cheapest = sum(Format("int4", 64).num_bytes(*one.shape) for one in profile.values())
     assert sum(c.num_bytes for c in found.values()) <= max(q4_k_m_budget(spec, parts), cheapest)
     assert "bits a weight" in chosen.why and "KL" in chosen.why
-    monkeypatch.setattr(estimate, "Q5_0", 7.0)
+    monkeypatch.setattr(quantization, "Q5_0", 7.0)
     better = allocate(spec, profile)
     assert sum(c.kl for c in better.values()) < sum(c.kl for c in found.values())
     assert all(set(one.losses) == set(CANDIDATES) for one in profile.values())

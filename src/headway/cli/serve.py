@@ -69,13 +69,13 @@ def serve(call: "Call") -> int:
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
     check_pools(engine_options, options)
+    logs: LogOptions = call.options[LogOptions]
+    set_up_logs(logs.log_level, logs.log_format)
     if "--dry-run" in call.switches:
         shared = share_of_machine(folder, engine_options, count_engines(options))
         print_settings(folder, shared, call.sources)
         print_objectives(make_classes(options))
         return 0
-    logs: LogOptions = call.options[LogOptions]
-    set_up_logs(logs.log_level, logs.log_format)
     check_model(folder, engine_options)
     if not options.kv_ungated:
         kv_gate.check(folder, engine_options)

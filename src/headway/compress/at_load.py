@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from headway.compress.estimate import q4_k_m_budget
 from headway.compress.rows import RowModel
 from headway.compress.search import Choice, kl_of, solve
 from headway.compress.sensitivity import measure
@@ -27,6 +26,7 @@ from headway.runtime.weight_key import content_digest, model_files
 from headway.spec import ModelSpec
 from headway.spec.formats import ROTATED_INT8, Format
 from headway.spec.gguf.header import is_gguf
+from headway.spec.quantization import q4_k_m_budget
 
 log = logging.getLogger(__name__)
 

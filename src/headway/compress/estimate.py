@@ -1,23 +1,20 @@
 """What a quantization will take, before it begins: bytes of the folder, seconds, memory."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 
 from headway.compress.recipe import Recipe
 from headway.compress.rows import TOKENS_AT_ONCE, RowModel
-from headway.spec import DTYPE_BYTES, ModelSpec
-from headway.spec.formats import PLAIN, ROTATED_INT8, Format
+from headway.spec import DTYPE_BYTES
+from headway.spec.formats import PLAIN, Format
 
 BASE_BYTES = 400 * 2**20
 """The interpreter with torch."""
 PROBE_SIZE, PROBE_S = 768, 0.3
 SCALE_BYTES = 2
-Q5_0, Q8_0, Q4_K, Q6_K = 5.5, 8.5, 4.5, 6.5625
-"""Bits a weight of llama.cpp's types."""
-SUPER_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,34 +53,6 @@ def file_bytes(model: RowModel, formats: Mapping[str, Format]) -> tuple[int, flo
     if "lm_head.weight" not in model.tensors and head != PLAIN:
         total += matrix_bytes(head, model.spec.vocab_size, model.spec.hidden_size, dtype)
     return total, bits / count if count else 0.0
-
-
-def q4_k_m_budget(
-    spec: ModelSpec, matrices: Iterable[tuple[str, str | None, tuple[int, int]]]
-) -> float:
-    """Bytes of the layers such that they and a head in int8 take those of llama.cpp's Q4_K_M.
-
-    Of each matrix: our module, the part of it (`v`) or None, (outputs, inputs).
-    """
-    total = 0.0
-    for module, part, (outputs, inputs) in matrices:
-        total += outputs * inputs * q4_k_m_bits(spec, module, part, inputs) / 8
-    head = (spec.vocab_size, spec.hidden_size)
-    wide = Q6_K if spec.hidden_size % SUPER_BLOCK == 0 else Q8_0
-    return total + head[0] * head[1] * wide / 8 - ROTATED_INT8.num_bytes(*head)
-
-
-def q4_k_m_bits(spec: ModelSpec, module: str, part: str | None, inputs: int) -> float:
-    """Bits a weight of one matrix in Q4_K_M: values and half of the downs are wider, and rows that
-    super-blocks of 256 do not divide have the next wider type with blocks of 32."""
-    index, layers = int(module.split(".")[1]), spec.num_layers
-    last = module.rpartition(".")[2]
-    inner = index - layers // 8
-    more = inner < 0 or index >= 7 * layers // 8 or inner % 3 == 2
-    wide = more and (last == "down" or (last == "qkv" and part == "v"))
-    if inputs % SUPER_BLOCK:
-        return Q8_0 if wide else Q5_0
-    return Q6_K if wide else Q4_K
 
 
 def estimate(

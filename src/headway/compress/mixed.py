@@ -11,7 +11,7 @@ from functools import lru_cache
 from torch import Tensor
 
 from headway.compress.divergence import Judge
-from headway.compress.estimate import matrix_bytes, q4_k_m_budget
+from headway.compress.estimate import matrix_bytes
 from headway.compress.matrices import Matrix, is_router, layer_matrices
 from headway.compress.partial import Partial, Rounded
 from headway.compress.quantize import HEAD_NAME
@@ -20,6 +20,7 @@ from headway.compress.rows import RowModel
 from headway.compress.search import Budget, Choice, Found, checked, choose
 from headway.compress.sensitivity import measure
 from headway.spec.formats import GROUPS, INT8, PLAIN, Format
+from headway.spec.quantization import q4_k_m_budget
 
 MAX_FLOPS, FLOPS_PER_PARAMETER = 3e13, 16
 """Of the search, some three minutes of two cores; of one token, for each parameter: a forward pass

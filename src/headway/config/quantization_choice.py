@@ -85,6 +85,12 @@ def choose_quantization(
     return replace(made, profile=model.profile), why
 
 
+def measures_formats(options: EngineOptions, device: str) -> bool:
+    """Whether int4 takes a measured format for each matrix: on a CPU, unless a group is given."""
+    measured = options.quantization == "int4" and not options.quantization_group
+    return measured and device == "cpu" and options.load_format != "dummy"
+
+
 def experts_at_once(quantization: Quantization, kernels: str, model: ModelSpec) -> bool:
     """Whether a GPU multiplies all experts of a layer in one product; true of a model without."""
     sparse = [index for index, layer in enumerate(model.layers) if layer.sparse]
