@@ -5,7 +5,7 @@ whose prompts and answers have 16 to 256 tokens. First each rule empties a full 
 do. Then requests come at three rates (below, near and above what static batching can do), at random
 moments that are the same for each rule and do not wait for answers. The rules take turns on one
 model in one process. Time is what one thread has computed, and idle moments are skipped, so other
-work on the machine does not count; `--clock wall` takes the clock on the wall instead.
+work on the machine does not count.
 """
 
 import argparse
@@ -29,7 +29,6 @@ from headway.core.plan import Executor
 from headway.core.request import Request, SamplingParams
 from headway.engine.batching import BATCHING
 from headway.engine.engine import Engine
-from headway.measure.chart import Panel, chart
 
 SHAPE = {
     "architectures": ["LlamaForCausalLM"],
@@ -49,13 +48,6 @@ LOOSE_TTFT_S = 5.0
 QUEUE_BATCHES = 6
 
 
-class WallClock(SystemClock):
-    """Real time; waiting takes as long as it says."""
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(max(seconds, 0.0))
-
-
 class ComputingClock(SystemClock):
     """Seconds this process has computed, and those it would have waited."""
 
@@ -67,10 +59,6 @@ class ComputingClock(SystemClock):
 
     def wait(self, seconds: float) -> None:
         self._waited_s += max(seconds, 0.0)
-
-
-CLOCKS = {"computing": ComputingClock, "wall": WallClock}
-AnyClock = WallClock | ComputingClock
 
 
 @dataclass(slots=True, kw_only=True)
@@ -134,7 +122,11 @@ def poisson(rate_per_s: float, window_s: float, seed: int) -> list[Call]:
 
 
 def play(
-    executor: Executor, settings: Settings, calls: Iterable[Call], window_s: float, clock: AnyClock
+    executor: Executor,
+    settings: Settings,
+    calls: Iterable[Call],
+    window_s: float,
+    clock: ComputingClock,
 ) -> Played:
     """Run the load to its last token; after the last call no batch waits to fill."""
     vocab_size = SHAPE["vocab_size"]
@@ -226,7 +218,7 @@ def load(max_num_seqs: int) -> tuple[Executor, Settings]:
 
 
 def full_queue(
-    executor: Executor, settings: dict[str, Settings], clock: AnyClock
+    executor: Executor, settings: dict[str, Settings], clock: ComputingClock
 ) -> dict[str, Played]:
     """Everything is there at once: what each rule can do at most."""
     columns = ("requests/s", "tokens/s", "rows a step", "ms a step")
@@ -259,7 +251,7 @@ def open_loop(
     rate_per_s: float,
     window_s: float,
     repeats: int,
-    clock: AnyClock,
+    clock: ComputingClock,
 ) -> dict[str, Played]:
     """Each rule under the same arrivals, in turns that begin with another one each time."""
     found = {rule: Played() for rule in settings}
@@ -283,7 +275,7 @@ def print_rows(name: str, rate_per_s: float, found: dict[str, Figures]) -> None:
 
 
 def main() -> None:
-    """Measure, print the tables, draw the plot."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--max-num-seqs", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=20, help="of arrivals, per run")
@@ -291,12 +283,10 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=0.05, help="of dynamic batching, seconds")
     parser.add_argument("--ttft", type=float, default=1.0, help="objective, seconds")
     parser.add_argument("--tpot", type=float, default=0.05, help="objective, seconds")
-    parser.add_argument("--clock", default="computing", choices=CLOCKS)
-    parser.add_argument("--plot", type=Path, help="where to write the SVG")
     chosen = parser.parse_args()
 
     executor, base = load(chosen.max_num_seqs)
-    clock = CLOCKS[chosen.clock]()
+    clock = ComputingClock()
     rules = {
         rule: replace(base.scheduler, batching=rule, batch_window_s=chosen.window)
         for rule in BATCHING
@@ -317,8 +307,6 @@ def main() -> None:
     latencies = ("TTFT p50 / p95, s", "TPOT p95, ms", "e2e p50 / p95, s")
     goods = ("goodput, requests/s", "of all", "× static", "loose goodput")
     print(heading(["load", "rule", "tok/s", *latencies, *goods]))
-    goodput: dict[str, list[tuple[float, float]]] = {rule: [] for rule in settings}
-    waits: dict[str, list[tuple[float, float]]] = {}
     for name, share in SHARES_OF_CAPACITY.items():
         played = open_loop(
             executor, settings, share * capacity, chosen.seconds, chosen.repeats, clock
@@ -328,42 +316,6 @@ def main() -> None:
             rule: figures(p, chosen.seconds, chosen.ttft, chosen.tpot) for rule, p in played.items()
         }
         print_rows(name, rate, found)
-        for rule, row in found.items():
-            goodput[rule].append((rate, row.goodput_per_s))
-        if name == "near":
-            waits = {rule: shares_within(p.calls) for rule, p in played.items()}
-    if chosen.plot:
-        goodput["offered"] = [(rate, rate) for rate, _ in goodput["static"]]
-        chosen.plot.write_text(chart(panels(goodput, waits, chosen.ttft)), encoding="utf-8")
-
-
-def shares_within(calls: list[Call]) -> list[tuple[float, float]]:
-    """(TTFT, percent of the requests that waited at most so long), 20 points."""
-    ttfts = [c.ttft_s for c in calls]
-    return [(percentile(ttfts, at / 20), at * 5) for at in range(1, 21)]
-
-
-def panels(
-    goodput: dict[str, list[tuple[float, float]]],
-    waits: dict[str, list[tuple[float, float]]],
-    ttft_slo_s: float,
-) -> list[Panel]:
-    """Goodput by rate, and how long the first token took near static's capacity."""
-    return [
-        Panel(
-            title="Goodput",
-            x="requests offered a second",
-            y="requests a second that met the SLO",
-            lines=goodput,
-        ),
-        Panel(
-            title="First token, near static's capacity",
-            x=f"TTFT, seconds (the SLO is {ttft_slo_s:g})",
-            y="percent of the requests",
-            lines=waits,
-            log_x=True,
-        ),
-    ]
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ import numpy as np
 from common import markdown
 from headway.bench.latency import latency
 from headway.core.slo import Slo
-from headway.measure.chart import Panel
 from headway.measure.record import Exchange
 from judged import Data, Row, client_line, common_options, row_of, run_script, say, share_text
 from served import (
@@ -169,22 +168,6 @@ def highest(rates: Sequence[float], shares: Sequence[float]) -> float:
     return rates[-1]
 
 
-def panels(data: Data) -> list[Panel]:
-    """The share in both objectives by rate, a panel for each load."""
-    found = []
-    for load in dict.fromkeys(row["load"] for row in data["rows"]):
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for way in WAYS:
-            own = [row for row in data["rows"] if (row["load"], row["way"]) == (load, way)]
-            rates = sorted({row["rate"] for row in own})
-            lines[way] = [
-                (rate, 100 * float(np.mean([r["met"] for r in own if r["rate"] == rate])))
-                for rate in rates
-            ]
-        found.append(Panel(title=load, x="requests offered a second", y="%", lines=lines))
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     common_options(parser, folder="")
@@ -192,7 +175,7 @@ def main() -> None:
     parser.add_argument("--loads", nargs="*", default=list(LOADS), choices=list(LOADS))
     parser.add_argument("--seconds", type=float, default=7.0, help="of traffic at each rate")
     parser.add_argument("--shares", nargs="*", type=float, default=[0.4, 0.7, 1.0, 1.3])
-    run_script(parser.parse_args(), measure, tables, panels)
+    run_script(parser.parse_args(), measure, tables)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ times scheduling and book-keeping a step, without guesses and where `auto` finds
 (most of its steps rest, as the median tells; some reckon whether any guess could pay), and beside
 that what the cost model learns from each.
 Part 2 starts the real server with 32 streams on it and divides the CPU time of both processes by
-the tokens streamed, and that of the server's process by the requests where each is a chat of one
-token; a bare ASGI application that sends as many chunks of the same size through the same HTTP
-server is measured beside it.
+the tokens streamed; a bare ASGI application that sends as many chunks of the same size through the
+same HTTP server is measured beside it.
 """
 
 import argparse
@@ -157,32 +156,6 @@ def token_cost(folder: Path, streams: int, tokens: int) -> dict[str, float]:
         "total_us": sum(spent) / made * 1e6,
         "chunks_per_token": received / made,
     }
-
-
-def request_cost(folder: Path, streams: int, rounds: int) -> float:
-    """Microseconds of CPU a chat of one streamed token costs the server's process."""
-    body = json.dumps(
-        {
-            "model": folder.resolve().name,
-            "messages": [{"role": "user", "content": "What is 2 + 3?"}],
-            "max_tokens": 1,
-            "ignore_eos": True,
-            "stream": True,
-        }
-    ).encode()
-
-    async def chat(port: int) -> None:
-        for _ in range(rounds):
-            await read_stream(port, "/v1/chat/completions", body)
-
-    async def chats(port: int) -> None:
-        await asyncio.gather(*(chat(port) for _ in range(streams)))
-
-    with served(folder, streams) as (port, pids):
-        asyncio.run(chats(port))
-        before = cpu_s(pids[0])
-        asyncio.run(chats(port))
-        return (cpu_s(pids[0]) - before) / (streams * rounds) * 1e6
 
 
 def bare_cost(streams: int, chunks: int) -> float:

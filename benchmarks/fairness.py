@@ -8,7 +8,7 @@ Each of the nine is also alone on the server with the very same requests, for th
 prompt and answer, are set beside its weight, which its service class has; they are counted after
 the first tenth of the time.
 
-    python benchmarks/fairness.py --json fairness.json --plot docs/images/fairness.svg
+    python benchmarks/fairness.py --json fairness.json
 
 The default is the embedded model, so that two cores serve enough requests to count.
 """
@@ -27,7 +27,6 @@ import numpy as np
 
 from common import markdown
 from headway.bench.timeline import tokens_in
-from headway.measure.chart import Panel
 from headway.measure.record import Exchange
 from judged import (
     Data,
@@ -85,7 +84,7 @@ def users_of(weights: Sequence[float]) -> list[User]:
 
 
 @contextmanager
-def key_flags(users: Sequence[User], chat: Kind, with_classes: bool) -> Iterator[str]:
+def key_flags(users: Sequence[User], chat: Kind) -> Iterator[str]:
     """The flags that tell a server its users: a key file, and the classes with their weights."""
     with tempfile.TemporaryDirectory() as folder:
         keys = [
@@ -100,9 +99,7 @@ def key_flags(users: Sequence[User], chat: Kind, with_classes: bool) -> Iterator
         files = {"keys": {"keys": keys}, "classes": classes}
         for name, content in files.items():  # JSON is YAML too
             Path(folder, f"{name}.yaml").write_text(json.dumps(content))
-        objectives = " ".join(f"--slo {name}:{chat.slo}" for name in classes)
-        told = f"--classes {folder}/classes.yaml" if with_classes else objectives
-        yield f"--key-file {folder}/keys.yaml {told}"
+        yield f"--key-file {folder}/keys.yaml --classes {folder}/classes.yaml"
 
 
 # ── the turns ───────────────────────────────────────────────────────────────────────────────
@@ -123,7 +120,7 @@ def crowd(given: argparse.Namespace, data: Data, name: str, own: str, chat: Kind
     """One heavy user and `--light` others, and each of the others alone."""
     users = users_of([1.0] * (given.light + 1))
     heavy, light = users[0], users[1:]
-    with key_flags(users, chat, given.classes) as flags:
+    with key_flags(users, chat) as flags:
         server = headway(name, given.folder, f"{given.flags} {flags} {own}")
         with server.running() as url:
             warm_up(url, [chat], given.warmup, seed=given.seed + 1, api_key=heavy.key)
@@ -197,7 +194,7 @@ def backlog(given: argparse.Namespace, data: Data, name: str, own: str, chat: Ki
         Stream(conversations=mine, api_key=user.key, concurrency=given.concurrency)
         for user, mine in zip(users, talks, strict=True)
     ]
-    with key_flags(users, chat, given.classes) as flags:
+    with key_flags(users, chat) as flags:
         few = f"--max-num-seqs {given.max_num_seqs}"
         server = headway(name, given.folder, f"{given.flags} {flags} {own} {few}")
         with server.running() as url:
@@ -328,33 +325,6 @@ def counted(share: Row) -> list[float]:
     return tokens[len(tokens) // 10 :]
 
 
-def panels(data: Data) -> list[Panel]:
-    """Tokens served over their weight, and the nine's goodput beside their solo goodput."""
-    made = []
-    if data["rates"]:
-        beside = {policy: kept_line(data, policy) for policy in data["rates"]}
-        made.append(
-            Panel(title="Beside a heavy user", x="user", y="% of solo goodput", lines=beside)
-        )
-    for policy in dict.fromkeys(share["policy"] for share in data["shares"]):
-        lines = {}
-        for share in data["shares"]:
-            if share["policy"] == policy:
-                served = np.cumsum(share["tokens"]) / share["weight"]
-                lines[f"{share['user']} ({share['weight']:g})"] = [
-                    (STEP_S * (i + 1), float(v)) for i, v in enumerate(served)
-                ]
-        made.append(Panel(title=f"{policy}: backlogged", x="s", y="tokens / weight", lines=lines))
-    return made
-
-
-def kept_line(data: Data, policy: str) -> list[tuple[float, float]]:
-    """The nine users by how much of their solo goodput they kept, the worst first."""
-    users = {r["user"] for r in data["rows"] if (r["policy"], r["turn"]) == (policy, "solo")}
-    kept = sorted(kept_of(data, policy, user) for user in users)
-    return [(float(i), 100 * share) for i, share in enumerate(kept, 1)]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -373,14 +343,8 @@ def main() -> None:
     parser.add_argument("--share-seconds", type=float, default=300.0)
     parser.add_argument("--concurrency", type=int, default=32, help="of each backlogged user")
     parser.add_argument("--max-num-seqs", type=int, default=8, help="rows they compete for")
-    parser.add_argument(
-        "--classes",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="weights by a class file; without it all weigh the same",
-    )
     contender_options(parser, peers=False)
-    run_script(parser.parse_args(), measure, tables, panels)
+    run_script(parser.parse_args(), measure, tables)
 
 
 if __name__ == "__main__":

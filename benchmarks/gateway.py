@@ -1,12 +1,10 @@
-"""What the gateway adds and what it saves: time, CPU, broken streams, cache hits.
+"""What the gateway adds and what it saves: time, CPU, broken streams.
 
     python benchmarks/gateway.py overhead                   TTFT and CPU a chunk, beside none
     python benchmarks/gateway.py faults [--requests 800]    who is complete, with how many attempts
-    python benchmarks/gateway.py hits [--chats 400]         three small replicas beside a big one
     … overhead | faults --litellm VENV/bin/litellm          the same with LiteLLM's proxy
 
-Upstreams of the first two are stubs in a process of their own (`tests/gateway_world.py`); of the
-last `headway serve` of the embedded model.
+Upstreams are stubs in a process of their own (`tests/gateway_world.py`).
 """
 
 import argparse
@@ -27,7 +25,7 @@ from typing import Any
 
 import aiohttp
 
-from common import free_port, heading, line, running, serve_command, stop
+from common import free_port, heading, line, running, stop
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
@@ -35,8 +33,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 STREAMS, TOKENS, TOKEN_S, ROUNDS = 8, 200, 0.004, 9
 KEY = "sk-benchmark"
 """LiteLLM's proxy does not start without a key of its own."""
-WITHIN_S = 0.5
-"""What is answered by then counts as goodput."""
 MESSAGES = [{"role": "user", "content": "Tell me of rivers and of the sea."}]
 FAULTS = ["close", "lie", "status503", "error_event", *(f"reset{i}" for i in range(8))]
 COLUMNS = {
@@ -45,20 +41,14 @@ COLUMNS = {
         "CPU a chunk (µs): least … median … most",
     ),
     "faults": ("gateway", "upstreams", "complete", "silent ends", "attempts a request", "seconds"),
-    "hits": ("before headway-tiny", "cached tokens", "of one's", "busiest / mean", "seconds"),
 }
 
 
 # ── upstreams ───────────────────────────────────────────────────────────────────────────────
 
 
-def stubs_main(
-    ports: list[int], headway: bool, faulty: bool, broken: float, together: bool
-) -> None:
-    """The process of the stubs: two that lie and break, one that stalls, one that is killed.
-
-    `broken` is a share of streams that break, at any stub; `together` all of them are killed.
-    """
+def stubs_main(ports: list[int], headway: bool, faulty: bool) -> None:
+    """The process of the stubs: two that lie and break, one that stalls, one that is killed."""
     from gateway_world import Stub
 
     dice = random.Random(1)
@@ -67,9 +57,10 @@ def stubs_main(
         return dice.choice(FAULTS) if dice.random() < 0.15 else ""
 
     running: set[asyncio.Future[Any]] = set()
+    victims: list[Any] = []
 
-    def acted(action: Any, victims: list[Any]) -> None:
-        running.update(asyncio.ensure_future(action(victim)) for victim in victims)
+    def acted(action: Any) -> None:
+        running.add(asyncio.ensure_future(action(victims[-1])))
 
     async def main() -> None:
         stubs = [Stub(f"s{i}", headway=headway, token_s=TOKEN_S) for i in range(len(ports))]
@@ -79,13 +70,10 @@ def stubs_main(
         if faulty:
             stubs[0].fault = stubs[1].fault = often
             stubs[2].fault = lambda number: "stall" if number % 80 == 40 else ""
-        if broken:
-            for stub in stubs:
-                stub.fault = lambda number: "reset5" if dice.random() < broken else ""
+        victims.append(stubs[-1])
         loop, told = asyncio.get_running_loop(), asyncio.Event()
-        victims = stubs if together else stubs[-1:]
         for number, action in ((signal.SIGUSR1, Stub.stop), (signal.SIGUSR2, Stub.start)):
-            loop.add_signal_handler(number, acted, action, victims)
+            loop.add_signal_handler(number, acted, action)
         loop.add_signal_handler(signal.SIGTERM, told.set)
         await told.wait()
         print(json.dumps(sum(len(stub.asked) for stub in stubs)), flush=True)
@@ -95,13 +83,10 @@ def stubs_main(
 
 
 @contextlib.contextmanager
-def stubs(
-    count: int, *, headway: bool, faulty: bool = False, broken: float = 0.0, together: bool = False
-) -> Iterator[tuple[list[str], Any]]:
+def stubs(count: int, *, headway: bool, faulty: bool = False) -> Iterator[tuple[list[str], Any]]:
     """(URLs, process) of so many stubs; at the end its stdout has the number of requests."""
     ports = [free_port() for _ in range(count)]
     given = {"ports": ports, "headway": headway, "faulty": faulty}
-    given |= {"broken": broken, "together": together}
     command = [sys.executable, __file__, "stubs", "--given", json.dumps(given)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     time.sleep(2.0)
@@ -323,123 +308,21 @@ def faults_main(program: str, count: int) -> Iterator[str]:
         yield line((name, kind, share, silent, f"{attempts:.3f}", f"{seconds:.1f}"))
 
 
-# ── cache hits ──────────────────────────────────────────────────────────────────────────────
-
-
-class Chats:
-    """Chats that begin with one of 20 system prompts, each another question."""
-
-    def __init__(self, url: str, words: int, seed: int) -> None:
-        self._url = url
-        self._dice = random.Random(seed)
-        self._systems = [self._text(words) for _ in range(20)]
-
-    def _text(self, count: int) -> str:
-        words = "river stone light garden winter letter morning engine table forest silver".split()
-        return " ".join(self._dice.choices(words, k=count))
-
-    async def _ask(self, http: aiohttp.ClientSession, number: int) -> tuple[int, float]:
-        """(cached tokens, seconds until it was answered: infinite where it was refused)."""
-        system = {"role": "system", "content": self._dice.choice(self._systems)}
-        user = {"role": "user", "content": f"{number}: {self._text(8)}"}
-        body = {"messages": [system, user], "max_tokens": 8, "model": "headway-tiny"}
-        began_s = time.perf_counter()
-        async with http.post(self._url + "/chat/completions", json=body) as answer:
-            told = await answer.json()
-        if answer.status in (429, 503):
-            return 0, float("inf")
-        if answer.status != 200:
-            raise SystemExit(f"{answer.status}: {told}")
-        usage, took_s = told["usage"], time.perf_counter() - began_s
-        return int(usage["prompt_tokens_details"]["cached_tokens"]), took_s
-
-    async def in_turn(self, count: int) -> tuple[int, float]:
-        """(cached tokens, seconds) of so many, four at once."""
-        gate, began_s = asyncio.Semaphore(4), time.perf_counter()
-        async with session() as http:
-
-            async def one(number: int) -> int:
-                async with gate:
-                    cached, took_s = await self._ask(http, number)
-                if took_s == float("inf"):
-                    raise SystemExit("one of four at once was refused; give it more --kv")
-                return cached
-
-            cached = await asyncio.gather(*(one(number) for number in range(count)))
-        return sum(cached), time.perf_counter() - began_s
-
-    async def at_rate(self, rate: float, seconds: float) -> float:
-        """Answers within `WITHIN_S` a second, where `rate` come a second by chance."""
-        asked: list[asyncio.Task[tuple[int, float]]] = []
-        async with session() as http:
-            for number in range(round(rate * seconds)):
-                asked.append(asyncio.create_task(self._ask(http, number)))
-                await asyncio.sleep(self._dice.expovariate(rate))
-            found = await asyncio.gather(*asked)
-        return sum(took_s <= WITHIN_S for _, took_s in found) / seconds
-
-
-def hits_main(given: argparse.Namespace) -> Iterator[str]:
-    def server(stack: contextlib.ExitStack, memory: int) -> str:
-        port = free_port()
-        command = serve_command("", f"--port={port}", f"--kv-memory={memory}MiB")
-        return stack.enter_context(running(command, port))[0] + "/v1"
-
-    def goodput(chats: Chats) -> list[str]:
-        rates = [float(rate) for rate in given.rates.split(",") if rate]
-        return [f"{asyncio.run(chats.at_rate(rate, given.seconds)):.1f}" for rate in rates]
-
-    with contextlib.ExitStack() as stack:
-        chats = Chats(server(stack, 3 * given.kv), given.words, given.seed)
-        big, seconds = asyncio.run(chats.in_turn(given.chats))
-        name = f"one, KV {3 * given.kv} MiB"
-        yield line((name, big, "", "", f"{seconds:.1f}", *goodput(chats)))
-    for policy in ("time", "round_robin"):
-        with contextlib.ExitStack() as stack:
-            urls = [server(stack, given.kv) for _ in range(3)]
-            route = {"policy": policy, "name": "headway-tiny"}
-            url, _ = stack.enter_context(ours(urls, **route))
-            chats = Chats(url + "/v1", given.words, given.seed)
-            cached, seconds = asyncio.run(chats.in_turn(given.chats))
-            loads = asyncio.run(attempts_of(url))
-            even = f"{max(loads) * len(loads) / sum(loads):.2f}"
-            row = (cached, f"{cached / big:.1%}", even, f"{seconds:.1f}", *goodput(chats))
-        yield line((f"three, KV {given.kv} MiB each, {policy}", *row))
-
-
-async def attempts_of(url: str) -> list[float]:
-    """Attempts by upstream, as the gateway counts them."""
-    async with session() as http, http.get(url + "/metrics") as answer:
-        text = await answer.text()
-    found = [row for row in text.splitlines() if ":attempts_total{" in row]
-    return [float(row.rpartition(" ")[2]) for row in found]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("overhead", "faults", "hits", "stubs"))
+    parser.add_argument("what", choices=("overhead", "faults", "stubs"))
     parser.add_argument("--given", default="{}", help=argparse.SUPPRESS)
     parser.add_argument("--litellm", default="", help="LiteLLM's program, to be measured beside")
     parser.add_argument("--requests", type=int, default=800)
-    parser.add_argument("--chats", type=int, default=400)
-    parser.add_argument("--words", type=int, default=1200, help="of a system prompt")
-    parser.add_argument("--kv", type=int, default=20, help="MiB of KV memory of a small replica")
-    parser.add_argument("--seed", type=int, default=3, help="of the chats")
-    parser.add_argument("--rates", default="40,80,120", help="chats a second, for goodput")
-    parser.add_argument("--seconds", type=float, default=12.0, help="of each rate")
     asked = parser.parse_args()
     if asked.what == "stubs":
         stubs_main(**json.loads(asked.given))
         return
     os.environ["HEADWAY_LOG_LEVEL"] = "error"
-    columns = COLUMNS[asked.what]
-    if asked.what == "hits":
-        columns += tuple(f"in time at {rate}/s" for rate in asked.rates.split(",") if rate)
-    print(heading(columns), flush=True)
+    print(heading(COLUMNS[asked.what]), flush=True)
     rows = {
         "overhead": lambda: overhead_main(asked.litellm),
         "faults": lambda: faults_main(asked.litellm, asked.requests),
-        "hits": lambda: hits_main(asked),
     }
     for row in rows[asked.what]():
         print(row, flush=True)

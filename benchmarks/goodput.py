@@ -7,7 +7,7 @@ Prompts are token ids that are others at each rate, so nothing is cached by acci
 gets the same requests at the same times, from a fresh server, in turns whose order goes round.
 
     python benchmarks/goodput.py FOLDER --flags "--quantization int8" --rates 0.3,0.6,0.9,1.2 \\
-        --search 128,256,512,1024,2048 --json goodput.json --plot docs/images/goodput.svg
+        --search 128,256,512,1024,2048 --json goodput.json
 
 `--search` first finds the best fixed step budget of the first policy and gives it to the policies
 of `--fixed`. A peer is a URL or a command: `--peer "llama.cpp=llama-server -m q8_0.gguf --port
@@ -23,7 +23,6 @@ from dataclasses import replace
 import numpy as np
 
 from common import markdown
-from headway.measure.chart import Panel
 from judged import (
     Data,
     Row,
@@ -232,30 +231,6 @@ def ratio_text(a: Sequence[float], b: Sequence[float]) -> str:
     return f"{sum(a) / sum(b):.2f} ({low:.2f} to {high:.2f})"
 
 
-def panels(data: Data) -> list[Panel]:
-    """Goodput and the share in SLO by rate."""
-    rates = sorted(names_of(data, "rate"))
-    lists = {
-        name: [(rate, good(data, name, rate)) for rate in rates if good(data, name, rate)]
-        for name in names_of(data, "contender")
-    }
-    offered = "requests offered a second"
-    return [
-        Panel(
-            title="Goodput",
-            x=offered,
-            y="requests a second in SLO",
-            lines={n: [(r, r * float(np.mean(v))) for r, v in line] for n, line in lists.items()},
-        ),
-        Panel(
-            title="Share in SLO",
-            x=offered,
-            y="%",
-            lines={n: [(r, 100 * float(np.mean(v))) for r, v in line] for n, line in lists.items()},
-        ),
-    ]
-
-
 def numbers(text: str) -> list[float]:
     return [float(part) for part in text.split(",")]
 
@@ -277,7 +252,7 @@ def main() -> None:
     given = parser.parse_args()
     given.search_rate = given.search_rate or sorted(given.rates)[len(given.rates) // 2]
     given.all_rates = list(dict.fromkeys([*given.rates, given.search_rate]))
-    run_script(given, measure, tables, panels)
+    run_script(given, measure, tables)
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
     PYTHONPATH=CHECKOUT/src PYTHON headway_offline.py MODEL QUANTIZATION LOAD_FORMAT
 
-Reads from each line of its input `prefill`, `begin N`, `steps`, `end`, `probe` or `threads`, and
-answers `= NUMBER`: tokens/s, bytes/s, or 0 where there is nothing to tell.
+Reads from each line of its input `prefill`, `begin N`, `steps` or `end`, and answers `= NUMBER`:
+tokens/s, or 0 where there is nothing to tell.
 """
 
 import sys
 
 from headway import LLM
-from offline import DECODE_STEPS, PROBE_S, Rates
+from offline import DECODE_STEPS, Rates
 
 MAX_MODEL_LEN = 1024
 
@@ -41,11 +41,6 @@ def main(model: str, quantization: str, load_format: str) -> None:
             found = rates.steps(DECODE_STEPS[num_seqs])
         elif what == "end":
             rates.end()
-        elif what == "probe":
-            llm.engine.executor.probe(PROBE_S)
-            found = llm.engine.executor.describe().ceilings.bandwidth_bytes_per_s
-        elif what == "threads":
-            found = llm.settings.threads
         print(f"= {found}", flush=True)
 
 

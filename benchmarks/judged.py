@@ -2,7 +2,7 @@
 
 One row a request is kept as JSON. Figures come with 95%: Wilson's interval for shares, a bootstrap
 over runs of neighbours (they wait in one queue) for everything else. `run_script` gives a script
-`--json`, `--plot`, and `--from`, which makes tables and plot again from the JSON of an earlier run.
+`--json`, and `--from`, which makes the tables again from the JSON of an earlier run.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from headway.bench.comparison import drawn
 from headway.bench.latency import latency
 from headway.bench.report import misses
 from headway.core.slo import Slo
-from headway.measure.chart import Panel, chart
 from headway.measure.record import Exchange
 
 Z = 1.959964
@@ -120,7 +119,6 @@ def common_options(parser: argparse.ArgumentParser, folder: str | None = None) -
     parser.add_argument("--warmup", type=float, default=15.0, help="seconds after each start")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, help="keep every request here")
-    parser.add_argument("--plot", type=Path, help="write the plot as SVG here")
     parser.add_argument(
         "--from", type=Path, dest="stored", help="measure nothing; take an earlier --json"
     )
@@ -130,9 +128,8 @@ def run_script(
     given: argparse.Namespace,
     measure: Callable[[argparse.Namespace, Data], None],
     tables: Callable[[Data], str],
-    panels: Callable[[Data], list[Panel]],
 ) -> None:
-    """Measure, or read what was measured; then print the tables and draw the plot.
+    """Measure, or read what was measured; then print the tables.
 
     `measure` fills the data it is handed and calls `keep` after each turn, so that a run that is
     cut short leaves what it has.
@@ -145,8 +142,6 @@ def run_script(
         measure(given, data)
         keep(given, data)
     print(tables(data))
-    if given.plot:
-        given.plot.write_text(chart(panels(data)), encoding="utf-8")
 
 
 def keep(given: argparse.Namespace, data: Data) -> None:

@@ -1,16 +1,10 @@
-"""What it costs to read or to keep fewer keys: `python benchmarks/kept_keys.py [FOLDER]`.
+"""What it costs to read or to keep fewer keys: `python benchmarks/kept_keys.py smollm2`.
 
-The model reads everything, and with `--kv-read` the best blocks alone, once with the layers of
-`--whole-layers` whole and once without any; or with `--option kv-keep` it keeps that much of a
-prompt. Each row answers lookups whose question stands so many characters behind the list, and is
-compared with the whole model on windows of text, every token of which is read as if it had been
-generated; of prompts that are kept in part, those of the second half. Shares of KV are those of
-`--context` tokens, over all layers; bounds of keys count as held and as read.
-
-`--published smollm2` (or gemma3-270m) measures published weights of 16 bits instead: the ratio of
-perplexities on wikitext-2, scored behind the first half of windows of `--window` tokens, and how
-many key-value lines in texts of `--lengths` tokens are retrieved. `--rows` are engine options, one
-row each. What `--json` holds is not measured again, so that a table can be made in parts.
+Of published weights of 16 bits (or gemma3-270m): the ratio of perplexities on wikitext-2, scored
+behind the first half of windows of `--window` tokens, and how many key-value lines in texts of
+`--lengths` tokens are retrieved. `--rows` are engine options, one row each. What `--json` holds is
+not measured again, so that a table can be made in parts. `headway eval MODEL --against … --gate`
+judges such options of any model.
 """
 
 import argparse
@@ -20,7 +14,6 @@ import math
 import os
 import random
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,58 +23,14 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from common import heading, markdown, write_json  # noqa: E402
-from headway.cli.common import model_folder  # noqa: E402
-from headway.config.kv_keep import tokens_kept  # noqa: E402
-from headway.config.kv_read import blocks_read  # noqa: E402
+from common import markdown, write_json  # noqa: E402
 from headway.core.request import SamplingParams  # noqa: E402
-from headway.evals.divergence import compare  # noqa: E402
-from headway.evals.questions import ask  # noqa: E402
 from headway.evals.statistics import interval, paired_bootstrap  # noqa: E402
-from headway.evals.text import TEXTS, read_text, windows  # noqa: E402
+from headway.evals.text import read_text  # noqa: E402
 from headway.whole_model import FolderModel  # noqa: E402
 from published_weights import MODELS, folder_of  # noqa: E402
 
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
-SEED = 1_000_003
-
-
-def shares(model: FolderModel, context: int) -> tuple[float, float]:
-    """(KV held, KV read by a decode) of a context, as shares of the whole model's."""
-    settings, spec = model.llm.settings, model.llm.spec
-    size, dtype = settings.cache.block_size, settings.cache.dtype
-    held = read = whole = 0.0
-    for group in spec.kv_groups:
-        keys = group.bytes_per_token(dtype) * context
-        bounds = keys - keys * size / (size + 1) if group.bounds and dtype == "bfloat16" else 0.0
-        num_blocks = -(-context // size)
-        part = blocks_read(settings.cache.read, num_blocks) / num_blocks if group.bounds else 1.0
-        whole += keys - bounds
-        if group.chooses:
-            part = tokens_kept(settings.cache.keep, context, size) / context
-            keys *= part
-        held += keys
-        read += (keys - bounds) * part + bounds if group.bounds else keys
-    return held / whole, read / whole
-
-
-def row(name: str, model: FolderModel, whole: FolderModel, chosen: argparse.Namespace) -> str:
-    """One row of the table."""
-    asked = ask(model, skills=(), questions=chosen.questions, seed=SEED, distances=chosen.distance)
-    right = [share for share in asked.shares if share.skill and share.level == 0]
-    held, read = shares(model, chosen.context)
-    cells = [f"{held:.3f}", f"{read:.3f}", ", ".join(f"{one.right}" for one in right)]
-    cells.append(f"{right[0].asked}" if right else "–")
-    if model is whole:
-        cells += ["0", "–"]
-    else:
-        text = read_text(chosen.data, chosen.text)
-        found = compare(whole, model, windows(text, limit=chosen.windows))
-        cells += [f"{found.kl:.4f}", f"{found.agreement:.1%}"]
-    return f"| {name} | {' | '.join(cells)} |"
-
-
-# ── published weights ───────────────────────────────────────────────────────────────────────
 
 
 class Retrieval(NamedTuple):
@@ -189,8 +138,9 @@ def ratio_cells(found: dict[str, list[Any]], whole: dict[str, list[Any]]) -> lis
     ]
 
 
-def published(name: str, chosen: argparse.Namespace) -> None:
+def measure(chosen: argparse.Namespace) -> None:
     """Measure the rows that are not known yet, and print the table."""
+    name = chosen.model
     known = json.loads(chosen.json.read_text()) if chosen.json and chosen.json.exists() else {}
     rows = ["", *filter(None, chosen.rows.split(","))]
     for given in rows:
@@ -212,51 +162,17 @@ def lengths_of(text: str) -> Sequence[int]:
 
 
 def main() -> None:
-    """Judge and print the table."""
+    """Measure and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", default=None)
-    parser.add_argument("--keep", default="50,25,12.5", help="percent that is read or kept")
-    parser.add_argument("--option", choices=("kv-read", "kv-keep"), default="kv-read")
-    parser.add_argument("--whole-layers", default="1,2")
-    parser.add_argument("--distance", default="0,300,800", help="characters before the question")
-    parser.add_argument("--questions", type=int, default=10, help="a third of the lookups")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder that holds eval/ and text/")
-    parser.add_argument("--text", choices=TEXTS, default="books")
+    parser.add_argument("model", choices=RETRIEVALS)
+    parser.add_argument("--rows", default=ROWS, help="engine options")
     parser.add_argument("--windows", type=int, default=24)
-    parser.add_argument("--context", type=int, default=2048, help="whose shares are told")
-    parser.add_argument("--kv-cache-dtype", default="auto")
-    parser.add_argument(
-        "--published", choices=RETRIEVALS, help="weights of 16 bits, in place of FOLDER"
-    )
-    parser.add_argument("--rows", default=ROWS, help="engine options, with --published")
     parser.add_argument("--lengths", type=lengths_of, default=[1024, 2048, 4096, 6144])
     parser.add_argument("--prompts", type=int, default=24, help="of each length")
     parser.add_argument("--window", type=int, default=2048, help="tokens of a window")
     parser.add_argument("--json", type=Path, help="what was measured")
     chosen = parser.parse_args()
-    if chosen.published:
-        published(chosen.published, chosen)
-        return
-    chosen.distance = [int(word) for word in chosen.distance.split(",")]
-    folder = model_folder(chosen.folder)
-    options: dict[str, Any] = {"kv_memory": "1GiB", "kv_cache_dtype": chosen.kv_cache_dtype}
-    whole = FolderModel(folder, **options)
-    apart = ", ".join(map(str, chosen.distance))
-    print(
-        heading(
-            [chosen.option, "KV held", "KV read", f"right at {apart}", "of", "KL, nats", "top-1"]
-        )
-    )
-    print(row("everything", whole, whole, chosen), flush=True)
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "whole.yaml")
-        rows = ", ".join(f"{layer}: whole" for layer in chosen.whole_layers.split(","))
-        path.write_text(f"layers: {{{rows}}}\n")
-        for percent, file in itertools.product(chosen.keep.split(","), ("", str(path))):
-            share = {chosen.option.replace("-", "_"): f"{percent}%", "kv_layers": file}
-            name = f"{percent}%" + (f", layers {chosen.whole_layers} whole" if file else "")
-            model = FolderModel(folder, **options, **share)
-            print(row(name, model, whole, chosen), flush=True)
+    measure(chosen)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What KV blocks on a disk save after a restart, in long conversations, and what they cost:
+"""What KV blocks on a disk save after a restart and in long conversations:
 
-    python benchmarks/kv_tiers.py                              # all three, on the embedded model
+    python benchmarks/kv_tiers.py                              # both, on the embedded model
     python benchmarks/kv_tiers.py --only turns --shape qwen2.5-0.5b --layers 12 --quantization int4
 
 `restart` asks a real server for a token behind 1,500 shared ones: cold, found in memory, and found
 by the next server on the disk. `turns` is a conversation that is idle after each turn, so that
 others have taken its memory when it goes on: the prompt tokens computed beside those that are new.
-`never` sends prompts that are new to the cache, with the disk and without in turn: what is written
-and never read costs. `--shape` takes random weights of a published model's shape.
+`--shape` takes random weights of a published model's shape.
 """
 
 import argparse
@@ -33,7 +32,6 @@ from widening import find_shape
 
 SHARED, QUESTION = 1500, 24
 ANSWER = 16
-NEVER = 1000
 IDLE_S = 60.0
 
 
@@ -224,42 +222,14 @@ def conversation(bench: Bench, turns: int, low: int, high: int, *, idles: bool) 
     return {"new": sum(new), "computed": sum(computed), "ratio": ratio, "first_s": first_s}
 
 
-def never(bench: Bench, times: int, length: int, rows: int) -> dict:
-    """Seconds to first tokens, and tokens a second of `rows` answers, with the disk and without."""
-    engines = {"with": bench.engine(), "without": bench.engine(disk=False)}
-    first: dict[str, list[float]] = {name: [] for name in engines}
-    rates: dict[str, list[float]] = {name: [] for name in engines}
-    for turn in range(times):
-        for name in sorted(engines, reverse=bool(turn % 2)):
-            engine = engines[name]
-            first[name].append(bench.ask(engine, bench.tokens(length), 1)[2])
-            began, count = time.perf_counter(), 0
-            for _ in range(rows):
-                bench.number += 1
-                sampling = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-                engine.add(Request(bench.number, bench.tokens(64), sampling))
-            while count < 64 * rows:
-                count += sum(len(update.token_ids) for update in engine.step()[0])
-            rates[name].append(count / (time.perf_counter() - began))
-    found = {
-        "first_token": statistics.median(first["with"]) / statistics.median(first["without"]),
-        "rate": statistics.median(rates["with"]) / statistics.median(rates["without"]),
-    }
-    print(f"prompts that nobody sent: first token {found['first_token']:.3f}, tokens/s "
-          f"{found['rate']:.3f} of those without the disk "
-          f"({statistics.median(first['without']) * 1e3:.1f} ms, "
-          f"{statistics.median(rates['without']):.0f} tok/s)\n", flush=True)  # fmt: skip
-    return found
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default=None)
     parser.add_argument("--shape", help="random weights of a published shape: qwen2.5-0.5b")
     parser.add_argument("--layers", type=int, default=0, help="of the shape; 0: all")
     parser.add_argument("--quantization", default="none")
-    parser.add_argument("--kv-cache-dtype", default="auto", help="of turns and never")
-    parser.add_argument("--only", choices=("restart", "turns", "never"))
+    parser.add_argument("--kv-cache-dtype", default="auto", help="of turns")
+    parser.add_argument("--only", choices=("restart", "turns"))
     parser.add_argument("--times", type=int, default=9)
     parser.add_argument("--shared", type=int, default=SHARED)
     parser.add_argument("--turns", type=int, default=180)
@@ -286,10 +256,6 @@ def main() -> None:
                 for name, idles in (("device", False), ("disk", True)):
                     told = conversation(bench, turns, low, high, idles=idles)
                     results[f"turns, {name}"] = told
-        if given.only in (None, "never"):
-            with opened(folder, given) as bench:
-                length = min(NEVER, bench.settings.max_model_len - 2)
-                results["never"] = never(bench, 3 * given.times, length, 8)
     write_json(given.json, results, indent=1)
 
 

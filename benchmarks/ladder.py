@@ -1,6 +1,6 @@
 """From plain torch to int4 with a drafting model, one rung after the other, as gpt-fast has it.
 
-    python benchmarks/ladder.py FOLDER --draft DRAFT [--json FILE] [--plot FILE]
+    python benchmarks/ladder.py FOLDER --draft DRAFT [--json FILE]
 
 Each rung decodes the same chats one by one, greedily: transformers in plain torch, its decode step
 through `torch.compile` (a static cache, weights frozen), then this engine in bf16, int8 and int4,
@@ -8,49 +8,32 @@ and int4 with a drafting model, alone and beside what costs no model (`auto`). A
 within a repeat, which has chats of its own. Told are tokens a second from an answer's first token
 to its last; the ceiling, which is what the bytes that a step reads (weights, and KV of the mean
 context) take at the memory's bandwidth as probed in this run, times the tokens that a step brings;
-and whether the last rungs wrote what int4 writes.
-
-Quality: KL from `--reference` (the small model that FOLDER was widened from) in fp32, bits per
-byte of a book, and held-out questions of each skill. Compiled torch is not judged again, and
-guesses change no token. `--parts` chooses speed or quality and `--rungs` some rungs; what is not
-measured is taken from FILE, which keeps all figures.
+and whether the last rungs wrote what int4 writes. What a format costs in quality is told by
+`fidelity.py`, on published weights. `--rungs` chooses some rungs; what is not measured is taken
+from FILE, which keeps all figures.
 """
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from common import markdown, use_instruction_set, write_json
 from headway import LLM
 from headway.core.request import Request, SamplingParams
-from headway.core.scoring import Score
-from headway.evals.divergence import compare
-from headway.evals.questions import ask
-from headway.evals.skills.suite import TEST_SEED
-from headway.evals.text import read_text, windows
-from headway.measure.chart import text as label
 from headway.perf.roofline import ModelWork
-from headway.whole_model import FolderModel
 from speculation import make_prompts
 
-ROOT = Path(__file__).resolve().parents[1]
-DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 CONTEXT = 512
 MAX_TOKENS = 120
 PROBE_S = 0.6
-MOST_TOGETHER = 32
-"""Questions that plain torch answers in one batch."""
 
 Figures = dict[str, Any]
 Told = tuple[list[int], float, int]
@@ -191,107 +174,6 @@ def measure_speed(
     return found, bandwidth
 
 
-# ── quality ─────────────────────────────────────────────────────────────────────────────────
-
-
-class Cut:
-    """A widened model with the small one's vocabulary: tokens beyond it have no probability."""
-
-    def __init__(self, model: "FolderModel | TorchModel", vocab_size: int) -> None:
-        self.name, self.encode, self.generate = model.name, model.encode, model.generate
-        self._model, self._vocab_size = model, vocab_size
-
-    def distributions(self, token_ids: list[int]) -> np.ndarray:
-        return self._model.distributions(token_ids)[:, : self._vocab_size]
-
-    def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
-        raise NotImplementedError("only whole distributions are compared here")
-
-
-class TorchModel:
-    """The same of transformers; `tokenized` cuts texts and chats as every rung does."""
-
-    def __init__(self, folder: Path, threads: int, tokenized: FolderModel) -> None:
-        self.name, self.encode, self._tokenizer = "torch", tokenized.encode, tokenized.tokenizer
-        self._torch = Torch(folder, threads, compiled=False)
-        torch.set_num_threads(threads)
-
-    @torch.inference_mode()
-    def distributions(self, token_ids: list[int]) -> np.ndarray:
-        logits = self._torch.model(torch.tensor([token_ids])).logits[0].float()
-        return logits.log_softmax(-1).numpy()
-
-    @torch.inference_mode()
-    def generate(self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int) -> list[str]:
-        prompts = [self._tokenizer.chat_ids(chat) for chat in chats]
-        found: list[str] = []
-        for at in range(0, len(prompts), MOST_TOGETHER):
-            some = prompts[at : at + MOST_TOGETHER]
-            longest = max(map(len, some))
-            pads = [longest - len(ids) for ids in some]
-            ids_BT = torch.tensor([[0] * pad + ids for pad, ids in zip(pads, some)])
-            seen_BT = torch.tensor([[0] * pad + [1] * len(ids) for pad, ids in zip(pads, some)])
-            given = {"attention_mask": seen_BT, "do_sample": False, "max_new_tokens": max_tokens}
-            for row in self._torch.model.generate(ids_BT, **given)[:, longest:].tolist():
-                written = takewhile(lambda token: token not in self._torch.ends, row)
-                found.append(self._tokenizer.decode(list(written)))
-        return found
-
-
-def judged(name: str, model: Cut, reference: FolderModel, chosen: argparse.Namespace) -> Figures:
-    """KL, agreement, bits per byte and skills of one rung."""
-    cut = windows(read_text(chosen.data, "books"), limit=chosen.windows)
-
-    def progress(what: str, total: int) -> Callable[[], None]:
-        done = iter(range(1, total + 1))
-
-        def advance() -> None:
-            if (count := next(done)) % 25 == 0:
-                say(f"{name}: {count} of {total} {what}")
-
-        return advance
-
-    divergence = compare(reference, model, cut, advance=progress("windows", len(cut)))
-    nats = sum(each.nats for each in divergence.passages)
-    num_bytes = sum(len(window.target.encode()) for window in cut)
-    report = ask(
-        model,
-        questions=chosen.questions,
-        seed=TEST_SEED,
-        advance=progress("questions", chosen.questions * 36),
-    )
-    return {
-        "kl": divergence.kl,
-        "agreement": divergence.agreement,
-        "bits": nats / math.log(2) / num_bytes,
-        "right": sum(item.right for item in report.items),
-        "asked": len(report.items),
-    }
-
-
-def measure_quality(chosen: argparse.Namespace, names: Sequence[str], threads: int) -> Figures:
-    """Name → figures, of the rungs that differ in what they compute."""
-    memory = {"kv_memory": "256MiB", "max_num_seqs": MOST_TOGETHER, "max_model_len": CONTEXT}
-    options: dict[str, dict[str, object]] = {
-        "native step, bf16": {},
-        "int8": {"quantization": "int8"},
-        "int4": {"quantization": "int4", "quantization_group": chosen.group},
-    }
-    reference = FolderModel(chosen.reference, dtype="float32", **memory)
-    size, found = reference.llm.spec.vocab_size, {}
-    for name in names:
-        if name == "plain torch, bf16":
-            model: FolderModel | TorchModel = TorchModel(chosen.folder, threads, reference)
-        elif name in options:
-            model = FolderModel(chosen.folder, dtype="bfloat16", **memory, **options[name])
-        else:
-            continue
-        found[name] = judged(name, Cut(model, size), reference, chosen)
-        say(f"{name}: {found[name]}")
-        torch.set_num_threads(1)
-    return found
-
-
 # ── what is told ────────────────────────────────────────────────────────────────────────────
 
 
@@ -304,8 +186,6 @@ def told(figures: Figures, names: Sequence[str]) -> list[Figures]:
             continue
         rate, a_step = (statistics.median(speed[field]) for field in ("rates", "tokens"))
         first = first or rate
-        same_as = "plain torch, bf16" if name.startswith("torch.compile") else "int4"
-        quality = figures["quality"].get(name, {"as": same_as})
         ceiling = figures["bandwidth"] / speed["step_bytes"] * a_step
         rows.append(
             {
@@ -320,7 +200,6 @@ def told(figures: Figures, names: Sequence[str]) -> list[Figures]:
                 "high": max(speed["rates"]),
                 "bytes": speed["step_bytes"],
             }
-            | {"quality": quality}
         )
     return rows
 
@@ -337,54 +216,11 @@ def table(rows: Sequence[Figures]) -> str:
     columns = ("tok/s", "of repeats", "x the first", "tokens a step", "GB a step", "ceiling")
     cells = []
     for row in rows:
-        judged = row["quality"]
-        quality = [f"as {judged.get('as')}", "", "", ""]
-        if "kl" in judged:
-            skills = f"{judged['right'] / judged['asked']:.1%}"
-            quality = [f"{judged['kl']:.4f}", f"{judged['agreement']:.1%}"]
-            quality += [f"{judged['bits']:.4f}", skills]
         rates = [f"{row['rate']:.1f}", f"{row['low']:.1f} … {row['high']:.1f}"]
         rates += [f"{row['times']:.2f}", f"{row['a_step']:.2f}", f"{row['bytes'] / 1e9:.3f}"]
         ceiling = f"{row['ceiling']:.0f} ({row['rate'] / row['ceiling']:.0%})"
-        cells.append([row["name"], *rates, ceiling, *quality])
-    quality_columns = ("KL, nats a token", "top-1", "bits per byte", "skills")
-    return markdown(["rung", *columns, *quality_columns], cells)
-
-
-def drawing(rows: Sequence[Figures], title: str) -> str:
-    """SVG: a bar for each rung, a mark at its ceiling, and its quality in words."""
-    left, bar, step, width, top = 150, 400, 34, 840, 44
-    height = top + step * len(rows) + 12
-    most = max(max(row["rate"], row["ceiling"]) for row in rows)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        f'width="{width}" height="{height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        label(left, 16, title, "start", bold=True),
-        label(left, 34, "tokens a second, batch 1; the mark is what its bytes allow", "start"),
-        label(left + bar + 20, 34, "KL from fp32 · bits per byte · skills", "start"),
-    ]
-    for number, row in enumerate(rows):
-        y, judged = top + step * number, row["quality"]
-        long, mark = bar * row["rate"] / most, left + bar * row["ceiling"] / most
-        parts.append(label(left - 8, y + 17, row["name"], "end"))
-        parts.append(
-            f'<rect x="{left}" y="{y + 4}" width="{long:.1f}" height="20" fill="#0b6e4f"/>'
-        )
-        parts.append(f'<path d="M{mark:.1f} {y + 1}v26" stroke="#c8553d" stroke-width="2"/>')
-        words = f"{row['rate']:.0f} ({row['times']:.1f}x)"
-        inside = long > 90
-        parts.append(
-            f'<text x="{left + long + (-6 if inside else 6):.1f}" y="{y + 18}" '
-            f'text-anchor="{"end" if inside else "start"}" '
-            f'fill="{"white" if inside else "black"}">{words}</text>'
-        )
-        quality = f"as {judged.get('as')}"
-        if "kl" in judged:
-            quality = f"{judged['kl']:.4f} · {judged['bits']:.3f} · "
-            quality += f"{judged['right'] / judged['asked']:.0%}"
-        parts.append(label(left + bar + 20, y + 18, quality, "start"))
-    return "\n".join([*parts, "</svg>", ""])
+        cells.append([row["name"], *rates, ceiling])
+    return markdown(["rung", *columns], cells)
 
 
 def main() -> None:
@@ -394,42 +230,31 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", default="headway-draft")
-    parser.add_argument("--reference", default="headway-tiny")
-    parser.add_argument("--parts", nargs="*", default=["speed", "quality"])
     parser.add_argument("--rungs", nargs="+", default=[], help="words in the names of some")
     parser.add_argument("--group", type=int, default=64, help="of int4's scales")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="chats of each repeat")
-    parser.add_argument("--windows", type=int, default=60, help="of a book")
-    parser.add_argument("--questions", type=int, default=10, help="of each skill and level")
-    parser.add_argument("--data", type=Path, default=DATA, help="folder that holds text/")
     parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
     parser.add_argument("--json", type=Path, help="keeps figures; read where it exists")
-    parser.add_argument("--plot", type=Path, help="draws the ladder")
     chosen = parser.parse_args()
     use_instruction_set(chosen.instruction_set)
 
-    figures: Figures = {"speed": {}, "quality": {}, "bandwidth": 0.0}
+    figures: Figures = {"speed": {}, "bandwidth": 0.0}
     if chosen.json and chosen.json.exists():
         figures |= json.loads(chosen.json.read_text())
     threads = len(os.sched_getaffinity(0))
     rungs = makers(chosen, threads)
     names = [name for name in rungs if any(w in name for w in chosen.rungs or [""])]
-    if "speed" in chosen.parts:
-        made = {}
-        for name in names:
-            say(f"making {name}")
-            made[name] = rungs[name]()
-        prober = next((r for r in made.values() if isinstance(r, Native)), None)
-        prober = prober or Native(chosen.folder, "int4")
-        speed, bandwidth = measure_speed(made, prober, chosen.repeats, chosen.requests)
-        figures["speed"] |= speed
-        figures["bandwidth"] = max(bandwidth, figures["bandwidth"])
-        write_json(chosen.json, figures)
-        made.clear()
-    if "quality" in chosen.parts:
-        figures["quality"] |= measure_quality(chosen, names, threads)
-        write_json(chosen.json, figures)
+    made = {}
+    for name in names:
+        say(f"making {name}")
+        made[name] = rungs[name]()
+    prober = next((r for r in made.values() if isinstance(r, Native)), None)
+    prober = prober or Native(chosen.folder, "int4")
+    speed, bandwidth = measure_speed(made, prober, chosen.repeats, chosen.requests)
+    figures["speed"] |= speed
+    figures["bandwidth"] = max(bandwidth, figures["bandwidth"])
+    write_json(chosen.json, figures)
     rows = told(figures, list(rungs))
     print(f"{chosen.folder.name}, {threads} threads, {figures['bandwidth'] / 1e9:.1f} GB/s\n")
     print(table(rows))
@@ -442,8 +267,6 @@ def main() -> None:
             if name in rates:
                 gain = rates[name] / rates["native step, bf16"]
                 print(f"\nfrom the native step in bf16 to {name}: {gain:.2f}x")
-    if chosen.plot:
-        chosen.plot.write_text(drawing(rows, f"{chosen.folder.name}, {threads} threads"))
 
 
 if __name__ == "__main__":

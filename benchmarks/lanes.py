@@ -28,7 +28,6 @@ PASSAGE = 600
 """Characters of a book before the model goes on."""
 LANE = 1_000_000
 """Request ids of a lane begin at its number times this."""
-PHASE = 10_000
 FIRST, AHEAD = 999, 16
 """The number of the lane that computes prompts before the others ask them, so many at once."""
 
@@ -52,7 +51,6 @@ class Mark:
     guessed: int
     kept: int
     draft_s: float
-    phase: int
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +67,6 @@ class Lane:
     """Numbers of the prompts that it answers now."""
     tokens: int = 0
     asked: int = 0
-    phase: int = 0
     is_over: bool = False
 
 
@@ -104,11 +101,11 @@ class OneLane(Fcfs):
 class Track:
     """The lanes of one engine."""
 
-    def __init__(self, llm: LLM, phases: Sequence[Iterator[Prompt]]) -> None:
+    def __init__(self, llm: LLM, coming: Iterator[Prompt]) -> None:
         self.engine: Engine = llm.engine
-        self._phases = phases
+        self._coming = coming
         self.prompts: dict[int, Prompt] = {}
-        """By number; those of a phase begin at its number times PHASE."""
+        """By number."""
         self.lanes: list[Lane] = []
         self.asking: Speculation | None = None
         """Asks the drafting model while prompts are computed, so that it knows them as well."""
@@ -153,8 +150,7 @@ class Track:
         """Compute the prompts from this number on, that each lane finds them in the cache."""
         sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
         self._serve(FIRST, self.known, self.asking)
-        coming = self._phases[begin // PHASE]
-        for number, prompt in enumerate(islice(coming, AHEAD), begin):
+        for number, prompt in enumerate(islice(self._coming, AHEAD), begin):
             self.prompts[number] = prompt
             self.engine.add(Request(FIRST * LANE + number, prompt.token_ids, sampling))
         while any(s.request.request_id // LANE == FIRST for s in self._all()):
@@ -191,18 +187,15 @@ class Track:
                 record.num_drafts,
                 record.num_kept_drafts,
                 record.draft_s,
-                lane.phase,
             )
         )
         return record
 
     def drop(self, lane: Lane) -> None:
-        """End what `lane` has begun; its next prompts are those of the next phase."""
+        """End what `lane` has begun."""
         for number in lane.begun:
             self.engine.abort(lane.number * LANE + number)
         lane.begun.clear()
-        lane.phase += 1
-        lane.asked = lane.phase * PHASE
 
     def end(self) -> None:
         """End what all lanes have begun."""

@@ -7,7 +7,7 @@ out, each as bytes that had to be read per second, and as MBU on one common ceil
 
     server    from its step records, as `/stats` prints it
     client    from the times at which chunks arrive, as a load generator sees it
-    offline   from the offline engine's tokens per second of wall time, as `offline.py` prints it
+    offline   from the offline engine's tokens per second of wall time, as `peers_offline.py` has it
 
 Any folder with a config.json will do: weights are random.
 """
@@ -19,10 +19,10 @@ import statistics
 import time
 from pathlib import Path
 
-import offline
 from common import get_json, serving
 from headway import LLM
 from headway.spec import ModelSpec
+from offline import Rates
 
 PROMPT, TOKENS, PAUSE_S = 128, 48, 11.0
 """After the pause the 10 s window of /stats holds the next round alone."""
@@ -86,8 +86,7 @@ def main() -> None:
         chosen.folder, load_format="dummy", max_model_len=1024, max_num_seqs=32,
         skip_tokenizer_init=True,
     )  # fmt: skip
-    offline.CONTEXT = PROMPT
-    rates, dtype = offline.Rates(llm), llm.settings.dtype
+    rates, dtype = Rates(llm, PROMPT), llm.settings.dtype
     flags = ("--load-format=dummy", "--skip-tokenizer-init", "--max-model-len=1024")
     with serving(chosen.folder, *flags, "--max-num-seqs=32", "--log-level=error") as (url, _):
         port = int(url.rpartition(":")[2])

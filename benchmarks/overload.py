@@ -6,7 +6,7 @@ overload beside the peak, how soon refusals came (both cores are busy), and when
 requests in a row was within its objectives again.
 
     python benchmarks/overload.py FOLDER --flags "--quantization int8" \\
-        --json overload.json --plot docs/images/overload.svg
+        --json overload.json
 
 By default it takes the embedded model; each policy has a server of its own, the ramp included.
 """
@@ -16,13 +16,11 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from common import markdown
-from headway.measure.chart import Panel
 from judged import (
     Data,
     Row,
@@ -231,23 +229,6 @@ def share_draws(data: Data, name: str, met: Sequence[float]) -> np.ndarray:
     return np.where(draw > 0, top / np.maximum(draw, 1e-12), np.nan)
 
 
-def panels(data: Data) -> list[Panel]:
-    """The ramp, and goodput through the overload in slices of five seconds."""
-    lines, ramps = {}, {}
-    for name, phases in data["phases"].items():
-        steps = [step for step in data["ramp"] if step["contender"] == name]
-        ramps[name] = [(step["rate"], step["goodput"]) for step in steps]
-        end_s = phases["after"]["to_s"]
-        edges = np.arange(0.0, end_s + 5, 5)
-        rows = [row for row in data["rows"] if row["contender"] == name and row["met"]]
-        counts, _ = np.histogram([row["scheduled_s"] for row in rows], edges)
-        lines[name] = [((a + b) / 2, c / 5) for (a, b), c in zip(pairwise(edges), counts)]
-    return [
-        Panel(title="The ramp", x="requests offered a second", y="good a second", lines=ramps),
-        Panel(title="Normal, five times the peak, normal", x="s", y="good a second", lines=lines),
-    ]
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -267,7 +248,7 @@ def main() -> None:
     parser.add_argument("--run", type=int, default=10, help="good requests in a row are normal")
     contender_options(parser)
     parser.set_defaults(policies=["fcfs", "slo", "slo+shed"])
-    run_script(parser.parse_args(), measure, tables, panels)
+    run_script(parser.parse_args(), measure, tables)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Headway beside OpenVINO GenAI, llama.cpp and another checkout of Headway, offline, in turns.
+"""Headway beside OpenVINO GenAI, llama.cpp, vLLM and another checkout, offline, in turns.
 
     python benchmarks/peers_offline.py FOLDER [--quantization int8,int4,int4:64] \\
         [--other CHECKOUT] \\
         [--openvino PYTHON [--openvino-formats int8,int4]] \\
         [--llama PYTHON SOURCE [--llama-types Q4_0,Q4_1]] \\
-        [--fidelity FIGURES.json] [--json OUT.json]
+        [--vllm PYTHON] [--json OUT.json]
 
 FOLDER is a Hugging Face folder. CHECKOUT is another source tree with its own compiled kernels: the
 same measurement before and after a change, in turns A B B A, with the ratios paired. PYTHON of
 `--openvino` has openvino-genai and optimum-intel; SOURCE is a built tree of llama.cpp with
 llama-batched-bench and llama-quantize, PYTHON beside it runs its converter (`peer_models.py` makes
-of FOLDER what they want). What is not there is skipped, and said. FIGURES.json is from
-`fidelity.py` of the same folder: its KL divergences become a column.
+of FOLDER what they want); PYTHON of `--vllm` has vLLM. What is not there is skipped, and said.
 
 Each engine computes prompts of 512 tokens, then decodes 1, 8 and 32 sequences of that context:
 prompts are computed once a column, and in each repeat all take their turn at some decode steps, so
@@ -224,33 +223,25 @@ def shown(values: list[float], quartiles: bool) -> str:
     return text
 
 
-def table(found: Rates, columns: list[str], divergences: Mapping[str, float]) -> str:
-    """Markdown: rates with KL divergences, and Headway's rates over each other engine's."""
+def table(found: Rates, columns: list[str]) -> str:
+    """Markdown: rates, and Headway's rates over each other engine's."""
     rows = []
     for name, rates in found.items():
         cells = [f"{statistics.median(rates[c]):.1f}" if rates.get(c) else "–" for c in columns]
-        kl = divergences.get(name)
-        rows.append([name, *cells, "" if kl is None else f"{kl:.4f}"])
+        rows.append([name, *cells])
     ours = [name for name in found if name.startswith("Headway ") and not is_other(name)]
     for one in ours:
         for other in found:
             if other in ours or (is_other(other) and other != f"{one}, other"):
                 continue
             cells = [shown(ratios(found, one, other, c), is_other(other)) for c in columns]
-            rows.append([f"{one} / {'other' if is_other(other) else other}", *cells, ""])
-    return markdown(["tok/s", *columns, "KL"], rows)
+            rows.append([f"{one} / {'other' if is_other(other) else other}", *cells])
+    return markdown(["tok/s", *columns], rows)
 
 
 def is_other(name: str) -> bool:
     """Whether an engine is that of the other checkout."""
     return name.endswith(", other")
-
-
-def read_divergences(figures: Path | None) -> dict[str, float]:
-    """KL by row of the figures of `fidelity.py`."""
-    if figures is None:
-        return {}
-    return {row["name"]: row["kl"] for row in json.loads(figures.read_text())["rows"]}
 
 
 def engines_of(chosen: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
@@ -268,6 +259,9 @@ def engines_of(chosen: argparse.Namespace) -> dict[str, Callable[[], Engine]]:
             makers[f"OpenVINO {each}"] = lambda each=each: openvino(
                 chosen.openvino, openvino_folder(folder, each, chosen.openvino)
             )
+    if chosen.vllm:
+        script = Path(__file__).with_name("vllm_offline.py")
+        makers["vLLM"] = lambda: Child([chosen.vllm, str(script), str(folder)])
     if chosen.llama:
         python, source = chosen.llama[0], Path(chosen.llama[1])
         for each in chosen.llama_types.split(","):
@@ -288,19 +282,19 @@ def main() -> None:
     parser.add_argument("--other", type=Path, metavar="CHECKOUT")
     parser.add_argument("--openvino", metavar="PYTHON")
     parser.add_argument("--openvino-formats", default="int8,int4")
+    parser.add_argument("--vllm", metavar="PYTHON")
     parser.add_argument("--llama", nargs=2, metavar=("PYTHON", "SOURCE"))
     parser.add_argument("--llama-types", default="Q4_0,Q4_1")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of llama.cpp")
     parser.add_argument("--batches", default="1,8,32", help='"": prefill alone')
     parser.add_argument("--repeats", type=int, default=5, choices=range(1, MOST_REPEATS + 1))
-    parser.add_argument("--fidelity", type=Path, help="figures of fidelity.py, for KL")
     parser.add_argument("--json", type=Path, help="file for the figures")
     chosen = parser.parse_args()
     batches = filter(None, chosen.batches.split(","))
     columns = [PREFILL, *(f"batch {batch}" for batch in batches)]
     found, skipped = measure_all(engines_of(chosen), columns, chosen.repeats)
     print(f"{chosen.folder.name}, medians of {chosen.repeats}\n")
-    print(table(found, columns, read_divergences(chosen.fidelity)))
+    print(table(found, columns))
     for what, why in skipped.items():
         print(f"\n{what}: not measured, {why}")
     write_json(chosen.json, {"rates": found, "skipped": skipped}, indent=2)

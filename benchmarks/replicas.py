@@ -10,24 +10,25 @@ in turn for so long, beside a load that never ends.
 
 import argparse
 import asyncio
+import ctypes
 import itertools
 import json
+import os
 import random
+import signal
+import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import aiohttp
 
-from common import get_json, markdown, serving, write_json
-from ended import WAYS, Ended, Fleet, engines, told_by_way
-from headway.admit.route import Candidate, choose_engine
-from headway.core.request import Request
-from headway.frontend.replicas import Replicas
+from common import children, get_json, markdown, serving, write_json
 
 WORDS = "river stone light garden winter letter morning engine table forest silver music".split()
 SCHEMA = {
@@ -37,13 +38,146 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "note_person", "parameters": SCHEMA}}
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "asked to end": signal.SIGTERM}
+WAYS = ("killed", "stopped", "hung", "asked to end")
+PTRACE_SEIZE, PTRACE_INTERRUPT, WAIT_ALL = 0x4206, 0x4207, 0x40000000
+LOOK_S = 0.05
 KINDS = ("greedy", "seeded", "schema", "tools")
 ENDED = ("", "ends", "until the next one answers", "its load", "without", "until it begins")
 """Of each way the end with the longest time from the signal until a new engine had answered, beside
 what that took to load."""
-ON_THE_WAY_S = 0.25
 EVERY_S = 5.0
 """How long after one engine is whole again the next one is ended."""
+
+
+# ── engines that end ────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Ended:
+    """An engine that was ended, and the one in its place; times of the monotonic clock, seconds.
+
+    `again_s` is when the new engine's process began, `ready_s` when it took requests, `answered_s`
+    when it had made a step with one: each seen a look late at the most, but for `again_s`.
+    """
+
+    way: str
+    number: int
+    at_s: float
+    again_s: float = 0.0
+    ready_s: float = 0.0
+    answered_s: float = 0.0
+
+    @property
+    def load_s(self) -> float:
+        """What the new engine took from its process's start until it was ready."""
+        return self.ready_s - self.again_s
+
+    @property
+    def away_s(self) -> float:
+        """From the signal to the first step with a request in the new engine."""
+        return self.answered_s - self.at_s
+
+
+class Fleet:
+    """The engines of the server `pid` at `url`, by number."""
+
+    def __init__(self, url: str, pid: int) -> None:
+        """The order of the processes is not that of the server's own numbers."""
+        self.url, self._pid = url, pid
+        self.pids = engines(pid)
+        self._away = set[int]()
+        """Those that are followed, by the server's numbers."""
+
+    def end(self, number: int, way: str) -> Ended:
+        """End an engine in one of the `WAYS`."""
+        pid, at_s = self.pids[number], time.monotonic()
+        if way in SIGNALS:
+            os.kill(pid, SIGNALS[way])
+        else:
+            threading.Thread(target=hold, args=(busiest(pid),), daemon=True).start()
+        return Ended(way, number, at_s)
+
+    async def follow(self, ended: Ended) -> None:
+        """Wait until another engine answers in its place; somebody has to go on asking.
+
+        Which number it has is seen where the server says that it is not ready.
+        """
+        known, number = set(self.pids), -1
+        while not ended.answered_s:
+            await asyncio.sleep(LOOK_S)
+            if not ended.again_s:
+                for pid in set(engines(self._pid)) - known:
+                    self.pids[ended.number], ended.again_s = pid, began_s(pid)
+            told = (await asyncio.to_thread(get_json, f"{self.url}/stats"))["engines"]
+            if number < 0:
+                away = {at for at, engine in enumerate(told) if not engine["ready"]} - self._away
+                number = min(away, default=-1)
+                self._away |= {number}
+            elif ended.again_s and told[number]["ready"]:
+                ended.ready_s = ended.ready_s or time.monotonic()
+                if told[number]["num_running"]:
+                    ended.answered_s = time.monotonic()
+        self._away.discard(number)
+
+
+def engines(pid: int) -> list[int]:
+    """The processes of the server's engines."""
+    found = []
+    for child in children(pid):
+        try:
+            if b"headway.assemble" in Path(f"/proc/{child}/cmdline").read_bytes():
+                found.append(child)
+        except OSError:  # it has just ended
+            continue
+    return found
+
+
+def began_s(pid: int) -> float:
+    """When a process began, by the monotonic clock: in the system's ticks of 10 ms."""
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    asleep_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return ticks / os.sysconf("SC_CLK_TCK") - asleep_s
+
+
+def busiest(pid: int) -> int:
+    """The thread of a process that has computed most."""
+
+    def ticks(thread: int) -> int:
+        fields = Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()
+        return int(fields[11]) + int(fields[12])
+
+    return max((int(path.name) for path in Path(f"/proc/{pid}/task").iterdir()), key=ticks)
+
+
+def hold(thread: int) -> None:
+    """Keep a thread of another process where it is until somebody kills that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for request in (PTRACE_SEIZE, PTRACE_INTERRUPT):
+        if libc.ptrace(ctypes.c_long(request), thread, None, None):
+            why = os.strerror(ctypes.get_errno())
+            print(f"thread {thread} is not held: ptrace says {why}", file=sys.stderr)
+            return
+    while os.WIFSTOPPED(os.waitpid(thread, WAIT_ALL)[1]):
+        pass
+
+
+def rows_by_way(ends: Sequence[Ended]) -> list[list[object]]:
+    """A row for each way: of its ends the longest time away, beside the load in it."""
+    rows: list[list[object]] = []
+    for way in dict.fromkeys(ended.way for ended in ends):
+        of_way = [ended for ended in ends if ended.way == way]
+        worst = max(of_way, key=lambda ended: ended.away_s - ended.load_s)
+        rows.append(
+            [
+                *(way, len(of_way), f"{worst.away_s:.1f} s", f"{worst.load_s:.1f} s"),
+                *(f"{worst.away_s - worst.load_s:.1f} s", f"{worst.again_s - worst.at_s:.1f} s"),
+            ]
+        )
+    return rows
+
+
+# ── the load ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
@@ -70,11 +204,6 @@ class Told:
     def gap_s(self) -> float:
         begin_s, end_s = self.longest
         return end_s - begin_s
-
-    def met(self, ends: Sequence[Ended]) -> list[Ended]:
-        """The ends that fall into its longest gap, or just before it: chunks were on their way."""
-        begin_s, end_s = self.longest
-        return [one for one in ends if begin_s - ON_THE_WAY_S <= one.at_s <= end_s]
 
 
 def body_of(number: int, tokens: int) -> dict[str, Any]:
@@ -205,65 +334,6 @@ async def in_turn(
     return found, ends
 
 
-def gaps_told(found: list[Told], ends: list[Ended]) -> str:
-    """The longest gaps with no end in them, with one and with more; what fell into the longest."""
-    by_count: dict[int, Told] = {}
-    for told in found:
-        count = min(len(told.met(ends)), 2)
-        if count not in by_count or told.gap_s > by_count[count].gap_s:
-            by_count[count] = told
-    named = ("no end", "one", "two or more")
-    parts = [f"{by_count[n].gap_s:.2f} s with {named[n]}" for n in sorted(by_count)]
-    worst = max(found, key=lambda told: told.gap_s)
-    begin_s, _ = worst.longest
-    fell = [f"{one.way} {one.at_s - begin_s:+.2f} s" for one in worst.met(ends)]
-    where = ", ".join(fell) or "no end"
-    return f"longest gaps: {', '.join(parts)}; in the longest ({worst.kind}): {where}"
-
-
-def memory_of(pids: list[int]) -> str:
-    """What the engines hold: PSS counts a page once, however many have it mapped."""
-    held: Counter[str] = Counter()
-    for pid in pids:
-        for text in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-            name, _, size = text.partition(":")
-            held[name] += int(size.split()[0])
-    mib = {name: f"{kib / 1024:.0f} MiB" for name, kib in held.items()}
-    return (
-        f"{len(pids)} engines hold {mib['Rss']} (RSS), a page that several have counted once "
-        f"{mib['Pss']} (PSS): {mib['Pss_File']} of files, {mib['Pss_Anon']} of their own"
-    )
-
-
-class AlwaysReady:
-    """An engine's client that takes everything, to time those who choose it."""
-
-    ready = takes = True
-    trying = False
-    num_requests = 0
-
-    def submit(self, *given: object) -> None:
-        self.num_requests += 1
-
-
-def choice_us(count: int, rounds: int = 4000) -> float:
-    """Microseconds of `Replicas.submit` beyond those of the engine's client, and of the choice
-    among `count` engines by wait and requests; the least of some."""
-    clients: Any = [AlwaysReady() for _ in range(count)]
-    replicas, request = Replicas(clients), cast(Request, None)
-    candidates = [Candidate(0.01 * n, n) for n in range(count)]
-    found = []
-    for _ in range(9):
-        began_s = time.perf_counter()
-        for _ in range(rounds):
-            clients[0].submit(request, None, None, ())
-        client_s = time.perf_counter() - began_s
-        for _ in range(rounds):
-            replicas.submit(request, engine=choose_engine(candidates))
-        found.append(time.perf_counter() - began_s - 2 * client_s)
-    return 1e6 * min(found) / rounds
-
-
 async def measure(url: str, pid: int, args: argparse.Namespace) -> list[list[list[object]]]:
     """(a row for each way, against an undisturbed run; a row for each way, of the ends)."""
     await whole(url, args.replicas)
@@ -271,18 +341,17 @@ async def measure(url: str, pid: int, args: argparse.Namespace) -> list[list[lis
     expected, _ = await burst(fleet, args, args.streams)
     rows: list[list[object]] = [["undisturbed", *judge(expected, expected)]]
     _, alone = await burst(fleet, args, 0, "killed")
-    ended = [[f"beside {args.clients} streams: killed", *row[1:]] for row in told_by_way(alone)]
+    ended = [[f"beside {args.clients} streams: killed", *row[1:]] for row in rows_by_way(alone)]
     for way in args.ways:
         found, ends = await burst(fleet, args, args.streams, way)
         rows.append([f"one {way}", *judge(found, expected)])
-        ended += [[f"… and {args.streams} at once: {way}", *row[1:]] for row in told_by_way(ends)]
+        ended += [[f"… and {args.streams} at once: {way}", *row[1:]] for row in rows_by_way(ends)]
     if args.minutes:
         each, ends = await in_turn(fleet, args, expected)
         found = [told for _, told in each]
         rows.append([f"{len(ends)} ended in turn, {args.clients} at once"])
         rows[-1] += judge(found, [expected[number] for number, _ in each])
-        ended += [[f"in turn: {row[0]}", *row[1:]] for row in told_by_way(ends)]
-        print(gaps_told(found, ends) + "\n")
+        ended += [[f"in turn: {row[0]}", *row[1:]] for row in rows_by_way(ends)]
     return [rows, ended]
 
 
@@ -304,10 +373,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     flags = (f"--replicas={args.replicas}", f"--step-timeout={args.step_timeout:g}")
-    print(f"choosing among {args.replicas}: {choice_us(args.replicas):.1f} us a request")
     with serving(args.folder, *flags, "--max-queue=100000", "--max-queue-wait=600") as (url, pid):
         rows, ended = asyncio.run(measure(url, pid, args))
-        print(memory_of(engines(pid)) + "\n")
     print(markdown(["", "complete", "tokens equal", "longest gap", "failures"], rows) + "\n")
     print(markdown(list(ENDED), ended))
     write_json(args.json, [rows, ended])

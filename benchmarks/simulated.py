@@ -29,7 +29,6 @@ from headway.bench.run import hastened, measure, prepare
 from headway.bench.trial import once
 from headway.bench.workload import Conversation
 from headway.config.options import BenchOptions, EngineOptions, SimulateOptions, read_options
-from headway.measure.chart import Panel, chart
 from headway.spec.embedded import model_folder
 
 SHOWN = ("tpot_p50_s", "ttft_p50_s", "ttft_p99_s", "attainment", "refused_share")
@@ -200,27 +199,6 @@ def show(found: list[dict[str, Any]]) -> None:
     print(markdown(columns, rows))
 
 
-PANELS = {"tpot_p50_s": "TPOT p50", "ttft_p50_s": "TTFT p50", "ttft_p99_s": "TTFT p99"}
-
-
-def picture(found: list[dict[str, Any]]) -> str:
-    """The real runs of the first mix and its simulation over each other, by share of capacity."""
-    mine = sorted((c for c in found if c["mix"] == found[0]["mix"]), key=lambda c: c["share"])
-    panels = []
-    for name, title in PANELS.items():
-        shares = [100 * case["share"] for case in mine]
-        lines = {
-            f"real{' again' * number}": [1e3 * case["real"][number][name] for case in mine]
-            for number in range(len(mine[0]["real"]))
-        }
-        lines["simulated"] = [1e3 * case["simulated"][name] for case in mine]
-        lines["its lowest"] = [1e3 * case["intervals"][name][0] for case in mine]
-        lines["its highest"] = [1e3 * case["intervals"][name][1] for case in mine]
-        points = {key: list(zip(shares, line, strict=True)) for key, line in lines.items()}
-        panels.append(Panel(title=title, x="% of capacity", y="ms", lines=points))
-    return chart(panels)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", default="headway-tiny")
@@ -241,7 +219,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--from", dest="source", type=Path, help="simulate beside these real runs")
     parser.add_argument("--real-only", action="store_true", help="--from simulates later")
-    parser.add_argument("--svg", type=Path, help="draw real and simulated over each other")
     parser.add_argument("--faster", type=float, help="the capacity, as a multiple of the rate")
     given = parser.parse_args()
     given.mix = given.mix or list(MIXES)
@@ -252,8 +229,6 @@ def main() -> None:
         found = simulated(given, found, engine)
         write_json(given.json or given.source, found)
         show(found)
-    if given.svg and not given.real_only:
-        given.svg.write_text(picture(found), encoding="utf-8")
 
 
 def numbers(text: str) -> list[float]:

@@ -3,20 +3,15 @@
 One engine without guesses and one with them answer the same requests in turns, in batches of
 `--batches`: held-out chats of the skills, greedy; copies alone; texts sampled at temperature 1; and
 with a grammar JSON by the schema that is asked for, forced tool calls, and records of a schema with
-long names. Of a model that people download the kinds are those of Spec-Bench (Xia et al. 2024, in
-the shared data): `assistant`, `summaries`, `documents`, `maths`, `translations`, `questions`.
-The second does so once for each of `--speculate`, and for each of `--fixed` with so many guesses of
-`auto` in each step whatever they cost, as the controller's rivals. For a model of few parameters
-widen it first (`widen.py`), for there a step takes as long as Python does. Told are tokens a
-second of decoding (steps with a prompt in them are left out), as a median of `--repeats`, times
-those without guesses; tokens a step and sequence, the share of guesses kept, what drafting took of
-the time, behind prompts as well, and how long the steps with prompts took, times those without
-guesses. Each repeat has prompts of its own, the same for all, and no prefix cache; what a
+long names. The second does so once for each of `--speculate`, and for each of `--fixed` with so
+many guesses of `auto` in each step whatever they cost, as the controller's rivals. For a model of
+few parameters widen it first (`widen.py`), for there a step takes as long as Python does. Told are
+tokens a second of decoding (steps with a prompt in them are left out), as a median of `--repeats`,
+times those without guesses; tokens a step and sequence, the share of guesses kept, what drafting
+took of the time, behind prompts as well, and how long the steps with prompts took, times those
+without guesses. Each repeat has prompts of its own, the same for all, and no prefix cache; what a
 speculator has learned is forgotten for the next row of the table. The tokens are compared: they
 must be the same.
-
-With `--row-costs 0.1` no clock is read: a step takes 10 ms, and a tenth of that more for each row
-beyond the first. So what sources without a model bring is told of a small model on a busy machine.
 """
 
 import argparse
@@ -37,7 +32,7 @@ from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text.tools.written import Offered, calls_grammar
-from headway.perf.model import Prior, StepModel, Work
+from headway.perf.model import Prior, StepModel
 from headway.server.models import answer_marks
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,21 +41,9 @@ GUESSES_PAY = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1
 """A machine on which a step takes a second whatever it does: there all guesses are verified."""
 KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool", "recall")}
 """Name → skills; the last is drawn at temperature 1."""
-SPEC_BENCH = {
-    "assistant": (
-        *("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem"),
-        "humanities",
-    ),
-    "summaries": ("summarization",),
-    "documents": ("rag",),
-    "maths": ("math_reasoning",),
-    "translations": ("translation",),
-    "questions": ("qa",),
-}
-"""Name → categories of Spec-Bench, whose first turns are asked."""
 BY_GRAMMAR = {"json": ("extract",), "calls": ("tool",), "records": ("extract",)}
 """The same where a grammar rules the answer."""
-CHOICES = [*KINDS, *BY_GRAMMAR, *SPEC_BENCH]
+CHOICES = [*KINDS, *BY_GRAMMAR]
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 NAMED = {"type": "string", "maxLength": 12}
 RECORD = {
@@ -121,16 +104,6 @@ def grammar_of(llm: LLM, kind: str, example: Example) -> Grammar | None:
     return Grammar(kind="structural", text=text, param="tools")
 
 
-def spec_bench_prompts(llm: LLM, kind: str) -> list[Prompt]:
-    """First turns of Spec-Bench's questions of these categories, those that fit the context."""
-    lines = (DATA / "eval" / "spec-bench" / "question.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["category"] in SPEC_BENCH[kind]]
-    chats = ([{"role": "user", "content": row["turns"][0]}] for row in rows)
-    prompts = [llm.needs_tokenizer().chat_ids(chat) for chat in chats]
-    longest = llm.settings.max_model_len - MAX_TOKENS
-    return [(ids, None) for ids in prompts if len(ids) < longest]
-
-
 def skill_prompts(llm: LLM, kind: str, most: int) -> list[Prompt]:
     """At least `most` held-out chats of a kind's skills, each with its grammar."""
     skills = (KINDS | BY_GRAMMAR)[kind]
@@ -147,8 +120,7 @@ def skill_prompts(llm: LLM, kind: str, most: int) -> list[Prompt]:
 
 def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prompt]]:
     """For each repeat up to `most` prompts that no other has, each with its grammar."""
-    by_skill = kind not in SPEC_BENCH
-    found = skill_prompts(llm, kind, repeats * most) if by_skill else spec_bench_prompts(llm, kind)
+    found = skill_prompts(llm, kind, repeats * most)
     spread = [each for start in range(repeats) for each in found[start::repeats]]
     size = len(spread) // repeats
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
@@ -168,25 +140,8 @@ def requests_of(prompts: list[Prompt], first: int, temperature: float) -> list[R
     ]
 
 
-def seconds_of(num_rows: int, row_costs: float) -> float:
-    """A step of 10 ms, and of so much of that more for each row beyond the first."""
-    return 0.01 * (1 + row_costs * (num_rows - 1))
-
-
-def cost_of_rows(row_costs: float) -> StepModel:
-    """What has learned `seconds_of`."""
-    cost = StepModel(Prior(0.01, 1e-9, 1e-9, 1e-12, 1e-12, 1e-12))
-    for _ in range(300):
-        for knot in range(9):
-            rows = 1 << knot
-            cost.learn(Work(rows, rows, 100 * rows, 100 * rows), seconds_of(rows, row_costs))
-    return cost
-
-
-def answer(
-    llm: LLM, requests: list[Request], row_costs: float | None
-) -> tuple[Run, dict[tuple[int, int], list[int]]]:
-    """Run them together; what it took, by the clock or by `row_costs`, and the tokens of each."""
+def answer(llm: LLM, requests: list[Request]) -> tuple[Run, dict[tuple[int, int], list[int]]]:
+    """Run them together; what it took, and the tokens of each."""
     engine, run = llm.engine, Run()
     answers: dict[tuple[int, int], list[int]] = {}
     for request in requests:
@@ -196,15 +151,14 @@ def answer(
         updates, record = engine.step()
         for update in updates:
             answers.setdefault((update.request_id, update.index), []).extend(update.token_ids)
-        if record.num_prefill_tokens and row_costs is None:
+        if record.num_prefill_tokens:
             run.seconds += record.draft_s
             run.draft_s += record.draft_s
             run.prompts_s += record.duration_s
         if record.num_tokens and not record.num_prefill_tokens:
             run.tokens += sum(len(update.token_ids) for update in updates)
             run.rows += record.num_sampled - record.num_drafts
-            rows, by_clock = record.num_tokens, record.duration_s
-            run.seconds += by_clock if row_costs is None else seconds_of(rows, row_costs)
+            run.seconds += record.duration_s
             run.guessed += record.num_drafts
             run.kept += record.num_kept_drafts
             run.forced += record.num_forced
@@ -212,11 +166,9 @@ def answer(
     return run, answers
 
 
-def speculators_of(
-    llm: LLM, names: list[str], fixed: list[int], cost: StepModel | None
-) -> dict[str, Speculation | None]:
+def speculators_of(llm: LLM, names: list[str], fixed: list[int]) -> dict[str, Speculation | None]:
     """By name one speculator each, with a memory of its own; "off" has none."""
-    config, cost = llm.settings.speculation, cost or llm.engine.cost
+    config, cost = llm.settings.speculation, llm.engine.cost
     found: dict[str, Speculation | None] = {"off": None}
     for name in names:
         sources = config.sources if name == "auto" else tuple(name.split(","))
@@ -243,7 +195,6 @@ def given_options() -> argparse.Namespace:
     parser.add_argument("--draft-vocab-size", type=int, help="tokens that a drafter guesses among")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
-    parser.add_argument("--row-costs", type=float, help="no clock: a row's share of a step")
     parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
     return parser.parse_args()
 
@@ -253,7 +204,6 @@ def main() -> None:
     chosen = given_options()
     use_instruction_set(chosen.instruction_set)
 
-    cost = None if chosen.row_costs is None else cost_of_rows(chosen.row_costs)
     given = {"max_model_len": chosen.max_model_len, "max_num_seqs": max(chosen.batches)}
     given |= {"kv_memory": "512MiB"}
     given |= {"quantization": chosen.quantization, "prefix_cache": False}
@@ -269,7 +219,7 @@ def main() -> None:
     for batch in chosen.batches:
         for kind in chosen.kinds:
             sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
-            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed, cost)
+            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
             runs: dict[str, list[Run]] = {name: [] for name in speculators}
             same = dict.fromkeys(speculators, True)
             for prompts in sets:
@@ -282,7 +232,7 @@ def main() -> None:
                     total, told = Run(), {}
                     for number, part in enumerate(parts):
                         requests = requests_of(part, first + 1000 * number, temperature)
-                        run, answers = answer(llm, requests, chosen.row_costs)
+                        run, answers = answer(llm, requests)
                         told |= answers
                         for field in Run.__slots__:
                             setattr(total, field, getattr(total, field) + getattr(run, field))

@@ -2,8 +2,6 @@
 
     regret:4:chats  tokens a second of `auto` beside the best fixed choice: no guesses, or always
                     2, 4 or 8 of one source; at 4 streams of chats
-    change:4        4 streams of books become copies, books again, and so on: after how many steps
-                    the number of guesses is the best fixed choice's
 
 All choices answer the same requests in one engine, side by side (`lanes.py`): each step is one of
 the choice that has the fewest tokens so far, so what the machine does beside slows all alike. Each
@@ -13,7 +11,7 @@ the time the three best fixed choices go on alone. Intervals are of 95%, over tw
 drawn again. The tokens are compared: they must be the same.
 
     python benchmarks/speculation_control.py WIDE --draft DRAFT --json cells.jsonl --seconds 100 \\
-        --only regret:1:chats change:4
+        --only regret:1:chats
 
 A cell that the file has is not run again. For a model of few parameters widen it first
 (`widen.py`), for there a step takes as long as Python does.
@@ -47,9 +45,6 @@ FIXED = (2, 4, 8)
 PARTS = 20
 SCREENED, REMAINING = 0.25, 3
 """After this share of the time so many fixed choices go on."""
-PHASES = ("books", "copies", "books", "copies", "books")
-SMOOTH = 5
-"""Steps over which the number of guesses is averaged."""
 
 
 # ── choices ─────────────────────────────────────────────────────────────────────────────────
@@ -93,10 +88,9 @@ def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepModel], Sp
 # ── cells ───────────────────────────────────────────────────────────────────────────────────
 
 
-def track_of(llm: LLM, kinds: Sequence[str], given: argparse.Namespace) -> Track:
-    """All choices beside each other, with endless prompts of these kinds, one a phase."""
-    prompts = {kind: prompts_of(llm, kind, given.text) for kind in kinds}
-    track = Track(llm, [prompts[kind] for kind in kinds])
+def track_of(llm: LLM, kind: str, given: argparse.Namespace) -> Track:
+    """All choices beside each other, with endless prompts of this kind."""
+    track = Track(llm, prompts_of(llm, kind, given.text))
     config = llm.settings.speculation
     if config.drafter:
         asking = replace(config, sources=(config.drafter,))
@@ -109,7 +103,7 @@ def track_of(llm: LLM, kinds: Sequence[str], given: argparse.Namespace) -> Track
 
 def regret(llm: LLM, streams: int, kind: str, given: argparse.Namespace) -> Data:
     """All choices for `--seconds`; seconds by twentieths of the tokens that all had."""
-    track = track_of(llm, [kind], given)
+    track = track_of(llm, kind, given)
     begun_s, screened = time.monotonic(), False
     while (spent_s := time.monotonic() - begun_s) < given.seconds:
         if spent_s > SCREENED * given.seconds and not screened:
@@ -135,30 +129,6 @@ def screen(track: Track) -> None:
     for lane in fixed[REMAINING:]:
         track.drop(lane)
         lane.is_over = True
-
-
-def change(llm: LLM, streams: int, given: argparse.Namespace) -> Data:
-    """All choices while the traffic changes: by phase their rates and guesses step by step."""
-    track = track_of(llm, PHASES, given)
-    for phase in range(len(PHASES)):
-        ends = (phase + 1) * given.phase_tokens
-        while (lane := track.next_lane()).tokens < ends:
-            track.fill(lane, streams)
-            track.step(lane)
-        track.end()
-    lanes = {lane.name: traced(lane) for lane in track.lanes}
-    return {"same": track.same(), "lanes": lanes}
-
-
-def traced(lane: Lane) -> list[Data]:
-    """By phase: tokens a second, and for each step guesses a sequence."""
-    found = []
-    for phase in range(len(PHASES)):
-        marks = [mark for mark in lane.marks if mark.phase == phase]
-        tokens, seconds = sum(m.tokens for m in marks), sum(m.seconds for m in marks)
-        guesses = [round(m.guessed / m.rows, 2) for m in marks if m.rows]
-        found.append({"rate": tokens / seconds, "guesses": guesses})
-    return found
 
 
 def told(lane: Lane, most: int) -> Data:
@@ -230,53 +200,6 @@ def rates_table(cells: Sequence[Data]) -> str:
     return markdown(["streams", "kind", *names[1:]], rows)
 
 
-def change_table(cells: Sequence[Data]) -> str:
-    """For each change: the best fixed choices before and after, and the steps that auto took."""
-    rows = []
-    for cell in cells:
-        for phase in range(1, len(PHASES)):
-            best = [best_fixed(cell, at) for at in (phase - 1, phase)]
-            auto = cell["lanes"]["auto"][phase]
-            rates = [cell["lanes"][name][phase]["rate"] for name in ("off", best[1])]
-            rows.append(
-                [
-                    cell["streams"],
-                    f"{PHASES[phase - 1]} to {PHASES[phase]}",
-                    f"{best[0]}, {best[1]}",
-                    f"{rates[1] / rates[0]:.2f}, {auto['rate'] / rates[0]:.2f}",
-                    *(f"{guesses_of(cell, best[at], phase - 1 + at):.1f}" for at in (0, 1)),
-                    steps_to_change(cell, phase),
-                    " ".join(f"{g:.1f}" for g in auto["guesses"][:12]),
-                ]
-            )
-    columns = ["streams", "change", "best before, after", "x off: best, auto", "guesses before"]
-    return markdown([*columns, "after", "steps", "guesses of auto, step by step"], rows)
-
-
-def best_fixed(cell: Data, phase: int) -> str:
-    """The fixed choice with most tokens a second in a phase."""
-    names = [name for name in cell["lanes"] if name != "auto"]
-    return max(names, key=lambda name: cell["lanes"][name][phase]["rate"])
-
-
-def guesses_of(cell: Data, name: str, phase: int) -> float:
-    """Guesses a sequence and step, in the mean of a phase."""
-    return float(np.mean(cell["lanes"][name][phase]["guesses"]))
-
-
-def steps_to_change(cell: Data, phase: int) -> int | None:
-    """Steps until the number of guesses, in the mean of five, is nearer to that of the best fixed
-    choice than to that of the best before; None: never."""
-    before = guesses_of(cell, best_fixed(cell, phase - 1), phase - 1)
-    after = guesses_of(cell, best_fixed(cell, phase), phase)
-    guesses = cell["lanes"]["auto"][phase]["guesses"]
-    for at in range(len(guesses)):
-        mean = float(np.mean(guesses[at : at + SMOOTH]))
-        if abs(mean - after) <= abs(mean - before):
-            return at
-    return None
-
-
 # ── a script ────────────────────────────────────────────────────────────────────────────────
 
 
@@ -300,11 +223,9 @@ def measure(given: argparse.Namespace, cells: dict[str, Data]) -> None:
     for name in given.only:
         if name in cells or given.folder is None:
             continue
-        what, first, *rest = name.split(":")
+        _, streams, kind = name.split(":")
         llm = llm or LLM(given.folder, **options_of(given))
-        streams = int(first)
-        run = change if what == "change" else regret
-        cell = run(llm, streams, *rest, given) | {"streams": streams, "kind": (rest or [""])[0]}
+        cell = regret(llm, int(streams), kind, given) | {"streams": int(streams), "kind": kind}
         cells[name] = cell | {"name": name}
         say(name)
         if given.json:
@@ -333,19 +254,13 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=100.0, help="of each cell of regret")
     parser.add_argument("--fixed", type=int, nargs="+", default=FIXED)
     parser.add_argument("--choices", nargs="+", help="of the fixed ones, beside off and auto")
-    parser.add_argument("--phase-tokens", type=int, default=400)
     parser.add_argument("--only", nargs="+", default=every, help="cells")
     parser.add_argument("--json", type=Path, help="one cell a line; those there are not run again")
     given = parser.parse_args()
     cells = read_cells(given.json)
     measure(given, cells)
-    kinds: dict[str, list[Data]] = {"regret": [], "change": []}
-    for name, cell in cells.items():
-        kinds[name.partition(":")[0]].append(cell)
-    if kinds["regret"]:
-        print(regret_table(kinds["regret"]), rates_table(kinds["regret"]), sep="\n\n", end="\n\n")
-    if kinds["change"]:
-        print(change_table(kinds["change"]))
+    found = list(cells.values())
+    print(regret_table(found), rates_table(found), sep="\n\n")
 
 
 if __name__ == "__main__":

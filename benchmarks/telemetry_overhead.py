@@ -1,16 +1,11 @@
 """What telemetry costs: `python benchmarks/telemetry_overhead.py [FOLDER]`.
 
 A decode step at 32 and 256 sequences, everything counted: the record in the engine, encoding and
-decoding it, the record in the server, and a timestamp for each token. Then `/stats` and `/metrics`
-of five busy minutes (256 running requests, 5,120 tokens/s), a request from arrival to verdict, and
-the same with its line in the log.
-Best of several runs, microseconds; nothing else of the server or the engine is in it.
+decoding it, the record in the server, and a timestamp for each token. Then a request from arrival
+to verdict. Best of several runs, microseconds; nothing else of the server or the engine is in it.
 """
 
 import argparse
-import logging
-import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,20 +17,13 @@ import msgspec
 from headway.assemble import plan_settings
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
-from headway.core.clock import VirtualClock
-from headway.core.logs import written_aside
 from headway.core.plan import StepPlan
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.runtime.null import NullExecutor
-from headway.spec import ModelSpec, read_model_spec
+from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
-from headway.telemetry.request_log import RequestLog
-from headway.telemetry.snapshot import WINDOWS_S
-from headway.telemetry.stats import take_snapshot
-
-MINUTES_S, STEPS_PER_S, STREAMS = 300, 20, 256
 
 
 def best_us(work: Callable[[], object], runs: int = 200, repeats: int = 10) -> float:
@@ -102,38 +90,6 @@ def step_cost(folder: Path, num_seqs: int) -> dict[str, float]:
     }
 
 
-def busy_minutes(spec: ModelSpec) -> Telemetry:
-    """Five minutes of 256 streams, in virtual time."""
-    clock = VirtualClock()
-    model = Telemetry(["bench"], spec, clock=clock, price_per_hour=2.0)
-    groups = len(spec.kv_groups)
-    number = 0
-
-    def begin() -> None:
-        nonlocal number
-        live[number % STREAMS] = model.begin(
-            str(number), arrived_s=clock.now_s(), num_prompt=100, num_choices=1
-        )
-        number += 1
-
-    live = [model.begin("", arrived_s=0.0, num_prompt=100, num_choices=1)] * STREAMS
-    for _ in range(STREAMS):
-        begin()
-    record = StepRecord(
-        0, 0.0, STREAMS, 0, STREAMS, STREAMS, 10, 0.5, 0, execute_s=0.04,
-        num_decode_tokens=STREAMS, attended_tokens=100 * STREAMS,
-        kv_tokens_read=[100 * STREAMS] * groups, group_blocks_used=[10] * groups,
-    )  # fmt: skip
-    for _ in range(MINUTES_S * STEPS_PER_S):
-        clock.advance(1 / STEPS_PER_S)
-        model.on_step(record)
-        for timeline in live:
-            timeline.tokens_left(0, 1)
-        live[number % STREAMS].complete()
-        begin()
-    return model
-
-
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -146,20 +102,7 @@ def main() -> None:
     totals = [sum(v for k, v in cost.items() if k != "bytes") for cost in costs.values()]
     print(f"{'all':<24}" + "".join(f"{total:>10.1f}" for total in totals))
 
-    model = busy_minutes(read_model_spec(folder))
-    print(f"\n{STREAMS} running requests, five minutes of {STREAMS * STEPS_PER_S} tokens/s")
-    for seconds in WINDOWS_S:
-
-        def fresh(seconds: int = seconds) -> None:
-            model._windows.clear()
-            model.window(seconds)
-
-        print(f"{f'window of {seconds} s':<24}{best_us(fresh, 1) / 1e3:>10.2f} ms")
-    parked = {seconds: (float("inf"), model.window(seconds)) for seconds in WINDOWS_S}
-    model._windows.update(parked)
-    encoded_us = best_us(lambda: msgspec.json.encode(take_snapshot(model)), 5)
-    print(f"{'the rest of /stats':<24}{encoded_us / 1e3:>10.2f} ms")
-    print(f"{'/metrics':<24}{best_us(model.render, 5) / 1e3:>10.2f} ms")
+    model = Telemetry(["bench"], read_model_spec(folder))
 
     def request() -> None:
         timeline = model.begin("x", arrived_s=model.clock.now_s(), num_prompt=9, num_choices=1)
@@ -167,19 +110,6 @@ def main() -> None:
         timeline.complete()
 
     print(f"{'a request':<24}{best_us(request):>10.1f} us")
-    print(f"{'the same with its line':<24}{with_lines_us(model, request):>10.1f} us")
-
-
-def with_lines_us(model: Telemetry, request: Callable[[], None]) -> float:
-    """Microseconds of a request that is logged; the thread that writes its line shares the GIL."""
-    logging.getLogger("headway.requests").setLevel(logging.INFO)
-    with open(os.devnull, "w") as nowhere:
-        sys.stderr, stderr = nowhere, sys.stderr
-        with written_aside("headway.requests", "text"):
-            model.request_log = RequestLog()
-            found = best_us(request)
-        sys.stderr = stderr
-    return found
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
-"""vLLM's offline speed on a folder, as one line of JSON: run by `offline.py --peer PYTHON`.
+"""vLLM's offline speed, on request: run by `peers_offline.py`, in its own environment.
 
-    PYTHON vllm_offline.py FOLDER DTYPE BATCHES REPEATS        for example: qwen bfloat16 1,8,32 3
+    PYTHON vllm_offline.py FOLDER
 
-Needs an environment of its own with vLLM in it and nothing of ours. Steps are timed between the one
-in which the last prompt got its first token and the end, so no prefill is counted as decode.
+Reads `prefill`, `begin N`, `steps` or `end` from each line of its input and answers `= NUMBER`,
+tokens/s or 0. A decode begins with the step in which the last prompt got its first token, so no
+prefill counts as decode.
 """
 
-import json
 import os
 import random
-import statistics
 import sys
 import time
 
@@ -25,30 +24,25 @@ for key, value in {
 
 CONTEXT = 512
 DECODE_STEPS = {1: 48, 8: 24, 32: 16}
+MOST_NEW = 480
 
 
-def main(folder: str, dtype: str, batches: list[int], repeats: int) -> None:
-    """Print {"prefill": …, "batch 1": …, "batch 8": …, "batch 32": …} in tokens/s."""
+def main(folder: str) -> None:
+    """Load, warm up, and measure until the input ends."""
     from vllm import LLM, SamplingParams
 
-    llm = LLM(
-        folder,
-        dtype=dtype,
-        max_model_len=1024,
-        max_num_seqs=32,
-        max_num_batched_tokens=1024,
-        enable_prefix_caching=False,
-    )
-    engine = llm.llm_engine
+    room = {"max_model_len": 1024, "max_num_seqs": 32, "max_num_batched_tokens": 1024}
+    engine = LLM(folder, dtype="bfloat16", enable_prefix_caching=False, **room).llm_engine
     vocab = engine.model_config.get_vocab_size()
-    draw = random.Random(0)
-    ids = iter(range(10**9))
+    draw, ids = random.Random(0), iter(range(10**9))
 
-    def add(count: int, new: int) -> None:
+    def add(count: int, new: int) -> list[str]:
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True, detokenize=False)
-        for _ in range(count):
+        names = [str(next(ids)) for _ in range(count)]
+        for name in names:
             prompt = [draw.randrange(100, vocab - 100) for _ in range(CONTEXT)]
-            engine.add_request(str(next(ids)), {"prompt_token_ids": prompt}, params)
+            engine.add_request(name, {"prompt_token_ids": prompt}, params)
+        return names
 
     def prefill() -> float:
         add(1, 1)
@@ -57,26 +51,36 @@ def main(folder: str, dtype: str, batches: list[int], repeats: int) -> None:
             engine.step()
         return CONTEXT / (time.perf_counter() - started)
 
-    def decode(count: int) -> float:
-        steps = DECODE_STEPS[count]
-        add(count, steps + 40)
-        have: dict[str, int] = {}
-        while len(have) < count:
-            have |= {out.request_id: 1 for out in engine.step()}
+    def begin(count: int) -> list[str]:
+        names, begun = add(count, MOST_NEW), set[str]()
+        while len(begun) < count:
+            begun |= {output.request_id for output in engine.step()}
+        return names
+
+    def steps(count: int) -> float:
         started, made = time.perf_counter(), 0
-        for _ in range(steps):
+        for _ in range(DECODE_STEPS[count]):
             made += len(engine.step())
-        spent = time.perf_counter() - started
-        while engine.has_unfinished_requests():
-            engine.step()
-        return made / spent
+        return made / (time.perf_counter() - started)
 
     prefill()
-    found = {"prefill": [prefill() for _ in range(repeats)]}
-    for count in batches:
-        found[f"batch {count}"] = [decode(count) for _ in range(repeats)]
-    print(json.dumps({name: statistics.median(values) for name, values in found.items()}))
+    print("= 0", flush=True)
+    names: list[str] = []
+    for line in sys.stdin:
+        what, _, count = line.strip().partition(" ")
+        found = 0.0
+        if what == "prefill":
+            found = prefill()
+        elif what == "begin":
+            names = begin(int(count))
+        elif what == "steps":
+            found = steps(len(names))
+        elif what == "end":
+            engine.abort_request(names)
+            while engine.has_unfinished_requests():
+                engine.step()
+        print(f"= {found}", flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], [int(b) for b in sys.argv[3].split(",")], int(sys.argv[4]))
+    main(sys.argv[1])

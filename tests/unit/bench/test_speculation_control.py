@@ -17,7 +17,7 @@ from lanes import Mark, Prompt, Track
 
 
 def mark(seconds: float, tokens: int) -> Mark:
-    return Mark(seconds, tokens, rows=1, guessed=0, kept=0, draft_s=0.0, phase=0)
+    return Mark(seconds, tokens, rows=1, guessed=0, kept=0, draft_s=0.0)
 
 
 def test_seconds_are_read_at_tokens_between_steps():
@@ -28,7 +28,7 @@ def test_seconds_are_read_at_tokens_between_steps():
 def test_each_lane_learns_what_its_own_steps_take():
     """One whose cost stays as it was at the start measures a controller that nobody runs."""
     llm = LLM(model_folder("headway-tiny"), max_model_len=256, max_num_seqs=16, policy="fcfs")
-    track = Track(llm, [(Prompt("chats", [n + 5] * 20, 0.0) for n in range(64))])
+    track = Track(llm, (Prompt("chats", [n + 5] * 20, 0.0) for n in range(64)))
     first, second = track.add("off", None), track.add("off again", None)
     known, before = second.cost.num_observed, first.cost.parts
     track.fill(first, 2)
@@ -52,20 +52,6 @@ def test_regret_is_against_the_best_choice_that_went_on():
     text = control.regret_table([cell])
     assert "| 4 | chats | 1.20 | 1.50 | 12.00 |" in control.rates_table([cell])
     assert "| 1.20 | draft 2: 1.50 | +20.0% (+20.0 to +20.0) | +20% | 2.00, 50% | yes |" in text
-
-
-def test_steps_to_a_change_end_nearer_to_the_new_best_choice():
-    slow = {"rate": 1.0, "guesses": [0.0] * 20}
-    cell = {
-        "lanes": {
-            "off": [slow, slow],
-            "draft 4": [slow | {"rate": 0.5}, {"rate": 3.0, "guesses": [4.0] * 20}],
-            "auto": [slow, {"rate": 3.0, "guesses": [0, 0, 0, 0, 0, 0, 0, 3, 4, 4, 4, 4]}],
-        }
-    }
-    assert control.steps_to_change(cell, 1) == 5  # of steps 5 … 9 the mean is 2.2
-    cell["lanes"]["auto"][1]["guesses"] = [0.0] * 12
-    assert control.steps_to_change(cell, 1) is None
 
 
 def test_all_guesses_are_taken_as_far_as_they_fit():

@@ -22,7 +22,7 @@ import msgspec
 
 P = 0.001
 FLOOR = 0.002
-"""Nats a token that equals may differ by: benchmarks/drift.py measures them."""
+"""Nats a token that equals may differ by: docs/gateway.md has what was measured."""
 CLOSE = 0.1
 """Nats between two tokens of which rounding may choose either."""
 ROUNDED = 0.04
