@@ -141,7 +141,8 @@ def measure_speed(
     rungs: dict[str, Torch | Native], prober: Native, repeats: int, requests: int
 ) -> tuple[Figures, float]:
     """Name → figures, and the best bandwidth probed, in bytes a second."""
-    sets = make_prompts(prober.llm, "chats", repeats + 1, requests)
+    made = make_prompts(prober.llm, "chats", repeats + 1, requests)
+    sets = [[token_ids for token_ids, _ in prompts] for prompts in made]
     for name, rung in rungs.items():
         began = time.perf_counter()
         for prompt in sets[repeats][:3]:

@@ -163,7 +163,8 @@ def main() -> None:
             engines["OpenVINO GenAI"] = openvino(chosen, ends, stack)
         figures = {}
         for kind in chosen.kinds:
-            sets = make_prompts(plain, kind, chosen.repeats + 1, chosen.requests)
+            made = make_prompts(plain, kind, chosen.repeats + 1, chosen.requests)
+            sets = [[token_ids for token_ids, _ in prompts] for prompts in made]
             measure(engines, sets[chosen.repeats :], f"{kind}, warming")
             figures[kind] = measure(engines, sets[: chosen.repeats], kind)
     rows = []

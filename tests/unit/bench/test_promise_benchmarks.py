@@ -65,7 +65,7 @@ def test_goodput_is_told_by_rate_and_beside_the_others():
     text = goodput.tables(data)
     assert "| fcfs | 2 | 30% (22 to 40) | 30% (22 to 40) | 0.60 |" in text
     assert "| slo / fcfs | 2.00 (" in text and "Objectives times 3" in text
-    assert [panel.lines["slo"] for panel in goodput.panels(data)] == [[(2.0, 1.2)], [(2.0, 60.0)]]
+    assert "| slo | 2 | 60% (50 to 69) | 60% (50 to 69) | 1.20 |" in text
 
 
 def cost() -> served.ClientCost:
