@@ -48,7 +48,7 @@ uvicorn.run(app, port=int(sys.argv[1]), http="h11", loop="uvloop", log_level="er
 """
 
 
-def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[str, float]:
+def step_cost(folder: Path, num_seqs: int, steps: int, method: str) -> dict[str, float]:
     """Milliseconds a decode step of `num_seqs` spends outside the executor, message included.
 
     `lesson_us`, in microseconds, is what a cost model of its own learns from each.
@@ -58,7 +58,7 @@ def step_cost(folder: Path, num_seqs: int, steps: int, speculate: str) -> dict[s
         max_num_batched_tokens=8192,
         load_format="dummy",
         device="cpu",
-        speculate=speculate,
+        speculative_method=method,
     )
     spec, settings, _, _ = plan_settings(folder, options)
     blocks = num_seqs * -(-(len(PROMPT) + steps + 50) // settings.cache.block_size) + 1
@@ -190,10 +190,10 @@ def main() -> None:
     folder = model_folder(str(chosen.folder) if chosen.folder else None)
     print("sequences   guesses   ms a step (mean)   median   p95     its lesson, µs")
     for num_seqs in (1, 32, 256):
-        for speculate in ("off", "auto"):
-            cost = step_cost(folder, num_seqs, chosen.steps, speculate)
+        for method in ("off", "auto"):
+            cost = step_cost(folder, num_seqs, chosen.steps, method)
             print(
-                f"{num_seqs:>9}   {speculate:>7}   {cost['mean_ms']:>16.3f}   "
+                f"{num_seqs:>9}   {method:>7}   {cost['mean_ms']:>16.3f}   "
                 f"{cost['median_ms']:>6.3f}   {cost['p95_ms']:.3f}   {cost['lesson_us']:>6.1f}"
             )
     print("\nCPU microseconds a streamed token, 32 streams (medians of repeats)")

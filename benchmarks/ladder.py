@@ -129,8 +129,12 @@ def makers(chosen: argparse.Namespace, threads: int) -> dict[str, Callable[[], T
         "native step, bf16": lambda: Native(folder, "none"),
         "int8": lambda: Native(folder, "int8"),
         "int4": lambda: Native(folder, "int4", **group),
-        "int4, draft model": lambda: Native(folder, "int4", speculate="draft", **group, **drafting),
-        "int4, auto": lambda: Native(folder, "int4", speculate="auto", **group, **drafting),
+        "int4, draft model": lambda: Native(
+            folder, "int4", speculative_method="draft", **group, **drafting
+        ),
+        "int4, auto": lambda: Native(
+            folder, "int4", speculative_method="auto", **group, **drafting
+        ),
     }
 
 

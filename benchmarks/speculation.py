@@ -3,15 +3,15 @@
 One engine without guesses and one with them answer the same requests in turns, in batches of
 `--batches`: held-out chats of the skills, greedy; copies alone; texts sampled at temperature 1; and
 with a grammar JSON by the schema that is asked for, forced tool calls, and records of a schema with
-long names. The second does so once for each of `--speculate`, and for each of `--fixed` with so
-many guesses of `auto` in each step whatever they cost, as the controller's rivals. For a model of
-few parameters widen it first (`widen.py`), for there a step takes as long as Python does. Told are
-tokens a second of decoding (steps with a prompt in them are left out), as a median of `--repeats`,
-times those without guesses; tokens a step and sequence, the share of guesses kept, what drafting
-took of the time, behind prompts as well, and how long the steps with prompts took, times those
-without guesses. Each repeat has prompts of its own, the same for all, and no prefix cache; what a
-speculator has learned is forgotten for the next row of the table. The tokens are compared: they
-must be the same.
+long names. The second does so once for each of `--speculative-method`, and for each of `--fixed`
+with so many guesses of `auto` in each step whatever they cost, as the controller's rivals. For a
+model of few parameters widen it first (`widen.py`), for there a step takes as long as Python does.
+Told are tokens a second of decoding (steps with a prompt in them are left out), as a median of
+`--repeats`, times those without guesses; tokens a step and sequence, the share of guesses kept,
+what drafting took of the time, behind prompts as well, and how long the steps with prompts took,
+times those without guesses. Each repeat has prompts of its own, the same for all, and no prefix
+cache; what a speculator has learned is forgotten for the next row of the table. The tokens are
+compared: they must be the same.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from pathlib import Path
 
 from common import use_instruction_set
 from headway import LLM
+from headway.config.speculation_config import METHODS
 from headway.core import grammar as grammars
 from headway.core.grammar import Grammar
 from headway.core.request import Request, SamplingParams
@@ -171,10 +172,12 @@ def speculators_of(llm: LLM, names: list[str], fixed: list[int]) -> dict[str, Sp
     config, cost = llm.settings.speculation, llm.engine.cost
     found: dict[str, Speculation | None] = {"off": None}
     for name in names:
-        sources = config.sources if name == "auto" else tuple(name.split(","))
+        sources = config.sources
+        if name != "auto":
+            sources = tuple(METHODS[method] for method in name.split(","))
         found[name] = Speculation(replace(config, sources=sources), cost)
     for count in fixed:
-        always = replace(config, max_drafts=count)
+        always = replace(config, num_speculative_tokens=count)
         found[f"always {count}"] = fixed = Speculation(always, StepModel(GUESSES_PAY))
         fixed.backoff = NoBackoff()
     return found
@@ -185,13 +188,13 @@ def given_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--draft", type=Path, help="drafting model, for draft and auto")
-    parser.add_argument("--speculate", nargs="+", default=["draft", "lookup", "auto"])
+    parser.add_argument("--speculative-method", nargs="+", default=["draft", "ngram", "auto"])
     parser.add_argument("--fixed", type=int, nargs="+", default=[], help="guesses in each step")
     parser.add_argument("--quantization", default="int4")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=CHOICES)
     parser.add_argument("--max-model-len", type=int, default=512)
-    parser.add_argument("--max-drafts", type=int, default=8)
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--draft-vocab-size", type=int, help="tokens that a drafter guesses among")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="of each repeat at batch 1")
@@ -207,10 +210,13 @@ def main() -> None:
     given = {"max_model_len": chosen.max_model_len, "max_num_seqs": max(chosen.batches)}
     given |= {"kv_memory": "512MiB"}
     given |= {"quantization": chosen.quantization, "prefix_cache": False}
-    drafting = {"draft_vocab_size": chosen.draft_vocab_size, "max_drafts": chosen.max_drafts}
+    drafting = {
+        "draft_vocab_size": chosen.draft_vocab_size,
+        "num_speculative_tokens": chosen.num_speculative_tokens,
+    }
     drafting |= {"draft_model": str(chosen.draft)} if chosen.draft else {}
     plain = LLM(chosen.folder, **given)
-    guessing = LLM(chosen.folder, speculate="auto", **drafting, **given)
+    guessing = LLM(chosen.folder, speculative_method="auto", **drafting, **given)
     heads = "batch,kind,source,tok/s,x off,tokens a step,kept,forced,drafting,prompts,same"
     heads = heads.split(",")
     print("|", " | ".join(heads), "|")
@@ -219,7 +225,7 @@ def main() -> None:
     for batch in chosen.batches:
         for kind in chosen.kinds:
             sets = make_prompts(plain, kind, chosen.repeats, max(batch, chosen.requests))
-            speculators = speculators_of(guessing, chosen.speculate, chosen.fixed)
+            speculators = speculators_of(guessing, chosen.speculative_method, chosen.fixed)
             runs: dict[str, list[Run]] = {name: [] for name in speculators}
             same = dict.fromkeys(speculators, True)
             for prompts in sets:

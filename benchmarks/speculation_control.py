@@ -80,7 +80,7 @@ def makers(llm: LLM, fixed: Sequence[int]) -> dict[str, Callable[[StepModel], Sp
     found["auto"] = lambda cost: Speculation(config, cost)
     for source in [name for name in config.sources if name != "forced"]:
         for most in fixed:
-            only = replace(config, sources=(source,), max_drafts=most)
+            only = replace(config, sources=(source,), num_speculative_tokens=most)
             found[f"{source} {most}"] = lambda cost, only=only: Always(only, cost)
     return found
 
@@ -207,7 +207,7 @@ def options_of(given: argparse.Namespace) -> dict[str, object]:
     """The engine, with room for all lanes at once."""
     drafting = {"draft_model": str(given.draft)} if given.draft else {}
     return drafting | {
-        "speculate": "auto",
+        "speculative_method": "auto",
         "quantization": given.quantization,
         "max_model_len": 512,
         "max_num_seqs": 1024,

@@ -45,16 +45,16 @@ KINDS = ("chats", "copies")
 def ours(chosen: argparse.Namespace) -> dict[str, Answer]:
     """This engine, by what guesses."""
 
-    def made(speculate: str) -> Answer:
-        given: dict[str, Any] = {"speculate": speculate}
-        if speculate != "off":
-            given["max_drafts"] = chosen.max_drafts
-        if speculate in ("draft", "auto"):
+    def made(method: str) -> Answer:
+        given: dict[str, Any] = {"speculative_method": method}
+        if method != "off":
+            given["num_speculative_tokens"] = chosen.num_speculative_tokens
+        if method in ("draft", "auto"):
             given["draft_model"] = str(chosen.draft)
         native = Native(chosen.folder, "int4", **given)
         return lambda prompt: native.answer(prompt)[:2]
 
-    return {how: made(how) for how in ("off", "lookup", "draft", "auto")}
+    return {how: made(how) for how in ("off", "ngram", "draft", "auto")}
 
 
 def llama(chosen: argparse.Namespace, threads: int, stack: ExitStack) -> dict[str, Answer]:
@@ -66,11 +66,11 @@ def llama(chosen: argparse.Namespace, threads: int, stack: ExitStack) -> dict[st
         command = [f"{binaries}/llama-server", "-m", model, "-c", str(CONTEXT), "-np", "1"]
         command += ["-t", str(threads), "--port", str(port), "--log-disable", *LLAMA[how]]
         if how == "ngram-simple":
-            command += [str(chosen.max_drafts)]
+            command += [str(chosen.num_speculative_tokens)]
         if how == "draft":
             command += ["-md", draft]
         if how != "off":
-            command += ["--spec-draft-n-max", str(chosen.max_drafts)]
+            command += ["--spec-draft-n-max", str(chosen.num_speculative_tokens)]
         url, _ = stack.enter_context(running(command, port))
 
         def answer(prompt: list[int]) -> Told:
@@ -94,7 +94,7 @@ def openvino(chosen: argparse.Namespace, ends: list[int], stack: ExitStack) -> d
     script = Path(__file__).with_name("openvino_speculation.py")
     child = stack.enter_context(
         subprocess.Popen(
-            [python, str(script), model, draft, str(chosen.max_drafts)],
+            [python, str(script), model, draft, str(chosen.num_speculative_tokens)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -146,7 +146,7 @@ def main() -> None:
     parser.add_argument("--llama", nargs=3, metavar=("BIN", "GGUF", "DRAFT"))
     parser.add_argument("--openvino", nargs=3, metavar=("PYTHON", "MODEL", "DRAFT"))
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
-    parser.add_argument("--max-drafts", type=int, default=8)
+    parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=4, help="of each repeat")
     parser.add_argument("--json", type=Path, help="file for the figures")

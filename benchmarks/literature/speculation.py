@@ -129,8 +129,8 @@ def engines(subject: Subject) -> tuple[dict[str, LLM], Guessed]:
     given: dict[str, Any] = {"max_num_seqs": max(BATCHES), "kv_memory": "256MiB"}
     given |= subject.options
     found, plain = Guessed(), LLM(folder, **given)
-    given |= {"max_drafts": DRAFTS}
-    free = LLM(folder, speculate="lookup,lookahead", **given)
+    given |= {"num_speculative_tokens": DRAFTS}
+    free = LLM(folder, speculative_method="ngram,lookahead", **given)
     made = {OFF: plain, "lookup": free, "lookahead": free}
     drafting: tuple[tuple[str, dict[str, Any]], ...] = (
         ("draft", {"draft_model": DRAFT}),
@@ -138,7 +138,7 @@ def engines(subject: Subject) -> tuple[dict[str, LLM], Guessed]:
     )
     for source, more in drafting:
         try:
-            made[source] = LLM(folder, speculate=source, **more, **given)
+            made[source] = LLM(folder, speculative_method=source, **more, **given)
         except HeadwayError as error:
             found.missing[source] = error.cause
     draft = read_model_spec(model_folder(DRAFT))
@@ -182,7 +182,7 @@ def together(
 def set_source(llm: LLM, source: str) -> None:
     """From now on this source guesses in every step, and remembers nothing of what was before."""
     config = llm.settings.speculation
-    one = replace(config, sources=(source,), max_drafts=DRAFTS)
+    one = replace(config, sources=(source,), num_speculative_tokens=DRAFTS)
     speculation = None
     if source != OFF:
         speculation = Speculation(one, StepModel(ALWAYS))

@@ -196,7 +196,7 @@ def heads_row(path: Path) -> str:
     right = ", ".join(told["right"].split())
     return (
         f"| Medusa heads | {told['medusa_num_heads']} in `{path.name}`, of {num_parameters(path):,} "
-        f"parameters, for `--speculate medusa`: {int(told['steps']):,} steps on "
+        f"parameters, for `--speculative-method medusa`: {int(told['steps']):,} steps on "
         f"{int(told['answers']):,} of its own greedy answers; the likeliest token of each is right "
         f"at {right} of the positions of unseen answers |\n"
     )

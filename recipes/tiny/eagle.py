@@ -1,7 +1,8 @@
 """Trains an EAGLE head for an exported model (Li et al. 2024); the model stays as it is.
 
 It is given the exported folder, whose own greedy answers to generated chats it learns to foresee
-state by state. It promises `eagle.safetensors` in that folder, which `--speculate eagle` reads.
+state by state. It promises `eagle.safetensors` in that folder, which `--speculative-method eagle`
+reads.
 
     entry p    token p, the model's state at p - 1  →  its state at p, which says token p + 1
 

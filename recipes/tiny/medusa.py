@@ -1,7 +1,7 @@
 """Trains Medusa heads for an exported model (Cai et al. 2024, Medusa-1: the model stays as it is).
 
 It is given the exported folder, whose own greedy answers to generated chats it learns to foresee.
-It promises `medusa.safetensors` in that folder, which `--speculate medusa` reads.
+It promises `medusa.safetensors` in that folder, which `--speculative-method medusa` reads.
 """
 
 import argparse

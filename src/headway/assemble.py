@@ -17,7 +17,7 @@ from headway.config.quantization_choice import measures_formats
 from headway.config.reasons import Reason
 from headway.config.resolve import Settings, choose_device, resolve
 from headway.config.served_spec import as_served
-from headway.config.speculation_config import Beside
+from headway.config.speculation_config import Beside, choose_method
 from headway.core.clock import Clock
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.logs import set_up_logs
@@ -138,7 +138,7 @@ def read_beside(folder: Path, options: EngineOptions, spec: ModelSpec) -> Beside
 
     Raises CheckpointError for a file that does not fit.
     """
-    named = options.speculate.replace(" ", "").split(",")
+    named = choose_method(options).split(",")
     if named == ["auto"] and not options.draft_model:
         named = ["eagle", "medusa"]
     from headway.runtime.eagle_file import read_eagle_spec

@@ -32,8 +32,8 @@ KINDS = {
     "int4": {"kv_cache_dtype": "int4"},
     "int8/int4": {"kv_cache_dtype": "int8/int4"},
     "int4/int8": {"kv_cache_dtype": "int4/int8"},
-    "int4, guessed": {"kv_cache_dtype": "int4", "speculate": "lookup"},
-    "float32, guessed": {"dtype": "float32", "speculate": "lookup"},
+    "int4, guessed": {"kv_cache_dtype": "int4", "speculative_method": "ngram"},
+    "float32, guessed": {"dtype": "float32", "speculative_method": "ngram"},
 }
 PAYS = Prior(weights_s=1.0, token_s=1e-9, any_sampled_s=1e-9, sampled_s=1e-9, read_s=1e-9)
 
@@ -49,7 +49,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def made(folder: Path, kind: str, **more: object) -> Engine:
     sizes = {"max_num_batched_tokens": 48, "max_num_seqs": 6, "max_model_len": 400}
     engine = engine_for(folder, **{**sizes, **KINDS[kind], **more})
-    if "speculate" in KINDS[kind]:
+    if "speculative_method" in KINDS[kind]:
         speculation = Speculation(engine.settings.speculation, StepModel(PAYS))
         speculation.backoff = NoBackoff()
         engine.scheduler.drafts.speculator = speculation

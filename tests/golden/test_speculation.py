@@ -60,11 +60,11 @@ def expected() -> list[tuple[list[int], str | None]]:
 
 
 @pytest.mark.parametrize(
-    "speculate", ["lookup", "suffixes", "forced", "lookahead", "draft", "medusa", "auto"]
+    "method", ["ngram", "suffix", "grammar", "lookahead", "draft", "medusa", "auto"]
 )
-def test_the_tokens_are_the_same(speculate: str, expected: list[tuple[list[int], str | None]]):
-    options: dict[str, object] = {"speculate": speculate, "max_model_len": 256}
-    if speculate in ("draft", "auto"):
+def test_the_tokens_are_the_same(method: str, expected: list[tuple[list[int], str | None]]):
+    options: dict[str, object] = {"speculative_method": method, "max_model_len": 256}
+    if method in ("draft", "auto"):
         options["draft_model"] = "headway-draft"
     engine = engine_for(model_folder(None), **options)
     speculation = Speculation(engine.settings.speculation, StepModel(GUESSES_PAY))

@@ -218,7 +218,7 @@ def prompts_of(seed: int = 3, shared: int = 120) -> list[list[int]]:
     [
         {},
         {"kv_cache_dtype": "int8"},
-        {"speculate": "lookup,suffixes", "max_drafts": 4},
+        {"speculative_method": "ngram,suffix", "num_speculative_tokens": 4},
         {"kernels": "torch", "attention_backend": "reference"},
     ],
     ids=["plain", "int8", "drafts", "reference"],

@@ -221,7 +221,7 @@ def test_a_drafting_model_guesses_over_it(overlap: int):
     engine = engine_for(
         model_folder(None),
         draft_model="headway-draft",
-        speculate="draft",
+        speculative_method="draft",
         make=on_cpu,
         overlap=overlap,
         **options,

@@ -30,7 +30,7 @@ INT4 = {"quantization": "int4", "quantization_group": 64}
 def drafting_engine(**options: object) -> tuple[Engine, Proposals]:
     """headway-tiny with headway-draft, which is asked for guesses in every step."""
     engine = engine_for(
-        model_folder(None), draft_model="headway-draft", speculate="draft", **options
+        model_folder(None), draft_model="headway-draft", speculative_method="draft", **options
     )
     proposals = Proposals()
     engine.scheduler.drafts.speculator = proposals
@@ -209,11 +209,11 @@ def test_a_model_that_cannot_draft_is_refused(tmp_path_factory: pytest.TempPathF
         (model_folder(None), str(other), "tokenizer.json"),
     ):
         with pytest.raises(UsageError, match=words):
-            engine_for(folder, draft_model=draft, speculate="draft")
+            engine_for(folder, draft_model=draft, speculative_method="draft")
     for options, words in (
-        ({"speculate": "draft"}, "needs a drafting model"),
-        ({"speculate": "lookup", "draft_model": "headway-draft"}, "does not use it"),
-        ({"speculate": "prophecy"}, "not a source"),
+        ({"speculative_method": "draft"}, "needs a drafting model"),
+        ({"speculative_method": "ngram", "draft_model": "headway-draft"}, "does not use it"),
+        ({"speculative_method": "prophecy"}, "not a source"),
     ):
         with pytest.raises(UsageError, match=words):
             engine_for(model_folder(None), **options)

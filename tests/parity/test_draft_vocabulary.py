@@ -77,10 +77,10 @@ def test_the_token_that_came_longest_ago_goes():
 @pytest.mark.parametrize(
     "options",
     [
-        {"draft_model": "headway-draft", "speculate": "draft"},
-        {"draft_model": "headway-draft", "speculate": "draft", "quantization": "int4"},
-        {"speculate": "medusa"},
-        {"speculate": "medusa", "kernels": "torch", "dtype": "float32"},
+        {"draft_model": "headway-draft", "speculative_method": "draft"},
+        {"draft_model": "headway-draft", "speculative_method": "draft", "quantization": "int4"},
+        {"speculative_method": "medusa"},
+        {"speculative_method": "medusa", "kernels": "torch", "dtype": "float32"},
     ],
     ids=["draft", "int4", "medusa", "torch"],
 )
@@ -133,9 +133,9 @@ def test_it_is_an_option():
     def planned(**options: object):
         return plan_settings(model_folder(None), EngineOptions(device="cpu", **options))[1]
 
-    found = planned(speculate="draft", draft_model="headway-draft", draft_vocab_size=SIZE)
+    found = planned(speculative_method="draft", draft_model="headway-draft", draft_vocab_size=SIZE)
     assert found.speculation.draft_vocab_size == SIZE
-    whole = planned(speculate="draft", draft_model="headway-draft").speculation
+    whole = planned(speculative_method="draft", draft_model="headway-draft").speculation
     assert whole.draft_vocab_size == 0 and found.speculation.draft_share < whole.draft_share
     with pytest.raises(UsageError, match="no model or head drafts"):
-        planned(speculate="lookup", draft_vocab_size=SIZE)
+        planned(speculative_method="ngram", draft_vocab_size=SIZE)

@@ -67,7 +67,7 @@ def asking_engine(
     folder: Path, proposals: Proposals | None = None, **options: object
 ) -> tuple[Engine, Proposals]:
     """An engine whose layer is asked for guesses in every step."""
-    engine = engine_for(folder, speculate="eagle", **options)
+    engine = engine_for(folder, speculative_method="eagle", **options)
     asked = proposals or Proposals()
     engine.scheduler.drafts.speculator = asked
     return engine, asked
@@ -191,7 +191,7 @@ def test_who_is_asked(folder: Path):
         return plan_settings(folder, EngineOptions(device="cpu", **options))[1].speculation
 
     (folder / "medusa.safetensors").symlink_to(model_folder(None) / "medusa.safetensors")
-    found = speculation(speculate="auto", max_drafts=6)
+    found = speculation(speculative_method="auto", num_speculative_tokens=6)
     assert found.sources[-1] == found.drafter == "eagle" and found.max_proposed == 6
     assert found.eagle == EagleSpec(
         num_heads=3,
@@ -201,28 +201,33 @@ def test_who_is_asked(folder: Path):
         fc_bias=False,
         num_parameters=sum(value.numel() for value in tensors_of(random_layer()).values()),
     )
-    assert speculation(speculate="medusa").eagle is None
-    assert speculation(speculate="auto", draft_model="headway-draft").drafter == "draft"
-    for options in ({"speculate": "eagle,medusa"}, {"speculate": "lookup, eagle ,draft"}):
+    assert speculation(speculative_method="medusa").eagle is None
+    assert speculation(speculative_method="auto", draft_model="headway-draft").drafter == "draft"
+    for options in (
+        {"speculative_method": "eagle,medusa"},
+        {"speculative_method": "ngram, eagle ,draft"},
+    ):
         with pytest.raises(UsageError, match="only one of them"):
             speculation(**options, draft_model="headway-draft" if "draft" in str(options) else "")
     (folder / FILE).unlink()
-    assert speculation(speculate="auto").drafter == "medusa"
+    assert speculation(speculative_method="auto").drafter == "medusa"
     with pytest.raises(UsageError, match=r"needs eagle\.safetensors"):
-        speculation(speculate="lookup,eagle")
+        speculation(speculative_method="ngram,eagle")
 
 
 def test_its_memory_is_planned(folder: Path):
     """192 numbers of a state, a key and a value of 64, of two bytes, for each token."""
     with_it, without = (
-        plan_settings(folder, EngineOptions(device="cpu", kv_memory=2**22, speculate=named))
+        plan_settings(
+            folder, EngineOptions(device="cpu", kv_memory=2**22, speculative_method=named)
+        )
         for named in ("eagle", "off")
     )
     per_token = 6 * 2 * 64 * 2
     expected = 2**22 // (16 * (per_token + 2 * 192 + 2 * 64 * 2))
     assert with_it[1].cache.num_blocks == (expected,)
     assert without[1].cache.num_blocks == (2**22 // (16 * per_token),)
-    engine = engine_for(folder, speculate="eagle", kv_memory=2**22, max_model_len=256)
+    engine = engine_for(folder, speculative_method="eagle", kv_memory=2**22, max_model_len=256)
     assert engine.executor.describe().kv_bytes <= 2**22
     chosen = {reason.name: reason for reason in with_it[2]}
     assert "a layer, 467,136 parameters" in chosen["eagle_weights"].why
@@ -291,9 +296,9 @@ def test_a_file_that_does_not_fit_is_refused(folder: Path, case: str):
     other, words = BAD[case]
     tensors = {} if other is None else tensors_of(random_layer()) | other
     write(folder, {name: value for name, value in tensors.items() if value is not None})
-    for speculate in ("eagle", "auto"):
+    for method in ("eagle", "auto"):
         with pytest.raises(CheckpointError, match=words):
-            plan_settings(folder, EngineOptions(device="cpu", speculate=speculate))
+            plan_settings(folder, EngineOptions(device="cpu", speculative_method=method))
 
 
 def test_a_file_that_is_cut_off_is_refused(folder: Path):
@@ -302,7 +307,7 @@ def test_a_file_that_is_cut_off_is_refused(folder: Path):
     for spoiled in (*cut, whole.replace(b'"shape"', b'"sharp"', 1)):
         (folder / FILE).write_bytes(spoiled)
         with pytest.raises(CheckpointError, match=r"eagle\.safetensors"):
-            plan_settings(folder, EngineOptions(device="cpu", speculate="eagle"))
+            plan_settings(folder, EngineOptions(device="cpu", speculative_method="eagle"))
 
 
 def test_a_published_file_is_read(folder: Path):

@@ -282,7 +282,7 @@ def requests_of(**more: object) -> list:
         {"max_num_batched_tokens": 37, "max_num_seqs": 7},
         {"num_blocks": 8, "max_num_batched_tokens": 64, "max_num_seqs": 7},
         {"num_blocks": 8, "kv_host_memory": 2**24, "max_num_seqs": 7},
-        {"speculate": "lookup", "max_drafts": 5, "max_num_seqs": 7},
+        {"speculative_method": "ngram", "num_speculative_tokens": 5, "max_num_seqs": 7},
         {"prefix_cache": False, "max_num_seqs": 3},
         {"kv_cache_dtype": "int8/int4", "num_blocks": 8, "max_num_seqs": 7},
         {
@@ -298,8 +298,8 @@ def requests_of(**more: object) -> list:
 def test_tokens_are_those_of_the_request_alone(folder: Path, options: dict):
     alone, format = {}, options.get("kv_cache_dtype", "int4")
     for request in requests_of():
-        alone |= finish(int4(folder, speculate="off", kv_cache_dtype=format), [request])
-    engine = int4(folder, **{"speculate": "off", **options})
+        alone |= finish(int4(folder, speculative_method="off", kv_cache_dtype=format), [request])
+    engine = int4(folder, **{"speculative_method": "off", **options})
     together = finish(engine, requests_of())
     assert {k: a.token_ids for k, a in together.items()} == {
         k: a.token_ids for k, a in alone.items()

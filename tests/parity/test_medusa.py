@@ -66,7 +66,7 @@ def write(folder: Path, tensors: dict[str, Tensor], told: dict[str, str]) -> Non
 
 def asking_engine(folder: Path, **options: object) -> tuple[Engine, Proposals]:
     """An engine whose heads are asked for guesses in every step."""
-    engine = engine_for(folder, speculate="medusa", **options)
+    engine = engine_for(folder, speculative_method="medusa", **options)
     proposals = Proposals()
     engine.scheduler.drafts.speculator = proposals
     return engine, proposals
@@ -168,19 +168,19 @@ def test_who_is_asked(folder: Path):
         table = EngineOptions(device="cpu", **options)
         return plan_settings(folder, table)[1].speculation
 
-    found = speculation(speculate="auto")
+    found = speculation(speculative_method="auto")
     assert found.drafter == "" and found.sources[-1] == "lookahead"
     write(folder, random_heads(3, 1, own=False), facts(3, 1, "shared"))
-    found = speculation(speculate="auto")
+    found = speculation(speculative_method="auto")
     assert found.sources[-1] == found.drafter == "medusa" and found.max_proposed == 3
-    assert speculation(speculate="medusa", max_drafts=2).max_proposed == 2
-    assert speculation(speculate="auto", draft_model="headway-draft").drafter == "draft"
-    assert speculation(speculate="lookup").medusa is None and not speculation().sources
+    assert speculation(speculative_method="medusa", num_speculative_tokens=2).max_proposed == 2
+    assert speculation(speculative_method="auto", draft_model="headway-draft").drafter == "draft"
+    assert speculation(speculative_method="ngram").medusa is None and not speculation().sources
     with pytest.raises(UsageError, match="only one of them"):
-        speculation(speculate="draft,medusa", draft_model="headway-draft")
+        speculation(speculative_method="draft,medusa", draft_model="headway-draft")
     (folder / FILE).unlink()
     with pytest.raises(UsageError, match=r"needs medusa\.safetensors"):
-        speculation(speculate="lookup,medusa")
+        speculation(speculative_method="ngram,medusa")
 
 
 def test_heads_are_no_weights_of_the_model(folder: Path):
@@ -222,9 +222,9 @@ BAD = {
 def test_a_file_that_does_not_fit_is_refused(folder: Path, case: str):
     told, other, words = BAD[case]
     write(folder, random_heads(2, 1, own=False) | other, told)
-    for speculate in ("medusa", "auto"):
+    for method in ("medusa", "auto"):
         with pytest.raises(CheckpointError, match=words):
-            plan_settings(folder, EngineOptions(device="cpu", speculate=speculate))
+            plan_settings(folder, EngineOptions(device="cpu", speculative_method=method))
 
 
 def test_a_file_that_is_cut_off_is_refused(folder: Path):
@@ -234,7 +234,7 @@ def test_a_file_that_is_cut_off_is_refused(folder: Path):
     for spoiled in (*cut, whole.replace(b'"shape"', b'"sharp"', 1)):
         (folder / FILE).write_bytes(spoiled)
         with pytest.raises(CheckpointError, match=r"medusa\.safetensors"):
-            plan_settings(folder, EngineOptions(device="cpu", speculate="medusa"))
+            plan_settings(folder, EngineOptions(device="cpu", speculative_method="medusa"))
 
 
 def test_the_embedded_heads_are_small():

@@ -346,7 +346,10 @@ def test_a_draft_has_formats_of_its_own(folder: Path, tmp_path: Path):
     tiny_model("qwen2", intermediate_size=96).save_pretrained(tmp_path / "large")
     for target, draft in ((folder, "plain"), (tmp_path / "large", "small")):
         executor = executor_of(
-            target, draft_model=str(tmp_path / draft), speculate="draft", skip_tokenizer_init=True
+            target,
+            draft_model=str(tmp_path / draft),
+            speculative_method="draft",
+            skip_tokenizer_init=True,
         )
         found = executor.drafter.forward.model.get_submodule("layers.0.mlp.down")
         expected = Format("int4", 32, offsets="none" if draft == "plain" else "zeros")

@@ -199,7 +199,7 @@ def solo(request: pytest.FixtureRequest, models) -> tuple[Path, list[Request], d
     [
         {"max_num_seqs": 4, "block_size": 16},
         {"num_blocks": 14, "block_size": 16, "max_num_seqs": 8, "max_num_batched_tokens": 40},
-        {"block_size": 8, "speculate": "lookup,suffixes", "max_num_batched_tokens": 64},
+        {"block_size": 8, "speculative_method": "ngram,suffix", "max_num_batched_tokens": 64},
         {"kernels": "torch", "attention_backend": "sdpa"},
         {"kernels": "torch", "attention_backend": "sdpa", "make": on_cpu},
     ],

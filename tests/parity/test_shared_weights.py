@@ -263,7 +263,7 @@ def test_drafters_share(tmp_path, weights, work, drafter: str, quantization: str
         name: value.detach() for name, value in Eagle(Shape(vocab_size=4096)).named_parameters()
     }
     save_file(layer, folder / "eagle.safetensors")
-    options: dict[str, object] = {"speculate": drafter, "quantization": quantization}
+    options: dict[str, object] = {"speculative_method": drafter, "quantization": quantization}
     options |= {"draft_model": "headway-draft"} if drafter == "draft" else {}
     first, told = drafting(folder, weights, **options)
     wanted = answers(first)

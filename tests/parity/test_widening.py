@@ -191,7 +191,7 @@ def test_what_drafts_guesses_as_beside_the_small_model(
     widen(folder, TOYS[toy], out)
     told = []
     for each in (folder, out):
-        engine = engine_for(each, speculate=source, dtype="float32", kernels="torch")
+        engine = engine_for(each, speculative_method=source, dtype="float32", kernels="torch")
         proposals = Proposals()
         engine.scheduler.drafts.speculator = proposals
         finish(engine, [greedy(i, ids, 12) for i, ids in enumerate(prompts([1, 5, 33, 90], 96))])

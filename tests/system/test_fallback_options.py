@@ -17,8 +17,8 @@ FOUR = "layers:\n  0: {window: 64, sinks: 4}\n  2-5: {window: 64, sinks: 4}\n"
 @pytest.mark.parametrize(
     "given",
     [
-        {"speculate": "medusa,lookup"},
-        {"speculate": "draft", "draft_model": "headway-draft"},
+        {"speculative_method": "medusa,ngram"},
+        {"speculative_method": "draft", "draft_model": "headway-draft"},
         {"kv_layers": FOUR, "kv_read": "25%"},
         {"kv_keep": "25%"},
         {"kv_cache_dtype": "int4", "kv_cache_dtype_skip_layers": "4,5"},
@@ -42,4 +42,5 @@ def test_options_of_the_first_model_alone_are_not_the_seconds(
     assert spec.num_layers == 2 and settings.parallel.num_ranks == 1
     assert (settings.cache.read, settings.cache.keep, settings.cache.narrowed) == (1, 1, ())
     assert settings.seed == 7 and second.kv_cache_dtype == first.kv_cache_dtype
-    assert settings.speculation.sources == (("lookup",) if "lookup" in first.speculate else ())
+    expected = ("lookup",) if "ngram" in (first.speculative_method or "") else ()
+    assert settings.speculation.sources == expected

@@ -33,7 +33,7 @@ def test_it_does_not_start_without_a_gate(layers: str):
 def test_it_serves_and_tells_what_is_read(layers: str):
     """Three KV groups in one server: /stats counts them, and an exact request reads all."""
     server = LiveServer(
-        None, "--kv-read=25%", f"--kv-layers={layers}", "--kv-ungated", "--kv-memory=64MiB"
+        None, "--kv-read=25%", f"--kv-layers={layers}", "--allow-unverified-kv", "--kv-memory=64MiB"
     ).wait_ready()
     try:
         body = {"model": server.model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}
@@ -55,7 +55,7 @@ def test_it_serves_and_tells_what_is_read(layers: str):
 def test_it_serves_from_a_part_of_the_prompt(layers: str):
     """A quarter in three layers of six: told, again the same, more by request, siblings alike."""
     server = LiveServer(
-        None, "--kv-keep=25%", f"--kv-layers={layers}", "--kv-ungated", "--kv-memory=64MiB"
+        None, "--kv-keep=25%", f"--kv-layers={layers}", "--allow-unverified-kv", "--kv-memory=64MiB"
     ).wait_ready()
     try:
         body = {"model": server.model, "prompt": PROMPT, "max_tokens": 24, "temperature": 0}

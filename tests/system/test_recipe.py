@@ -143,7 +143,7 @@ def test_the_export_loads_in_transformers_with_equal_logits(run: Path, name: str
 def test_the_heads_are_served(run: Path) -> None:
     """And have learned: at first each said what the model says next, which is no guess."""
     folder = run / "models" / "headway-tiny"
-    options = EngineOptions(device="cpu", speculate="medusa")
+    options = EngineOptions(device="cpu", speculative_method="medusa")
     found = plan_settings(folder, options)[1].speculation.medusa
     assert found == MedusaSpec(
         num_heads=2, num_layers=1, shares_head=True, num_parameters=2 * 192 * 193
@@ -158,7 +158,7 @@ def test_the_heads_are_served(run: Path) -> None:
 def test_the_layer_is_served(run: Path) -> None:
     """It has the model's sizes, its file says how often it is right, and nothing else is left."""
     folder = run / "models" / "headway-tiny"
-    options = EngineOptions(device="cpu", speculate="auto")
+    options = EngineOptions(device="cpu", speculative_method="auto")
     found = plan_settings(folder, options)[1].speculation.eagle
     assert found is not None
     assert (found.num_heads, found.num_kv_heads, found.intermediate_size) == (3, 1, 512)

@@ -91,7 +91,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
 def guessing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     """One that guesses from prompts, past answers and by the smaller model."""
     folder = tmp_path_factory.mktemp("guessing")
-    yield from server(folder, speculate="auto", draft_model="headway-draft")
+    yield from server(folder, speculative_method="auto", draft_model="headway-draft")
 
 
 def asked(text: str, **fields: Any) -> dict[str, Any]:
@@ -333,8 +333,12 @@ def test_the_doctor_tells_what_it_brings(plain: InProcess, guessing: InProcess) 
 def test_offline_answers_are_the_same_too() -> None:
     """`LLM` with a stop string in the middle of what is guessed, log-probabilities and siblings."""
     told = []
-    draft = {"speculate": "auto", "draft_model": "headway-draft", "max_drafts": 6}
-    for options in ({}, draft, {"speculate": "auto"}):
+    draft = {
+        "speculative_method": "auto",
+        "draft_model": "headway-draft",
+        "num_speculative_tokens": 6,
+    }
+    for options in ({}, draft, {"speculative_method": "auto"}):
         llm = LLM(model_folder(None), max_model_len=512, kv_memory="32MiB", **options)
         if options:
             always_pays(llm.engine)

@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def server(folder: Path) -> Iterator[LiveServer]:
     flags = ("--replicas=2", "--threads=1", "--kv-memory=16MiB", "--engine-timeout=10m")
-    found = LiveServer(folder, *flags, "--dtype=float32", "--speculate=off").wait_ready()
+    found = LiveServer(folder, *flags, "--dtype=float32", "--speculative-method=off").wait_ready()
     yield found
     found.close()
 
@@ -123,7 +123,7 @@ folder, quantization, has_huge_pages = sys.argv[1:]
 if has_huge_pages != "True":
     assert ctypes.CDLL(None).prctl(41, 1, 0, 0, 0) == 0  # PR_SET_THP_DISABLE
 from headway import LLM, SamplingParams
-options = {"quantization": quantization, "quantization_group": 64, "speculate": "off"}
+options = {"quantization": quantization, "quantization_group": 64, "speculative_method": "off"}
 llm = LLM(folder, threads=1, kv_memory="16MiB", **options)
 asked = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True)
 (found,) = llm.generate([[7, 9, 11]], asked, use_tqdm=False)

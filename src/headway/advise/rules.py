@@ -287,11 +287,11 @@ RULES = (
         reads=("load", "latency", "lengths", "steps", "machine", "weights", "drafts"),
         symptom="Decode leaves arithmetic unused at few rows.",
         cause="One token a step and sequence.",
-        fix="`--speculate auto`, `--draft-model`; shorter answers",
+        fix="`--speculative-method auto`, `--draft-model`; shorter answers",
         holds=symptoms.drafts_pay,
         see=symptoms.see_decode,
         share=remedies.draft_share,
-        option="--speculate",
+        option="--speculative-method",
     ),
     Rule(
         name="drafts-in-vain",
@@ -300,11 +300,12 @@ RULES = (
         symptom="Speculation is on and brings nothing.",
         cause="What comes is not what is guessed: answers repeat nothing, or the drafting model "
         "agrees too seldom for what it takes.",
-        fix="`--speculate off`, or a drafting model that agrees more (`headway eval` compares two)",
+        fix="`--speculative-method off`, or a drafting model that agrees more (`headway eval` "
+        "compares two)",
         holds=symptoms.drafts_in_vain,
         see=symptoms.see_drafts,
         share=remedies.vain_draft_share,
-        option="--speculate",
+        option="--speculative-method",
     ),
     Rule(
         name="slow-forward",

@@ -33,7 +33,7 @@ def batch(call: "Call") -> int:
     engine_options: EngineOptions = call.options[EngineOptions]
     options: BatchOptions = call.options[BatchOptions]
     if "--dry-run" in call.switches:
-        print_settings(folder, engine_options, call.sources)
+        print_settings(folder, engine_options, call.sources, call.deprecated)
         return 0
     read_model_spec(folder)
     names = options.served_model_name or [model_name(folder)]

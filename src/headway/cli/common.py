@@ -1,6 +1,7 @@
 """What several verbs need: the model's folder and its name, its options, the dry run."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -122,8 +123,14 @@ def read_tokenizer(folder: Path, options: EngineOptions) -> "Tokenizer | None":
     return tokenizer
 
 
-def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]) -> None:
-    """What `--dry-run` prints: each setting, its value, why; then where options came from."""
+def print_settings(
+    folder: Path,
+    options: EngineOptions,
+    sources: dict[str, str],
+    deprecated: Sequence[str],
+) -> None:
+    """Print what `--dry-run` shows: each setting, its value and the reason, then where options
+    came from, and the old names among them (`deprecated`)."""
     from headway.assemble import plan_settings
 
     spec, settings, reasons, machine = plan_settings(folder, options)
@@ -146,6 +153,8 @@ def print_settings(folder: Path, options: EngineOptions, sources: dict[str, str]
         if field.name in sources:
             value = getattr(options, field.name)
             print(f"{field.name:<22} {value!s:<14} from the {sources[field.name]}")
+    for line in deprecated:
+        print(f"{'deprecated':<22} {line}")
 
 
 def served_model(url: str, options: EvalOptions, model: str) -> "AbstractContextManager[UrlModel]":

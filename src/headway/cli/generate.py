@@ -22,7 +22,7 @@ def run(call: "Call") -> int:
     *folders, prompt = call.positionals
     folder = local_folder(folders[0] if folders else None)
     if "--dry-run" in call.switches:
-        print_settings(folder, call.options[EngineOptions], call.sources)
+        print_settings(folder, call.options[EngineOptions], call.sources, call.deprecated)
         return 0
     llm = load(folder, call)
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -41,7 +41,7 @@ def chat(call: "Call") -> int:
         raise UsageError("chat takes one folder.", "headway chat FOLDER")
     folder = local_folder(call.positionals[0] if call.positionals else None)
     if "--dry-run" in call.switches:
-        print_settings(folder, call.options[EngineOptions], call.sources)
+        print_settings(folder, call.options[EngineOptions], call.sources, call.deprecated)
         return 0
     llm = load(folder, call)
     messages: list[dict[str, Any]] = []

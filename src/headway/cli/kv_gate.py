@@ -97,7 +97,7 @@ def check(folder: Path, engine: EngineOptions) -> None:
     raise UsageError(
         f"{named} is lossy, and no gate was passed with it here for {folder.name}.",
         f"Run headway eval {folder} {asked} --against {folder} --gate --distances 0,300,800 with "
-        "the other options as served, or add --kv-ungated.",
+        "the other options as served, or add --allow-unverified-kv.",
     )
 
 

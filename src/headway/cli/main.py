@@ -278,6 +278,8 @@ class Call:
     sources: dict[str, str]
     switches: frozenset[str]
     beyond: list[str] = field(default_factory=list)
+    deprecated: list[str] = field(default_factory=list)
+    """A line for each old name of an option that was given."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -353,13 +355,22 @@ def dispatch(arguments: list[str]) -> int:
         raise UsageError(f"headway {name} has no {wrong[0]}.", f"Leave {wrong[0]} out.")
     rest = [a for a in rest if a not in switches]
     check_environment([table for each in VERBS.values() for table in each.tables], os.environ)
-    options, positionals, sources = read_options(verb.tables, rest, os.environ)
+    deprecated: list[str] = []
+
+    def warn_of_old_name(line: str) -> None:
+        deprecated.append(line)
+        warn(line, arguments)
+
+    options, positionals, sources = read_options(
+        verb.tables, rest, os.environ, warn=warn_of_old_name
+    )
     call = Call(
         options=options,
         positionals=positionals,
         sources=sources,
         switches=switches,
         beyond=beyond,
+        deprecated=deprecated,
     )
     module, _, function = verb.function.partition(":")
     run: Callable[[Call], int] = getattr(import_module(module), function)

@@ -73,11 +73,11 @@ def serve(call: "Call") -> int:
     set_up_logs(logs.log_level, logs.log_format)
     if "--dry-run" in call.switches:
         shared = share_of_machine(folder, engine_options, count_engines(options))
-        print_settings(folder, shared, call.sources)
+        print_settings(folder, shared, call.sources, call.deprecated)
         print_objectives(make_classes(options))
         return 0
     check_model(folder, engine_options)
-    if not options.kv_ungated:
+    if not options.allow_unverified_kv:
         kv_gate.check(folder, engine_options)
 
     from headway.edge import root_path, serving
@@ -210,16 +210,19 @@ def of_second(options: EngineOptions) -> EngineOptions:
     """What the engine of another folder is started with: all but what is of the first model alone.
 
     `--kv-layers FILE` numbers layers of the first, its gate judged no other weights, and
-    `--speculate medusa,lookup` is `lookup` where other weights have no heads.
+    `--speculative-method medusa,ngram` is `ngram` where other weights have no heads.
     """
     own = EngineOptions()
-    named = [source.strip() for source in options.speculate.split(",")]
+    method = options.speculative_method
+    if method is not None:
+        shared = [each.strip() for each in method.split(",") if each.strip() not in DRAFTERS]
+        method = ",".join(shared) or "off"
     return replace(
         options,
         **{name: getattr(own, name) for name in OF_FIRST},
         kv_memory=options.kv_memory or FALLBACK_KV_MEMORY,
         quantization=options.quantization if options.quantization in FORMATS else "none",
-        speculate=",".join(source for source in named if source not in DRAFTERS) or "off",
+        speculative_method=method,
     )
 
 

@@ -1,6 +1,7 @@
 """Which attention backend a model gets, and in which format it may keep keys and values."""
 
 from headway.config.options import EngineOptions
+from headway.config.speculation_config import choose_method
 from headway.core.errors import UsageError
 from headway.core.machine import Accelerator
 from headway.spec import ModelSpec
@@ -128,21 +129,22 @@ def check_choosing(options: EngineOptions, backend: str, kv_dtype: str) -> None:
     """UsageError where `--kv-keep` is given beside what cannot choose yet."""
     if not options.kv_keep:
         return
-    guesses = options.speculate not in ("auto", "off") or bool(options.draft_model)
+    guesses = choose_method(options) not in ("auto", "off") or bool(options.draft_model)
     refused = {
         f"{backend} attention reads whole contexts alone": backend not in ("native", "reference"),
         f"--kv-cache-dtype {kv_dtype} rounds tokens that follow each other": bool(
             kv_format(kv_dtype).block_size
         ),
         f"--kv-read {options.kv_read} reads blocks of them": bool(options.kv_read),
-        "guesses (--speculate, --draft-model) are not verified behind what was chosen yet": guesses,
+        "draft tokens (--speculative-method, --draft-model) are not verified behind what was "
+        "chosen yet": guesses,
     }
     for why, is_so in refused.items():
         if is_so:
             raise UsageError(
                 f"--kv-keep {options.kv_keep}: {why}.",
                 "Use --attention-backend native (on a CPU), --kv-cache-dtype auto or int8, no "
-                "--kv-read and --speculate off; or leave --kv-keep out.",
+                "--kv-read and --speculative-method off; or leave --kv-keep out.",
             )
 
 

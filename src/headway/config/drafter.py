@@ -63,7 +63,7 @@ def plan_drafter(
             raise UsageError(
                 f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head "
                 "drafts.",
-                "Leave it out, or name draft, medusa or eagle in --speculate.",
+                "Leave it out, or name draft, medusa or eagle in --speculative-method.",
             )
         return DrafterPlan(model.kv_groups)
     listed = plan_draft_vocabulary(options, model, draft, beside, reasons)
@@ -128,9 +128,9 @@ def plan_eagle(
     """`plan_draft` of a layer that drafts: beside its keys and values lies a state a token."""
     if model.latent is not None:
         raise UsageError(
-            f"eagle in --speculate: {model.architecture} has latent attention, which no layer that "
-            "drafts reads yet.",
-            "Leave eagle out of --speculate.",
+            f"eagle in --speculative-method: {model.architecture} has latent attention, which no "
+            "layer that drafts reads yet.",
+            "Leave eagle out of --speculative-method.",
         )
     own = KVGroupSpec(layers=(0,), num_kv_heads=eagle.num_kv_heads, head_dim=model.head_dim)
     return plan_draft(model, (own,), model.hidden_size * DTYPE_BYTES[dtype])
@@ -160,7 +160,7 @@ def plan_draft(
         raise UsageError(
             "A drafter with keys and values needs a model with layers of full attention; this one "
             "has windows only.",
-            "Leave out --draft-model, and eagle in --speculate.",
+            "Leave out --draft-model, and eagle in --speculative-method.",
         )
     riding = replace(groups[group], riders=riders, state_bytes=state_bytes)
     return (*groups[:group], riding, *groups[group + 1 :]), group

@@ -8,6 +8,7 @@ checkpoint every 3,216 tokens, where both take the same.
 
 from headway.config.options import EngineOptions
 from headway.config.reasons import Reasons
+from headway.config.speculation_config import choose_method
 from headway.core.errors import CapacityError, UsageError
 from headway.spec import KVGroupSpec, ModelSpec
 from headway.spec.kv_format import kv_format
@@ -66,11 +67,12 @@ def refuse_unread(options: EngineOptions, model: ModelSpec) -> None:
     """UsageError, by name, for what states do not do yet."""
     if model.states is None:
         return
-    guesses = "" if options.speculate in ("auto", "off") else options.speculate
+    method = choose_method(options)
+    guesses = "" if method in ("auto", "off") else method
     kv = options.kv_cache_dtype
     int4 = kv if kv != "auto" and kv_format(kv).block_size else ""
     rows = (
-        ("--speculate", guesses, ", which do not go back behind a wrong guess yet"),
+        ("--speculative-method", guesses, ", which do not go back behind a wrong guess yet"),
         ("--draft-model", options.draft_model, ", which do not go back behind a wrong guess yet"),
         ("--kv-disk", options.kv_disk, ", which are not written to a disk yet"),
         ("--kv-read", options.kv_read, FEW),

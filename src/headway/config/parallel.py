@@ -18,6 +18,7 @@ from math import lcm
 from headway.config.device_choice import are_at_once
 from headway.config.options import HALVES, EngineOptions
 from headway.config.reasons import Reasons
+from headway.config.speculation_config import choose_method
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import ModelSpec
@@ -298,7 +299,7 @@ def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> No
     refused = {
         "--pipeline-parallel-size halves": parallel.num_together > 2 and parallel.halves,
         "--device cuda": device == "cuda",
-        "--speculate": options.speculate != "off",
+        "--speculative-method": choose_method(options) != "off",
         "--kv-read": bool(options.kv_read),
         "--kv-keep": bool(options.kv_keep),
         "--kv-disk": bool(options.kv_disk),

@@ -35,7 +35,7 @@ from headway.config.parallel import Parallel, check_dealt, choose_parallel, held
 from headway.config.quantization_choice import choose_quantization, experts_at_once
 from headway.config.reasons import Reason, Reasons
 from headway.config.scheduler_config import BatchingRule, SchedulerConfig, parse_batching
-from headway.config.speculation_config import Beside, SpeculationConfig
+from headway.config.speculation_config import Beside, SpeculationConfig, choose_method
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import ModelSpec, RopeSpec
@@ -75,7 +75,7 @@ STATS_SETTINGS = {
     "batching": "scheduler.batching",
     "policy": "scheduler.policy",
     "speculate": "speculation.named",
-    "max_drafts": "speculation.max_drafts",
+    "max_drafts": "speculation.num_speculative_tokens",
 }
 """Settings that change what a step costs and what runs in it: name in `/stats` → attribute."""
 
@@ -248,15 +248,18 @@ def choose_speculation(
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
     whys = {"auto": "what costs little and pays where it is used", "off": "the default"}
-    why = whys.get(options.speculate, "given")
-    if model.states is not None and options.speculate == "auto":
-        options = replace(options, speculate="off")
+    method = choose_method(options)
+    why = whys.get(method, "given")
+    if model.states is not None and method == "auto":
+        options = replace(options, speculative_method="off")
         why = "states of sequences do not go back behind a wrong guess yet"
-    if options.kv_keep and options.speculate == "auto":
-        options = replace(options, speculate="off")
+    if options.kv_keep and method == "auto":
+        options = replace(options, speculative_method="off")
         why = "guesses are not verified yet behind a prompt of which a part is kept"
     config = SpeculationConfig.of(options, drafter.group, drafter.share, beside, drafter.vocab_size)
-    reasons.choose("speculate", (config.sources, why), shown=lambda s: ", ".join(s) or "off")
+    reasons.choose(
+        "speculative_method", (config.methods, why), shown=lambda s: ", ".join(s) or "off"
+    )
     return config
 
 

@@ -12,7 +12,37 @@ WINDOWED = ("lookahead",)
 """Sources whose guesses are rows that look for n-grams as well."""
 DRAFTERS = ("draft", "medusa", "eagle")
 """Sources that compute: a drafting model, Medusa heads, a layer. A step asks one of them."""
-SOURCES = (*FREE, *WINDOWED, *DRAFTERS)
+METHODS = {
+    "ngram": "lookup",
+    "suffix": "suffixes",
+    "grammar": "forced",
+    **{name: name for name in (*WINDOWED, *DRAFTERS)},
+}
+"""Value of `--speculative-method` → name of its source in `/stats`, metrics and reports."""
+METHOD_OF_SOURCE = {source: method for method, source in METHODS.items()}
+
+
+def choose_method(options: EngineOptions) -> str:
+    """Return `--speculative-method` without spaces; left out it is auto with a draft model.
+
+    >>> choose_method(EngineOptions(draft_model="small")), choose_method(EngineOptions())
+    ('auto', 'off')
+    """
+    if options.speculative_method is None:
+        return "auto" if options.draft_model else "off"
+    return options.speculative_method.replace(" ", "")
+
+
+def parse_method(name: str) -> str:
+    """Return the source of one method; raises UsageError for an unknown one."""
+    if name in METHODS:
+        return METHODS[name]
+    known = f"Use auto, off, or some of {', '.join(METHODS)}, with commas."
+    method = METHOD_OF_SOURCE.get(name)
+    raise UsageError(
+        f"--speculative-method: {name!r} is not a source of draft tokens.",
+        known if method is None else f"Use {method}.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +97,7 @@ class SpeculationConfig:
     """
 
     sources: tuple[str, ...] = ()
-    max_drafts: int = 8
+    num_speculative_tokens: int = 8
     draft_model: str = ""
     draft_group: int = -1
     draft_share: float = 0.0
@@ -85,13 +115,18 @@ class SpeculationConfig:
     def max_proposed(self) -> int:
         """Most guesses that the drafter makes of a sequence."""
         if self.medusa is not None:
-            return min(self.max_drafts, self.medusa.num_heads)
-        return self.max_drafts
+            return min(self.num_speculative_tokens, self.medusa.num_heads)
+        return self.num_speculative_tokens
 
     @property
     def named(self) -> str:
-        """As `--speculate` has it: who guesses, or off."""
+        """Names of the sources as in `/stats`, or off."""
         return ",".join(self.sources) or "off"
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The sources as `--speculative-method` names them."""
+        return tuple(METHOD_OF_SOURCE[source] for source in self.sources)
 
     @classmethod
     def of(
@@ -107,50 +142,47 @@ class SpeculationConfig:
         `beside` is the drafter beside the model's weights, where there is one. The drafter guesses
         among the first and latest `draft_vocab_size` tokens, 0: among all.
         """
-        given = options.speculate.replace(" ", "")
+        given = choose_method(options)
         if given == "off":
             names: tuple[str, ...] = ()
-            if options.max_drafts != EngineOptions().max_drafts:
+            if options.num_speculative_tokens != EngineOptions().num_speculative_tokens:
                 raise UsageError(
-                    f"--max-drafts {options.max_drafts}: with --speculate off nobody guesses.",
-                    "Leave it out, or give --speculate auto.",
+                    f"--num-speculative-tokens {options.num_speculative_tokens}: with "
+                    "--speculative-method off there are no draft tokens.",
+                    "Leave it out, or give --speculative-method auto.",
                 )
         elif given == "auto":
             found = beside.source if beside is not None else "lookahead"
             drafter = "draft" if options.draft_model else found
             names = (*FREE, drafter)
         else:
-            names = tuple(dict.fromkeys(given.split(",")))
-        for name in names:
-            if name not in SOURCES:
-                raise UsageError(
-                    f"--speculate: {name!r} is not a source of drafts.",
-                    f"Use auto, off, or some of {', '.join(SOURCES)}, with commas.",
-                )
+            names = tuple(parse_method(name) for name in dict.fromkeys(given.split(",")))
         if "draft" in names and not options.draft_model:
             raise UsageError(
-                "--speculate draft needs a drafting model.", "Name its folder with --draft-model."
+                "--speculative-method draft needs a drafting model.",
+                "Name its folder with --draft-model.",
             )
         if "draft" not in names and options.draft_model:
             raise UsageError(
-                f"--draft-model is given, but --speculate {given} does not use it.",
-                "Add draft to --speculate, or use --speculate auto.",
+                f"--draft-model is given, but --speculative-method {given} does not use it.",
+                "Add draft to --speculative-method, or use --speculative-method auto.",
             )
         drafters = [name for name in DRAFTERS if name in names]
         if len(drafters) > 1:
             raise UsageError(
-                f"--speculate names {' and '.join(drafters)}, but a step asks only one of them.",
+                f"--speculative-method names {' and '.join(drafters)}, but a step asks only one "
+                "of them.",
                 f"Leave {'one' if len(drafters) == 2 else 'two'} of them out.",
             )
         if drafters not in ([], ["draft"]) and beside is None:
             raise UsageError(
-                f"--speculate {drafters[0]} needs {drafters[0]}.safetensors beside the model's "
-                "weights.",
+                f"--speculative-method {drafters[0]} needs {drafters[0]}.safetensors beside the "
+                "model's weights.",
                 "Train it for the model, or use another source.",
             )
         return cls(
             sources=names,
-            max_drafts=options.max_drafts,
+            num_speculative_tokens=options.num_speculative_tokens,
             draft_model=options.draft_model,
             draft_group=draft_group,
             draft_share=draft_share,

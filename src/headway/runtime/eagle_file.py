@@ -28,7 +28,7 @@ EMBEDDING = "embed_tokens.weight"
 BIASES = tuple(f"{ATTENTION}{name}_proj.bias" for name in "qkv")
 OF_EAGLE_3 = ("d2t", "t2d", "midlayer.")
 """How names begin that only an EAGLE-3 file has."""
-TRAIN_AGAIN = "Train it for this model, or leave eagle out of --speculate."
+TRAIN_AGAIN = "Train it for this model, or leave eagle out of --speculative-method."
 
 
 def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:

@@ -24,7 +24,7 @@ MOST_HEADS, MOST_LAYERS = 16, 16
 Tensors = dict[str, tuple[str, list[int]]]
 """Name → type, shape."""
 FLOATS = ("BF16", "F16", "F32")
-TRAIN_AGAIN = "Train the heads for this model, or leave medusa out of --speculate."
+TRAIN_AGAIN = "Train the heads for this model, or leave medusa out of --speculative-method."
 
 
 def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:

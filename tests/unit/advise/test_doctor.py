@@ -117,7 +117,7 @@ def test_the_verdict_is_among_the_findings_that_are_shown() -> None:
 def test_drafts_are_advised_where_there_are_none_and_measured_where_there_are() -> None:
     off = diagnose(varied(HEALTHY, FEW))
     (advised,) = [each for each in off.findings if each.name == "drafts"]
-    assert advised.fix.startswith("`--speculate auto`")
+    assert advised.fix.startswith("`--speculative-method auto`")
     assert advised.share == pytest.approx(0.988 / 2 * (WEIGHTS / BANDWIDTH) / 0.038, rel=0.01)
     assert off.drafts == []
     on = diagnose(varied(HEALTHY, FEW, {"drafts": GUESSING}))

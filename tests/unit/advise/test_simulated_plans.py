@@ -146,7 +146,7 @@ def small(policy: str, **more) -> Settings:
 
 
 BLIND = ("fcfs", "priority")
-LOOKUP = SpeculationConfig(sources=("lookup", "forced"), max_drafts=4)
+LOOKUP = SpeculationConfig(sources=("lookup", "forced"), num_speculative_tokens=4)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -115,7 +115,7 @@ def test_bad_changes_are_refused_by_name(text: str, says: str):
         "policy=2x",
         "kv_memory=0.01x",
         "kv_memory=50%",
-        "speculate=auto",
+        "speculative_method=auto",
         "quantization=fp8",
         "kv=int4",
     ],

@@ -42,7 +42,7 @@ SHAPE = {
     "lane_share": 0.1,
     "long_prefill_s": 0.02,
     "aging_tokens": 4000,
-    "speculation": SpeculationConfig(sources=("lookup",), max_drafts=2),
+    "speculation": SpeculationConfig(sources=("lookup",), num_speculative_tokens=2),
 }
 CLASSES = service_classes(["ttft=600ms,tpot=60ms"])
 SEED, SCALE = 3, 1.0
@@ -153,7 +153,7 @@ BY_HAND = {
     "block_size=32": Hand(settings={"num_blocks": (81,), "block_size": 32}),
     "prefix_cache=false": Hand(cache={"prefix_cache": ""}),
     "prefix_cache_policy=lfu": Hand(cache={"prefix_cache": "lfu"}),
-    "speculate=off": Hand(settings={"speculation": SpeculationConfig()}),
+    "speculative_method=off": Hand(settings={"speculation": SpeculationConfig()}),
     "max_queue=2": Hand(max_queue=2),
     "max_queue_wait=100ms": Hand(max_queue_wait_s=0.1),
 }
@@ -218,6 +218,10 @@ def test_a_what_if_is_the_simulation_of_the_changed_world(case: Case, present: b
 )
 def test_a_multiple_is_the_value_that_it_comes_to(case: Case, times: str, value: str):
     assert parse_change(times).of(case) == parse_change(value).of(case)
+
+
+def test_an_old_name_of_an_option_is_understood():
+    assert parse_change("speculate=off") == parse_change("speculative_method=off")
 
 
 def test_bytes_are_the_share_of_the_kv_that_they_are(case: Case):

@@ -46,7 +46,7 @@ def test_a_passed_gate_lets_the_same_way_start_and_no_other(
 ):
     with pytest.raises(UsageError, match="no gate was passed") as refused:
         kv_gate.check(FOLDER, READS)
-    assert "--kv-read 25%" in str(refused.value) and "--kv-ungated" in refused.value.fix
+    assert "--kv-read 25%" in str(refused.value) and "--allow-unverified-kv" in refused.value.fix
     kv_gate.record(FOLDER, READS, report(), [0, 300, 800])
     assert "headway serve may start so" in capsys.readouterr().out
     kv_gate.check(FOLDER, READS)

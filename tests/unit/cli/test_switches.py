@@ -41,8 +41,11 @@ def test_help_shows_the_switches_of_a_verb(capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        (["--max-drafts=4", "--speculate=off"], "--max-drafts 4: with --speculate off"),
-        (["--max-drafts=4", "--speculate=lookup"], ""),
+        (
+            ["--num-speculative-tokens=4", "--speculative-method=off"],
+            "--num-speculative-tokens 4: with --speculative-method off",
+        ),
+        (["--num-speculative-tokens=4", "--speculative-method=ngram"], ""),
         ([*POOLS, "--tensor-parallel-size=3"], "--tensor-parallel-size 3: engines for prompts"),
         ([*POOLS, "--decode-context-parallel-size=2"], "--decode-context-parallel-size 2: engines"),
         ([*POOLS, "--no-prefix-cache"], "--no-prefix-cache: engines for prompts"),

@@ -47,11 +47,11 @@ def test_a_variable_of_another_verb_is_let_be(capsys, monkeypatch):
 
 
 def test_a_dry_run_says_given_of_what_is_given_alone(capsys):
-    for given in ([], ["--speculate=lookup"]):
+    for given in ([], ["--speculative-method=ngram"]):
         assert main(["serve", "--dry-run", *given]) == 0
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         found = [line for line in lines if line[-1:] == ["given"]]
-        assert found == [["speculate", "lookup", "given"]] * len(given)
+        assert found == [["speculative_method", "ngram", "given"]] * len(given)
 
 
 @pytest.mark.parametrize("arguments", [["run", "{}", "Hi"], ["chat", "{}"]])

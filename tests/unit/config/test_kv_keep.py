@@ -122,7 +122,7 @@ def test_little_memory_holds_shorter_contexts(tmp_path: Path):
         ({"attention_backend": "sdpa"}, "sdpa attention reads whole contexts"),
         ({"kv_cache_dtype": "int4"}, "int4 rounds tokens that follow"),
         ({"kv_read": "25%"}, "--kv-read 25% reads blocks"),
-        ({"speculate": "lookup"}, "guesses .--speculate"),
+        ({"speculative_method": "ngram"}, "draft tokens .--speculative-method"),
         ({"kv_keep": "0"}, "--kv-keep is '0'"),
     ],
 )

@@ -103,8 +103,8 @@ def test_heads_are_whole_and_kv_heads_are_copied(
         ),
         (
             sized(),
-            {"tensor_parallel_size": 2, "speculate": "lookup"},
-            ["--speculate", "--replicas"],
+            {"tensor_parallel_size": 2, "speculative_method": "ngram"},
+            ["--speculative-method", "--replicas"],
         ),
         (sized(), {"tensor_parallel_size": 2, "kv_disk": "1GB"}, ["--kv-disk"]),
         (sized(), {"pipeline_parallel_size": 2, "kv_disk": "1GB"}, ["--pipe", "--kv-disk"]),
@@ -118,7 +118,7 @@ def test_heads_are_whole_and_kv_heads_are_copied(
         (
             sized(),
             {
-                **{"tensor_parallel_size": 2, "kv_keep": "25%", "speculate": "off"},
+                **{"tensor_parallel_size": 2, "kv_keep": "25%", "speculative_method": "off"},
                 "attention_backend": "reference",
             },
             ["--kv-keep"],

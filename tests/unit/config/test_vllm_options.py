@@ -75,27 +75,27 @@ def test_what_means_the_same_is_honoured(arguments, name, value):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--spec-method=ngram", "--spec-tokens=5"], ("lookup", "", 5)),
+        (["--spec-method=ngram", "--spec-tokens=5"], ("ngram", "", 5)),
         (["--spec-method=medusa"], ("medusa", "", 8)),
         (["--speculative-config", '{"method": "eagle", "num_speculative_tokens": 4}'],
          ("eagle", "", 4)),
-        (["--speculative-config", '{"method": "suffix"}'], ("lookup,suffixes", "", 8)),
+        (["--speculative-config", '{"method": "suffix"}'], ("ngram,suffix", "", 8)),
         (["--speculative-config", '{"model": "small", "num_speculative_tokens": 3}'],
          ("draft", "small", 3)),
         (["--speculative-config", '{"model": "ngram", "draft_tensor_parallel_size": 1}'],
-         ("lookup", "", 8)),
+         ("ngram", "", 8)),
         (["--speculative-config", '{"method": "draft_model"}', "--spec-model=small"],
          ("draft", "small", 8)),
     ],
 )  # fmt: skip
 def test_speculation_in_vllms_words(arguments, expected, tmp_path):
-    names = ("speculate", "draft_model", "max_drafts")
+    names = ("speculative_method", "draft_model", "num_speculative_tokens")
     assert tuple(read(*arguments)[0][name] for name in names) == expected
     file = tmp_path / "vllm.yaml"
     file.write_text("speculative_config: {method: ngram, num_speculative_tokens: 5}\n")
-    assert tuple(read("--config", str(file))[0][name] for name in names) == ("lookup", "", 5)
+    assert tuple(read("--config", str(file))[0][name] for name in names) == ("ngram", "", 5)
     script = make_options({"speculative_config": {"method": "ngram", "num_speculative_tokens": 5}})
-    assert script == make_options({"speculate": "lookup", "max_drafts": 5})
+    assert script == make_options({"speculative_method": "ngram", "num_speculative_tokens": 5})
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,21 @@ def test_what_holds_anyway_passes(arguments):
         (["--reasoning-parser=qwen3"], ["no option --reasoning-parser.", vllm.SEE_TABLE]),
         (["--speculative-config={}"], ["draft_model needs a model"]),
         (["--speculative-config=5"], ["no JSON object", "num_speculative_tokens"]),
-        (["--spec-method=eagle3", "--spec-model=x"], ["no method eagle3", "--speculate"]),
+        (["--spec-method=eagle3", "--spec-model=x"], ["no method eagle3", "--speculative-method"]),
         (["--spec-method=ngram", "--spec-model=x"], ["ngram takes no model"]),
         (
             ["--speculative-config", '{"method": "ngram", "prompt_lookup_max": 4}'],
-            ["prompt_lookup_max", "--max-drafts"],
+            ["prompt_lookup_max", "--num-speculative-tokens"],
         ),
         (
             ["--speculative-config", '{"method": "suffix"}', "--spec-method=suffix"],
             ["--spec-method", "both given"],
         ),
-        (["--spec-method=ngram", "--speculate=auto"], ["--speculate", "both are given"]),
-        (["--spec-method=ngram", "--spec-tokens=1000"], ["--max-drafts", "64"]),
+        (
+            ["--spec-method=ngram", "--speculative-method=auto"],
+            ["--speculative-method", "both are given"],
+        ),
+        (["--spec-method=ngram", "--spec-tokens=1000"], ["--num-speculative-tokens", "64"]),
         (
             ["--num-gpu-blocks-override", "9"],
             ["no option --num-gpu-blocks-override.", vllm.SEE_TABLE],

@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grammars]:
 def jumping(made: Grammars, **shape: object) -> Engine:
     """An engine that takes forced tokens without logits, and guesses nothing."""
     engine = engine_of(made, **shape)
-    config = SpeculationConfig(sources=("forced",), max_drafts=0)
+    config = SpeculationConfig(sources=("forced",), num_speculative_tokens=0)
     engine.scheduler.drafts.speculator = Speculation(config, StepModel())
     return engine
 
@@ -154,7 +154,7 @@ def test_where_log_probabilities_are_asked_for_each_token_is_sampled(made: Gramm
 
 def test_off_nothing_is_forced(made: Grammars):
     engine = engine_of(made)
-    config = SpeculationConfig(sources=("lookup",), max_drafts=0)
+    config = SpeculationConfig(sources=("lookup",), num_speculative_tokens=0)
     engine.scheduler.drafts.speculator = Speculation(config, StepModel())
     assert sum(record.num_forced for record in run(engine, ask(RULES[1]))) == 0
 

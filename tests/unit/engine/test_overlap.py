@@ -358,7 +358,7 @@ def test_grammars_give_the_same_tokens(made: Grammars, num_blocks: int, jumps: b
     for depth in DEPTHS:
         engine = engine_of(made, num_blocks=num_blocks, max_model_len=60, overlap=depth)
         if jumps:
-            config = SpeculationConfig(sources=("forced",), max_drafts=0)
+            config = SpeculationConfig(sources=("forced",), num_speculative_tokens=0)
             engine.scheduler.drafts.speculator = Speculation(config, StepModel())
         found = finish(engine, *requests)
         answers.append({key: (one.tokens, one.finish_reason) for key, one in found.items()})

@@ -175,7 +175,7 @@ def test_memory_of_states():
 @pytest.mark.parametrize(
     "options",
     [
-        {"speculate": "lookup"},
+        {"speculative_method": "ngram"},
         {"kv_disk": "1GB"},
         {"kv_layers": "windows.yaml"},
         {"kv_cache_dtype": "int4"},

@@ -99,7 +99,7 @@ def test_one_group_is_dealt():
         ({}, {"kv_cache_dtype": "int4"}, "--kv-cache-dtype int4"),
         ({}, {"attention_backend": "sdpa"}, "--attention-backend sdpa"),
         ({}, {"block_size": 24}, "--block-size 24"),
-        ({}, {"speculate": "lookup"}, "--speculate"),
+        ({}, {"speculative_method": "ngram"}, "--speculative-method"),
         ({}, {"kv_host_memory": 2**20}, "--kv-host-memory"),
         ({}, {"kv_disk": "1GB"}, "--kv-disk"),
         ({"window": 64}, {}, "layers with a window"),

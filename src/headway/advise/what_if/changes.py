@@ -15,6 +15,7 @@ from headway.config.memory_plan import with_open_blocks
 from headway.config.options import EngineOptions, ServerOptions
 from headway.config.options.field import parse_value
 from headway.config.options.read import fields_of
+from headway.config.options.renamed import RENAMED_OPTIONS
 from headway.config.speculation_config import SpeculationConfig
 from headway.core.errors import UsageError
 from headway.spec.kv_format import APART, ROUNDED, kv_format
@@ -22,6 +23,8 @@ from headway.spec.quantization import Quantization
 
 EXAMPLE = "headway doctor URL --what-if rate=2x --what-if max_num_seqs=128"
 MOST_TIMES = 1000.0
+ALIASES = {"kv": "kv_cache_dtype", **{row.old: row.new for row in RENAMED_OPTIONS}}
+"""Short and old names → the option's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,7 @@ def parse_change(text: str) -> Change:
     """`rate=2x` → a change; UsageError names what is wrong."""
     name, found, value = text.partition("=")
     name = name.strip().replace("-", "_").lstrip("_")
-    name = {"kv": "kv_cache_dtype"}.get(name, name)
+    name = ALIASES.get(name, name)
     if not found or not value.strip():
         raise UsageError(f"--what-if {text}: write NAME=VALUE.", EXAMPLE)
     if name not in ROWS:
@@ -236,12 +239,12 @@ def prefix_cache(case: Case, change: Change) -> Case:
     return replace(case, settings=replace(case.settings, cache=cache))
 
 
-def speculate(case: Case, change: Change) -> Case:
+def speculative_method(case: Case, change: Change) -> Case:
     """Without guesses; what guesses would bring is not known before they were made."""
     if change.value != "off":
         raise UsageError(
             f"--what-if {change}: what guesses bring here is known once they are made.",
-            "Start it with --speculate auto; speculate=off is simulated.",
+            "Start it with --speculative-method auto; speculative_method=off is simulated.",
         )
     return replace(case, settings=replace(case.settings, speculation=SpeculationConfig()))
 
@@ -280,7 +283,7 @@ ROWS: dict[str, Callable[[Case, Change], Case]] = {
     "block_size": block_size,
     "prefix_cache": prefix_cache,
     "prefix_cache_policy": prefix_cache,
-    "speculate": speculate,
+    "speculative_method": speculative_method,
     "max_queue": max_queue,
     "max_queue_wait": max_queue_wait,
 }

@@ -7,7 +7,8 @@ An unknown flag or key is a UsageError that names the nearest known one.
 import argparse
 import dataclasses
 import difflib
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -21,9 +22,16 @@ from headway.config.options.field import (
     split,
     value_type,
 )
+from headway.config.options.renamed import (
+    RenamedOption,
+    list_renamed,
+    rename_options,
+)
 from headway.config.options.tables import EngineOptions
 from headway.core.errors import UsageError
 from headway.core.yaml_file import read_yaml
+
+log = logging.getLogger(__name__)
 
 Options = TypeVar("Options")
 NO_OPTIONS = frozenset(
@@ -72,16 +80,20 @@ def read_options(
     tables: Sequence[type],
     arguments: Sequence[str],
     environment: Mapping[str, str],
+    warn: Callable[[str], None] = log.warning,
 ) -> tuple[dict[type, Any], list[str], dict[str, str]]:
     """Read the options of `tables`.
 
     Returns table → options object, the positional arguments, and name → where its value is from
-    (`flag`, `environment`, `file`). Raises UsageError.
+    (`flag`, `environment`, `file`). `warn` gets a line for each old name of a renamed option.
+    Raises UsageError.
     """
     rows = fields_of(tables)
     others = frozenset(vllm.BY_NAME) - rows.keys() if EngineOptions in tables else frozenset()
-    flags, positionals = read_flags(rows, arguments, others)
-    file = read_file(flags.pop("config", None) or environment.get("HEADWAY_CONFIG"), rows, others)
+    flags, positionals = read_flags(rows, arguments, others, warn)
+    path = flags.pop("config", None) or environment.get("HEADWAY_CONFIG")
+    file = read_file(path, rows, others, warn)
+    environment = rename_variables(environment, list_renamed(rows), warn)
     for name in REMOVED if EngineOptions in tables else ():
         if environment_name(name) in environment:
             refuse_removed(environment_name(name), name)
@@ -107,7 +119,9 @@ def read_options(
 
 def check_environment(tables: Sequence[type], environment: Mapping[str, str]) -> None:
     """Raise UsageError for a variable HEADWAY_… that is an option of none of `tables`."""
-    known = {environment_name(name): name for name in fields_of(tables)}
+    rows = fields_of(tables)
+    known = {environment_name(name): name for name in rows}
+    known |= {environment_name(row.old): row.old for row in list_renamed(rows)}
     unknown = (name for name in environment if name.startswith("HEADWAY_"))
     for variable in sorted(set(unknown) - known.keys() - NO_OPTIONS):
         refuse_removed(variable, variable.removeprefix("HEADWAY_").lower())
@@ -120,6 +134,22 @@ def check_environment(tables: Sequence[type], environment: Mapping[str, str]) ->
         )
 
 
+def rename_variables(
+    environment: Mapping[str, str],
+    renamed: Sequence[RenamedOption],
+    warn: Callable[[str], None],
+) -> dict[str, str]:
+    """Return `environment` with the variables of renamed options under their names of today."""
+    spelled = {
+        name: environment[environment_name(name)]
+        for row in renamed
+        for name in (row.old, row.new)
+        if environment_name(name) in environment
+    }
+    found = rename_options(spelled, renamed, warn, environment_name)
+    return dict(environment) | {environment_name(name): value for name, value in found.items()}
+
+
 def names(table: type) -> set[str]:
     """The option names of one table."""
     return {field.name for field in dataclasses.fields(table)}
@@ -129,11 +159,13 @@ def read_flags(
     rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
     arguments: Sequence[str],
     others: frozenset[str] = frozenset(),
+    warn: Callable[[str], None] = log.warning,
 ) -> tuple[dict[str, Any], list[str]]:
     """(name → text, positionals); a list flag may be given several times.
 
     `others` are names of vLLM's that are understood as well.
     """
+    renamed = list_renamed(rows)
     parser = Parser()
     parser.add_argument("--config", default=argparse.SUPPRESS)
     for name, (table, _) in rows.items():
@@ -145,10 +177,11 @@ def read_flags(
             parser.add_argument(
                 flag_name(name), dest=name, action=action, default=argparse.SUPPRESS
             )
-    for name in others:
+    for name in [*others, *(row.old for row in renamed)]:
         parser.add_argument(flag_name(name), dest=name, default=argparse.SUPPRESS)
     parser.add_argument("positionals", nargs="*")
-    spelled = spell_out(rows, arguments, others & vllm.SWITCHES)
+    old = {row.old for row in renamed if value_type(rows[row.new][0], row.new)[0] is bool}
+    spelled = spell_out(rows, arguments, others & vllm.SWITCHES | old)
     parsed, unknown = parser.parse_known_intermixed_args(spelled)
     refuse_unknown([text for text in unknown if text.startswith("-")], rows, bool(others))
     flags = vars(parsed)
@@ -159,6 +192,7 @@ def read_flags(
         else value
         for name, value in flags.items()
     }
+    flags = rename_options(flags, renamed, warn)
     if others:
         config = {"config": flags.pop("config")} if "config" in flags else {}
         flags = vllm.translate(flags, frozenset(rows)) | config
@@ -179,7 +213,7 @@ def spell_out(
     """--insecure → --insecure=true, unless a word such as `false` follows: the model may, too.
 
     --no-insecure → --insecure=false, --max_model_len → --max-model-len. `others` are switches of
-    vLLM's.
+    vLLM's, and old names of ours.
     """
     arguments = [with_dashes(text) for text in arguments]
     ours = {name for name, (table, _) in rows.items() if value_type(table, name)[0] is bool}
@@ -233,6 +267,7 @@ def read_file(
     path: str | None,
     rows: Mapping[str, tuple[type, dataclasses.Field[Any]]],
     others: frozenset[str] = frozenset(),
+    warn: Callable[[str], None] = log.warning,
 ) -> dict[str, Any]:
     """The YAML file's keys (dashes or underscores), every one of them known, or vLLM's."""
     if path is None:
@@ -251,6 +286,7 @@ def read_file(
                 "Keep one of the two.",
             )
         keys[key] = value
+    keys = rename_options(keys, list_renamed(rows), warn, str, f"--config {path}: ")
     if others:
         keys = vllm.translate(keys, frozenset(rows), lambda name: f"--config {path}: {name}")
     for key in keys:

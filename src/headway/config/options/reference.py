@@ -28,6 +28,7 @@ from headway.config.options.plan import PlanOptions
 from headway.config.options.prune import PruneOptions
 from headway.config.options.quantize import QuantizeOptions
 from headway.config.options.read import format_value
+from headway.config.options.renamed import LAST_VERSION, RENAMED_OPTIONS
 from headway.config.options.rollout import RolloutOptions
 from headway.config.options.simulate import SimulateOptions
 from headway.config.options.tables import (
@@ -58,7 +59,27 @@ def reference() -> str:
         )
         parts.extend(row(table, field) for field in dataclasses.fields(table))
         parts.append("")
-    return "\n".join([*parts, *from_vllm()])
+    return "\n".join([*parts, *renamed_table(), *from_vllm()])
+
+
+RENAMED = f"""## Renamed options
+
+The old name works in {LAST_VERSION} as a flag, a key, a variable and an argument of `LLM`, with a
+line of warning.
+
+| old name | name |
+| --- | --- |
+"""
+
+
+def renamed_table() -> list[str]:
+    """The table of renamed options, with the words of their values that changed."""
+    lines = []
+    for row in RENAMED_OPTIONS:
+        words = ", ".join(f"`{old}` is `{new}`" for old, new in row.values.items())
+        name = f"`{flag_name(row.new)}`{words and f': {words}'}"
+        lines.append(f"| `{flag_name(row.old)}` | {name} |")
+    return [RENAMED + "\n".join(lines), ""]
 
 
 FROM_VLLM = """## Options of vLLM

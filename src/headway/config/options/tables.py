@@ -213,13 +213,16 @@ class EngineOptions:
         "Disk for rounded weights, kept for the next start; the least recently used go; 0 is off.",
         low=0,
     )
-    speculate: str = option(
-        "off",
-        "Who guesses tokens that are verified together, at the same tokens: auto, off, or some of "
-        "lookup, suffixes, forced, lookahead, draft, medusa, eagle, with commas.",
+    speculative_method: str | None = option(
+        None,
+        "Proposers of draft tokens, which steps verify; answers stay the same: off, auto, or some "
+        "of ngram, suffix, grammar, lookahead, draft, medusa, eagle, with commas. By default auto "
+        "with --draft-model, else off.",
     )
     draft_model: str = option("", "Folder of a smaller model with the same tokenizer that drafts.")
-    max_drafts: int = option(8, "Most guesses of a sequence in a step.", low=1, high=64)
+    num_speculative_tokens: int = option(
+        8, "Most draft tokens of a sequence in a step.", low=1, high=64
+    )
     draft_vocab_size: int | None = option(
         None,
         "Tokens that a draft model, heads or a layer guess among, the frequent and the recent; 0: "
@@ -296,7 +299,7 @@ class ServerOptions:
     decode_replicas: int = option(
         0, "Engines that go on with the answers of --prefill-replicas.", low=0, high=64
     )
-    kv_ungated: bool = option(
+    allow_unverified_kv: bool = option(
         False,
         "Start with --kv-layers, --kv-read or --kv-keep though no gate was passed: for research.",
     )

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headway.config.options.field import FALSE, TRUE, flag_name
-from headway.config.options.vllm_speculation import speculation
 from headway.core.errors import UsageError
 
 
@@ -63,6 +62,96 @@ class Together:
     ours: tuple[str, ...]
     read: Callable[[Mapping[str, Any], Callable[[str], str]], dict[str, str]]
     note: str
+
+
+SPECULATIVE_METHODS = {
+    "ngram": "ngram",
+    "suffix": "ngram,suffix",
+    "draft_model": "draft",
+    "medusa": "medusa",
+    "eagle": "eagle",
+}
+"""vLLM's method → `--speculative-method`; its suffix decoding looks into the prompt as well."""
+SHORT_OPTIONS = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+"""vLLM's short options → their key of the object."""
+FIXED_KEYS = {"draft_tensor_parallel_size": 1}
+"""Keys that have one value here."""
+SPECULATIVE_CONFIG = "speculative_config"
+
+
+def translate_speculation(given: Mapping[str, Any], spell: Callable[[str], str]) -> dict[str, str]:
+    """Return our options for vLLM's of speculation: one JSON object, or three short ones.
+
+    vLLM verifies `num_speculative_tokens` in every step; here they are the most, and fewer are
+    verified where more would not pay. `spell` writes a name as its user did.
+
+    >>> translate_speculation({"spec_method": "ngram", "spec_tokens": 4}, str)
+    {'speculative_method': 'ngram', 'num_speculative_tokens': '4'}
+    """
+    config = {}
+    if SPECULATIVE_CONFIG in given:
+        config = parse_speculative_config(given[SPECULATIVE_CONFIG], spell(SPECULATIVE_CONFIG))
+    for name, key in SHORT_OPTIONS.items():
+        if name in given and key in config:
+            raise UsageError(
+                f"{spell(name)} and {key} in {spell(SPECULATIVE_CONFIG)} are both given.",
+                "Keep one of them.",
+            )
+        if name in given:
+            config[key] = given[name]
+    return convert_speculation(config, spell(SPECULATIVE_CONFIG))
+
+
+def parse_speculative_config(value: Any, name: str) -> dict[str, Any]:
+    """Return the object that a flag writes as JSON, and YAML as itself, without null values."""
+    found = value
+    if isinstance(value, str):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            found = None
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"{name} is no JSON object.", 'Write {"method": "ngram", "num_speculative_tokens": 5}.'
+        )
+    return {key: each for key, each in found.items() if each is not None}
+
+
+def convert_speculation(config: dict[str, Any], name: str) -> dict[str, str]:
+    """Return our options for vLLM's object; raises UsageError for an unknown key or method."""
+    config = {k: v for k, v in config.items() if not (k in FIXED_KEYS and v == FIXED_KEYS[k])}
+    method, model = config.pop("method", None), config.pop("model", None)
+    count = config.pop("num_speculative_tokens", None)
+    if config:
+        raise UsageError(
+            f"{name}: {next(iter(config))} means nothing here.",
+            "Leave it out: each step decides how many tokens it verifies, up to "
+            "--num-speculative-tokens.",
+        )
+    if method is None:
+        method, model = (model, None) if model in SPECULATIVE_METHODS else ("draft_model", model)
+    if method not in SPECULATIVE_METHODS:
+        raise UsageError(
+            f"{name}: there is no method {method} here.",
+            f"Use one of {', '.join(SPECULATIVE_METHODS)}, or --speculative-method.",
+        )
+    if (model is None) == (method == "draft_model"):
+        raise UsageError(
+            f"{name}: method {method} "
+            + ("takes no model." if model is not None else "needs a model."),
+            "Give model, the folder of a smaller model, with draft_model alone; what medusa and "
+            "eagle read lies beside the model that is served.",
+        )
+    found = {"speculative_method": SPECULATIVE_METHODS[method]}
+    if model is not None:
+        found["draft_model"] = str(model)
+    if count is not None:
+        found["num_speculative_tokens"] = str(count)
+    return found
 
 
 NO, YES = ("false",), ("true",)
@@ -121,10 +210,10 @@ GIVEN = (
 TOGETHER = (
     Together(
         names="speculative_config spec_method spec_model spec_tokens",
-        ours=("speculate", "draft_model", "max_drafts"),
-        read=speculation,
+        ours=("speculative_method", "draft_model", "num_speculative_tokens"),
+        read=translate_speculation,
         note="the methods ngram, suffix, draft_model, medusa and eagle, and no keys but method, "
-        "model and num_speculative_tokens: the most that is guessed",
+        "model and num_speculative_tokens: the most that a step verifies",
     ),
 )
 VALUES = {"dtype": {"half": "float16", "float": "float32"}}

@@ -195,12 +195,14 @@ class Speculation:
         compared, so that rates are computed once."""
         if self.lookahead is not None:
             rates = self.acceptance.rates(self.lookahead.name, KINDS)
-            self.lookahead.begin(rates, least_value(plain, self.cost, self.config.max_drafts))
+            self.lookahead.begin(
+                rates, least_value(plain, self.cost, self.config.num_speculative_tokens)
+            )
         for sequence, state in zip(decodes, states, strict=True):
             state.proposals, draft_ids, tokens = [], list[int](), sequence.tokens
             self._score(state, tokens)
             for proposer in self.proposers:
-                proposal = proposer.propose(sequence, self.config.max_drafts)
+                proposal = proposer.propose(sequence, self.config.num_speculative_tokens)
                 if not proposal.token_ids:
                     continue
                 if proposer is self.drafter:
@@ -229,7 +231,7 @@ class Speculation:
         best = free = NO_CANDIDATE
         most = most_free = -inf
         for name, proposal, context in state.proposals:
-            token_ids = fitting(sequence, proposal.token_ids, self.config.max_drafts)
+            token_ids = fitting(sequence, proposal.token_ids, self.config.num_speculative_tokens)
             if not token_ids:
                 continue
             probabilities = self.acceptance.probabilities(

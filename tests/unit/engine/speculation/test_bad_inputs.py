@@ -55,7 +55,7 @@ def test_a_prompt_of_one_token_a_hundred_thousand_times():
         num_blocks=(2 * LENGTH // 64,), block_size=64, budget=8192, max_model_len=LENGTH + 1000
     )
     engine = Engine(Parrot(), settings, vocab_size=100, eos_token_ids=(0,))
-    config = SpeculationConfig(sources=("lookup", "suffixes"), max_drafts=8)
+    config = SpeculationConfig(sources=("lookup", "suffixes"), num_speculative_tokens=8)
     speculation = Speculation(config, StepModel(GUESSES_PAY))
     speculation.backoff = NoBackoff()
     engine.scheduler.drafts.speculator = speculation

@@ -149,7 +149,7 @@ def test_n_grams_of_all_go_and_who_runs_on_leaves_none():
 def test_the_engine_forgets_past_answers_with_the_blocks():
     """The answer is guessed again, after a forgetting it is not."""
     settings = make_settings(num_blocks=(60,), budget=64, prefix_cache="cost")
-    speculation = SpeculationConfig(sources=("suffixes",), max_drafts=4)
+    speculation = SpeculationConfig(sources=("suffixes",), num_speculative_tokens=4)
     talk = CachedWorld(replace(settings, speculation=speculation))
     past = talk.engine.scheduler.drafts.speculator.proposers[0]
     prompt = list(range(12))

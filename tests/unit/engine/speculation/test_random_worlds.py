@@ -83,7 +83,7 @@ def speculating_world(shape, seed: int) -> World:
     """Return a world whose speculator has three proposers, or two without a drafter."""
     world = World(shape)
     sources = ("lookup", "suffixes", "draft") if seed % 3 else ("lookup", "suffixes")
-    config = SpeculationConfig(sources=sources, max_drafts=4, draft_share=0.01)
+    config = SpeculationConfig(sources=sources, num_speculative_tokens=4, draft_share=0.01)
     speculation = Speculation(config, world.engine.cost)
     speculation.backoff = RandomBackoff(seed)
     others = speculation.proposers[:-2]

@@ -53,7 +53,9 @@ def test_rows_that_seemed_dear_are_tried_again():
     assert counts[-1] > 3, "it never learned that rows are cheap"
 
 
-DRAFTING = SpeculationConfig(sources=("lookup", "draft"), max_drafts=4, draft_share=0.01)
+DRAFTING = SpeculationConfig(
+    sources=("lookup", "draft"), num_speculative_tokens=4, draft_share=0.01
+)
 CHEAP = Prior(weights_s=1.0, token_s=1e-6, sampled_s=1e-6)
 """A machine on which guesses cost nothing."""
 
@@ -108,7 +110,7 @@ def test_a_doubtful_match_does_not_keep_the_drafter_from_being_asked():
     sequence = Sequence(1, request, 0, num_groups=1, stop_ids=frozenset(), max_len=500, seed=0)
     sequence.computed = len(sequence.tokens) - 1
     riding = ask(speculation, [sequence], work_of([sequence.computed], (0,)), 512, inf)[1]
-    assert riding.source == "lookup" and riding.propose == DRAFTING.max_drafts
+    assert riding.source == "lookup" and riding.propose == DRAFTING.num_speculative_tokens
 
 
 def test_a_probe_asks_for_one_guess_of_every_sequence():

@@ -21,7 +21,7 @@ NO_PROPOSAL = Proposal([], 0)
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens; `name` is as `--speculate` and the metrics have it."""
+    """Proposes draft tokens; `name` is that of its source in `/stats` and metrics."""
 
     name: str
 
