@@ -77,7 +77,7 @@ def step_cost(folder: Path, num_seqs: int) -> dict[str, float]:
 
     def tokens() -> None:
         for timeline in timelines:
-            timeline.tokens_left(0, 1)
+            timeline.add_tokens(0, 1)
 
     frame = msgspec.msgpack.encode(record)
     decoder = msgspec.msgpack.Decoder(StepRecord)
@@ -106,7 +106,7 @@ def main() -> None:
 
     def request() -> None:
         timeline = model.begin("x", arrived_s=model.clock.now_s(), num_prompt=9, num_choices=1)
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
         timeline.complete()
 
     print(f"{'a request':<24}{best_us(request):>10.1f} us")

@@ -23,7 +23,7 @@ from headway.core.service import Alone, ServiceClass, service_classes
 from headway.perf.frontend import HostCost
 from headway.perf.model import Work
 from headway.spec import read_model_spec
-from headway.telemetry.calibration import Calibration, StepColumns, fingerprint
+from headway.telemetry.calibration import MachineCalibration, StepColumns, fingerprint
 
 MOST = 2**40
 SPEC = read_model_spec(model_folder(None))
@@ -133,9 +133,9 @@ def two_engines(
     return found
 
 
-def measured(settings: Settings, **more) -> Calibration:
+def measured(settings: Settings, **more) -> MachineCalibration:
     """What a server with these settings tells of such steps."""
-    return Calibration(
+    return MachineCalibration(
         headway="1",
         model="tiny",
         fingerprint=fingerprint(SPEC),
@@ -154,7 +154,7 @@ def measured(settings: Settings, **more) -> Calibration:
     )
 
 
-def measured_here(options: EngineOptions) -> Calibration:
+def measured_here(options: EngineOptions) -> MachineCalibration:
     """The same of a server that these options start on this machine, with 20,000 KV tokens."""
     _, settings, _, _ = plan_settings(model_folder(None), options)
     return msgspec.structs.replace(measured(settings), group_blocks=[1250])

@@ -10,7 +10,7 @@ from headway.core.records import StepRecord
 from headway.core.service import Alone, service_classes
 from headway.spec import ModelSpec, spec_from_config
 from headway.telemetry.live import Telemetry
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.timeline import RequestTimeline
 
 BANDWIDTH, PEAK = 1e9, 1e11
 LLAMA = {
@@ -69,7 +69,7 @@ def telemetry(
     return found
 
 
-def begin(model: Telemetry, request_id: str, **more: Any) -> Timeline:
+def begin(model: Telemetry, request_id: str, **more: Any) -> RequestTimeline:
     """A request that arrives now, with a prompt of 10 tokens."""
     given = {"arrived_s": model.clock.now_s(), "num_prompt": 10, "num_choices": 1, **more}
     return model.begin(request_id, **given)
@@ -77,13 +77,13 @@ def begin(model: Telemetry, request_id: str, **more: Any) -> Timeline:
 
 def answer(
     model: Telemetry, clock: VirtualClock, request_id: str, gaps: list[float], **more: Any
-) -> Timeline:
+) -> RequestTimeline:
     """A request whose tokens leave after these gaps, the first after `gaps[0]`."""
     timeline = begin(model, request_id, **more)
-    timeline.scheduled(clock.now_s() + gaps[0] / 2, 0)
+    timeline.on_scheduled(clock.now_s() + gaps[0] / 2, 0)
     for gap in gaps:
         clock.advance(gap)
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
     timeline.complete()
     return timeline
 

@@ -9,7 +9,7 @@ import pytest
 from live_server import headway
 
 from conftest import StartServer
-from headway.telemetry.calibration import Calibration
+from headway.telemetry.calibration import MachineCalibration
 
 
 def cpu_seconds(pid: int) -> float:
@@ -33,7 +33,7 @@ def test_the_costs_add_up_to_the_cpu_time_of_the_process(
     assert done.returncode == 0, done.stderr
     taken_s = cpu_seconds(server.process.pid) - before_s
     seconds = time.monotonic() - began_s
-    found = msgspec.json.decode(file.read_bytes(), type=Calibration)
+    found = msgspec.json.decode(file.read_bytes(), type=MachineCalibration)
     host = found.host
     tokens = sum(asked.answer or 0 for asked in found.traffic)
     told_s = host.request_cpu_s * len(found.traffic) + host.step_cpu_s * len(found.steps)
@@ -46,6 +46,6 @@ def test_a_server_that_has_just_begun_tells_no_costs(start_server: StartServer) 
     """One second under load tells nothing apart: zeros, by which a simulated front has no queue."""
     server = start_server().wait_ready()
     with urllib.request.urlopen(f"{server.url}/calibration?seconds=5", timeout=60) as answer:
-        host = msgspec.json.decode(answer.read(), type=Calibration).host
+        host = msgspec.json.decode(answer.read(), type=MachineCalibration).host
     assert (host.request_cpu_s, host.step_cpu_s, host.token_cpu_s) == (0.0, 0.0, 0.0)
     assert host.client_cpu_s == 0.0 and host.num_cores >= 1

@@ -17,7 +17,7 @@ from headway.advise.tune.confirm import Confirmation
 from headway.advise.tune.outcome import Tuned, yaml_of
 from headway.config.options import BenchOptions, EngineOptions
 from headway.spec.embedded import model_folder
-from headway.telemetry.calibration import Calibration
+from headway.telemetry.calibration import MachineCalibration
 
 SLO = ["ttft=5s,tpot=1s"]
 LOAD = BenchOptions(rate=6, input_len="20", output_len="4", slo=SLO, seed=2)
@@ -76,7 +76,7 @@ def test_a_server_is_what_the_file_says(start_server: StartServer, tmp_path: Pat
     server = start_server(f"--config={file}", "--threads=1")
     server.wait_ready()
     with urllib.request.urlopen(f"{server.url}/calibration?seconds=60", timeout=60) as answer:
-        told = msgspec.json.decode(answer.read(), type=Calibration)
+        told = msgspec.json.decode(answer.read(), type=MachineCalibration)
     settings = told.origin.settings
     assert settings.max_num_seqs == 3 and settings.scheduler.policy == "slo"
     assert (settings.scheduler.lane_share, settings.scheduler.long_prefill_s) == (0.3, 0.75)

@@ -169,5 +169,5 @@ def prefix(report: Report) -> PrefixReading:
         sent += (each.requests - 1) * each.shared * scale
     best = max(report.sharing, key=lambda each: each.requests * each.shared)
     return PrefixReading(
-        hit_rate=hit_rate(report), shared_tokens=sent / total, shared_said=best.said.rstrip(".")
+        hit_rate=hit_rate(report), shared_tokens=sent / total, shared_said=best.sentence.rstrip(".")
     )

@@ -29,7 +29,7 @@ from headway.telemetry.snapshot import (
     Percentiles,
     Snapshot,
     StepStats,
-    Window,
+    WindowStats,
 )
 
 SLOW_SHARE = 0.5
@@ -83,7 +83,7 @@ def describe(snapshot: Snapshot) -> str:
     )
 
 
-def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple[str, ...]:
+def not_known(last: Snapshot, window: WindowStats, transfer_s: float | None) -> tuple[str, ...]:
     """What this window cannot say."""
     found = []
     if not window.latency["e2e"].count:
@@ -96,7 +96,7 @@ def not_known(last: Snapshot, window: Window, transfer_s: float | None) -> tuple
     return tuple(found)
 
 
-def load(first: Snapshot, last: Snapshot, window: Window) -> LoadReading:
+def load(first: Snapshot, last: Snapshot, window: WindowStats) -> LoadReading:
     """What arrives, runs and waits."""
     mean = window.steps.mean
     return LoadReading(
@@ -111,20 +111,20 @@ def load(first: Snapshot, last: Snapshot, window: Window) -> LoadReading:
     )
 
 
-def in_slo(window: Window) -> float | None:
+def in_slo(window: WindowStats) -> float | None:
     """Of the requests of all classes that were judged, the share that met their objectives."""
     judged = sum(row.num_judged for row in window.classes)
     return sum(row.num_met for row in window.classes) / judged if judged else None
 
 
-def latency(window: Window, transfer_s: float | None) -> LatencyReading:
+def latency(window: WindowStats, transfer_s: float | None) -> LatencyReading:
     """The window's percentiles; the round trip is the doctor's own."""
     names = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
     found = {name: window.latency.get(name, Percentiles()) for name in names}
     return LatencyReading(**found, transfer_s=transfer_s)
 
 
-def lengths(polls: Sequence[Snapshot], window: Window) -> LengthReading:
+def lengths(polls: Sequence[Snapshot], window: WindowStats) -> LengthReading:
     """What a quarter of the prompts stays below, and the longest.
 
     Of the requests under way at the polls where they are several: [16, 16, 2500, 2500] → 16 and
@@ -141,7 +141,7 @@ def lengths(polls: Sequence[Snapshot], window: Window) -> LengthReading:
     )
 
 
-def steps(window: Window) -> StepReading:
+def steps(window: WindowStats) -> StepReading:
     """What the steps took."""
     found = window.steps
     return StepReading(
@@ -162,7 +162,7 @@ def limits(last: Snapshot) -> LimitReading:
     )
 
 
-def machine(last: Snapshot, window: Window) -> MachineReading:
+def machine(last: Snapshot, window: WindowStats) -> MachineReading:
     """The ceilings that were measured."""
     return MachineReading(
         device=last.machine.device,
@@ -181,7 +181,7 @@ def weights(last: Snapshot) -> WeightReading:
     )
 
 
-def kv(last: Snapshot, window: Window) -> KVReading:
+def kv(last: Snapshot, window: WindowStats) -> KVReading:
     """The blocks: those of the group with the fewest, whose tokens end first."""
     groups = [group for group in last.now.kv_groups if group.kind != "open"]
     group = min(groups, key=lambda g: g.blocks_total, default=None)
@@ -194,7 +194,7 @@ def kv(last: Snapshot, window: Window) -> KVReading:
     )
 
 
-def prefix(last: Snapshot, window: Window) -> PrefixReading:
+def prefix(last: Snapshot, window: WindowStats) -> PrefixReading:
     """Tokens of a mean prompt that others began with, among the last prompts.
 
     24 of 32 prompts share 200 tokens: all but the first of them sent them again, 23 · 200 / 32.
@@ -250,7 +250,7 @@ def prefill_tokens(steps: StepStats) -> float | None:
     return steps.mean.prefill_tokens * steps.count / steps.num_prefill_steps
 
 
-def faults(first: Snapshot, last: Snapshot, window: Window) -> FaultReading:
+def faults(first: Snapshot, last: Snapshot, window: WindowStats) -> FaultReading:
     """What was counted between the first poll and the last."""
     before, after = first.totals, last.totals
     invalid = grown(before.validation_failures, after.validation_failures)
@@ -271,7 +271,7 @@ def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in found.items() if count > 0}
 
 
-def spend(window: Window, own: float | None, given: float | None) -> SpendReading:
+def spend(window: WindowStats, own: float | None, given: float | None) -> SpendReading:
     """Dollars per million tokens at the price `given`, else at the server's `own`."""
     price = own if given is None else given
     if price is None:
@@ -290,7 +290,7 @@ def scaled(value: float | None, by: float) -> float | None:
     return None if value is None else value * by
 
 
-def split_price(window: Window, price: float) -> SpendReading:
+def split_price(window: WindowStats, price: float) -> SpendReading:
     """The same split for a server that was given no price: by the time of its steps."""
     decode_s = window.decode.time_s if window.decode else 0.0
     prefill_s = window.prefill.time_s if window.prefill else 0.0

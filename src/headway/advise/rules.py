@@ -298,7 +298,7 @@ RULES = (
         kind="bandwidth",
         reads=("steps", "drafts"),
         symptom="Speculation is on and brings nothing.",
-        cause="What comes is not what is guessed: answers repeat nothing, or the drafting model "
+        cause="Draft tokens are rejected: answers repeat nothing, or the drafting model "
         "agrees too seldom for what it takes.",
         fix="`--speculative-method off`, or a drafting model that agrees more (`headway eval` "
         "compares two)",

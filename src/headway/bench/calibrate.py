@@ -23,7 +23,7 @@ from headway.measure.record import Exchange, Run
 from headway.measure.saved import write
 from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import cpu_costs_of
-from headway.telemetry.calibration import FORMAT, VERSION, WHOLE_LOAD, Calibration
+from headway.telemetry.calibration import FORMAT, VERSION, WHOLE_LOAD, MachineCalibration
 
 MOST_SECONDS = 300
 TIMEOUT_S = 30.0
@@ -38,7 +38,9 @@ LEAST_STEPS = 50
 """Fewer steps than these tell a machine's pace too roughly to simulate by."""
 
 
-async def read_calibration(url: str, api_key: str, model: str, seconds: float) -> Calibration:
+async def read_calibration(
+    url: str, api_key: str, model: str, seconds: float
+) -> MachineCalibration:
     """What the server tells of its last seconds; UsageError where it cannot."""
     base = url.rstrip("/").removesuffix("/v1")
     query = {"seconds": f"{min(max(seconds, 0.1), MOST_SECONDS):.3f}"}
@@ -63,10 +65,10 @@ async def read_calibration(url: str, api_key: str, model: str, seconds: float) -
     return parse_calibration(data, base)
 
 
-def parse_calibration(data: bytes, source: str) -> Calibration:
+def parse_calibration(data: bytes, source: str) -> MachineCalibration:
     """The calibration in these bytes; UsageError names what is wrong with them."""
     try:
-        found = msgspec.json.decode(data, type=Calibration)
+        found = msgspec.json.decode(data, type=MachineCalibration)
     except msgspec.DecodeError as error:
         raise UsageError(
             f"{source} is no calibration: {error}.",
@@ -106,7 +108,7 @@ def check_step_model(model: ModelSnapshot, source: str) -> None:
         )
 
 
-def open_calibration(path: str) -> Calibration:
+def open_calibration(path: str) -> MachineCalibration:
     """The calibration in a file; UsageError."""
     try:
         data = read_bytes(Path(path), 2**31)

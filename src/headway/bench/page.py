@@ -141,7 +141,7 @@ def lengths(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plo
                  "width": float(edges[1] - edges[0]), "opacity": 0.7}
             )  # fmt: skip
     layout = axes("tokens", "requests") | {"barmode": "overlay"}
-    shared = report.sharing[0].said if report.sharing else "No two prompts begin alike."
+    shared = report.sharing[0].sentence if report.sharing else "No two prompts begin alike."
     return "Tokens of prompts and answers", shared, {"data": data, "layout": layout}
 
 

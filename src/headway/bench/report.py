@@ -19,7 +19,7 @@ from headway.core.slo import Slo, parse_slo
 from headway.measure.record import Exchange, Run
 from headway.perf.roofline import ratio
 from headway.telemetry.formulas import HOUR_S, usd_per_million
-from headway.telemetry.prefixes import Sharing
+from headway.telemetry.prefixes import SharedPrefix
 
 
 class Figures(msgspec.Struct, kw_only=True):
@@ -121,7 +121,7 @@ class Report(msgspec.Struct, kw_only=True):
     checks: list[Check]
     client: ClientVerdict
     saturation: Saturation
-    sharing: list[Sharing] = []
+    sharing: list[SharedPrefix] = []
     goodput_search: GoodputSearch | None = None
     run: Run
 
@@ -132,7 +132,7 @@ Seen = tuple[Exchange, Latency | None]
 def build_report(
     run: Run,
     headway: str,
-    sharing: list[Sharing] | None = None,
+    sharing: list[SharedPrefix] | None = None,
     search: GoodputSearch | None = None,
 ) -> Report:
     """Derive the report of a run."""

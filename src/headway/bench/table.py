@@ -219,8 +219,8 @@ def sharing_lines(report: Report) -> list[str]:
     """Where prompts part."""
     lines = []
     for sharing in report.sharing[:5]:
-        lines.append(f"prefix: {sharing.said}")
-        lines += [f"        {parting.said}" for parting in sharing.outliers[:3]]
+        lines.append(f"prefix: {sharing.sentence}")
+        lines += [f"        {parting.sentence}" for parting in sharing.outliers[:3]]
     return lines
 
 

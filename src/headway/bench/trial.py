@@ -13,7 +13,7 @@ from headway.bench.talk import Dialect
 from headway.config.options import BenchOptions
 from headway.core.slo import parse_slo
 from headway.measure.record import Run
-from headway.telemetry.prefixes import Sharing, find_sharing
+from headway.telemetry.prefixes import SharedPrefix, find_shared_prefixes
 
 MOST_PROMPTS, MOST_PIECES = 200, 4096
 """How much of the prompts is looked at for shared prefixes."""
@@ -135,7 +135,7 @@ def patience(bench: Bench) -> float:
     return 2 * longest + 1
 
 
-def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:
+def sharing(bench: Bench, dialect: Dialect) -> list[SharedPrefix]:
     """Where the prompts of this load part; of many a drawn sample."""
     talks = bench.traffic.conversations
     chosen = sorted(random.Random(0).sample(range(len(talks)), min(MOST_PROMPTS, len(talks))))
@@ -143,4 +143,6 @@ def sharing(bench: Bench, dialect: Dialect) -> list[Sharing]:
     prompts = [dialect.pieces(turn, MOST_PIECES) for turn in turns]
     system = [len(dialect.writer.pieces(turn.system, MOST_PIECES)) for turn in turns]
     ids = isinstance(dialect.writer, IdWriter)
-    return find_sharing(prompts, names=chosen, system=system, unit="tokens" if ids else "words")
+    return find_shared_prefixes(
+        prompts, names=chosen, system=system, unit="tokens" if ids else "words"
+    )

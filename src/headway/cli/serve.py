@@ -278,7 +278,7 @@ def make_model(
     """The row of the model table: tokenizer, telemetry, and the client with its command."""
     from headway.server.models import ServedModel, answer_marks
     from headway.telemetry.live import Telemetry
-    from headway.telemetry.spans import otlp_provider, span_writer
+    from headway.telemetry.trace import otlp_provider, span_writer
 
     names = options.served_model_name or [model_name(folder)]
     tokenizer = read_tokenizer(folder, engine_options)

@@ -10,10 +10,10 @@ from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.gateway.dialects import Usage
 from headway.gateway.incoming import Incoming
-from headway.telemetry.goodput import FAILED, LEFT, OK
+from headway.telemetry.goodput import DISCONNECTED, FAILED, OK
 from headway.telemetry.request_log import (
-    CLIENT_LEFT,
-    CLIENT_LEFT_STATUS,
+    CLIENT_DISCONNECTED,
+    CLIENT_DISCONNECTED_STATUS,
     RequestLog,
     SourcedLine,
     duration,
@@ -98,8 +98,8 @@ def end_of(error: BaseException | None) -> tuple[str, int, str | None]:
     """(outcome, status, code) of a request that ended with `error`; cancelled, its client left."""
     if error is None:
         return OK, 200, None
-    if isinstance(error, RequestError) and error.code != CLIENT_LEFT:
+    if isinstance(error, RequestError) and error.code != CLIENT_DISCONNECTED:
         return outcome_of(error), error.status, error.reason or error.code
     if isinstance(error, Exception) and not isinstance(error, RequestError):
         return FAILED, 500, "internal_error"
-    return LEFT, CLIENT_LEFT_STATUS, None
+    return DISCONNECTED, CLIENT_DISCONNECTED_STATUS, None

@@ -83,7 +83,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         state.keyring,
         access=access,
         guard=LoopbackGuard(origins) if here else lambda scope: None,
-        on_refused=lambda error, source: telemetry.refused(error, source=source),
+        on_refused=lambda error, source: telemetry.on_rejection(error, source=source),
         log_refusal=lambda error, source: log_refusal(telemetry, error, source),
     )
     if origins:
@@ -101,7 +101,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
 def log_refusal(telemetry: Telemetry, error: RequestError, source: RequestSource) -> None:
     """The line of a request that was answered with an error, where requests have lines."""
     if telemetry.request_log is not None:
-        telemetry.request_log.answered_with(error, source)
+        telemetry.request_log.log_error_answer(error, source)
 
 
 def generating_endpoints(state: State) -> dict[str, ASGIApp]:
@@ -217,7 +217,7 @@ async def stats(state: State, request: Request) -> Response:
         await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
     status = model.client.status
     snapshot = take_snapshot(model.telemetry, status, more_s, with_history=past)
-    snapshot.tasks = state.tasks.dearest(outcomes.MOST_SHOWN)
+    snapshot.tasks = state.tasks.most_expensive(outcomes.MOST_SHOWN)
     return json_response(snapshot)
 
 

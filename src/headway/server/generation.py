@@ -30,7 +30,7 @@ from headway.server.context import Cut
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.timeline import RequestTimeline
 
 # ── what comes in ───────────────────────────────────────────────────────────────────────────
 
@@ -173,7 +173,7 @@ class Progress:
     num_reasoned: int = 0
     outputs: dict[int, Output] = field(default_factory=dict)
     """Choice → what its parts add up to, where the answers are read for them."""
-    timeline: Timeline | None = None
+    timeline: RequestTimeline | None = None
     """From when it is sent to the engine."""
 
     @property
@@ -212,18 +212,18 @@ class Progress:
             if delta.parts is not None:
                 self.accumulate(choice, delta)
             if delta.visible:
-                timeline.published()
+                timeline.on_publish()
             timeline.num_drafts += delta.num_drafts
             timeline.num_kept_drafts += delta.num_kept_drafts
             timeline.num_forced += delta.num_forced
             if delta.first_scheduled_s is not None:
                 self.num_cached += delta.num_cached_tokens
-                timeline.scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
+                timeline.on_scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
             if delta.finish_reason is not None:
-                telemetry.sequence_finished(delta.finish_reason)
+                telemetry.on_sequence_end(delta.finish_reason)
                 called = self.has_calls(choice)  # judged by themselves
                 if delta.incomplete and grammar is not None and not called:
-                    telemetry.answer_invalid(grammar.kind)
+                    telemetry.on_invalid_answer(grammar.kind)
         return pairs
 
     def accumulate(self, choice: int, delta: Delta) -> None:
@@ -236,7 +236,7 @@ class Progress:
         for part in delta.parts or ():
             if isinstance(part, CallEnds) and use is not None:
                 call = output.calls[part.index]
-                telemetry.called(fits=use.fault(call.name, call.arguments) is None)
+                telemetry.on_tool_call(fits=use.fault(call.name, call.arguments) is None)
 
     def timings(self) -> dict[str, Any]:
         """{"timings": …} when they were asked for."""

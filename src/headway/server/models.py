@@ -27,8 +27,7 @@ from headway.frontend.text.tools import BY_NAME, Format, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.telemetry.live import Introduction, Telemetry
-from headway.telemetry.machine_time import MachineTime
-from headway.telemetry.tasks import Retries, Tasks
+from headway.telemetry.tasks import MachineTime, Retries, Tasks
 from headway.telemetry.traffic import Origin
 
 
@@ -60,8 +59,8 @@ class ServedModel:
         self.admission = Admission(self.telemetry.clock, self.rules, self.num_engines)
         lines = self.admission.lines
         self.telemetry.on_record = self._on_record
-        self.telemetry.on_gone = lines.on_gone
-        self.telemetry.on_introduced = self._began
+        self.telemetry.on_engine_death = lines.on_gone
+        self.telemetry.on_engine_ready = self._began
         if self.telemetry.ready is not None:
             self._began(0, self.telemetry.ready)
 

@@ -51,7 +51,7 @@ from headway.server.outcomes import named_task, spend
 from headway.server.relayed import Marks, check_resumed, load_header, replay, take_field
 from headway.server.shorten import settle_context
 from headway.server.turn import prepared
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.timeline import RequestTimeline
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,9 @@ class Generate:
                 if await self._fallback.answer(session.incoming, "late"):
                     return True
                 name = session.request.service_class.name
-                session.request.model.telemetry.refused(error, service_class=name, source=source)
+                session.request.model.telemetry.on_rejection(
+                    error, service_class=name, source=source
+                )
             await session.fail(error)
             return True
         if session is not None and session.is_admitted:
@@ -163,7 +165,7 @@ class Generate:
             name = incoming.service_class.name
             comes_again = incoming.caller.in_batch and error.retry_after_s is not None
         if not comes_again:
-            self._state.rows[0].telemetry.refused(error, service_class=name, source=source)
+            self._state.rows[0].telemetry.on_rejection(error, service_class=name, source=source)
         return False
 
 
@@ -188,7 +190,7 @@ class Session:
         self.ticket = ticket
         incoming.scope.get("meters", []).append(ticket.meter)
         self.streams: list[Stream] = []
-        self.timeline: Timeline | None = None
+        self.timeline: RequestTimeline | None = None
         self.events: EventStream | None = None
         self.headers: list[tuple[bytes, bytes]] = []
         self.is_admitted = self.was_sent = self.is_spent = False
@@ -230,23 +232,23 @@ class Session:
         if self.events is not None:
             self.events.stop_pinging()
 
-    def _end(self, timeline: Timeline, error: BaseException | None) -> None:
+    def _end(self, timeline: RequestTimeline, error: BaseException | None) -> None:
         """How it ended, for the timeline, unless that is known."""
         telemetry = self.request.model.telemetry
         if timeline.ended is not None:
             return
         match error:
             case ClientGoneError():
-                telemetry.sequence_finished("abort")
-                timeline.left()
+                telemetry.on_sequence_end("abort")
+                timeline.disconnect()
             case ShedError() if not (self.is_open or self._in_background):
-                timeline.moved()
+                timeline.move()
             case RequestError():
-                telemetry.failed(timeline, error)
+                telemetry.on_failure(timeline, error)
             case Exception():
-                timeline.failed()
+                timeline.fail()
             case _:  # cancelled: nobody is there any more
-                timeline.left()
+                timeline.disconnect()
 
     def hand_over(self) -> "Session":
         """A session for the background, which owns what this one has owned so far."""
@@ -266,7 +268,7 @@ class Session:
         if self.task.num_retry:
             self.request.model.telemetry.registry.add("client_retries")
 
-    def submit(self) -> Timeline:
+    def submit(self) -> RequestTimeline:
         """Send every prompt to the engine; raises RequestError when it takes none of them now."""
         request = self.request
         model, telemetry = request.model, request.model.telemetry
@@ -290,9 +292,9 @@ class Session:
                 )
                 self.streams.append(stream)
                 stream.on_begin = partial(self.ticket.began, number)
-                telemetry.submitted(timeline, engine_id)
+                telemetry.on_submit(timeline, engine_id)
         except RequestError as error:
-            telemetry.refused(error, timeline)
+            telemetry.on_rejection(error, timeline)
             raise
         self.was_sent = True
         if not self._in_background:
@@ -305,7 +307,7 @@ class Session:
         relayed = self.incoming.relayed
         return [list(relayed.resume.tokens)] if relayed and relayed.resume else []
 
-    def _begin(self) -> Timeline:
+    def _begin(self) -> RequestTimeline:
         """Its timeline, from now on among the live ones."""
         request = self.request
         telemetry = request.model.telemetry
@@ -360,7 +362,7 @@ class Session:
                     held[choice] = held.get(choice, 0) + len(delta.token_ids)
                     continue
                 count = len(delta.token_ids) + (held.pop(choice, 0) if held else 0)
-                timeline.tokens_left(choice, count)
+                timeline.add_tokens(choice, count)
         timeline.complete()
         ending = dialect.ending()
         events.stop_pinging()
@@ -384,7 +386,7 @@ class Session:
         async for number, deltas in merge(self.streams):
             for choice, delta in progress.count(number, deltas):
                 choices[choice].append(delta)
-                timeline.tokens_left(choice, len(delta.token_ids))
+                timeline.add_tokens(choice, len(delta.token_ids))
         timeline.complete()
         return self.dialect.whole(choices)
 
@@ -439,7 +441,7 @@ async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
         stream.fail(ClientGoneError("The client left."))
 
 
-def is_due(timeline: Timeline, may_be_refused: bool, silent_s: float) -> bool:
+def is_due(timeline: RequestTimeline, may_be_refused: bool, silent_s: float) -> bool:
     """Whether a stream goes without headers for too long: until then errors have a status."""
     if timeline.computed:
         return silent_s >= GRACE_S

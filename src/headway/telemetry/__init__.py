@@ -1,6 +1,7 @@
-"""What happened: step records, request timelines, metrics, goodput, verdicts.
+"""Observability of one model: request timelines, metrics, windows, goodput, verdicts.
 
-Here lives everything that is counted and how it is added up: `records`, `timeline`, `registry` (the
-table of metrics), `live`, `summary`, `verdict`. `/stats`, `/metrics` and `/trace` are made from it.
-It imports core alone. It decides nothing and serves nothing: who asks reads it.
+`live` receives step records and requests; `timeline` keeps the timestamps of a request, `windows`
+the sums of each second, `registry` the table of metrics. `summary` and `verdict` derive the figures
+of a window; `stats`, `trace` and `calibration` make the answers of `/stats`, `/trace` and
+`/calibration` from them. This room only measures: it makes no decision and serves no HTTP.
 """

@@ -1,9 +1,9 @@
-"""A measurement of one machine with one model, as a file: what simulator, planner and tuner read.
+"""Calibration file: a measurement of one machine with one model, for simulator, planner and tuner.
 
-It keeps the last steps raw (what each did, how long it took) and what the host adds to a request
-outside of them. The mean of a step is fitted where the file is read, so a better fit needs no new
-file; what the engine's own model had learned is in it as it stood. `GET /calibration` writes one,
-`headway bench --calibrate` puts on a load first and adds what only a client sees.
+It holds the last steps as raw records (work and seconds of each) and what the host adds to a
+request outside of them. The reader of the file fits the mean of a step, so a better fit needs no
+new file; the engine's own step model is included as a snapshot. `GET /calibration` returns one;
+`headway bench --calibrate` applies a load first and adds what only a client can measure.
 """
 
 import hashlib
@@ -18,24 +18,24 @@ from headway.core.service import Alone
 from headway.perf.frontend import HostCost, cpu_costs_of, host_cost
 from headway.perf.model import observed_s
 from headway.spec import ModelSpec
-from headway.telemetry.contention import over
+from headway.telemetry.contention import mean_core_use
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
-from headway.telemetry.traffic import Asked, Origin, take_traffic
+from headway.telemetry.traffic import Origin, TrafficRequest, take_traffic
 from headway.telemetry.windows import Slot
 
 FORMAT, VERSION = "headway-calibration", 2
 WHOLE_LOAD = 1
-"""Files of this version have the front's medians under the whole load, waiting at it included."""
-MOST_POSITIONS = 64
+"""Version whose medians of the host were measured under the whole load, queueing included."""
+MAX_POSITIONS = 64
 
 
 class StepColumns(msgspec.Struct, kw_only=True):
-    """Steps in the order in which they ran, a value each.
+    """Columns of a table of steps, in the order in which they ran.
 
-    `seconds` from the end of the step before, where work waited, to its own end, without what a
-    drafter took. Work is counted as in `StepRecord`; `read` is summed over KV groups. `engine` says
-    who ran each, of several; a file without it is of one.
+    `seconds` is the time from the end of the previous step, where work waited, to the end of this
+    one, without the time of the draft model. Work is counted as in `StepRecord`; `read` is summed
+    over KV groups. `engine` is the engine of each step; empty with a single engine.
     """
 
     started_s: list[float] = []
@@ -50,8 +50,11 @@ class StepColumns(msgspec.Struct, kw_only=True):
         return len(self.seconds)
 
 
-class Calibration(msgspec.Struct, kw_only=True):
-    """All of the file; sizes as in `/stats`. `others_share` of our cores' time went elsewhere."""
+class MachineCalibration(msgspec.Struct, kw_only=True):
+    """Content of the file; sizes as in `/stats`.
+
+    `others_share` is the share of the cores' time that other processes used.
+    """
 
     format: str = FORMAT
     version: int = VERSION
@@ -70,23 +73,22 @@ class Calibration(msgspec.Struct, kw_only=True):
     steps: StepColumns
     host: HostCost
     acceptance: dict[str, list[float]] = {}
-    """Who guessed → the share right at each position, where those before were right."""
+    """Proposer → acceptance rate at each draft position, given that all before were accepted."""
     others_share: float | None = None
     measured_at: float = 0.0
     """Seconds since 1970."""
     step_model: ModelSnapshot | None = None
-    """What the engine's cost model had learned, of several engines the first's; None in older
-    files."""
-    traffic: list[Asked] = []
-    """The requests of the same time."""
+    """Step model of the engine (of the first one of several); None in older files."""
+    traffic: list[TrafficRequest] = []
+    """Requests of the same time span."""
     traffic_from_s: float | None = None
-    """When the first of them came, on the clock of the steps."""
+    """Arrival of the first request, on the clock of the steps."""
     origin: Origin | None = None
-    """What the server was started with; None where it does not tell."""
+    """Settings with which the server was started, where known."""
 
 
 def fingerprint(spec: ModelSpec) -> str:
-    """What a step's cost depends on of a model: its dimensions, not its weights."""
+    """Return a hash of the dimensions that the cost of a step depends on, without the weights."""
     sizes = [
         *(spec.architecture, spec.vocab_size, spec.hidden_size, spec.intermediate_size),
         *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.tied, spec.num_sparse),
@@ -98,8 +100,8 @@ def fingerprint(spec: ModelSpec) -> str:
     return hashlib.blake2b(repr(sizes).encode(), digest_size=8).hexdigest()
 
 
-def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration | None:
-    """What the steps since then tell; None before the engine is ready."""
+def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> MachineCalibration | None:
+    """Return the calibration of the steps since `since_s`; None before the engine is ready."""
     ready = telemetry.ready
     if ready is None:
         return None
@@ -112,7 +114,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
     host.num_cores = num_cores()
     model = next(iter(telemetry.engines.models.values()), None)
     traffic, traffic_from_s = take_traffic(telemetry, since_s)
-    return Calibration(
+    return MachineCalibration(
         headway=telemetry.version,
         model=telemetry.names[0],
         fingerprint=fingerprint(telemetry.spec),
@@ -125,7 +127,7 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
         group_blocks=ready.group_blocks,
         vocab_size=ready.vocab_size,
         alone=ready.alone,
-        steps=columns(records),
+        steps=step_columns(records),
         host=host,
         acceptance=acceptance(records),
         step_model=model.snapshot() if model is not None else None,
@@ -136,58 +138,59 @@ def take_calibration(telemetry: Telemetry, since_s: float = 0.0) -> Calibration 
     )
 
 
-def columns(records: Iterable[StepRecord]) -> StepColumns:
-    """Return the columns of the steps that teach a model something."""
-    found = StepColumns()
+def step_columns(records: Iterable[StepRecord]) -> StepColumns:
+    """Return the columns of the steps that a step model can learn from."""
+    columns = StepColumns()
     for r in records:
         seconds = observed_s(r)
         if not seconds:
             continue
-        found.started_s.append(round(r.started_s, 6))
-        found.seconds.append(round(seconds, 7))
-        found.tokens.append(r.num_tokens)
-        found.sampled.append(r.num_sampled)
-        found.attended.append(r.attended_tokens)
-        found.read.append(sum(r.kv_tokens_read))
-        found.engine.append(r.engine)
-    if not any(found.engine):
-        found.engine.clear()
-    return found
+        columns.started_s.append(round(r.started_s, 6))
+        columns.seconds.append(round(seconds, 7))
+        columns.tokens.append(r.num_tokens)
+        columns.sampled.append(r.num_sampled)
+        columns.attended.append(r.attended_tokens)
+        columns.read.append(sum(r.kv_tokens_read))
+        columns.engine.append(r.engine)
+    if not any(columns.engine):
+        columns.engine.clear()
+    return columns
 
 
 def acceptance(records: Iterable[StepRecord]) -> dict[str, list[float]]:
-    """By guesser and position, the share of guesses that were right where all before them were.
+    """Return the acceptance rate by proposer and position, given that all before were accepted.
 
-    Of guesses of 3 of which 1 was right, the first counts as right and the second as wrong.
+    Of a draft of 3 tokens with 1 accepted, the first counts as accepted, the second as rejected,
+    and the third is not counted.
     """
-    asked: dict[str, list[int]] = {}
-    right: dict[str, list[int]] = {}
+    proposed: dict[str, list[int]] = {}
+    accepted: dict[str, list[int]] = {}
     for record in records:
-        for source, count, kept in record.verified:
-            tried = asked.setdefault(source, [0] * MOST_POSITIONS)
-            held = right.setdefault(source, [0] * MOST_POSITIONS)
-            for position in range(min(count, kept + 1, MOST_POSITIONS)):
+        for source, count, num_accepted in record.verified:
+            tried = proposed.setdefault(source, [0] * MAX_POSITIONS)
+            hits = accepted.setdefault(source, [0] * MAX_POSITIONS)
+            for position in range(min(count, num_accepted + 1, MAX_POSITIONS)):
                 tried[position] += 1
-                held[position] += position < kept
+                hits[position] += position < num_accepted
     return {
-        source: [round(r / n, 4) for r, n in zip(right[source], counts, strict=True) if n]
-        for source, counts in asked.items()
+        source: [round(r / n, 4) for r, n in zip(accepted[source], counts, strict=True) if n]
+        for source, counts in proposed.items()
     }
 
 
 def others_share(telemetry: Telemetry) -> float | None:
-    """The mean share of the cores that others had in the seconds that are kept."""
+    """Return the mean share of the cores that other processes and machines used, if known."""
     slots, _ = telemetry.slots.last(max(WINDOWS_S), telemetry.clock.now_s())
-    use = over([use for slot in slots for use in slot.cores])
+    use = mean_core_use([use for slot in slots for use in slot.cores])
     return None if use is None else round(use.others_share + use.steal_share, 4)
 
 
 def cpu_costs(slots: Iterable[Slot]) -> tuple[float, float, float]:
-    """CPU seconds of (a request, a step, a token); zeros where too little is known."""
-    return cpu_costs_of([(*front_work(slot), slot.host_s) for slot in slots if slot.host_s])
+    """Return CPU seconds of (a request, a step, a token); zeros where too little is known."""
+    return cpu_costs_of([(*host_work(slot), slot.host_s) for slot in slots if slot.host_s])
 
 
-def front_work(slot: Slot) -> tuple[int, int, int]:
-    """What one second had: (requests, steps, tokens that left)."""
+def host_work(slot: Slot) -> tuple[int, int, int]:
+    """Return the work of the server's process in one second: (requests, steps, sent tokens)."""
     gaps = sum(counts.count for counts in slot.gap_counts().values())
     return slot.arrivals, slot.decode.count + slot.prefill.count, gaps + slot.first_tokens

@@ -1,8 +1,8 @@
-"""Who else uses the cores that we compute on, as /proc tells it.
+"""Use of the server's cores by other processes and virtual machines, read from /proc.
 
-Two readings of /proc/stat and of our own processes' times give shares of our cores' time between
-them. Two cores for 1 s are 2 s: the system counts 1.9 s of work, we used 1.1 s, so that others had
-0.8 s, 40%. On a system without /proc nothing is known, and nothing is said.
+Two readings of /proc/stat and of the times of the server's own processes give shares of the cores'
+time between them. Example: two cores for 1 s are 2 s; the system counts 1.9 s of work and the
+server used 1.1 s, so other processes used 0.8 s, 40%. Without /proc there is no figure.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from pathlib import Path
 import msgspec
 
 PROC = Path("/proc")
-MOST_PAUSE_S = 2.0
-"""Between two calls, so that what was computed belongs to about one second."""
-MAX_SECONDS = 5.0
-"""Readings further apart say nothing of the moment that is asked about."""
+MAX_PAUSE_S = 2.0
+"""Longest pause between two calls whose CPU seconds are attributed to one second."""
+MAX_SAMPLE_SPAN_S = 5.0
+"""Longest time between two readings that give a sample of the present."""
 
 
 class CoreUse(msgspec.Struct, kw_only=True):
-    """Shares of our cores' time over some seconds.
+    """Shares of the time of the server's cores over some seconds.
 
-    `steal_share` went to other virtual machines, `others_share` to processes that are not ours,
-    `idle_share` to nobody. `run_queue` counts tasks that ran or waited for a core, ours too, for
-    each core of the system.
+    `steal_share` is the share of other virtual machines, `others_share` that of other processes.
+    `run_queue` is the number of running and waiting tasks per core of the system, the server's own
+    tasks included.
     """
 
     seconds: float
@@ -39,7 +39,7 @@ class CoreUse(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoreTimes:
-    """One moment: clock ticks of our cores since they started, and of our processes."""
+    """Reading of one moment: clock ticks of the cores since boot, and of the server's processes."""
 
     at_s: float
     total: int
@@ -51,24 +51,25 @@ class CoreTimes:
 
 
 class CoreWatch:
-    """Tells between two calls who used the cores.
+    """Sampler of the use of the cores between two calls.
 
-    Ours is this process and all that it has started: engines, templates, trials of grammars.
+    The server's own processes are this one and all its descendants: engines, templates, trials of
+    grammars.
     """
 
     def __init__(
         self,
         now_s: Callable[[], float],
         proc: Path = PROC,
-        max_seconds: float = MAX_SECONDS,
+        max_seconds: float = MAX_SAMPLE_SPAN_S,
     ) -> None:
         self._now_s, self._proc, self._max_s = now_s, proc, max_seconds
         self._last: CoreTimes | None = None
 
     def sample(self) -> CoreUse | None:
-        """Since the last call; None at the first, after a long pause and where nothing is known.
+        """Return the use since the last call; None at the first, after a long pause, without /proc.
 
-        A process of ours that has ended since takes its ticks along: then it says nothing either.
+        None also where a process of the server ended: its ticks are lost.
         """
         before, self._last = self._last, self._read()
         now = self._last
@@ -93,12 +94,13 @@ class CoreWatch:
             lines = (self._proc / "stat").read_text(encoding="ascii").splitlines()
             ticks = core_ticks(lines)
             fields = dict(line.split()[:2] for line in lines if line.startswith("procs_running"))
+            own = process_tree(self._proc, os.getpid())
             return CoreTimes(
                 at_s=self._now_s(),
                 total=sum(sum(each) for each in ticks),
                 idle=sum(each[3] + each[4] for each in ticks),
                 steal=sum(each[7] for each in ticks),
-                own=sum(process_ticks(self._proc, pid) for pid in family(self._proc, os.getpid())),
+                own=sum(process_ticks(self._proc, pid) for pid in own),
                 runnable_per_core=int(fields["procs_running"]) / num_cores_of(lines),
                 num_cores=len(ticks),
             )
@@ -107,7 +109,7 @@ class CoreWatch:
 
 
 class CpuWatch:
-    """Tells what this process alone has computed between two calls, all of its threads."""
+    """Meter of the CPU time of this process (all threads) between two calls."""
 
     def __init__(
         self,
@@ -118,51 +120,52 @@ class CpuWatch:
         self._last: tuple[float, float] | None = None
 
     def seconds(self) -> float:
-        """CPU seconds since the last call; 0 at the first and after a pause, of which nobody knows
-        what came in it."""
+        """Return CPU seconds since the last call; 0 at the first and after a long pause."""
         before, now = self._last, (self._now_s(), self._cpu_s())
         self._last = now
-        if before is None or now[0] - before[0] > MOST_PAUSE_S:
+        if before is None or now[0] - before[0] > MAX_PAUSE_S:
             return 0.0
         return now[1] - before[1]
 
 
 def share(part: int, whole: int) -> float:
-    """Between 0 and 1: the system counts in ticks of 10 ms, and not all at one moment."""
+    """Return part / whole, limited to 0 … 1: ticks of 10 ms are not all counted at one moment."""
     return min(max(part / whole, 0.0), 1.0)
 
 
 def core_ticks(lines: list[str]) -> list[list[int]]:
-    """User, nice, system, idle, iowait, irq, softirq and steal of each core that we may use."""
-    may = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
-    found = []
+    """Return (user, nice, system, idle, iowait, irq, softirq, steal) of each allowed core."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    ticks = []
     for line in lines:
         name, _, rest = line.partition(" ")
-        if name.startswith("cpu") and name != "cpu" and (may is None or int(name[3:]) in may):
-            found.append([int(value) for value in rest.split()[:8]])
-    return found
+        if name == "cpu" or not name.startswith("cpu"):
+            continue
+        if allowed is None or int(name[3:]) in allowed:
+            ticks.append([int(value) for value in rest.split()[:8]])
+    return ticks
 
 
 def num_cores_of(lines: list[str]) -> int:
-    """All cores of the system, which its run queue is of."""
+    """Return the number of cores of the system, which its run queue refers to."""
     return sum(line.startswith("cpu") for line in lines) - 1
 
 
-def family(proc: Path, pid: int) -> set[int]:
-    """A process and all that it and its children have started, of what still runs."""
-    found: set[int] = set()
-    left = {pid}
-    while left:
-        one = left.pop()
-        found.add(one)
+def process_tree(proc: Path, pid: int) -> set[int]:
+    """Return the ids of a process and of its running descendants."""
+    tree: set[int] = set()
+    pending = {pid}
+    while pending:
+        one = pending.pop()
+        tree.add(one)
         for children in (proc / str(one)).glob("task/*/children"):
-            with contextlib.suppress(OSError):  # a thread that has ended since
-                left |= set(map(int, children.read_text(encoding="ascii").split())) - found
-    return found
+            with contextlib.suppress(OSError):  # a thread that has just ended
+                pending |= set(map(int, children.read_text(encoding="ascii").split())) - tree
+    return tree
 
 
 def process_ticks(proc: Path, pid: int) -> int:
-    """User and system time of a process and of its children that have ended; 0 when it is gone."""
+    """Return user and system ticks of a process and of its ended children; 0 when it is gone."""
     try:
         text = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -170,8 +173,8 @@ def process_ticks(proc: Path, pid: int) -> int:
     return sum(map(int, text.rpartition(")")[2].split()[11:15]))
 
 
-def over(samples: list[CoreUse]) -> CoreUse | None:
-    """Means by time; None of none."""
+def mean_core_use(samples: list[CoreUse]) -> CoreUse | None:
+    """Return the means of `samples` weighted by their seconds; None without samples."""
     seconds = sum(each.seconds for each in samples)
     if not seconds:
         return None

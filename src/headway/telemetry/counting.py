@@ -1,6 +1,6 @@
-"""What a step and a finished request add to the metrics, and which series exist from the start.
+"""Counting of steps and requests into the metrics, and the series that exist from the start.
 
-`live` calls these; whoever looks for what a row of the registry counts finds it here.
+`live` calls these functions; each row of the registry is counted here or in `live`.
 """
 
 from collections.abc import Iterable
@@ -8,40 +8,40 @@ from collections.abc import Iterable
 from headway.core.records import StepRecord
 from headway.core.service import ServiceClass
 from headway.core.slo import OBJECTIVES
-from headway.telemetry.goodput import FAILED, REFUSED, Ended
+from headway.telemetry.goodput import FAILED, REFUSED, EndedRequest
 from headway.telemetry.registry import Registry
-from headway.telemetry.snapshot import Window
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.snapshot import WindowStats
+from headway.telemetry.timeline import RequestTimeline
 from headway.telemetry.verdict import KINDS
 
 PARTS = ("decode", "prefill", "all_steps")
 
 
 def expect_classes(registry: Registry, classes: Iterable[ServiceClass]) -> None:
-    """Series of every class from the start: attainment is met over judged, before any miss too."""
+    """Create the series of every class, so that attainment is defined before the first miss."""
     for row in classes:
         for name in ("slo_requests", "slo_met", "priced_tokens"):
             registry.expect(name, row.name)
         bounds = zip(OBJECTIVES, row.slo.bounds(), strict=True)
-        asked = [name for name, bound in bounds if bound is not None]
-        for which in (*asked, FAILED, REFUSED):
+        objectives = [name for name, bound in bounds if bound is not None]
+        for which in (*objectives, FAILED, REFUSED):
             registry.expect("slo_missed", row.name, which)
 
 
 def expect_tasks(registry: Registry) -> None:
-    """Series of all tasks together from the start."""
+    """Create the series of all tasks together."""
     registry.expect("task_cost_usd", "all", "")
     for outcome in ("success", "failure"):
         registry.expect("tasks_judged", "all", "", outcome)
 
 
-def label_of(tier: str) -> str:
-    """The series of a tier: those of other engines are one, whatever their names."""
+def tier_label(tier: str) -> str:
+    """Return the label of a KV tier: `engine` for every other engine, else the tier's name."""
     return "engine" if tier.startswith("engine:") else tier
 
 
 def count_step(registry: Registry, record: StepRecord) -> None:
-    """Count one step; to compute a cached token would have taken what the engine predicts."""
+    """Count one step. A cached token saves the seconds that the step model predicts for it."""
     token_s = record.alone_s_per_token
     registry.histograms["iteration_tokens"].observe(record.num_tokens)
     if record.mask_s:
@@ -58,13 +58,13 @@ def count_step(registry: Registry, record: StepRecord) -> None:
         here = cached - sum(record.restored_tokens.values())
         registry.add("prompt_tokens_cached_by_source", here, "device")
         for tier, count in record.restored_tokens.items():
-            registry.add("prompt_tokens_cached_by_source", count, label_of(tier))
-            registry.add("kv_tier_seconds_saved", count * token_s, label_of(tier))
+            registry.add("prompt_tokens_cached_by_source", count, tier_label(tier))
+            registry.add("kv_tier_seconds_saved", count * token_s, tier_label(tier))
         registry.add("prompt_tokens_by_source", cached, "local_cache_hit")
         computed = record.num_queried_tokens - cached
         registry.add("prompt_tokens_by_source", computed, "local_compute")
     for tier, seconds in record.restore_s.items():
-        registry.add("kv_tier_read_seconds", seconds, label_of(tier))
+        registry.add("kv_tier_read_seconds", seconds, tier_label(tier))
     if record.num_bad_blocks or record.num_failed_reads:
         registry.add("kv_disk_failures", record.num_bad_blocks, "damaged")
         registry.add("kv_disk_failures", record.num_failed_reads, "read")
@@ -75,7 +75,7 @@ def count_step(registry: Registry, record: StepRecord) -> None:
 
 
 def expect_drafts(registry: Registry, sources: Iterable[str], max_drafts: int) -> None:
-    """Series of every source and position from the start, where there is speculation."""
+    """Create the series of every proposer and draft position, where there is speculation."""
     for source in sources:
         registry.expect("spec_decode_num_draft_tokens_by_source", source)
         registry.expect("spec_decode_num_accepted_tokens_by_source", source)
@@ -84,32 +84,35 @@ def expect_drafts(registry: Registry, sources: Iterable[str], max_drafts: int) -
 
 
 def count_drafts(registry: Registry, record: StepRecord) -> None:
-    """The drafts that a step verified: two of 3 tokens, of which 2 and 0 were right, are 2 drafts,
-    6 tokens, 2 accepted, one at position 0 and one at 1."""
+    """Count the drafts that a step verified.
+
+    Two drafts of 3 tokens with 2 and 0 accepted: 2 drafts, 6 draft tokens, 2 accepted tokens, one
+    at position 0 and one at position 1.
+    """
     add, by_source = registry.add, "spec_decode_num_{}_tokens_by_source".format
     add("spec_decode_num_drafts", len(record.verified))
     add("jump_forward_tokens", record.num_forced)
     add("spec_decode_draft_seconds", record.draft_s)
     add("spec_decode_verify_seconds", record.verify_s)
-    for source, count, kept in record.verified:
+    for source, count, num_accepted in record.verified:
         add("spec_decode_num_draft_tokens", count)
-        add("spec_decode_num_accepted_tokens", kept)
+        add("spec_decode_num_accepted_tokens", num_accepted)
         add(by_source("draft"), count, source)
-        add(by_source("accepted"), kept, source)
-        for position in range(kept):
+        add(by_source("accepted"), num_accepted, source)
+        for position in range(num_accepted):
             add("spec_decode_num_accepted_tokens_per_pos", 1, str(position))
 
 
 def count_preemptions(registry: Registry, record: StepRecord, num_new: int) -> None:
-    """`num_new` sequences were sent back since the step before."""
+    """Count `num_new` sequences preempted since the previous step."""
     registry.add("num_preemptions", num_new)
     registry.add("preemptions", num_new - record.num_swapped, "lost")
     registry.add("preemptions", record.num_swapped, "copied")
     registry.add("preempted_tokens", record.num_swapped_tokens, "copied")
 
 
-def count_request(registry: Registry, timeline: Timeline, ended: Ended) -> None:
-    """A request that is complete: its times, its lengths and what it asked for."""
+def count_request(registry: Registry, timeline: RequestTimeline, ended: EndedRequest) -> None:
+    """Count a completed request: its latencies, lengths and parameters."""
     observe, first_s, scheduled_s = registry.observe, timeline.first_s, timeline.scheduled_s
     last_s = timeline.arrived_s + (ended.e2e_s or 0.0)
     observe("e2e_request_latency_seconds", ended.e2e_s)
@@ -130,17 +133,19 @@ def count_request(registry: Registry, timeline: Timeline, ended: Ended) -> None:
     observe("request_params_max_tokens", timeline.max_tokens)
 
 
-def count_price(registry: Registry, timeline: Timeline, ended: Ended, cached_price: float) -> None:
-    """Its tokens at its class's price, of the prompt those found in the cache at theirs."""
+def count_price(
+    registry: Registry, timeline: RequestTimeline, ended: EndedRequest, cached_price: float
+) -> None:
+    """Count the tokens of a request at the price of its class; cached ones at `cached_price`."""
     if ended.output_tokens:
-        found = timeline.cached_tokens * (1 - cached_price)
-        tokens = ended.prompt_tokens - found + ended.output_tokens
+        discount = timeline.cached_tokens * (1 - cached_price)
+        tokens = ended.prompt_tokens - discount + ended.output_tokens
         priced = tokens * timeline.service_class.price
         registry.add("priced_tokens", priced, ended.service_class)
 
 
-def count_slo(registry: Registry, ended: Ended) -> None:
-    """Whether it met its objectives, where it is judged at all."""
+def count_slo(registry: Registry, ended: EndedRequest) -> None:
+    """Count whether a request met its objectives, if it is judged."""
     if ended.missed is None:
         return
     registry.add("slo_requests", 1, ended.service_class)
@@ -151,8 +156,8 @@ def count_slo(registry: Registry, ended: Ended) -> None:
         registry.add("slo_missed", 1, ended.service_class, which)
 
 
-def show_window(registry: Registry, recent: Window) -> None:
-    """The gauges that show the newest window: utilization, how the cost model errs, the verdict."""
+def show_window(registry: Registry, recent: WindowStats) -> None:
+    """Set the gauges of the newest window: utilization, error of the step model, verdict."""
     for part in PARTS:
         place = getattr(recent, part)
         registry.set("mfu_ratio", place and place.mfu, part)
@@ -164,16 +169,15 @@ def show_window(registry: Registry, recent: Window) -> None:
 
 
 def count_handover(registry: Registry, outcome: str, seconds: float | None) -> None:
-    """A request has left the engine of its prompt, and what came of it; seconds where it went on
-    in another."""
+    """Count a handover between engines by outcome; `seconds` if another engine continued it."""
     registry.add("kv_handovers", 1, outcome)
     registry.observe("kv_handover_seconds", seconds)
 
 
 def show_engines(
-    registry: Registry, num_by_role: dict[str, int], asked: tuple[float, float]
+    registry: Registry, num_by_role: dict[str, int], demand: tuple[float, float]
 ) -> None:
-    """How many engines there are, and how many the traffic asks for."""
+    """Set the gauges of ready engines by role and of engines that the traffic needs."""
     registry.values["engines"] = {(role,): float(num) for role, num in num_by_role.items()}
-    for kind, value in zip(("prefill", "decode"), asked, strict=True):
+    for kind, value in zip(("prefill", "decode"), demand, strict=True):
         registry.set("engines_asked", value, kind)

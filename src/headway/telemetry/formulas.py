@@ -1,7 +1,7 @@
-"""The arithmetic of every figure, in one place: server, load generator, doctor and tests use it.
+"""Formulas of the reported figures, shared by server, load generator, doctor and tests.
 
-Pure functions of plain numbers: seconds, bytes, tokens, FLOPs, dollars. What the words mean is in
-docs/telemetry.md; None stands for "not defined here" (a rate over no time, a TPOT of one token).
+Pure functions of plain numbers: seconds, bytes, tokens, FLOPs, dollars. The terms are defined in
+docs/telemetry.md; None means "not defined" (a rate over no time, the TPOT of one token).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ MILLION = 1e6
 
 
 def tpot_s(ttft_s: float, e2e_s: float, num_tokens: int) -> float | None:
-    """Time per output token after the first: (e2e − TTFT) / (n − 1).
+    """Return the time per output token after the first: (e2e − TTFT) / (n − 1).
 
     >>> tpot_s(2.0, 5.0, 4)
     1.0
@@ -25,7 +25,7 @@ def tpot_s(ttft_s: float, e2e_s: float, num_tokens: int) -> float | None:
 
 
 def kv_bytes(tokens: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes: int) -> int:
-    """Bytes of K and V: 2 · tokens · layers · kv_heads · head_dim · bytes.
+    """Return the bytes of K and V: 2 · tokens · layers · kv_heads · head_dim · bytes.
 
     Llama-2-13B, batch 32 of 2048 tokens in FP16: 2 · 65,536 · 40 · 40 · 128 · 2 = 53.7 GB.
     """
@@ -33,17 +33,18 @@ def kv_bytes(tokens: int, layers: int, kv_heads: int, head_dim: int, dtype_bytes
 
 
 def usd_per_million(price_per_hour: float, tokens_per_s: float) -> float | None:
-    """$2 an hour at 100 tokens/s: 2 / 360,000 · 10⁶ = $5.56."""
+    """Return the price of a million tokens: $2 an hour at 100 tokens/s is $5.56."""
     return ratio(price_per_hour * MILLION, tokens_per_s * HOUR_S)
 
 
 def split_spend(
     usd: float, decode_s: float, mixed_s: float, mixed_prefill: int, mixed_decode: int
 ) -> tuple[float, float]:
-    """(for input, for output) of `usd`, by the time that prompts and answers took.
+    """Return (input share, output share) of `usd`, split by the time that each took.
 
-    Steps without prefill are the answers'; a mixed step's time is divided by tokens. 1 s of decode
-    steps and 1 s of steps with 300 prompt and 100 answer tokens: 0.75 s of 2 s are the input's.
+    Steps without prefill count as output; the time of a mixed step is divided by tokens. Example:
+    1 s of decode steps and 1 s of steps with 300 prompt and 100 output tokens: input gets 0.75 of
+    2 s.
     """
     tokens = mixed_prefill + mixed_decode
     input_s = mixed_s * mixed_prefill / tokens if tokens else 0.0
@@ -52,17 +53,17 @@ def split_spend(
 
 
 def goodput_per_s(num_met: int, seconds: float) -> float:
-    """Requests a second that met all their objectives: 30 of 100 in a second are 30."""
+    """Return the requests per second that met all their objectives; 0 over no time."""
     return num_met / seconds if seconds > 0 else 0.0
 
 
 def error_budget(
     num_met: int, num_judged: int, target: float
 ) -> tuple[float | None, float | None, float | None]:
-    """(attainment, budget left, burn rate) at the promise that a share `target` meets the SLO.
+    """Return (attainment, remaining budget, burn rate) for the target share of met requests.
 
-    95 of 100 met with a target of 0.9: attainment 0.95, half of the ten allowed misses is left,
-    and the budget burns at 0.5 of the rate that would spend it exactly.
+    95 of 100 met with a target of 0.9: attainment 0.95, half of the ten allowed misses remains,
+    and the burn rate is 0.5 (1 spends the budget exactly). All None where no request was judged.
     """
     if not num_judged:
         return None, None, None
@@ -74,7 +75,7 @@ def error_budget(
 
 
 def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles:
-    """Mean and percentiles, linear between neighbours; a mean never stands alone."""
+    """Return mean and percentiles of `values`, with linear interpolation."""
     if len(values) == 0:
         return Percentiles()
     array = np.asarray(values, dtype=np.float64)
@@ -84,7 +85,7 @@ def percentiles(values: Sequence[float] | np.ndarray) -> Percentiles:
 
 
 def p99(values: np.ndarray) -> float | None:
-    """The 99th percentile as `percentiles` has it, in a tenth of the time; None of nothing."""
+    """Return the 99th percentile as in `percentiles`, ten times faster; None without values."""
     if len(values) == 0:
         return None
     ranked = np.sort(values)

@@ -1,8 +1,8 @@
-"""Gaps between tokens, counted in bins 1% wide: five minutes of them in a few kilobytes.
+"""Histogram of the gaps between tokens, with bins 1% wide: five minutes in a few kilobytes.
 
-5,000 tokens a second are 1.5 million gaps in five minutes; ranking them takes a tenth of a second,
-adding up bins a millisecond. A percentile read from them is within half a percent of the exact one,
-the mean is exact. Gaps below 10 µs (tokens that left together) count as 0.
+5,000 tokens a second are 1.5 million gaps in five minutes: sorting them takes a tenth of a second,
+adding bins a millisecond. A percentile from the bins is within half a percent of the exact one; the
+mean is exact. Gaps below 10 µs (tokens sent together) count as 0.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ LOW_S, WIDTH, NUM_BINS = 1e-5, 0.01, 1900
 
 
 class GapCounts:
-    """How many gaps fell into each bin, and their sum."""
+    """Number of gaps in each bin, and their sum in seconds."""
 
     __slots__ = ("counts", "sum_s")
 
@@ -39,7 +39,7 @@ class GapCounts:
         return int(self.counts.sum())
 
     def percentiles(self) -> Percentiles:
-        """Mean and percentiles, each the middle of its bin."""
+        """Return the mean, and each percentile as the middle of its bin."""
         count = self.count
         if not count:
             return Percentiles()

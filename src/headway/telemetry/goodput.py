@@ -1,26 +1,26 @@
-"""Whether one request met its objectives.
+"""Judgement of one ended request: met all objectives, missed some, or not judged.
 
-Each request belongs to a class (`core.service`) and may bring objectives of its own. It is judged
-when it ends, on its own timestamps: it met all, it missed some, or it says nothing of the server.
+Each request belongs to a service class (`core.service`) and may have objectives of its own. It is
+judged when it ends, on its own timestamps.
 """
 
 import msgspec
 
 from headway.core.slo import Slo
 
-OK, FAILED, REFUSED, LEFT = "ok", "failed", "refused", "left"
+OK, FAILED, REFUSED, DISCONNECTED = "ok", "failed", "refused", "left"
 INVALID, MOVED = "invalid", "moved"
-"""How a request ended: complete, by our fault, refused for load, its client went away, it was not
-one we can serve, or it was given up here and went to the fallback, or was refused if that failed.
+"""Outcomes of a request: complete; failed by a fault of the server; refused for load or state; its
+client disconnected; invalid; moved to the fallback model.
 """
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One request that is over: what is judged and what percentiles are made of.
+class EndedRequest(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Figures of one ended request, for goodput and percentiles.
 
     Latencies are None where the request did not get that far. `missed` is () when all objectives
-    were met, names what was missed, and is None when the request is not judged. A busy server keeps
-    100,000 of them, so the garbage collector does not visit them.
+    were met, the names of the missed ones, or None when the request is not judged. A busy server
+    stores 100,000 of these, so the garbage collector does not track them (`gc=False`).
     """
 
     service_class: str
@@ -50,17 +50,18 @@ def judge(
     itl_p99_s: float | None,
     e2e_s: float,
 ) -> tuple[str, ...] | None:
-    """What the request missed. `e2e_s` is the time from arrival until it was over, however.
+    """Return the missed objectives, or None if the request is not judged.
 
-    A failed or refused request missed, whatever its latencies. One whose client left counts only
-    when it was too late already: with TTFT 0.5 s, a client that leaves after 2 s without a token
-    has seen a miss; one that leaves in the middle of a good answer says nothing.
+    `e2e_s` is the time from arrival to the end, whatever the outcome. A failed or refused request
+    is a miss. A request whose client disconnected is judged only if it was late already: with a
+    TTFT of 0.5 s, a disconnect after 2 s without a token is a miss; a disconnect in the middle of
+    an answer on time is not judged.
     """
     if outcome in (FAILED, REFUSED):
         return (outcome,)
     if outcome in (INVALID, MOVED):
         return None
-    if outcome == LEFT:
+    if outcome == DISCONNECTED:
         late = slo.missed(e2e_s if ttft_s is None else ttft_s, None, None, e2e_s)
         return late or None
     return slo.missed(ttft_s, tpot_s, itl_p99_s, e2e_s)

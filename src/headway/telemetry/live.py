@@ -1,8 +1,8 @@
-"""Everything that is known of one served model while it runs, in the server's process.
+"""Telemetry of one served model, in the server's process.
 
-The engine's client hands in step records, the server hands in requests; `/metrics`, `/stats` and
-`/trace` are asked of it. A step costs it a few additions and a token two appends: percentiles,
-ratios and verdicts are made from the raw values when somebody asks.
+The engine's client passes step records to it and the server passes requests; `/metrics`, `/stats`
+and `/trace` read it. A step costs a few additions and a token two appends: percentiles, ratios and
+verdicts are computed from the raw values when they are read.
 """
 
 from collections import deque
@@ -35,32 +35,31 @@ from headway.telemetry.counting import (
     show_engines,
     show_window,
 )
-from headway.telemetry.demand import Demand, promised_s
-from headway.telemetry.engines import Engines
-from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, Ended
+from headway.telemetry.engines import EngineDemand, Engines, promised_tpot_s
+from headway.telemetry.goodput import FAILED, INVALID, MOVED, OK, REFUSED, EndedRequest
+from headway.telemetry.prefixes import RecentPrompts
 from headway.telemetry.registry import Registry
-from headway.telemetry.request_log import CLIENT_LEFT, RequestLog
-from headway.telemetry.shared import RecentPrompts
-from headway.telemetry.snapshot import WINDOWS_S, Window
-from headway.telemetry.summary import Setting, window
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.request_log import CLIENT_DISCONNECTED, RequestLog
+from headway.telemetry.snapshot import WINDOWS_S, WindowStats
+from headway.telemetry.summary import WindowContext, window
+from headway.telemetry.timeline import RequestTimeline
 from headway.telemetry.trace import chrome_trace
 from headway.telemetry.windows import Slots
 
-KEPT_STEPS, KEPT_REQUESTS = 8192, 2048
-SUMMARY_SHARE = 0.01
-"""At most this share of a core makes a window's figures: 5 ms of work, twice a second."""
+MAX_STORED_STEPS, MAX_STORED_REQUESTS = 8192, 2048
+MAX_SUMMARY_TIME_SHARE = 0.01
+"""Largest share of a core for computing the figures of a window: 5 ms of work, twice a second."""
 
 
 class Probed(Protocol):
-    """What the engine says after a probe."""
+    """Message of the engine after a probe of the machine."""
 
     ceilings: Ceilings
     alone: Alone
 
 
 class Introduction(Protocol):
-    """What the engine says of itself when it is ready."""
+    """Message of the engine when it is ready."""
 
     max_model_len: int
     max_num_seqs: int
@@ -107,38 +106,38 @@ class Telemetry:
         self.slots = Slots(self.started_s, len(spec.kv_groups))
         self.core_watch: CoreWatch | None = None
         self.cpu_watch: CpuWatch | None = None
-        """Who uses the cores, and what this process does: asked once a second where set."""
-        self.steps: deque[StepRecord] = deque(maxlen=KEPT_STEPS)
-        self.finished: deque[Timeline] = deque(maxlen=KEPT_REQUESTS)
-        self.on_finish: Callable[[Timeline], None] = lambda timeline: None
-        """Told of each request that is over, for traces."""
+        """Samplers of core use and of this process' CPU time, read once a second where set."""
+        self.steps: deque[StepRecord] = deque(maxlen=MAX_STORED_STEPS)
+        self.finished: deque[RequestTimeline] = deque(maxlen=MAX_STORED_REQUESTS)
+        self.on_finish: Callable[[RequestTimeline], None] = lambda timeline: None
+        """Callback for each ended request, for traces."""
         self.request_log: RequestLog | None = None
-        """Writes a line for each, where somebody set it."""
+        """Log with one line per request, where set."""
         self.on_record: Callable[[StepRecord], None] = lambda record: None
-        """Told of each step, for admission."""
-        self.on_introduced: Callable[[int, Introduction], None] = lambda engine, ready: None
-        """Told of each engine that begins, for admission."""
-        self.on_gone: Callable[[int], None] = lambda engine: None
-        """Told of each engine that has died, for admission."""
+        """Callback for each step, for admission."""
+        self.on_engine_ready: Callable[[int, Introduction], None] = lambda engine, ready: None
+        """Callback for each engine that becomes ready, for admission."""
+        self.on_engine_death: Callable[[int], None] = lambda engine: None
+        """Callback for each engine that died, for admission."""
         self.ready: Introduction | None = None
         self.roof, self.work = Roof(Ceilings()), ModelWork(spec, spec.dtype)
-        self._live: dict[Timeline, list[int]] = {}  # with its numbers in the engine
-        self._by_engine: dict[int, Timeline] = {}
+        self._live: dict[RequestTimeline, list[int]] = {}  # with its request ids in the engine
+        self._by_engine: dict[int, RequestTimeline] = {}
         self.prompts = RecentPrompts(self.clock)
-        self.engines = Engines(Demand(self.clock, lambda: promised_s(self.classes)))
-        self._windows: dict[int, tuple[float, Window]] = {}
+        self.engines = Engines(EngineDemand(self.clock, lambda: promised_tpot_s(self.classes)))
+        self._windows: dict[int, tuple[float, WindowStats]] = {}
         self._counted: dict[str, int] = {}
         self._counted_first, self._counted_work = 0, (0.0, 0.0)
         self.num_requests = self.num_missed = 0
         self.errors: dict[str, int] = {}
         """Refused and failed requests by code."""
 
-    # ── what the engine tells ───────────────────────────────────────────────────────────────
+    # ── messages of the engine ──────────────────────────────────────────────────────────────
 
     def on_ready(self, ready: Introduction, engine: int = 0) -> None:
-        """An engine takes requests, for the first time or again."""
+        """Take the introduction of an engine that is ready, for the first time or again."""
         self.ready = ready
-        self._take_pace(ready.alone)
+        self._update_default_class(ready.alone)
         dtype = ready.dtype or self.spec.dtype
         weight, shares = ready.description.bytes_per_weight, (ready.kv_read, ready.kv_keep)
         self.work = ModelWork(self.spec, dtype, ready.kv_dtype, weight, *shares)
@@ -155,27 +154,30 @@ class Telemetry:
                 f"{capacity / ready.max_model_len:.2f}",
             ): 1.0
         }
-        if self.sources:
-            expect_drafts(self.registry, self.sources, int(ready.settings["max_drafts"]))
+        if self.proposers:
+            expect_drafts(self.registry, self.proposers, int(ready.settings["max_drafts"]))
         self.engines.ready.add(engine)
-        self.on_introduced(engine, ready)
+        self.on_engine_ready(engine, ready)
 
     def on_probe(self, probed: Probed) -> None:
-        """The runtime measured the machine again, and the steps told what one request takes."""
-        self._take_pace(probed.alone)
-        self.turn()
+        """Take new ceilings of the machine and the time of a request that runs alone."""
+        self._update_default_class(probed.alone)
+        self.advance()
         self.slots.current.probe_shares.append(probed.ceilings.last_share)
         self.roof.take(probed.ceilings)
 
-    def _take_pace(self, alone: Alone) -> None:
-        """Promise by default what this machine can keep at its best: others on its cores at the
-        start raise the objectives only until a quieter moment shows a shorter time."""
+    def _update_default_class(self, alone: Alone) -> None:
+        """Set the objectives of the default class to what this machine can meet at its best.
+
+        Load of other processes at the start raises them only until a quieter moment shows a
+        shorter time.
+        """
         self._alone = self._alone.at_best(alone)
         self.classes[DEFAULT_CLASS] = within_reach(self._default, self._alone)
 
     def on_step(self, record: StepRecord) -> None:
         """Take one step record."""
-        self.turn()
+        self.advance()
         slot = self.slots.current
         slot.add(record)
         slot.saved_s += record.num_cached_tokens * record.alone_s_per_token
@@ -197,14 +199,14 @@ class Telemetry:
         for request_id, num_made in record.preempted:
             timeline = self._by_engine.get(request_id)
             if timeline is not None:
-                timeline.preempted(num_made)
+                timeline.on_preempted(num_made)
 
     def on_death(self, engine: int = 0) -> None:
-        """An engine is gone."""
+        """Forget a dead engine."""
         self.engines.on_death(engine)
-        self.on_gone(engine)
+        self.on_engine_death(engine)
 
-    # ── what the server tells ───────────────────────────────────────────────────────────────
+    # ── messages of the server ──────────────────────────────────────────────────────────────
 
     def begin(
         self,
@@ -219,12 +221,12 @@ class Telemetry:
         source: RequestSource | None = None,
         n: int = 1,
         max_tokens: int | None = None,
-    ) -> Timeline:
-        """A request has arrived and is about to be sent to the engine."""
-        self.turn()
+    ) -> RequestTimeline:
+        """Return the timeline of a new request that is about to be sent to the engine."""
+        self.advance()
         self.slots.current.arrivals += 1
         self.num_requests += 1
-        timeline = Timeline(
+        timeline = RequestTimeline(
             self.clock.now_s,
             self.slots,
             self,
@@ -241,20 +243,20 @@ class Telemetry:
         self._live[timeline] = []
         return timeline
 
-    def submitted(self, timeline: Timeline, engine_request_id: int) -> None:
-        """One of its prompts goes under this number in the engine."""
+    def on_submit(self, timeline: RequestTimeline, engine_request_id: int) -> None:
+        """Note the id under which one of the request's prompts runs in the engine."""
         self._by_engine[engine_request_id] = timeline
         self._live[timeline].append(engine_request_id)
 
-    def on_first_token(self, timeline: Timeline) -> None:
-        """The request's first token left."""
+    def on_first_token(self, timeline: RequestTimeline) -> None:
+        """Count the prompt of a request whose first token was sent."""
         self.slots.current.prompt_tokens += timeline.num_prompt
         self.registry.add("prompt_tokens", timeline.num_prompt)
         self.registry.observe("time_to_first_token_seconds", timeline.ttft_s)
 
-    def on_end(self, timeline: Timeline, ended: Ended) -> None:
-        """The request is over."""
-        self.turn()
+    def on_end(self, timeline: RequestTimeline, ended: EndedRequest) -> None:
+        """Count an ended request and write its log line."""
+        self.advance()
         for engine_id in self._live.pop(timeline, ()):
             self._by_engine.pop(engine_id, None)
         self.finished.append(timeline)
@@ -266,42 +268,42 @@ class Telemetry:
             count_request(self.registry, timeline, ended)
         self.on_finish(timeline)
         if self.request_log is not None:
-            self.request_log.ended(timeline, ended)
+            self.request_log.log_end(timeline, ended)
         timeline.error = None  # its traceback holds the request's body and prompts
 
-    def _count_slo(self, ended: Ended) -> None:
+    def _count_slo(self, ended: EndedRequest) -> None:
         count_slo(self.registry, ended)
         self.num_missed += bool(ended.missed)
 
-    def called(self, fits: bool) -> None:
-        """An answer held a tool call; its arguments fit the tool's parameters, or do not."""
+    def on_tool_call(self, fits: bool) -> None:
+        """Count a tool call; `fits` says whether its arguments match the tool's parameters."""
         self.registry.add("tool_calls")
         if not fits:
             self.registry.add("validation_failures", 1, "tool_arguments")
 
-    def sequence_finished(self, reason: str) -> None:
-        """A sequence ended."""
+    def on_sequence_end(self, reason: str) -> None:
+        """Count a sequence by finish reason."""
         self.registry.add("request_success", 1, reason)
 
-    def answer_invalid(self, kind: str) -> None:
-        """An answer, or the arguments of a tool call, does not validate: {"json": 1}."""
+    def on_invalid_answer(self, kind: str) -> None:
+        """Count an answer that does not satisfy its grammar, by kind (`json` …)."""
         self.registry.add("validation_failures", 1, kind)
 
-    def refused(
+    def on_rejection(
         self,
         error: RequestError,
-        timeline: Timeline | None = None,
+        timeline: RequestTimeline | None = None,
         service_class: str = DEFAULT_CLASS,
         source: RequestSource | None = None,
     ) -> None:
-        """A request was refused before it ran: for its body, or for load or state."""
+        """Count a request refused before it ran: for its body, or for load or state."""
         code = error.code or "unknown"
         self.errors[code] = self.errors.get(code, 0) + 1
         outcome = INVALID
         if error.status in (429, 503):
             outcome = REFUSED
             self.registry.add("admission_rejections", 1, error.reason or code)
-        elif error.status in (400, 413) and code != CLIENT_LEFT:
+        elif error.status in (400, 413) and code != CLIENT_DISCONNECTED:
             self.registry.add("validation_failures", 1, "request")
             if error.reason is not None:
                 self.registry.add("admission_rejections", 1, error.reason)
@@ -309,15 +311,15 @@ class Telemetry:
             timeline.error = error
             timeline.end(outcome)
             return
-        if self.request_log is not None and code != CLIENT_LEFT:
-            self.request_log.refused(error, outcome, service_class, source)
+        if self.request_log is not None and code != CLIENT_DISCONNECTED:
+            self.request_log.log_rejection(error, outcome, service_class, source)
         if outcome == REFUSED:
-            self._refused_at_the_door(service_class)
+            self._count_early_rejection(service_class)
 
-    def _refused_at_the_door(self, service_class: str) -> None:
-        """A request without a timeline was refused for load or state: a miss of its class."""
-        self.turn()
-        ended = Ended(
+    def _count_early_rejection(self, service_class: str) -> None:
+        """Count a refusal for load or state of a request without a timeline as a miss."""
+        self.advance()
+        ended = EndedRequest(
             service_class=service_class,
             outcome=REFUSED,
             ended_s=self.clock.now_s(),
@@ -328,18 +330,18 @@ class Telemetry:
         self.slots.current.ended.append(ended)
         self._count_slo(ended)
 
-    def failed(self, timeline: Timeline, error: RequestError) -> None:
-        """A request that was let in ended with `error`; 4xx and shed are refusals of it."""
+    def on_failure(self, timeline: RequestTimeline, error: RequestError) -> None:
+        """Count an admitted request that ended with `error`; 4xx and shed ones as refused."""
         if error.status < 500 or isinstance(error, ShedError):
-            self.refused(error, timeline)
+            self.on_rejection(error, timeline)
             return
         code = error.code or "unknown"
         self.errors[code] = self.errors.get(code, 0) + 1
         timeline.error = error
         timeline.end(FAILED)
 
-    def turn(self) -> None:
-        """Begin a new slot when a second has begun; the tokens of the old one are all counted."""
+    def advance(self) -> None:
+        """Begin a new slot when a new second has begun, after counting tokens of the old one."""
         now_s = self.clock.now_s()
         if int(now_s) > self.slots.current.second:
             self.count_tokens()
@@ -353,7 +355,7 @@ class Telemetry:
             self._counted_work = 0.0, 0.0
 
     def count_tokens(self) -> None:
-        """Bring the token metrics up to date: once a second, and when they are asked for."""
+        """Bring the token metrics up to date: once a second, and before they are read."""
         slot = self.slots.current
         itl = self.registry.histograms["inter_token_latency_seconds"]
         num_new = slot.first_tokens - self._counted_first
@@ -371,49 +373,49 @@ class Telemetry:
         self.registry.add("estimated_flops_per_gpu", max(self._counted_work[0] - flops, 0.0))
         self.registry.add("estimated_read_bytes_per_gpu", max(self._counted_work[1] - read, 0.0))
 
-    # ── what is asked ───────────────────────────────────────────────────────────────────────
+    # ── reading ─────────────────────────────────────────────────────────────────────────────
 
     @property
     def usd(self) -> float:
-        """What the server has cost since it started."""
+        """Return the cost of the server in dollars since it started."""
         return (self.price_per_hour or 0.0) * (self.clock.now_s() - self.started_s) / 3600
 
     def render(self) -> bytes:
-        """What `/metrics` serves."""
-        self.turn()
+        """Return the text of `/metrics`."""
+        self.advance()
         self.count_tokens()
         registry, last = self.registry, self.engines.last
         registry.show_steps(self.engines.last_steps)
         capacity = last.num_waiting - last.num_deferred
         registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
-        show_engines(registry, self.engines.num_by_role, self.engines.demand.asked)
+        show_engines(registry, self.engines.num_by_role, self.engines.demand.engines_needed)
         registry.set("cost_usd", self.usd)
-        held = self.engines.tier_bytes
-        registry.values["kv_tier_bytes"] = {(tier,): float(size) for tier, size in held.items()}
+        tiers = self.engines.tier_bytes.items()
+        registry.values["kv_tier_bytes"] = {(tier,): float(size) for tier, size in tiers}
         show_window(registry, self.window(WINDOWS_S[0]))
         return registry.render()
 
-    def window(self, seconds: int) -> Window:
-        """The figures of the last `seconds`; under load those of a moment ago."""
+    def window(self, seconds: int) -> WindowStats:
+        """Return the figures of the last `seconds`, cached for a short time under load."""
         now_s = self.clock.now_s()
-        fresh_until_s, made = self._windows.get(seconds, (now_s, None))
-        if made is None or now_s >= fresh_until_s:
+        fresh_until_s, cached = self._windows.get(seconds, (now_s, None))
+        if cached is None or now_s >= fresh_until_s:
             slots, covered_s = self.slots.last(seconds, now_s)
-            made = window(seconds, slots, covered_s, self._setting())
+            cached = window(seconds, slots, covered_s, self._window_context())
             spent_s = self.clock.now_s() - now_s
-            self._windows[seconds] = now_s + spent_s / SUMMARY_SHARE, made
-        return made
+            self._windows[seconds] = now_s + spent_s / MAX_SUMMARY_TIME_SHARE, cached
+        return cached
 
     @property
-    def sources(self) -> tuple[str, ...]:
-        """Who guesses tokens; empty where nobody does."""
-        told = self.ready.settings.get("speculate", "off") if self.ready else "off"
-        return () if told == "off" else tuple(told.split(","))
+    def proposers(self) -> tuple[str, ...]:
+        """Return the proposers of draft tokens; empty without speculation."""
+        method = self.ready.settings.get("speculate", "off") if self.ready else "off"
+        return () if method == "off" else tuple(method.split(","))
 
-    def _setting(self) -> Setting:
-        return Setting(
-            sources=self.sources,
+    def _window_context(self) -> WindowContext:
+        return WindowContext(
+            proposers=self.proposers,
             draft_failure=self.engines.last.draft_failure,
             work=self.work,
             roof=self.roof,
@@ -426,18 +428,18 @@ class Telemetry:
         )
 
     def last_steps(self, count: int) -> list[StepRecord]:
-        """The newest `count` records, oldest first."""
+        """Return the newest `count` records, oldest first."""
         return list(islice(reversed(self.steps), count))[::-1]
 
     def trace(self, seconds: float) -> dict[str, Any]:
-        """The last `seconds` as a Chrome trace, as far as they are kept."""
+        """Return the last `seconds` as a Chrome trace, as far as they are stored."""
         now_s = self.clock.now_s()
         timelines = [*self.finished, *self._live]
         return chrome_trace(self.steps, timelines, now_s - seconds, now_s)
 
     @property
-    def live(self) -> list[Timeline]:
-        """The requests that are not over, oldest first."""
+    def live(self) -> list[RequestTimeline]:
+        """Return the requests that are not over, oldest first."""
         return list(self._live)
 
     @property

@@ -3,27 +3,26 @@
 import sys
 from pathlib import Path
 
-from headway.telemetry.registry import ROWS
-from headway.telemetry.rows import Row
+from headway.telemetry.registry import ROWS, MetricRow
 
 BEGIN, END = "<!-- metrics -->", "<!-- end of metrics -->"
 
 
 def table() -> str:
-    """One line a metric, in the order of `ROWS`."""
+    """Return the table with one line per metric, in the order of `ROWS`."""
     head = ["| name | kind | what it is | labels |", "| --- | --- | --- | --- |"]
     return "\n".join([*head, *map(line, ROWS)])
 
 
-def line(row: Row) -> str:
-    """| `preemptions` | counter | Sequences … | `kv` (lost, copied) |."""
+def line(row: MetricRow) -> str:
+    """Return | `preemptions` | counter | Sequences … | `kv` (lost, copied) |."""
     labels = ", ".join(f"`{label}`" for label in row.labels)
     known = f" ({', '.join(row.known)})" if row.known else ""
     return f"| `{row.name}` | {row.kind} | {row.help} | {labels}{known} |"
 
 
 def with_table(page: str) -> str:
-    """The page with the table between its marks."""
+    """Return the page with the table replaced between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

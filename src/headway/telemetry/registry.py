@@ -1,8 +1,8 @@
-"""The metric registry: vLLM's names under a prefix, in Prometheus' text format.
+"""Metric registry: vLLM's names under a prefix, in Prometheus' text format.
 
-It lives in the server process and is a table: name, kind, help, labels, buckets. Counting is adding
-to plain numbers; the text is made when it is asked for. `model_name` and `engine` are on every
-sample; `render` gives what `/metrics` serves.
+`ROWS` is the table of all metrics: name, kind, help, labels, buckets. Counting adds to plain
+numbers; the text of `/metrics` is made by `render`. Every sample has the labels `model_name` and
+`engine`.
 """
 
 from bisect import bisect_left
@@ -20,139 +20,173 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 
 from headway.core.records import BEFORE_ANY, StepRecord
-from headway.telemetry.rows import (
-    GRAMMAR_BUCKETS_S,
-    ITL_BUCKETS_S,
-    LATENCY_BUCKETS_S,
-    LENGTH_BUCKETS,
-    N_BUCKETS,
-    PREEMPTION_BUCKETS,
-    STEP_TOKEN_BUCKETS,
-    TTFT_BUCKETS_S,
-    C,
-    G,
-    H,
-    Row,
+
+TTFT_BUCKETS_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
 )
+ITL_BUCKETS_S = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+LATENCY_BUCKETS_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+GRAMMAR_BUCKETS_S = (
+    *(0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+LENGTH_BUCKETS = tuple(m * 10**e for e in range(7) for m in (1, 2, 5))
+N_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricRow:
+    """Definition of one metric: a counter, a gauge or a histogram.
+
+    `known` are values of its one label whose series exist from the start: a rate over a series
+    that begins with its first event misses that event. `vllm` is vLLM's name where it differs; the
+    prefix `headway:` serves that old name beside the new one. `of_step` is the field of the last
+    `StepRecord` that a gauge shows; no code sets such a gauge.
+    """
+
+    name: str
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+    known: tuple[str, ...] = ()
+    vllm: str = ""
+    of_step: str = ""
+
+
+G, C, H = "gauge", "counter", "histogram"
 
 COMMON_LABELS = ("model_name", "engine")
 CACHE_CONFIG = (
     *("block_size", "cache_dtype", "enable_prefix_caching", "num_gpu_blocks"),
     *("kv_cache_size_tokens", "kv_cache_max_concurrency"),
 )
-"""Labels of `cache_config_info`, named as vLLM's; the blocks are the device's, a GPU or not, the
-concurrency is how many requests as long as the context the tokens are enough for."""
+"""Labels of `cache_config_info`, named as vLLM's. The blocks are those of the device, a GPU or not;
+the concurrency is the number of requests of the full context length that fit."""
 LAST_WITH_OLD_NAMES = "0.3"
 ROWS = (
-    Row("num_requests_running", G, "Sequences that advance in steps.", of_step="num_running"),
-    Row("num_requests_waiting", G, "Sequences that wait.", of_step="num_waiting"),
-    Row(
+    MetricRow("num_requests_running", G, "Running sequences.", of_step="num_running"),
+    MetricRow("num_requests_waiting", G, "Waiting sequences.", of_step="num_waiting"),
+    MetricRow(
         "num_requests_waiting_by_reason",
         G,
-        "Sequences that wait, by what for: a place (capacity), or their grammar (deferred).",
+        "Waiting sequences, by reason: a slot (capacity), or their grammar (deferred).",
         ("reason",),
         known=("capacity", "deferred"),
     ),
-    Row("num_requests_admitted", G, "HTTP requests that admission let in and that are not over."),
-    Row("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1.", of_step="kv_usage"),
-    Row("cache_config_info", G, "1; what the KV cache was set up with.", CACHE_CONFIG),
-    Row("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
-    Row("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
-    Row(
+    MetricRow("num_requests_admitted", G, "Admitted HTTP requests that have not ended."),
+    MetricRow("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1.", of_step="kv_usage"),
+    MetricRow("cache_config_info", G, "1; settings of the KV cache as labels.", CACHE_CONFIG),
+    MetricRow("prefix_cache_queries", C, "Prompt tokens looked up in the prefix cache."),
+    MetricRow("prefix_cache_hits", C, "Prompt tokens found in the prefix cache."),
+    MetricRow(
         "prefix_cache_saved_seconds",
         C,
-        "Predicted seconds of computing the tokens found, beside nothing else.",
+        "Predicted seconds of computing the cached tokens in a step of their own.",
     ),
-    Row("prompt_tokens", C, "Prompt tokens of requests that gave their first token."),
-    Row(
+    MetricRow("prompt_tokens", C, "Prompt tokens of requests whose first token was sent."),
+    MetricRow(
         "prompt_tokens_by_source",
         C,
         "Prompt tokens of requests in their first step, computed or found in the prefix cache.",
         ("source",),
         known=("local_compute", "local_cache_hit"),
     ),
-    Row("prompt_tokens_cached", C, "Prompt tokens that needed no computing."),
-    Row(
+    MetricRow("prompt_tokens_cached", C, "Prompt tokens read from a cache instead of computed."),
+    MetricRow(
         "prompt_tokens_cached_by_source",
         C,
-        "Prompt tokens that needed no computing, by where they were.",
+        "Prompt tokens read from a cache instead of computed, by tier.",
         ("source",),
         known=("device", "host", "disk", "engine"),
     ),
-    Row("kv_tier_bytes", G, "Bytes of KV blocks that are kept for later prompts.", ("tier",)),
-    Row(
+    MetricRow("kv_tier_bytes", G, "Bytes of cached KV blocks, by tier.", ("tier",)),
+    MetricRow(
         "kv_tier_seconds_saved",
         C,
-        "Predicted seconds of computing the tokens that a lower tier brought.",
+        "Predicted seconds of computing the tokens read from a lower tier.",
         ("tier",),
         known=("host", "disk", "engine"),
     ),
-    Row(
+    MetricRow(
         "kv_tier_read_seconds",
         C,
-        "What the reads from a disk or another engine took.",
+        "Seconds of KV reads from disk or from another engine.",
         ("tier",),
         known=("disk", "engine"),
     ),
-    Row(
+    MetricRow(
         "kv_disk_failures",
         C,
-        "Reads of KV blocks from the disk that brought nothing in time, and blocks found damaged.",
+        "KV reads from disk that failed or timed out, and damaged blocks.",
         ("kind",),
         known=("read", "damaged"),
     ),
-    Row("generation_tokens", C, "Tokens generated."),
-    Row(
+    MetricRow("generation_tokens", C, "Tokens generated."),
+    MetricRow(
         "request_success",
         C,
         "Sequences finished, by reason.",
         ("finished_reason",),
         known=("stop", "tool_calls", "length", "abort", "error"),
     ),
-    Row("num_preemptions", C, "Sequences sent back to the queue."),
-    Row(
+    MetricRow("num_preemptions", C, "Preempted sequences."),
+    MetricRow(
         "preemptions",
         C,
-        "Sequences sent back to the queue, by what becomes of their KV.",
+        "Preempted sequences, by whether their KV is lost or copied to the host.",
         ("kv",),
         known=("lost", "copied"),
     ),
-    Row(
+    MetricRow(
         "preempted_tokens",
         C,
-        "Tokens of sequences sent back: computed again (lost), or copied to the host.",
+        "Tokens of preempted sequences: computed again (lost), or copied to the host.",
         ("kv",),
         known=("lost", "copied"),
     ),
-    Row("estimated_flops_per_gpu", C, "FLOPs that the steps had to do, on the one device."),
-    Row("estimated_read_bytes_per_gpu", C, "Bytes of weights and KV that they had to read."),
-    Row("spec_decode_num_drafts", C, "Drafts verified: some tokens of one sequence in one step."),
-    Row("spec_decode_num_draft_tokens", C, "Tokens of those drafts."),
-    Row("spec_decode_num_accepted_tokens", C, "Draft tokens accepted."),
-    Row(
+    MetricRow("estimated_flops_per_gpu", C, "FLOPs needed by the steps, on the one device."),
+    MetricRow("estimated_read_bytes_per_gpu", C, "Bytes of weights and KV needed by the steps."),
+    MetricRow(
+        "spec_decode_num_drafts", C, "Verified drafts: draft tokens of one sequence in one step."
+    ),
+    MetricRow("spec_decode_num_draft_tokens", C, "Draft tokens."),
+    MetricRow("spec_decode_num_accepted_tokens", C, "Accepted draft tokens."),
+    MetricRow(
         "spec_decode_num_accepted_tokens_per_pos",
         C,
-        "Draft tokens accepted, by their position in the draft, from 0.",
+        "Accepted draft tokens, by their position in the draft, from 0.",
         ("position",),
     ),
-    Row("spec_decode_num_draft_tokens_by_source", C, "Draft tokens, by who guessed.", ("source",)),
-    Row(
+    MetricRow(
+        "spec_decode_num_draft_tokens_by_source", C, "Draft tokens, by proposer.", ("source",)
+    ),
+    MetricRow(
         "spec_decode_num_accepted_tokens_by_source",
         C,
-        "Draft tokens accepted, by who guessed.",
+        "Accepted draft tokens, by proposer.",
         ("source",),
     ),
-    Row("spec_decode_draft_seconds", C, "What the drafting model took."),
-    Row(
+    MetricRow("spec_decode_draft_seconds", C, "Seconds of the draft model."),
+    MetricRow(
         "spec_decode_verify_seconds",
         C,
-        "What steps took longer for drafts and forced tokens, by the step cost.",
+        "Extra seconds of steps for verifying draft tokens and forced tokens, by the step model.",
     ),
-    Row("jump_forward_tokens", C, "Tokens that a grammar forced: known without being sampled."),
-    Row(
+    MetricRow("jump_forward_tokens", C, "Tokens forced by a grammar, without sampling."),
+    MetricRow(
         "admission_rejections",
         C,
-        "Requests refused: load, state or a limit.",
+        "Requests refused for load, state or a limit.",
         ("reason",),
         known=(
             *("queue_requests", "queue_bytes", "queue_seconds"),
@@ -162,168 +196,174 @@ ROWS = (
             *("max_prompt_tokens", "max_output_tokens", "overloaded"),
         ),
     ),
-    Row("priced_tokens", C, "Tokens times the price of their class.", ("class",)),
-    Row(
+    MetricRow("priced_tokens", C, "Tokens times the price of their class.", ("class",)),
+    MetricRow(
         "fallback_requests",
         C,
-        "Requests that the fallback answered.",
+        "Requests answered by the fallback model.",
         ("reason",),
         known=("queue", "late"),
     ),
-    Row("time_to_first_token_seconds", H, "First token leaves − arrived.", buckets=TTFT_BUCKETS_S),
-    Row(
+    MetricRow(
+        "time_to_first_token_seconds", H, "First token sent − arrived.", buckets=TTFT_BUCKETS_S
+    ),
+    MetricRow(
         "time_to_publish_seconds",
         H,
-        "First text for the user leaves − arrived; reasoning and tool calls are none.",
+        "First text for the user sent − arrived; reasoning and tool calls do not count.",
         buckets=TTFT_BUCKETS_S,
     ),
-    Row("inter_token_latency_seconds", H, "Gap between tokens.", buckets=ITL_BUCKETS_S),
-    Row(
+    MetricRow("inter_token_latency_seconds", H, "Gap between tokens.", buckets=ITL_BUCKETS_S),
+    MetricRow(
         "request_time_per_output_token_seconds",
         H,
         "(e2e − TTFT) / (tokens − 1) of a request.",
         buckets=ITL_BUCKETS_S,
     ),
-    Row("e2e_request_latency_seconds", H, "Last token − arrived.", buckets=LATENCY_BUCKETS_S),
-    Row("request_queue_time_seconds", H, "First scheduled − arrived.", buckets=LATENCY_BUCKETS_S),
-    Row(
+    MetricRow("e2e_request_latency_seconds", H, "Last token − arrived.", buckets=LATENCY_BUCKETS_S),
+    MetricRow(
+        "request_queue_time_seconds", H, "First scheduled − arrived.", buckets=LATENCY_BUCKETS_S
+    ),
+    MetricRow(
         "request_prefill_time_seconds",
         H,
         "First token − first scheduled.",
         buckets=LATENCY_BUCKETS_S,
     ),
-    Row("request_decode_time_seconds", H, "Last token − first.", buckets=LATENCY_BUCKETS_S),
-    Row(
+    MetricRow("request_decode_time_seconds", H, "Last token − first.", buckets=LATENCY_BUCKETS_S),
+    MetricRow(
         "request_inference_time_seconds",
         H,
         "Last token − first scheduled.",
         buckets=LATENCY_BUCKETS_S,
     ),
-    Row(
+    MetricRow(
         "iteration_tokens",
         H,
         "Tokens computed in a step.",
         buckets=STEP_TOKEN_BUCKETS,
         vllm="iteration_tokens_total",
     ),
-    Row("request_prompt_tokens", H, "Prompt tokens of a request.", buckets=LENGTH_BUCKETS),
-    Row(
+    MetricRow("request_prompt_tokens", H, "Prompt tokens of a request.", buckets=LENGTH_BUCKETS),
+    MetricRow(
         "request_prefill_kv_computed_tokens",
         H,
-        "Prompt tokens of a request that were computed, not found in the prefix cache.",
+        "Prompt tokens of a request that were computed, not read from the prefix cache.",
         buckets=LENGTH_BUCKETS,
     ),
-    Row("request_generation_tokens", H, "Tokens of an answer.", buckets=LENGTH_BUCKETS),
-    Row(
+    MetricRow("request_generation_tokens", H, "Tokens of an answer.", buckets=LENGTH_BUCKETS),
+    MetricRow(
         "request_max_num_generation_tokens",
         H,
         "Tokens of the longest of a request's sequences.",
         buckets=LENGTH_BUCKETS,
     ),
-    Row("request_params_n", H, "n of a request.", buckets=N_BUCKETS),
-    Row(
+    MetricRow("request_params_n", H, "n of a request.", buckets=N_BUCKETS),
+    MetricRow(
         "request_params_max_tokens",
         H,
         "max_tokens of a request; the rest of the context where it has none.",
         buckets=LENGTH_BUCKETS,
     ),
-    Row(
+    MetricRow(
         "request_num_preemptions",
         H,
-        "How often sequences of a request were sent back to the queue.",
+        "Preemptions of the sequences of a request.",
         buckets=PREEMPTION_BUCKETS,
     ),
-    Row("goodput_requests", C, "Requests that met all their objectives."),
-    Row("slo_requests", C, "Requests judged by their objectives, by class.", ("class",)),
-    Row("slo_met", C, "Requests that met all objectives, by class.", ("class",)),
-    Row(
+    MetricRow("goodput_requests", C, "Requests that met all their objectives."),
+    MetricRow("slo_requests", C, "Requests judged by their objectives, by class.", ("class",)),
+    MetricRow("slo_met", C, "Requests that met all objectives, by class.", ("class",)),
+    MetricRow(
         "slo_missed",
         C,
         "Objectives missed, by class; one request may miss several.",
         ("class", "which"),
     ),
-    Row("mfu_ratio", G, "FLOPs needed over the measured peak, last 10 s.", ("steps",)),
-    Row("mbu_ratio", G, "Bytes needed over the measured bandwidth, last 10 s.", ("steps",)),
-    Row(
+    MetricRow("mfu_ratio", G, "FLOPs needed over the measured peak, last 10 s.", ("steps",)),
+    MetricRow("mbu_ratio", G, "Bytes needed over the measured bandwidth, last 10 s.", ("steps",)),
+    MetricRow(
         "step_cost_error_ratio",
         G,
-        "Predicted over actual time of a step, off from 1, last 10 s.",
+        "Error of the predicted step time: abs(predicted / observed − 1), last 10 s.",
         ("quantile",),
     ),
-    Row("bottleneck", G, "1 for what bounds the last 10 s.", ("kind",)),
-    Row(
+    MetricRow("bottleneck", G, "1 for the verdict of the last 10 s, else 0.", ("kind",)),
+    MetricRow(
         "grammar_compile_seconds",
         H,
         "Compiling the grammar of a structured output.",
         buckets=GRAMMAR_BUCKETS_S,
     ),
-    Row(
+    MetricRow(
         "grammar_mask_seconds",
         H,
-        "Computing a step's grammar masks, beside the model.",
+        "Computing the grammar masks of a step, in parallel with the model.",
         buckets=GRAMMAR_BUCKETS_S,
     ),
-    Row(
+    MetricRow(
         "grammar_mask_wait_seconds",
         H,
-        "What a step waited for its grammar masks.",
+        "Waiting time of a step for its grammar masks.",
         buckets=GRAMMAR_BUCKETS_S,
     ),
-    Row(
+    MetricRow(
         "validation_failures",
         C,
         "Bodies or answers that did not validate.",
         ("kind",),
         known=("request", "tool_arguments"),
     ),
-    Row("tool_calls", C, "Tool calls in answers, whole ones and those that broke off."),
-    Row("client_retries", C, "Requests that a client sent again."),
-    Row("cost_usd", C, "Price per hour times the time served."),
-    Row(
+    MetricRow("tool_calls", C, "Tool calls in answers, complete or cut off."),
+    MetricRow("client_retries", C, "Requests that a client sent again."),
+    MetricRow("cost_usd", C, "Price per hour times the time served."),
+    MetricRow(
         "task_cost_usd",
         C,
         "Machine time of tasks at the price per hour: in all, by key, task class and route.",
         ("dimension", "name"),
     ),
-    Row(
+    MetricRow(
         "tasks_judged",
         C,
         "Tasks that were judged by POST /v1/outcomes.",
         ("dimension", "name", "outcome"),
     ),
-    Row(
+    MetricRow(
         "cost_per_success_usd",
         G,
         "Cost of judged tasks, retries included, for each that succeeded.",
         ("dimension", "name"),
     ),
-    Row("engine_restarts", C, "Times the engine was started again."),
-    Row("task_failures", C, "Times a long-lived task failed and was started again.", ("task",)),
-    Row(
+    MetricRow("engine_restarts", C, "Restarts of an engine."),
+    MetricRow(
+        "task_failures", C, "Failures of a background task, each followed by a restart.", ("task",)
+    ),
+    MetricRow(
         "engines",
         G,
-        "Engines that are ready, by what the server sends there: prompts, answers, or both.",
+        "Ready engines, by role: prefill, decode, or both.",
         ("role",),
         known=("both", "prefill", "decode"),
     ),
-    Row(
+    MetricRow(
         "engines_asked",
         G,
-        "Engines that the traffic of late asks for, at the pace that the default class promises.",
+        "Engines that the recent traffic needs, at the pace that the default class promises.",
         ("kind",),
         known=("prefill", "decode"),
     ),
-    Row(
+    MetricRow(
         "kv_handovers",
         C,
-        "Requests that left the engine of their prompt, by what came of it.",
+        "Handovers of a request from its prefill engine, by outcome.",
         ("outcome",),
         known=("taken", "refused", "stayed", "lost"),
     ),
-    Row(
+    MetricRow(
         "kv_handover_seconds",
         H,
-        "From the first token in one engine to the next one in another.",
+        "Time from the first token in one engine to the next one in another.",
         buckets=TTFT_BUCKETS_S,
     ),
 )
@@ -331,7 +371,7 @@ ROWS = (
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts by bucket; the last count is of what exceeds all bounds."""
+    """Counts by bucket; the last count is of values above all bounds."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)
@@ -341,18 +381,18 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def observe(self, value: float) -> None:
-        """Count one value; a bucket holds what is at most its bound."""
+        """Count one value; a bucket holds the values up to and including its bound."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
     def observe_all(self, values: np.ndarray) -> None:
         """Count many values at once."""
-        found = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
-        self.counts = [count + int(new) for count, new in zip(self.counts, found, strict=True)]
+        new_counts = np.bincount(np.searchsorted(self.bounds, values), minlength=len(self.counts))
+        self.counts = [count + int(new) for count, new in zip(self.counts, new_counts, strict=True)]
         self.sum += float(values.sum())
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """[(bound, values at most that), …, ("+Inf", all)]."""
+        """Return [(bound, number of values up to it), …, ("+Inf", all)]."""
         pairs, total = [], 0
         for bound, count in zip((*map(float, self.bounds), "+Inf"), self.counts, strict=True):
             total += count
@@ -361,7 +401,7 @@ class Histogram:
 
 
 class Registry:
-    """Every metric of one served model: `values[name][labels]` and `histograms[name]`."""
+    """Metrics of one served model: `values[name][labels]` and `histograms[name]`."""
 
     def __init__(self, model_name: str, *, prefix: str = "headway") -> None:
         self.prefix = prefix
@@ -378,36 +418,36 @@ class Registry:
         self._collectors.register(self)
 
     def add(self, name: str, amount: float = 1.0, *labels: str) -> None:
-        """Count `amount` more of a counter."""
+        """Add `amount` to a counter."""
         values = self.values[name]
         values[labels] = values.get(labels, 0.0) + amount
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
-        """Set a gauge; None takes the sample away."""
+        """Set a gauge; None removes the sample."""
         if value is None:
             self.values[name].pop(labels, None)
         else:
             self.values[name][labels] = value
 
     def show_steps(self, records: dict[int, StepRecord]) -> None:
-        """Set every gauge that shows a field of the last step, by engine."""
+        """Set the last step by engine, from which the gauges with `of_step` are read."""
         self._steps = records
 
     def observe(self, name: str, value: float | None) -> None:
-        """Count a value of a histogram; None is nothing."""
+        """Count a value of a histogram; None is ignored."""
         if value is not None:
             self.histograms[name].observe(value)
 
     def expect(self, name: str, *labels: str) -> None:
-        """Serve the series of these labels as 0 until something is counted there."""
+        """Create the series of these labels with the value 0."""
         self._known[name].append(labels)
 
     def counts(self, name: str) -> dict[str, int]:
-        """A counter of one label as {label: count}."""
+        """Return a counter with one label as {label: count}."""
         return {labels[0]: int(value) for labels, value in self.values[name].items()}
 
     def collect(self) -> Iterator[Metric]:
-        """What prometheus_client asks for."""
+        """Yield all metrics (interface of a collector of prometheus_client)."""
         for row in ROWS:
             if row.vllm and self.prefix == "vllm":
                 yield self._family(row, row.vllm, row.help)
@@ -417,8 +457,8 @@ class Registry:
                 help = f"Old name of {row.name}, until version {LAST_WITH_OLD_NAMES}. {row.help}"
                 yield self._family(row, row.vllm, help)
 
-    def _family(self, row: Row, name: str, help: str) -> Metric:
-        """One metric with its samples, under `name`."""
+    def _family(self, row: MetricRow, name: str, help: str) -> Metric:
+        """Return one metric with its samples, under `name`."""
         labels, name = (*COMMON_LABELS, *row.labels), f"{self.prefix}:{name}"
         if row.kind == H:
             histogram = self.histograms[row.name]
@@ -438,5 +478,5 @@ class Registry:
         return plain
 
     def render(self) -> bytes:
-        """The text that `/metrics` serves."""
+        """Return the text of `/metrics`."""
         return generate_latest(self._collectors)

@@ -1,13 +1,13 @@
-"""The terminal of a server: a line for each request that is over, and one a minute with totals.
+"""Request log of a server: one line per ended request, and one per minute with totals.
 
-A line is a struct, the message of a log record: text is made of it in the thread that writes, and
-in JSON it is a field of its own. Neither prompts nor answers are in it, and `core.logs` escapes
-what a client could have put in. What failed by our fault is told at level error, always.
+A line is a struct, the message of a log record: the writing thread formats it, and in JSON it is a
+field of its own. It has neither prompts nor answers, and `core.logs` escapes text of the client.
+A fault of the server is always logged at level error.
 
     chatcmpl-3f2a 200 interactive 312+128 tokens, 256 cached, queue 3 ms, TTFT 83 ms, TPOT 12 ms,
     in all 1.61 s, met; POST /v1/chat/completions, key alice, client job-7
 
-(one line). A request that was refused has the id of its answer's `x-request-id`.
+(one line). A refused request has the id of its answer's `x-request-id`.
 """
 
 import logging
@@ -19,20 +19,28 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.core.slo import DEFAULT_CLASS
-from headway.telemetry.goodput import FAILED, INVALID, LEFT, MOVED, OK, REFUSED, Ended
-from headway.telemetry.snapshot import Window
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.goodput import (
+    DISCONNECTED,
+    FAILED,
+    INVALID,
+    MOVED,
+    OK,
+    REFUSED,
+    EndedRequest,
+)
+from headway.telemetry.snapshot import WindowStats
+from headway.telemetry.timeline import RequestTimeline
 
 log = logging.getLogger("headway.requests")
 MINUTE_S = 60
 WORD = re.compile(r'[^\s,;"]*')
-CLIENT_LEFT_STATUS = 499
-CLIENT_LEFT = "client_left"
-"""Code of a request whose client went away before its body was complete."""
+CLIENT_DISCONNECTED_STATUS = 499
+CLIENT_DISCONNECTED = "client_left"
+"""Error code of a request whose client disconnected before its body was complete."""
 
 
 class SourcedLine(msgspec.Struct, kw_only=True):
-    """What every line of a request says of where it comes from."""
+    """Origin of a request, common to all of its log lines."""
 
     request_id: str = "-"
     client_request_id: str | None = None
@@ -42,7 +50,7 @@ class SourcedLine(msgspec.Struct, kw_only=True):
     path: str = ""
 
     def origin(self) -> str:
-        """; POST /v1/completions, key alice, client job-7, trace 4bf92f3577b34da6…"""
+        """Return "; POST /v1/completions, key alice, client job-7, trace 4bf92f35…"."""
         if self.method is None:
             return ""
         named = ("key", self.key), ("client", self.client_request_id), ("trace", self.trace_id)
@@ -51,15 +59,18 @@ class SourcedLine(msgspec.Struct, kw_only=True):
 
 
 def word(text: str) -> str:
-    """As it stands where it is one word, else in quotes: a client named `x, key bob` is no bob."""
+    """Return one word as it is, else in quotes: an id `x, key bob` must not look like a key."""
     if WORD.fullmatch(text):
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 class RequestLine(SourcedLine, kw_only=True):
-    """One request: `status` is HTTP's, 499 where the client left; `code` the error's; `id` is that
-    of the answer, or of the request where there was none."""
+    """Log line of one request.
+
+    `status` is the HTTP status, 499 where the client disconnected; `code` the error's; `id` that of
+    the answer, or of the request where there was no answer.
+    """
 
     id: str
     status: int
@@ -94,7 +105,7 @@ class RequestLine(SourcedLine, kw_only=True):
 
 
 class MinuteLine(msgspec.Struct, kw_only=True):
-    """The totals of the last minute of one model."""
+    """Log line with the totals of the last minute of one model."""
 
     model: str
     requests_per_s: float
@@ -130,25 +141,25 @@ class MinuteLine(msgspec.Struct, kw_only=True):
         return f"{self.model}, last minute: {'; '.join(parts)}; {self.verdict}"
 
 
-class Model(Protocol):
-    """What a minute is told of."""
+class LoggedModel(Protocol):
+    """Part of `Telemetry` that `log_minute` reads."""
 
     names: list[str]
 
     @property
     def num_live(self) -> int: ...
 
-    def window(self, seconds: int) -> Window: ...
+    def window(self, seconds: int) -> WindowStats: ...
 
 
 class RequestLog:
-    """Writes a line for each request that ends or is refused, or, not `every`, for failed ones."""
+    """Writer of a line per ended or refused request; without `every` only for failed ones."""
 
     def __init__(self, every: bool = True) -> None:
         self.every = every
 
-    def ended(self, timeline: Timeline, ended: Ended) -> None:
-        """A request is over; one that moves on is told by whoever takes it."""
+    def log_end(self, timeline: RequestTimeline, ended: EndedRequest) -> None:
+        """Log an ended request; one moved to the fallback is logged there."""
         level, source = self.level(ended.outcome), timeline.source
         if ended.outcome == MOVED:
             return
@@ -157,7 +168,7 @@ class RequestLog:
         if level is None:
             return
         error = timeline.error
-        status = {OK: 200, LEFT: CLIENT_LEFT_STATUS}.get(ended.outcome, 500)
+        status = {OK: 200, DISCONNECTED: CLIENT_DISCONNECTED_STATUS}.get(ended.outcome, 500)
         line = RequestLine(
             id=timeline.request_id,
             status=error.status if error is not None else status,
@@ -177,14 +188,14 @@ class RequestLog:
         )
         log.log(level, line)
 
-    def refused(
+    def log_rejection(
         self,
         error: RequestError,
         outcome: str,
         service_class: str = DEFAULT_CLASS,
         source: RequestSource | None = None,
     ) -> None:
-        """A request never ran: its key, its path, its body, a limit, or the state of the server."""
+        """Log a request refused before it ran: for key, path, body, a limit, or server state."""
         if source is not None:
             source.is_logged = True
         level = self.level(outcome)
@@ -199,27 +210,27 @@ class RequestLog:
             )
             log.log(level, line)
 
-    def answered_with(self, error: RequestError, source: RequestSource) -> None:
-        """A request was answered with an error; it has its line already, or gets it now."""
-        if not source.is_logged and error.code != CLIENT_LEFT:
-            self.refused(error, outcome_of(error), source=source)
+    def log_error_answer(self, error: RequestError, source: RequestSource) -> None:
+        """Log a request answered with an error, unless its line is already written."""
+        if not source.is_logged and error.code != CLIENT_DISCONNECTED:
+            self.log_rejection(error, outcome_of(error), source=source)
 
     def level(self, outcome: str) -> int | None:
-        """The level to log at, None for not at all."""
+        """Return the log level for an outcome, None for no line."""
         level = logging.ERROR if outcome == FAILED else logging.INFO
-        wanted = (self.every or level == logging.ERROR) and log.isEnabledFor(level)
-        return level if wanted else None
+        is_enabled = (self.every or level == logging.ERROR) and log.isEnabledFor(level)
+        return level if is_enabled else None
 
 
 def outcome_of(error: RequestError) -> str:
-    """How a request ended that was answered with `error`: 502 → failed, 429 → refused."""
+    """Return the outcome of a request answered with `error`: 502 → failed, 429 → refused."""
     if error.status in (429, 503):
         return REFUSED
     return FAILED if error.status >= 500 else INVALID
 
 
-def log_minute(model: Model) -> None:
-    """A line with the totals, where something came, ran or ended in the last minute."""
+def log_minute(model: LoggedModel) -> None:
+    """Log the totals of the last minute if any request arrived, ran or ended in it."""
     window = model.window(MINUTE_S)
     mean = window.steps.mean
     if not (window.arrivals_per_s or window.finished_per_s or model.num_live):
@@ -247,7 +258,7 @@ def log_minute(model: Model) -> None:
 
 
 def duration(seconds: float) -> str:
-    """0.0123 → 12.3 ms, 0.25 → 250 ms, 1.5 → 1.50 s, 90 → 90 s."""
+    """Format seconds: 0.0123 → 12.3 ms, 0.25 → 250 ms, 1.5 → 1.50 s, 90 → 90 s."""
     if seconds >= 1:
         return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.3g} ms"

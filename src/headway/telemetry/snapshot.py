@@ -1,20 +1,21 @@
-"""What `GET /stats` answers: one served model, now and over the last 10, 60 and 300 seconds.
+"""Answer of `GET /stats`: one served model, now and over the last 10, 60 and 300 seconds.
 
-Every figure is derived from raw timestamps and step records when it is asked for. None (JSON null)
-means "not measured here", never zero. docs/telemetry.md explains them: add some, rename none.
+Every figure is derived from raw timestamps and step records at the time of reading. None (JSON
+null) means "not measured here", never zero. docs/telemetry.md lists the fields: fields may be
+added, never renamed.
 """
 
 import msgspec
 
 from headway.perf.roofline import Utilization
 from headway.telemetry.contention import CoreUse
-from headway.telemetry.shared import PrefixSharing
+from headway.telemetry.prefixes import PrefixSharing
 
 WINDOWS_S = (10, 60, 300)
 
 
 class Percentiles(msgspec.Struct, kw_only=True):
-    """Of one latency in seconds, or one length in tokens; all None when `count` is 0."""
+    """Distribution of a latency in seconds or a length in tokens; None when `count` is 0."""
 
     count: int = 0
     mean: float | None = None
@@ -25,15 +26,15 @@ class Percentiles(msgspec.Struct, kw_only=True):
 
     @property
     def quantiles(self) -> tuple[tuple[str, float | None], ...]:
-        """(label, value) as Prometheus writes quantiles: of the middle and of the tail."""
+        """Return (label, value) of the median and of p95, with Prometheus' labels."""
         return ("0.5", self.p50), ("0.95", self.p95)
 
 
 class ModelFacts(msgspec.Struct, kw_only=True):
-    """What is served. `dtype` is that of weights and activations as the engine runs them.
+    """The served model. `dtype` is the type in which the engine runs weights and activations.
 
-    `weight_choices` and `kv_choices` are options that this server could be started with, and what
-    `step_weight_bytes` and `kv_bytes_per_token` would be then.
+    `weight_choices` and `kv_choices` map options with which this server could be started to the
+    resulting `step_weight_bytes` and `kv_bytes_per_token`.
     """
 
     names: list[str]
@@ -50,12 +51,12 @@ class ModelFacts(msgspec.Struct, kw_only=True):
     kv_choices: dict[str, int] = {}
 
 
-class Machine(msgspec.Struct, kw_only=True):
-    """The ceilings: the best of all probes so far, and the datasheet's where it is known.
+class MachineCeilings(msgspec.Struct, kw_only=True):
+    """Ceilings of the machine: the best of all probes, and the data sheet's where known.
 
-    `flops_dtype` is the type the kernels multiply in. `raised` counts how often a working ratio
-    above 1 raised a ceiling. `cache_resident`: the weights are smaller than twice the last-level
-    cache, so the memory's bandwidth does not bound decoding.
+    `flops_dtype` is the type in which the kernels multiply. `raised` counts how often a measured
+    utilization above 1 raised a ceiling. `cache_resident`: the weights are smaller than twice the
+    last-level cache, so memory bandwidth does not bound decoding.
     """
 
     device: str
@@ -71,8 +72,8 @@ class Machine(msgspec.Struct, kw_only=True):
     raised: int
 
 
-class Limits(msgspec.Struct, kw_only=True):
-    """What the engine was started with."""
+class EngineLimits(msgspec.Struct, kw_only=True):
+    """Limits with which the engine was started."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -80,7 +81,7 @@ class Limits(msgspec.Struct, kw_only=True):
 
 
 class LiveRequest(msgspec.Struct, kw_only=True):
-    """One HTTP request that is not over. `state` is waiting, prefill, decode or preempted.
+    """One live HTTP request. `state` is waiting, prefill, decode or preempted.
 
     Tokens are summed over its prompts and sequences; `computed_tokens` counts KV in place.
     """
@@ -101,8 +102,8 @@ class LiveRequest(msgspec.Struct, kw_only=True):
 class KVGroup(msgspec.Struct, kw_only=True):
     """Blocks of one KV group; `window` is 0 for full attention.
 
-    Kind `open` are the blocks that a format has not rounded yet, the newest of each sequence. Of
-    kind `state` a block is what a sequence takes, `block_bytes`, whatever its length; else 0.
+    Kind `open` has the newest blocks of each sequence, which the KV format has not quantized yet.
+    In kind `state` a sequence takes one block of `block_bytes`, whatever its length; else 0.
     """
 
     kind: str
@@ -115,10 +116,10 @@ class KVGroup(msgspec.Struct, kw_only=True):
 
 
 class Now(msgspec.Struct, kw_only=True):
-    """This moment. `num_running` and `num_waiting` count sequences in the engine.
+    """State at this moment. `num_running` and `num_waiting` count sequences in the engine.
 
-    `requests` has at most 512 entries, oldest first; `num_requests` counts all. `engines_asked` are
-    those that the traffic of late asks for prompts and for answers.
+    `requests` has at most 512 entries, oldest first; `num_requests` counts all. `engine_demand` is
+    the number of engines that the recent traffic needs for (prefill, decode).
     """
 
     num_running: int
@@ -127,11 +128,11 @@ class Now(msgspec.Struct, kw_only=True):
     requests: list[LiveRequest]
     kv_usage: float
     kv_groups: list[KVGroup]
-    engines_asked: tuple[float, float] = (0.0, 0.0)
+    engine_demand: tuple[float, float] = msgspec.field(default=(0.0, 0.0), name="engines_asked")
 
 
 class EngineNow(msgspec.Struct, kw_only=True):
-    """One engine at this moment; `role` is `prefill`, `decode` or `both`."""
+    """State of one engine at this moment; `role` is `prefill`, `decode` or `both`."""
 
     engine: int
     role: str = "both"
@@ -142,12 +143,12 @@ class EngineNow(msgspec.Struct, kw_only=True):
 
 
 class ClassWindow(msgspec.Struct, kw_only=True):
-    """One service class over one window; `why` says where its objectives come from.
+    """One service class over one window; `why` is the source of its objectives.
 
     `num_judged` requests count for the SLO: ended ones that succeeded, failed, were refused for
-    load, or left after an objective was already missed. `attainment` = met / judged; `budget_left`
-    = 1 − misses / allowed misses (negative when overspent); `burn_rate` = share missed / share
-    allowed: 1 spends exactly the budget.
+    load, or disconnected after an objective was missed. `attainment` = met / judged;
+    `remaining_budget` = 1 − misses / allowed misses (negative when overspent); `burn_rate` = share
+    missed / share allowed: 1 spends exactly the budget.
     """
 
     name: str
@@ -159,13 +160,13 @@ class ClassWindow(msgspec.Struct, kw_only=True):
     goodput_per_s: float
     token_goodput_per_s: float
     attainment: float | None
-    budget_left: float | None
+    remaining_budget: float | None = msgspec.field(name="budget_left")
     burn_rate: float | None
     latency: dict[str, Percentiles]
 
 
 class StepMeans(msgspec.Struct, kw_only=True):
-    """Means over the steps of a window: seconds, tokens and rows a step."""
+    """Means over the steps of a window: seconds, tokens and rows per step."""
 
     duration_s: float
     schedule_s: float
@@ -184,7 +185,7 @@ class StepMeans(msgspec.Struct, kw_only=True):
 class StepStats(msgspec.Struct, kw_only=True):
     """Shares of the window's wall time: busy in steps, in gaps with work waiting, idle.
 
-    `cost_error` is of |predicted / actual seconds − 1| of each step, predicted before it ran.
+    `cost_error` is |predicted / observed seconds − 1| of each step, predicted before it ran.
     """
 
     count: int
@@ -200,8 +201,8 @@ class StepStats(msgspec.Struct, kw_only=True):
     cost_error: Percentiles = msgspec.field(default_factory=Percentiles)
 
 
-class Evidence(msgspec.Struct, kw_only=True):
-    """One figure that a verdict stands on, and the threshold it was held against."""
+class VerdictEvidence(msgspec.Struct, kw_only=True):
+    """One figure on which a verdict is based, and its threshold."""
 
     name: str
     value: float
@@ -212,22 +213,22 @@ class Evidence(msgspec.Struct, kw_only=True):
 class Verdict(msgspec.Struct, kw_only=True):
     """`kind` is contention, compute, bandwidth, capacity, host, under-loaded or unknown.
 
-    `near_ceiling` is true where the ceiling itself is reached: faster needs less work or another
-    machine; false where that side only dominates and the kernels leave some of it.
+    `near_ceiling` is true where the ceiling itself is reached, so that only less work or another
+    machine helps; false where that side only dominates and the kernels leave headroom.
     """
 
     kind: str
     text: str
     near_ceiling: bool
-    evidence: list[Evidence]
+    evidence: list[VerdictEvidence]
 
 
 class Cost(msgspec.Struct, kw_only=True):
-    """Money of a window at `--price-per-hour`: idle time included, split as docs/telemetry.md says.
+    """Cost of a window at `--price-per-hour`, idle time included; docs/telemetry.md has the split.
 
-    `usd_per_million_input` is of tokens that were computed, `…_cached` of those found in the prefix
-    cache, at the share `--cached-price` of it. `usd_per_million_tokens` divides all spend by output
-    tokens alone.
+    `usd_per_million_input` is the price of computed prompt tokens, `…_cached` that of cached ones,
+    which is the share `--cached-price` of it. `usd_per_million_tokens` divides the whole cost by
+    the output tokens alone.
     """
 
     usd: float
@@ -240,7 +241,7 @@ class Cost(msgspec.Struct, kw_only=True):
 
 
 class SourceDrafts(msgspec.Struct, kw_only=True):
-    """What one source guessed: drafts verified, their tokens, and those that were accepted."""
+    """Counts of one proposer: verified drafts, their tokens, and the accepted ones."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -248,16 +249,16 @@ class SourceDrafts(msgspec.Struct, kw_only=True):
 
 
 class DraftStats(msgspec.Struct, kw_only=True):
-    """What speculation brought. `drafts`, `draft_tokens` and `accepted_tokens` count what was
-    verified; `acceptance` = accepted / draft tokens. `jump_forward_tokens` came because a grammar
-    forced them: nobody guessed or sampled them.
+    """Figures of speculative decoding over a window.
 
-    Of a sequence that decodes, `drafts_per_step` tokens are guessed in a mean step and
-    `tokens_per_step` come: 1 + drafts_per_step · acceptance + what was forced. Of the time of
-    steps, drafting takes `draft_share`, and verifying and computing forced tokens `verify_share`
-    more than the same steps without, by the step cost.
-    `speedup` = tokens_per_step · (1 − both shares), of the steps without prefill. `failure` says
-    why the drafting model or heads are not asked now, "" where they are.
+    `drafts`, `draft_tokens` and `accepted_tokens` count verified drafts; `acceptance` = accepted /
+    draft tokens. `jump_forward_tokens` were forced by a grammar, neither drafted nor sampled.
+
+    A decoding sequence has `drafts_per_step` draft tokens in a mean step and gains
+    `tokens_per_step` = 1 + drafts_per_step · acceptance + forced tokens. Of the time in steps,
+    drafting takes `draft_share`; verifying and computing forced tokens takes `verify_share`, by
+    the step model. `speedup` = tokens_per_step · (1 − both shares), of steps without prefill.
+    `failure` is the reason why the draft model or heads are disabled, "" where they are not.
     """
 
     drafts: int
@@ -274,15 +275,14 @@ class DraftStats(msgspec.Struct, kw_only=True):
     failure: str = ""
 
 
-class Window(msgspec.Struct, kw_only=True):
-    """The last `seconds`; `covered_s` is less right after a start. Rates are per covered second.
+class WindowStats(msgspec.Struct, kw_only=True):
+    """Figures of the last `seconds`; `covered_s` is less right after a start.
 
-    `latency` has ttft, tpot, itl, e2e, queue and prefill, of requests that ended in the window
-    (itl: of tokens that left in it); `lengths` has prompt and output, in tokens.
-    `input_tokens_per_s` counts prompts whose first token left, cached tokens included;
-    `output_tokens_per_s` tokens that left. `cache_saved_s` is what computing the cached ones would
-    have taken. `cores` says who used the cores, None where the system does not tell; `drafts` is
-    None where nobody guesses.
+    Rates are per covered second. `latency` has ttft, tpot, itl, e2e, queue and prefill of requests
+    that ended in the window (itl: of tokens sent in it); `lengths` has prompt and output in tokens.
+    `input_tokens_per_s` counts prompts whose first token was sent, cached tokens included;
+    `output_tokens_per_s` counts sent tokens. `cache_saved_s` is the predicted time of computing the
+    cached tokens. `cores` is None without /proc, `drafts` None without speculation.
     """
 
     seconds: int
@@ -309,7 +309,7 @@ class Window(msgspec.Struct, kw_only=True):
 
 
 class StepPoint(msgspec.Struct, array_like=True):
-    """One step of the timeline, as a list in this order; `start_s` on the scale of `now_s`."""
+    """One step of the timeline, a list in this order; `start_s` is on the clock of `now_s`."""
 
     step: int
     start_s: float
@@ -323,10 +323,10 @@ class StepPoint(msgspec.Struct, array_like=True):
 
 
 class HistoryPoint(msgspec.Struct, array_like=True):
-    """One second of the charts, as a list in this order; it ends at `at_s` on the scale of `now_s`.
+    """One second of the charts, a list in this order; it ends at `at_s` on the clock of `now_s`.
 
-    Tokens are of that second, sequences and blocks means over its steps, latencies in seconds of
-    the requests that ended in the 10 seconds up to it, None where none did.
+    Tokens are those of that second; sequences and blocks are means over its steps; latencies (s)
+    are of the requests that ended in the 10 seconds up to it, None without such requests.
     """
 
     at_s: float
@@ -345,8 +345,8 @@ class Totals(msgspec.Struct, kw_only=True):
     """Counts since the server started.
 
     `errors` counts refused and failed requests by code, `finished` sequences by finish reason,
-    `validation_failures` what did not validate (`request`: a body; `json` and other kinds of
-    grammars: answers that ended before their grammar was satisfied; `tool_arguments`).
+    `validation_failures` by kind: `request` for a body, a kind of grammar (`json` …) for an answer
+    that ended before its grammar was satisfied, `tool_arguments` for a tool call.
     """
 
     requests: int
@@ -368,10 +368,10 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class TaskCost(msgspec.Struct, kw_only=True):
-    """What one group of tasks has cost: all of them, or those of a key, a class or a route.
+    """Cost of one group of tasks: all of them, or those of a key, a class or a route.
 
-    `usd` is of every request; `usd_per_success` of the tasks that POST /v1/outcomes has judged,
-    retries in them, for each that succeeded; None before one has.
+    `usd` is the cost of every request. `usd_per_success` is the cost of the tasks judged by POST
+    /v1/outcomes, retries included, per successful task; None before the first success.
     """
 
     dimension: str
@@ -384,11 +384,11 @@ class TaskCost(msgspec.Struct, kw_only=True):
 
 
 class Snapshot(msgspec.Struct, kw_only=True):
-    """All of it. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
+    """The whole answer. `time_s` is seconds since 1970, `now_s` the clock of `steps[].start_s`.
 
     `steps` are the last 200; `windows` are in the order of `WINDOWS_S`. `settings` are those that
-    change what a step costs and who runs in it. `tasks` are the groups that cost most, of all
-    models together. `history` has a point a second where asked for.
+    change the cost of a step or the choice of its sequences. `tasks` are the most expensive groups,
+    of all models together. `history` has a point per second if requested.
     """
 
     version: str
@@ -397,14 +397,14 @@ class Snapshot(msgspec.Struct, kw_only=True):
     uptime_s: float
     status: str
     model: ModelFacts
-    machine: Machine
+    machine: MachineCeilings
     kernels: dict[str, tuple[str, str]]
-    limits: Limits
+    limits: EngineLimits
     slo_target: float
     price_per_hour: float | None
     now: Now
     engines: list[EngineNow] = []
-    windows: list[Window]
+    windows: list[WindowStats]
     steps: list[StepPoint]
     totals: Totals
     prefixes: list[PrefixSharing] = []

@@ -1,29 +1,36 @@
-"""What `GET /stats` answers, taken from a model's `Telemetry`: see `snapshot` for the fields."""
+"""Builder of the answer of `GET /stats` from a model's `Telemetry`: see `snapshot` for the fields.
+
+`history` has a point for each second of the last five minutes, for a page that was just opened: the
+sums of that second, and the latencies of the requests that ended in the 10 seconds up to it.
+"""
 
 from itertools import islice
+
+import numpy as np
 
 from headway.config.alternatives import kv_choices, weight_choices
 from headway.config.memory_plan import with_open_blocks
 from headway.core.plan import Description
 from headway.core.records import BEFORE_ANY, StepRecord
-from headway.telemetry.history import history
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import (
     WINDOWS_S,
+    EngineLimits,
     EngineNow,
+    HistoryPoint,
     KVGroup,
-    Limits,
-    Machine,
+    MachineCeilings,
     ModelFacts,
     Now,
     Snapshot,
     StepPoint,
     Totals,
 )
+from headway.telemetry.windows import Slot, Slots
 
-SHOWN_STEPS, SHOWN_REQUESTS = 200, 512
+MAX_STEPS_SHOWN, MAX_REQUESTS_SHOWN = 200, 512
 OF_STEP = [name for name in Now.__struct_fields__ if name in StepRecord.__struct_fields__]
-"""Fields of this moment that are the last step's own."""
+"""Fields of `Now` that are copied from the last step."""
 
 
 def take_snapshot(
@@ -33,8 +40,8 @@ def take_snapshot(
     *,
     with_history: bool = False,
 ) -> Snapshot:
-    """All of it; `status` is what the engine's client says it does."""
-    telemetry.turn()
+    """Return the whole answer; `status` is that of the engine's client."""
+    telemetry.advance()
     telemetry.count_tokens()
     now_s, ready = telemetry.clock.now_s(), telemetry.ready
     return Snapshot(
@@ -46,7 +53,7 @@ def take_snapshot(
         model=model_facts(telemetry),
         machine=machine(telemetry),
         kernels=dict(ready.description.kernels) if ready else {},
-        limits=Limits(
+        limits=EngineLimits(
             max_num_seqs=ready.max_num_seqs if ready else 0,
             max_num_batched_tokens=ready.max_num_batched_tokens if ready else 0,
             block_size=ready.block_size if ready else 0,
@@ -56,16 +63,16 @@ def take_snapshot(
         now=this_moment(telemetry, now_s),
         engines=[engine_now(telemetry, engine) for engine in range(telemetry.engines.num)],
         windows=[telemetry.window(seconds) for seconds in (*WINDOWS_S, *more_windows_s)],
-        steps=[step_point(record) for record in telemetry.last_steps(SHOWN_STEPS)],
+        steps=[step_point(record) for record in telemetry.last_steps(MAX_STEPS_SHOWN)],
         totals=totals(telemetry),
-        prefixes=telemetry.prompts.found,
+        prefixes=telemetry.prompts.shared_prefixes,
         settings=dict(ready.settings) if ready else {},
-        history=history(telemetry.slots, now_s) if with_history else [],
+        history=second_by_second(telemetry.slots, now_s) if with_history else [],
     )
 
 
 def model_facts(telemetry: Telemetry) -> ModelFacts:
-    """The model's dimensions in the type it runs with."""
+    """Return the dimensions of the model in the type in which it runs."""
     spec, dtype, ready = telemetry.spec, telemetry.work.dtype, telemetry.ready
     settings = ready.settings if ready else {}
     return ModelFacts(
@@ -84,12 +91,12 @@ def model_facts(telemetry: Telemetry) -> ModelFacts:
     )
 
 
-def machine(telemetry: Telemetry) -> Machine:
-    """The ceilings as they are now."""
+def machine(telemetry: Telemetry) -> MachineCeilings:
+    """Return the present ceilings of the machine."""
     ready, roof = telemetry.ready, telemetry.roof
     description = ready.description if ready else Description(device="")
     ceilings = roof.ceilings
-    return Machine(
+    return MachineCeilings(
         device=description.device,
         name=description.name,
         bandwidth_bytes_per_s=ceilings.bandwidth_bytes_per_s or None,
@@ -105,19 +112,19 @@ def machine(telemetry: Telemetry) -> Machine:
 
 
 def this_moment(telemetry: Telemetry, now_s: float) -> Now:
-    """What runs and waits, and the blocks it holds; fields of the last step go by their names."""
+    """Return running and waiting requests and the blocks they hold."""
     last = telemetry.engines.last
     return Now(
         num_requests=telemetry.num_live,
-        requests=[t.live(now_s) for t in islice(telemetry.live, SHOWN_REQUESTS)],
+        requests=[t.live(now_s) for t in islice(telemetry.live, MAX_REQUESTS_SHOWN)],
         kv_groups=kv_groups(telemetry),
-        engines_asked=telemetry.engines.demand.asked,
+        engine_demand=telemetry.engines.demand.engines_needed,
         **{name: getattr(last, name) for name in OF_STEP},
     )
 
 
 def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
-    """What one engine does."""
+    """Return the state of one engine."""
     last = telemetry.engines.last_of.get(engine, BEFORE_ANY)
     return EngineNow(
         engine=engine,
@@ -130,7 +137,7 @@ def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
 
 
 def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
-    """The KV groups with their blocks."""
+    """Return the KV groups with their blocks, summed over the engines."""
     spec, kv_dtype = telemetry.spec, telemetry.work.kv_dtype
     groups = with_open_blocks(spec.kv_groups, spec, telemetry.work.dtype, kv_dtype)
     nothing = (0,) * len(groups)
@@ -152,7 +159,7 @@ def kv_groups(telemetry: Telemetry) -> list[KVGroup]:
 
 
 def totals(telemetry: Telemetry) -> Totals:
-    """Counts since the start."""
+    """Return the counts since the start."""
     registry = telemetry.registry
 
     def total(name: str) -> int:
@@ -179,7 +186,7 @@ def totals(telemetry: Telemetry) -> Totals:
 
 
 def step_point(record: StepRecord) -> StepPoint:
-    """One step of the timeline."""
+    """Return one step as a point of the timeline."""
     return StepPoint(
         record.step,
         record.started_s,
@@ -191,3 +198,46 @@ def step_point(record: StepRecord) -> StepPoint:
         record.kv_usage,
         record.predicted_s,
     )
+
+
+def second_by_second(slots: Slots, now_s: float) -> list[HistoryPoint]:
+    """Return one point for each complete second, oldest first."""
+    slots_in_range, _ = slots.last(max(WINDOWS_S), now_s)
+    by_second = {slot.second: slot for slot in slots_in_range if slot.second < int(now_s)}
+    if not by_second:
+        return []
+    return [
+        history_point(second, by_second.get(second), last_ten_seconds(by_second, second))
+        for second in range(min(by_second), int(now_s))
+    ]
+
+
+def last_ten_seconds(by_second: dict[int, Slot], second: int) -> list[Slot]:
+    """Return the slots of the 10 seconds up to `second`."""
+    span = range(second - WINDOWS_S[0] + 1, second + 1)
+    return [by_second[each] for each in span if each in by_second]
+
+
+def history_point(second: int, slot: Slot | None, near: list[Slot]) -> HistoryPoint:
+    """Return the point of one second: its counts, and the latencies of the slots `near`."""
+    ended = [request for each in near for request in each.ended]
+    ttft = p50_p99([one.ttft_s for one in ended if one.ttft_s is not None])
+    tpot = p50_p99([one.tpot_s for one in ended if one.tpot_s is not None])
+    at_s = float(second + 1)
+    if slot is None:
+        return HistoryPoint(at_s, 0, 0, 0.0, 0.0, 0.0, *ttft, *tpot)
+    output = slot.first_tokens + sum(gaps.count for gaps in slot.gap_counts().values())
+    steps = [part for part in (slot.decode, slot.prefill) if part.count]
+    count = sum(part.count for part in steps) or 1
+    running = sum(part.num_running for part in steps) / count
+    waiting = sum(part.num_waiting for part in steps) / count
+    usage = sum(part.kv_usage for part in steps) / count
+    return HistoryPoint(at_s, output, slot.prompt_tokens, running, waiting, usage, *ttft, *tpot)
+
+
+def p50_p99(values: list[float]) -> tuple[float | None, float | None]:
+    """Return (p50, p99) of `values`, None without values."""
+    if not values:
+        return None, None
+    middle, tail = np.quantile(values, (0.5, 0.99)).tolist()
+    return middle, tail

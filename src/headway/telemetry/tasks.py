@@ -1,11 +1,11 @@
-"""Cost per successful task: what was spent on tasks that were judged, by those that succeeded.
+"""Cost per successful task: the cost of all judged tasks over the number of successful ones.
 
     task t1   0.02 $ + a retry of 0.02 $    success
     task t2   0.02 $                        no success
-    cost per success = 0.06 $; a task that nobody judges counts for neither
+    cost per success = 0.06 $; a task that is never judged is not counted
 
-Spend and success are kept in all, by key, by task class and by route; a task counts once in each
-of them that it touched, however many requests it took.
+Cost and success are summed in all, by key, by task class and by route; a task counts once in each
+group, however many requests it took. `MachineTime` prices a request by the seconds of the steps.
 """
 
 from collections import OrderedDict
@@ -16,11 +16,12 @@ from typing import Annotated
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.records import StepRecord
 from headway.telemetry.snapshot import TaskCost
 
 MAX_TASKS = 100_000
 MAX_GROUPS = 1000
-"""Of one dimension; what comes later counts as `other`."""
+"""Groups of one dimension; later ones are summed as `other`."""
 OTHER = "other"
 DIMENSIONS = ("all", "key", "task", "route")
 MAX_ID, MAX_SOURCE = 200, 64
@@ -28,7 +29,7 @@ Group = tuple[str, str]
 
 
 class Outcome(msgspec.Struct, kw_only=True):
-    """POST /v1/outcomes."""
+    """Body of POST /v1/outcomes."""
 
     task_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_ID)]
     success: bool
@@ -37,8 +38,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 
 @dataclass(slots=True)
-class Totals:
-    """What one group has spent and reached; `judged` dollars are of tasks with an outcome."""
+class TaskTotals:
+    """Cost and success of one group; `judged` is the cost (dollars) of tasks with an outcome."""
 
     requests: int = 0
     dollars: float = 0.0
@@ -48,15 +49,15 @@ class Totals:
 
     @property
     def cost_per_success(self) -> float | None:
-        """Dollars; None before a task has succeeded."""
+        """Return dollars per successful task; None before the first success."""
         return self.judged / self.succeeded if self.succeeded else None
 
 
-class Task(msgspec.Struct, gc=False):
-    """One task: dollars by group, and its outcome once there is one.
+class TaskSpend(msgspec.Struct, gc=False):
+    """One task: dollars by group, and its outcome once judged.
 
-    100,000 of them are kept, so the garbage collector visits neither them nor their dollars: a
-    dict is not tracked while its keys are not, and a group is one tuple, old and of text alone.
+    100,000 of these are stored, so the garbage collector must not track them: a dict is untracked
+    while its keys are, and each group is one shared tuple of strings.
     """
 
     dollars: dict[Group, float] = {}
@@ -64,16 +65,16 @@ class Task(msgspec.Struct, gc=False):
 
 
 class Tasks:
-    """The tasks that are remembered, the least recently touched go first, and the totals."""
+    """The stored tasks (least recently used ones are dropped) and the totals by group."""
 
     def __init__(self) -> None:
-        self.totals: dict[Group, Totals] = {}
+        self.totals: dict[Group, TaskTotals] = {}
         self._groups: dict[Group, Group] = {}
-        """Each to the one tuple that stands for it in all tasks."""
-        self._tasks: OrderedDict[tuple[str, str], Task] = OrderedDict()
+        """Interned groups: the one tuple that all tasks share."""
+        self._tasks: OrderedDict[tuple[str, str], TaskSpend] = OrderedDict()
 
     def spend(self, owner: str, task_id: str, kind: str, route: str, dollars: float) -> None:
-        """A request of a task is over; its attempts and retries are in `dollars`."""
+        """Add the cost of an ended request to its task; `dollars` includes retries."""
         task = self._task(owner, task_id)
         for group in self._groups_of(owner, kind, route):
             totals = self.totals[group]
@@ -86,7 +87,7 @@ class Tasks:
             task.dollars[group] = task.dollars.get(group, 0.0) + dollars
 
     def judge(self, owner: str, task_id: str, success: bool) -> bool:
-        """The outcome of a task, the last one holds; False where nothing is known of the task."""
+        """Set the outcome of a task, replacing an earlier one; return False for an unknown task."""
         task = self._tasks.get((owner, task_id))
         if task is None:
             return False
@@ -101,14 +102,14 @@ class Tasks:
         task.success = success
         return True
 
-    def rows(self) -> Iterator[tuple[str, str, Totals]]:
-        """(dimension, name, totals) of each group."""
+    def rows(self) -> Iterator[tuple[str, str, TaskTotals]]:
+        """Yield (dimension, name, totals) of each group."""
         for (dimension, name), totals in self.totals.items():
             yield dimension, name, totals
 
-    def dearest(self, most: int) -> list[TaskCost]:
-        """What `/stats` shows: the groups that cost most, at most so many."""
-        found = sorted(self.rows(), key=lambda row: (row[0] != "all", -row[2].dollars))
+    def most_expensive(self, most: int) -> list[TaskCost]:
+        """Return the `most` most expensive groups, the sum of all first."""
+        rows = sorted(self.rows(), key=lambda row: (row[0] != "all", -row[2].dollars))
         return [
             TaskCost(
                 dimension=dimension,
@@ -119,34 +120,34 @@ class Tasks:
                 failed=totals.failed,
                 usd_per_success=totals.cost_per_success,
             )
-            for dimension, name, totals in found[:most]
+            for dimension, name, totals in rows[:most]
         ]
 
-    def _task(self, owner: str, task_id: str) -> Task:
-        task = self._tasks.setdefault((owner, task_id), Task())
+    def _task(self, owner: str, task_id: str) -> TaskSpend:
+        task = self._tasks.setdefault((owner, task_id), TaskSpend())
         self._tasks.move_to_end((owner, task_id))
         while len(self._tasks) > MAX_TASKS:
             self._tasks.popitem(last=False)
         return task
 
     def _groups_of(self, owner: str, kind: str, route: str) -> list[Group]:
-        found = []
+        groups = []
         for group in zip(DIMENSIONS, ("", owner, kind, route), strict=True):
             if group not in self.totals:
                 many = sum(dimension == group[0] for dimension, _ in self.totals) >= MAX_GROUPS
                 group = (group[0], OTHER) if many else group
-                self.totals.setdefault(group, Totals())
-            found.append(self._groups.setdefault(group, group))
-        return found
+                self.totals.setdefault(group, TaskTotals())
+            groups.append(self._groups.setdefault(group, group))
+        return groups
 
     def check_integrity(self) -> None:
-        """Totals are the sums of the tasks, as long as none was forgotten."""
+        """Assert that no count is negative and judged cost is at most the whole cost."""
         for totals in self.totals.values():
             assert totals.succeeded >= 0 and totals.failed >= 0
             assert totals.judged <= totals.dollars + 1e-9
 
 
-def count(totals: Totals, success: bool, by: int) -> None:
+def count(totals: TaskTotals, success: bool, by: int) -> None:
     if success:
         totals.succeeded += by
     else:
@@ -163,13 +164,13 @@ def no_such_task(task_id: str) -> RequestError:
 
 
 class Retries:
-    """The task of a request that a client's library sends again: that of its first try."""
+    """Map from the body of a request to its task, so that a retry belongs to the first try's."""
 
     def __init__(self) -> None:
         self._tasks: OrderedDict[tuple[str, int], str] = OrderedDict()
 
     def task_of(self, owner: str, body_hash: int, is_retry: bool, fresh: str) -> str:
-        """`fresh` for a first try, else the task of the body that was sent before."""
+        """Return `fresh` for a first try, else the task of the same body sent before."""
         key = owner, body_hash
         known = self._tasks.get(key) if is_retry else None
         task = known or fresh
@@ -178,3 +179,33 @@ class Retries:
         while len(self._tasks) > MAX_TASKS:
             self._tasks.popitem(last=False)
         return task
+
+
+class MachineTime:
+    """Machine seconds per prompt token and per output token, from the steps of one model.
+
+    1 s of decode steps with 100 tokens and 1 s of steps with 300 prompt and 100 output tokens:
+    0.75 s / 300 per prompt token, 1.25 s / 200 per output token. Idle time is not counted.
+    """
+
+    def __init__(self) -> None:
+        self._prompt_s = self._answer_s = 0.0
+        self._prompt_tokens = self._answer_tokens = 0.0
+
+    def add(self, record: StepRecord) -> None:
+        """Add a step; the time of a mixed step is divided by tokens."""
+        prompt, decode = record.num_prefill_tokens, record.num_decode_tokens
+        if not prompt + decode:
+            return
+        share = prompt / (prompt + decode)
+        self._prompt_s += record.duration_s * share
+        self._answer_s += record.duration_s * (1 - share)
+        self._prompt_tokens += prompt
+        decodes = decode - record.num_drafts - record.num_forced_rows
+        self._answer_tokens += max(0.0, decodes * record.tokens_per_decode)
+
+    def seconds(self, prompt_tokens: int, answer_tokens: int) -> float:
+        """Return the machine seconds of a request with so many computed and generated tokens."""
+        prompt = prompt_tokens * self._prompt_s / self._prompt_tokens if self._prompt_tokens else 0
+        answer = answer_tokens * self._answer_s / self._answer_tokens if self._answer_tokens else 0
+        return prompt + answer

@@ -1,8 +1,8 @@
-"""When one request arrived, was scheduled, and each of its tokens left, on the server's clock.
+"""Timestamps of one request on the server's clock: arrival, first schedule, each sent token.
 
-Worked example, arrived at 0, tokens leave at 2, 3 and two together at 5: TTFT 2, gaps 1, 2, 0,
-e2e 5, TPOT (5 − 2) / 3 = 1; the gaps add up to e2e − TTFT and there is one less than tokens. All
-that is reported later is derived from these timestamps.
+Example: arrived at 0, tokens sent at 2, at 3 and two together at 5: TTFT 2, gaps 1, 2, 0, e2e 5,
+TPOT (5 − 2) / 3 = 1. The gaps add up to e2e − TTFT, and there is one less than tokens. All figures
+of a request are derived from these timestamps.
 """
 
 from array import array
@@ -16,21 +16,21 @@ from headway.core.request_source import RequestSource
 from headway.core.service import ServiceClass
 from headway.core.slo import Slo
 from headway.telemetry.formulas import p99
-from headway.telemetry.goodput import FAILED, LEFT, MOVED, OK, Ended, judge
+from headway.telemetry.goodput import DISCONNECTED, FAILED, MOVED, OK, EndedRequest, judge
 from headway.telemetry.snapshot import LiveRequest
 from headway.telemetry.windows import Slots
 
 
 class Listener(Protocol):
-    """Who is told of a request's turning points; every other token goes by unheard."""
+    """Callbacks for the first token and the end of a request; other tokens have none."""
 
-    def on_first_token(self, timeline: "Timeline") -> None: ...
+    def on_first_token(self, timeline: "RequestTimeline") -> None: ...
 
-    def on_end(self, timeline: "Timeline", ended: Ended) -> None: ...
+    def on_end(self, timeline: "RequestTimeline", ended: EndedRequest) -> None: ...
 
 
-class Timeline:
-    """One HTTP request: its prompts, and the sequences that answer them, told apart by choice."""
+class RequestTimeline:
+    """One HTTP request: its prompts, and the sequences (by choice) that answer them."""
 
     __slots__ = (
         *(
@@ -83,42 +83,42 @@ class Timeline:
         self.service_class = service_class
         self.objectives = slo
         self.parent = parent
-        """The trace context that came with the request, for spans."""
+        """Trace context of the request (`traceparent`), for spans."""
         self.source = source
-        """Where it came from, for its line in the log."""
+        """Origin of the request, for its log line."""
         self.n = 1
         self.max_tokens: int | None = None
-        """What the request asked for, for the metrics."""
+        """Parameters of the request, for the metrics."""
         self.scheduled_s: float | None = None
         self.first_s: float | None = None
         self.published_s: float | None = None
-        """When the first text for the user left, neither reasoning nor a tool call."""
+        """Time at which the first text for the user was sent: no reasoning, no tool call."""
         self.prefill_s = self.preempted_s = 0.0
         self.cached_tokens = 0
         self.num_preemptions = self.preempted_after = 0
         self.num_drafts = self.num_kept_drafts = self.num_forced = 0
-        """Guesses of its tokens, those that were right, and tokens that its grammar forced."""
+        """Draft tokens, accepted ones, and tokens forced by the grammar."""
         self.computed: dict[tuple[int, int], int] = {}
         self.times = [array("d") for _ in range(num_choices)]
-        self.ended: Ended | None = None
+        self.ended: EndedRequest | None = None
         self.error: RequestError | None = None
-        """Why it failed or was refused."""
+        """Error of a failed or refused request."""
 
-    # ── as it happens ───────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────
 
-    def scheduled(self, first_scheduled_s: float, num_cached_tokens: int) -> None:
-        """One of its sequences was in a step for the first time, as the engine tells."""
+    def on_scheduled(self, first_scheduled_s: float, num_cached_tokens: int) -> None:
+        """Note the first step of one of the sequences, as reported by the engine."""
         if self.scheduled_s is None or first_scheduled_s < self.scheduled_s:
             self.scheduled_s = max(first_scheduled_s, self.arrived_s)
         self.cached_tokens += num_cached_tokens
 
-    def preempted(self, num_made: int) -> None:
-        """One of its sequences was sent back to the queue when it had made so many tokens."""
+    def on_preempted(self, num_made: int) -> None:
+        """Note the preemption of a sequence that had generated `num_made` tokens."""
         self.num_preemptions += 1
         self.preempted_s, self.preempted_after = self._now_s(), num_made
 
-    def tokens_left(self, choice: int, count: int) -> None:
-        """`count` tokens of a choice left now, in one piece."""
+    def add_tokens(self, choice: int, count: int) -> None:
+        """Note that `count` tokens of a choice were sent now, in one piece."""
         if count == 0:
             return
         now_s = self._now_s()
@@ -138,13 +138,13 @@ class Timeline:
             gaps.append(0.0)
             times.append(now_s)
 
-    def published(self) -> None:
-        """Text for the user leaves now; only the first call counts."""
+    def on_publish(self) -> None:
+        """Note that text for the user is sent now; only the first call counts."""
         if self.published_s is None:
             self.published_s = self._now_s()
 
     def end(self, outcome: str) -> None:
-        """The request is over; only the first call counts."""
+        """End the request with an outcome and judge it; only the first call counts."""
         if self.ended is not None:
             return
         now_s = self._now_s()
@@ -153,7 +153,7 @@ class Timeline:
         slo, ttft_s, tpot_s = self.slo, self.ttft_s, self.tpot_s
         itl_p99_s = None if slo.itl_p99_s is None else p99(self.gaps())
         missed = judge(slo, outcome, ttft_s=ttft_s, tpot_s=tpot_s, itl_p99_s=itl_p99_s, e2e_s=e2e_s)
-        self.ended = Ended(
+        self.ended = EndedRequest(
             service_class=self.service_class.name,
             outcome=outcome,
             ended_s=now_s,
@@ -170,26 +170,26 @@ class Timeline:
         self._listener.on_end(self, self.ended)
 
     def complete(self) -> None:
-        """Every sequence came to its end."""
+        """End the request after all sequences finished."""
         self.end(OK)
 
-    def failed(self) -> None:
-        """It ended by our own fault."""
+    def fail(self) -> None:
+        """End the request by a fault of the server."""
         self.end(FAILED)
 
-    def moved(self) -> None:
-        """It was given up before anything was sent: whoever takes it, or refuses it, counts it."""
+    def move(self) -> None:
+        """End the request here before anything was sent: the fallback model counts it."""
         self.end(MOVED)
 
-    def left(self) -> None:
-        """The client went away."""
-        self.end(LEFT)
+    def disconnect(self) -> None:
+        """End the request because its client disconnected."""
+        self.end(DISCONNECTED)
 
-    # ── what follows from it ────────────────────────────────────────────────────────────────
+    # ── derived figures ─────────────────────────────────────────────────────────────────────
 
     @property
     def slo(self) -> Slo:
-        """Its own objectives, or those of its class."""
+        """Return the objectives of the request, or those of its class."""
         if self.objectives is not None:
             return self.objectives
         return self.service_class.objectives(self.num_prompt - self.cached_tokens)
@@ -204,7 +204,7 @@ class Timeline:
 
     @property
     def publish_s(self) -> float | None:
-        """Time to publish: TTFT, but without reasoning and tool calls; None for a call alone."""
+        """Return the time to the first text for the user; None for tool calls alone."""
         return None if self.published_s is None else self.published_s - self.arrived_s
 
     @property
@@ -213,25 +213,27 @@ class Timeline:
 
     @property
     def prefill_time_s(self) -> float | None:
-        """First token − first scheduled."""
+        """Return first token − first scheduled."""
         if self.first_s is None or self.scheduled_s is None:
             return None
         return max(self.first_s - self.scheduled_s, 0.0)
 
     @property
     def tpot_s(self) -> float | None:
-        """(last − first) / (n − 1); of several sequences the slowest one's."""
-        found = [(t[-1] - t[0]) / (len(t) - 1) for t in self.times if len(t) > 1]
-        return max(found, default=None)
+        """Return (last − first) / (n − 1) of the slowest sequence; None below two tokens."""
+        values = [(t[-1] - t[0]) / (len(t) - 1) for t in self.times if len(t) > 1]
+        return max(values, default=None)
 
     def gaps(self) -> np.ndarray:
-        """Every gap between consecutive tokens of one sequence."""
+        """Return all gaps between consecutive tokens, sequence by sequence."""
         parts = [np.diff(np.frombuffer(times)) for times in self.times if len(times) > 1]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def timings(self) -> dict[str, Any]:
-        """What `timings: true` puts into the answer; seconds. Drafts and forced tokens where there
-        were some."""
+        """Return `timings` of an answer (`timings: true`), in seconds.
+
+        Draft tokens and forced tokens are included only where there were some.
+        """
         drafts = {"draft_n": self.num_drafts, "draft_n_accepted": self.num_kept_drafts}
         last_s = max((times[-1] for times in self.times if times), default=self.arrived_s)
         return {
@@ -248,9 +250,10 @@ class Timeline:
         }
 
     def state(self) -> str:
-        """waiting, prefill, decode or preempted; tokens made before leave after the news of it.
+        """Return waiting, prefill, decode or preempted.
 
-        `scheduled_s` comes with the first token; the chunks of a long prompt are told before.
+        Tokens generated before a preemption are sent after its notice, so their number is compared.
+        `scheduled_s` arrives with the first token, prefill chunks of a long prompt before it.
         """
         if self.preempted_s > self.prefill_s and max(map(len, self.times)) <= self.preempted_after:
             return "preempted"
@@ -261,7 +264,7 @@ class Timeline:
         return "prefill" if started else "waiting"
 
     def live(self, now_s: float) -> LiveRequest:
-        """The request as `/stats` lists it."""
+        """Return the request as listed in `/stats`."""
         started = self.first_s is not None
         computed = self.num_prompt if started else min(sum(self.computed.values()), self.num_prompt)
         return LiveRequest(

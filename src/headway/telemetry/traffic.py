@@ -1,8 +1,8 @@
-"""What was asked lately, and of what kind of server: beside a calibration all that a simulation of
-this traffic needs. Lengths and times; no text, no ids, nobody's name.
+"""Recent traffic and the settings of the server: with a calibration, the input of a simulation.
 
-Worked example: at 2.0 s a prompt of 900 tokens came, 800 of which the cache held, and was answered
-with 50; at 2.5 s one came that was refused, so how long its answer had been nobody knows:
+Lengths and times only: no text, no ids, no names. Example: at 2.0 s a prompt of 900 tokens arrived,
+800 of them cached, with an answer of 50; at 2.5 s a request was refused, so the length of its
+answer is unknown:
 
     [2.0, 900, 800, 50, 1, 256, "default"]    [2.5, 300, 0, null, 1, 256, "default"]
 """
@@ -12,15 +12,18 @@ import msgspec
 from headway.config.resolve import Settings
 from headway.core.service import ServiceClass
 from headway.spec import ModelSpec
-from headway.telemetry.goodput import INVALID, LEFT, MOVED, OK, REFUSED
+from headway.telemetry.goodput import DISCONNECTED, INVALID, MOVED, OK, REFUSED
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
 
 
-class Asked(msgspec.Struct, array_like=True):
-    """A request. `at_s` from the first of them; `prompt` tokens, of which `cached` were there;
-    `answer` tokens of each of `n` sequences, None where it did not come to its end; 0 tokens of
-    prompt where it was refused before they were counted."""
+class TrafficRequest(msgspec.Struct, array_like=True):
+    """One request of the traffic, as a list in this order.
+
+    `at_s` is the time since the first request; `cached` of the `prompt` tokens were in the prefix
+    cache; `answer` is the number of tokens of each of `n` sequences, None if it did not end.
+    `prompt` is 0 for a request refused before its tokens were counted.
+    """
 
     at_s: float
     prompt: int
@@ -32,7 +35,7 @@ class Asked(msgspec.Struct, array_like=True):
 
 
 class Origin(msgspec.Struct, kw_only=True):
-    """What a server was started with, as far as a simulation of it goes."""
+    """Settings of a server that a simulation of it needs."""
 
     spec: ModelSpec
     settings: Settings
@@ -42,19 +45,22 @@ class Origin(msgspec.Struct, kw_only=True):
     max_queue_wait_s: float | None = None
 
 
-def take_traffic(telemetry: Telemetry, since_s: float = 0.0) -> tuple[list[Asked], float | None]:
-    """(the requests that have come since then and are over, in the order in which they came; when
-    the first of them did, None of none). Of the last seconds these are the short ones.
+def take_traffic(
+    telemetry: Telemetry, since_s: float = 0.0
+) -> tuple[list[TrafficRequest], float | None]:
+    """Return (ended requests that arrived since `since_s`, in order; arrival of the first or None).
+
+    Of the last seconds only the short requests have ended.
     """
-    found = [*at_the_door(telemetry, since_s)]
+    requests = [*early_rejections(telemetry, since_s)]
     for timeline in telemetry.finished:
         ended = timeline.ended
         if timeline.arrived_s < since_s or ended is None or ended.outcome in (INVALID, MOVED):
             continue
         choices = max(len(timeline.times), 1)
-        answer = ended.output_tokens // choices if ended.outcome in (OK, LEFT) else None
-        found.append(
-            Asked(
+        answer = ended.output_tokens // choices if ended.outcome in (OK, DISCONNECTED) else None
+        requests.append(
+            TrafficRequest(
                 timeline.arrived_s,
                 timeline.num_prompt,
                 min(timeline.cached_tokens, timeline.num_prompt),
@@ -64,18 +70,18 @@ def take_traffic(telemetry: Telemetry, since_s: float = 0.0) -> tuple[list[Asked
                 timeline.service_class.name,
             )
         )
-    found.sort(key=lambda asked: asked.at_s)
-    begin_s = found[0].at_s if found else None
-    for asked in found:
-        asked.at_s = round(asked.at_s - (begin_s or 0.0), 6)
-    return found, begin_s
+    requests.sort(key=lambda request: request.at_s)
+    begin_s = requests[0].at_s if requests else None
+    for request in requests:
+        request.at_s = round(request.at_s - (begin_s or 0.0), 6)
+    return requests, begin_s
 
 
-def at_the_door(telemetry: Telemetry, since_s: float) -> list[Asked]:
-    """Those that were refused before anybody knew more of them than their class."""
+def early_rejections(telemetry: Telemetry, since_s: float) -> list[TrafficRequest]:
+    """Return the requests refused before more than their class was known."""
     slots, _ = telemetry.slots.last(max(WINDOWS_S), telemetry.clock.now_s())
     return [
-        Asked(ended.ended_s, 0, 0, None, service_class=ended.service_class)
+        TrafficRequest(ended.ended_s, 0, 0, None, service_class=ended.service_class)
         for slot in slots
         for ended in slot.ended
         if ended.outcome == REFUSED and not ended.prompt_tokens and ended.ended_s >= since_s

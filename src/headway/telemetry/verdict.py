@@ -1,21 +1,21 @@
-"""What bounds a server over a window, and the figures that say so: a pure function of the window.
+"""Verdict: the bottleneck of a server over a window, with its evidence. A pure function.
 
     contention    other processes, or other virtual machines, use the cores that the model needs
-    under-loaded  idle most of the time, and nobody waits
+    under-loaded  idle most of the time, without a queue
     compute       FLOP/s near their ceiling
     bandwidth     bytes/s near their ceiling
-    capacity      requests wait or are preempted for want of KV blocks or rows
-    host          gaps between steps, scheduling, launching: the device waits for us
+    capacity      requests wait or are preempted for lack of KV blocks or slots
+    host          gaps between steps, scheduling, launching: the device waits for the host
     unknown       nothing ran, or nothing was measured
 
-When none of it is plain, the side of the roofline that the work lies under is named, with
-`near_ceiling` false: the kernels leave some of the machine.
+If no rule holds, the verdict is the side of the roofline under which the work lies, with
+`near_ceiling` false: the kernels leave headroom.
 """
 
 from dataclasses import dataclass
 
 from headway.telemetry.contention import CoreUse
-from headway.telemetry.snapshot import Evidence, Verdict
+from headway.telemetry.snapshot import Verdict, VerdictEvidence
 
 CONTENTION = "contention"
 COMPUTE, BANDWIDTH, CAPACITY, HOST = "compute", "bandwidth", "capacity", "host"
@@ -36,19 +36,19 @@ THRESHOLDS = {
     "steal_share": 0.1,  # of the cores' time: more is felt
     "others_share": 0.2,  # of the cores' time, while more tasks want a core than there are
     "run_queue": 1.0,  # tasks that run or wait, for each core
-    "probe_share": 0.6,  # of the best probe: less, and somebody used cores or memory meanwhile
+    "probe_share": 0.6,  # of the best probe: less means that others used cores or memory
 }
-SUSPECT = 0.5
-"""With a probe below its threshold, half of the others' thresholds are enough."""
+SLOW_PROBE_SCALE = 0.5
+"""Factor on the thresholds of steal and of others while a probe is below its threshold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What a verdict looks at. Shares are of wall time; None where nothing was measured.
+    """Inputs of a verdict. Shares are of wall time; None where nothing was measured.
 
-    `host_share` is of the time with work. `mfu`, `mbu` and `roofline` are of the steps, with or
-    without prefill, that took the larger part of it; `compute_side` says under which side of the
-    roofline they lie.
+    `host_share` is a share of the time with work. `mfu`, `mbu` and `roofline` are those of the
+    steps, with or without prefill, that took more of it; `compute_side` is true if they lie under
+    the compute side of the roofline.
     """
 
     num_steps: int
@@ -70,40 +70,40 @@ class Facts:
     probe_share: float | None = None
 
 
-def evidence(name: str, value: float, text: str) -> Evidence:
-    """A figure beside its threshold."""
-    return Evidence(name=name, value=value, threshold=THRESHOLDS[name], text=text)
+def evidence(name: str, value: float, text: str) -> VerdictEvidence:
+    """Return a figure with its threshold."""
+    return VerdictEvidence(name=name, value=value, threshold=THRESHOLDS[name], text=text)
 
 
 def judge_window(facts: Facts) -> Verdict:
-    """The verdict; the first rule that holds wins, in the order below."""
+    """Return the verdict of the first rule that holds, in the order below."""
     if not facts.num_steps:
         return verdict(UNDER_LOADED, "No step ran.", False, [])
     for rule in (contention, under_loaded, near_a_ceiling, capacity, host):
-        found = rule(facts)
-        if found is not None:
-            return found
+        result = rule(facts)
+        if result is not None:
+            return result
     return dominating_side(facts)
 
 
-def verdict(kind: str, text: str, near_ceiling: bool, found: list[Evidence]) -> Verdict:
-    return Verdict(kind=kind, text=text, near_ceiling=near_ceiling, evidence=found)
+def verdict(kind: str, text: str, near_ceiling: bool, reasons: list[VerdictEvidence]) -> Verdict:
+    return Verdict(kind=kind, text=text, near_ceiling=near_ceiling, evidence=reasons)
 
 
 def contention(facts: Facts) -> Verdict | None:
-    """Somebody else has a part of the cores, and the model waits for them."""
+    """Return a verdict if other processes or machines use the cores that the model needs."""
     cores, probe = facts.cores, facts.probe_share
     if cores is None:
         return None
     suspect = probe is not None and probe < THRESHOLDS["probe_share"]
-    scale = SUSPECT if suspect else 1.0
+    scale = SLOW_PROBE_SCALE if suspect else 1.0
     stolen = cores.steal_share > THRESHOLDS["steal_share"] * scale
     crowded = cores.run_queue > THRESHOLDS["run_queue"]
-    taken = crowded and cores.others_share > THRESHOLDS["others_share"] * scale
-    if not (stolen or taken):
+    crowded_out = crowded and cores.others_share > THRESHOLDS["others_share"] * scale
+    if not (stolen or crowded_out):
         return None
     tasks = cores.run_queue * cores.num_cores
-    found = [
+    reasons = [
         evidence(
             "others_share", cores.others_share, f"other processes used {cores.others_share:.0%} "
             "of the cores' time"
@@ -113,39 +113,39 @@ def contention(facts: Facts) -> Verdict | None:
             "steal_share", cores.steal_share, f"other virtual machines took {cores.steal_share:.0%}"
         ),
     ]  # fmt: skip
-    found.sort(key=lambda each: -each.value / each.threshold)
+    reasons.sort(key=lambda each: -each.value / each.threshold)
     if probe is not None:
         text = f"the last probes reached {probe:.0%} of the best"
-        found.append(evidence("probe_share", probe, text))
-    what = "Other virtual machines" if stolen and not taken else "Other processes"
-    return verdict(CONTENTION, f"{what} use the cores that the model needs.", False, found)
+        reasons.append(evidence("probe_share", probe, text))
+    what = "Other virtual machines" if stolen and not crowded_out else "Other processes"
+    return verdict(CONTENTION, f"{what} use the cores that the model needs.", False, reasons)
 
 
 def under_loaded(facts: Facts) -> Verdict | None:
-    """Idle for the larger part, with no queue."""
+    """Return a verdict if the server is idle most of the time, without a queue."""
     if facts.idle_share <= THRESHOLDS["idle_share"] or facts.waiting > THRESHOLDS["waiting"]:
         return None
-    found = [
+    reasons = [
         evidence("idle_share", facts.idle_share, f"idle {facts.idle_share:.0%} of the time"),
         evidence("waiting", facts.waiting, f"{facts.waiting:.1f} sequences wait"),
     ]
-    return verdict(UNDER_LOADED, "Most of the time there is nothing to do.", False, found)
+    return verdict(UNDER_LOADED, "Most of the time there is nothing to do.", False, reasons)
 
 
 def near_a_ceiling(facts: Facts) -> Verdict | None:
-    """MFU or MBU near what the machine was measured to do."""
+    """Return a verdict if MFU or MBU is near the measured ceiling."""
     mfu, mbu = facts.mfu or 0.0, facts.mbu or 0.0
     if mfu > THRESHOLDS["mfu"] and mfu >= mbu:
-        found = [evidence("mfu", mfu, f"{mfu:.0%} of the measured FLOP/s")]
-        return verdict(COMPUTE, "GEMMs run near the machine's peak.", True, found)
+        reasons = [evidence("mfu", mfu, f"{mfu:.0%} of the measured FLOP/s")]
+        return verdict(COMPUTE, "GEMMs run near the machine's peak.", True, reasons)
     if mbu > THRESHOLDS["mbu"]:
-        found = [evidence("mbu", mbu, f"{mbu:.0%} of the measured bandwidth")]
-        return verdict(BANDWIDTH, "Weights and KV are read near the memory's speed.", True, found)
+        reasons = [evidence("mbu", mbu, f"{mbu:.0%} of the measured bandwidth")]
+        return verdict(BANDWIDTH, "Weights and KV are read near the memory's speed.", True, reasons)
     return None
 
 
 def capacity(facts: Facts) -> Verdict | None:
-    """Somebody waits, and there are no blocks or rows left to let them in."""
+    """Return a verdict if requests wait or are preempted for lack of KV blocks or slots."""
     preempted = facts.num_preemptions / facts.num_steps
     queued = facts.waiting > THRESHOLDS["waiting"]
     kv_full = facts.kv_usage_max > THRESHOLDS["kv_usage"]
@@ -154,18 +154,18 @@ def capacity(facts: Facts) -> Verdict | None:
     thrashing = preempted > THRESHOLDS["preemptions_per_step"]
     if not (thrashing or (queued and (kv_full or rows_full))):
         return None
-    found = [
+    reasons = [
         evidence("waiting", facts.waiting, f"{facts.waiting:.1f} sequences wait"),
         evidence("kv_usage", facts.kv_usage_max, f"KV blocks {facts.kv_usage_max:.0%} full"),
-        evidence("rows", rows, f"{facts.running:.1f} of {facts.max_num_seqs} rows taken"),
-        evidence("preemptions_per_step", preempted, f"{facts.num_preemptions} sequences sent back"),
+        evidence("rows", rows, f"{facts.running:.1f} of {facts.max_num_seqs} rows in use"),
+        evidence("preemptions_per_step", preempted, f"{facts.num_preemptions} sequences preempted"),
     ]
     what = "KV blocks" if kv_full or thrashing else "rows (max_num_seqs)"
-    return verdict(CAPACITY, f"Requests wait for {what}.", False, found)
+    return verdict(CAPACITY, f"Requests wait for {what}.", False, reasons)
 
 
 def host(facts: Facts) -> Verdict | None:
-    """Gaps and book-keeping take a large part, or the forward is mostly launching."""
+    """Return a verdict if gaps and bookkeeping, or launching small kernels, take most time."""
     far = facts.roofline is not None and facts.roofline < THRESHOLDS["roofline"]
     slow = far and facts.step_s <= THRESHOLDS["step_s"]
     if facts.host_share <= THRESHOLDS["host_share"] and not slow:
@@ -174,22 +174,22 @@ def host(facts: Facts) -> Verdict | None:
     what = "The device waits for the host."
     if share <= THRESHOLDS["host_share"]:
         what = "The model's time goes into starting small operations, not into their work."
-    found = [evidence("host_share", share, f"{share:.0%} of the time with work is not the model")]
+    reasons = [evidence("host_share", share, f"{share:.0%} of the time with work is not the model")]
     if facts.roofline is not None:
         text = f"steps take {1 / max(facts.roofline, 1e-9):.0f} times what the ceilings allow"
-        found.append(evidence("roofline", facts.roofline, text))
-    return verdict(HOST, what, False, found)
+        reasons.append(evidence("roofline", facts.roofline, text))
+    return verdict(HOST, what, False, reasons)
 
 
 def dominating_side(facts: Facts) -> Verdict:
-    """Which ceiling is lower for this work; unknown when none was measured."""
+    """Return the ceiling that is lower for this work; unknown if none was measured."""
     if facts.roofline is None:
         return verdict(UNKNOWN, "The machine's ceilings were not measured.", False, [])
     kind = COMPUTE if facts.compute_side else BANDWIDTH
     used = f"{facts.roofline:.0%} of what the ceilings allow for this work"
     what = "its GEMMs" if facts.compute_side else "what it reads"
-    found = [evidence("roofline", facts.roofline, used)]
+    reasons = [evidence("roofline", facts.roofline, used)]
     for name, value in (("mfu", facts.mfu), ("mbu", facts.mbu)):
         if value is not None:
-            found.append(evidence(name, value, f"{name.upper()} {value:.0%}"))
-    return verdict(kind, f"The step's time goes into {what}.", False, found)
+            reasons.append(evidence(name, value, f"{name.upper()} {value:.0%}"))
+    return verdict(kind, f"The step's time goes into {what}.", False, reasons)

@@ -1,8 +1,8 @@
-"""The last five minutes, second by second: what windows are summed from.
+"""The last five minutes, second by second, from which the figures of windows are summed.
 
-Each second has a `Slot`: counts, the gaps between tokens that left in it, the requests that ended,
-and sums over its steps. Adding is a few additions; percentiles are made when somebody asks. A slot
-is never changed once its second is over; then the gaps are kept in bins.
+Each second has a `Slot`: counts, the gaps between tokens sent in it, the requests that ended, and
+sums over its steps. Percentiles are computed on reading. A slot does not change after its second;
+its gaps are then stored in bins.
 """
 
 from array import array
@@ -15,7 +15,7 @@ import numpy as np
 from headway.core.records import StepRecord
 from headway.telemetry.contention import CoreUse
 from headway.telemetry.gaps import GapCounts
-from headway.telemetry.goodput import Ended
+from headway.telemetry.goodput import EndedRequest
 from headway.telemetry.snapshot import WINDOWS_S
 
 
@@ -51,14 +51,14 @@ class StepSums:
 
     @classmethod
     def over(cls, num_groups: int, *parts: "StepSums") -> "StepSums":
-        """The sums of all `parts`."""
+        """Return the sums of all `parts`."""
         whole = cls([0] * num_groups)
         for part in parts:
             whole.merge(part)
         return whole
 
     def add(self, record: StepRecord) -> None:
-        """Take one step. Written out, for this runs in every one."""
+        """Add one step. Written out, because it runs in every step."""
         self.count += 1
         self.num_tokens += record.num_tokens
         self.num_decode_tokens += record.num_decode_tokens
@@ -103,8 +103,8 @@ class StepSums:
 
     @property
     def num_decodes(self) -> int:
-        """Sequences that decoded, summed over the steps; their drafts are no tokens they had, and
-        forced tokens came before."""
+        """Return the decoding sequences, summed over the steps: decode rows without draft tokens
+        and without rows of forced tokens."""
         return self.num_decode_tokens - self.num_drafts - self.num_forced_rows
 
     @property
@@ -113,7 +113,7 @@ class StepSums:
 
     @property
     def other_s(self) -> float:
-        """What of executing is neither preparing nor the model."""
+        """Return the seconds of executing without preparing, forward and sampling."""
         return max(self.execute_s - self.prepare_s - self.forward_s - self.sample_s, 0.0)
 
 
@@ -142,21 +142,21 @@ class Slot:
         self.num_preemptions = 0
         self.gaps: dict[str, array[float]] = {}
         self.closed: dict[str, GapCounts] | None = None
-        self.ended: list[Ended] = []
+        self.ended: list[EndedRequest] = []
         self.cores: list[CoreUse] = []
         self.host_s = 0.0
-        """CPU seconds of the server's process, 0 where nobody tells."""
+        """CPU seconds of the server's process, 0 where unknown."""
         self.probe_shares: list[float] = []
-        """What the probes of this second reached of the best."""
+        """Shares of the best probe that the probes of this second reached."""
         self.verified: dict[str, list[int]] = {}
-        """Who guessed → drafts, their tokens, those that were right."""
+        """Proposer → [drafts, draft tokens, accepted tokens]."""
         self.durations = array("d")
         self.prediction_errors = array("d")
         self.decode = StepSums.over(num_groups)
         self.prefill = StepSums.over(num_groups)
 
     def add(self, record: StepRecord) -> None:
-        """Take one step."""
+        """Add one step."""
         (self.prefill if record.num_tokens > record.num_decode_tokens else self.decode).add(record)
         duration_s = record.schedule_s + record.execute_s + record.update_s
         self.durations.append(duration_s)
@@ -165,30 +165,30 @@ class Slot:
             self.prediction_errors.append(error)
         self.queried_tokens += record.num_queried_tokens
         self.cached_tokens += record.num_cached_tokens
-        for source, count, kept in record.verified:
+        for source, count, num_accepted in record.verified:
             counts = self.verified.setdefault(source, [0, 0, 0])
             counts[0] += 1
             counts[1] += count
-            counts[2] += kept
+            counts[2] += num_accepted
 
     def gap_counts(self) -> dict[str, GapCounts]:
-        """The gaps that left in this second, by class, in bins."""
+        """Return the gaps of this second in bins, by class."""
         if self.closed is not None:
             return self.closed
-        found = {}
+        binned = {}
         for name, gaps in self.gaps.items():
-            found[name] = GapCounts()
-            found[name].add(np.frombuffer(gaps))
-        return found
+            binned[name] = GapCounts()
+            binned[name].add(np.frombuffer(gaps))
+        return binned
 
     def close(self) -> None:
-        """The second is over: keep the bins, forget the gaps."""
+        """Replace the gaps by bins at the end of the second."""
         self.closed = self.gap_counts()
         self.gaps = {}
 
 
 class Slots:
-    """The slots of the last five minutes, the newest last; `start_s` is when counting began."""
+    """The slots of the last five minutes, the newest last; counting began at `start_s`."""
 
     def __init__(self, start_s: float, num_groups: int) -> None:
         self.start_s = start_s
@@ -202,39 +202,39 @@ class Slots:
         return slot
 
     def at(self, now_s: float) -> Slot:
-        """The slot of this moment; a new one when a second has begun."""
+        """Return the slot of this moment, a new one if a new second has begun."""
         if int(now_s) > self.current.second:
             self.current.close()
             self.current = self._new(int(now_s))
         return self.current
 
     def last(self, seconds: int, now_s: float) -> tuple[list[Slot], float]:
-        """(the slots of the last `seconds`, the seconds they cover).
+        """Return (slots of the last `seconds`, seconds that they cover).
 
-        The second that runs now is one of them: at 100.25 the last 10 are 91 … 100, 9.25 s.
+        The present second is included: at 100.25 the last 10 are 91 … 100, which cover 9.25 s.
         """
         first = int(now_s) - seconds + 1
-        found = [slot for slot in self._slots if slot.second >= first]
-        return found, max(now_s - max(float(first), self.start_s), 1e-9)
+        slots = [slot for slot in self._slots if slot.second >= first]
+        return slots, max(now_s - max(float(first), self.start_s), 1e-9)
 
 
 def steps_of(slots: list[Slot], num_groups: int) -> tuple[StepSums, StepSums]:
-    """(steps without prefill, steps with) of `slots`."""
+    """Return the sums of (steps without prefill, steps with prefill) of `slots`."""
     decode = StepSums.over(num_groups, *[slot.decode for slot in slots if slot.decode.count])
     prefill = StepSums.over(num_groups, *[slot.prefill for slot in slots if slot.prefill.count])
     return decode, prefill
 
 
 def gaps_of(slots: list[Slot]) -> dict[str, GapCounts]:
-    """Class → the gaps between its tokens."""
-    found: dict[str, GapCounts] = {}
+    """Return class → gaps between its tokens."""
+    by_class: dict[str, GapCounts] = {}
     for slot in slots:
         for name, counts in slot.gap_counts().items():
-            found.setdefault(name, GapCounts()).merge(counts)
-    return found
+            by_class.setdefault(name, GapCounts()).merge(counts)
+    return by_class
 
 
 def joined(arrays: "Iterable[array[float]]") -> np.ndarray:
-    """One array of the doubles in `arrays`."""
+    """Return the concatenation of arrays of doubles."""
     parts = [np.frombuffer(part) for part in arrays if part]
     return np.concatenate(parts) if parts else np.empty(0)

@@ -16,7 +16,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
 from headway.perf.roofline import read_sheets, sheet_of
 from headway.telemetry.live import Telemetry
-from headway.telemetry.prefixes import find_sharing
+from headway.telemetry.prefixes import find_shared_prefixes
 from headway.telemetry.snapshot import PrefixSharing, Snapshot
 from headway.telemetry.stats import take_snapshot
 from telemetry_cases import answer, begin, step, telemetry
@@ -77,13 +77,13 @@ def slow_case(left: int, running: int = 4) -> list[Snapshot]:
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "r")
-    timeline.scheduled(clock.now_s(), 0)
+    timeline.on_scheduled(clock.now_s(), 0)
     clock.advance(0.1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     run_steps(model, clock, 0, 10)
     polls = [snapshot(model)]
     run_steps(model, clock, 10, 100)
-    timeline.tokens_left(0, left)
+    timeline.add_tokens(0, left)
     model.engines.last.num_running = running
     polls.append(snapshot(model))
     clock.advance(1.5)
@@ -136,7 +136,7 @@ def test_prefixes_of_the_last_prompts_are_tokens_sent_again() -> None:
     clock = VirtualClock()
     model = telemetry(clock)
     model.num_requests = 50
-    model.prompts.found = [
+    model.prompts.shared_prefixes = [
         PrefixSharing(
             requests=24,
             shared_tokens=200,
@@ -257,7 +257,7 @@ def test_a_report_without_server_metrics_says_so() -> None:
 def test_shared_prefixes_of_a_report_are_a_cold_cache() -> None:
     prompts = [[*range(300), *range(1000 + 20 * i, 1020 + 20 * i)] for i in range(40)]
     exchanges = steady(40, 1.0, ttft_s=lambda i: 0.9, tokens=3, prompt_tokens=320)
-    report = build_report(run_of(exchanges, 40.0), "0", sharing=find_sharing(prompts))
+    report = build_report(run_of(exchanges, 40.0), "0", sharing=find_shared_prefixes(prompts))
     reading = reading_from_report("r.json", report)
     assert reading.prefix.shared_tokens == pytest.approx(39 * 300 / 40)
     found = diagnose(reading)

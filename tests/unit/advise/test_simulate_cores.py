@@ -19,8 +19,8 @@ from headway.cli.common import model_folder
 from headway.config.options import EngineOptions, SimulateOptions
 from headway.core.service import service_classes
 from headway.perf.model import Work
-from headway.telemetry.calibration import Calibration, StepColumns
-from headway.telemetry.traffic import Asked, Origin
+from headway.telemetry.calibration import MachineCalibration, StepColumns
+from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import (
     Formula,
     measured,
@@ -244,7 +244,7 @@ def columns(began: list[float], took: list[float], rows: list[int]) -> StepColum
 def test_a_calibration_of_two_engines_tells_what_they_take_from_each_other(tmp_path):
     """Of one engine's nothing is known, and the simulation says so."""
 
-    def found(made: Calibration) -> Machinery:
+    def found(made: MachineCalibration) -> Machinery:
         path = tmp_path / "here.json"
         path.write_bytes(msgspec.json.encode(made))
         told = SimulateOptions(calibration=str(path), replicas=2)
@@ -272,7 +272,7 @@ def test_requests_compute_too():
     """One comes 1 ms after the step began: 2 ms of the server, 2 of the client, 3 on the clock."""
     steps = columns([10.0], [9e-3], [1])
     front = replace(TWO, request_cpu_s=2e-3, client_request_cpu_s=2e-3)
-    made = calibration(steps, traffic=[Asked(0.0, 5, 0, 1)], traffic_from_s=10.001)
+    made = calibration(steps, traffic=[TrafficRequest(0.0, 5, 0, 1)], traffic_from_s=10.001)
     assert own_seconds(made, front, threads=1) == pytest.approx([8e-3])
 
 

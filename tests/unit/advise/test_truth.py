@@ -18,7 +18,7 @@ from headway.advise.simulate.truth import (
 )
 from headway.core.errors import UsageError
 from headway.perf.model import StepModel, Work
-from headway.telemetry.calibration import Calibration, StepColumns
+from headway.telemetry.calibration import MachineCalibration, StepColumns
 from simulated_house import two_engines
 
 STEP_S, TOKEN_S, READ_S = 0.004, 2e-4, 1e-8
@@ -233,7 +233,7 @@ def test_a_roofline_is_the_longer_of_reading_and_computing():
     assert roof.seconds(Work(1000, 0, 0, 0)) == pytest.approx(0.1 + 0.001)
 
 
-def calibration(**changes) -> Calibration:
+def calibration(**changes) -> MachineCalibration:
     from headway.core.plan import Description
     from headway.core.service import Alone
     from headway.perf.frontend import HostCost
@@ -254,7 +254,7 @@ def calibration(**changes) -> Calibration:
         "steps": measured(60),
         "host": HostCost(),
     }
-    return Calibration(**{**fields, **changes})
+    return MachineCalibration(**{**fields, **changes})
 
 
 def test_a_calibration_of_something_else_is_refused_by_name():

@@ -13,12 +13,12 @@ from headway.advise.what_if.compare import Present
 from headway.bench.calibrate import parse_calibration
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
-from headway.telemetry.calibration import Calibration, StepColumns
-from headway.telemetry.traffic import Asked, Origin
+from headway.telemetry.calibration import MachineCalibration, StepColumns
+from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import SPEC, measured, poisson
 
 
-def told(rate: float = 8.0, rows: int = 4, cached: int = 0) -> Calibration:
+def told(rate: float = 8.0, rows: int = 4, cached: int = 0) -> MachineCalibration:
     """What a server with so many rows tells: prompts of 200 tokens, answers of 20."""
     settings = make_settings(
         num_blocks=(1251,),
@@ -31,7 +31,7 @@ def told(rate: float = 8.0, rows: int = 4, cached: int = 0) -> Calibration:
     classes = service_classes(["ttft=500ms,tpot=50ms"])
     return measured(
         settings,
-        traffic=[Asked(float(t), 200, cached, 20) for t in poisson(rate, 150)],
+        traffic=[TrafficRequest(float(t), 200, cached, 20) for t in poisson(rate, 150)],
         origin=Origin(spec=SPEC, settings=settings, classes=classes),
     )
 
@@ -76,7 +76,7 @@ def test_int8_kv_holds_more_tokens():
 
 def test_who_was_refused_counts_with_the_lengths_of_the_others():
     found = told()
-    found.traffic += [Asked(99.0, 0, 0, None), Asked(99.5, 300, 0, None)]
+    found.traffic += [TrafficRequest(99.0, 0, 0, None), TrafficRequest(99.5, 300, 0, None)]
     case = case_of(found)
     assert [(asked.prompt, asked.answer) for asked in case.traffic[-2:]] == [(200, 20), (300, 20)]
 

@@ -27,8 +27,8 @@ from headway.config.speculation_config import SpeculationConfig
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
 from headway.spec.quantization import Quantization
-from headway.telemetry.calibration import Calibration
-from headway.telemetry.traffic import Asked, Origin
+from headway.telemetry.calibration import MachineCalibration
+from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import SPEC, measured, poisson
 
 SHAPE = {
@@ -48,18 +48,18 @@ CLASSES = service_classes(["ttft=600ms,tpot=60ms"])
 SEED, SCALE = 3, 1.0
 
 
-def scene() -> list[Asked]:
+def scene() -> list[TrafficRequest]:
     """Short and long prompts, half of which begin alike."""
     rng = np.random.default_rng(4)
     found = []
     for at_s in poisson(13, 90, seed=4):
         prompt = int(rng.choice([90, 150, 700]))
         cached = int(rng.choice([0, 48]))
-        found.append(Asked(at_s, prompt, cached, int(rng.integers(8, 30)), 1, 64))
+        found.append(TrafficRequest(at_s, prompt, cached, int(rng.integers(8, 30)), 1, 64))
     return found
 
 
-def told() -> Calibration:
+def told() -> MachineCalibration:
     settings = make_settings(**SHAPE)
     return measured(
         settings,
@@ -74,7 +74,7 @@ class Hand:
     """The changed world in plain words: fields of the settings, the traffic, the server."""
 
     settings: dict[str, Any] = field(default_factory=dict)
-    traffic: list[Asked] = field(default_factory=scene)
+    traffic: list[TrafficRequest] = field(default_factory=scene)
     replicas: int = 1
     max_queue: int | None = None
     max_queue_wait_s: float | None = None
@@ -112,7 +112,7 @@ class Hand:
         return msgspec.json.encode(world.run([talk(n, a) for n, a in enumerate(self.traffic)]))
 
 
-def talk(number: int, asked: Asked) -> Conversation:
+def talk(number: int, asked: TrafficRequest) -> Conversation:
     """What all share of its prompt, and what is its own."""
     shared = (Made("shared", asked.cached),) if asked.cached else ()
     own = (Made(f"request {number}", asked.prompt - asked.cached),)
@@ -120,7 +120,7 @@ def talk(number: int, asked: Asked) -> Conversation:
     return Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
 
 
-def asked(**changed: Any) -> list[Asked]:
+def asked(**changed: Any) -> list[TrafficRequest]:
     """The traffic with fields that are functions of each request."""
     return [
         msgspec.structs.replace(one, **{name: of(one) for name, of in changed.items()})

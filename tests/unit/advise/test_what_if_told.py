@@ -28,18 +28,20 @@ from headway.config.options import DoctorOptions
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
 from headway.measure.record import Exchange
-from headway.telemetry.calibration import Calibration
-from headway.telemetry.traffic import Asked, Origin
+from headway.telemetry.calibration import MachineCalibration
+from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import SPEC, measured, poisson
 
 
-def told(count: int = 60, rate: float = 7.5, **more) -> Calibration:
+def told(count: int = 60, rate: float = 7.5, **more) -> MachineCalibration:
     """A server of four rows with so much traffic."""
     settings = make_settings(
         num_blocks=(1251,), block_size=16, max_num_seqs=4, budget=512, max_model_len=2048,
         policy="slo",
     )  # fmt: skip
-    traffic = more.pop("traffic", None) or [Asked(t, 200, 0, 20) for t in poisson(rate, count)]
+    traffic = more.pop("traffic", None) or [
+        TrafficRequest(t, 200, 0, 20) for t in poisson(rate, count)
+    ]
     classes = service_classes(["ttft=500ms,tpot=50ms"])
     origin = Origin(spec=SPEC, settings=settings, classes=classes)
     return measured(settings, traffic=traffic, origin=origin, **more)
@@ -123,7 +125,7 @@ def test_a_wrong_change_is_told_before_a_server_is_watched(capsys):
     assert "speed cannot be simulated" in said and "max_num_seqs" in said
 
 
-def asked_of(options: DoctorOptions, reading, calibration: Calibration | None) -> Diagnosis:
+def asked_of(options: DoctorOptions, reading, calibration: MachineCalibration | None) -> Diagnosis:
     """What the verb writes into a diagnosis of this reading."""
     found = diagnose(reading)
     changes = [parse_change(text) for text in options.what_if]
@@ -166,7 +168,7 @@ def test_metrics_alone_tell_no_steps():
 
 
 def test_each_of_n_answers_is_a_request():
-    found = told(traffic=[Asked(0.1 * n, 100, 40, 10, n=2) for n in range(20)])
+    found = told(traffic=[TrafficRequest(0.1 * n, 100, 40, 10, n=2) for n in range(20)])
     talks = talks_of(case_of(found))
     assert len(talks) == 40 and talks[0] == talks[1] != talks[2]
     (turn,) = talks[0].turns
@@ -175,7 +177,7 @@ def test_each_of_n_answers_is_a_request():
 
 def test_nothing_is_longer_than_the_context():
     """A prompt of 3,000 tokens was there under another context: it is cut, and still asked."""
-    found = told(traffic=[Asked(0.1 * n, 3000, 2990, 500) for n in range(20)])
+    found = told(traffic=[TrafficRequest(0.1 * n, 3000, 2990, 500) for n in range(20)])
     for talk in talks_of(case_of(found)):
         (turn,) = talk.turns
         pieces = sum(piece.tokens for piece in turn.system + turn.prompt)
@@ -184,17 +186,17 @@ def test_nothing_is_longer_than_the_context():
 
 def test_where_nobody_came_to_an_end_there_is_no_case():
     with pytest.raises(UsageError, match="No request of it came to its end"):
-        case_of(told(traffic=[Asked(0.1 * n, 0, 0, None) for n in range(30)]))
+        case_of(told(traffic=[TrafficRequest(0.1 * n, 0, 0, None) for n in range(30)]))
 
 
 def test_of_much_traffic_the_latest_is_simulated():
     """10,000 requests of 20 tokens: the last 2,500, from the first of them on, as they came."""
-    traffic = [Asked(0.01 * n, 100 + n, 0, 20) for n in range(10_000)]
+    traffic = [TrafficRequest(0.01 * n, 100 + n, 0, 20) for n in range(10_000)]
     kept = case_of(told(traffic=traffic)).traffic
     assert len(kept) == MOST_TOKENS // 20 and kept[0].at_s == 0.0
     assert kept[-1].prompt == 100 + 9_999
     assert kept[-1].at_s == pytest.approx(0.01 * (len(kept) - 1))
-    few = case_of(told(traffic=[Asked(1.0 * n, 100, 0, 1900, n=9) for n in range(100)]))
+    few = case_of(told(traffic=[TrafficRequest(1.0 * n, 100, 0, 1900, n=9) for n in range(100)]))
     assert len(few.traffic) == 20, "as few as tell enough, however long they are"
 
 

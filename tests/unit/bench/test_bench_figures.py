@@ -26,7 +26,7 @@ from headway.bench.timeline import percentile
 from headway.core.errors import UsageError
 from headway.measure import onepage
 from headway.measure.saved import write
-from headway.telemetry.prefixes import find_sharing
+from headway.telemetry.prefixes import find_shared_prefixes
 
 
 def report(exchanges, span_s=10.0, **load) -> Report:
@@ -285,7 +285,7 @@ def sharing_search() -> tuple[list, GoodputSearch]:
     search = GoodputSearch(
         attainment=0.9, best_rate=4.0, goodput_per_s=4.0, points=points, note="4 </script> keeps"
     )
-    return find_sharing(prompts), search
+    return find_shared_prefixes(prompts), search
 
 
 def test_the_page_stands_alone():

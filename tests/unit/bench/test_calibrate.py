@@ -102,8 +102,8 @@ def test_the_way_in_is_read_off_requests_that_found_nobody():
     timeline = made.begin("a", arrived_s=110.0, num_prompt=100, num_choices=1)
     made.on_step(step(0, 110.003, 0.010, idle_s=5.0))
     clock.advance_to(110.014)
-    timeline.scheduled(110.003, 0)
-    timeline.tokens_left(0, 1)
+    timeline.on_scheduled(110.003, 0)
+    timeline.add_tokens(0, 1)
     timeline.complete()
     host = host_cost(list(made.steps), list(made.finished))
     assert (host.in_s, host.out_s) == (pytest.approx(0.003), pytest.approx(0.001))
@@ -121,8 +121,8 @@ def test_who_waits_for_others_says_nothing_of_the_way_out():
     for timelines, scheduled_s, left_s in (([first], 110.003, 110.014), (late, 110.013, 110.032)):
         clock.advance_to(left_s)
         for timeline in timelines:
-            timeline.scheduled(scheduled_s, 0)
-            timeline.tokens_left(0, 1)
+            timeline.on_scheduled(scheduled_s, 0)
+            timeline.add_tokens(0, 1)
             timeline.complete()
     steps, finished = list(made.steps), list(made.finished)
     found = host_cost(steps, finished)

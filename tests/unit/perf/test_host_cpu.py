@@ -100,13 +100,13 @@ def test_each_second_that_is_over_has_its_cpu_time():
     """Asked once a second, when the next begins; nobody is asked where nobody is set."""
     clock, asked = VirtualClock(100.0), []
     made = Telemetry(["tiny"], read_model_spec(model_folder(None)), clock=clock)
-    made.turn()
+    made.advance()
     made.cpu_watch = CpuWatch(
         lambda: asked.append(clock.now_s()) or clock.now_s() / 10, clock.now_s
     )
     for at_s in (100.4, 101.1, 101.9, 102.0, 103.5):
         clock.advance_to(at_s)
-        made.turn()
+        made.advance()
     seconds = {slot.second: slot.host_s for slot in made.slots.last(10, 103.5)[0]}
     expected = {100: 0.0, 101: 0.09, 102: 0.15, 103: 0.0}
     assert seconds == pytest.approx(expected)

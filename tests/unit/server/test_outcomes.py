@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import requests
 
-from headway.telemetry.machine_time import MachineTime
-from headway.telemetry.tasks import MAX_GROUPS, OTHER, Retries, Tasks
+from headway.telemetry.tasks import MAX_GROUPS, OTHER, MachineTime, Retries, Tasks
 from in_process import InProcess, fake_state
 from telemetry_cases import step
 

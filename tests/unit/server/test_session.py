@@ -19,7 +19,7 @@ from headway.server.generation import GenerationRow
 from headway.server.models import ServedModel, State
 from headway.server.openai.chat import ChatDialect
 from headway.server.session import Generate
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.timeline import RequestTimeline
 from in_process import fake_state
 
 USER = [{"role": "user", "content": "hello"}]
@@ -56,7 +56,7 @@ class Exchange:
     async def _send(self, message: dict[str, Any]) -> None:
         self.sent.append(message)
 
-    async def submitted(self) -> Timeline:
+    async def submitted(self) -> RequestTimeline:
         """Its timeline, once the engine has it."""
         while not self.model.telemetry.live:
             assert not self.task.done()

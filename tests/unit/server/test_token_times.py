@@ -8,7 +8,7 @@ from headway.edge.event_stream import DONE, PING
 from headway.frontend.answer import Delta
 from headway.server.generation import Progress
 from headway.server.session import Session
-from headway.telemetry.timeline import Timeline
+from headway.telemetry.timeline import RequestTimeline
 from telemetry_cases import begin, telemetry
 
 STEPS = [("Once", 1), ("", 1), ("", 1), (" upon é", 1), ("", 2), (" end", 1)]
@@ -53,7 +53,7 @@ class Plain:
 class Submitted(Session):
     """One that the engine has already."""
 
-    def submit(self) -> Timeline:
+    def submit(self) -> RequestTimeline:
         self.dialect.progress.timeline = self.timeline
         return self.timeline
 

@@ -96,7 +96,7 @@ def test_a_finished_request_is_listed_without_its_error(no_collector: None) -> N
         try:
             raise EngineDownError("It is down.")
         except EngineDownError as error:
-            model.failed(timeline, error)
+            model.on_failure(timeline, error)
             return weakref.ref(error)
 
     gone = fail()

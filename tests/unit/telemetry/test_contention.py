@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from headway.telemetry.contention import PROC, CoreUse, CoreWatch, family, over
+from headway.telemetry.contention import PROC, CoreUse, CoreWatch, mean_core_use, process_tree
 from headway.telemetry.verdict import CONTENTION, THRESHOLDS
 from telemetry_cases import VirtualClock, step, telemetry
 
@@ -114,9 +114,9 @@ def test_means_are_by_time():
     second = CoreUse(
         seconds=3, num_cores=2, steal_share=0, others_share=0, idle_share=0, run_queue=0
     )
-    found = over([first, second])
+    found = mean_core_use([first, second])
     assert found.steal_share == pytest.approx(0.1) and found.run_queue == 1 and found.seconds == 4
-    assert over([]) is None
+    assert mean_core_use([]) is None
 
 
 def test_a_window_has_the_verdict(proc):
@@ -161,14 +161,14 @@ def test_a_process_that_spins_beside_us_is_seen():
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="this system has no /proc")
 def test_what_we_start_is_ours():
     """A child, and one of its own that spins, for as long as they run: nobody else's time."""
-    ours = family(PROC, os.getpid())
+    ours = process_tree(PROC, os.getpid())
     command = [sys.executable, "-c", STRANGERS + "\nsys.stdin.read()", "1"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         grandchild = int(child.stdout.readline())
         try:
-            assert {child.pid, grandchild} <= family(PROC, os.getpid()) - ours
+            assert {child.pid, grandchild} <= process_tree(PROC, os.getpid()) - ours
             child.stdin.close()
             child.wait()
-            assert child.pid not in family(PROC, os.getpid())
+            assert child.pid not in process_tree(PROC, os.getpid())
         finally:
             os.kill(grandchild, signal.SIGKILL)

@@ -119,5 +119,5 @@ def test_timings_tell_drafts_in_llama_cpps_words_where_there_were_some():
     assert "draft_n" not in plain.timings()
     timeline = begin(model, "b")
     timeline.num_drafts, timeline.num_kept_drafts = 8, 5
-    timeline.tokens_left(0, 6)
+    timeline.add_tokens(0, 6)
     assert (timeline.timings()["draft_n"], timeline.timings()["draft_n_accepted"]) == (8, 5)

@@ -14,8 +14,7 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.records import StepRecord
 from headway.telemetry import reference
-from headway.telemetry.registry import ROWS, Histogram, Registry
-from headway.telemetry.rows import ITL_BUCKETS_S
+from headway.telemetry.registry import ITL_BUCKETS_S, ROWS, Histogram, Registry
 from telemetry_cases import answer, step, telemetry
 
 CONTRACT = (
@@ -67,9 +66,9 @@ def busy(**more):
     for number in range(10):
         model.on_step(step(number, num_preemptions=number // 5, gap_s=0.001))
         answer(model, clock, f"r{number}", [0.3] + [0.04] * 5)
-        model.sequence_finished("stop")
-    model.refused(EngineDownError("full"))
-    model.refused(RequestError("no", code="invalid_value"))
+        model.on_sequence_end("stop")
+    model.on_rejection(EngineDownError("full"))
+    model.on_rejection(RequestError("no", code="invalid_value"))
     return model
 
 
@@ -207,13 +206,13 @@ def test_what_a_request_asked_for_and_where_its_prompt_was():
         step(0, num_queried_tokens=30, num_cached_tokens=20, num_waiting=3, num_deferred=1)
     )
     timeline = model.begin("a", arrived_s=0.0, num_prompt=30, num_choices=2, n=2, max_tokens=50)
-    timeline.scheduled(1.0, 20)
+    timeline.on_scheduled(1.0, 20)
     clock.advance(2)
-    timeline.tokens_left(0, 1)
-    timeline.tokens_left(1, 4)
-    timeline.preempted(1)
+    timeline.add_tokens(0, 1)
+    timeline.add_tokens(1, 4)
+    timeline.on_preempted(1)
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     timeline.complete()
     model.render()
     sums = {name: histogram.sum for name, histogram in model.registry.histograms.items()}
@@ -283,13 +282,13 @@ def test_token_counters_are_live_within_a_second():
     timeline = model.begin("a", arrived_s=0.0, num_prompt=10, num_choices=1)
     for expected in (1, 2, 3):
         clock.advance(0.1)
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
         assert b'generation_tokens_total{engine="0",model_name="made-up"} %d' % expected in (
             model.render()
         )
         model.render()
     clock.advance(5)
-    timeline.tokens_left(0, 2)
+    timeline.add_tokens(0, 2)
     assert b'generation_tokens_total{engine="0",model_name="made-up"} 5' in model.render()
 
 

@@ -47,13 +47,13 @@ def test_a_line_for_each_request(lines, caplog):
 
 def test_what_was_refused_left_or_moved_on(lines):
     clock, model = logged()
-    model.refused(EngineDownError("full"))
-    model.refused(RequestError("no", code="invalid_value"))
-    model.refused(RequestError("late", status=429, reason="queue_seconds"), begin(model, "a"))
+    model.on_rejection(EngineDownError("full"))
+    model.on_rejection(RequestError("no", code="invalid_value"))
+    model.on_rejection(RequestError("late", status=429, reason="queue_seconds"), begin(model, "a"))
     timeline = begin(model, "b")
     clock.advance(2)
-    timeline.left()
-    begin(model, "c").moved()
+    timeline.disconnect()
+    begin(model, "c").move()
     assert lines() == [
         "- 503 default 0+0 tokens, 0 cached, refused: overloaded",
         "- 400 default 0+0 tokens, 0 cached, invalid: invalid_value",
@@ -69,7 +69,7 @@ def test_a_line_says_where_its_request_comes_from(lines, caplog):
     )
     answer(model, clock, "cmpl-5f3a", [0.3], source=source)
     assert lines()[-1].endswith(", met; POST /v1/completions, key alice, client job-7")
-    model.refused(RequestError("no", code="invalid_value"), source=source)
+    model.on_rejection(RequestError("no", code="invalid_value"), source=source)
     assert lines()[-1] == (
         "5f3a 400 default 0+0 tokens, 0 cached, invalid: invalid_value; "
         "POST /v1/completions, key alice, client job-7"
@@ -88,7 +88,7 @@ def test_a_client_cannot_say_that_it_has_a_key(lines):
         path='/v1/x, key bob"',
         client_request_id="x, key alice",
     )
-    model.refused(RequestError("no", code="invalid_api_key", status=401), source=source)
+    model.on_rejection(RequestError("no", code="invalid_api_key", status=401), source=source)
     (line,) = lines()
     assert line.endswith('; MMMMMMMMMMMMMMMMMMMM "/v1/x, key bob\\"", client "x, key alice"')
     assert source.fields()["method"] == "M" * 20
@@ -98,17 +98,17 @@ def test_a_request_has_one_line(lines):
     clock, model = logged()
     source = RequestSource(request_id="1", path="/v1/completions")
     answer(model, clock, "cmpl-1", [0.3], source=source)
-    model.request_log.answered_with(ServerFaultError(), source)
+    model.request_log.log_error_answer(ServerFaultError(), source)
     assert len(lines()) == 1
-    model.request_log.answered_with(ServerFaultError(), RequestSource(request_id="2"))
+    model.request_log.log_error_answer(ServerFaultError(), RequestSource(request_id="2"))
     assert len(lines()) == 2
 
 
 def test_our_own_faults_are_told_always(lines, caplog):
     clock, model = logged(every=False)
     answer(model, clock, "fine", [0.1])
-    model.refused(RequestError("no", code="invalid_value"))
-    model.failed(begin(model, "broken"), ServerFaultError())
+    model.on_rejection(RequestError("no", code="invalid_value"))
+    model.on_failure(begin(model, "broken"), ServerFaultError())
     assert lines() == [
         "broken 500 default 10+0 tokens, 0 cached, in all 0 ms, failed: internal_error"
     ]
@@ -119,7 +119,7 @@ def test_a_quiet_level_makes_no_line(lines, caplog):
     caplog.set_level(logging.WARNING, logger="headway.requests")
     clock, model = logged()
     answer(model, clock, "fine", [0.1])
-    model.failed(begin(model, "broken"), ServerFaultError())
+    model.on_failure(begin(model, "broken"), ServerFaultError())
     assert len(lines()) == 1 and lines()[0].startswith("broken")
 
 

@@ -73,7 +73,7 @@ def test_the_history_has_each_second_also_those_in_which_nothing_happened():
     assert take_snapshot(model).history == []
     for _ in range(1000):
         clock.advance(1)
-        model.turn()
+        model.advance()
     assert len(take_snapshot(model, with_history=True).history) == 299
 
 
@@ -115,7 +115,7 @@ def test_classes_have_percentiles_of_their_own():
     assert by_name["fast"].objectives == "ttft=200ms"
     assert (by_name["fast"].num_met, by_name["fast"].missed) == (3, {"ttft": 1})
     assert by_name["fast"].attainment == 0.75
-    assert by_name["fast"].budget_left == by_name["fast"].burn_rate == 0.5
+    assert by_name["fast"].remaining_budget == by_name["fast"].burn_rate == 0.5
     assert window.latency["ttft"].count == 7
 
 
@@ -231,7 +231,7 @@ def test_engines_that_are_asked_are_told():
         clock.advance(0.1)
         model.on_step(decoded(0.05, prefill=500))
         model.on_step(decoded(0.01, rows=10))
-    prefill, decode = take_snapshot(model).now.engines_asked
+    prefill, decode = take_snapshot(model).now.engine_demand
     assert prefill == pytest.approx(0.5, rel=0.1) and 0 < decode < 1
     text = model.render().decode()
     assert 'headway:engines_asked{engine="0",kind="prefill",model_name="made-up"} 0.5' in text
@@ -267,7 +267,7 @@ def test_cost_of_tokens_and_requests():
         prefill = {"num_tokens": 10, "num_decode_tokens": 0} if number % 2 else {}
         model.on_step(step(number, **prefill))
         clock.advance(0.01)
-        begun.tokens_left(0, 1)
+        begun.add_tokens(0, 1)
     clock.advance(0.499)
     begun.complete()
     cost = model.window(10).cost
@@ -286,19 +286,19 @@ def test_live_requests():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "chatcmpl-1", num_prompt=100, num_choices=2)
-    model.submitted(timeline, 7)
+    model.on_submit(timeline, 7)
     clock.advance(2)
     begin(model, "chatcmpl-2")
     model.on_step(step(1, num_tokens=68, prefilling=[(7, 0, 64)], num_waiting=1))
     first, second = take_snapshot(model).now.requests
     assert (first.id, first.age_s, first.state) == ("chatcmpl-1", 2.0, "prefill")
-    timeline.scheduled(clock.now_s(), 16)
+    timeline.on_scheduled(clock.now_s(), 16)
     first = take_snapshot(model).now.requests[0]
     assert (first.state, first.computed_tokens, first.cached_tokens) == ("prefill", 64, 16)
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     model.on_step(step(2, num_preemptions=1, preempted=[(7, 0)]))
     clock.advance(1)
     first = take_snapshot(model).now.requests[0]
@@ -322,10 +322,10 @@ def test_a_preempted_request_says_so():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "a")
-    model.submitted(timeline, 3)
-    timeline.scheduled(0.0, 0)
+    model.on_submit(timeline, 3)
+    timeline.on_scheduled(0.0, 0)
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     clock.advance(1)
     model.on_step(step(1, num_preemptions=1, preempted=[(3, 1)]))
     (found,) = take_snapshot(model).now.requests
@@ -338,12 +338,12 @@ def test_totals_and_errors():
     model = telemetry(clock, slo=["ttft=1s"])
     answer(model, clock, "a", [0.5, 0.5])
     answer(model, clock, "b", [1.5])
-    model.refused(RequestError("?", code="invalid_type"))
-    model.refused(RequestError("full", code="overloaded", status=503))
+    model.on_rejection(RequestError("?", code="invalid_type"))
+    model.on_rejection(RequestError("full", code="overloaded", status=503))
     timeline = begin(model, "c")
-    model.failed(timeline, RequestError("dead", code="engine_died", status=503))
+    model.on_failure(timeline, RequestError("dead", code="engine_died", status=503))
     begun = begin(model, "d")
-    model.failed(begun, RequestError("too long", code="context_length_exceeded"))
+    model.on_failure(begun, RequestError("too long", code="context_length_exceeded"))
     totals = take_snapshot(model).totals
     assert totals.errors == {
         "invalid_type": 1,

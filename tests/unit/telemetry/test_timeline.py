@@ -19,7 +19,7 @@ def test_the_worked_example():
     timeline = begin(model, "a")
     for seconds, count in ((2, 1), (1, 1), (2, 2)):
         clock.advance(seconds)
-        timeline.tokens_left(0, count)
+        timeline.add_tokens(0, count)
     timeline.complete()
     assert timeline.ttft_s == 2 and timeline.ended.e2e_s == 5 and timeline.tpot_s == 1
     assert timeline.gaps().tolist() == [1, 2, 0]
@@ -32,9 +32,9 @@ def test_time_to_publish_skips_what_no_user_sees():
     timeline = begin(model, "a")
     for seconds, shown in ((1, False), (1, False), (3, True), (1, True)):
         clock.advance(seconds)
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
         if shown:
-            timeline.published()
+            timeline.on_publish()
     timeline.complete()
     assert (timeline.ttft_s, timeline.publish_s, timeline.ended.e2e_s) == (1, 5, 6)
     assert timeline.timings()["publish_s"] == 5
@@ -46,7 +46,7 @@ def test_a_prompt_of_many_steps_is_in_prefill_from_its_first_chunk():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "a", num_prompt=2000)
-    model.submitted(timeline, 7)
+    model.on_submit(timeline, 7)
     assert timeline.live(clock.now_s()).state == "waiting"
     clock.advance(1)
     model.on_step(step(num_decode_tokens=0, prefilling=[(7, 0, 1026)]))
@@ -62,7 +62,7 @@ def test_gaps_add_up(pieces):
     timeline = begin(model, "a")
     for seconds, count in pieces:
         clock.advance(seconds)
-        timeline.tokens_left(0, count)
+        timeline.add_tokens(0, count)
     timeline.complete()
     gaps, ended = timeline.gaps(), timeline.ended
     assert len(gaps) == ended.output_tokens - 1 == sum(n for _, n in pieces) - 1
@@ -79,7 +79,7 @@ def test_several_sequences_have_gaps_of_their_own():
     timeline = begin(model, "a", num_choices=2)
     for choice, seconds in ((0, 1), (1, 1), (0, 1), (1, 4)):
         clock.advance(seconds)
-        timeline.tokens_left(choice, 1)
+        timeline.add_tokens(choice, 1)
     timeline.complete()
     assert timeline.ttft_s == 1 and timeline.num_generated == 4
     assert timeline.gaps().tolist() == [2, 5]
@@ -90,7 +90,7 @@ def test_only_the_first_end_counts():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = answer(model, clock, "a", [1, 1])
-    timeline.left()
+    timeline.disconnect()
     assert timeline.ended.outcome == "ok" and model.num_live == 0
 
 
@@ -100,20 +100,20 @@ def test_states():
     timeline = begin(model, "a")
     assert timeline.state() == "waiting"
     clock.advance(1)
-    timeline.scheduled(clock.now_s(), 4)
+    timeline.on_scheduled(clock.now_s(), 4)
     timeline.prefill_s = clock.now_s()
     assert timeline.state() == "prefill" and timeline.queue_s == 1
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     assert timeline.state() == "decode" and timeline.prefill_time_s == 1
     clock.advance(1)
-    timeline.preempted(2)
+    timeline.on_preempted(2)
     assert timeline.state() == "preempted"
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     assert timeline.state() == "preempted", "made before, and left after the news"
     clock.advance(1)
-    timeline.tokens_left(0, 1)
+    timeline.add_tokens(0, 1)
     assert timeline.state() == "decode" and timeline.num_preemptions == 1
 
 
@@ -125,7 +125,7 @@ def test_goodput_is_30_when_30_of_100_meet_the_slo():
     model = telemetry(clock, slo=["ttft=500ms"])
     for number in range(100):
         timeline = begin(model, str(number), arrived_s=clock.now_s() - (0.4 if number < 30 else 2))
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
         timeline.complete()
     clock.advance(1.0)
     window = model.window(10)
@@ -152,7 +152,7 @@ def test_how_a_request_ends_is_judged(end, waited_s, expected):
     timeline = begin(model, "a")
     clock.advance(waited_s)
     if end == "complete":
-        timeline.tokens_left(0, 1)
+        timeline.add_tokens(0, 1)
     getattr(timeline, end)()
     assert timeline.ended.missed == expected
 
@@ -237,7 +237,7 @@ def test_tokens_are_counted_at_the_price_of_their_class():
     clock = VirtualClock()
     model = telemetry(clock)
     timeline = begin(model, "a", service_class=model.classes["batch"])
-    timeline.scheduled(clock.now_s(), 8)
-    timeline.tokens_left(0, 2)
+    timeline.on_scheduled(clock.now_s(), 8)
+    timeline.add_tokens(0, 2)
     timeline.complete()
     assert model.registry.values["priced_tokens"][("batch",)] == pytest.approx(2.4)

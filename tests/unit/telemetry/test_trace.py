@@ -5,7 +5,7 @@ import json
 import pytest
 
 from headway.core.clock import VirtualClock
-from headway.telemetry.spans import span_writer
+from headway.telemetry.trace import span_writer
 from telemetry_cases import answer, begin, step, telemetry
 
 
@@ -18,7 +18,7 @@ def minute():
     for number in range(20):
         clock.advance(0.05)
         model.on_step(step(number, started_s=clock.now_s() - 0.01, num_tokens=4 + number % 2))
-        first.tokens_left(0, 1)
+        first.add_tokens(0, 1)
     answer(model, clock, "b", [0.2, 0.1])
     first.complete()
     begin(model, "c")
@@ -105,7 +105,7 @@ def test_without_the_extra_the_flag_says_what_to_install(monkeypatch):
     import sys
 
     from headway.core.errors import UsageError
-    from headway.telemetry.spans import otlp_provider
+    from headway.telemetry.trace import otlp_provider
 
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(UsageError) as error:

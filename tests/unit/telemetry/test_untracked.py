@@ -6,7 +6,7 @@ import msgspec
 
 from headway.core.clock import VirtualClock
 from headway.core.records import StepRecord
-from headway.telemetry.live import KEPT_REQUESTS, KEPT_STEPS
+from headway.telemetry.live import MAX_STORED_REQUESTS, MAX_STORED_STEPS
 from headway.telemetry.tasks import Tasks
 from telemetry_cases import answer, step, telemetry
 
@@ -30,11 +30,11 @@ def test_an_ended_request_is_not_visited_again():
         for number in range(count):
             answer(model, clock, f"r{number}", [0.0005, 0.0005])
 
-    some(KEPT_REQUESTS)
+    some(MAX_STORED_REQUESTS)
     before = visited()
     some(MORE)
     kept = sum(len(slot.ended) for slot in model.slots.last(300, clock.now_s())[0])
-    assert kept == KEPT_REQUESTS + MORE
+    assert kept == MAX_STORED_REQUESTS + MORE
     assert visited() - before < FEW
 
 
@@ -47,9 +47,9 @@ def test_a_step_of_an_engine_is_not_visited_again():
     message = msgspec.msgpack.encode(step(1, **told, **guesses))
     model.on_step(msgspec.msgpack.decode(message, type=StepRecord))
     before = visited()
-    for _ in range(KEPT_STEPS):
+    for _ in range(MAX_STORED_STEPS):
         model.on_step(msgspec.msgpack.decode(message, type=StepRecord))
-    assert len(model.steps) == KEPT_STEPS
+    assert len(model.steps) == MAX_STORED_STEPS
     assert visited() - before < FEW
 
 

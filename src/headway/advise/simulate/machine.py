@@ -32,7 +32,7 @@ from headway.core.plan import Description
 from headway.perf.model import StepModel, prior_of
 from headway.spec import ModelSpec
 from headway.spec.quantization import planned_bytes
-from headway.telemetry.calibration import WHOLE_LOAD, Calibration, fingerprint
+from headway.telemetry.calibration import WHOLE_LOAD, MachineCalibration, fingerprint
 
 LEAST_DRIFT = 0.03
 """Two hours of one machine differ by at least this."""
@@ -126,7 +126,7 @@ def refuse_unmeasured(engine: EngineOptions) -> None:
 
 
 def as_measured(
-    settings: Settings, calibration: Calibration, engine: EngineOptions, same: bool
+    settings: Settings, calibration: MachineCalibration, engine: EngineOptions, same: bool
 ) -> Settings:
     """The settings with the KV blocks that the measured server had, where nobody says otherwise:
     how much memory is free changes from hour to hour."""
@@ -146,7 +146,7 @@ def as_measured(
 
 
 def calibrated(
-    name: str, spec: ModelSpec, settings: Settings, calibration: Calibration
+    name: str, spec: ModelSpec, settings: Settings, calibration: MachineCalibration
 ) -> Machinery:
     """A machine as it was measured; of another model or format the parts scale by the roofline."""
     description = calibration.description
@@ -196,7 +196,7 @@ def calibrated(
     )
 
 
-def computing(calibration: Calibration) -> tuple[int, int]:
+def computing(calibration: MachineCalibration) -> tuple[int, int]:
     """(threads of an engine, engines) of the server that was calibrated."""
     names = ("threads", "tensor_parallel_size", "decode_context_parallel_size")
     threads = prod(int(calibration.settings.get(name, "1")) for name in names)
@@ -204,7 +204,7 @@ def computing(calibration: Calibration) -> tuple[int, int]:
     return threads, 1 if origin is None else origin.replicas
 
 
-def raise_unknown(spec: ModelSpec, calibration: Calibration) -> None:
+def raise_unknown(spec: ModelSpec, calibration: MachineCalibration) -> None:
     """A calibration without a model's dimensions can only stand in for its other formats."""
     if calibration.fingerprint != fingerprint(spec):
         raise UsageError(

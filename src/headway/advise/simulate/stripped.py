@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from headway.advise.simulate.cores import Desk
 from headway.advise.simulate.front import Front
-from headway.telemetry.calibration import Calibration
+from headway.telemetry.calibration import MachineCalibration
 
 Floats = NDArray[np.float64]
 
@@ -48,7 +48,9 @@ class Busy(NamedTuple):
         return (index > 0) & (at_s < self.until_s[index - 1])
 
 
-def own_seconds(calibration: Calibration, front: Front, threads: int, engines: int = 1) -> Floats:
+def own_seconds(
+    calibration: MachineCalibration, front: Front, threads: int, engines: int = 1
+) -> Floats:
     """Seconds of each step on cores of its own, where engines of so many threads ran."""
     steps = calibration.steps
     took = np.array(steps.seconds)
@@ -80,7 +82,7 @@ def beside(begin: Floats, end: Floats) -> Floats:
 
 
 def busy_times(
-    calibration: Calibration, front: Front, end: Floats, wanted: Floats
+    calibration: MachineCalibration, front: Front, end: Floats, wanted: Floats
 ) -> tuple[Busy, Busy]:
     """When the server's process and the client computed, by what came and what left."""
     rows = calibration.steps.sampled

@@ -24,7 +24,7 @@ from headway.core.errors import UsageError
 from headway.core.records import ModelSnapshot
 from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, SAMPLED
 from headway.perf.model import Prior, StepModel, Work, prior_parts
-from headway.telemetry.calibration import Calibration, StepColumns
+from headway.telemetry.calibration import MachineCalibration, StepColumns
 
 Floats = NDArray[np.float64]
 CALIBRATED, TRANSFERRED, ROOFLINE, RECORDED = "calibrated", "transferred", "roofline", "recorded"
@@ -338,7 +338,7 @@ def ratio_of(new: Prior, old: Prior) -> Floats:
     return ratio
 
 
-def check_same(calibration: Calibration, fingerprint: str, told: dict[str, str]) -> None:
+def check_same(calibration: MachineCalibration, fingerprint: str, told: dict[str, str]) -> None:
     """Raise UsageError where the calibration is of another model, or of settings that cost else."""
     if calibration.fingerprint != fingerprint:
         raise UsageError(
@@ -355,7 +355,7 @@ def check_same(calibration: Calibration, fingerprint: str, told: dict[str, str])
         )
 
 
-def check_measured_alone(calibration: Calibration, told: dict[str, str]) -> None:
+def check_measured_alone(calibration: MachineCalibration, told: dict[str, str]) -> None:
     """Raise UsageError where a setting differs of which no roofline knows what it does to a step.
 
     A calibration of before, which does not tell them, is of a server that had none of them.

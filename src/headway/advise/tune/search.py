@@ -25,7 +25,7 @@ from headway.bench.run import Bench
 from headway.config.cache_config import CacheConfig
 from headway.config.options import EngineOptions
 from headway.core.errors import HeadwayError
-from headway.telemetry.calibration import Calibration
+from headway.telemetry.calibration import MachineCalibration
 
 RUNGS = ((150, 1.0), (400, 1 / 3), (1500, 1 / 8))
 """(conversations, share of the candidates) of each rung."""
@@ -63,7 +63,7 @@ class Search:
 
     folder: Path
     engine: EngineOptions
-    calibration: Calibration
+    calibration: MachineCalibration
     plan: Plan
     prefer: str = "goodput"
     refused: dict[str, str] = field(default_factory=dict)

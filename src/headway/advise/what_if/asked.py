@@ -11,7 +11,7 @@ from headway.advise.what_if.changes import Change, parse_change
 from headway.advise.what_if.compare import Gain, Present
 from headway.bench.calibrate import parse_calibration
 from headway.core.errors import UsageError
-from headway.telemetry.calibration import Calibration
+from headway.telemetry.calibration import MachineCalibration
 
 LEAST_SECONDS, MOST_SECONDS = 60.0, 300.0
 """Of traffic and steps that the server is asked for."""
@@ -22,7 +22,7 @@ OFF = 0.25
 Watch = Callable[[str], None]
 
 
-def fetch(url: str, api_key: str, model: str, seconds: float) -> Calibration:
+def fetch(url: str, api_key: str, model: str, seconds: float) -> MachineCalibration:
     """What the server tells; UsageError where it does not."""
     server = Server(url, api_key)
     query = {"seconds": f"{min(max(seconds, LEAST_SECONDS), MOST_SECONDS):g}"}
@@ -43,7 +43,7 @@ def fetch(url: str, api_key: str, model: str, seconds: float) -> Calibration:
 def add_what_ifs(
     found: Diagnosis,
     r: Reading,
-    calibration: Calibration,
+    calibration: MachineCalibration,
     asked: list[Change],
     watch: Watch = lambda text: None,
 ) -> None:

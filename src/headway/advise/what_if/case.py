@@ -16,8 +16,8 @@ from headway.core.errors import UsageError
 from headway.core.service import ServiceClass
 from headway.measure.record import Exchange
 from headway.spec import ModelSpec
-from headway.telemetry.calibration import Calibration
-from headway.telemetry.traffic import Asked
+from headway.telemetry.calibration import MachineCalibration
+from headway.telemetry.traffic import TrafficRequest
 
 LEAST_STEPS, LEAST_REQUESTS = 50, 20
 """Fewer tell too little of a machine, and of its traffic."""
@@ -29,11 +29,11 @@ MOST_TOKENS = 50_000
 class Case:
     """All that a simulation of it needs; a change makes another."""
 
-    calibration: Calibration
+    calibration: MachineCalibration
     spec: ModelSpec
     settings: Settings
     classes: dict[str, ServiceClass]
-    traffic: tuple[Asked, ...]
+    traffic: tuple[TrafficRequest, ...]
     replicas: int = 1
     apart: bool = False
     """Whether replicas have machines of their own; else they share the one that was calibrated."""
@@ -50,7 +50,7 @@ class Case:
         return calibrated(self.calibration.model, self.spec, self.settings, self.calibration)
 
 
-def case_of(calibration: Calibration) -> Case:
+def case_of(calibration: MachineCalibration) -> Case:
     """The case that a server tells, with the last of its traffic; UsageError where it is too
     little."""
     origin = calibration.origin
@@ -81,7 +81,7 @@ def case_of(calibration: Calibration) -> Case:
     )
 
 
-def filled(traffic: list[Asked]) -> list[Asked]:
+def filled(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
     """Those refused have the median lengths of the others: nobody knows their own."""
     known = [asked for asked in traffic if asked.prompt and asked.answer]
     prompt = round(median(asked.prompt for asked in known))
@@ -89,7 +89,7 @@ def filled(traffic: list[Asked]) -> list[Asked]:
     return [
         asked
         if asked.prompt and asked.answer
-        else Asked(
+        else TrafficRequest(
             asked.at_s,
             asked.prompt or prompt,
             asked.cached,
@@ -102,7 +102,7 @@ def filled(traffic: list[Asked]) -> list[Asked]:
     ]
 
 
-def lately(traffic: list[Asked]) -> list[Asked]:
+def lately(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
     """The last of them whose answers are so many tokens together, from the first of these on."""
     left, begin = MOST_TOKENS, len(traffic)
     while begin and (left > 0 or len(traffic) - begin < LEAST_REQUESTS):
@@ -125,7 +125,7 @@ def talks_of(case: Case) -> list[Conversation]:
     ]
 
 
-def talk_of(asked: Asked, name: str, most: int) -> Conversation:
+def talk_of(asked: TrafficRequest, name: str, most: int) -> Conversation:
     """A request as a conversation of one turn; prompts of other names are others."""
     shared = min(asked.cached, asked.prompt - 1, most - 2)
     own = min(max(asked.prompt - shared, 1), most - shared - 1)
