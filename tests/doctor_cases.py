@@ -19,7 +19,7 @@ from headway.advise.reading import (
 )
 from headway.perf.roofline import Utilization
 from headway.telemetry.contention import CoreUse
-from headway.telemetry.snapshot import Evidence, Percentiles, Verdict
+from headway.telemetry.snapshot import Percentiles, Verdict, VerdictEvidence
 
 BANDWIDTH, FLOPS = 17e9, 100e9
 WEIGHTS = 500e6
@@ -47,8 +47,9 @@ def steps(step_s: float, num_bytes: float, flops: float, count: int = 100) -> Ut
 
 
 def verdict(kind: str) -> Verdict:
-    seen = Evidence(name="mbu", value=0.9, threshold=0.6, text="90% of the measured bandwidth")
-    return Verdict(kind=kind, text="Said by the server.", near_ceiling=True, evidence=[seen])
+    text = "90% of the measured bandwidth"
+    shown = VerdictEvidence(name="mbu", value=0.9, threshold=0.6, text=text)
+    return Verdict(kind=kind, text="Said by the server.", near_ceiling=True, evidence=[shown])
 
 
 HEALTHY = Reading(

@@ -9,7 +9,7 @@ from headway.advise import rules, symptoms, waste
 from headway.advise.reading import Reading, decode_step
 from headway.advise.shorter import Saving, savings
 from headway.advise.what_if.compare import Gain
-from headway.telemetry.snapshot import Evidence
+from headway.telemetry.snapshot import VerdictEvidence
 
 HEALTHY = "healthy"
 
@@ -41,7 +41,7 @@ class Bottleneck(msgspec.Struct, kw_only=True):
     evidence: list[str]
     server_kind: str
     server_text: str
-    server_evidence: list[Evidence]
+    server_evidence: list[VerdictEvidence]
 
 
 class FirstToken(msgspec.Struct, kw_only=True):

@@ -130,7 +130,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
 def log_refusal(state: State, error: RequestError, source: RequestSource) -> None:
     """The line of a request that was answered with an error, where requests have lines."""
     if state.request_log is not None:
-        state.request_log.answered_with(error, source)
+        state.request_log.log_error_answer(error, source)
 
 
 Given = TypeVar("Given")

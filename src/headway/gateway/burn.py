@@ -8,7 +8,7 @@ budget. Requests are counted by minute of the wall clock, so that a restart goes
 from collections import deque
 
 from headway.core.clock import Clock, SystemClock
-from headway.telemetry.budget_rules import ALERTS, REACHABLE, Alert
+from headway.telemetry.budget_rules import ALERTS, MAX_MISSED_SHARE, Alert
 
 MINUTES = {"5m": 5, "30m": 30, "1h": 60, "6h": 360}
 PAGES = tuple(alert for alert in ALERTS if alert.severity == "page")
@@ -36,7 +36,7 @@ class ErrorBudget:
         return next((text for alert in PAGES if (text := self._describe(alert))), "")
 
     def _describe(self, alert: Alert) -> str:
-        limit = min(alert.burn * (1 - self.target), REACHABLE)
+        limit = min(alert.burn * (1 - self.target), MAX_MISSED_SHARE)
         shares = {window: self._share(window) for window in (alert.long, alert.short)}
         if any(share <= limit for share in shares.values()):
             return ""

@@ -26,7 +26,7 @@ from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import host_cost, straight
 from headway.perf.model import StepModel
 from headway.spec import read_model_spec
-from headway.telemetry.calibration import Calibration, acceptance, take_calibration
+from headway.telemetry.calibration import MachineCalibration, acceptance, take_calibration
 from headway.telemetry.live import Telemetry
 
 
@@ -82,7 +82,7 @@ def test_the_file_has_what_the_engines_model_had_learned():
     made.on_step(step(1, 1.1, 0.01))
     found = take_calibration(made)
     assert found.step_model == learned
-    read = msgspec.json.decode(msgspec.json.encode(found), type=Calibration)
+    read = msgspec.json.decode(msgspec.json.encode(found), type=MachineCalibration)
     assert read.step_model == learned and read.model == "tiny"
 
 

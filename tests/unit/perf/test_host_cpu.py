@@ -10,7 +10,7 @@ from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
 from headway.perf.frontend import MIN_BUSY_SECONDS, not_negative
 from headway.spec import read_model_spec
-from headway.telemetry.calibration import cpu_costs, front_work
+from headway.telemetry.calibration import cpu_costs, host_work
 from headway.telemetry.contention import CpuWatch
 from headway.telemetry.live import Telemetry
 from headway.telemetry.windows import Slot
@@ -78,9 +78,9 @@ def test_no_part_is_negative():
 
 def test_a_second_is_counted_before_and_after_it_is_over():
     slot = second(3, 40, 120)
-    assert front_work(slot) == (3, 40, 120)
+    assert host_work(slot) == (3, 40, 120)
     slot.close()
-    assert front_work(slot) == (3, 40, 120)
+    assert host_work(slot) == (3, 40, 120)
 
 
 def test_the_watch_tells_what_was_computed_since():

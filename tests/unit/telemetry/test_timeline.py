@@ -140,9 +140,9 @@ def test_goodput_is_30_when_30_of_100_meet_the_slo():
     [
         ("complete", 0.2, ()),
         ("complete", 0.8, ("ttft",)),
-        ("failed", 0.2, ("failed",)),
-        ("left", 0.2, None),
-        ("left", 0.8, ("ttft",)),
+        ("fail", 0.2, ("failed",)),
+        ("disconnect", 0.2, None),
+        ("disconnect", 0.8, ("ttft",)),
     ],
 )
 def test_how_a_request_ends_is_judged(end, waited_s, expected):

@@ -14,7 +14,7 @@ def minute():
     clock = VirtualClock(now_s=100.0)
     model = telemetry(clock)
     first = begin(model, "a")
-    first.scheduled(100.1, 0)
+    first.on_scheduled(100.1, 0)
     for number in range(20):
         clock.advance(0.05)
         model.on_step(step(number, started_s=clock.now_s() - 0.01, num_tokens=4 + number % 2))
@@ -96,7 +96,7 @@ def test_spans():
     assert request.start_time / 1e9 == pytest.approx(began_s, abs=1e-3)
     for name in ("queue", "prefill", "decode"):
         assert spans[name].parent.span_id == request.context.span_id
-    begin(model, "b").failed()
+    begin(model, "b").fail()
     failed = kept.get_finished_spans()[-1]
     assert failed.name == "llm_request" and not failed.status.is_ok
 
