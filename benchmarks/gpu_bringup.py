@@ -55,7 +55,7 @@ def versions(quick: bool) -> Rows:
 
     import torch
 
-    from headway.runtime.cuda.available import own_kernels
+    from headway.runtime.cuda.available import check_own_kernels
 
     rows = [{"what": "python", "value": platform.python_version()}]
     rows.append({"what": "torch", "value": torch.__version__})
@@ -63,7 +63,7 @@ def versions(quick: bool) -> Rows:
         import triton
 
         rows.append({"what": "triton", "value": triton.__version__})
-    rows.append({"what": "own kernels", "value": own_kernels()[1]})
+    rows.append({"what": "own kernels", "value": check_own_kernels()[1]})
     if has_gpu():
         free, total = torch.cuda.mem_get_info()
         rows.append({"what": "device", "value": torch.cuda.get_device_name()})

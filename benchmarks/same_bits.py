@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
-from headway.runtime.cuda.same_bits import COUNTS, differing, differing_attention, told
+from headway.runtime.cuda.same_bits import (
+    COUNTS,
+    differing,
+    differing_attention,
+    format_differences,
+)
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.int4_cuda import Int4Linear
@@ -36,7 +41,12 @@ def rows_of(on_gpu: bool, seconds_of: Callable[..., float]) -> Rows:
     x = torch.randn(4096 if on_gpu else 16, inputs, generator=draw, device=device).bfloat16()
     rows: Rows = []
     for name, product in products(weight, on_gpu).items():
-        rows.append({"what": f"{name}: bits", "value": told(differing(product, x, counts), counts)})
+        rows.append(
+            {
+                "what": f"{name}: bits",
+                "value": format_differences(differing(product, x, counts), counts),
+            }
+        )
         for tokens in (1, 8, 64, 256, 4096) if on_gpu else (1, 16):
             took_s = seconds_of(partial(product, x[:tokens]), 10)
             fastest_s = seconds_of(partial(torch.matmul, x[:tokens], weight.T), 10)
@@ -54,7 +64,7 @@ def bits_of_attention(
     """What the probe says of it; of a library that does not run here, what it says."""
     try:
         found = differing_attention(attend, device, torch.bfloat16, (32, 8, 128), counts)
-        said = told(found, counts)
+        said = format_differences(found, counts)
     except RuntimeError as error:
         said = f"does not run here: {' '.join(str(error).split())[:120]}"
     return {"what": f"attention {name}: bits", "value": said}

@@ -91,7 +91,7 @@ class DenseAttention:
         sinks = rule.sink_logits
         k, v = (x.repeat_interleave(repeats, 2) for x in layer.gather(table_TB))
         scores = torch.einsum("tnd,tknd->tnk", q_TND.float(), k.float()) * rule.scale
-        seen = rule.sees(batch.positions_T[:, None], torch.arange(k.shape[1])[None])
+        seen = rule.visibility_mask(batch.positions_T[:, None], torch.arange(k.shape[1])[None])
         scores = scores.masked_fill(~seen[:, None], -torch.inf)
         if sinks is not None:
             column = sinks.float()[None, :, None].expand(len(scores), -1, 1)

@@ -96,8 +96,8 @@ def make_case(
     shape = (int(batch.block_tables_GSB[0].max()) + 1, block_size, kv_heads, head_dim)
     k_memory, v_memory = torch.full((2, *shape), torch.nan, dtype=dtype)
     for row, (length, context) in enumerate(zip(query_lens, contexts, strict=True)):
-        sinks = torch.arange(min(rule.sinks, rule.first_seen(context - length)))
-        at = torch.cat([sinks, torch.arange(rule.first_seen(context - length), context)])
+        sinks = torch.arange(min(rule.sinks, rule.first_visible(context - length)))
+        at = torch.cat([sinks, torch.arange(rule.first_visible(context - length), context)])
         places = batch.block_tables_GSB[0][row, at // block_size], at % block_size
         for memory in (k_memory, v_memory):
             drawn = torch.randn(len(at), kv_heads, head_dim, generator=draw)

@@ -16,8 +16,8 @@ from headway.config.parallel import Parallel
 from headway.core.request import Request, SamplingParams
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.meeting import shared_by
-from headway.runtime.parallel.rows import DEALT, deal_rows
+from headway.runtime.parallel.meeting import shared_files
+from headway.runtime.parallel.rows import ROW_PARTITION, partition_rows
 from headway.runtime.parallel.shared import PLACE_BYTES
 from parity.tiny import save, tiny_model
 from ranked import (
@@ -183,13 +183,15 @@ def test_rows_are_dealt_by_position():
     dealt = []
     for rank in range(3):
         group: Any = SimpleNamespace(rank=rank, size=3)
-        found = deal_rows(batch, group)
+        found = partition_rows(batch, group)
         assert found.counts == [3, 2, 0] and found.at_T.tolist() == [0, 1, 2, 3, 4]
         dealt.append(found.own)
     assert [own.token_ids_T.tolist() for own in dealt] == [[1, 2, 3], [4, 5], [1]]
     assert [own.slots_GT[1].tolist() for own in dealt] == [[9, 14, 15], [80, 81], [0]]
     assert [own.query_lens for own in dealt] == [[3], [2], [1]]
-    rows_TH = [own.views[DEALT].alone(own.token_ids_T[:, None]).flatten() for own in dealt]
+    rows_TH = [
+        own.views[ROW_PARTITION].scatter_own(own.token_ids_T[:, None]).flatten() for own in dealt
+    ]
     assert [each.tolist() for each in rows_TH] == [[1, 2, 3, 0, 0], [0, 0, 0, 4, 5], [0] * 5]
 
 
@@ -248,7 +250,7 @@ def test_each_of_four_ranks_holds_a_quarter_of_the_keys_and_values(tmp_path: Pat
         assert (
             program is not None and program.num_calls == 1 + 3 * 2
         )  # two sums and a merge a layer
-    files = shared_by(Parallel(size=2, context=2), tmp_path)
+    files = shared_files(Parallel(size=2, context=2), tmp_path)
     assert len(files) == 4 and sum(files.values()) < 2**25 + 20 * PLACE_BYTES
 
 
@@ -267,7 +269,7 @@ def test_stages_hold_their_layers_of_their_parts(tmp_path: Path):
         told = executor.describe().kernels["ranks"]
         assert told[0] == "4" and "a part of each context, 2 stages of 2 ranks" in told[1]
         assert not executor._meeting.folder.exists()
-    files = shared_by(Parallel(stages=2, context=2), tmp_path)
+    files = shared_files(Parallel(stages=2, context=2), tmp_path)
     assert len(files) == 2 and sum(files.values()) < 9 * PLACE_BYTES, "no place for logits"
 
 
@@ -321,5 +323,5 @@ def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):
         finish(engine, asked(0, (20,)))
         executor = leader_of(engine)
         holders: Any = executor.own.target.holders
-        holders.patience_s = 0.2
+        holders.timeout_s = 0.2
         check_a_dead_rank_ends_the_engine(engine)

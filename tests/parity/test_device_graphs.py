@@ -28,12 +28,12 @@ from headway.runtime.cuda.graphs import (
     DeviceGraph,
     GraphKey,
     Graphs,
-    bytes_of,
-    filled_up,
+    input_bytes,
+    pad_inputs,
     row_counts,
     widths,
 )
-from headway.runtime.cuda.sampling import drawing
+from headway.runtime.cuda.sampling import draw_arrays
 from headway.spec import ExpertsSpec, read_model_spec
 from headway.spec.formats import Format
 from headway.spec.quantization import Quantization
@@ -76,7 +76,7 @@ def test_tables_grow_by_four():
 def test_rows_of_nobody_lie_in_the_null_block():
     """Ids, positions and slots 0, and tables of block 0 behind those of the step."""
     ids, table = np.array([7, 8, 9]), np.array([[4, 5], [6, 0], [1, 2]])
-    found = filled_up([ids, ids, ids, table], 4, 3, 1)
+    found = pad_inputs([ids, ids, ids, table], 4, 3, 1)
     assert [part.tolist() for part in found[:3]] == [[7, 8, 9, 0]] * 3
     assert found[3].tolist() == [[4, 5, 0], [6, 0, 0], [1, 2, 0], [0, 0, 0]]
     assert found[3].dtype == np.int32
@@ -88,9 +88,9 @@ def test_the_memory_holds_the_largest_inputs(groups: int):
     for key in (GraphKey(1, 1, True), GraphKey(5, 3, False), GraphKey(256, 128, True)):
         ids, table = np.zeros(key.rows, np.int64), np.zeros((key.rows, key.width), np.int32)
         parts = [ids] * (3 + groups) + [np.zeros(key.rows + 1, np.int32)] * 2 + [table] * groups
-        parts += drawing([], VOCABULARY).values()
+        parts += draw_arrays([], VOCABULARY).values()
         parts[-6:] = [np.zeros((key.rows, *part.shape[1:]), part.dtype) for part in parts[-6:]]
-        assert sum(-(-part.nbytes // 16) * 16 for part in parts) <= bytes_of(key, groups)
+        assert sum(-(-part.nbytes // 16) * 16 for part in parts) <= input_bytes(key, groups)
 
 
 # ── the engine over them ────────────────────────────────────────────────────────────────────
@@ -119,9 +119,9 @@ def test_replayed_steps_give_the_same_tokens(folder: Path, number: int, overlap:
     assert Recorder.num_replays - before > 5
     graphs = executor.graphs
     assert graphs is not None and {key.draws for key in graphs.captured} == {True}
-    assert {key.draws for key in graphs.wanted} <= {False}, "penalties are no graph's"
+    assert {key.draws for key in graphs.missing} <= {False}, "penalties are no graph's"
     executor.probe(0)
-    assert not graphs.wanted
+    assert not graphs.missing
     for key, answer in finish(engine, requests).items():
         same(answer, expected[key])
 
@@ -148,7 +148,7 @@ def test_experts_and_latent_rows_are_replayed(family: str, tmp_path: Path):
     engine, executor = graphed(folder, 1, **room)
     assert finish(engine, requests) == expected
     assert Recorder.num_replays - before >= 5
-    assert executor.graphs is not None and not executor.graphs.wanted
+    assert executor.graphs is not None and not executor.graphs.missing
 
 
 def test_prompts_and_more_rows_than_any_graph_run_without_one(folder: Path):
@@ -177,9 +177,9 @@ def test_what_has_no_graph_is_captured_when_the_engine_is_idle(folder: Path):
     request = greedy(0, [5] * 7, 9)
     first = finish(engine, [request])
     asked = GraphKey(1, graphs.widths[-1], True)
-    assert graphs.wanted == {asked: 7}
+    assert graphs.missing == {asked: 7}
     executor.probe(0)
-    assert not graphs.wanted and asked in graphs.captured
+    assert not graphs.missing and asked in graphs.captured
     before = Recorder.num_replays
     assert finish(engine, [request]) == first
     assert Recorder.num_replays == before + 8

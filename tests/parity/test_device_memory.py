@@ -9,8 +9,14 @@ import torch
 from headway.config.memory_plan import CUDA_ACTIVATION_BYTES, CUDA_LIBRARY_BYTES
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings, resolve
-from headway.runtime.attention.flashinfer import held_bytes
-from headway.runtime.cuda.memory import DeviceMemory, LiveBytes, counted, few_layers, step_bytes
+from headway.runtime.attention.flashinfer import workspace_and_plan_bytes
+from headway.runtime.cuda.memory import (
+    DeviceMemory,
+    LiveBytes,
+    count_step_bytes,
+    sample_layers,
+    step_bytes,
+)
 from headway.spec import ModelSpec, spec_from_config
 from resolve_cases import GIB, machine
 
@@ -60,11 +66,11 @@ def llama(**changes: object) -> ModelSpec:
     return spec_from_config({**LLAMA, **changes}, {})
 
 
-def on_gpu(spec: ModelSpec, counted: int | None = None, **options: object) -> Settings:
+def on_gpu(spec: ModelSpec, activations: int | None = None, **options: object) -> Settings:
     on = machine(gpu_free=80 * GIB)
     assert on.accelerator is not None
     on = replace(on, accelerator=replace(on.accelerator, has_kernels=True))
-    return resolve(EngineOptions(**options), on, spec, activations=counted)[0]  # type: ignore[arg-type]
+    return resolve(EngineOptions(**options), on, spec, activations=activations)[0]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
@@ -94,28 +100,28 @@ def test_a_prompt_of_an_8b_model():
     settings = on_gpu(spec, max_num_batched_tokens=4096)
     tokens, element = 4096, 2
     floor = tokens * (4096 + 28_672 + 14_336) * element
-    found = counted(spec, settings, tokens, 1)
+    found = count_step_bytes(spec, settings, tokens, 1)
     assert floor <= found <= 2.2 * floor
-    assert counted(spec, settings, 2 * tokens, 1) == pytest.approx(2 * found, rel=0.05)
+    assert count_step_bytes(spec, settings, 2 * tokens, 1) == pytest.approx(2 * found, rel=0.05)
 
 
 def test_more_layers_take_no_more():
     """They follow each other: what one has made is gone when the next begins."""
     few, many = llama(num_hidden_layers=3), llama(num_hidden_layers=40)
     settings = on_gpu(few)
-    assert counted(few, settings, 512, 1) == counted(many, settings, 512, 1)
+    assert count_step_bytes(few, settings, 512, 1) == count_step_bytes(many, settings, 512, 1)
 
 
 def test_a_decode_has_its_logits_and_the_parts_of_its_contexts():
     """256 rows of a vocabulary of 128,256 in fp32, beside them in bf16, are edited as a copy."""
     spec = llama()
     settings = on_gpu(spec, max_num_seqs=256, max_model_len=8192)
-    found = counted(spec, settings, 256, 256)
+    found = count_step_bytes(spec, settings, 256, 256)
     logits = 256 * 128_256
     assert 6 * logits <= found <= 12 * logits
     longer = on_gpu(spec, max_num_seqs=256, max_model_len=131_072)
     parts = 256 * 256 * 32 * 130 * 4
-    assert parts <= counted(spec, longer, 256, 256) <= 1.3 * parts
+    assert parts <= count_step_bytes(spec, longer, 256, 256) <= 1.3 * parts
 
 
 def test_a_prompt_beside_decodes_has_what_both_have():
@@ -123,9 +129,11 @@ def test_a_prompt_beside_decodes_has_what_both_have():
     spec = llama()
     settings = on_gpu(spec, max_num_seqs=256, max_model_len=131_072)
     parts, tokens = 255 * 256 * 32 * 130 * 4, 4096 * (2 * 4096 + 6144) * 2
-    found = counted(spec, settings, 4096, 256)
+    found = count_step_bytes(spec, settings, 4096, 256)
     assert parts + tokens <= found <= 1.3 * (parts + tokens)
-    assert found > max(counted(spec, settings, 4096, 1), counted(spec, settings, 256, 256))
+    assert found > max(
+        count_step_bytes(spec, settings, 4096, 1), count_step_bytes(spec, settings, 256, 256)
+    )
 
 
 def test_what_flashinfer_keeps_is_counted():
@@ -136,12 +144,12 @@ def test_what_flashinfer_keeps_is_counted():
     assert on.accelerator is not None
     on = replace(on, accelerator=replace(on.accelerator, has_flashinfer=True))
     settings = resolve(EngineOptions(attention_backend="flashinfer", **room), on, spec)[0]
-    assert held_bytes(spec, settings) == (96 + 32) * 2**20
+    assert workspace_and_plan_bytes(spec, settings) == (96 + 32) * 2**20
     ours = on_gpu(spec, graphs=False, **room)
     ours_found = step_bytes(spec, ours)
     found = step_bytes(spec, replace(ours, attention_backend="flashinfer"))
     assert found is not None and ours_found is not None
-    assert 0 < found - held_bytes(spec, settings) <= ours_found
+    assert 0 < found - workspace_and_plan_bytes(spec, settings) <= ours_found
 
 
 def test_the_plan_keeps_what_was_counted():
@@ -166,7 +174,9 @@ def test_graphs_have_a_pool_of_their_own():
     without = step_bytes(spec, replace(settings, graphs=False))
     found = step_bytes(spec, settings)
     assert found is not None and without is not None
-    assert found - without == counted(spec, settings, settings.max_num_seqs, settings.max_num_seqs)
+    assert found - without == count_step_bytes(
+        spec, settings, settings.max_num_seqs, settings.max_num_seqs
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,13 +216,15 @@ def test_a_mixture_is_counted():
     settings = on_gpu(spec, max_num_batched_tokens=4096)
     tokens, element = 4096, 2
     visits = 2 * tokens * (4096 + 2 * 512 + 512) * element
-    found = counted(spec, settings, tokens, 1)
+    found = count_step_bytes(spec, settings, tokens, 1)
     assert visits <= found <= 6 * visits
     assert step_bytes(spec, settings) is not None and settings.graphs
     alone = replace(settings, kernels="torch")
     assert step_bytes(spec, alone) is None
     wide = mixture(num_experts_per_tok=8)
-    assert counted(wide, on_gpu(wide), 512, 1) > 1.8 * counted(spec, on_gpu(spec), 512, 1)
+    assert count_step_bytes(wide, on_gpu(wide), 512, 1) > 1.8 * count_step_bytes(
+        spec, on_gpu(spec), 512, 1
+    )
 
 
 def test_latent_rows_are_counted():
@@ -221,9 +233,9 @@ def test_latent_rows_are_counted():
     spec = spec_from_config(DEEPSEEK, {})
     settings = on_gpu(spec, max_num_batched_tokens=1024)
     assert (settings.attention_backend, settings.graphs) == ("triton", True)
-    assert [layer.sparse for layer in few_layers(spec).layers] == [False, False, False, True]
+    assert [layer.sparse for layer in sample_layers(spec).layers] == [False, False, False, True]
     queries = 1024 * 128 * 576 * 2
-    found = counted(spec, settings, 1024, 1)
+    found = count_step_bytes(spec, settings, 1024, 1)
     assert 2 * queries <= found <= 8 * queries
     assert step_bytes(spec, settings) is not None
     assert step_bytes(spec, replace(settings, attention_backend="sdpa")) is None

@@ -11,7 +11,7 @@ from headway.core.request import SamplingParams
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.batch import WorkerState
 from headway.runtime.cuda import available
-from headway.runtime.cuda.executor import as_logprobs, wipe_flagged
+from headway.runtime.cuda.executor import to_token_logprobs, wipe_flagged
 from headway.runtime.cuda.sampling import SparseEdits, allowed_words
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
@@ -146,7 +146,7 @@ def test_bad_tokens_are_wiped_where_they_lie():
 def test_log_probabilities_are_told_to_who_asked():
     values = torch.tensor([[-1.0, -0.5, -2.0], [-3.0, -0.1, -4.0], [-9.0, -9.0, -9.0]])
     ranks, tops = torch.tensor([2, 3, 1]), torch.tensor([[4, 5], [6, 7], [8, 9]])
-    found = as_logprobs([5, 9, NO_TOKEN], [1, None, 2], (values, ranks, tops))
+    found = to_token_logprobs([5, 9, NO_TOKEN], [1, None, 2], (values, ranks, tops))
     assert found[1:] == [None, None]
     assert found[0] is not None
     (entry,) = found[0]

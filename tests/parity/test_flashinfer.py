@@ -22,7 +22,7 @@ from drive import engine_for, finish, greedy
 from headway.core.errors import UsageError
 from headway.runtime.attention import AttentionRule, KVLayer, ReferenceAttention
 from headway.runtime.attention.flashinfer import (
-    SPLIT,
+    SPLIT_TOKENS,
     FlashInferAttention,
     page_ids,
     workspace_bytes,
@@ -102,7 +102,7 @@ def test_it_says_what_the_reference_says(name, rule, heads, dtype):
     ]
     batch.views.clear()
     with installed() as made, pytest.MonkeyPatch.context() as patched:
-        patched.setattr("headway.runtime.attention.flashinfer.SPLIT", 3 * PAGE)
+        patched.setattr("headway.runtime.attention.flashinfer.SPLIT_TOKENS", 3 * PAGE)
         backend = FlashInferAttention()
         with_lens(batch)
         found = [backend.attend(q, k, v, x, batch, one) for x in (layer, other)]
@@ -117,8 +117,8 @@ def test_it_says_what_the_reference_says(name, rule, heads, dtype):
 def test_a_workspace_holds_the_parts(size, monkeypatch):
     """One that is too small gives way to a larger one; wrappers of the old one are not planned."""
     batch, (q, k, v), layer = step("decodes", (32, 1), size, torch.bfloat16)
-    monkeypatch.setattr("headway.runtime.attention.flashinfer.SPLIT", PAGE)
-    monkeypatch.setattr("headway.runtime.attention.flashinfer.GROWTH", 16)
+    monkeypatch.setattr("headway.runtime.attention.flashinfer.SPLIT_TOKENS", PAGE)
+    monkeypatch.setattr("headway.runtime.attention.flashinfer.WORKSPACE_STEP_BYTES", 16)
     rule = AttentionRule(scale=0.1)
     with installed() as made:
         backend = FlashInferAttention()
@@ -146,7 +146,7 @@ def test_decodes_have_one_tile_and_fixed_parts_whoever_is_beside_them():
         seen = [(len(plan["contexts"]), plan) for wrapper in made for plan in wrapper.plans]
     decodes = [plan for rows, plan in seen if plan["starts"] == [*range(rows + 1)]]
     chunks = [plan for _, plan in seen if plan not in decodes]
-    assert {(plan["tile"], plan["split"]) for plan in decodes} == {(16, SPLIT)}
+    assert {(plan["tile"], plan["split"]) for plan in decodes} == {(16, SPLIT_TOKENS)}
     assert [plan["contexts"] for plan in decodes] == [[1, 17, 64, 200], [40, 3]]
     assert {plan["split"] for plan in chunks} == {float("inf")}
     assert {plan["window_left"] for plan in decodes + chunks} == {8}

@@ -19,7 +19,7 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.runtime.kvstore import handover as wire
-from headway.runtime.kvstore.arena import Place
+from headway.runtime.kvstore.arena import ArenaPlace
 from parity.tiny import TWO_LAYERS, save, tiny_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -300,7 +300,7 @@ def test_who_does_not_fit_gets_nothing(exports, how, caplog):
 
 @pytest.mark.parametrize("exports", ["tcp"], indirect=True)
 def test_a_block_that_was_changed_is_not_taken(exports, monkeypatch, caplog):
-    monkeypatch.setattr(wire, "send_both", lambda connection, header, data: connection.sendall(
+    monkeypatch.setattr(wire, "send_block", lambda connection, header, data: connection.sendall(
         header + bytes([data[0] ^ 1]) + bytes(data[1:])))  # fmt: skip
     assert pulled(exports) is None and "damaged" in caplog.text
 
@@ -308,16 +308,16 @@ def test_a_block_that_was_changed_is_not_taken(exports, monkeypatch, caplog):
 @pytest.mark.parametrize("exports", ["unix"], indirect=True)
 def test_a_place_that_is_given_away_while_it_is_read_is_not_believed(exports, monkeypatch, caplog):
     """The stamp is looked at behind the bytes: they may be of another block by then."""
-    lend = exports._lend
+    lend = exports._send_places
 
     def late(connection, asked):
-        places = [Place(*exports._found(ID, block)[1]) for block in asked.blocks]
-        exports._found = lambda parcel_id, block: (OWNER, places[0])
+        places = [ArenaPlace(*exports._wait_for_block(ID, block)[1]) for block in asked.blocks]
+        exports._wait_for_block = lambda parcel_id, block: (OWNER, places[0])
         exports.release(ID)
         exports.put(b"j" * 16, BLOCK, OWNER, memoryview(bytes(SIZE)))
         lend(connection, asked)
 
-    monkeypatch.setattr(exports, "_lend", late)
+    monkeypatch.setattr(exports, "_send_places", late)
     assert pulled(exports) is None and "given its place" in caplog.text
     assert exports.num_bytes == SIZE
 
@@ -325,8 +325,11 @@ def test_a_place_that_is_given_away_while_it_is_read_is_not_believed(exports, mo
 @pytest.mark.parametrize("exports", ["unix"], indirect=True)
 def test_memory_is_mapped_once_and_again_where_it_is_anothers(exports, tmp_path, caplog):
     store, hows = wire.PeerStore(b"f" * 32, secret=b"s"), []
-    lend = exports._lend
-    exports._lend = lambda connection, asked: (hows.append(asked.how), lend(connection, asked))
+    lend = exports._send_places
+    exports._send_places = lambda connection, asked: (
+        hows.append(asked.how),
+        lend(connection, asked),
+    )
 
     def pull(parcel: bytes) -> bytes | None:
         into = memoryview(bytearray(SIZE))
@@ -370,7 +373,7 @@ def test_a_lease_ends_and_a_bound_holds(tmp_path, monkeypatch):
     "sent", [b"", b"\xff\xff\xff\xff", b"\x05\0\0\0hello", b"\x30\0\0\0" + bytes(48), b"\x30\0"]
 )
 def test_whatever_is_sent_the_next_is_served(exports, sent):
-    with wire.connected(exports.address) as connection:
+    with wire.connect(exports.address) as connection:
         wire.receive(connection, wire.NONCE_BYTES)
         # The four bytes 05 00 00 00 are a wrong length: it may hang up before we shut our side.
         with contextlib.suppress(OSError):

@@ -15,14 +15,14 @@ from headway.runtime.attention.int4 import (
     Int4KVLayer,
     allocate_int4,
     k_levels,
-    memory_of,
     pack_k,
     pack_v,
     round_numbers,
     v_levels,
+    with_open_layers,
 )
 from headway.runtime.attention.protocol import AttentionBackend
-from headway.runtime.attention.reference import ReferenceAttention, attend_one
+from headway.runtime.attention.reference import ReferenceAttention, causal_attention
 from headway.runtime.batch import Batch
 from headway.runtime.native.library import NativeLibrary
 from headway.spec import KVGroupSpec
@@ -94,7 +94,7 @@ def attend_mixed(
     for begin in range(0, len(q), SIZE):
         rows = slice(begin, begin + SIZE)
         kv = (torch.cat([o[:begin], x[rows].float()]) for o, x in zip(rounded, exact, strict=True))
-        found.append(attend_one(q[rows], *kv, rule))
+        found.append(causal_attention(q[rows], *kv, rule))
     return torch.cat(found)
 
 
@@ -161,11 +161,11 @@ def test_the_open_block_is_exact_and_the_others_are_rounded():
     qkv, rule = draw(100, 2, 1, 32), AttentionRule(scale=0.3)
     found, layer, table = attend_in_chunks(ReferenceAttention(), qkv, 100, rule)
     q, k, v = qkv
-    assert torch.equal(found[:64], attend_one(q[:64], k[:64], v[:64], rule))
+    assert torch.equal(found[:64], causal_attention(q[:64], k[:64], v[:64], rule))
     old = [x[:64] for x in layer.gather(table[:1])]
     mixed = [torch.cat([o, x[64:71].float()]) for o, x in zip(old, (k, v), strict=True)]
-    assert torch.equal(found[70:71], attend_one(q[70:71], *mixed, rule))
-    assert not torch.equal(found[70:71], attend_one(q[70:71], k[:71], v[:71], rule))
+    assert torch.equal(found[70:71], causal_attention(q[70:71], *mixed, rule))
+    assert not torch.equal(found[70:71], causal_attention(q[70:71], k[:71], v[:71], rule))
 
 
 @each_instruction_set
@@ -234,7 +234,7 @@ def test_a_block_that_is_not_finite_shows_and_can_be_wiped(library: NativeLibrar
     found, layer, table = attend_in_chunks(NativeAttention(library), (q, k, v), *how)
     assert not torch.isfinite(found[64:]).all(-1).all(-1).any()
     slots = (table[0] * SIZE + torch.arange(SIZE))[13:]
-    for memory in memory_of([layer]):
+    for memory in with_open_layers([layer]):
         memory.wipe(slots)
         assert all(torch.isfinite(part).all() for part in memory.parts)
 

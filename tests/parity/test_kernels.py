@@ -158,7 +158,7 @@ def poison_dead_blocks(layer: KVLayer, batch: Batch, rule: AttentionRule) -> Non
     """NaN in every block that no token of the batch may see any more: another's, by now."""
     block_size = layer.k.shape[1]
     for row, (length, context) in enumerate(zip(batch.query_lens, batch.context_lens, strict=True)):
-        dead = batch.block_tables_GSB[0][row, : rule.first_seen(context - length) // block_size]
+        dead = batch.block_tables_GSB[0][row, : rule.first_visible(context - length) // block_size]
         layer.k[dead] = layer.v[dead] = torch.nan
 
 

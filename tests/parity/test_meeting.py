@@ -12,7 +12,7 @@ import pytest
 
 from headway.config.parallel import Parallel
 from headway.runtime.parallel import meeting
-from headway.runtime.parallel.meeting import Meeting, locked, sums_at
+from headway.runtime.parallel.meeting import Meeting, sums_path, try_lock
 
 TWO = Parallel(size=2)
 ELSEWHERE = """
@@ -46,7 +46,7 @@ def another_process(within: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]
 def test_what_a_killed_process_left_is_gone_with_the_next(within: Path):
     """One that lives keeps its folder, whoever makes others beside it."""
     with another_process(within) as (left, killed), another_process(within) as (lives, _):
-        assert sums_at(left, 0).stat().st_size == sums_at(lives, 0).stat().st_size > 0
+        assert sums_path(left, 0).stat().st_size == sums_path(lives, 0).stat().st_size > 0
         Meeting(TWO).end()
         assert left.exists()
         killed.send_signal(signal.SIGKILL)
@@ -63,7 +63,7 @@ def test_who_sweeps_takes_nobodys_new_folder(within: Path):
 
     def work(_: int) -> bool:
         one = Meeting(Parallel(size=2, transport="gloo"))
-        is_there = one.folder.is_dir() and locked(one.folder) is None
+        is_there = one.folder.is_dir() and try_lock(one.folder) is None
         one.end()
         return is_there and not one.folder.exists()
 

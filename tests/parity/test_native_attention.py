@@ -14,7 +14,7 @@ from drive import engine_for, finish, greedy
 from headway.core.plan import BlockCopy
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
 from headway.runtime.attention.cache import copy_blocks
-from headway.runtime.attention.reference import attend_one
+from headway.runtime.attention.reference import causal_attention
 from headway.runtime.native.library import NativeLibrary
 from headway.spec.embedded import model_folder
 from parity.native_sets import each_instruction_set, loaded
@@ -167,8 +167,8 @@ def test_int8_numbers_are_off_by_half_a_step(library, block_size):
     for exact, read in ((k, read_k), (v, read_v)):
         step = exact.abs().amax(-1, keepdim=True) / 127
         assert ((exact - read).abs() <= 0.5001 * step).all()
-    assert_close(found, attend_one(q, read_k, read_v, rule), rtol=1e-5, atol=1e-5)
-    assert (found - attend_one(q, k, v, rule)).abs().max() < 0.03
+    assert_close(found, causal_attention(q, read_k, read_v, rule), rtol=1e-5, atol=1e-5)
+    assert (found - causal_attention(q, k, v, rule)).abs().max() < 0.03
 
 
 @each_instruction_set
@@ -181,7 +181,7 @@ def test_values_of_a_wider_row_are_read_where_they_are(library):
     layer = NativeKVLayer.zeros((3, 16, 1, 16), 0, torch.float32, "cpu")
     rule = AttentionRule(scale=0.25)
     found = NativeAttention(library).attend(q, k, v, layer, batch, rule)
-    assert_close(found, attend_one(q, k, v, rule), rtol=1e-5, atol=1e-5)
+    assert_close(found, causal_attention(q, k, v, rule), rtol=1e-5, atol=1e-5)
 
 
 @each_instruction_set

@@ -172,8 +172,8 @@ def test_stages_have_two_steps_and_the_tokens_of_one(
     asked = requests(1.0, 8, logprobs=1)
     alone = tokens_of(folder, asked, **options)
     cut = {"pipeline_parallel_size": 2, "tensor_parallel_size": size, "overlap": 1}
-    for most_unread in (pipeline.MOST_UNREAD, 30):
-        monkeypatch.setattr(pipeline, "MOST_UNREAD", most_unread)
+    for max_unread_bytes in (pipeline.MAX_UNREAD_BYTES, 30):
+        monkeypatch.setattr(pipeline, "MAX_UNREAD_BYTES", max_unread_bytes)
         with ranks(folder, **cut, **options) as engine:
             tokens = disturbed(engine, asked, leaves=3, at=9)
         assert tokens == {key: alone[key] for key in alone if key[0] != 3}
@@ -247,7 +247,7 @@ def test_what_a_stage_raises_the_next_raises_and_the_next_step_is_whole(
 
 
 def test_a_stage_that_is_gone_silent_or_lying_is_told(pair: tuple[socket.socket, socket.socket]):
-    link = SocketLink(pair[1], pair[1], patience_s=0.05)
+    link = SocketLink(pair[1], pair[1], timeout_s=0.05)
     with pytest.raises(RankLostError, match="hangs"):
         link.receive(torch.empty(1, 4))
     pair[0].sendall(HEADER.pack(True, 8))

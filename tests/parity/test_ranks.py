@@ -20,10 +20,17 @@ from headway.config.parallel import Parallel
 from headway.core.errors import CheckpointError, HeadwayError
 from headway.core.plan import StepPlan
 from headway.core.request import Request, SamplingParams
-from headway.runtime.parallel.frames import LENGTH, MAX_BYTES, Done, Hello, Pipe, Plan
-from headway.runtime.parallel.group import Alone, RankLostError, ordered_sum
-from headway.runtime.parallel.leader import LeaderExecutor, is_apart
-from headway.runtime.parallel.meeting import share
+from headway.runtime.parallel.frames import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    Hello,
+    Pipe,
+    StepDone,
+    StepOrder,
+)
+from headway.runtime.parallel.group import RankLostError, SingleRank, ordered_sum
+from headway.runtime.parallel.leader import LeaderExecutor, is_inconsistent
+from headway.runtime.parallel.meeting import allocate_file
 from headway.runtime.parallel.shared import (
     LOGITS_BYTES,
     PLACE_BYTES,
@@ -39,7 +46,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture
 def meeting(tmp_path: Path) -> Path:
     """A file that three ranks share."""
-    share(tmp_path / "sums", memory_bytes(3, logits=True))
+    allocate_file(tmp_path / "sums", memory_bytes(3, logits=True))
     return tmp_path / "sums"
 
 
@@ -70,7 +77,7 @@ def test_all_ranks_have_the_sum_in_one_order(meeting: Path, dtype: torch.dtype):
 def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(tmp_path: Path, room: int):
     """At once, and in pieces of three rows where there is room for no more; sums between them."""
     meeting = tmp_path / "few"
-    share(meeting, memory_bytes(3) + room)
+    allocate_file(meeting, memory_bytes(3) + room)
     sizes = [4, 3, 3]
     asked_RH = torch.arange(7 * 10.0).view(7, 10)
 
@@ -78,9 +85,9 @@ def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(tmp_path: Path, room
         found = []
         for times in (1.0, 2.0):
             given = asked_RH * times if group.rank == 0 else torch.zeros(7, 10)
-            rows = group.first(given)
+            rows = group.broadcast(given)
             own = rows.split(sizes, 1)[group.rank].contiguous()
-            found += [rows, group.beside(own, sizes).clone(), group.sum([own[:, :3]])]
+            found += [rows, group.concat_columns(own, sizes).clone(), group.sum([own[:, :3]])]
         return found
 
     expected = []
@@ -97,7 +104,11 @@ def test_rows_of_all_ranks_lie_one_behind_the_other(meeting: Path, counts: list[
 
     def work(group: SharedGroup) -> list[Tensor]:
         own = given[group.rank]
-        return [group.rows(own, counts), group.sum([torch.ones(2, 4)]), group.rows(own, counts)]
+        return [
+            group.concat_rows(own, counts),
+            group.sum([torch.ones(2, 4)]),
+            group.concat_rows(own, counts),
+        ]
 
     for found in together(meeting, work):
         assert torch.equal(found[0], torch.cat(given)) and torch.equal(found[2], found[0])
@@ -112,14 +123,14 @@ def test_where_memory_has_no_room_ranks_meet_by_gloo(
 
     def fails(path: Path, size: int) -> None:
         if not path.is_relative_to(memory):
-            return share(path, size)
+            return allocate_file(path, size)
         path.write_bytes(b"half")
         raise OSError("No space left on device")
 
     folder, asked = save(tiny_model("llama"), tmp_path / "model"), requests(0, 2)
     one = tokens_of(folder, asked, sum_parts=2)
     monkeypatch.setattr("headway.runtime.parallel.meeting.SHARED_FOLDER", memory)
-    monkeypatch.setattr("headway.runtime.parallel.meeting.share", fails)
+    monkeypatch.setattr("headway.runtime.parallel.meeting.allocate_file", fails)
     with ranks(folder, tensor_parallel_size=2, sum_parts=2, transport="shared") as engine:
         found = finish(engine, asked)
         assert "gloo" in engine.executor.describe().kernels["ranks"][1]
@@ -140,7 +151,7 @@ def test_where_memory_has_no_room_ranks_meet_by_gloo(
 )
 def test_who_raised_says_whether_ranks_are_apart(bad: tuple[int, ...], expected: bool):
     """Of two stages of two ranks, rank 0 of the last first."""
-    assert is_apart([bool(one) for one in bad], Parallel(size=2, stages=2)) == expected
+    assert is_inconsistent([bool(one) for one in bad], Parallel(size=2, stages=2)) == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -159,7 +170,7 @@ def test_parts_are_added_in_fp32_and_rounded_once(dtype: torch.dtype, count: int
 
 def test_sums_of_more_shapes_than_are_remembered(meeting: Path, monkeypatch: pytest.MonkeyPatch):
     """Where their parts lie is found anew, and the first shape's again."""
-    monkeypatch.setattr("headway.runtime.parallel.shared.MOST_SEEN", 8)
+    monkeypatch.setattr("headway.runtime.parallel.shared.MAX_CACHED_VIEWS", 8)
     shapes = [(rows, 8) for rows in (1, *range(1, 20), 1)]
 
     def work(group: SharedGroup) -> list[Tensor]:
@@ -176,11 +187,11 @@ def test_one_rank_adds_the_same_parts():
     parts = torch.randn(4, 5, 16).bfloat16()
     expected = parts.float()
     total = ((expected[0] + expected[1]) + expected[2]) + expected[3]
-    assert torch.equal(Alone().sum(list(parts)), total.bfloat16())
+    assert torch.equal(SingleRank().sum(list(parts)), total.bfloat16())
 
 
 def test_a_rank_that_does_not_come_is_named(meeting: Path):
-    group = SharedGroup(meeting, 0, 3, patience_s=0.05)
+    group = SharedGroup(meeting, 0, 3, timeout_s=0.05)
     with pytest.raises(RankLostError, match=r"Ranks \[1, 2\] did not come to sum 1"):
         group.sum([torch.ones(1, 4)])
 
@@ -195,25 +206,25 @@ def pipes() -> Iterator[tuple[Pipe, Pipe, socket.socket]]:
 
 def test_frames_go_both_ways(pipes: tuple[Pipe, Pipe, socket.socket]):
     leader, follower, _ = pipes
-    plan = Plan(StepPlan(3, [], [], [7, 8]))
+    plan = StepOrder(StepPlan(3, [], [], [7, 8]))
     leader.send(plan)
-    assert follower.orders() == plan
-    follower.send(Done("ValueError: no", "a cause", "a fix", 3, 12))
-    assert leader.done(5.0) == Done("ValueError: no", "a cause", "a fix", 3, 12)
+    assert follower.receive_order() == plan
+    follower.send(StepDone("ValueError: no", "a cause", "a fix", 3, 12))
+    assert leader.receive_done(5.0) == StepDone("ValueError: no", "a cause", "a fix", 3, 12)
 
 
 def test_an_end_that_is_gone_silent_or_lying_is_told(pipes: tuple[Pipe, Pipe, socket.socket]):
     leader, follower, raw = pipes
     with pytest.raises(TimeoutError):
-        leader.done(0.05)
-    raw.sendall(LENGTH.pack(MAX_BYTES + 1))
+        leader.receive_done(0.05)
+    raw.sendall(LENGTH.pack(MAX_FRAME_BYTES + 1))
     with pytest.raises(EOFError, match="a frame of"):
-        follower.orders()
+        follower.receive_order()
     raw.settimeout(None)
     raw.sendall(struct.pack("<I", 100) + b"half")
     leader.close()
     with pytest.raises(EOFError, match="gone"):
-        follower.orders()
+        follower.receive_order()
 
 
 def test_settings_reach_a_follower_as_they_are(tmp_path: Path, pipes):
@@ -225,7 +236,7 @@ def test_settings_reach_a_follower_as_they_are(tmp_path: Path, pipes):
     leader, follower, _ = pipes
     sender = threading.Thread(target=leader.send, args=(hello,))
     sender.start()
-    assert follower.orders() == hello
+    assert follower.receive_order() == hello
     sender.join()
     assert msgspec.structs.asdict(hello)["settings"].parallel.size == 2
 

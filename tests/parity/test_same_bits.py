@@ -10,7 +10,7 @@ from headway.runtime.cuda.same_bits import (
     COUNTS,
     differing,
     differing_attention,
-    told,
+    format_differences,
 )
 
 FEW = (2, 3, 8)
@@ -71,5 +71,7 @@ def test_torchs_attention_is_called_as_the_probe_calls():
 
 
 def test_the_sentence():
-    assert told([]) == f"a row has the same bits alone and among 2 … {COUNTS[-1]}"
-    assert told([*range(2, 12)]) == "a row has other bits among 2, 3, 4, 5, 6, 7 … rows"
+    assert format_differences([]) == f"a row has the same bits alone and among 2 … {COUNTS[-1]}"
+    assert (
+        format_differences([*range(2, 12)]) == "a row has other bits among 2, 3, 4, 5, 6, 7 … rows"
+    )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from headway.runtime.quantized import gguf_blocks
-from headway.runtime.quantized.parts import widened
+from headway.runtime.quantized.matrix import common_format
 from headway.runtime.rounding import RoundedWeight, SuperBlocks
 from headway.spec.formats import Format
 from headway.spec.gguf.types import TYPES
@@ -48,9 +48,9 @@ def test_parts_without_super_blocks_make_a_matrix_without():
     """q in Q4_K beside k in Q4_1: scales and offsets in fp32 for both."""
     q = gguf_blocks.unpack(some_blocks("Q4_K", 4, 1), BY_NAME["Q4_K"])
     k = gguf_blocks.unpack(some_blocks("Q4_1", 2, 8), BY_NAME["Q4_1"])
-    format = widened([q.format, k.format])
+    format = common_format([q.format, k.format])
     assert format == Format("int4", 32, fp32_scales=True, offsets="any")
     joined = RoundedWeight.joined([q, k])
     assert joined.supers is None and joined.fits(format)
     assert torch.equal(joined.plain(), torch.cat([q.plain(), k.plain()]))
-    assert widened([q.format, q.format]) == q.format
+    assert common_format([q.format, q.format]) == q.format

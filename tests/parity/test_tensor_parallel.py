@@ -168,5 +168,5 @@ def test_a_rank_that_dies_ends_the_engine(folder: Path):
     with ranks(folder, tensor_parallel_size=2) as engine:
         finish(engine, requests(0, 1))
         executor = leader_of(engine)
-        executor.own.target.model.layers[0].mlp.down.group.patience_s = 0.2  # type: ignore[union-attr]
+        executor.own.target.model.layers[0].mlp.down.group.timeout_s = 0.2  # type: ignore[union-attr]
         check_a_dead_rank_ends_the_engine(engine)

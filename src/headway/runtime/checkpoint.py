@@ -24,7 +24,7 @@ from headway.runtime.models import MODELS, Decoder
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.quantized.folder import open_quantized
 from headway.runtime.quantized.gguf import gguf_formats, open_gguf
-from headway.runtime.quantized.profile import rounded_tensors
+from headway.runtime.quantized.profile import round_tensors
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import check_finite, readable
 from headway.spec import ModelSpec
@@ -65,7 +65,7 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
     if is_gguf(model):
         return open_gguf(model, spec)
     if spec.profile:
-        return rounded_tensors(open_pieces(model, spec), spec)
+        return round_tensors(open_pieces(model, spec), spec)
     found = open_quantized(model, spec)
     return open_pieces(model, spec) if found is None else found.tensors()
 

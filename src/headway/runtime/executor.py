@@ -26,7 +26,7 @@ from headway.core.plan import (
     StepTimings,
 )
 from headway.core.request import TokenLogprobs
-from headway.runtime.attention.int4 import memory_of
+from headway.runtime.attention.int4 import with_open_layers
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
 from headway.runtime.choosing import move
@@ -40,7 +40,7 @@ from headway.runtime.kvstore.open import default_folder, fingerprint, open_disk
 from headway.runtime.kvstore.transfers import PeerTransfers
 from headway.runtime.medusa import Medusa
 from headway.runtime.native.sampling import NativeSampling
-from headway.runtime.parallel.group import Groups
+from headway.runtime.parallel.group import RankGroups
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
 from headway.runtime.probe import Probe, use_threads
@@ -70,7 +70,7 @@ class TorchExecutor:
         progress: Progress | None = None,
         lookup: Lookup | None = None,
         draft: tuple[Path, ModelSpec] | None = None,
-        groups: Groups = (None, None),
+        groups: RankGroups = (None, None),
         stage: Stage | None = None,
         shared: Sequence[SharedWeights] = (),
     ) -> None:
@@ -84,7 +84,7 @@ class TorchExecutor:
         self.target = Forward(
             folder, spec, settings, self.kernels, blocks, progress, lookup, groups, stage, own
         )
-        self.model, self.kv = self.target.model, memory_of(self.target.kv)
+        self.model, self.kv = self.target.model, with_open_layers(self.target.kv)
         self.transfers = TransferTable(
             make_transfers(self.kv, settings.cache.host_blocks, self.device),
             open_disk(folder, spec, settings, self.kv),

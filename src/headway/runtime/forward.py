@@ -23,7 +23,7 @@ from headway.runtime.attention import (
     allocate_kv,
     choose_attention,
 )
-from headway.runtime.attention.int4 import allocate_int4, memory_of
+from headway.runtime.attention.int4 import allocate_int4, with_open_layers
 from headway.runtime.batch import Batch
 from headway.runtime.checkpoint import Progress
 from headway.runtime.experts import SparseMLP
@@ -36,9 +36,9 @@ from headway.runtime.native.linear import PackedWeight
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
 from headway.runtime.native.quantized import PackedLevels
-from headway.runtime.parallel.group import Alone, Group, Groups
-from headway.runtime.parallel.halves import answer, attend
-from headway.runtime.parallel.rows import deal_rows
+from headway.runtime.parallel.group import RankGroup, RankGroups, SingleRank
+from headway.runtime.parallel.halves import run_attention_half, run_mlp_half
+from headway.runtime.parallel.rows import partition_rows
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.parallel.stage import Half, Stage
 from headway.runtime.rope import RopeTable, rope_rows
@@ -64,11 +64,11 @@ class Forward:
         num_blocks: tuple[int, ...],
         progress: Progress | None = None,
         lookup: Lookup | None = None,
-        groups: Groups = (None, None),
+        groups: RankGroups = (None, None),
         stage: Stage | None = None,
         shared: SharedWeights | None = None,
     ) -> None:
-        group, holders = groups[0] or Alone(), groups[1]
+        group, holders = groups[0] or SingleRank(), groups[1]
         self.stage, self.group, self.holders = stage or Stage(), group, holders
         cut = cut_of(spec, settings.parallel, group.rank, settings.quantization.unit)
         shard = Shard(spec, cut, group.rank, group.size)
@@ -141,7 +141,7 @@ class Forward:
         layers |= zip(attending, kv, strict=True)
         return [layers[layer] for layer in sorted(layers)]
 
-    def _lower(self, attends: bool, group: Group) -> tuple[Program | None, Program | None, str]:
+    def _lower(self, attends: bool, group: RankGroup) -> tuple[Program | None, Program | None, str]:
         """(the model's forward as one native call, its head as another, why).
 
         None where not all is native.
@@ -179,7 +179,7 @@ class Forward:
         if half is not None and half.has_mlps:
             return self._answer(batch, half)
         if half is not None:
-            return attend(half, lambda: self._own(batch, None))
+            return run_attention_half(half, lambda: self._own(batch, None))
         return self._staged(batch)
 
     @property
@@ -210,13 +210,15 @@ class Forward:
         self.experts_read = step.experts_read
         return hidden_TH
 
-    def _dealt(self, batch: Batch, holders: Group) -> Tensor:
+    def _dealt(self, batch: Batch, holders: RankGroup) -> Tensor:
         """The rows of all ranks, or where another stage draws this one's among zeros; each computes
         its own, behind those of the rank at its place, so what one raises others do not."""
-        dealt = deal_rows(batch, holders)
+        partition = partition_rows(batch, holders)
         try:
-            rows_TH = self._staged(dealt.own)
-            return dealt.together(rows_TH) if self.stage.is_last else dealt.alone(rows_TH)
+            rows_TH = self._staged(partition.own)
+            if self.stage.is_last:
+                return partition.gather(rows_TH)
+            return partition.scatter_own(rows_TH)
         except Exception:
             holders.leave()
             self.group.leave()
@@ -230,7 +232,7 @@ class Forward:
             partial(layer.mlp, step=step) if isinstance(layer.mlp, SparseMLP) else layer.mlp
             for layer in cast(Iterable[Any], self.model.layers)
         ]
-        answer(half, mlps, torch.empty(shape, dtype=self.dtype))
+        run_mlp_half(half, mlps, torch.empty(shape, dtype=self.dtype))
         self.experts_read = step.experts_read
         return torch.zeros(1, shape[1], dtype=self.dtype)
 
@@ -240,7 +242,7 @@ class Forward:
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
         """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none."""
-        return wipe_bad(self.kernels, memory_of(self.kv), hidden_TH, batch)
+        return wipe_bad(self.kernels, with_open_layers(self.kv), hidden_TH, batch)
 
     @property
     def weights(self) -> list[Tensor]:
@@ -259,7 +261,7 @@ class Forward:
     @property
     def kv_bytes(self) -> int:
         """What its KV memory takes."""
-        return sum(part.nbytes for layer in memory_of(self.kv) for part in layer.parts)
+        return sum(part.nbytes for layer in with_open_layers(self.kv) for part in layer.parts)
 
 
 def wipe_bad(kernels: Kernels, kv: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor | None:

@@ -18,7 +18,7 @@ from headway.runtime.batch import Batch
 from headway.runtime.kernels import Kernels, reference
 from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
 from headway.runtime.native.lower import recordable
-from headway.runtime.parallel.group import Alone, Group
+from headway.runtime.parallel.group import RankGroup, SingleRank
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import ModelSpec
@@ -38,7 +38,7 @@ class Build:
     device: str
     parallel: Parallel = Parallel()
     cut: Cut | None = None
-    group: Group = field(default_factory=Alone)
+    group: RankGroup = field(default_factory=SingleRank)
     stage: Stage = Stage()
 
     @property

@@ -6,7 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from headway.runtime.kvstore.arena import LINE, Arena, MappedArena, Place, room_of
+from headway.runtime.kvstore.arena import (
+    CACHE_LINE_BYTES,
+    Arena,
+    ArenaPlace,
+    MappedArena,
+    bytes_needed,
+)
 
 ID, OTHER = b"i" * 16, b"o" * 16
 
@@ -23,7 +29,7 @@ def mapped(arena: Arena) -> MappedArena:
     return MappedArena(os.dup(arena.handle), arena.size)
 
 
-def taken(arena: MappedArena, place: Place, parcel_id: bytes = ID) -> bytes:
+def taken(arena: MappedArena, place: ArenaPlace, parcel_id: bytes = ID) -> bytes:
     into = bytearray(place.length)
     arena.take(parcel_id, place, memoryview(into))
     return bytes(into)
@@ -48,7 +54,13 @@ def test_a_place_is_anothers_once_it_is_free(arena):
 
 
 @pytest.mark.parametrize(
-    "place", [Place(4096, 8, 1), Place(-64, 8, 1), Place(0, 4096, 1), Place(4096 - LINE, 1, 1)]
+    "place",
+    [
+        ArenaPlace(4096, 8, 1),
+        ArenaPlace(-64, 8, 1),
+        ArenaPlace(0, 4096, 1),
+        ArenaPlace(4096 - CACHE_LINE_BYTES, 1, 1),
+    ],
 )
 def test_what_lies_outside_is_not_read(arena, place):
     with pytest.raises(ValueError, match="outside"):
@@ -71,7 +83,7 @@ def test_memory_that_is_smaller_than_was_said_is_not_mapped(arena):
 def test_no_place_is_two_blocks_and_the_bound_holds():
     """Puts and frees of three lengths at random: what was put is there until it is freed."""
     draw, arena = random.Random(1), Arena(20_000)
-    held: dict[Place, bytes] = {}
+    held: dict[ArenaPlace, bytes] = {}
     refused = 0
     for _ in range(3000):
         if held and draw.random() < 0.45:
@@ -84,10 +96,10 @@ def test_no_place_is_two_blocks_and_the_bound_holds():
         if place is None:
             refused += 1
             continue
-        assert place.offset + room_of(place.length) <= 20_000
+        assert place.offset + bytes_needed(place.length) <= 20_000
         held[place] = content
     assert refused and all(arena.view(place) == content for place, content in held.items())
-    spans = sorted((place.offset, place.offset + room_of(place.length)) for place in held)
+    spans = sorted((place.offset, place.offset + bytes_needed(place.length)) for place in held)
     assert all(a[1] <= b[0] for a, b in pairwise(spans))
     arena.close()
 

@@ -9,7 +9,7 @@ import pytest
 
 from headway.core.errors import CheckpointError, ModelError, UnsupportedModelError
 from headway.runtime.quantized.formats import PARSERS, read_schemes
-from headway.runtime.quantized.scheme import Schemes, fitting
+from headway.runtime.quantized.scheme import Schemes, match_pattern
 
 LAYER = "model.layers.{}.{}"
 QUERY, GATE, DOWN = (
@@ -166,7 +166,7 @@ def test_expressions_that_could_take_for_ever_are_refused(pattern: str):
     """Long before a name of 80 characters is tried with them."""
     begin = time.monotonic()
     with pytest.raises(CheckpointError, match="too complex"):
-        fitting(pattern, "ignore")("a" * 80)
+        match_pattern(pattern, "ignore")("a" * 80)
     assert time.monotonic() - begin < 5
 
 
@@ -181,7 +181,7 @@ def test_expressions_that_could_take_for_ever_are_refused(pattern: str):
     ],
 )
 def test_expressions_are_matched_from_the_beginning(pattern: str, name: str, fits: bool):
-    assert fitting(pattern, "targets")(name) is fits
+    assert match_pattern(pattern, "targets")(name) is fits
 
 
 # ── GPTQ, AWQ, FP8 ──────────────────────────────────────────────────────────────────────────

@@ -3,7 +3,7 @@
 from headway.config.resolve import Settings
 from headway.core.errors import UsageError
 from headway.runtime.attention.cache import KVLayer, allocate_kv
-from headway.runtime.attention.dealt import DealtAttention
+from headway.runtime.attention.context_parallel import ContextParallelAttention
 from headway.runtime.attention.flashinfer import FlashInferAttention
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionBackend, AttentionRule
@@ -12,12 +12,12 @@ from headway.runtime.attention.sdpa import SdpaAttention
 from headway.runtime.attention.triton import TritonAttention
 from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.native.library import NativeLibrary
-from headway.runtime.parallel.group import Group
+from headway.runtime.parallel.group import RankGroup
 from headway.spec.kv_format import APART, ROUNDED
 
 
 def choose_attention(
-    settings: Settings, library: NativeLibrary | None, holders: Group | None = None
+    settings: Settings, library: NativeLibrary | None, holders: RankGroup | None = None
 ) -> tuple[AttentionBackend, tuple[str, str]]:
     """(the backend, (its name, why)): the one resolved, or torch's where no library loaded.
 
@@ -30,7 +30,7 @@ def choose_attention(
                 "--decode-context-parallel-size: the native kernels did not load.",
                 "Leave it out, or build them with make install.",
             )
-        return DealtAttention(library), (name, f"its splits on {holders.size} ranks")
+        return ContextParallelAttention(library), (name, f"its splits on {holders.size} ranks")
     if name != "native":
         return BACKENDS[name](), (name, "as resolved")
     if library is not None:

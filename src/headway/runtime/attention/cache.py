@@ -46,7 +46,7 @@ class KVLayer:
         """All its tensors, blocks first."""
         return [self.k, self.v] if self.bounds is None else [self.k, self.v, self.bounds]
 
-    def keep_bounds(self) -> None:
+    def allocate_bounds(self) -> None:
         """Keep bounds from now on."""
         kv_heads, head_dim = self.k.shape[2:]
         self.bounds = empty_bounds(len(self.k), kv_heads, head_dim, self.k.device)
@@ -57,8 +57,8 @@ class KVLayer:
         self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
         if self.bounds is not None:
             filled = slots_T[slots_T % self.block_size == self.block_size - 1] // self.block_size
-            least_and_most = torch.stack(torch.aminmax(self.k[filled], dim=1), 2)
-            self.bounds[filled] = least_and_most.to(self.bounds.dtype)
+            min_and_max = torch.stack(torch.aminmax(self.k[filled], dim=1), 2)
+            self.bounds[filled] = min_and_max.to(self.bounds.dtype)
 
     def read(self, slots_GK: Tensor) -> list[Tensor]:
         """What lies in slots of each KV head, as it lies there; for `put` alone."""
@@ -144,15 +144,15 @@ def allocate_kv(
     layers: dict[int, KVLayer] = {}
     for index, (group, count) in enumerate(zip(groups, num_blocks, strict=True)):
         shape = (count, block_size, group.num_kv_heads, group.head_dim)
-        own = getattr(torch, group.kv_dtype) if group.kv_dtype else dtype
+        group_dtype = getattr(torch, group.kv_dtype) if group.kv_dtype else dtype
         for layer in group.layers:
             if group.value_dim:
-                k = torch.zeros(shape, dtype=own, device=device)
+                k = torch.zeros(shape, dtype=group_dtype, device=device)
                 layers[layer] = LatentKVLayer(k, k[..., : group.value_dim], index)
             else:
-                layers[layer] = kind.zeros(shape, index, own, device)
+                layers[layer] = kind.zeros(shape, index, group_dtype, device)
             if group.bounds:
-                layers[layer].keep_bounds()
+                layers[layer].allocate_bounds()
     return [layers[layer] for layer in sorted(layers)]
 
 

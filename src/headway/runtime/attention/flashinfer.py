@@ -30,12 +30,12 @@ from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 from headway.spec import ModelSpec
 
-SPLIT = 2048
+SPLIT_TOKENS = 2048
 """Tokens of a part of a decode's context."""
-TURNS = 2
-PLAN_BYTES = 8 * 2**20
+WRAPPERS_PER_PLAN = 2
+PLAN_BYTES_PER_WRAPPER = 8 * 2**20
 """What a wrapper takes of the device for its plan."""
-GROWTH = 32 * 2**20
+WORKSPACE_STEP_BYTES = 32 * 2**20
 
 
 class Span(NamedTuple):
@@ -57,11 +57,11 @@ class Lengths(NamedTuple):
 
 
 @dataclass(slots=True)
-class Turn:
+class WrapperSlot:
     """A wrapper, and when its last plan had left the host."""
 
     wrapper: Any
-    copied: torch.cuda.Event | None = None
+    copy_event: torch.cuda.Event | None = None
 
 
 class FlashInferAttention:
@@ -73,9 +73,9 @@ class FlashInferAttention:
     def __init__(self) -> None:
         from flashinfer import BatchPrefillWithPagedKVCacheWrapper
 
-        self._make = BatchPrefillWithPagedKVCacheWrapper
+        self._wrapper_class = BatchPrefillWithPagedKVCacheWrapper
         self._workspace: Tensor | None = None
-        self._turns: dict[tuple[Any, ...], list[Turn]] = {}
+        self._slots: dict[tuple[Any, ...], list[WrapperSlot]] = {}
 
     def attend(
         self,
@@ -96,8 +96,8 @@ class FlashInferAttention:
             table_SB = batch.lens.tables_GSB[layer.group]
             on_host = batch.query_lens, batch.num_decodes, batch.context_lens
             lengths = Lengths(*on_host, batch.lens.context_lens_S, table_SB)
-            views[key] = self._planned(layer.group, lengths, q_TND, layer.k, rule)
-        return run(views[key], q_TND, layer.k, layer.v)
+            views[key] = self._plan(layer.group, lengths, q_TND, layer.k, rule)
+        return run_plans(views[key], q_TND, layer.k, layer.v)
 
     def attend_paged(
         self,
@@ -122,20 +122,20 @@ class FlashInferAttention:
         lengths = Lengths(query_lens, decodes, contexts, context_lens_S, table_SB)
         scale = q_TND.shape[-1] ** -0.5 if scale is None else scale
         rule = AttentionRule(scale=scale, window=window, softcap=softcap)
-        return run(self._planned(-1, lengths, q_TND, k, rule), q_TND.contiguous(), k, v)
+        return run_plans(self._plan(-1, lengths, q_TND, k, rule), q_TND.contiguous(), k, v)
 
-    def _planned(
+    def _plan(
         self, group: int, lengths: Lengths, q_TND: Tensor, k: Tensor, rule: AttentionRule
     ) -> list[tuple[Span, Any]]:
         """A wrapper with its plan for the decodes, and one for the chunks, where there are some."""
         page, (kv_heads, size) = k.shape[1], k.shape[2:]
-        pages = pages_of(lengths.contexts[: lengths.num_decodes], page)
+        pages = page_counts(lengths.contexts[: lengths.num_decodes], page)
         bytes_of = partial(workspace_bytes, q_TND.shape[1], size, kv_heads)
-        self._make_room(pages, page, bytes_of, k.device)
-        found = []
+        self._reserve_workspace(pages, page, bytes_of, k.device)
+        plans = []
         for span in spans_of(lengths.query_lens, lengths.num_decodes):
-            turn = self._turn(span.kind, group, rule, q_TND.shape[1], k.device)
-            turn.wrapper.plan(
+            slot = self._next_slot(span.kind, group, rule, q_TND.shape[1], k.device)
+            slot.wrapper.plan(
                 *layout(lengths, span.sequences, page),
                 q_TND.shape[1],
                 kv_heads,
@@ -147,47 +147,49 @@ class FlashInferAttention:
                 logits_soft_cap=rule.softcap,
                 q_data_type=q_TND.dtype,
                 kv_data_type=k.dtype,
-                fixed_split_size=max(1, SPLIT // page) if span.kind == "decodes" else None,
+                fixed_split_size=max(1, SPLIT_TOKENS // page) if span.kind == "decodes" else None,
                 disable_split_kv=span.kind == "chunks",
             )
             if k.is_cuda:
-                turn.copied = torch.cuda.Event()
-                turn.copied.record()
-            found.append((span, turn.wrapper))
-        return found
+                slot.copy_event = torch.cuda.Event()
+                slot.copy_event.record()
+            plans.append((span, slot.wrapper))
+        return plans
 
-    def _turn(self, *key: Any) -> Turn:
+    def _next_slot(self, *key: Any) -> WrapperSlot:
         """The next wrapper for plans of this kind, free to be planned."""
-        turns = self._turns.setdefault(key, [])
-        if len(turns) < TURNS:
-            turns.append(Turn(self._make(self._workspace, "NHD", backend="fa2")))
+        slots = self._slots.setdefault(key, [])
+        if len(slots) < WRAPPERS_PER_PLAN:
+            slots.append(WrapperSlot(self._wrapper_class(self._workspace, "NHD", backend="fa2")))
         else:
-            turns.append(turns.pop(0))
-        if turns[-1].copied is not None:
-            turns[-1].copied.synchronize()
-        return turns[-1]
+            slots.append(slots.pop(0))
+        if slots[-1].copy_event is not None:
+            slots[-1].copy_event.synchronize()
+        return slots[-1]
 
-    def _make_room(
+    def _reserve_workspace(
         self, pages: list[int], page: int, bytes_of: Callable[[int], int], device: torch.device
     ) -> None:
         """A workspace that holds the parts of these decodes; a new one has new wrappers."""
-        needed = bytes_of(sum(pages_of(pages, max(1, SPLIT // page))))
+        needed = bytes_of(sum(page_counts(pages, max(1, SPLIT_TOKENS // page))))
         if self._workspace is not None and len(self._workspace) >= needed:
             return
-        for turn in (turn for turns in self._turns.values() for turn in turns):
-            if turn.copied is not None:
-                turn.copied.synchronize()
-        self._turns.clear()
+        for slot in (slot for slots in self._slots.values() for slot in slots):
+            if slot.copy_event is not None:
+                slot.copy_event.synchronize()
+        self._slots.clear()
         self._workspace = None
         self._workspace = torch.empty(
-            -(-needed // GROWTH) * GROWTH, dtype=torch.uint8, device=device
+            -(-needed // WORKSPACE_STEP_BYTES) * WORKSPACE_STEP_BYTES,
+            dtype=torch.uint8,
+            device=device,
         )
 
 
-def run(planned: list[tuple[Span, Any]], q_TND: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def run_plans(plans: list[tuple[Span, Any]], q_TND: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The attention of all spans, in one output."""
     out = torch.empty_like(q_TND)
-    for span, wrapper in planned:
+    for span, wrapper in plans:
         wrapper.run(q_TND[span.tokens], (k, v), out=out[span.tokens])
     return out
 
@@ -211,21 +213,21 @@ def layout(lengths: Lengths, sequences: slice, page: int) -> tuple[Tensor, Tenso
     The ids are on the device, all else is on the host, where the plan is made.
     """
     contexts = lengths.contexts[sequences]
-    pages = pages_of(contexts, page)
+    pages = page_counts(contexts, page)
     return (
-        starts_of(lengths.query_lens[sequences]),
-        starts_of(pages),
+        offsets_of(lengths.query_lens[sequences]),
+        offsets_of(pages),
         page_ids(lengths.table_SB[sequences], lengths.contexts_S[sequences], page, sum(pages)),
         torch.tensor([(context - 1) % page + 1 for context in contexts], dtype=torch.int32),
     )
 
 
-def starts_of(lengths: list[int]) -> Tensor:
+def offsets_of(lengths: list[int]) -> Tensor:
     """Where each begins, and the end of the last, int32 on the host: [3, 1] → [0, 3, 4]."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
-def pages_of(contexts: list[int], page: int) -> list[int]:
+def page_counts(contexts: list[int], page: int) -> list[int]:
     """How many pages each context lies in."""
     return [-(-context // page) for context in contexts]
 
@@ -254,12 +256,12 @@ def workspace_bytes(heads: int, size: int, kv_heads: int, parts: int) -> int:
     return heads * -(-parts * tile // each) * (size + 1) * 4 + 32
 
 
-def held_bytes(spec: ModelSpec, settings: Settings) -> int:
+def workspace_and_plan_bytes(spec: ModelSpec, settings: Settings) -> int:
     """The most that the workspace and the plans of all KV groups take of the device."""
-    parts = settings.max_num_seqs * -(-settings.max_model_len // SPLIT)
+    parts = settings.max_num_seqs * -(-settings.max_model_len // SPLIT_TOKENS)
     needed = max(
         workspace_bytes(spec.num_heads, group.head_dim, group.num_kv_heads, parts)
         for group in spec.kv_groups
     )
-    plans = 2 * TURNS * len(spec.kv_groups) * PLAN_BYTES
-    return -(-needed // GROWTH) * GROWTH + plans
+    plans = 2 * WRAPPERS_PER_PLAN * len(spec.kv_groups) * PLAN_BYTES_PER_WRAPPER
+    return -(-needed // WORKSPACE_STEP_BYTES) * WORKSPACE_STEP_BYTES + plans

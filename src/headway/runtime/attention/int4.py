@@ -23,8 +23,8 @@ from headway.spec import KVGroupSpec
 from headway.spec.kv_format import NUMBERS, KVFormat
 
 GROUP = NUMBERS["int4-token"].group
-LEVELS = 15
-KINDS = {(False, False): INT4, (True, False): INT8_INT4, (False, True): INT4_INT8}
+MAX_LEVEL = 15
+NATIVE_KINDS = {(False, False): INT4, (True, False): INT8_INT4, (False, True): INT4_INT8}
 """(whether K is int8, whether V is) → what native code calls it."""
 
 
@@ -50,7 +50,7 @@ class Int4KVLayer(KVLayer):
         _, kv_heads, rows, block_size = self.k.shape
         kinds = self.k.dtype == torch.int8, self.v.dtype == torch.int8
         shape = (kv_heads, rows if kinds[0] else 2 * rows, block_size)
-        self.numbers = (*map(address, self.parts), 0, *shape, KINDS[kinds], 0)
+        self.numbers = (*map(address, self.parts), 0, *shape, NATIVE_KINDS[kinds], 0)
 
     @property
     def block_size(self) -> int:
@@ -113,10 +113,10 @@ def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
     """(levels (…, M, N), scales and offsets (…, 2, M)) of M times N numbers that share a scale."""
     low, high = x.amin(-1), x.amax(-1)
     finite = x.isfinite().all(-1)
-    scale = ((high - low) / LEVELS).where(finite, torch.nan).half()
+    scale = ((high - low) / MAX_LEVEL).where(finite, torch.nan).half()
     offset = low.where(finite, torch.nan).half()
     step, base = scale.float()[..., None], offset.float()[..., None]
-    levels = ((x - base) / step).round().nan_to_num(0.0).clamp(0, LEVELS)
+    levels = ((x - base) / step).round().nan_to_num(0.0).clamp(0, MAX_LEVEL)
     return levels.where(step > 0, 0).to(torch.uint8), torch.stack([scale, offset], -2)
 
 
@@ -176,17 +176,17 @@ def filled_blocks(batch: Batch, layer: Int4KVLayer) -> Tensor:
         tables, open_tables = (
             batch.block_tables_GSB[group] for group in (layer.group, layer.open.group)
         )
-        at = [
+        places = [
             (row, block)
             for row, (length, end) in enumerate(
                 zip(batch.query_lens, batch.context_lens, strict=True)
             )
             for block in range((end - length) // size, end // size)
         ]
-        rows, blocks = (torch.tensor([one[i] for one in at], dtype=torch.long) for i in (0, 1))
+        rows, blocks = (torch.tensor([one[i] for one in places], dtype=torch.long) for i in (0, 1))
         batch.views[key] = torch.stack([open_tables[rows, blocks], tables[rows, blocks]], 1)
-    found: Tensor = batch.views[key]
-    return found
+    pairs_P2: Tensor = batch.views[key]
+    return pairs_P2
 
 
 def allocate_int4(
@@ -209,8 +209,8 @@ def allocate_int4(
             k, k_scale = empty_keys(format, count, heads, dim)
             v, v_scale = empty_values(format, count, heads, dim)
             shape = (num_blocks[-1], block_size, heads, dim)
-            opened = kind.zeros(shape, len(groups), dtype, "cpu")
-            layers[layer] = Int4KVLayer(k, v, index, k_scale, v_scale, opened)
+            open_layer = kind.zeros(shape, len(groups), dtype, "cpu")
+            layers[layer] = Int4KVLayer(k, v, index, k_scale, v_scale, open_layer)
     return [layers[layer] for layer in sorted(layers)]
 
 
@@ -234,6 +234,6 @@ def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Te
     return v, torch.zeros(count, heads, groups, 2, size, dtype=torch.half)
 
 
-def memory_of(layers: list[KVLayer]) -> list[KVLayer]:
+def with_open_layers(layers: list[KVLayer]) -> list[KVLayer]:
     """The layers, and the open blocks of those that have some: all that is copied and swapped."""
     return layers + [layer.open for layer in layers if isinstance(layer, Int4KVLayer)]

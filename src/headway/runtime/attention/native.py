@@ -19,7 +19,7 @@ from headway.runtime.native.library import TYPES, NativeLibrary, address
 from headway.runtime.native.lower import recordable
 
 KV_TYPES = {**TYPES, torch.int8: 3}
-SPARE = 64
+PADDING_NUMBERS = 64
 """Numbers behind the last V: a vector may begin in its last channels."""
 
 
@@ -52,7 +52,7 @@ class NativeKVLayer(KVLayer):
         blocks, block_size, kv_heads, head_dim = shape
         size = blocks * kv_heads * head_dim * block_size
         k, v = (
-            torch.frombuffer(zeros((size + SPARE) * dtype.itemsize), dtype=dtype)[:size]
+            torch.frombuffer(zeros((size + PADDING_NUMBERS) * dtype.itemsize), dtype=dtype)[:size]
             for _ in range(2)
         )
         scales = (blocks, kv_heads, block_size) if dtype == torch.int8 else (0,)
@@ -74,21 +74,21 @@ class NativeKVLayer(KVLayer):
         return int(self.k.shape[1])
 
     @property
-    def by_token(self) -> list[Tensor]:
+    def token_views(self) -> list[Tensor]:
         """Its tensors, in place, as (blocks, G, block_size, …)."""
         scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
         return [self.k.movedim(-1, -2), self.v, *scales]
 
     def read(self, slots_GK: Tensor) -> list[Tensor]:
         blocks, offsets, heads_G1 = self.places(slots_GK)
-        return [part[blocks, heads_G1, offsets] for part in self.by_token]
+        return [part[blocks, heads_G1, offsets] for part in self.token_views]
 
     def put(self, parts: list[Tensor], slots_K: Tensor) -> None:
         blocks, offsets, heads_G1 = self.places(slots_K)
-        for part, given in zip(self.by_token, parts, strict=True):
+        for part, given in zip(self.token_views, parts, strict=True):
             part[blocks, heads_G1, offsets] = given
 
-    def keep_bounds(self) -> None:
+    def allocate_bounds(self) -> None:
         blocks, kv_heads, head_dim, _ = self.k.shape
         self.bounds = empty_bounds(blocks, kv_heads, head_dim, "cpu")
         self.__post_init__()
@@ -127,7 +127,7 @@ class PairedKVLayer(NativeKVLayer):
         fits = dtype == torch.bfloat16 and shape[1] % 16 == 0 and shape[3] % 32 == 0
         return replace(layer, paired=fits)
 
-    def in_pairs(self) -> tuple[Tensor, Tensor]:
+    def paired_views(self) -> tuple[Tensor, Tensor]:
         """K (blocks, G, block_size, D / 2, 2) and V (blocks, G, block_size / 2, 2, D), in place."""
         blocks, kv_heads, head_dim, block_size = self.k.shape
         k = self.k.view(blocks, kv_heads, head_dim // 2, block_size, 2)
@@ -138,7 +138,7 @@ class PairedKVLayer(NativeKVLayer):
         if not self.paired:
             return super(PairedKVLayer, self).read(slots_GK)
         blocks, offsets, heads_G1 = self.places(slots_GK)
-        k, v = self.in_pairs()
+        k, v = self.paired_views()
         return [k[blocks, heads_G1, offsets], v[blocks, heads_G1, offsets // 2, offsets % 2]]
 
     def put(self, parts: list[Tensor], slots_K: Tensor) -> None:
@@ -146,7 +146,7 @@ class PairedKVLayer(NativeKVLayer):
             super(PairedKVLayer, self).put(parts, slots_K)
             return
         blocks, offsets, heads_G1 = self.places(slots_K)
-        k, v = self.in_pairs()
+        k, v = self.paired_views()
         k[blocks, heads_G1, offsets], v[blocks, heads_G1, offsets // 2, offsets % 2] = parts
 
     def wipe(self, slots_T: Tensor) -> None:
@@ -154,14 +154,14 @@ class PairedKVLayer(NativeKVLayer):
             super(PairedKVLayer, self).wipe(slots_T)
             return
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
-        k, v = self.in_pairs()
+        k, v = self.paired_views()
         k[blocks, :, offsets] = 0
         v[blocks, :, offsets // 2, offsets % 2] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
         if not self.paired:
             return super(PairedKVLayer, self).gather(blocks_B)
-        k, v = (part[blocks_B] for part in self.in_pairs())
+        k, v = (part[blocks_B] for part in self.paired_views())
         k, v = k.flatten(-2), v.flatten(-3, -2)  # (…, B, G, block_size, D)
         return k.transpose(-2, -3).flatten(-4, -3), v.transpose(-2, -3).flatten(-4, -3)
 
@@ -192,19 +192,19 @@ class NativeAttention:
         assert isinstance(layer, NativeKVLayer)
         if k_TGD is not None and v_TGD is not None:
             self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
-        q = rows(q_TND)
-        out_TND = self._room_for(q)
+        q = dense_rows(q_TND)
+        out_TND = self._output_for(q)
         tables_SB = batch.block_tables_GSB[layer.group]
         self._library.calls.attention(
             *(address(q), address(out_TND), q.stride(0)),
-            *(address(tables_SB), *(address(lens) for lens in lens_of(batch, layer.group))),
+            *(address(tables_SB), *(address(lens) for lens in length_tensors(batch, layer.group))),
             *(*tables_SB.shape, q.shape[1], rule.window, rule.sinks, rule.scale, rule.softcap),
             *(address(rule.sink_logits), address(batch.reads_T)),
             *(TYPES[q.dtype], *layer.numbers),
         )
         return out_TND
 
-    def _room_for(self, q_TND: Tensor) -> Tensor:
+    def _output_for(self, q_TND: Tensor) -> Tensor:
         """Where the output for these queries goes."""
         if self._out.numel() < q_TND.numel() or self._out.dtype != q_TND.dtype:
             self._out = torch.empty(q_TND.numel(), dtype=q_TND.dtype)
@@ -223,13 +223,13 @@ class NativeAttention:
         exact = layer.open
         assert isinstance(exact, NativeKVLayer)
         tables = [batch.block_tables_GSB[one.group] for one in (layer, exact)]
-        lens = [address(lens) for lens in lens_of(batch, layer.group)]
+        lens = [address(lens) for lens in length_tensors(batch, layer.group)]
         at = (*map(address, tables), *lens, *tables[0].shape)
         if k_TGD is not None and v_TGD is not None:
             self.write(k_TGD, v_TGD, exact, batch.slots_GT[exact.group])
             self._library.calls.round_kv(*at, *exact.numbers, *layer.numbers)
-        q = rows(q_TND)
-        out_TND = self._room_for(q)
+        q = dense_rows(q_TND)
+        out_TND = self._output_for(q)
         self._library.calls.attention_rounded(
             *(address(q), address(out_TND), q.stride(0), *at),
             *(q.shape[1], rule.window, rule.scale, rule.softcap),
@@ -240,22 +240,22 @@ class NativeAttention:
 
     def write(self, k_TGD: Tensor, v_TGD: Tensor, layer: NativeKVLayer, slots_T: Tensor) -> None:
         """Put this step's keys and values into their slots, in the memory's own type."""
-        k, v = rows(k_TGD), rows(v_TGD)
+        k, v = dense_rows(k_TGD), dense_rows(v_TGD)
         self._library.calls.write_kv(
             *(address(k), address(v), k.stride(0), v.stride(0)),
             *(address(slots_T), len(slots_T), TYPES[k.dtype], *layer.numbers),
         )
 
 
-def lens_of(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
+def length_tensors(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
     """Query and context lengths as tensors, made by a group's first layer."""
     if group not in batch.views:
         batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.contexts(group))
-    found: tuple[Tensor, Tensor] = batch.views[group]
-    return found
+    lengths: tuple[Tensor, Tensor] = batch.views[group]
+    return lengths
 
 
-def rows(x_TND: Tensor) -> Tensor:
+def dense_rows(x_TND: Tensor) -> Tensor:
     """`x_TND` such that each token's numbers are side by side; a slice of a wider row is."""
     side_by_side = x_TND.stride()[1:] == (x_TND.shape[2], 1)
     return x_TND if side_by_side else x_TND.contiguous()

@@ -45,25 +45,25 @@ class AttentionRule:
     sinks: int = 0
     sink_logits: Tensor | None = None
 
-    def first_seen(self, position: int) -> int:
+    def first_visible(self, position: int) -> int:
         """The first position the token at `position` sees: window 4, position 9 → 6."""
         return max(0, position - self.window + 1) if self.window else 0
 
-    def blocks_read(self, begin: int, end: int, block_size: int) -> list[int]:
+    def visible_blocks(self, begin: int, end: int, block_size: int) -> list[int]:
         """Places in the block table of all that the tokens begin … end - 1 see.
 
         Blocks of 4, a window of 6, 2 sinks: token 12 sees 0, 1, 7 … 12, in the blocks 0, 1, 2, 3.
         """
-        first = self.first_seen(begin) // block_size
-        kept = min(first, -(-self.sinks // block_size)) if self.window else 0
-        return [*range(kept), *range(first, -(-end // block_size))]
+        first = self.first_visible(begin) // block_size
+        num_sink_blocks = min(first, -(-self.sinks // block_size)) if self.window else 0
+        return [*range(num_sink_blocks), *range(first, -(-end // block_size))]
 
-    def sees(self, query_at: Tensor, key_at: Tensor) -> Tensor:
+    def visibility_mask(self, query_at: Tensor, key_at: Tensor) -> Tensor:
         """Whether the token at each position of the first sees that of the second; broadcasts."""
-        seen = key_at <= query_at
+        visible = key_at <= query_at
         if self.window:
-            seen = seen & ((key_at > query_at - self.window) | (key_at < self.sinks))
-        return seen
+            visible = visible & ((key_at > query_at - self.window) | (key_at < self.sinks))
+        return visible
 
 
 def positions_of(blocks: list[int], block_size: int, device: torch.device) -> Tensor:

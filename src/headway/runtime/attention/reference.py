@@ -37,18 +37,20 @@ class ReferenceAttention:
         tables = batch.block_tables_GSB[layer.group]
         out = q_TND.new_empty(*q_TND.shape[:2], layer.v.shape[-1])
         begin = 0
-        for run in runs_of(batch, layer):
+        for run in query_runs(batch, layer):
             q, end = q_TND[begin : begin + run.length], begin + run.length
             if run.num_read:
-                out[begin] = attend_best(q[0], layer, tables[run.row], rule, run)
+                out[begin] = attend_best_blocks(q[0], layer, tables[run.row], rule, run)
             else:
-                blocks = rule.blocks_read(run.context - run.length, run.context, layer.block_size)
+                blocks = rule.visible_blocks(
+                    run.context - run.length, run.context, layer.block_size
+                )
                 out[begin:end] = attend_blocks(q, layer, tables[run.row], rule, run.context, blocks)
             begin = end
         return out
 
 
-class Run(NamedTuple):
+class QueryRun(NamedTuple):
     """Tokens of a row of the batch, the last one at `context` - 1; `num_read` 0 is all blocks."""
 
     row: int
@@ -57,19 +59,21 @@ class Run(NamedTuple):
     num_read: int = 0
 
 
-def runs_of(batch: Batch, layer: KVLayer) -> list[Run]:
+def query_runs(batch: Batch, layer: KVLayer) -> list[QueryRun]:
     """The rows of the batch; where a layer has bounds, each token that reads fewer blocks apart."""
     lens = zip(batch.query_lens, batch.contexts(layer.group), strict=True)
     if batch.reads_T is None or layer.bounds is None:
-        return [Run(row, length, context) for row, (length, context) in enumerate(lens)]
+        return [QueryRun(row, length, context) for row, (length, context) in enumerate(lens)]
     runs, reads = [], iter(batch.reads_T.tolist())
     for row, (length, context) in enumerate(lens):
         each = list(islice(reads, length))
         whole = each.count(0)  # they come first: a context grows
         if whole:
-            runs.append(Run(row, whole, context - length + whole))
+            runs.append(QueryRun(row, whole, context - length + whole))
         ends = range(context - length + whole + 1, context + 1)
-        runs += [Run(row, 1, end, count) for end, count in zip(ends, each[whole:], strict=True)]
+        runs += [
+            QueryRun(row, 1, end, count) for end, count in zip(ends, each[whole:], strict=True)
+        ]
     return runs
 
 
@@ -85,11 +89,11 @@ def attend_blocks(
     k, v = layer.gather(table_B[blocks])
     key_at = positions_of(blocks, layer.block_size, q_QND.device)
     live = key_at < context
-    return attend_at(q_QND, k[live], v[live], rule, key_at[live], context)
+    return attend_positions(q_QND, k[live], v[live], rule, key_at[live], context)
 
 
-def attend_best(
-    q_ND: Tensor, layer: KVLayer, table_B: Tensor, rule: AttentionRule, run: Run
+def attend_best_blocks(
+    q_ND: Tensor, layer: KVLayer, table_B: Tensor, rule: AttentionRule, run: QueryRun
 ) -> Tensor:
     """Attention of one token to its best blocks, for each KV head others, (N, D)."""
     assert layer.bounds is not None
@@ -97,11 +101,11 @@ def attend_best(
     bounds_BG2D = layer.bounds[table_B[: count - 1]]
     q_GRD = q_ND.unflatten(0, (bounds_BG2D.shape[1], -1))
     chosen_GK = best_blocks(q_GRD, bounds_BG2D, run.num_read)
-    found = [
+    outputs = [
         attend_blocks(q_ND[None], layer, table_B, rule, run.context, chosen.tolist())[0]
         for chosen in chosen_GK
     ]
-    return torch.cat([x.unflatten(0, q_GRD.shape[:2])[g] for g, x in enumerate(found)])
+    return torch.cat([x.unflatten(0, q_GRD.shape[:2])[g] for g, x in enumerate(outputs)])
 
 
 def best_blocks(q_GRD: Tensor, bounds_BG2D: Tensor, num_read: int) -> Tensor:
@@ -131,7 +135,7 @@ def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: Attent
         while position < context:
             block = position // size
             end = min((block + 1) * size, context)
-            first = rule.first_seen(position) // size
+            first = rule.first_visible(position) // size
             rounded = layer.gather(tables[row, first:block])
             exact = layer.open.gather(open_tables[row, block : block + 1])
             live = end - block * size
@@ -140,28 +144,28 @@ def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: Attent
                 for old, new in zip(rounded, exact, strict=True)
             )
             count = end - position
-            out[at : at + count] = attend_one(q_TND[at : at + count], k, v, rule)
+            out[at : at + count] = causal_attention(q_TND[at : at + count], k, v, rule)
             at, position = at + count, end
     return out
 
 
-def attend_one(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:
+def causal_attention(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:
     """Causal attention of the last Q of C consecutive positions, (Q, N, D)."""
     context = len(k_CGD)
     key_at = torch.arange(context, device=q_QND.device)
-    return attend_at(q_QND, k_CGD, v_CGD, rule, key_at, context)
+    return attend_positions(q_QND, k_CGD, v_CGD, rule, key_at, context)
 
 
-def attend_at(
+def attend_positions(
     q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
     """Attention of the Q positions up to `context` to keys at these positions, (Q, N, D)."""
-    weights_GRQC = weights_at(q_QND, k_CGD, rule, key_at_C, context)
+    weights_GRQC = attention_weights(q_QND, k_CGD, rule, key_at_C, context)
     out = torch.einsum("gnqc,cgd->qgnd", weights_GRQC, v_CGD.float())
     return out.reshape(*q_QND.shape[:2], -1).to(q_QND.dtype)
 
 
-def weights_at(
+def attention_weights(
     q_QND: Tensor, k_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
     """The weights of the keys in that sum, by KV head and its query heads, (G, N / G, Q, C)."""
@@ -172,8 +176,8 @@ def weights_at(
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     query_at = torch.arange(context - length, context, device=q.device)[:, None]
-    seen = rule.sees(query_at, key_at_C[None, :])
-    scores, logits = scores.masked_fill(~seen, float("-inf")), rule.sink_logits
+    visible = rule.visibility_mask(query_at, key_at_C[None, :])
+    scores, logits = scores.masked_fill(~visible, float("-inf")), rule.sink_logits
     return softmax(scores, None if logits is None else logits.float().view(kv_heads, -1, 1, 1))
 
 

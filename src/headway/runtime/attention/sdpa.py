@@ -48,13 +48,13 @@ class SdpaAttention:
             layer.write(k_TGD, v_TGD, batch.slots_GT[layer.group])
         out = q_TND.new_empty(*q_TND.shape[:2], layer.v.shape[-1])
         for view in decode_views(batch, layer, rule):
-            out[view.at] = decodes(q_TND[view.at], layer, view, rule)
+            out[view.at] = attend_decodes(q_TND[view.at], layer, view, rule)
         begin = batch.num_decodes
         tables = batch.block_tables_GSB[layer.group]
         for row in range(batch.num_decodes, len(batch.query_lens)):
             end = begin + batch.query_lens[row]
             context = batch.context_lens[row]
-            out[begin:end] = chunk(q_TND[begin:end], layer, tables[row], context, rule)
+            out[begin:end] = attend_chunk(q_TND[begin:end], layer, tables[row], context, rule)
             begin = end
         return out
 
@@ -63,8 +63,8 @@ def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Deco
     """The decodes of this step by bucket; made by a group's first layer, read by the others."""
     if layer.group not in batch.views:
         batch.views[layer.group] = make_views(batch, layer, rule)
-    found: list[DecodeView] = batch.views[layer.group]
-    return found
+    views: list[DecodeView] = batch.views[layer.group]
+    return views
 
 
 def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
@@ -73,70 +73,84 @@ def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Decode
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device
     contexts = batch.context_lens[: batch.num_decodes]
-    read = [rule.blocks_read(context - 1, context, block_size) for context in contexts]
-    lens = [len(blocks) * block_size for blocks in read]
+    visible_blocks_by_row = [
+        rule.visible_blocks(context - 1, context, block_size) for context in contexts
+    ]
+    lens = [len(blocks) * block_size for blocks in visible_blocks_by_row]
     views = []
     for rows, longest in buckets(lens):
-        everybody = len(rows) == len(batch.query_lens)
-        at = slice(None) if everybody else torch.tensor(rows, device=device)
+        is_whole_batch = len(rows) == len(batch.query_lens)
+        rows_at = slice(None) if is_whole_batch else torch.tensor(rows, device=device)
         num_blocks = -(-longest // block_size)
         context_R1 = torch.tensor([[contexts[row]] for row in rows], device=device)
         if rule.window:
-            wanted, key_at = places(read, rows, num_blocks, block_size, device)
-            blocks = tables_SB[at].gather(1, wanted.clamp(max=tables_SB.shape[1] - 1))
+            places_RB, key_at = block_places(
+                visible_blocks_by_row, rows, num_blocks, block_size, device
+            )
+            blocks = tables_SB[rows_at].gather(1, places_RB.clamp(max=tables_SB.shape[1] - 1))
         else:
-            blocks = tables_SB[at, :num_blocks]
+            blocks = tables_SB[rows_at, :num_blocks]
             key_at = torch.arange(num_blocks * block_size, device=device)
-        seen = rule.sees(context_R1 - 1, key_at)
-        views.append(DecodeView(at, blocks, seen[:, None, None, :]))
+        visible = rule.visibility_mask(context_R1 - 1, key_at)
+        views.append(DecodeView(rows_at, blocks, visible[:, None, None, :]))
     return views
 
 
-def places(
-    read: list[list[int]], rows: list[int], num_blocks: int, block_size: int, device: torch.device
+def block_places(
+    visible_blocks_by_row: list[list[int]],
+    rows: list[int],
+    num_blocks: int,
+    block_size: int,
+    device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """(places in the block table, positions of their slots), a row each, of equal length.
 
     Who reads fewer blocks has places behind its own last token, which it does not see.
     """
-    wanted = [
-        read[row] + list(range(read[row][-1] + 1, read[row][-1] + 1 + num_blocks - len(read[row])))
-        for row in rows
+    places = [
+        [*blocks, *range(blocks[-1] + 1, blocks[-1] + 1 + num_blocks - len(blocks))]
+        for blocks in (visible_blocks_by_row[row] for row in rows)
     ]
-    wanted_RB = torch.tensor(wanted, device=device)
+    places_RB = torch.tensor(places, device=device)
     within = torch.arange(block_size, device=device)
-    return wanted_RB, (wanted_RB[:, :, None] * block_size + within).flatten(1)
+    return places_RB, (places_RB[:, :, None] * block_size + within).flatten(1)
 
 
-def decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule) -> Tensor:
+def attend_decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule) -> Tensor:
     """One new token for each row of `view`, (R, N, D)."""
     num_rows, num_heads, head_dim = q_RND.shape
     kv_heads = layer.k.shape[2]
     k, v = layer.gather(view.blocks_RB)
-    q = working(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
+    q = to_compute_type(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
     mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
     sink_logits = logits_by_group(rule, kv_heads)
-    attended = masked_attention(
-        q, working(k).transpose(1, 2), working(v).transpose(1, 2), mask, rule, sink_logits
+    out = masked_attention(
+        q,
+        to_compute_type(k).transpose(1, 2),
+        to_compute_type(v).transpose(1, 2),
+        mask,
+        rule,
+        sink_logits,
     )
-    return attended.reshape(num_rows, num_heads, -1).to(q_RND.dtype)
+    return out.reshape(num_rows, num_heads, -1).to(q_RND.dtype)
 
 
-def chunk(
+def attend_chunk(
     q_QND: Tensor, layer: KVLayer, table_B: Tensor, context: int, rule: AttentionRule
 ) -> Tensor:
     """Several tokens of one sequence that see up to `context` tokens at the end, (Q, N, D)."""
     length, num_heads, head_dim = q_QND.shape
     block_size, kv_heads = layer.k.shape[1:3]
     group = num_heads // kv_heads
-    blocks = rule.blocks_read(context - length, context, block_size)
+    blocks = rule.visible_blocks(context - length, context, block_size)
     first = blocks[0] if len(blocks) == blocks[-1] - blocks[0] + 1 else None
-    run = blocks if first is None else slice(first, blocks[-1] + 1)
-    k, v = layer.gather(table_B[run])
+    block_range = blocks if first is None else slice(first, blocks[-1] + 1)
+    k, v = layer.gather(table_B[block_range])
     num_keys = len(blocks) * block_size - (-context % block_size)  # but for empty slots at the end
-    q = working(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    q = to_compute_type(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (
-        working(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k, v)
+        to_compute_type(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1)
+        for x in (k, v)
     )
     mask = None
     sink_logits = logits_by_group(rule, kv_heads)
@@ -145,16 +159,16 @@ def chunk(
     if length != context or rule.softcap or sink_logits is not None or 0 < rule.window < context:
         query_at = torch.arange(context - length, context, device=q.device)[:, None]
         key_at = positions_of(blocks, block_size, q.device)[:num_keys]
-        mask = rule.sees(query_at, key_at)
-    attended = masked_attention(q, k, v, mask, rule, sink_logits)
-    return attended.permute(2, 0, 1, 3).reshape(length, num_heads, -1).to(q_QND.dtype)
+        mask = rule.visibility_mask(query_at, key_at)
+    out = masked_attention(q, k, v, mask, rule, sink_logits)
+    return out.permute(2, 0, 1, 3).reshape(length, num_heads, -1).to(q_QND.dtype)
 
 
 def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:
     """The sink logits of the heads that share each KV head, (G, N / G, 1)."""
     if rule.sink_logits is None:
         return None
-    return working(rule.sink_logits).view(kv_heads, -1, 1)
+    return to_compute_type(rule.sink_logits).view(kv_heads, -1, 1)
 
 
 def masked_attention(
@@ -184,7 +198,7 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Te
     return scores.masked_fill(~mask, float("-inf"))
 
 
-def working(x: Tensor) -> Tensor:
+def to_compute_type(x: Tensor) -> Tensor:
     """fp32 on the CPU, where torch's narrow GEMMs are slow or absent; as it is on CUDA."""
     return x.float() if x.device.type == "cpu" else x
 
@@ -199,9 +213,9 @@ def buckets(contexts: list[int]) -> list[tuple[list[int], int]]:
     longest = max(contexts)
     if longest <= SAME_BUCKET * min(contexts):
         return [(list(range(len(contexts))), longest)]
-    found: list[tuple[list[int], int]] = []
+    result: list[tuple[list[int], int]] = []
     for row in sorted(range(len(contexts)), key=lambda row: -contexts[row]):
-        if not found or contexts[row] * SAME_BUCKET < found[-1][1]:
-            found.append(([], contexts[row]))
-        found[-1][0].append(row)
-    return found
+        if not result or contexts[row] * SAME_BUCKET < result[-1][1]:
+            result.append(([], contexts[row]))
+        result[-1][0].append(row)
+    return result

@@ -7,16 +7,16 @@ import torch
 
 from headway.core.machine import Accelerator
 
-LEAST_CAPABILITY = (8, 0)
+MIN_CAPABILITY = (8, 0)
 """Triton compiles for Volta and Turing too; our tiles are checked from Ampere on."""
 
 
-def own_kernels() -> tuple[bool, str]:
+def check_own_kernels() -> tuple[bool, str]:
     """(whether they run here, the versions or why not); loads no Triton where there is no GPU."""
     if not torch.cuda.is_available():
         return False, "torch sees no CUDA device"
     capability = torch.cuda.get_device_capability()
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_CAPABILITY:
         return False, f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     if importlib.util.find_spec("triton") is None:
         return False, "Triton is not installed (pip install headway[cuda])"
@@ -30,7 +30,7 @@ def probe_accelerator(device: str) -> Accelerator | None:
     if device == "cpu" or not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()
-    has_kernels, why = own_kernels()
+    has_kernels, why = check_own_kernels()
     return Accelerator(
         name=torch.cuda.get_device_name(),
         total_bytes=total,

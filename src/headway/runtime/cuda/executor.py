@@ -40,12 +40,12 @@ from headway.runtime.cuda.graphs import (
     GraphKey,
     Graphs,
     StepOut,
-    bytes_of,
+    input_bytes,
     row_counts,
     widths,
 )
 from headway.runtime.cuda.memory import DeviceMemory
-from headway.runtime.cuda.same_bits import differing_attention, told
+from headway.runtime.cuda.same_bits import differing_attention, format_differences
 from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
@@ -65,7 +65,7 @@ class PromptRows(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Pending:
+class QueuedStep:
     """A step that is queued: its results, on their way to the host."""
 
     plan: StepPlan
@@ -80,7 +80,7 @@ class Pending:
     logprobs: tuple[Tensor, ...] | None = None
     """Values, ranks and alternatives of the sampled rows, where somebody asks for them."""
     prompts: list[PromptRows] = field(default_factory=list)
-    copied: torch.cuda.Event | None = None
+    copy_event: torch.cuda.Event | None = None
 
 
 class CudaExecutor(TorchExecutor):
@@ -115,20 +115,20 @@ class CudaExecutor(TorchExecutor):
             self.settings.cache.block_size,
         )
         cap = {"softcap": spec.attention_softcap} if spec.attention_softcap else {}
-        said = dict[str, None]()
+        sentences = dict[str, None]()
         for window in sorted({layer.window for layer in spec.layers}):
             backend: Any = BACKENDS[name]()
             attend = partial(backend.attend_paged, window=window, **cap)
             try:
-                found = differing_attention(attend, self.device, dtype, shape, page=page)
+                counts = differing_attention(attend, self.device, dtype, shape, page=page)
             except (RuntimeError, OSError) as error:
-                said_so = " ".join(str(error).split())[:300]
+                reason = " ".join(str(error).split())[:300]
                 raise UsageError(
-                    f"--attention-backend {name} does not run here: {said_so}.",
+                    f"--attention-backend {name} does not run here: {reason}.",
                     "Use --attention-backend triton.",
                 ) from error
-            said[told(found)] = None
-        return "; ".join(said)
+            sentences[format_differences(counts)] = None
+        return "; ".join(sentences)
 
     def _make_graphs(self) -> Graphs | None:
         """None captured yet; None where the settings ask for none."""
@@ -136,10 +136,10 @@ class CudaExecutor(TorchExecutor):
         if not settings.graphs:
             return None
         rows = row_counts(settings.max_num_seqs)
-        wide = widths(-(-settings.max_model_len // cache.block_size), cache.block_size)
-        size = bytes_of(GraphKey(rows[-1], wide[-1], True), len(cache.num_blocks))
+        context_widths = widths(-(-settings.max_model_len // cache.block_size), cache.block_size)
+        size = input_bytes(GraphKey(rows[-1], context_widths[-1], True), len(cache.num_blocks))
         memory = torch.zeros(size, dtype=torch.uint8, device=self.device)
-        return Graphs(rows=rows, widths=wide, memory=memory, make=self.make_graph)
+        return Graphs(rows=rows, widths=context_widths, memory=memory, make=self.make_graph)
 
     @torch.inference_mode()
     def _capture(self, keys: list[GraphKey]) -> None:
@@ -149,14 +149,14 @@ class CudaExecutor(TorchExecutor):
         def prepare(key: GraphKey) -> Callable[[], StepOut]:
             assert isinstance(self.state, DeviceState)
             batch = self.state.null_batch(key)
-            return lambda: self._whole(batch)
+            return lambda: self._decode_step(batch)
 
         self.graphs.capture(keys, prepare)
 
     def _make_state(self) -> WorkerState:
         settings = self.settings
-        self._staging = Staging(self.device, MOST_IN_FLIGHT)
-        self._steps: deque[Pending] = deque()
+        self._staging = Staging(self.device, MAX_IN_FLIGHT)
+        self._steps: deque[QueuedStep] = deque()
         self._last_tokens_S = torch.zeros(
             settings.max_num_seqs + 1, dtype=torch.int64, device=self.device
         )
@@ -183,7 +183,7 @@ class CudaExecutor(TorchExecutor):
                 return self._out.hidden_RH
         return self._compute(batch)
 
-    def _whole(self, batch: Batch) -> StepOut:
+    def _decode_step(self, batch: Batch) -> StepOut:
         """All that a step of decodes does on the device, which a graph holds."""
         assert batch.lens is not None
         hidden_RH, chosen_R = self._compute(batch), None
@@ -212,18 +212,20 @@ class CudaExecutor(TorchExecutor):
             assert self._result is not None
             result, self._result = self._result, None
             self._steps.append(
-                Pending(plan=StepPlan(step, [], [], []), result=result, is_idle=self._is_idle)
+                QueuedStep(plan=StepPlan(step, [], [], []), result=result, is_idle=self._is_idle)
             )
             return
         assert self._pending is not None and self._pending[0].step == step
         plan, batch, hidden = self._pending
         self._pending = None
-        pending = Pending(plan=plan, result=StepResult(plan.step, []), is_idle=batch is None)
+        pending = QueuedStep(plan=plan, result=StepResult(plan.step, []), is_idle=batch is None)
         if batch is not None and hidden is not None:
             self._queue(pending, batch, hidden, masks)
         self._steps.append(pending)
 
-    def _queue(self, pending: Pending, batch: Batch, hidden: Tensor, masks: GrammarMasks) -> None:
+    def _queue(
+        self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
+    ) -> None:
         """All that the step has to do behind its forward."""
         started = self._clock.now_s()
         result = pending.result
@@ -247,7 +249,9 @@ class CudaExecutor(TorchExecutor):
         sample_s = self._clock.now_s() - started
         result.timings = StepTimings(self._prepare_s, self._forward_s, sample_s)
 
-    def _sample(self, pending: Pending, batch: Batch, hidden: Tensor, masks: GrammarMasks) -> None:
+    def _sample(
+        self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
+    ) -> None:
         """Queue the edits and the draw of rows that no graph has drawn."""
         sequences = pending.sequences
         inputs = row_inputs(
@@ -259,13 +263,13 @@ class CudaExecutor(TorchExecutor):
         pending.chosen_R = choose(logits, inputs, self.kernels.choose)
         self._last_tokens_S.index_copy_(0, inputs.state_R, pending.chosen_R.clamp(min=0))
         counts = [sequence.new.sampling.logprobs for sequence in sequences]
-        asked = [count for count in counts if count is not None]
-        if asked:
-            pending.logprobs = top_logprobs(logits, pending.chosen_R, max(asked))
+        requested_counts = [count for count in counts if count is not None]
+        if requested_counts:
+            pending.logprobs = top_logprobs(logits, pending.chosen_R, max(requested_counts))
 
     def _queue_prompts(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptRows]:
         """`TorchExecutor._prompt_logprobs`, still on the device."""
-        found = []
+        prompt_rows = []
         begin = 0
         for scheduled in plan.scheduled:
             new = self.state.sequences[scheduled.sequence_id].new
@@ -279,11 +283,13 @@ class CudaExecutor(TorchExecutor):
                     (chosen_R,) = self._staging.send([np.array(tokens, np.int64)])
                     values = top_logprobs(self.logits(rows), chosen_R, count)
                     first = scheduled.start + 1 + at
-                    found.append(PromptRows(scheduled.sequence_id, first, tokens, count, values))
+                    prompt_rows.append(
+                        PromptRows(scheduled.sequence_id, first, tokens, count, values)
+                    )
             begin += len(scheduled.token_ids)
-        return found
+        return prompt_rows
 
-    def _begin_copies(self, pending: Pending) -> None:
+    def _begin_copies(self, pending: QueuedStep) -> None:
         """Send the results to pinned memory; on a CPU they are there, but for a graph's, which the
         next step writes over."""
         if not self.device.startswith("cuda"):
@@ -302,27 +308,27 @@ class CudaExecutor(TorchExecutor):
             rows._replace(logprobs=tuple(to_host(part) for part in rows.logprobs))
             for rows in pending.prompts
         ]
-        pending.copied = torch.cuda.Event()
-        pending.copied.record()
+        pending.copy_event = torch.cuda.Event()
+        pending.copy_event.record()
 
     def collect(self) -> StepResult:
         """Wait for the oldest step that was sampled; its result."""
         assert self._steps, "nothing was submitted"
         pending = self._steps.popleft()
-        if pending.copied is not None:
-            pending.copied.synchronize()
+        if pending.copy_event is not None:
+            pending.copy_event.synchronize()
         if pending.bad_T is not None:
-            self._tell(pending, pending.bad_T.tolist())
+            self._fill_result(pending, pending.bad_T.tolist())
         self.transfers.tell(pending.result, wait=pending.is_idle)
         return pending.result
 
-    def _tell(self, pending: Pending, bad_T: list[bool]) -> None:
+    def _fill_result(self, pending: QueuedStep, bad_T: list[bool]) -> None:
         """Turn the numbers that came back into a result."""
         result = pending.result
         result.experts_read = int(pending.experts_read or 0)
         result.failed, self._usable = judge(pending.plan, bad_T)
         for sequence_id, start, tokens, count, values in pending.prompts:
-            listed = as_logprobs(tokens, [count] * len(tokens), values)
+            listed = to_token_logprobs(tokens, [count] * len(tokens), values)
             entries = [one for each in listed for one in each or []]
             same = [p for p in result.prompt_logprobs if p.sequence_id == sequence_id]
             if same:
@@ -335,7 +341,7 @@ class CudaExecutor(TorchExecutor):
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
         if pending.logprobs is not None:
             counts = [sequence.new.sampling.logprobs for sequence in pending.sequences]
-            logprobs = as_logprobs(token_ids, counts, pending.logprobs)
+            logprobs = to_token_logprobs(token_ids, counts, pending.logprobs)
         self._keep(pending.plan, pending.sequences, token_ids, logprobs, result)
         for sample in result.samples if pending.owners else ():
             if sample.sequence_id in pending.owners:
@@ -343,14 +349,14 @@ class CudaExecutor(TorchExecutor):
 
     def probe(self, budget_s: float) -> None:
         """The same; the engine is idle, so graphs are captured that steps have asked for."""
-        if self.graphs is not None and self.graphs.wanted and not self._steps:
-            self._capture(sorted(self.graphs.wanted))
+        if self.graphs is not None and self.graphs.missing and not self._steps:
+            self._capture(sorted(self.graphs.missing))
         super().probe(budget_s)
 
     def describe(self) -> Description:
         description = super().describe()
         if self.graphs is not None:
-            description.kernels["graphs"] = self.graphs.told
+            description.kernels["graphs"] = self.graphs.summary
         if self.memory is not None:
             planned = f"{self.settings.step_bytes / 2**20:.0f} MiB are kept for it and for graphs"
             took = f"{self.memory.peak / 2**20:.0f} MiB at most so far"
@@ -365,7 +371,7 @@ class CudaExecutor(TorchExecutor):
             torch.cuda.synchronize(self.device)
 
 
-MOST_IN_FLIGHT = 2
+MAX_IN_FLIGHT = 2
 """Steps that may be queued behind each other."""
 
 
@@ -376,19 +382,19 @@ def to_host(tensor: Tensor | None) -> Tensor:
     return pinned.copy_(tensor, non_blocking=True)
 
 
-def as_logprobs(
+def to_token_logprobs(
     token_ids: list[int], counts: Sequence[int | None], values: tuple[Tensor, ...]
 ) -> list[list[TokenLogprobs] | None]:
     """One entry a row that asks for `count` alternatives and has a token."""
     logprobs, ranks, tops = (part.tolist() for part in values)
-    found: list[list[TokenLogprobs] | None] = []
+    result: list[list[TokenLogprobs] | None] = []
     for row, (token_id, count) in enumerate(zip(token_ids, counts, strict=True)):
         if count is None or token_id == NO_TOKEN:
-            found.append(None)
+            result.append(None)
             continue
         own, top = logprobs[row][: 1 + count], tops[row][:count]
-        found.append([TokenLogprobs(token_id, own[0], ranks[row], top, own[1:])])
-    return found
+        result.append([TokenLogprobs(token_id, own[0], ranks[row], top, own[1:])])
+    return result
 
 
 def wipe_flagged(layers: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor:

@@ -34,11 +34,11 @@ from headway.core.clock import SystemClock
 from headway.core.plan import NULL_BLOCK
 from headway.runtime.cuda.staging import ALIGNMENT
 
-DRAWN = ("greedy", "temperature", "min_p", "top_k", "top_p", "u")
+DRAW_INPUTS = ("greedy", "temperature", "min_p", "top_k", "top_p", "u")
 """What a row is drawn with, a number each."""
-FIRST_CONTEXT, WIDER = 2048, 4
+SHORTEST_CONTEXT_TOKENS, CONTEXT_FACTOR = 2048, 4
 """Tokens of the shortest contexts that graphs are captured for, and each next length by it."""
-MOST_ROWS = 256
+MAX_ROWS = 256
 
 
 class GraphKey(NamedTuple):
@@ -106,7 +106,7 @@ def row_counts(most: int) -> list[int]:
     >>> row_counts(21)
     [1, 2, 4, 8, 16, 21]
     """
-    counts, most = [1, 2, 4, *range(8, 64, 8), *range(64, MOST_ROWS, 16)], min(most, MOST_ROWS)
+    counts, most = [1, 2, 4, *range(8, 64, 8), *range(64, MAX_ROWS, 16)], min(most, MAX_ROWS)
     return [*(count for count in counts if count < most), most]
 
 
@@ -116,15 +116,15 @@ def widths(most_blocks: int, block_size: int) -> list[int]:
     >>> widths(1000, 16)
     [128, 512, 1000]
     """
-    width, found = -(-FIRST_CONTEXT // block_size), list[int]()
+    width, result = -(-SHORTEST_CONTEXT_TOKENS // block_size), list[int]()
     while width < most_blocks:
-        found.append(width)
-        width *= WIDER
-    return [*found, most_blocks]
+        result.append(width)
+        width *= CONTEXT_FACTOR
+    return [*result, most_blocks]
 
 
 @dataclass(slots=True, kw_only=True)
-class Captured:
+class CapturedGraph:
     """A graph, and what it writes."""
 
     graph: Graph
@@ -142,8 +142,8 @@ class Graphs:
     widths: list[int]
     memory: Tensor
     make: Callable[[], Graph]
-    captured: dict[GraphKey, Captured] = field(default_factory=dict)
-    wanted: dict[GraphKey, int] = field(default_factory=dict)
+    captured: dict[GraphKey, CapturedGraph] = field(default_factory=dict)
+    missing: dict[GraphKey, int] = field(default_factory=dict)
     """Keys without a graph, and how many steps asked for one."""
     num_bytes: int = 0
     """Of the device, taken while they were captured."""
@@ -162,14 +162,14 @@ class Graphs:
         Where the one of this key is missing that with, or without, the draw does: tokens that
         nobody asked for are left out.
         """
-        found = self.captured.get(key)
-        if found is None:
-            self.wanted[key] = self.wanted.get(key, 0) + 1
-            found = self.captured.get(key._replace(draws=not key.draws))
-        if found is None:
+        captured_graph = self.captured.get(key)
+        if captured_graph is None:
+            self.missing[key] = self.missing.get(key, 0) + 1
+            captured_graph = self.captured.get(key._replace(draws=not key.draws))
+        if captured_graph is None:
             return None
-        found.graph.replay()
-        return found.out if key.draws else found.out._replace(chosen_R=None)
+        captured_graph.graph.replay()
+        return captured_graph.out if key.draws else captured_graph.out._replace(chosen_R=None)
 
     def capture(
         self, keys: list[GraphKey], prepare: Callable[[GraphKey], Callable[[], StepOut]]
@@ -179,12 +179,12 @@ class Graphs:
         `prepare` puts inputs of a key in place, and gives the forward over them.
         """
         clock = SystemClock()
-        started_s, before = clock.now_s(), bytes_taken(self.memory.device)
+        started_s, before = clock.now_s(), reserved_bytes(self.memory.device)
         for key in sorted(set(keys) - self.captured.keys(), reverse=True):
             graph = self.make()
-            self.captured[key] = Captured(graph=graph, out=graph.capture(prepare(key)))
-            self.wanted.pop(key, None)
-        self.num_bytes += bytes_taken(self.memory.device) - before
+            self.captured[key] = CapturedGraph(graph=graph, out=graph.capture(prepare(key)))
+            self.missing.pop(key, None)
+        self.num_bytes += reserved_bytes(self.memory.device) - before
         self.seconds += clock.now_s() - started_s
 
     def first_keys(self, draws: bool) -> list[GraphKey]:
@@ -192,37 +192,39 @@ class Graphs:
         return [GraphKey(rows, self.widths[0], draws) for rows in self.rows]
 
     @property
-    def told(self) -> tuple[str, str]:
+    def summary(self) -> tuple[str, str]:
         """(how many, what they take), for the start-up lines."""
         rows, most = f"{len(self.captured)} of decode steps", self.rows[-1]
         what = f"{self.num_bytes / 2**20:.0f} MiB, captured in {self.seconds:.1f} s"
         return rows, f"up to {most} rows; {what}"
 
 
-def bytes_taken(device: torch.device) -> int:
+def reserved_bytes(device: torch.device) -> int:
     """Bytes of a GPU that this process has taken from it; 0 elsewhere."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
-def bytes_of(key: GraphKey, num_groups: int) -> int:
+def input_bytes(key: GraphKey, num_groups: int) -> int:
     """Bytes of the inputs of a key, as `Staging.send` lays them out, at most."""
     rows, width, _ = key
     each = [8 * rows] * (3 + num_groups) + [4 * (rows + 1)] * 2 + [4 * rows * width] * num_groups
-    each += [8 * rows] * len(DRAWN)
+    each += [8 * rows] * len(DRAW_INPUTS)
     return sum(size + ALIGNMENT for size in each)
 
 
-def filled_up(arrays: list[np.ndarray], rows: int, width: int, num_groups: int) -> list[np.ndarray]:
+def pad_inputs(
+    arrays: list[np.ndarray], rows: int, width: int, num_groups: int
+) -> list[np.ndarray]:
     """Ids, positions, slots by group, then tables by group, of so many rows and blocks.
 
     Rows that nobody needs compute token 0 at position 0, in slot 0 of the null block.
     """
-    flat = [padded(array, (rows,)) for array in arrays[: 2 + num_groups]]
-    tables = [padded(table_SB, (rows, width)) for table_SB in arrays[2 + num_groups :]]
+    flat = [pad_array(array, (rows,)) for array in arrays[: 2 + num_groups]]
+    tables = [pad_array(table_SB, (rows, width)) for table_SB in arrays[2 + num_groups :]]
     return [*flat, *(table_RB.astype(np.int32) for table_RB in tables)]
 
 
-def padded(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+def pad_array(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """The array at the beginning of one of this shape, NULL_BLOCK and 0 behind."""
     out = np.full(shape, NULL_BLOCK, array.dtype)
     out[tuple(slice(0, size) for size in array.shape)] = array

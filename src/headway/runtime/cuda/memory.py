@@ -25,7 +25,7 @@ from headway.config.attention_choice import ON_DEVICE
 from headway.config.quantization_choice import experts_at_once
 from headway.config.resolve import Settings
 from headway.runtime.attention import AttentionRule, KVLayer, allocate_kv
-from headway.runtime.attention.flashinfer import held_bytes
+from headway.runtime.attention.flashinfer import workspace_and_plan_bytes
 from headway.runtime.batch import Batch
 from headway.runtime.cuda.sampling import RowInputs, choose
 from headway.runtime.experts import ExpertLinear
@@ -35,9 +35,9 @@ from headway.runtime.layers import Build, Linear, Step
 from headway.runtime.models import MODELS, Decoder
 from headway.spec import ModelSpec
 
-SPLIT = 512
+SPLIT_KEYS = 512
 """Keys of a part of a decode's context: `triton.paged_attention.SPLIT`."""
-FEW_LAYERS = 3
+SAMPLE_LAYERS = 3
 
 
 class DeviceMemory:
@@ -45,18 +45,18 @@ class DeviceMemory:
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._held = self._allocated()
+        self._allocated_before = self._allocated()
 
     def _allocated(self) -> int:
         return int(torch.cuda.memory_allocated(self._device))
 
-    def _most(self) -> int:
+    def _max_allocated(self) -> int:
         return int(torch.cuda.max_memory_allocated(self._device))
 
     @property
     def peak(self) -> int:
         """The most that steps have had so far."""
-        return self._most() - self._held
+        return self._max_allocated() - self._allocated_before
 
 
 class LiveBytes(TorchDispatchMode):
@@ -71,16 +71,16 @@ class LiveBytes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for x in tree_leaves((args, kwargs)):
-            if isinstance(x, Tensor) and key_of(x) not in self._counts:
-                self._outside.add(key_of(x))
+            if isinstance(x, Tensor) and storage_key(x) not in self._counts:
+                self._outside.add(storage_key(x))
         out = func(*args, **(kwargs or {}))
         for x in tree_leaves(out):
-            if isinstance(x, Tensor) and key_of(x) not in self._outside:
+            if isinstance(x, Tensor) and storage_key(x) not in self._outside:
                 self._keep(x)
         return out
 
     def _keep(self, x: Tensor) -> None:
-        key = key_of(x)
+        key = storage_key(x)
         if not self._counts[key]:
             self._sizes[key] = x.untyped_storage().nbytes()
             self.live += self._sizes[key]
@@ -95,12 +95,12 @@ class LiveBytes(TorchDispatchMode):
             self.live -= self._sizes.pop(key)
 
 
-def key_of(x: Tensor) -> int:
+def storage_key(x: Tensor) -> int:
     """What tells a storage from others while it is alive."""
     return int(x.untyped_storage()._cdata)
 
 
-class Shapes:
+class ShapeAttention:
     """An attention backend that makes what ours makes, and computes nothing.
 
     `split` counts the keys of a part of a decode's context; 0 makes no parts.
@@ -109,7 +109,7 @@ class Shapes:
     name = "shapes"
     kv_layer: type[KVLayer] = KVLayer
 
-    def __init__(self, split: int = SPLIT) -> None:
+    def __init__(self, split: int = SPLIT_KEYS) -> None:
         self.split = split
 
     def attend(
@@ -151,9 +151,9 @@ class ShapeLinear(GroupedLinear):
         return x_VH.new_empty(len(x_VH), weight.shape[1])
 
 
-def few_layers(spec: ModelSpec) -> ModelSpec:
+def sample_layers(spec: ModelSpec) -> ModelSpec:
     """The same model with so few layers that each kind is there, and none reads another's KV."""
-    few, rest = spec.layers[:FEW_LAYERS], spec.layers[FEW_LAYERS:]
+    few, rest = spec.layers[:SAMPLE_LAYERS], spec.layers[SAMPLE_LAYERS:]
     if not any(layer.sparse for layer in few):
         few += tuple(layer for layer in rest if layer.sparse)[:1]
     return replace(spec, layers=few)
@@ -170,21 +170,25 @@ def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
     gathers = spec.latent is not None and settings.attention_backend not in ON_DEVICE
     if spec.altup is not None or spec.states is not None or gathers or not at_once:
         return None
-    most = settings.max_num_batched_tokens
-    prompt = counted(spec, settings, most, min(settings.max_num_seqs, most))
-    decode = counted(spec, settings, settings.max_num_seqs, settings.max_num_seqs)
-    kept = held_bytes(spec, settings) if settings.attention_backend == "flashinfer" else 0
-    return max(prompt, decode) + decode * settings.graphs + kept
+    max_tokens = settings.max_num_batched_tokens
+    prompt = count_step_bytes(spec, settings, max_tokens, min(settings.max_num_seqs, max_tokens))
+    decode = count_step_bytes(spec, settings, settings.max_num_seqs, settings.max_num_seqs)
+    library_bytes = (
+        workspace_and_plan_bytes(spec, settings)
+        if settings.attention_backend == "flashinfer"
+        else 0
+    )
+    return max(prompt, decode) + decode * settings.graphs + library_bytes
 
 
 @torch.inference_mode()
-def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
+def count_step_bytes(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
     """That of a step of so many tokens, of `rows` sequences, each of which is sampled: decodes, but
     for a chunk of what is left."""
-    spec = few_layers(spec)
+    spec = sample_layers(spec)
     dtype = getattr(torch, settings.dtype)
     kernels = Kernels(linear=ShapeLinear())
-    attention = Shapes(0 if settings.attention_backend == "flashinfer" else SPLIT)
+    attention = ShapeAttention(0 if settings.attention_backend == "flashinfer" else SPLIT_KEYS)
     build = Build(spec=spec, kernels=kernels, attention=attention, dtype=dtype, device="meta")
     architecture = MODELS[spec.architecture]
     model = (architecture.decoder or Decoder)(build, architecture)
@@ -195,15 +199,15 @@ def counted(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
     kv = allocate_kv(spec.kv_groups, (2,) * groups, settings.cache.block_size, dtype, "meta")
     half = spec.rope_dim // 2
     angles = [(torch.empty(tokens, 1, half, device="meta"),) * 2 for _ in spec.ropes]
-    batch = batch_of(tokens, rows, groups, settings.max_model_len if rows > 1 else tokens)
+    batch = meta_batch(tokens, rows, groups, settings.max_model_len if rows > 1 else tokens)
     with LiveBytes() as alive:
         hidden_TH = model(batch.token_ids_T, Step(batch=batch, kv=kv, angles=angles))
         logits_RV = model.logits(hidden_TH[:rows])
-        choose(logits_RV, row_inputs(rows), lambda logits, _: logits.new_empty(rows))
+        choose(logits_RV, meta_row_inputs(rows), lambda logits, _: logits.new_empty(rows))
     return alive.peak
 
 
-def batch_of(tokens: int, rows: int, groups: int, context: int) -> Batch:
+def meta_batch(tokens: int, rows: int, groups: int, context: int) -> Batch:
     """Inputs of a step over `meta`."""
     ids = torch.empty(tokens, dtype=torch.int64, device="meta")
     chunk = tokens - rows + 1
@@ -220,7 +224,7 @@ def batch_of(tokens: int, rows: int, groups: int, context: int) -> Batch:
     )
 
 
-def row_inputs(rows: int) -> RowInputs:
+def meta_row_inputs(rows: int) -> RowInputs:
     """Parameters of rows that edit every logit, so that they are copied, and draw."""
     column = torch.empty(rows, 1, device="meta")
     return RowInputs(

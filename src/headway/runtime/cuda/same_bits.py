@@ -67,13 +67,13 @@ def differing_attention(
     ]
 
 
-def told(found: list[int], counts: Sequence[int] = COUNTS) -> str:
+def format_differences(differences: list[int], counts: Sequence[int] = COUNTS) -> str:
     """As a sentence, for the start-up lines and reports.
 
-    >>> told([]), told([17, 32])
+    >>> format_differences([]), format_differences([17, 32])
     ('a row has the same bits alone and among 2 … 256', 'a row has other bits among 17, 32 rows')
     """
-    if not found:
+    if not differences:
         return f"a row has the same bits alone and among {min(counts)} … {max(counts)}"
-    some = ", ".join(map(str, found[:6])) + (" …" if len(found) > 6 else "")
+    some = ", ".join(map(str, differences[:6])) + (" …" if len(differences) > 6 else "")
     return f"a row has other bits among {some} rows"

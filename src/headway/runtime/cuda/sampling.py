@@ -79,23 +79,23 @@ def edits_of(
 ) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
     """The edits of `sampler.edit_row`, by name."""
     names = ("bias", "banned", "repeated", "penalties")
-    found = {name: SparseEdits(vocabulary) for name in names}
+    edits = {name: SparseEdits(vocabulary) for name in names}
     for row, sequence in enumerate(sequences):
         params, new = sequence.new.sampling, sequence.new
         if params.logit_bias:
             values = np.array(list(params.logit_bias.values()), np.float32)
-            found["bias"].add(row, np.array(list(params.logit_bias)), values)
+            edits["bias"].add(row, np.array(list(params.logit_bias)), values)
         if params.min_tokens > len(sequence.generated) and new.stop_ids:
-            found["banned"].add(row, np.array(new.stop_ids), NEVER)
+            edits["banned"].add(row, np.array(new.stop_ids), NEVER)
         if params.repetition_penalty != 1.0:
             prompt = new.token_ids[: new.num_prompt_tokens]
-            seen = np.unique(np.array([*prompt, *sequence.generated]))
-            found["repeated"].add(row, seen, params.repetition_penalty)
+            unique_ids = np.unique(np.array([*prompt, *sequence.generated]))
+            edits["repeated"].add(row, unique_ids, params.repetition_penalty)
         if sequence.generated and (params.frequency_penalty or params.presence_penalty):
             ids, counts = np.unique(np.array(sequence.generated), return_counts=True)
             amounts = params.frequency_penalty * counts + params.presence_penalty
-            found["penalties"].add(row, ids, amounts.astype(np.float32))
-    return {name: edits.arrays() for name, edits in found.items()}
+            edits["penalties"].add(row, ids, amounts.astype(np.float32))
+    return {name: one.arrays() for name, one in edits.items()}
 
 
 def allowed_words(
@@ -133,7 +133,7 @@ def is_plain(sequence: WorkerSequence) -> bool:
     )
 
 
-def drawing(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, np.ndarray]:
+def draw_arrays(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, np.ndarray]:
     """What rows are drawn with, (R,) or (R, 1), by the names of `graphs.DRAWN`."""
     params = [sequence.new.sampling for sequence in sequences]
     top_k = [p.top_k if p.top_k > 0 else vocabulary for p in params]
@@ -156,8 +156,8 @@ def column(values: list[float] | list[int], dtype: type) -> np.ndarray:
     return np.array(values, dtype).reshape(-1, 1)
 
 
-def drawn_inputs(sent: dict[str, Tensor], state_R: Tensor) -> RowInputs:
-    """The inputs of rows that are drawn as they are, whatever they ask for; see `drawing`."""
+def draw_inputs(sent: dict[str, Tensor], state_R: Tensor) -> RowInputs:
+    """The inputs of rows that are drawn as they are, whatever they ask for; see `draw_arrays`."""
     return RowInputs(
         tokens_R=state_R,
         state_R=state_R,
@@ -192,7 +192,7 @@ def row_inputs(
     arrays: dict[str, np.ndarray] = {
         "tokens": np.array(tokens, np.int64),
         "state": np.array([sequence.row for sequence in sequences], np.int64),
-        **drawing(sequences, vocabulary),
+        **draw_arrays(sequences, vocabulary),
     }
     if allowed is not None:
         arrays["allowed"] = allowed
@@ -274,8 +274,8 @@ def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:
         logits_RV = keep_likely(logits_RV, rows)
     cumulative_RV = logits_RV.double().softmax(-1).cumsum(-1)
     target_R1 = rows.u_R1 * cumulative_RV[:, -1:]
-    found_R1 = torch.searchsorted(cumulative_RV, target_R1, right=True)
-    return found_R1.clamp_(max=logits_RV.shape[1] - 1)
+    token_R1 = torch.searchsorted(cumulative_RV, target_R1, right=True)
+    return token_R1.clamp_(max=logits_RV.shape[1] - 1)
 
 
 def keep_likely(logits_RV: Tensor, rows: RowInputs) -> Tensor:
@@ -284,9 +284,9 @@ def keep_likely(logits_RV: Tensor, rows: RowInputs) -> Tensor:
     logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
     vocabulary = logits_RV.shape[1]
     ones = torch.ones((), dtype=torch.float64, device=logits_RV.device)
-    wanted_R1 = rows.top_k_R1.clamp(max=vocabulary)
-    floor_R1 = greatest_floor(logits_RV, ones, wanted_R1.double())
-    floor_R1 = floor_R1.masked_fill(wanted_R1 >= vocabulary, NEVER)
+    num_top_R1 = rows.top_k_R1.clamp(max=vocabulary)
+    floor_R1 = greatest_floor(logits_RV, ones, num_top_R1.double())
+    floor_R1 = floor_R1.masked_fill(num_top_R1 >= vocabulary, NEVER)
     logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
     wide_RV = logits_RV.double()
     mass_RV = (wide_RV - torch.logsumexp(wide_RV, -1, keepdim=True)).exp()
@@ -295,18 +295,18 @@ def keep_likely(logits_RV: Tensor, rows: RowInputs) -> Tensor:
     return logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
 
 
-def greatest_floor(logits_RV: Tensor, weights_RV: Tensor, wanted_R1: Tensor) -> Tensor:
-    """The greatest number such that the weights of the logits from it on reach `wanted`, (R, 1).
+def greatest_floor(logits_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> Tensor:
+    """The greatest number such that the weights of the logits from it on reach `target`, (R, 1).
 
     Halves the range of keys, which are ordered as the floats are; 32 rounds whatever the numbers.
     """
     keys_RV = key_of(logits_RV)
-    low_R1 = torch.full_like(wanted_R1, LEAST_KEY, dtype=torch.int64)
-    high_R1 = torch.full_like(wanted_R1, GREATEST_KEY, dtype=torch.int64)
+    low_R1 = torch.full_like(target_R1, LEAST_KEY, dtype=torch.int64)
+    high_R1 = torch.full_like(target_R1, GREATEST_KEY, dtype=torch.int64)
     for _ in range(32):
         middle_R1 = (low_R1 + high_R1 + 1) >> 1
         above_RV = torch.where(keys_RV >= middle_R1, weights_RV, 0.0)
-        enough_R1 = above_RV.sum(-1, keepdim=True) >= wanted_R1
+        enough_R1 = above_RV.sum(-1, keepdim=True) >= target_R1
         low_R1 = torch.where(enough_R1, middle_R1, low_R1)
         high_R1 = torch.where(enough_R1, high_R1, middle_R1 - 1)
     return float_of(low_R1).nan_to_num(nan=NEVER, posinf=float("inf"), neginf=NEVER)

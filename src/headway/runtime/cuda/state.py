@@ -11,8 +11,8 @@ from torch import Tensor
 
 from headway.core.plan import ScheduledSequence, StepPlan
 from headway.runtime.batch import INT, Batch, Lens, WorkerSequence, WorkerState
-from headway.runtime.cuda.graphs import DRAWN, GraphKey, Graphs, filled_up, padded
-from headway.runtime.cuda.sampling import drawing, drawn_inputs, is_plain
+from headway.runtime.cuda.graphs import DRAW_INPUTS, GraphKey, Graphs, pad_array, pad_inputs
+from headway.runtime.cuda.sampling import draw_arrays, draw_inputs, is_plain
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.rope import RopeRows
 
@@ -43,7 +43,7 @@ class DeviceState(WorkerState):
             rope_rows=rope_rows,
         )
         self._staging, self._graphs = staging, graphs
-        self._vocabulary, self._nobody = vocabulary, max_num_seqs
+        self._vocabulary, self._null_row = vocabulary, max_num_seqs
         self._is_step = False
         """Whether the batch that is made is a step's, not a drafter's."""
         self._sampled_now: list[WorkerSequence] = []
@@ -118,16 +118,17 @@ class DeviceState(WorkerState):
         """Decodes as the first rows of a graph's inputs; the tensors are those rows alone."""
         assert self._graphs is not None
         count, num_groups = len(rows_T), (len(arrays) - 2) // 2
-        lens_R = padded(context_lens_S, (key.rows,))
+        lens_R = pad_array(context_lens_S, (key.rows,))
         lens_R[count:] = 1
         starts_R1 = np.arange(key.rows + 1, dtype=np.int32)
-        filled = filled_up(arrays, key.rows, key.width, num_groups)
-        rows_R = np.full(key.rows, self._nobody, rows_T.dtype)
+        filled = pad_inputs(arrays, key.rows, key.width, num_groups)
+        rows_R = np.full(key.rows, self._null_row, rows_T.dtype)
         rows_R[:count] = rows_T
-        drawn = self._drawing(key.rows, self._sampled_now if key.draws else [])
-        parts = [*filled, starts_R1, lens_R, rows_R, *(drawn[name] for name in DRAWN)]
+        drawn = self._padded_draw_arrays(key.rows, self._sampled_now if key.draws else [])
+        parts = [*filled, starts_R1, lens_R, rows_R, *(drawn[name] for name in DRAW_INPUTS)]
         sent = self._staging.send(parts, into=self._graphs.memory)
-        sent, of_draw = sent[: -len(DRAWN)], dict(zip(DRAWN, sent[-len(DRAWN) :], strict=True))
+        of_draw = dict(zip(DRAW_INPUTS, sent[-len(DRAW_INPUTS) :], strict=True))
+        sent = sent[: -len(DRAW_INPUTS)]
         begin = 2 + num_groups
         tables = [table_RB[:count] for table_RB in sent[begin : begin + num_groups]]
         lens = Lens(
@@ -139,22 +140,24 @@ class DeviceState(WorkerState):
             longest_context=int(context_lens_S.max()),
             has_placeholders=bool((arrays[0] < 0).any()),
             graph=key,
-            drawn=drawn_inputs(of_draw, sent[-1]),
+            drawn=draw_inputs(of_draw, sent[-1]),
         )
         return [part[:count] for part in sent[:begin]] + tables, lens
 
     def _sent(self, array: np.ndarray) -> Tensor:
         return self._staging.send([array])[0]
 
-    def _drawing(self, rows: int, sequences: list[WorkerSequence]) -> dict[str, np.ndarray]:
+    def _padded_draw_arrays(
+        self, rows: int, sequences: list[WorkerSequence]
+    ) -> dict[str, np.ndarray]:
         """What rows of a graph are drawn with; those of nobody are greedy."""
-        given = drawing(sequences, self._vocabulary)
+        draw = draw_arrays(sequences, self._vocabulary)
         neutral = {"greedy": True, "temperature": 1.0, "top_k": self._vocabulary, "top_p": 1.0}
-        found = {}
-        for name, array in given.items():
-            found[name] = np.full((rows, *array.shape[1:]), neutral.get(name, 0), array.dtype)
-            found[name][: len(sequences)] = array
-        return found
+        arrays = {}
+        for name, array in draw.items():
+            arrays[name] = np.full((rows, *array.shape[1:]), neutral.get(name, 0), array.dtype)
+            arrays[name][: len(sequences)] = array
+        return arrays
 
     def null_batch(self, key: GraphKey) -> Batch:
         """All rows of a graph's inputs, nobody's so far: what it is captured over.
@@ -164,8 +167,8 @@ class DeviceState(WorkerState):
         groups = len(self._tables)
         none, table = np.zeros(key.rows, INT), np.zeros((key.rows, key.width), INT)
         arrays = [none] * (2 + groups) + [table] * groups
-        nobody, self._sampled_now = none + self._nobody, []
-        sent, lens = self._send_to_graph(key, arrays, np.ones(key.rows, np.int32), nobody)
+        null_rows, self._sampled_now = none + self._null_row, []
+        sent, lens = self._send_to_graph(key, arrays, np.ones(key.rows, np.int32), null_rows)
         lens.longest_context, lens.has_placeholders = key.width * self.block_size, True
         return Batch(
             token_ids_T=sent[0],

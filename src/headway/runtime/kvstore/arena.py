@@ -16,11 +16,11 @@ import struct
 from typing import NamedTuple
 
 STAMP = struct.Struct("<16sQ")
-LINE = 64
-CLEARED = bytes(STAMP.size)
+CACHE_LINE_BYTES = 64
+EMPTY_STAMP = bytes(STAMP.size)
 
 
-class Place(NamedTuple):
+class ArenaPlace(NamedTuple):
     """Where a block lies: its stamp is at `offset` and holds `number`."""
 
     offset: int
@@ -50,9 +50,9 @@ class Arena:
         """Of the file."""
         return len(self._bytes)
 
-    def put(self, parcel_id: bytes, data: memoryview) -> Place | None:
+    def put(self, parcel_id: bytes, data: memoryview) -> ArenaPlace | None:
         """Copy a block into a place of its own; None where there is no room."""
-        room = room_of(len(data))
+        room = bytes_needed(len(data))
         free = self._free.get(room)
         if free:
             offset = free.pop()
@@ -61,19 +61,21 @@ class Arena:
         else:
             return None
         self._number += 1
-        place = Place(offset, len(data), self._number)
+        place = ArenaPlace(offset, len(data), self._number)
         self.view(place)[:] = data
         self._bytes[offset : offset + STAMP.size] = STAMP.pack(parcel_id, self._number)
         return place
 
-    def view(self, place: Place) -> memoryview:
+    def view(self, place: ArenaPlace) -> memoryview:
         """The bytes of a block."""
-        return self._bytes[place.offset + LINE : place.offset + LINE + place.length]
+        return self._bytes[
+            place.offset + CACHE_LINE_BYTES : place.offset + CACHE_LINE_BYTES + place.length
+        ]
 
-    def free(self, place: Place) -> None:
+    def free(self, place: ArenaPlace) -> None:
         """The place may be given to another block."""
-        self._bytes[place.offset : place.offset + STAMP.size] = CLEARED
-        self._free.setdefault(room_of(place.length), []).append(place.offset)
+        self._bytes[place.offset : place.offset + STAMP.size] = EMPTY_STAMP
+        self._free.setdefault(bytes_needed(place.length), []).append(place.offset)
 
     def close(self) -> None:
         """Others who have mapped it keep what they have."""
@@ -94,18 +96,18 @@ class MappedArena:
         finally:
             os.close(handle)
 
-    def take(self, parcel_id: bytes, place: Place, into: memoryview) -> None:
+    def take(self, parcel_id: bytes, place: ArenaPlace, into: memoryview) -> None:
         """Copy a block into `into`. Raises ValueError where it is not there any more."""
         offset, length, number = place
         if length != len(into):
             raise ValueError(f"a block has {length} bytes in place of {len(into)}")
-        if not 0 <= offset <= len(self._bytes) - LINE - length:
+        if not 0 <= offset <= len(self._bytes) - CACHE_LINE_BYTES - length:
             raise ValueError("a block lies outside of the memory")
-        into[:] = self._bytes[offset + LINE : offset + LINE + length]
+        into[:] = self._bytes[offset + CACHE_LINE_BYTES : offset + CACHE_LINE_BYTES + length]
         if self._bytes[offset : offset + STAMP.size] != STAMP.pack(parcel_id, number):
             raise ValueError("a block has given its place to another")
 
 
-def room_of(length: int) -> int:
+def bytes_needed(length: int) -> int:
     """What a block of so many bytes takes: 100 → 192."""
-    return LINE + -(-length // LINE) * LINE
+    return CACHE_LINE_BYTES + -(-length // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

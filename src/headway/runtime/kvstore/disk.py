@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from headway.core.clock import Clock, SystemClock
-from headway.runtime.kvstore.reading import Landed, Part, Reading
 from headway.runtime.kvstore.segment import (
     ERASED,
     HEADER_BYTES,
     REWRITTEN,
     BlockId,
+    OnRead,
     Record,
     Segment,
 )
@@ -40,16 +40,16 @@ from headway.runtime.weight_key import make_own
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
-FEWEST_SEGMENTS, MOST_SEGMENTS = 8, 256
+MIN_SEGMENTS, MAX_SEGMENTS = 8, 256
 """Of a full folder, each an open file: a bound above 16 GiB has longer ones."""
-QUEUE_BYTES = 256 * 2**20
+MAX_PENDING_BYTES = 256 * 2**20
 """Most bytes that wait to be written; more is not kept."""
 READERS = 2
-BACK_OFF_S = 30.0
+WRITE_BACKOFF_S = 30.0
 """How long nothing is written after the disk did not take something."""
-START_S = 2.0
+MAX_START_WAIT_S = 2.0
 """How long a start waits for the headers; the rest are read beside the first requests."""
-CLOSE_S = 10.0
+CLOSE_TIMEOUT_S = 10.0
 """How long an end waits for each thread; blocks that are not written by then are lost."""
 NICENESS = 10
 """Of the thread that writes: computing comes first."""
@@ -61,16 +61,16 @@ class InUseError(OSError):
 
 
 @dataclass(slots=True)
-class News:
+class StoreNews:
     """What is on the disk and was not, or was and is no more; `num_bad` blocks were damaged."""
 
-    kept: list[BlockId] = field(default_factory=list)
+    stored: list[BlockId] = field(default_factory=list)
     lost: list[BlockId] = field(default_factory=list)
     num_bad: int = 0
 
 
 @dataclass(slots=True)
-class Place:
+class DiskBlock:
     """Where a block is, and how often it was read since it was written."""
 
     segment: Segment
@@ -79,7 +79,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class WriteJob:
     """A block on its way to the disk."""
 
     block: BlockId
@@ -88,10 +88,36 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
+class EraseJob:
     """Erase the blocks of this owner; of a prefix, those of all whose names begin so."""
 
     owner: bytes
+
+
+class SharedRead:
+    """A read whose parts end in several threads; `on_read` is called once, by the last of them."""
+
+    def __init__(self, on_read: OnRead) -> None:
+        self._on_read, self._mutex = on_read, threading.Lock()
+        self.num_pending, self.has_failed = 0, False
+
+    def finish_part(self, *, well: bool) -> None:
+        """Note the end of one part, and report when it was the last."""
+        with self._mutex:
+            self.num_pending -= 1
+            self.has_failed = self.has_failed or not well
+            is_last = not self.num_pending
+        if is_last:
+            self._on_read(not self.has_failed)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart:
+    """The blocks of a read that one thread copies, and where their bytes go."""
+
+    read: SharedRead
+    blocks: list[BlockId]
+    into: list[memoryview]
 
 
 class DiskStore:
@@ -109,44 +135,44 @@ class DiskStore:
         """Take the folder. Raises InUseError where another server has it, else OSError."""
         self.root, self.folder = root, root / fingerprint.hex()[:32]
         self.fingerprint, self.limit_bytes = fingerprint, limit_bytes
-        most = max(limit_bytes // FEWEST_SEGMENTS, 1)
-        self.segment_bytes = max(min(segment_bytes, most), limit_bytes // MOST_SEGMENTS)
+        most = max(limit_bytes // MIN_SEGMENTS, 1)
+        self.segment_bytes = max(min(segment_bytes, most), limit_bytes // MAX_SEGMENTS)
         self._clock = clock or SystemClock()
         make_own(root)
         make_own(self.folder)
         self._lock_handle = take_lock(self.folder / LOCK)
         self._mutex = threading.Lock()
-        self._places: dict[BlockId, Place] = {}
-        self._pending: dict[BlockId, Write] = {}
+        self._blocks: dict[BlockId, DiskBlock] = {}
+        self._pending: dict[BlockId, WriteJob] = {}
         self._pending_bytes = 0
-        self._news = News()
+        self._news = StoreNews()
         self._segments: list[Segment] = []
         self._newest: Segment | None = None
-        self._next_number, self._floor = 1, 0.0
-        self._paused_until_s = 0.0
-        self._warned = False
+        self._next_number, self._eviction_floor = 1, 0.0
+        self._backoff_until_s = 0.0
+        self._has_warned = False
         self._is_closed = False
-        self._writes: queue.SimpleQueue[Write | Forget | threading.Event | None] = (
+        self._writes: queue.SimpleQueue[WriteJob | EraseJob | threading.Event | None] = (
             queue.SimpleQueue()
         )
-        self._reads: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+        self._reads: queue.SimpleQueue[ReadPart | None] = queue.SimpleQueue()
         try:
-            self._drop_others()
+            self._remove_other_folders()
             old = self._open_all()
         except OSError:
             os.close(self._lock_handle)
             raise
-        writer = threading.Thread(target=self._write_on, args=(old,), daemon=True)
+        writer = threading.Thread(target=self._write_loop, args=(old,), daemon=True)
         writer.start()
-        readers = [threading.Thread(target=self._read_on, daemon=True) for _ in range(READERS)]
+        readers = [threading.Thread(target=self._read_loop, daemon=True) for _ in range(READERS)]
         for reader in readers:
             reader.start()
         self._threads = [writer, *readers]
-        self.flush(START_S)
+        self.flush(MAX_START_WAIT_S)
 
     # ── at the start ────────────────────────────────────────────────────────────────────────
 
-    def _drop_others(self) -> None:
+    def _remove_other_folders(self) -> None:
         """Remove others' folders that nobody uses, the oldest first, until all fit the bound."""
         others = [
             path
@@ -159,16 +185,16 @@ class DiskStore:
             for path in [*others, self.folder]
         }
         while others and sum(sizes.values()) > self.limit_bytes:
-            gone = others.pop(0)
+            oldest = others.pop(0)
             with contextlib.suppress(OSError):
-                handle = take_lock(gone / LOCK)
-                shutil.rmtree(gone, ignore_errors=True)
+                handle = take_lock(oldest / LOCK)
+                shutil.rmtree(oldest, ignore_errors=True)
                 os.close(handle)
-                del sizes[gone]
+                del sizes[oldest]
         self._other_bytes = sum(size for path, size in sizes.items() if path != self.folder)
 
     def _open_all(self) -> list[Segment]:
-        found = []
+        segments = []
         for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             number = int(path.stem) if re.fullmatch("[0-9]{8,12}", path.stem) else -1
             self._next_number = max(self._next_number, number + 1)
@@ -178,10 +204,10 @@ class DiskStore:
                     log.warning("%s is no segment of this model; it is removed", path)
                     path.unlink(missing_ok=True)
                 else:
-                    found.append(segment)
+                    segments.append(segment)
             except OSError as error:
                 log.warning("%s is left as it is: %s.", path, error.strerror)
-        return found
+        return segments
 
     def _scan(self, segments: list[Segment]) -> None:
         """Learn what the segments hold, from the newest to the oldest."""
@@ -190,50 +216,50 @@ class DiskStore:
             try:
                 records = [record for record in segment.scan() if not record.flags & ERASED]
             except OSError as error:
-                self._trouble(error)
+                self._handle_error(error)
                 continue
             with self._mutex:
                 self._segments.insert(0, segment)
                 self._news.num_bad += segment.size != before
-                new = [record for record in records if record.block not in self._places]
-                self._places |= {record.block: Place(segment, record) for record in new}
+                new = [record for record in records if record.block not in self._blocks]
+                self._blocks |= {record.block: DiskBlock(segment, record) for record in new}
                 segment.num_live = len(new)
-                self._news.kept += [record.block for record in new]
+                self._news.stored += [record.block for record in new]
 
     # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
 
     def put(self, block: BlockId, owner: bytes, data: memoryview) -> None:
         """Keep the bytes of a block, which nobody changes any more; `take_news` tells if not."""
         with self._mutex:
-            is_full = self._pending_bytes + len(data) > QUEUE_BYTES
-            if is_full or self._is_closed or self._clock.now_s() < self._paused_until_s:
+            is_full = self._pending_bytes + len(data) > MAX_PENDING_BYTES
+            if is_full or self._is_closed or self._clock.now_s() < self._backoff_until_s:
                 self._news.lost.append(block)
                 return
-            if block in self._pending or block in self._places:
+            if block in self._pending or block in self._blocks:
                 return
-            write = Write(block, owner, data)
+            write = WriteJob(block, owner, data)
             self._pending[block] = write
             self._pending_bytes += len(data)
         self._writes.put(write)
 
-    def read(self, blocks: list[BlockId], into: list[memoryview], landed: Landed) -> None:
-        """Put the bytes of each where it is to go, and call `landed`: with False where one is not
+    def read(self, blocks: list[BlockId], into: list[memoryview], on_read: OnRead) -> None:
+        """Put the bytes of each where it is to go, and call `on_read`: with False where one is not
         there as it was written, or is of another length."""
-        reading = Reading(landed)
-        parts = [Part(reading, blocks[at::READERS], into[at::READERS]) for at in range(READERS)]
+        read = SharedRead(on_read)
+        parts = [ReadPart(read, blocks[at::READERS], into[at::READERS]) for at in range(READERS)]
         parts = [part for part in parts if part.blocks]
-        reading.num_left = len(parts)
+        read.num_pending = len(parts)
         for part in parts:
             self._reads.put(part)
 
     def forget(self, owner: bytes) -> None:
         """Erase what belongs to `owner`, in the thread that writes."""
-        self._writes.put(Forget(owner))
+        self._writes.put(EraseJob(owner))
 
-    def take_news(self) -> News:
+    def take_news(self) -> StoreNews:
         """What has changed since it was asked last."""
         with self._mutex:
-            news, self._news = self._news, News()
+            news, self._news = self._news, StoreNews()
         return news
 
     @property
@@ -255,7 +281,7 @@ class DiskStore:
         for _ in range(READERS):
             self._reads.put(None)
         for thread in self._threads:
-            thread.join(timeout=CLOSE_S)
+            thread.join(timeout=CLOSE_TIMEOUT_S)
         if not any(thread.is_alive() for thread in self._threads):
             for segment in self._segments:
                 segment.close()
@@ -263,7 +289,7 @@ class DiskStore:
 
     # ── writing ─────────────────────────────────────────────────────────────────────────────
 
-    def _write_on(self, old: list[Segment]) -> None:
+    def _write_loop(self, old: list[Segment]) -> None:
         self._scan(old)
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
@@ -272,39 +298,39 @@ class DiskStore:
                 job.set()
                 continue
             try:
-                if isinstance(job, Forget):
+                if isinstance(job, EraseJob):
                     self._erase(job.owner)
                 else:
                     self._write(job)
             except OSError as error:
-                self._trouble(error)
-                if isinstance(job, Write):
+                self._handle_error(error)
+                if isinstance(job, WriteJob):
                     with self._mutex:
                         self._news.lost.append(job.block)
             finally:
-                if isinstance(job, Write):
+                if isinstance(job, WriteJob):
                     with self._mutex:
                         self._pending.pop(job.block, None)
                         self._pending_bytes -= len(job.data)
 
-    def _write(self, job: Write) -> None:
-        if self._clock.now_s() < self._paused_until_s:
+    def _write(self, job: WriteJob) -> None:
+        if self._clock.now_s() < self._backoff_until_s:
             with self._mutex:
                 self._news.lost.append(job.block)
             return
-        segment = self._room(HEADER_BYTES + len(job.data))
+        segment = self._segment_with_room(HEADER_BYTES + len(job.data))
         record = segment.append(job.block, job.owner, job.data)
         with self._mutex:
-            self._places[job.block] = Place(segment, record)
+            self._blocks[job.block] = DiskBlock(segment, record)
             segment.num_live += 1
 
-    def _room(self, num_bytes: int) -> Segment:
+    def _segment_with_room(self, num_bytes: int) -> Segment:
         """The segment to append so many bytes to; others make room where the bound is near."""
         newest = self._newest
         if newest is None or newest.size + num_bytes > self.segment_bytes:
             path = self.folder / f"{self._next_number:08d}{SUFFIX}"
             newest = self._newest = Segment.create(path, self._next_number, self.fingerprint)
-            newest.value = self._floor + 1
+            newest.value = self._eviction_floor + 1
             self._next_number += 1
             with self._mutex:
                 self._segments.append(newest)
@@ -312,35 +338,37 @@ class DiskStore:
             old = [segment for segment in self._segments if segment is not newest]
             if not old:
                 raise OSError("the bound is smaller than a block")
-            self._drop(min(old, key=lambda segment: (segment.value, segment.number)), newest)
+            self._evict(min(old, key=lambda segment: (segment.value, segment.number)), newest)
         return newest
 
-    def _drop(self, segment: Segment, into: Segment) -> None:
+    def _evict(self, segment: Segment, into: Segment) -> None:
         """Remove a segment; what was read of it is moved into `into`, once and while there is room.
 
         At most half of it is moved, so that the bound is reached in the end.
         """
         with self._mutex:
-            self._floor = max(self._floor, segment.value)
-            own = [place for place in self._places.values() if place.segment is segment]
-        moved, left = set[BlockId](), segment.size // 2
-        for place in sorted(own, key=lambda place: -place.num_reads):
-            record = place.record
-            left -= HEADER_BYTES + record.length
-            is_wanted = place.num_reads and not record.flags & REWRITTEN and left >= 0
-            data = segment.read(record) if is_wanted else None
+            self._eviction_floor = max(self._eviction_floor, segment.value)
+            own = [stored for stored in self._blocks.values() if stored.segment is segment]
+        moved, bytes_left_to_move = set[BlockId](), segment.size // 2
+        for stored in sorted(own, key=lambda stored: -stored.num_reads):
+            record = stored.record
+            bytes_left_to_move -= HEADER_BYTES + record.length
+            should_move = (
+                stored.num_reads and not record.flags & REWRITTEN and bytes_left_to_move >= 0
+            )
+            data = segment.read(record) if should_move else None
             if data is None:
                 continue
             copy = into.append(record.block, record.owner, data, REWRITTEN)
             moved.add(record.block)
             with self._mutex:
-                self._places[record.block] = Place(into, copy)
+                self._blocks[record.block] = DiskBlock(into, copy)
                 into.num_live += 1
         with self._mutex:
-            for place in own:
-                if place.record.block not in moved:
-                    self._places.pop(place.record.block, None)
-                    self._news.lost.append(place.record.block)
+            for stored in own:
+                if stored.record.block not in moved:
+                    self._blocks.pop(stored.record.block, None)
+                    self._news.lost.append(stored.record.block)
         self._unlink(segment)
 
     def _unlink(self, segment: Segment) -> None:
@@ -354,26 +382,26 @@ class DiskStore:
     def _erase(self, owner: bytes) -> None:
         """Zeros over each block of `owner`; a segment that is left without any is removed."""
         with self._mutex:
-            own = [p for p in self._places.values() if p.record.owner.startswith(owner)]
-            for place in own:
-                del self._places[place.record.block]
-                self._news.lost.append(place.record.block)
-                place.segment.num_live -= 1
-            touched = {place.segment.number: place.segment for place in own}
-        for place in own:
-            if place.segment.num_live:
-                place.segment.erase(place.record)
+            own = [p for p in self._blocks.values() if p.record.owner.startswith(owner)]
+            for stored in own:
+                del self._blocks[stored.record.block]
+                self._news.lost.append(stored.record.block)
+                stored.segment.num_live -= 1
+            touched = {stored.segment.number: stored.segment for stored in own}
+        for stored in own:
+            if stored.segment.num_live:
+                stored.segment.erase(stored.record)
         for segment in touched.values():
             if segment.num_live:
                 os.fsync(segment.handle)
             else:
                 self._unlink(segment)
 
-    def _trouble(self, error: OSError) -> None:
+    def _handle_error(self, error: OSError) -> None:
         """Say once what is wrong; nothing is written for a while."""
-        self._paused_until_s = self._clock.now_s() + BACK_OFF_S
-        if not self._warned:
-            self._warned = True
+        self._backoff_until_s = self._clock.now_s() + WRITE_BACKOFF_S
+        if not self._has_warned:
+            self._has_warned = True
             log.warning(
                 "The KV disk tier in %s does not work: %s. Requests go on without it; free space "
                 "there, name another folder with --kv-disk, or leave the option out.",
@@ -383,60 +411,62 @@ class DiskStore:
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 
-    def _read_on(self) -> None:
+    def _read_loop(self) -> None:
         while (part := self._reads.get()) is not None:
             well = False
             try:
                 pairs = zip(part.blocks, part.into, strict=True)
-                well = not part.reading.has_failed and all(self._read_one(*each) for each in pairs)
+                well = not part.read.has_failed and all(self._read_one(*each) for each in pairs)
             except OSError as error:
-                self._trouble(error)
-                self._give_up(part.blocks)
-            part.reading.ended(well=well)
+                self._handle_error(error)
+                self._drop_unreadable(part.blocks)
+            part.read.finish_part(well=well)
 
     def _read_one(self, block: BlockId, into: memoryview) -> bool:
         with self._mutex:
-            pending, place = self._pending.get(block), self._places.get(block)
-            if pending is None and place is None:
+            pending, stored = self._pending.get(block), self._blocks.get(block)
+            if pending is None and stored is None:
                 self._news.lost.append(block)
-            elif place is not None:
-                place.num_reads += 1
-                segment = place.segment
-                segment.value = max(segment.value, self._floor + 1) + 1 / max(segment.num_live, 1)
+            elif stored is not None:
+                stored.num_reads += 1
+                segment = stored.segment
+                segment.value = max(segment.value, self._eviction_floor + 1) + 1 / max(
+                    segment.num_live, 1
+                )
         if pending is not None and len(pending.data) == len(into):
             into[:] = pending.data
             return True
-        if place is None or place.record.length != len(into):
+        if stored is None or stored.record.length != len(into):
             return False
         try:
-            is_good = place.segment.read_into(place.record, into)
+            is_good = stored.segment.read_into(stored.record, into)
         except OSError:
             with self._mutex:
-                is_there = self._places.get(block) is place
+                is_there = self._blocks.get(block) is stored
             if is_there:
                 raise
             return False  # it went meanwhile
         if not is_good:
-            self._drop_bad(block, place)
+            self._drop_damaged(block, stored)
         return is_good
 
-    def _drop_bad(self, block: BlockId, place: Place) -> None:
+    def _drop_damaged(self, block: BlockId, stored: DiskBlock) -> None:
         """A block is not as it was written; unless it went meanwhile, that is damage."""
         with self._mutex:
-            is_bad = self._places.get(block) is place
+            is_bad = self._blocks.get(block) is stored
             if is_bad:
-                del self._places[block]
-                place.segment.num_live -= 1
+                del self._blocks[block]
+                stored.segment.num_live -= 1
                 self._news.num_bad += 1
             self._news.lost.append(block)
         if is_bad:
-            log.warning("A KV block in %s is damaged: it is computed again.", place.segment.path)
+            log.warning("A KV block in %s is damaged: it is computed again.", stored.segment.path)
 
-    def _give_up(self, blocks: Iterable[BlockId]) -> None:
+    def _drop_unreadable(self, blocks: Iterable[BlockId]) -> None:
         with self._mutex:
             self._news.lost += blocks
             for block in blocks:
-                self._places.pop(block, None)
+                self._blocks.pop(block, None)
 
 
 def take_lock(path: Path) -> int:

@@ -31,10 +31,11 @@ from pathlib import Path
 
 from headway.core import parcel as messages
 from headway.core.clock import Clock, SystemClock
-from headway.runtime.kvstore.arena import Arena, MappedArena, Place
+from headway.runtime.kvstore.arena import Arena, ArenaPlace, MappedArena
 from headway.runtime.kvstore.segment import (
     HEADER_BYTES,
     BlockId,
+    OnRead,
     Record,
     header_of,
     parse_header,
@@ -42,40 +43,40 @@ from headway.runtime.kvstore.segment import (
 
 log = logging.getLogger(__name__)
 
-MOST_MESSAGE_BYTES = 2**20
+MAX_MESSAGE_BYTES = 2**20
 """Of what a taker may send: some 20,000 blocks."""
 NONCE_BYTES, PROOF_BYTES = 16, 32
 LEASE_S = 60.0
 """How long a parcel's blocks are kept for a taker that does not come."""
-TIMEOUT_S = 30.0
+SOCKET_TIMEOUT_S = 30.0
 """How long a socket may be silent."""
-MOST_EXPORT_BYTES = 2**30
-MOST_OVER = 4096
+MAX_EXPORT_BYTES = 2**30
+MAX_RELEASED_PARCELS = 4096
 """Parcels that were released and are remembered, so that nobody waits for their blocks."""
-WAIT_S = 2.0
+BLOCK_WAIT_S = 2.0
 """How long a block is waited for that has not left yet."""
 READERS = 2
-MOST_ARENAS = 64
+MAX_MAPPED_ARENAS = 64
 """Of other engines, that stay mapped."""
-SHARES = hasattr(os, "memfd_create")
+CAN_MAP_MEMORY = hasattr(os, "memfd_create")
 """Whether engines of this machine can map each other's memory."""
 LENGTH = struct.Struct("<I")
-GONE = bytes(HEADER_BYTES)
+MISSING_BLOCK_HEADER = bytes(HEADER_BYTES)
 UNIX = "unix:"
 
 
-def check_of(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
+def block_checksum(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
     """CRC-32 over group, key, owner and bytes, in the 32 bytes of a digest."""
     start = zlib.crc32(struct.pack("<H", block[0]) + block[1] + owner)
     return LENGTH.pack(zlib.crc32(data, start)).ljust(32, b"\0")
 
 
 @dataclass(slots=True)
-class Offered:
+class HeldParcel:
     """The blocks of a parcel, and when nobody has to keep them any more."""
 
     until_s: float
-    blocks: dict[BlockId, tuple[bytes, Place]] = field(default_factory=dict)
+    blocks: dict[BlockId, tuple[bytes, ArenaPlace]] = field(default_factory=dict)
 
 
 class Exports:
@@ -91,39 +92,39 @@ class Exports:
         fingerprint: bytes,
         *,
         secret: bytes = b"",
-        limit_bytes: int = MOST_EXPORT_BYTES,
+        limit_bytes: int = MAX_EXPORT_BYTES,
         lease_s: float = LEASE_S,
         clock: Clock | None = None,
     ) -> None:
         self.fingerprint, self.limit_bytes, self.lease_s = fingerprint, limit_bytes, lease_s
         self._secret, self._clock = secret, clock or SystemClock()
-        self._offered: dict[bytes, Offered] = {}
-        self._over: dict[bytes, None] = {}
+        self._parcels: dict[bytes, HeldParcel] = {}
+        self._released: dict[bytes, None] = {}
         """Parcels that were released, the oldest first."""
         self._num_bytes = 0
         self._arena = Arena(limit_bytes)
         self._changed = threading.Condition()
         self._is_closed = False
-        self._listener = listening(address)
+        self._listener = open_listener(address)
         self.address = address
         if not address.startswith(UNIX):
             host, port = self._listener.getsockname()[:2]
             self.address = f"{host}:{port}"
-        threading.Thread(target=self._accept_on, daemon=True).start()
+        threading.Thread(target=self._accept_loop, daemon=True).start()
 
     # ── what a step calls ───────────────────────────────────────────────────────────────────
 
     def put(self, parcel_id: bytes, block: BlockId, owner: bytes, data: memoryview) -> None:
         """Keep a block of a parcel, whose lease begins anew; beyond the bound it is not kept."""
         with self._changed:
-            self._drop_late()
-            is_new = parcel_id not in self._over and block not in self._blocks_of(parcel_id)
+            self._drop_expired()
+            is_new = parcel_id not in self._released and block not in self._blocks_of(parcel_id)
             place = self._arena.put(parcel_id, data) if is_new else None
             if place is not None:
                 until_s = self._clock.now_s() + self.lease_s
-                offered = self._offered.setdefault(parcel_id, Offered(until_s))
-                offered.until_s = until_s
-                offered.blocks[block] = owner, place
+                held = self._parcels.setdefault(parcel_id, HeldParcel(until_s))
+                held.until_s = until_s
+                held.blocks[block] = owner, place
                 self._num_bytes += len(data)
             self._changed.notify_all()
 
@@ -131,27 +132,27 @@ class Exports:
         """Nobody fetches the blocks of this parcel any more."""
         with self._changed:
             self._drop(parcel_id)
-            self._over[parcel_id] = None
-            while len(self._over) > MOST_OVER:
-                self._over.pop(next(iter(self._over)))
+            self._released[parcel_id] = None
+            while len(self._released) > MAX_RELEASED_PARCELS:
+                self._released.pop(next(iter(self._released)))
             self._changed.notify_all()
 
     def _drop(self, parcel_id: bytes) -> None:
         for _, place in self._blocks_of(parcel_id).values():
             self._num_bytes -= place.length
             self._arena.free(place)
-        self._offered.pop(parcel_id, None)
+        self._parcels.pop(parcel_id, None)
 
-    def _drop_late(self) -> None:
+    def _drop_expired(self) -> None:
         now_s = self._clock.now_s()
-        for parcel_id in [name for name, each in self._offered.items() if each.until_s < now_s]:
+        for parcel_id in [name for name, each in self._parcels.items() if each.until_s < now_s]:
             self._drop(parcel_id)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that wait to be fetched."""
         with self._changed:
-            self._drop_late()
+            self._drop_expired()
             return self._num_bytes
 
     def close(self) -> None:
@@ -166,7 +167,7 @@ class Exports:
 
     # ── in threads ──────────────────────────────────────────────────────────────────────────
 
-    def _accept_on(self) -> None:
+    def _accept_loop(self) -> None:
         while not self._is_closed:
             try:
                 connection, _ = self._listener.accept()
@@ -177,7 +178,7 @@ class Exports:
     def _serve(self, connection: socket.socket) -> None:
         """One taker, message by message; whatever is wrong ends the connection."""
         with connection, contextlib.suppress(OSError, ValueError):
-            connection.settimeout(TIMEOUT_S)
+            connection.settimeout(SOCKET_TIMEOUT_S)
             nonce = os.urandom(NONCE_BYTES)
             connection.sendall(nonce)
             while (frame := receive_frame(connection)) is not None:
@@ -185,60 +186,61 @@ class Exports:
                 if not hmac.compare_digest(proof, proof_of(self._secret, nonce, message)):
                     log.warning("Somebody without the secret asked for KV blocks: nothing is sent.")
                     return
-                asked = messages.decode_asked(message)
-                if isinstance(asked, messages.Release):
-                    self.release(asked.parcel_id)
-                elif asked.fingerprint != self.fingerprint:
+                request = messages.decode_asked(message)
+                if isinstance(request, messages.Release):
+                    self.release(request.parcel_id)
+                elif request.fingerprint != self.fingerprint:
                     return
-                elif asked.how != messages.BYTES:
-                    self._lend(connection, asked)
+                elif request.how != messages.BYTES:
+                    self._send_places(connection, request)
                 else:
-                    self._send(connection, asked)
+                    self._send(connection, request)
 
-    def _found(self, parcel_id: bytes, block: BlockId) -> tuple[bytes, Place] | None:
+    def _wait_for_block(self, parcel_id: bytes, block: BlockId) -> tuple[bytes, ArenaPlace] | None:
         """(owner, place) of a block; one that is to leave with the next step is waited for."""
         with self._changed:
             self._changed.wait_for(
-                lambda: parcel_id in self._over or block in self._blocks_of(parcel_id), WAIT_S
+                lambda: parcel_id in self._released or block in self._blocks_of(parcel_id),
+                BLOCK_WAIT_S,
             )
-            if parcel_id in self._offered:
-                self._offered[parcel_id].until_s = self._clock.now_s() + self.lease_s
+            if parcel_id in self._parcels:
+                self._parcels[parcel_id].until_s = self._clock.now_s() + self.lease_s
             return self._blocks_of(parcel_id).get(block)
 
-    def _blocks_of(self, parcel_id: bytes) -> dict[BlockId, tuple[bytes, Place]]:
-        offered = self._offered.get(parcel_id)
-        return {} if offered is None else offered.blocks
+    def _blocks_of(self, parcel_id: bytes) -> dict[BlockId, tuple[bytes, ArenaPlace]]:
+        held = self._parcels.get(parcel_id)
+        return {} if held is None else held.blocks
 
-    def _send(self, connection: socket.socket, asked: messages.Pull) -> None:
-        for group, key in asked.blocks:
-            found = self._found(asked.parcel_id, (group, key))
-            if found is None:
-                connection.sendall(GONE)
+    def _send(self, connection: socket.socket, request: messages.Pull) -> None:
+        for group, key in request.blocks:
+            entry = self._wait_for_block(request.parcel_id, (group, key))
+            if entry is None:
+                connection.sendall(MISSING_BLOCK_HEADER)
                 return
-            owner, data = found[0], self._arena.view(found[1])
+            owner, data = entry[0], self._arena.view(entry[1])
             block = group, key
-            check = check_of(block, owner, data)
+            check = block_checksum(block, owner, data)
             header = header_of(Record(block, owner, 0, len(data), 0, check))
-            send_both(connection, header, data)
+            send_block(connection, header, data)
 
-    def _lend(self, connection: socket.socket, asked: messages.Pull) -> None:
+    def _send_places(self, connection: socket.socket, request: messages.Pull) -> None:
         """Say where the blocks lie, to who sits on this machine."""
         places: list[tuple[int, int, int]] = []
-        for block in asked.blocks:
-            found = self._found(asked.parcel_id, block)
-            if found is None:
+        for block in request.blocks:
+            entry = self._wait_for_block(request.parcel_id, block)
+            if entry is None:
                 places = []
                 break
-            places.append(found[1])
-        lent = messages.encode(messages.Lent(self._arena.size, places))
-        if asked.how == messages.PLACES_AND_FILE and self._arena.handle is not None:
-            socket.send_fds(connection, [LENGTH.pack(len(lent))], [self._arena.handle])
+            places.append(entry[1])
+        reply = messages.encode(messages.Lent(self._arena.size, places))
+        if request.how == messages.PLACES_AND_FILE and self._arena.handle is not None:
+            socket.send_fds(connection, [LENGTH.pack(len(reply))], [self._arena.handle])
         else:
-            connection.sendall(LENGTH.pack(len(lent)))
-        connection.sendall(lent)
+            connection.sendall(LENGTH.pack(len(reply)))
+        connection.sendall(reply)
 
 
-def send_both(connection: socket.socket, header: bytes, data: memoryview) -> None:
+def send_block(connection: socket.socket, header: bytes, data: memoryview) -> None:
     """All of both, in one call where the socket takes it.
 
     Nothing is sent behind that: who has the last block may have said so, and left.
@@ -259,7 +261,7 @@ class PeerStore:
         self._arenas: dict[str, MappedArena] = {}
         """By the address of the engine whose memory it is."""
         for _ in range(READERS):
-            threading.Thread(target=self._read_on, daemon=True).start()
+            threading.Thread(target=self._read_loop, daemon=True).start()
 
     def expect(self, peer: str) -> None:
         """One more read from `peer` is about to be asked for: nothing is released before it."""
@@ -268,23 +270,23 @@ class PeerStore:
 
     def _is_last(self, peer: str) -> bool:
         with self._mutex:
-            left = self._expected.pop(peer, 1) - 1
-            if left:
-                self._expected[peer] = left
-        return not left
+            num_pending = self._expected.pop(peer, 1) - 1
+            if num_pending:
+                self._expected[peer] = num_pending
+        return not num_pending
 
     def read(
         self,
         peer: str,
         blocks: list[BlockId],
         into: list[memoryview],
-        landed: Callable[[bool], None],
+        on_read: OnRead,
     ) -> None:
-        """Put the bytes of each where it is to go, and call `landed`: with False where one did not
+        """Put the bytes of each where it is to go, and call `on_read`: with False where one did not
         come, or not whole."""
-        self._reads.put(lambda: landed(self._pull(peer, blocks, into)))
+        self._reads.put(lambda: on_read(self._pull(peer, blocks, into)))
 
-    def _read_on(self) -> None:
+    def _read_loop(self) -> None:
         while True:
             self._reads.get()()
 
@@ -292,18 +294,18 @@ class PeerStore:
         address, parcel_id = messages.address_of(peer)
         is_last = False
         try:
-            with connected(address) as connection:
+            with connect(address) as connection:
                 nonce = receive(connection, NONCE_BYTES)
                 pull = messages.Pull(parcel_id, self.fingerprint, blocks)
-                if SHARES and address.startswith(UNIX):
-                    self._borrow(connection, nonce, address, pull, into)
+                if CAN_MAP_MEMORY and address.startswith(UNIX):
+                    self._copy_from_arena(connection, nonce, address, pull, into)
                 else:
-                    self._ask(connection, nonce, pull)
+                    self._send_request(connection, nonce, pull)
                     for block, data in zip(blocks, into, strict=True):
-                        take_block(connection, block, data)
+                        receive_block(connection, block, data)
                 is_last = self._is_last(peer)
                 if is_last:
-                    self._ask(connection, nonce, messages.Release(parcel_id))
+                    self._send_request(connection, nonce, messages.Release(parcel_id))
         except (OSError, ValueError) as error:
             log.warning("KV blocks of %s did not come, and are computed: %s", address, error)
             self._arenas.pop(address, None)
@@ -312,7 +314,7 @@ class PeerStore:
             return False
         return True
 
-    def _borrow(
+    def _copy_from_arena(
         self,
         connection: socket.socket,
         nonce: bytes,
@@ -323,31 +325,31 @@ class PeerStore:
         """Copy the blocks out of the memory of who has them. Raises OSError, ValueError."""
         arena = self._arenas.get(address)
         pull.how = messages.PLACES_AND_FILE if arena is None else messages.PLACES
-        self._ask(connection, nonce, pull)
-        lent, handle = receive_lent(connection)
+        self._send_request(connection, nonce, pull)
+        reply, handle = receive_lent(connection)
         if handle is not None:
-            arena = self._map(address, handle, lent.size)
-        if not lent.places or arena is None:
+            arena = self._map(address, handle, reply.size)
+        if not reply.places or arena is None:
             raise ValueError("a block is not there any more")
-        for place, data in zip(lent.places, into, strict=True):
-            arena.take(pull.parcel_id, Place(*place), data)
+        for place, data in zip(reply.places, into, strict=True):
+            arena.take(pull.parcel_id, ArenaPlace(*place), data)
 
     def _map(self, address: str, handle: int, size: int) -> MappedArena:
         """The memory of the engine at `address`, from now on."""
         arena = self._arenas[address] = MappedArena(handle, size)
-        while len(self._arenas) > MOST_ARENAS:
+        while len(self._arenas) > MAX_MAPPED_ARENAS:
             self._arenas.pop(next(iter(self._arenas)))
         return arena
 
-    def _ask(
-        self, connection: socket.socket, nonce: bytes, asked: messages.Pull | messages.Release
+    def _send_request(
+        self, connection: socket.socket, nonce: bytes, request: messages.Pull | messages.Release
     ) -> None:
-        message = messages.encode(asked)
+        message = messages.encode(request)
         proof = proof_of(self._secret, nonce, message)
         connection.sendall(LENGTH.pack(len(proof) + len(message)) + proof + message)
 
 
-def take_block(connection: socket.socket, block: BlockId, data: memoryview) -> None:
+def receive_block(connection: socket.socket, block: BlockId, data: memoryview) -> None:
     """Receive `block` into `data`. Raises OSError, and ValueError where it is not that."""
     header = receive(connection, HEADER_BYTES)
     record = parse_header(header, 0)
@@ -356,14 +358,14 @@ def take_block(connection: socket.socket, block: BlockId, data: memoryview) -> N
     if record.length != len(data):
         raise ValueError(f"a block has {record.length} bytes in place of {len(data)}")
     receive_into(connection, data)
-    if check_of(block, record.owner, data) != record.digest:
+    if block_checksum(block, record.owner, data) != record.digest:
         raise ValueError("a block is damaged")
 
 
 # ── sockets ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def listening(address: str) -> socket.socket:
+def open_listener(address: str) -> socket.socket:
     """A socket that listens on `address`. Raises OSError."""
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -380,19 +382,19 @@ def listening(address: str) -> socket.socket:
     return listener
 
 
-def connected(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
     """A connection to `address`. Raises OSError, ValueError."""
     if address.startswith(UNIX):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            connection.settimeout(TIMEOUT_S)
+            connection.settimeout(SOCKET_TIMEOUT_S)
             connection.connect(address.removeprefix(UNIX))
         except OSError:
             connection.close()
             raise
         return connection
     host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
+    return socket.create_connection((host, int(port)), timeout=SOCKET_TIMEOUT_S)
 
 
 def proof_of(secret: bytes, nonce: bytes, message: bytes) -> bytes:
@@ -406,7 +408,7 @@ def receive_frame(connection: socket.socket) -> bytes | None:
     if not first:
         return None
     (length,) = LENGTH.unpack(first + receive(connection, LENGTH.size - 1))
-    if not PROOF_BYTES < length <= MOST_MESSAGE_BYTES:
+    if not PROOF_BYTES < length <= MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {length} bytes")
     return receive(connection, length)
 
@@ -418,14 +420,14 @@ def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
     try:
         head += receive(connection, LENGTH.size - len(head))
         (length,) = LENGTH.unpack(head)
-        if length > MOST_MESSAGE_BYTES:
+        if length > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {length} bytes")
-        lent = messages.decode_lent(receive(connection, length))
+        reply = messages.decode_lent(receive(connection, length))
     except BaseException:
         for handle in handles:
             os.close(handle)
         raise
-    return lent, handles[0] if handles else None
+    return reply, handles[0] if handles else None
 
 
 def receive(connection: socket.socket, count: int) -> bytes:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -35,6 +35,8 @@ MAX_BLOCK_BYTES = 1 << 30
 
 BlockId = tuple[int, bytes]
 """(KV group, key) of a block."""
+OnRead = Callable[[bool], None]
+"""Called by a reading thread when all blocks of a read are in place (True) or will not be."""
 
 
 class Record(NamedTuple):
@@ -164,7 +166,7 @@ class Segment:
 def write_all(handle: int, parts: list[bytes | memoryview], at: int) -> None:
     """Write `parts` one behind the other from `at` on. Raises OSError."""
     for part in parts:
-        left = memoryview(part)
-        while left:
-            count = os.pwrite(handle, left, at)
-            left, at = left[count:], at + count
+        rest = memoryview(part)
+        while rest:
+            count = os.pwrite(handle, rest, at)
+            rest, at = rest[count:], at + count

@@ -22,20 +22,19 @@ from headway.core.plan import Moved, TierNews, Transfer
 from headway.runtime.attention.cache import KVLayer
 from headway.runtime.kvstore.disk import DiskStore
 from headway.runtime.kvstore.handover import Exports, PeerStore
-from headway.runtime.kvstore.reading import Landed
-from headway.runtime.kvstore.segment import BlockId
+from headway.runtime.kvstore.segment import BlockId, OnRead
 
 DISK = "disk"
-LEAST_RUN = 4
+MIN_BLOCKS_PER_RUN = 4
 """Blocks of a run, on average, from which on runs are copied and not block by block."""
-KEPT_BYTES = 128 * 2**20
+MAX_IDLE_STAGING_BYTES = 128 * 2**20
 """Of staging memory that nobody uses: 10,000 tokens of Qwen2.5-0.5B in bf16."""
-WAIT_S = 0.005
+MAX_READ_WAIT_S = 0.005
 """How long a step without work waits for a block to land; a newcomer waits no longer than that."""
 
 
 @dataclass(slots=True)
-class Reading:
+class ActiveRead:
     """A transfer that is under way, since when, where its bytes go, and whether they have come."""
 
     transfer: Transfer
@@ -45,14 +44,14 @@ class Reading:
     room: Tensor
     ended_s: float = 0.0
     is_over: bool = False
-    has_come: bool = False
+    has_data: bool = False
 
 
-class Staging:
+class StagingPool:
     """Memory that blocks land in, used again: 50 MB of new pages take 40 ms, to copy them 5."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
-        self._kept_bytes = kept_bytes
+    def __init__(self, max_idle_bytes: int = MAX_IDLE_STAGING_BYTES) -> None:
+        self._max_idle_bytes = max_idle_bytes
         self._rooms: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
@@ -65,7 +64,7 @@ class Staging:
     def give(self, room: Tensor) -> None:
         """Nobody writes there any more. The smallest go where too much is kept."""
         self._rooms = sorted([*self._rooms, room], key=len)
-        while sum(map(len, self._rooms)) > self._kept_bytes:
+        while sum(map(len, self._rooms)) > self._max_idle_bytes:
             self._rooms.pop(0)
 
 
@@ -77,7 +76,7 @@ class StoreTransfers:
         self,
         layers: list[KVLayer],
         num_groups: int,
-        start: Callable[[Transfer, list[BlockId], list[memoryview], Landed], None],
+        start: Callable[[Transfer, list[BlockId], list[memoryview], OnRead], None],
         clock: Clock | None = None,
     ) -> None:
         self._start = start
@@ -87,9 +86,9 @@ class StoreTransfers:
         ]
         self.block_bytes = [sum(part[0].nbytes for part in parts) for parts in self._parts]
         self._clock = clock or SystemClock()
-        self._readings: dict[int, Reading] = {}
-        self._staging = Staging()
-        self._landed = threading.Condition()
+        self._reads: dict[int, ActiveRead] = {}
+        self._staging = StagingPool()
+        self._read_ended = threading.Condition()
         self._moved: list[Moved] = []
 
     def gather(self, transfer: Transfer) -> Tensor:
@@ -108,50 +107,52 @@ class StoreTransfers:
         shape = (len(transfer.blocks), self.block_bytes[transfer.group])
         room = self._staging.take(math.prod(shape))
         data = room[: math.prod(shape)].view(shape)
-        reading = Reading(transfer, self._clock.now_s(), data, room)
-        self._readings[transfer.transfer_id] = reading
+        read = ActiveRead(transfer, self._clock.now_s(), data, room)
+        self._reads[transfer.transfer_id] = read
         blocks = [(transfer.group, key) for key in transfer.keys]
         into = [memoryview(block) for block in data.numpy()]
-        self._start(transfer, blocks, into, partial(self._land, reading))
+        self._start(transfer, blocks, into, partial(self._finish_read, read))
 
     def is_under_way(self, transfer: Transfer) -> bool:
         """Whether it was begun, and has not been told to be over."""
-        return transfer.transfer_id in self._readings
+        return transfer.transfer_id in self._reads
 
-    def _land(self, reading: Reading, has_come: bool) -> None:
+    def _finish_read(self, read: ActiveRead, has_data: bool) -> None:
         """In a reader's thread."""
-        with self._landed:
-            reading.has_come, reading.is_over = has_come, True
-            reading.ended_s = self._clock.now_s()
-            self._landed.notify()
+        with self._read_ended:
+            read.has_data, read.is_over = has_data, True
+            read.ended_s = self._clock.now_s()
+            self._read_ended.notify()
 
     def take_done(self, *, wait: bool) -> tuple[list[int], list[int], list[Moved]]:
         """(ids of those whose blocks are in place, of those that brought nothing, what was moved).
 
         With `wait`, and where any is under way, not before one has landed or 5 ms have passed.
         """
-        if not self._readings:
+        if not self._reads:
             moved, self._moved = self._moved, []
             return [], [], moved
-        with self._landed:
-            if wait and not any(reading.is_over for reading in self._readings.values()):
-                self._landed.wait(WAIT_S)
+        with self._read_ended:
+            if wait and not any(read.is_over for read in self._reads.values()):
+                self._read_ended.wait(MAX_READ_WAIT_S)
             now_s = self._clock.now_s()
-            over = [r for r in self._readings.values() if r.is_over or is_late(r, now_s)]
+            over = [r for r in self._reads.values() if r.is_over or is_late(r, now_s)]
         done: list[int] = []
         failed: list[int] = []
-        for reading in over:
-            transfer = reading.transfer
-            del self._readings[transfer.transfer_id]
-            asked = len(transfer.blocks) * self.block_bytes[transfer.group]
-            came = reading.has_come
-            if came:
-                self._scatter(transfer, reading.data)
-            if reading.is_over:  # else its reader may still write
-                self._staging.give(reading.room)
-            (done if came else failed).append(transfer.transfer_id)
-            seconds = (reading.ended_s if reading.is_over else now_s) - reading.began_s
-            self._moved.append(Moved(transfer.peer, "in", asked, asked if came else 0, seconds))
+        for read in over:
+            transfer = read.transfer
+            del self._reads[transfer.transfer_id]
+            num_bytes = len(transfer.blocks) * self.block_bytes[transfer.group]
+            has_data = read.has_data
+            if has_data:
+                self._scatter(transfer, read.data)
+            if read.is_over:  # else its reader may still write
+                self._staging.give(read.room)
+            (done if has_data else failed).append(transfer.transfer_id)
+            seconds = (read.ended_s if read.is_over else now_s) - read.began_s
+            self._moved.append(
+                Moved(transfer.peer, "in", num_bytes, num_bytes if has_data else 0, seconds)
+            )
         moved, self._moved = self._moved, []
         return done, failed, moved
 
@@ -166,7 +167,7 @@ class StoreTransfers:
             if (at | bytes_BN.shape[1]) % part.itemsize:
                 bytes_of_part = bytes_of_part.contiguous()
             own = bytes_of_part.view(part.dtype).view(-1, *part.shape[1:]).to(part.device)
-            if LEAST_RUN * len(spans) > len(blocks):
+            if MIN_BLOCKS_PER_RUN * len(spans) > len(blocks):
                 part.index_copy_(0, index.to(part.device), own)
             else:
                 for block, first, count in spans:
@@ -212,9 +213,9 @@ class DiskTransfers(StoreTransfers):
     def take_news(self) -> TierNews | None:
         """What the store has told since, or None."""
         news = self.store.take_news()
-        if not (news.kept or news.lost or news.num_bad):
+        if not (news.stored or news.lost or news.num_bad):
             return None
-        return TierNews(news.kept, news.lost, news.num_bad)
+        return TierNews(news.stored, news.lost, news.num_bad)
 
 
 class PeerTransfers(StoreTransfers):
@@ -243,7 +244,7 @@ class PeerTransfers(StoreTransfers):
             self.exports.put(parcel_id, (transfer.group, key), owner, memoryview(block))
 
 
-def is_late(reading: Reading, now_s: float) -> bool:
+def is_late(read: ActiveRead, now_s: float) -> bool:
     """Whether it did not come in time; without a limit it is waited for."""
-    limit_s = reading.transfer.limit_s
-    return limit_s > 0 and now_s - reading.began_s > limit_s
+    limit_s = read.transfer.limit_s
+    return limit_s > 0 and now_s - read.began_s > limit_s

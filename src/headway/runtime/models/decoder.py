@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.runtime.layers import Build, Linear, ResidualLayer, RMSNorm, Step
-from headway.runtime.parallel.halves import keep_half
+from headway.runtime.parallel.halves import drop_other_half
 from headway.runtime.parallel.vocabulary import VocabEmbedding, VocabHead
 
 Weights = dict[str, tuple[str, str | None]]
@@ -80,7 +80,7 @@ class Decoder(nn.Module):
         if spec.tied and self.stage.count == 1:
             self.head.weight = self.embedding.weight
         if self.stage.half is not None:
-            keep_half(self, self.stage.half)
+            drop_other_half(self, self.stage.half)
 
     def forward(self, given: Tensor, step: Step) -> Tensor:
         """`given` are token ids (T,), or in a stage behind the first its rows (T, H)."""

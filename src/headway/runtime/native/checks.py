@@ -15,7 +15,7 @@ from headway.runtime.attention.cache import KVLayer
 from headway.runtime.attention.int4 import allocate_int4
 from headway.runtime.attention.native import NativeAttention, NativeKVLayer
 from headway.runtime.attention.protocol import AttentionRule
-from headway.runtime.attention.reference import ReferenceAttention, attend_one
+from headway.runtime.attention.reference import ReferenceAttention, causal_attention
 from headway.runtime.batch import Batch
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.layers import NativeLayers, layers_are_right
@@ -175,7 +175,7 @@ def attends_right(library: NativeLibrary) -> bool:
             sampled_sequences=[],
         )
         found = NativeAttention(library).attend(q, k, v, layer, batch, rule).float()
-        expected = attend_one(q.float(), k.float(), v.float(), rule)
+        expected = causal_attention(q.float(), k.float(), v.float(), rule)
         if not torch.allclose(found, expected, rtol=5e-2, atol=5e-2):
             return False
     return True

@@ -16,57 +16,57 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.runtime.parallel.group import RankLostError, ordered_sum
-from headway.runtime.parallel.shared import PATIENCE_S
+from headway.runtime.parallel.shared import SUM_TIMEOUT_S
 from headway.runtime.parallel.stage import StageError
 
 
 class DistributedGroup:
     """Rank `rank` of `size`; they find each other by the file at `path`."""
 
-    def __init__(self, path: Path, rank: int, size: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, path: Path, rank: int, size: int, timeout_s: float = SUM_TIMEOUT_S) -> None:
         self.rank, self.size = rank, size
-        self._gloo = meet(path, rank, size, patience_s)
+        self._gloo = connect_gloo(path, rank, size, timeout_s)
 
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
         own = torch.stack(list(parts_TH))
-        return ordered_sum(torch.cat(self._all(own)))
+        return ordered_sum(torch.cat(self._all_gather(own)))
 
-    def first(self, x_TH: Tensor) -> Tensor:
+    def broadcast(self, x_TH: Tensor) -> Tensor:
         x_TH = x_TH.clone()
-        with whole():
+        with rank_errors():
             self._gloo.broadcast(x_TH, 0).wait()
         return x_TH
 
-    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+    def concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         own = functional.pad(own_RP, (0, max(sizes) - own_RP.shape[1]))
-        pairs = zip(self._all(own), sizes, strict=True)
+        pairs = zip(self._all_gather(own), sizes, strict=True)
         return torch.cat([columns[:, :size] for columns, size in pairs], dim=1)
 
-    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+    def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         own = functional.pad(own_RW, (0, 0, 0, max(counts) - len(own_RW)))
-        pairs = zip(self._all(own), counts, strict=True)
+        pairs = zip(self._all_gather(own), counts, strict=True)
         return torch.cat([rows[:count] for rows, count in pairs])
 
     def leave(self) -> None:
         """Gloo's others wait until their patience ends."""
 
-    def _all(self, own: Tensor) -> list[Tensor]:
+    def _all_gather(self, own: Tensor) -> list[Tensor]:
         """What each rank has, of one shape."""
-        everybody = [torch.empty_like(own) for _ in range(self.size)]
-        with whole():
-            self._gloo.allgather(everybody, own).wait()
-        return everybody
+        gathered = [torch.empty_like(own) for _ in range(self.size)]
+        with rank_errors():
+            self._gloo.allgather(gathered, own).wait()
+        return gathered
 
 
 class DistributedLink:
     """Between the stages of a pipeline, of which the last is rank 0."""
 
-    def __init__(self, path: Path, rank: int, size: int, patience_s: float = PATIENCE_S) -> None:
+    def __init__(self, path: Path, rank: int, size: int, timeout_s: float = SUM_TIMEOUT_S) -> None:
         self.rank = rank
-        self._gloo = meet(path, rank, size, patience_s)
+        self._gloo = connect_gloo(path, rank, size, timeout_s)
 
     def send(self, x_TH: Tensor | None) -> None:
-        with whole():
+        with rank_errors():
             self._gloo.send([torch.tensor([x_TH is not None])], self.rank - 1, 0).wait()
             if x_TH is not None:
                 data = x_TH.contiguous().view(torch.uint8)
@@ -74,7 +74,7 @@ class DistributedLink:
 
     def receive(self, x_TH: Tensor) -> None:
         is_well = torch.empty(1, dtype=torch.bool)
-        with whole():
+        with rank_errors():
             self._gloo.recv([is_well], self.rank + 1, 0).wait()
             if is_well:
                 self._gloo.recv([x_TH.view(torch.uint8)], self.rank + 1, 0).wait()
@@ -82,16 +82,16 @@ class DistributedLink:
             raise StageError("A stage before this one raised.")
 
 
-def meet(path: Path, rank: int, size: int, patience_s: float) -> Any:
+def connect_gloo(path: Path, rank: int, size: int, timeout_s: float) -> Any:
     """Come together with the other ranks: torch's group, which its stubs do not know."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(str(path), size)  # type: ignore[attr-defined]
     kind: Any = dist.ProcessGroupGloo
-    return kind(store, rank, size, timedelta(seconds=patience_s))
+    return kind(store, rank, size, timedelta(seconds=timeout_s))
 
 
 @contextmanager
-def whole() -> Iterator[None]:
+def rank_errors() -> Iterator[None]:
     """RankLostError where not all ranks came."""
     try:
         yield

@@ -13,23 +13,25 @@ from headway.config.parallel import Parallel
 from headway.core.errors import HeadwayError
 from headway.core.orphans import wake_when_orphaned
 from headway.runtime.executor import TorchExecutor
-from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
-from headway.runtime.parallel.group import Group, Groups, RankLostError
-from headway.runtime.parallel.meeting import rows_at, splits_at, sums_at
+from headway.runtime.parallel.frames import Hello, LogitsOrder, Pipe, StepDone, StepOrder
+from headway.runtime.parallel.group import RankGroup, RankGroups, RankLostError
+from headway.runtime.parallel.meeting import rows_path, splits_path, sums_path
 from headway.runtime.parallel.stage import Ends, Half, Link, SocketLink, Stage
 
 
-def join(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> Groups:
+def join_groups(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> RankGroups:
     """(those who compute layers together with `rank`, those who hold the other parts of contexts);
     None where it is alone. They meet by the transport that was chosen."""
     number, place = divmod(rank, parallel.size)
     stage, part = divmod(number, parallel.context)
-    together = sums_at(meeting, number), place, parallel.size
-    holders = splits_at(meeting, stage * parallel.size + place), part, parallel.context
-    return meet_at(*together, parallel, parent), meet_at(*holders, parallel, parent)
+    together = sums_path(meeting, number), place, parallel.size
+    holders = splits_path(meeting, stage * parallel.size + place), part, parallel.context
+    return join_group(*together, parallel, parent), join_group(*holders, parallel, parent)
 
 
-def meet_at(path: Path, rank: int, size: int, parallel: Parallel, parent: int) -> Group | None:
+def join_group(
+    path: Path, rank: int, size: int, parallel: Parallel, parent: int
+) -> RankGroup | None:
     """The group of those who meet there; None for one alone."""
     if size == 1:
         return None
@@ -39,7 +41,7 @@ def meet_at(path: Path, rank: int, size: int, parallel: Parallel, parent: int) -
         return DistributedGroup(path, rank, size)
     from headway.runtime.parallel.shared import SharedGroup
 
-    return SharedGroup(path, rank, size, parent, at_once=parallel.num_together)
+    return SharedGroup(path, rank, size, parent, num_computing=parallel.num_together)
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
@@ -53,7 +55,7 @@ def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage 
     if parallel.transport == "gloo":
         from headway.runtime.parallel.distributed import DistributedLink
 
-        path = rows_at(meeting, parallel.place_of(rank))
+        path = rows_path(meeting, parallel.place_of(rank))
         link = DistributedLink(path, rank // parallel.num_together, parallel.stages)
     else:
         link = SocketLink(*ends)
@@ -62,10 +64,10 @@ def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage 
 
 def follow(pipe: Pipe) -> None:
     """Serve one leader until it is gone."""
-    hello = pipe.orders()
+    hello = pipe.receive_order()
     assert isinstance(hello, Hello)
     parallel, meeting = hello.settings.parallel, Path(hello.meeting)
-    groups = join(parallel, meeting, hello.rank, hello.parent)
+    groups = join_groups(parallel, meeting, hello.rank, hello.parent)
     before, behind = (socket.socket(fileno=end) if end >= 0 else None for end in hello.ends)
     stage = stage_of(parallel, meeting, hello.rank, (before, behind))
     try:
@@ -75,25 +77,25 @@ def follow(pipe: Pipe) -> None:
             stage=stage,
         )
     except HeadwayError as error:
-        pipe.send(Done(str(error), error.cause, error.fix, error.exit_code))
+        pipe.send(StepDone(str(error), error.cause, error.fix, error.exit_code))
         return
-    told = executor.describe()
-    pipe.send(Done(weight_bytes=told.weight_bytes, kv_bytes=told.kv_bytes))
+    description = executor.describe()
+    pipe.send(StepDone(weight_bytes=description.weight_bytes, kv_bytes=description.kv_bytes))
     while True:
-        order = pipe.orders()
-        if isinstance(order, Rows):
+        order = pipe.receive_order()
+        if isinstance(order, LogitsOrder):
             executor.answer(order.count)
             continue
-        assert isinstance(order, Plan)
+        assert isinstance(order, StepOrder)
         try:
             executor.follow(order.plan)
         except RankLostError:
             raise  # no later sum can be right
         except Exception as error:  # the leader has raised it too, and says what follows
-            pipe.send(Done(f"{type(error).__name__}: {error}"))
+            pipe.send(StepDone(f"{type(error).__name__}: {error}"))
         else:
             is_empty = not order.plan.scheduled
-            pipe.send(Done(experts_read=0 if is_empty else int(executor.target.experts_read)))
+            pipe.send(StepDone(experts_read=0 if is_empty else int(executor.target.experts_read)))
 
 
 def main() -> int:

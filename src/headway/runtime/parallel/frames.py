@@ -17,7 +17,7 @@ from headway.core.machine import Machine
 from headway.core.plan import StepPlan
 from headway.spec import ModelSpec
 
-MAX_BYTES = 64 * 2**20
+MAX_FRAME_BYTES = 64 * 2**20
 LENGTH = struct.Struct("<I")
 
 
@@ -38,19 +38,19 @@ class Hello(msgspec.Struct, tag=True):
     parent: int = 0
 
 
-class Plan(msgspec.Struct, tag=True):
+class StepOrder(msgspec.Struct, tag=True):
     """Do your part of this step."""
 
     plan: StepPlan
 
 
-class Rows(msgspec.Struct, tag=True):
+class LogitsOrder(msgspec.Struct, tag=True):
     """Do your part of the logits of `count` rows, which rank 0 brings; nothing is answered."""
 
     count: int
 
 
-class Done(msgspec.Struct, tag=True):
+class StepDone(msgspec.Struct, tag=True):
     """A step, or the start, has ended: `error` says what it raised, "" nothing.
 
     `cause` and `fix` are those of an error that a user can mend.
@@ -65,12 +65,12 @@ class Done(msgspec.Struct, tag=True):
     experts_read: int = 0
 
 
-def with_unit(kind: Callable[[object], Any], number: object) -> Any:
+def restore_unit(kind: Callable[[object], Any], number: object) -> Any:
     """`plain` undone."""
     return kind(number)
 
 
-ToFollower = Hello | Plan | Rows
+Order = Hello | StepOrder | LogitsOrder
 encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
@@ -79,30 +79,30 @@ class Pipe:
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
-        self._to_follower = msgspec.msgpack.Decoder(ToFollower, dec_hook=with_unit)
-        self._done = msgspec.msgpack.Decoder(Done)
+        self._order_decoder = msgspec.msgpack.Decoder(Order, dec_hook=restore_unit)
+        self._done_decoder = msgspec.msgpack.Decoder(StepDone)
 
-    def send(self, message: ToFollower | Done) -> None:
+    def send(self, message: Order | StepDone) -> None:
         """One frame; OSError where nobody reads any more."""
         data = encode(message)
-        assert len(data) <= MAX_BYTES, "a frame this long is refused at the other end"
+        assert len(data) <= MAX_FRAME_BYTES, "a frame this long is refused at the other end"
         self._end.sendall(LENGTH.pack(len(data)) + data)
 
-    def orders(self) -> ToFollower:
+    def receive_order(self) -> Order:
         """What the leader wants next."""
-        return self._to_follower.decode(self._receive())
+        return self._order_decoder.decode(self._receive())
 
-    def done(self, limit_s: float | None = None) -> Done:
+    def receive_done(self, limit_s: float | None = None) -> StepDone:
         """What a follower says; TimeoutError after `limit_s`."""
         self._end.settimeout(limit_s)
-        return self._done.decode(self._receive())
+        return self._done_decoder.decode(self._receive())
 
     def close(self) -> None:
         self._end.close()
 
     def _receive(self) -> bytes:
         (length,) = LENGTH.unpack(self._exactly(LENGTH.size))
-        if length > MAX_BYTES:
+        if length > MAX_FRAME_BYTES:
             raise EOFError(f"a frame of {length} bytes")
         return self._exactly(length)
 

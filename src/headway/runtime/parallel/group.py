@@ -12,7 +12,7 @@ class RankLostError(ExecutorLostError):
     """Another rank did not come to a sum in time, or is gone: the engine has to begin again."""
 
 
-class Group(Protocol):
+class RankGroup(Protocol):
     """All ranks call the same methods in the same order."""
 
     rank: int
@@ -23,16 +23,16 @@ class Group(Protocol):
         rank's first, so that it is the same on every rank; RankLostError."""
         ...
 
-    def first(self, x_TH: Tensor) -> Tensor:
+    def broadcast(self, x_TH: Tensor) -> Tensor:
         """Rank 0's `x_TH`, whose shape and type all have; RankLostError."""
         ...
 
-    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+    def concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         """The columns of all ranks, (R, sum of `sizes`), rank r's `sizes[r]` of them; valid until
         the next call; RankLostError."""
         ...
 
-    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+    def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         """The rows of all ranks, (sum of `counts`, W), rank 0's first; RankLostError."""
         ...
 
@@ -41,11 +41,11 @@ class Group(Protocol):
         ...
 
 
-Groups = tuple[Group | None, Group | None]
+RankGroups = tuple[RankGroup | None, RankGroup | None]
 """Of a rank: who computes layers together with it, and who holds the other parts of contexts."""
 
 
-class Alone:
+class SingleRank:
     """One rank."""
 
     rank, size = 0, 1
@@ -53,13 +53,13 @@ class Alone:
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
         return ordered_sum(parts_TH)
 
-    def first(self, x_TH: Tensor) -> Tensor:
+    def broadcast(self, x_TH: Tensor) -> Tensor:
         return x_TH
 
-    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+    def concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         return own_RP
 
-    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+    def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         return own_RW
 
     def leave(self) -> None:

@@ -20,7 +20,7 @@ from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.stage import Half, Link, StageError
 
 
-class Elsewhere(nn.Module):
+class RemoteMlp(nn.Module):
     """In place of a layer's MLP that another rank has."""
 
     def __init__(self, link: Link) -> None:
@@ -28,24 +28,24 @@ class Elsewhere(nn.Module):
         self._link = link
 
     def forward(self, x_TH: Tensor, step: Any = None) -> Tensor:
-        return self._ask(x_TH, self._over_there)
+        return self._record(x_TH, self._compute_remotely)
 
     @recordable("over_ranks")
-    def _ask(self, x_TH: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+    def _record(self, x_TH: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
         return work(x_TH)
 
-    def _over_there(self, x_TH: Tensor) -> Tensor:
+    def _compute_remotely(self, x_TH: Tensor) -> Tensor:
         self._link.send(x_TH)
-        found_TH = torch.empty(x_TH.shape, dtype=x_TH.dtype)
-        self._link.receive(found_TH)
-        return found_TH
+        out_TH = torch.empty(x_TH.shape, dtype=x_TH.dtype)
+        self._link.receive(out_TH)
+        return out_TH
 
 
-def keep_half(model: Any, half: Half) -> None:
+def drop_other_half(model: Any, half: Half) -> None:
     """Leave in `model` what is here."""
     for layer in model.layers:
         if not half.has_mlps:
-            layer.mlp = Elsewhere(half.link)
+            layer.mlp = RemoteMlp(half.link)
             continue
         for name, _ in [*layer.named_children()]:
             if name != "mlp":
@@ -54,7 +54,7 @@ def keep_half(model: Any, half: Half) -> None:
         model.embedding, model.norm, model.head = (nn.Identity() for _ in range(3))
 
 
-def attend(half: Half, forward: Callable[[], Tensor]) -> Tensor:
+def run_attention_half(half: Half, forward: Callable[[], Tensor]) -> Tensor:
     """`forward`, whose MLPs the other rank has; it hears of what is raised here."""
     try:
         return forward()
@@ -65,13 +65,13 @@ def attend(half: Half, forward: Callable[[], Tensor]) -> Tensor:
         raise
 
 
-def answer(half: Half, mlps: Iterable[Callable[[Tensor], Tensor]], x_TH: Tensor) -> None:
+def run_mlp_half(half: Half, mlps: Iterable[Callable[[Tensor], Tensor]], x_TH: Tensor) -> None:
     """The MLPs of all layers, for rows that come, as many as `x_TH`; StageError."""
     for mlp in mlps:
         half.link.receive(x_TH)
         try:
-            found_TH = mlp(x_TH)
+            out_TH = mlp(x_TH)
         except Exception:
             half.link.send(None)
             raise
-        half.link.send(found_TH)
+        half.link.send(out_TH)

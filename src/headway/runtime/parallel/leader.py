@@ -27,15 +27,15 @@ from headway.core.machine import Machine
 from headway.core.plan import Description, GrammarMasks, StepPlan, StepResult
 from headway.runtime.checkpoint import Progress
 from headway.runtime.executor import TorchExecutor
-from headway.runtime.parallel.follow import join, stage_of
-from headway.runtime.parallel.frames import Done, Hello, Pipe, Plan, Rows
+from headway.runtime.parallel.follow import join_groups, stage_of
+from headway.runtime.parallel.frames import Hello, LogitsOrder, Pipe, StepDone, StepOrder
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.meeting import Meeting
-from headway.runtime.parallel.shared import PATIENCE_S
+from headway.runtime.parallel.shared import SUM_TIMEOUT_S
 from headway.runtime.parallel.stage import Ends
 from headway.spec import ModelSpec
 
-START_S = 600.0
+START_TIMEOUT_S = 600.0
 """How long a follower may take to read its weights."""
 
 
@@ -46,21 +46,21 @@ class Follower:
         own, its = socket.socketpair()
         with its:
             command = [sys.executable, "-m", "headway.runtime.parallel.follow", str(its.fileno())]
-            given = [its.fileno(), *(end.fileno() for end in ends if end is not None)]
-            self.process = subprocess.Popen(command, pass_fds=given, cwd=os.getcwd())
+            passed = [its.fileno(), *(end.fileno() for end in ends if end is not None)]
+            self.process = subprocess.Popen(command, pass_fds=passed, cwd=os.getcwd())
         self.rank, self.pipe = rank, Pipe(own)
         before, behind = (-1 if end is None else end.fileno() for end in ends)
         self.ends = before, behind
 
-    def done(self, limit_s: float) -> Done:
+    def receive_done(self, limit_s: float) -> StepDone:
         """What it says of its step; RankLostError where it is gone or says nothing in time."""
         try:
-            return self.pipe.done(limit_s)
+            return self.pipe.receive_done(limit_s)
         except (EOFError, OSError) as error:
             raise RankLostError(f"Rank {self.rank} is gone, or hangs: {error!r}.") from error
 
 
-def chain(size: int, stages: int) -> list[Ends]:
+def stage_sockets(size: int, stages: int) -> list[Ends]:
     """By rank its sockets to the stage before, rank + size, and to the next, rank - size."""
     pairs = [socket.socketpair() for _ in range(size * (stages - 1))]
     behind = [*[None] * size, *(of_sender for of_sender, _ in pairs)]
@@ -72,7 +72,7 @@ class Followers:
     """The ranks above 0. Where one is `lost`, no later sum can be right.
 
     `ends` are the sockets of rank 0, where ranks are stages that are joined by some; the ranks
-    `beside` it compute its layers and the head together with it. Of these and of those that hold
+    `layer_peers` it compute its layers and the head together with it. Of these and of those that hold
     the other parts of contexts is its `stage`, those `before` are all others.
     """
 
@@ -80,34 +80,38 @@ class Followers:
         pairs: list[Ends] = [(None, None)] * parallel.num_ranks
         if parallel.transport != "gloo":
             pairs = (
-                chain(1, 2) if parallel.halves else chain(parallel.num_together, parallel.stages)
+                stage_sockets(1, 2)
+                if parallel.halves
+                else stage_sockets(parallel.num_together, parallel.stages)
             )
         self.ends = pairs[0]
         self.each = [Follower(rank, pairs[rank]) for rank in range(1, parallel.num_ranks)]
-        self.beside = self.each[: parallel.size - 1]
+        self.layer_peers = self.each[: parallel.size - 1]
         self.stage = self.each[: parallel.num_together - 1]
         self.before = self.each[parallel.num_together - 1 :]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
             end.close()  # the follower has it
         self.lost: RankLostError | None = None
 
-    def tell(self, order: Plan | Rows, whom: Sequence[Follower] | None = None) -> None:
+    def send(
+        self, order: StepOrder | LogitsOrder, followers: Sequence[Follower] | None = None
+    ) -> None:
         """Hand an order to some, or to all; RankLostError where one is gone, or was before."""
         if self.lost is not None:
             raise self.lost
         try:
-            for follower in self.each if whom is None else whom:
+            for follower in self.each if followers is None else followers:
                 follower.pipe.send(order)
         except OSError as error:
-            raise self.lose(f"A rank is gone: {error!r}.") from error
+            raise self.mark_lost(f"A rank is gone: {error!r}.") from error
 
-    def lose(self, why: str) -> RankLostError:
+    def mark_lost(self, why: str) -> RankLostError:
         """From now on every order raises what this returns."""
         self.lost = RankLostError(why)
         return self.lost
 
 
-class OwnPart(TorchExecutor):
+class RankZeroExecutor(TorchExecutor):
     """Rank 0's part, which asks the others for theirs of the logits."""
 
     followers: Followers
@@ -115,11 +119,11 @@ class OwnPart(TorchExecutor):
     def logits(self, hidden_RH: Tensor) -> Tensor:
         if self.settings.parallel.size == 1:
             return super().logits(hidden_RH)
-        self.followers.tell(Rows(len(hidden_RH)), self.followers.beside)
+        self.followers.send(LogitsOrder(len(hidden_RH)), self.followers.layer_peers)
         try:
             return super().logits(hidden_RH)
         except Exception as error:  # the others wait for what does not come
-            raise self.followers.lose(str(error)) from error
+            raise self.followers.mark_lost(str(error)) from error
 
 
 class LeaderExecutor:
@@ -138,7 +142,7 @@ class LeaderExecutor:
         settings = replace(settings, parallel=parallel)
         self._all = Followers(parallel)
         self.followers = self._all.each
-        self.close = weakref.finalize(self, end, self._all, self._meeting)
+        self.close = weakref.finalize(self, end_followers, self._all, self._meeting)
         try:
             self._start(folder, spec, settings, machine, progress)
         except BaseException:
@@ -146,7 +150,7 @@ class LeaderExecutor:
             raise
         if parallel.transport != "gloo":
             self._meeting.end()  # all have it mapped: a kill leaves nothing behind
-        self._waits = self._raised = False
+        self._is_running = self._has_raised = False
         self._experts_read = 0
 
     def _start(
@@ -172,29 +176,31 @@ class LeaderExecutor:
                 )
             )
         folder_of_all = self._meeting.folder
-        groups = join(settings.parallel, folder_of_all, 0)
+        groups = join_groups(settings.parallel, folder_of_all, 0)
         stage = stage_of(settings.parallel, folder_of_all, 0, self._all.ends)
-        self.own = OwnPart(folder, spec, settings, machine, progress, groups=groups, stage=stage)
+        self.own = RankZeroExecutor(
+            folder, spec, settings, machine, progress, groups=groups, stage=stage
+        )
         self.own.followers = self._all
         own = self.own.describe()
-        started = [Done(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
+        started = [StepDone(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
         started += map(self._started, self.followers)
-        self.weight_bytes = [done.weight_bytes for done in started]
-        self.kv_bytes = [done.kv_bytes for done in started]
+        self.weight_bytes = [reply.weight_bytes for reply in started]
+        self.kv_bytes = [reply.kv_bytes for reply in started]
 
-    def _started(self, follower: Follower) -> Done:
+    def _started(self, follower: Follower) -> StepDone:
         try:
-            done = follower.done(START_S)
+            reply = follower.receive_done(START_TIMEOUT_S)
         except RankLostError as error:
             raise CapacityError(
                 f"Rank {follower.rank} ended while it read its weights.",
                 "Look at its messages above; lower --kv-memory if memory was short.",
             ) from error
-        if done.error:
-            failure = HeadwayError(done.cause, done.fix)
-            failure.exit_code = done.exit_code
+        if reply.error:
+            failure = HeadwayError(reply.cause, reply.fix)
+            failure.exit_code = reply.exit_code
             raise failure
-        return done
+        return reply
 
     @property
     def awaited(self) -> list[int]:
@@ -205,20 +211,20 @@ class LeaderExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Start the forward of `plan` on every rank."""
-        self._settle()
-        self._all.tell(Plan(plan))
+        self._check_followers()
+        self._all.send(StepOrder(plan))
         self._forward(plan)
 
     def _forward(self, plan: StepPlan) -> None:
         """Rank 0's part of a step that the others have been told of."""
-        self._waits, self._raised = True, False
+        self._is_running, self._has_raised = True, False
         try:
             self.own.submit(plan)
         except RankLostError as error:
-            self._waits = False
-            raise self._all.lose(str(error)) from error
+            self._is_running = False
+            raise self._all.mark_lost(str(error)) from error
         except Exception:
-            self._raised = True
+            self._has_raised = True
             raise
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
@@ -227,12 +233,12 @@ class LeaderExecutor:
 
     def collect(self) -> StepResult:
         """The result of the step sampled last, which all ranks have ended."""
-        self._settle()
+        self._check_followers()
         result = self.own.collect()
         result.experts_read += self._experts_read
         return result
 
-    def _settle(self) -> None:
+    def _check_followers(self) -> None:
         """Hear how the last forward went elsewhere: as here, or no later sum can be right.
 
         What drawing raises is rank 0's own affair: nothing is added up there. Nor are stages a sum
@@ -240,29 +246,29 @@ class LeaderExecutor:
         behind one that raised.
         """
         self._experts_read = 0
-        if not self._waits:
+        if not self._is_running:
             return
-        self._waits = False
+        self._is_running = False
         try:
-            told = [follower.done(PATIENCE_S) for follower in self.followers]
+            replies = [follower.receive_done(SUM_TIMEOUT_S) for follower in self.followers]
         except RankLostError as error:
-            raise self._all.lose(str(error)) from error
-        self._experts_read = sum(done.experts_read for done in told)
-        bad = [self._raised, *(bool(done.error) for done in told)]
-        if is_apart(bad, self.own.settings.parallel):
-            errors = [done.error for done in told if done.error] or ["nothing"]
-            raise self._all.lose(f"A step raised on some ranks alone; there: {errors[0]}.")
+            raise self._all.mark_lost(str(error)) from error
+        self._experts_read = sum(reply.experts_read for reply in replies)
+        bad = [self._has_raised, *(bool(reply.error) for reply in replies)]
+        if is_inconsistent(bad, self.own.settings.parallel):
+            errors = [reply.error for reply in replies if reply.error] or ["nothing"]
+            raise self._all.mark_lost(f"A step raised on some ranks alone; there: {errors[0]}.")
 
     def describe(self) -> Description:
         """The device, the kernels and the bytes held, on all ranks."""
-        found = self.own.describe()
+        description = self.own.describe()
         held = self.weight_bytes, self.kv_bytes
         weights, kv = (", ".join(f"{each / 2**20:.1f}" for each in one) for one in held)
         parallel = self.own.settings.parallel
-        why = f"{told(parallel)}; {weights} MiB of weights, {kv} MiB of KV"
-        found.kernels["ranks"] = (str(parallel.num_ranks), why)
-        found.weight_bytes, found.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
-        return found
+        why = f"{format_layout(parallel)}; {weights} MiB of weights, {kv} MiB of KV"
+        description.kernels["ranks"] = (str(parallel.num_ranks), why)
+        description.weight_bytes, description.kv_bytes = sum(self.weight_bytes), sum(self.kv_bytes)
+        return description
 
     def probe(self, budget_s: float) -> None:
         """Measure the ceilings of rank 0's share of the machine."""
@@ -273,7 +279,7 @@ class LeaderExecutor:
         return self.own.distributions()
 
 
-def told(parallel: Parallel) -> str:
+def format_layout(parallel: Parallel) -> str:
     """How ranks meet, and what each of them has."""
     if parallel.halves:
         return f"{parallel.transport}, attention on the first, MLPs on the second"
@@ -288,7 +294,7 @@ def told(parallel: Parallel) -> str:
     return ", ".join(how)
 
 
-def is_apart(bad: list[bool], parallel: Parallel) -> bool:
+def is_inconsistent(bad: list[bool], parallel: Parallel) -> bool:
     """Whether ranks, of whom some raised, are a sum or a row apart from others.
 
     Ranks 0 and 1 are the last stage, 2 and 3 the one before: [True, True, False, False] is not,
@@ -301,7 +307,7 @@ def is_apart(bad: list[bool], parallel: Parallel) -> bool:
     return any(later < earlier for (later, *_), (earlier, *_) in pairwise(stages))
 
 
-def end(followers: Followers, meeting: Meeting) -> None:
+def end_followers(followers: Followers, meeting: Meeting) -> None:
     """Let the followers end; they do when their pair is closed."""
     meeting.end()
     for own in followers.ends:

@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 
 SHARED_FOLDER = Path("/dev/shm")
 PREFIX = "headway-meeting-"
-TRIES = 100
+MAX_LOCK_ATTEMPTS = 100
 """Another process may sweep a new folder away before it is locked."""
-NO_ROOM = (
+GLOO_FALLBACK_WARNING = (
     "%s has no room for what %d ranks share (%s): they meet by gloo in %s, which is slower. Give "
     "it more room (a container's --shm-size)."
 )
@@ -45,11 +45,11 @@ class Meeting:
         self.parallel, temp = parallel, Path(tempfile.gettempdir())
         within = SHARED_FOLDER if SHARED_FOLDER.is_dir() else temp
         try:
-            self.folder, self._lock = made_folder(parallel, within)
+            self.folder, self._lock = make_folder(parallel, within)
         except OSError as error:
-            log.warning(NO_ROOM, within, parallel.num_ranks, error, temp)
+            log.warning(GLOO_FALLBACK_WARNING, within, parallel.num_ranks, error, temp)
             self.parallel = replace(parallel, transport="gloo")
-            self.folder, self._lock = made_folder(self.parallel, temp)
+            self.folder, self._lock = make_folder(self.parallel, temp)
 
     def end(self) -> None:
         """Take the folder away; what ranks have mapped stays theirs. Safe to call twice."""
@@ -59,19 +59,19 @@ class Meeting:
         self._lock = -1
 
 
-def made_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
+def make_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
     """(a new folder with what ranks share, the descriptor that holds its lock).
 
     Raises OSError, and leaves nothing behind, where there is no room for it.
     """
     sweep(within)
-    folder, lock = locked_folder(within)
+    folder, lock = make_locked_folder(within)
     try:
-        share(folder / "room", GLOO_BYTES)
+        allocate_file(folder / "room", GLOO_BYTES)
         (folder / "room").unlink()
         if parallel.transport == "shared":
-            for path, size in shared_by(parallel, folder).items():
-                share(path, size)
+            for path, size in shared_files(parallel, folder).items():
+                allocate_file(path, size)
     except OSError:
         shutil.rmtree(folder, ignore_errors=True)
         if lock >= 0:
@@ -80,11 +80,11 @@ def made_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
     return folder, lock
 
 
-def locked_folder(within: Path) -> tuple[Path, int]:
+def make_locked_folder(within: Path) -> tuple[Path, int]:
     """(a new folder, the descriptor that holds its lock); -1 where nothing can be locked there."""
-    for _ in range(TRIES):
+    for _ in range(MAX_LOCK_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
-        lock = locked(folder, wait=True)
+        lock = try_lock(folder, wait=True)
         if lock is not None:
             return folder, lock
         with contextlib.suppress(OSError):
@@ -92,7 +92,7 @@ def locked_folder(within: Path) -> tuple[Path, int]:
     return Path(tempfile.mkdtemp(prefix=PREFIX, dir=within)), -1
 
 
-def locked(folder: Path, *, wait: bool = False) -> int | None:
+def try_lock(folder: Path, *, wait: bool = False) -> int | None:
     """The descriptor of a folder that nobody else has locked; None where somebody has, or where it
     is gone."""
     try:
@@ -110,40 +110,40 @@ def locked(folder: Path, *, wait: bool = False) -> int | None:
 def sweep(within: Path) -> None:
     """Take away the folders of processes that were killed: those that nobody has locked."""
     for folder in within.glob(f"{PREFIX}*"):
-        lock = locked(folder)
+        lock = try_lock(folder)
         if lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
             os.close(lock)
 
 
-def shared_by(parallel: Parallel, meeting: Path) -> dict[Path, int]:
+def shared_files(parallel: Parallel, meeting: Path) -> dict[Path, int]:
     """The bytes of each file of memory that ranks share. Logits come to rank 0 alone."""
-    found = {}
+    files = {}
     if parallel.size > 1:
         for number in range(parallel.num_ranks // parallel.size):
-            found[sums_at(meeting, number)] = memory_bytes(parallel.size, logits=number == 0)
+            files[sums_path(meeting, number)] = memory_bytes(parallel.size, logits=number == 0)
     if parallel.context > 1:
         for number in range(parallel.num_ranks // parallel.context):
-            found[splits_at(meeting, number)] = memory_bytes(parallel.context)
-    return found
+            files[splits_path(meeting, number)] = memory_bytes(parallel.context)
+    return files
 
 
-def share(path: Path, size: int) -> None:
+def allocate_file(path: Path, size: int) -> None:
     """Make a file of so many zeros; OSError where memory has no room for it."""
     with path.open("xb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
-def sums_at(meeting: Path, number: int) -> Path:
+def sums_path(meeting: Path, number: int) -> Path:
     """Where those meet who compute layers together."""
     return meeting / f"sums-{number}"
 
 
-def splits_at(meeting: Path, number: int) -> Path:
+def splits_path(meeting: Path, number: int) -> Path:
     """Where those meet who hold parts of contexts: of each part a stage\'s rank at one place."""
     return meeting / f"splits-{number}"
 
 
-def rows_at(meeting: Path, place: int) -> Path:
+def rows_path(meeting: Path, place: int) -> Path:
     """Where the stages meet, of each the rank at `place`."""
     return meeting / f"rows-{place}"

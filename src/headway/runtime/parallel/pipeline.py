@@ -22,20 +22,20 @@ from headway.config.resolve import Settings
 from headway.core.machine import Machine
 from headway.core.plan import GrammarMasks, StepPlan, StepResult
 from headway.runtime.checkpoint import Progress
-from headway.runtime.parallel.frames import Plan, encode
+from headway.runtime.parallel.frames import StepOrder, encode
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
 from headway.spec import ModelSpec
 
 log = logging.getLogger(__name__)
 
-MOST_UNREAD = 2**15
+MAX_UNREAD_BYTES = 2**15
 """Bytes of a plan of which a socket surely holds some. A longer one is sent when no stage waits for
 rank 0 to take its rows, for rank 0 would wait for the stage to take the plan."""
 
 
 @dataclass(slots=True)
-class Submitted:
+class SubmittedStep:
     """A step whose plan is with the other ranks, and what came of it on rank 0, where it is over.
 
     Without `masks` it is not to be drawn yet.
@@ -59,20 +59,20 @@ class PipelineExecutor(LeaderExecutor):
         machine: Machine,
         progress: Progress | None = None,
     ) -> None:
-        self._steps: deque[Submitted] = deque()
+        self._steps: deque[SubmittedStep] = deque()
         super().__init__(folder, spec, settings, machine, progress)
 
     def submit(self, plan: StepPlan) -> None:
         """Let the stages before begin."""
         if self._steps and self._steps[-1].masks is None:  # its masks raised: nobody collects it
-            given_up = self._steps.pop()
+            abandoned = self._steps.pop()
             self._run_all()
-            self._run_out(given_up)
-        order = Plan(plan)
-        if self._steps and len(encode(order)) > MOST_UNREAD:
+            self._finish_without_result(abandoned)
+        order = StepOrder(plan)
+        if self._steps and len(encode(order)) > MAX_UNREAD_BYTES:
             self._run_all()
-        self._all.tell(order, self._all.before)
-        self._steps.append(Submitted(plan))
+        self._all.send(order, self._all.before)
+        self._steps.append(SubmittedStep(plan))
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
         """Keep the masks until the step's rows are here."""
@@ -92,7 +92,7 @@ class PipelineExecutor(LeaderExecutor):
         """Let the steps that were not collected run to their ends on all stages."""
         steps, self._steps = self._steps, deque()
         for step in steps:
-            self._run_out(step)
+            self._finish_without_result(step)
 
     def distributions(self) -> list[np.ndarray]:
         """`TorchExecutor.distributions`, of the step that was submitted last."""
@@ -107,7 +107,7 @@ class PipelineExecutor(LeaderExecutor):
         for step in self._steps:
             self._run(step)
 
-    def _run(self, step: Submitted) -> None:
+    def _run(self, step: SubmittedStep) -> None:
         """Find its result, or what it raises; RankLostError is raised at once."""
         if step.result is not None or step.error is not None:
             return
@@ -122,7 +122,7 @@ class PipelineExecutor(LeaderExecutor):
         except Exception as error:
             step.error = error
 
-    def _run_out(self, step: Submitted) -> None:
+    def _finish_without_result(self, step: SubmittedStep) -> None:
         """Let all stages end it, for nobody."""
         try:
             self._forward_once(step)
@@ -131,13 +131,13 @@ class PipelineExecutor(LeaderExecutor):
         except Exception as error:
             log.warning("step %d, which was given up, raised: %r", step.plan.step, error)
 
-    def _forward_once(self, step: Submitted) -> None:
+    def _forward_once(self, step: SubmittedStep) -> None:
         """Rank 0's layers, where they have not run, and how the step went elsewhere."""
         if step.is_forwarded:
             return
         step.is_forwarded = True
-        self._all.tell(Plan(step.plan), self._all.stage)
+        self._all.send(StepOrder(step.plan), self._all.stage)
         try:
             self._forward(step.plan)
         finally:
-            self._settle()
+            self._check_followers()

@@ -16,15 +16,15 @@ import torch
 from torch import Tensor
 
 from headway.runtime.batch import Batch
-from headway.runtime.parallel.group import Group
+from headway.runtime.parallel.group import RankGroup
 from headway.spec.dealt import SPLIT_TOKENS
 
-DEALT = -2
-"""Where `Batch.views` of a rank's rows has the `DealtRows` that they are of."""
+ROW_PARTITION = -2
+"""Where `Batch.views` of a rank's rows has the `RowPartition` that they are of."""
 
 
 @dataclass(frozen=True, slots=True)
-class DealtRows:
+class RowPartition:
     """A step's rows, `counts` of them on each rank of `group`.
 
     `at_T` says where each is among those of all ranks, rank 0's first.
@@ -32,17 +32,17 @@ class DealtRows:
 
     whole: Batch
     own: Batch
-    group: Group
+    group: RankGroup
     counts: Sequence[int]
     own_T: Tensor
     at_T: Tensor
 
-    def together(self, own_TH: Tensor) -> Tensor:
+    def gather(self, own_TH: Tensor) -> Tensor:
         """The rows of all ranks in the step's order, (T, H), of this rank's; RankLostError."""
         count = self.counts[self.group.rank]
-        return self.group.rows(own_TH[:count], self.counts)[self.at_T]
+        return self.group.concat_rows(own_TH[:count], self.counts)[self.at_T]
 
-    def alone(self, own_TH: Tensor) -> Tensor:
+    def scatter_own(self, own_TH: Tensor) -> Tensor:
         """This rank's rows in the step's order, (T, H), and zeros for those of the others."""
         count, x_TH = (
             self.counts[self.group.rank],
@@ -51,19 +51,19 @@ class DealtRows:
         x_TH[self.own_T[:count]] = own_TH[:count]
         return x_TH
 
-    def of_own(self, x_TND: Tensor) -> Tensor:
+    def select_own(self, x_TND: Tensor) -> Tensor:
         """This rank's of the step's rows; the one for nobody where it has none."""
         return x_TND[self.own_T]
 
 
-def deal_rows(batch: Batch, group: Group) -> DealtRows:
+def partition_rows(batch: Batch, group: RankGroup) -> RowPartition:
     """Which rows of `batch` are this rank's."""
     owner_T = batch.positions_T // SPLIT_TOKENS % group.size
     of_ranks = [(owner_T == rank).nonzero().flatten() for rank in range(group.size)]
     own_T, counts = of_ranks[group.rank], [len(rows) for rows in of_ranks]
-    nobodys = torch.zeros(1, dtype=torch.int64)
-    slots = [slots_T[own_T] if len(own_T) else nobodys for slots_T in batch.slots_GT]
-    own_T = own_T if len(own_T) else nobodys
+    null_row = torch.zeros(1, dtype=torch.int64)
+    slots = [slots_T[own_T] if len(own_T) else null_row for slots_T in batch.slots_GT]
+    own_T = own_T if len(own_T) else null_row
     own = replace(
         batch,
         token_ids_T=batch.token_ids_T[own_T],
@@ -75,5 +75,5 @@ def deal_rows(batch: Batch, group: Group) -> DealtRows:
         views={},
     )
     at_T = torch.cat(of_ranks).argsort()
-    found = own.views[DEALT] = DealtRows(batch, own, group, counts, own_T, at_T)
-    return found
+    partition = own.views[ROW_PARTITION] = RowPartition(batch, own, group, counts, own_T, at_T)
+    return partition

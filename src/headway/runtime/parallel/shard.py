@@ -71,8 +71,8 @@ class Shard:
     def parts_of(self, layer: str) -> dict[str, int]:
         """Outputs of the parts of a layer that is cut by outputs; {} for one that is not."""
         inner, q, kv = self.spec.intermediate_size, self.spec.q_size, self.spec.kv_size
-        found = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": inner, "up": inner}}
-        return found.get(layer, {})
+        sizes = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": inner, "up": inner}}
+        return sizes.get(layer, {})
 
 
 def num_rows(weight: Weight) -> int:

@@ -28,15 +28,15 @@ PLACE_BYTES = 2**20
 """Of one rank and sum; larger ones are added up some rows at a time."""
 LOGITS_BYTES = 2**25
 """Of the logits of some rows: 55 of 152,000 tokens; those of more rows come in pieces."""
-LEFT = -1
+DEPARTED_TURN = -1
 """The turn of a rank that comes to none any more."""
-LINE = 64
+CACHE_LINE_BYTES = 64
 """A turn has a cache line of its own."""
-PATIENCE_S = 30.0
+SUM_TIMEOUT_S = 30.0
 """Below the time after which an engine counts as hung."""
-SPINS, FEW_SPINS = 2000, 20
+SPINS, SHARED_CORE_SPINS = 2000, 20
 """Looks at a turn before the core is left to others: 140 us, or 1.4 where ranks share one."""
-MOST_SEEN = 256
+MAX_CACHED_VIEWS = 256
 """Shapes of sums that are remembered."""
 Views = tuple[Sequence[Tensor], Sequence[Tensor]]
 PAUSE_S = 20e-6
@@ -46,7 +46,7 @@ nobody: a waiting rank kept the core that another rank, or anybody else, had wor
 
 def memory_bytes(size: int, *, logits: bool = False) -> int:
     """What `size` ranks share, with or without a place for logits."""
-    return size * (LINE + 2 * PLACE_BYTES) + (LOGITS_BYTES if logits else 0)
+    return size * (CACHE_LINE_BYTES + 2 * PLACE_BYTES) + (LOGITS_BYTES if logits else 0)
 
 
 class SharedGroup:
@@ -58,26 +58,26 @@ class SharedGroup:
         rank: int,
         size: int,
         parent: int = 0,
-        patience_s: float = PATIENCE_S,
-        at_once: int = 0,
+        timeout_s: float = SUM_TIMEOUT_S,
+        num_computing: int = 0,
     ) -> None:
-        """`at_once` ranks compute, where that is more than meet here: who waits spins less where
+        """`num_computing` ranks compute, where that is more than meet here: who waits spins less where
         they share cores."""
-        self.rank, self.size, self.parent, self.patience_s = rank, size, parent, patience_s
+        self.rank, self.size, self.parent, self.timeout_s = rank, size, parent, timeout_s
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
-        self._turns = memoryview(self._memory)[: size * LINE].cast("q")
-        self._own_at = rank * LINE // self._turns.itemsize
-        lines = range(0, len(self._turns), LINE // self._turns.itemsize)
+        self._turns = memoryview(self._memory)[: size * CACHE_LINE_BYTES].cast("q")
+        self._own_at = rank * CACHE_LINE_BYTES // self._turns.itemsize
+        lines = range(0, len(self._turns), CACHE_LINE_BYTES // self._turns.itemsize)
         self._others_at = [at for at in lines if at != self._own_at]
-        whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=size * LINE)
+        whole = torch.frombuffer(self._memory, dtype=torch.uint8, offset=size * CACHE_LINE_BYTES)
         places, self._logits = whole.tensor_split([size * 2 * PLACE_BYTES])
         self._places = places.view(2, size, PLACE_BYTES)
         self._turn, self._clock = 0, SystemClock()
-        self._seen: dict[tuple[object, ...], Views] = {}
+        self._views: dict[tuple[object, ...], Views] = {}
         """By place and what was added there: where the parts lie, this rank's and all of them."""
         cores = len(os.sched_getaffinity(0))
-        self._spins = SPINS if max(size, at_once) <= cores else FEW_SPINS
+        self._spins = SPINS if max(size, num_computing) <= cores else SHARED_CORE_SPINS
 
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
         first = parts_TH[0]
@@ -87,29 +87,29 @@ class SharedGroup:
         pieces = zip(*(part.split(rows) for part in parts_TH), strict=True)
         return torch.cat([self._sum(piece) for piece in pieces])
 
-    def first(self, x_TH: Tensor) -> Tensor:
+    def broadcast(self, x_TH: Tensor) -> Tensor:
         rows = PLACE_BYTES // (x_TH.shape[1] * x_TH.element_size())
-        return torch.cat([self._first(piece) for piece in x_TH.split(rows)])
+        return torch.cat([self._broadcast(piece) for piece in x_TH.split(rows)])
 
-    def beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+    def concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         width = sum(sizes)
         pieces = own_RP.split(self._logits.nbytes // (width * own_RP.element_size()))
         if len(pieces) == 1:
-            return self._beside(own_RP, sizes)
-        found = []
+            return self._concat_columns(own_RP, sizes)
+        result = []
         for piece in pieces:
-            found.append(self._beside(piece, sizes).clone())
-            self._meet()  # all have read it
-        return torch.cat(found)
+            result.append(self._concat_columns(piece, sizes).clone())
+            self._synchronize()  # all have read it
+        return torch.cat(result)
 
-    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+    def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         width, dtype = own_RW.shape[1], own_RW.dtype
         most = PLACE_BYTES // (width * own_RW.element_size())
         if max(counts) <= most:
-            own, everybodys = self._rows(tuple(counts), own_RW)
+            own, all_rows = self._row_views(tuple(counts), own_RW)
             own[0].copy_(own_RW)
-            self._meet()
-            return torch.cat(list(everybodys))
+            self._synchronize()
+            return torch.cat(list(all_rows))
         whole = torch.empty(sum(counts), width, dtype=dtype)
         each = whole.split(list(counts))
         each[self.rank].copy_(own_RW)
@@ -121,75 +121,75 @@ class SharedGroup:
                 for place, piece in zip(places, pieces, strict=True)
             ]
             shared[self.rank].copy_(pieces[self.rank])
-            self._meet()
+            self._synchronize()
             for rank, (piece, given) in enumerate(zip(pieces, shared, strict=True)):
                 if rank != self.rank:
                     piece.copy_(given)
         return whole
 
     def leave(self) -> None:
-        self._turns[self._own_at] = LEFT
+        self._turns[self._own_at] = DEPARTED_TURN
 
-    def _first(self, x_TH: Tensor) -> Tensor:
+    def _broadcast(self, x_TH: Tensor) -> Tensor:
         place = self._places[(self._turn + 1) % 2, 0, : x_TH.nbytes]
         shared_TH = place.view(x_TH.dtype).view(x_TH.shape)
         if self.rank == 0:
             shared_TH.copy_(x_TH)
-        self._meet()
+        self._synchronize()
         return shared_TH.clone()
 
-    def _beside(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
+    def _concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
         """All have called `first` since they read the last."""
         shape = len(own_RP), sum(sizes)
         place = self._logits[: shape[0] * shape[1] * own_RP.element_size()]
         shared_RV = place.view(own_RP.dtype).view(shape)
         shared_RV.split(list(sizes), 1)[self.rank].copy_(own_RP)
-        self._meet()
+        self._synchronize()
         return shared_RV
 
     def _sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
-        own, all_parts = self._parts(len(parts_TH), parts_TH[0])
+        own, all_parts = self._part_views(len(parts_TH), parts_TH[0])
         for place, part in zip(own, parts_TH, strict=True):
             place.copy_(part)
-        self._meet()
+        self._synchronize()
         return ordered_sum(all_parts)
 
-    def _parts(self, count: int, like: Tensor) -> Views:
+    def _part_views(self, count: int, like: Tensor) -> Views:
         """Where the next sum of so many parts lies, this rank's and everybody's: found once for
         each shape, since to find it takes longer than to add up a row."""
         which = (self._turn + 1) % 2
         key = which, count, like.shape, like.dtype
-        found = self._seen.get(key)
-        if found is None:
+        views = self._views.get(key)
+        if views is None:
             places = self._places[which, :, : count * like.nbytes].view(like.dtype)
             shared = places.view(self.size, count, *like.shape)
             by_rank = [parts.unbind() for parts in shared.unbind()]
-            found = by_rank[self.rank], [*chain.from_iterable(by_rank)]
-            self._keep(key, found)
-        return found
+            views = by_rank[self.rank], [*chain.from_iterable(by_rank)]
+            self._cache_views(key, views)
+        return views
 
-    def _rows(self, counts: tuple[int, ...], like: Tensor) -> Views:
+    def _row_views(self, counts: tuple[int, ...], like: Tensor) -> Views:
         """Where the rows of each rank lie that fit into its place, this rank's and everybody's."""
         which = (self._turn + 1) % 2
         key = which, counts, like.shape[1:], like.dtype
-        found = self._seen.get(key)
-        if found is None:
+        views = self._views.get(key)
+        if views is None:
             width = like.shape[1]
             each = [
                 place[: count * width * like.element_size()].view(like.dtype).view(count, width)
                 for place, count in zip(self._places[which], counts, strict=True)
             ]
-            found = [each[self.rank]], each
-            self._keep(key, found)
-        return found
+            views = [each[self.rank]], each
+            self._cache_views(key, views)
+        return views
 
-    def _keep(self, key: tuple[object, ...], found: Views) -> None:
+    def _cache_views(self, key: tuple[object, ...], views: Views) -> None:
         """Remember where something lies: steps are alike."""
-        if len(self._seen) >= MOST_SEEN:
-            self._seen.clear()
-        self._seen[key] = found
+        if len(self._views) >= MAX_CACHED_VIEWS:
+            self._views.clear()
+        self._views[key] = views
 
-    def _meet(self) -> None:
+    def _synchronize(self) -> None:
         """A turn: all have done what comes before it."""
         self._turn += 1
         self._turns[self._own_at] = self._turn
@@ -201,15 +201,15 @@ class SharedGroup:
                 if spins:
                     continue
                 time.sleep(PAUSE_S)
-                spins, until_s = self._spins, self._late(until_s)
+                spins, until_s = self._spins, self._deadline_s(until_s)
 
-    def _late(self, until_s: float) -> float:
+    def _deadline_s(self, until_s: float) -> float:
         """Until when others are waited for; RankLostError where that is over, or nobody comes."""
         now_s, turns, turn = self._clock.now_s(), self._turns, self._turn
-        until_s = until_s or now_s + self.patience_s
+        until_s = until_s or now_s + self.timeout_s
         late = [at for at in self._others_at if turns[at] < turn]
-        is_over = now_s > until_s or any(turns[at] == LEFT for at in late)
+        is_over = now_s > until_s or any(turns[at] == DEPARTED_TURN for at in late)
         if late and (is_over or (self.parent and os.getppid() != self.parent)):
-            ranks = [at * turns.itemsize // LINE for at in late]
+            ranks = [at * turns.itemsize // CACHE_LINE_BYTES for at in late]
             raise RankLostError(f"Ranks {ranks} did not come to sum {turn}.")
         return until_s

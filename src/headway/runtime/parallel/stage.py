@@ -24,7 +24,7 @@ from torch import Tensor
 
 from headway.config.parallel import bounds
 from headway.runtime.parallel.group import RankLostError
-from headway.runtime.parallel.shared import PATIENCE_S
+from headway.runtime.parallel.shared import SUM_TIMEOUT_S
 
 Ends = tuple[socket.socket | None, socket.socket | None]
 """Of a stage: to the one before, and to the next."""
@@ -94,7 +94,7 @@ class Stage:
         try:
             if given_TH is not None:
                 self.link.receive(given_TH)
-            found_TH = own(given_TH)
+            out_TH = own(given_TH)
         except RankLostError:
             raise
         except Exception:
@@ -102,8 +102,8 @@ class Stage:
                 self.link.send(None)
             raise
         if not self.is_last:
-            self.link.send(found_TH)
-        return found_TH
+            self.link.send(out_TH)
+        return out_TH
 
 
 class SocketLink:
@@ -116,16 +116,16 @@ class SocketLink:
         self,
         before: socket.socket | None,
         behind: socket.socket | None,
-        patience_s: float = PATIENCE_S,
+        timeout_s: float = SUM_TIMEOUT_S,
     ) -> None:
         self._before, self._behind = before, behind
         for end in (before, behind):
             if end is not None:
-                end.settimeout(patience_s)
+                end.settimeout(timeout_s)
 
     def send(self, x_TH: Tensor | None) -> None:
         assert self._behind is not None
-        data = b"" if x_TH is None else memory_of(x_TH)
+        data = b"" if x_TH is None else row_bytes(x_TH)
         try:
             self._behind.sendall(HEADER.pack(x_TH is not None, len(data)))
             self._behind.sendall(data)
@@ -138,7 +138,7 @@ class SocketLink:
             raise StageError("A stage before this one raised.")
         if length != x_TH.nbytes:
             raise RankLostError(f"The stage before sent {length} bytes of {x_TH.nbytes}.")
-        self._exactly(memory_of(x_TH))
+        self._exactly(row_bytes(x_TH))
 
     def _exactly(self, place: bytearray | memoryview) -> bytearray | memoryview:
         assert self._before is not None
@@ -154,6 +154,6 @@ class SocketLink:
         return place
 
 
-def memory_of(x_TH: Tensor) -> memoryview:
+def row_bytes(x_TH: Tensor) -> memoryview:
     """The bytes of dense rows."""
     return x_TH.contiguous().view(torch.uint8).numpy().reshape(-1).data

@@ -28,9 +28,9 @@ class VocabEmbedding(nn.Module):
 
     def forward(self, token_ids_T: Tensor) -> Tensor:
         at_T = token_ids_T - self.first
-        elsewhere_T = (at_T < 0) | (at_T >= len(self.weight))
-        x_TH = functional.embedding(at_T.masked_fill(elsewhere_T, 0), self.weight)
-        return self.group.sum([x_TH.masked_fill(elsewhere_T[:, None], 0)])
+        on_other_rank_T = (at_T < 0) | (at_T >= len(self.weight))
+        x_TH = functional.embedding(at_T.masked_fill(on_other_rank_T, 0), self.weight)
+        return self.group.sum([x_TH.masked_fill(on_other_rank_T[:, None], 0)])
 
 
 class VocabHead(Linear):
@@ -44,7 +44,7 @@ class VocabHead(Linear):
         self._nothing = torch.empty(1, build.spec.hidden_size, dtype=torch.float32)
 
     def forward(self, x_RH: Tensor) -> Tensor:
-        return self.group.beside(super().forward(self.group.first(x_RH)), self.sizes)
+        return self.group.concat_columns(super().forward(self.group.broadcast(x_RH)), self.sizes)
 
     def answer(self, count: int) -> None:
         """What a rank above 0 does where rank 0 asks for `count` rows of logits."""

@@ -7,11 +7,11 @@ zero), zeros packed alike.
 import torch
 from torch import Tensor
 
-from headway.runtime.quantized.parts import (
+from headway.runtime.quantized.matrix import (
     SAME_MODEL,
+    CheckpointMatrix,
     Layout,
-    Numbers,
-    Part,
+    QuantParams,
     by_group,
     codes_along_inputs,
     group_size,
@@ -19,47 +19,47 @@ from headway.runtime.quantized.parts import (
     scales_of,
 )
 
-PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+CODE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Output of a word's eight → where its code stands."""
 MIDDLE = 8
 
 
-def unpacked(words: Tensor) -> Tensor:
+def unpack_codes(words: Tensor) -> Tensor:
     """Words (N, O / 8) → codes (N, O) in the order of the outputs."""
     codes = codes_along_inputs(words, 4)
-    return codes.unflatten(1, (-1, 8))[..., list(PLACES)].flatten(1)
+    return codes.unflatten(1, (-1, 8))[..., list(CODE_ORDER)].flatten(1)
 
 
-def numbers_of(part: Part) -> Numbers:
+def params_of(matrix: CheckpointMatrix) -> QuantParams:
     """Scales and zeros."""
-    inputs, words = part.expect_matrix("qweight", ("I32",))
+    inputs, words = matrix.expect_matrix("qweight", ("I32",))
     outputs = 8 * words
-    group = group_size(part, inputs)
+    group = group_size(matrix, inputs)
     groups = inputs // group
-    part.expect("scales", ("F16", "BF16", "F32"), (groups, outputs))
+    matrix.expect("scales", ("F16", "BF16", "F32"), (groups, outputs))
     size = kernel_group("int4", group, inputs)
-    scales = scales_of(part, "scales").T
+    scales = scales_of(matrix, "scales").T
     offsets = None
-    if "qzeros" in part.tensors:
-        part.expect("qzeros", ("I32",), (groups, words))
-        zeros = unpacked(part.tensor("qzeros")).T.float()
+    if "qzeros" in matrix.tensors:
+        matrix.expect("qzeros", ("I32",), (groups, words))
+        zeros = unpack_codes(matrix.tensor("qzeros")).T.float()
         if bool((zeros != MIDDLE).any()):
             offsets = by_group((MIDDLE - zeros) * scales, group, size, inputs)
-    elif not part.scheme.symmetric:
-        part.fail("qzeros", "is missing, and the config says zero_point: true", SAME_MODEL)
+    elif not matrix.scheme.symmetric:
+        matrix.fail("qzeros", "is missing, and the config says zero_point: true", SAME_MODEL)
     scales = by_group(scales, group, size, inputs)
-    return Numbers("int4", (outputs, inputs), size, scales, offsets)
+    return QuantParams("int4", (outputs, inputs), size, scales, offsets)
 
 
-def levels_of(part: Part) -> Tensor:
+def levels_of(matrix: CheckpointMatrix) -> Tensor:
     """Codes less 8."""
-    return unpacked(part.tensor("qweight")).T.contiguous().view(torch.int8) - MIDDLE
+    return unpack_codes(matrix.tensor("qweight")).T.contiguous().view(torch.int8) - MIDDLE
 
 
 AWQ = Layout(
     needed=("qweight", "scales"),
     optional=("qzeros",),
-    numbers=numbers_of,
+    params=params_of,
     levels=levels_of,
     scale="scales",
 )

@@ -6,12 +6,12 @@ Codes are levels + 2^(bits-1); weight = (level - zero) · scale. Scales may be o
 import torch
 from torch import Tensor
 
-from headway.runtime.quantized.fp8 import float_levels, float_numbers
-from headway.runtime.quantized.parts import (
+from headway.runtime.quantized.fp8 import float_levels, float_params
+from headway.runtime.quantized.matrix import (
     SAME_MODEL,
+    CheckpointMatrix,
     Layout,
-    Numbers,
-    Part,
+    QuantParams,
     by_group,
     codes_along_inputs,
     group_size,
@@ -25,96 +25,96 @@ from headway.spec.formats import Kind
 FLOATS = ("F16", "BF16", "F32")
 
 
-def packed_shape(part: Part) -> tuple[int, int]:
+def packed_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
     """(outputs, inputs) as `weight_shape` has them, checked with the packed words."""
-    part.expect("weight_shape", ("I64", "I32"), (2,))
-    outputs, inputs = part.tensor("weight_shape").tolist()
-    part.expect("weight_packed", ("I32",), (outputs, words_for(inputs, part.scheme.bits)))
-    return part.expect_matrix("weight_packed", ("I32",))[0], inputs
+    matrix.expect("weight_shape", ("I64", "I32"), (2,))
+    outputs, inputs = matrix.tensor("weight_shape").tolist()
+    matrix.expect("weight_packed", ("I32",), (outputs, words_for(inputs, matrix.scheme.bits)))
+    return matrix.expect_matrix("weight_packed", ("I32",))[0], inputs
 
 
-def packed_numbers(part: Part) -> Numbers:
+def packed_params(matrix: CheckpointMatrix) -> QuantParams:
     """Of pack-quantized."""
-    shape = packed_shape(part)
-    return integer_numbers(part, shape, 4 if part.scheme.bits == 4 else 8)
+    shape = packed_shape(matrix)
+    return integer_params(matrix, shape, 4 if matrix.scheme.bits == 4 else 8)
 
 
-def packed_levels(part: Part) -> Tensor:
+def packed_levels(matrix: CheckpointMatrix) -> Tensor:
     """Codes less 8 or 128."""
-    bits = part.scheme.bits
-    inputs = int(part.tensor("weight_shape")[1])
-    codes = codes_along_inputs(part.tensor("weight_packed"), bits)[:, :inputs]
+    bits = matrix.scheme.bits
+    inputs = int(matrix.tensor("weight_shape")[1])
+    codes = codes_along_inputs(matrix.tensor("weight_packed"), bits)[:, :inputs]
     return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
 
 
-def byte_numbers(part: Part) -> Numbers:
+def byte_params(matrix: CheckpointMatrix) -> QuantParams:
     """Of int-quantized."""
-    return integer_numbers(part, part.expect_matrix("weight", ("I8",)), 8)
+    return integer_params(matrix, matrix.expect_matrix("weight", ("I8",)), 8)
 
 
-def byte_levels(part: Part) -> Tensor:
+def byte_levels(matrix: CheckpointMatrix) -> Tensor:
     """The bytes themselves."""
-    return part.tensor("weight")
+    return matrix.tensor("weight")
 
 
-def integer_numbers(part: Part, shape: tuple[int, int], bits: int) -> Numbers:
+def integer_params(matrix: CheckpointMatrix, shape: tuple[int, int], bits: int) -> QuantParams:
     """Scales, zeros and order of integer levels."""
     outputs, inputs = shape
-    group = group_size(part, inputs)
+    group = group_size(matrix, inputs)
     groups = inputs // group
-    part.expect_scales("weight_scale", FLOATS, outputs, groups)
-    scales = scales_of(part, "weight_scale", signed=True).reshape(-1, groups)
+    matrix.expect_scales("weight_scale", FLOATS, outputs, groups)
+    scales = scales_of(matrix, "weight_scale", signed=True).reshape(-1, groups)
     scales = scales.expand(outputs, groups)
     offsets = None
-    if "weight_zero_point" in part.tensors:
-        zeros = zeros_of(part, outputs, groups)
+    if "weight_zero_point" in matrix.tensors:
+        zeros = zeros_of(matrix, outputs, groups)
         offsets = -zeros * scales if bool(zeros.any()) else None
-    elif not part.scheme.symmetric:
-        part.fail(
+    elif not matrix.scheme.symmetric:
+        matrix.fail(
             "weight_zero_point", "is missing, and the config says symmetric: false", SAME_MODEL
         )
     order = None
-    if "weight_g_idx" in part.tensors:
-        order = order_of(part, "weight_g_idx", inputs, group)
+    if "weight_g_idx" in matrix.tensors:
+        order = order_of(matrix, "weight_g_idx", inputs, group)
     kind: Kind = "int4" if bits == 4 else "int8"
     size = kernel_group(kind, group, inputs)
     scales = by_group(scales, group, size, inputs)
     if offsets is not None:
         offsets = by_group(offsets, group, size, inputs)
-    return Numbers(kind, shape, size, scales, offsets, order)
+    return QuantParams(kind, shape, size, scales, offsets, order)
 
 
-def zeros_of(part: Part, outputs: int, groups: int) -> Tensor:
+def zeros_of(matrix: CheckpointMatrix, outputs: int, groups: int) -> Tensor:
     """The zeros (O, G) in fp32: bytes, or packed into words along the outputs."""
-    bits, entry = part.scheme.bits, part.tensors["weight_zero_point"]
-    if entry.dtype == "I32" and part.scheme.layout == "pack-quantized":
-        part.expect("weight_zero_point", ("I32",), (words_for(outputs, bits), groups))
-        words = part.tensor("weight_zero_point").T
+    bits, entry = matrix.scheme.bits, matrix.tensors["weight_zero_point"]
+    if entry.dtype == "I32" and matrix.scheme.layout == "pack-quantized":
+        matrix.expect("weight_zero_point", ("I32",), (words_for(outputs, bits), groups))
+        words = matrix.tensor("weight_zero_point").T
         codes = codes_along_inputs(words, bits)[:, :outputs].T
         return codes.float() - (1 << (bits - 1))
-    part.expect_scales("weight_zero_point", ("I8",), outputs, groups)
-    zeros = part.tensor("weight_zero_point").float().reshape(-1, groups)
+    matrix.expect_scales("weight_zero_point", ("I8",), outputs, groups)
+    zeros = matrix.tensor("weight_zero_point").float().reshape(-1, groups)
     return zeros.expand(outputs, groups)
 
 
 PACKED = Layout(
     needed=("weight_packed", "weight_scale", "weight_shape"),
     optional=("weight_zero_point", "weight_g_idx"),
-    numbers=packed_numbers,
+    params=packed_params,
     levels=packed_levels,
     scale="weight_scale",
 )
 BYTES = Layout(
     needed=("weight", "weight_scale"),
     optional=("weight_zero_point",),
-    numbers=byte_numbers,
+    params=byte_params,
     levels=byte_levels,
     scale="weight_scale",
 )
 FLOAT = Layout(
     needed=("weight", "weight_scale"),
     optional=(),
-    numbers=lambda part: float_numbers(part, "weight_scale"),
+    params=lambda matrix: float_params(matrix, "weight_scale"),
     levels=float_levels,
     scale="weight_scale",
 )

@@ -18,7 +18,7 @@ from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
 from headway.runtime.models import MODELS
 from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq, mxfp4
 from headway.runtime.quantized.formats import read_schemes
-from headway.runtime.quantized.parts import Layout, Part, widened
+from headway.runtime.quantized.matrix import CheckpointMatrix, Layout, common_format
 from headway.runtime.quantized.scheme import Scheme, Schemes
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import CutFiles, TensorFiles
@@ -35,27 +35,27 @@ LAYOUTS = {
     "mxfp4": mxfp4.MXFP4,
     "mxfp4-blocks": mxfp4.BLOCKS,
 }
-OF_ACTIVATIONS = (
+ACTIVATION_SUFFIXES = (
     *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
     *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
 )
 """Tensors that are passed over: inputs are rounded token by token here, KV as the options say."""
-OF_LAYOUTS = frozenset(
+QUANTIZED_SUFFIXES = frozenset(
     name for layout in (*LAYOUTS.values(), fp8.FP8_DIRECT) for name in layout.needed
 ) - {"weight"}
 EMBEDDING = "model.embed_tokens"
 FLOATS = ("F16", "BF16", "F32", "F64")
-LINEAR = (
+LINEAR_MODULES = (
     *("qkv", "q", "q_down", "q_up", "kv_down", "kv_up", "out"),
     *("gate_up", "down", "router", "head"),
 )
 """Our modules that multiply, by their last name."""
-OF_EXPERTS = ("router", ".shared.gate_up", ".shared.down")
+PER_LAYER_MODULES = ("router", ".shared.gate_up", ".shared.down")
 """Those of a sparse layer that are not one for each expert."""
 ONE_MODEL = "Check that quantization_config and all files are of the same model."
 
 
-class Place(NamedTuple):
+class ModulePlace(NamedTuple):
     """Where a matrix of the checkpoint goes: our module, and which part of its rows."""
 
     module: str
@@ -66,8 +66,8 @@ class Place(NamedTuple):
 class QuantizedFolder:
     """The matrices that are quantized, by their names in the checkpoint, and all tensors."""
 
-    parts: dict[str, Part]
-    places: dict[str, Place]
+    matrices: dict[str, CheckpointMatrix]
+    places: dict[str, ModulePlace]
     files: TensorFiles
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]:
@@ -76,41 +76,45 @@ class QuantizedFolder:
         with self.files:
             for name in self.files.entries:
                 base, _, suffix = name.rpartition(".")
-                if suffix in OF_ACTIVATIONS:
+                if suffix in ACTIVATION_SUFFIXES:
                     continue
-                part = self.parts.get(base)
-                if part is None or suffix == "bias":
+                matrix = self.matrices.get(base)
+                if matrix is None or suffix == "bias":
                     yield name, partial(self.files.read, name)
                 elif base not in given:
                     given.add(base)
-                    yield f"{base}.weight", partial(layout_of(part).weight, part)
+                    yield f"{base}.weight", partial(layout_of(matrix).weight, matrix)
 
     def formats(self) -> tuple[tuple[str, Format], ...]:
         """Our module, or a part of it, → its format; exact names."""
-        found: dict[Place, list[Format]] = defaultdict(list)
+        formats_by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
         with self.files:
             for name, place in self.places.items():
                 if place.module.endswith("kv_up"):
                     continue  # it is spelled out where it is rounded
-                part = self.parts.get(name)
-                found[place].append(PLAIN if part is None else layout_of(part).numbers(part).format)
-        return tuple(combined(found))
+                matrix = self.matrices.get(name)
+                formats_by_place[place].append(
+                    PLAIN if matrix is None else layout_of(matrix).params(matrix).format
+                )
+        return tuple(module_formats(formats_by_place))
 
 
-def combined(found: dict[Place, list[Format]]) -> Iterator[tuple[str, Format]]:
+def module_formats(
+    formats_by_place: dict[ModulePlace, list[Format]],
+) -> Iterator[tuple[str, Format]]:
     """One row for a module where its parts agree, else one for each that is quantized."""
     modules: dict[str, dict[str | None, Format]] = defaultdict(dict)
-    for (module, part), formats in found.items():
+    for (module, part), formats in formats_by_place.items():
         if len({(format.kind, format.group, format.permuted) for format in formats}) > 1:
             raise CheckpointError(
                 f"The experts of {module} are quantized in different ways.",
                 "Quantize all experts of a layer alike.",
             )
-        modules[module][part] = widened(formats)
+        modules[module][part] = common_format(formats)
     for module, parts in modules.items():
         alike = {(format.kind, format.group, format.permuted) for format in parts.values()}
         if len(alike) == 1:
-            format = widened(list(parts.values()))
+            format = common_format(list(parts.values()))
             if format != PLAIN:
                 yield module, format
             continue
@@ -118,11 +122,11 @@ def combined(found: dict[Place, list[Format]]) -> Iterator[tuple[str, Format]]:
             yield f"{module}.{part}", format
 
 
-def layout_of(part: Part) -> Layout:
+def layout_of(matrix: CheckpointMatrix) -> Layout:
     """What reads a matrix; FP8's scales have two names."""
-    if part.scheme.layout == "fp8" and "weight_scale_inv" not in part.tensors:
+    if matrix.scheme.layout == "fp8" and "weight_scale_inv" not in matrix.tensors:
         return fp8.FP8_DIRECT
-    return LAYOUTS[part.scheme.layout]
+    return LAYOUTS[matrix.scheme.layout]
 
 
 def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
@@ -130,9 +134,9 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     schemes = read_schemes(folder)
     if schemes is None:
         return None
-    refuse_elsewhere(schemes, spec)
+    check_family(schemes, spec)
     files = CutFiles(find_files(folder), MODELS[spec.architecture].pieces)
-    refuse_embedding(files, schemes)
+    check_embedding(files, schemes)
     places = linear_places(spec)
     for name in schemes.named:
         if name not in places:
@@ -144,17 +148,17 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
     by_module: dict[str, dict[str, TensorEntry]] = defaultdict(dict)
     for name, entry in files.entries.items():
         base, _, suffix = name.rpartition(".")
-        if suffix not in OF_ACTIVATIONS:
+        if suffix not in ACTIVATION_SUFFIXES:
             by_module[base][suffix] = entry
-    parts: dict[str, Part] = {}
+    matrices: dict[str, CheckpointMatrix] = {}
     for name, place in places.items():
         scheme = scheme_of(schemes, name, place, by_module.get(name, {}), spec)
         if scheme is not None:
-            parts[name] = make_part(name, scheme, by_module[name], files)
-    return QuantizedFolder(with_shift(parts, schemes), places, files)
+            matrices[name] = make_matrix(name, scheme, by_module[name], files)
+    return QuantizedFolder(with_zero_shift(matrices, schemes), places, files)
 
 
-def refuse_elsewhere(schemes: Schemes, spec: ModelSpec) -> None:
+def check_family(schemes: Schemes, spec: ModelSpec) -> None:
     """UnsupportedModelError for a family that is not read so: MXFP4 by stacked experts is one's."""
     if spec.altup is not None:
         raise UnsupportedModelError(
@@ -169,11 +173,13 @@ def refuse_elsewhere(schemes: Schemes, spec: ModelSpec) -> None:
         )
 
 
-def refuse_embedding(files: TensorFiles, schemes: Schemes) -> None:
+def check_embedding(files: TensorFiles, schemes: Schemes) -> None:
     """UnsupportedModelError where the embedding is quantized: it is looked up in 16 or 32 bits."""
     for name, entry in files.entries.items():
         base, _, suffix = name.rpartition(".")
-        quantized = suffix in OF_LAYOUTS or (suffix == "weight" and entry.dtype not in FLOATS)
+        quantized = suffix in QUANTIZED_SUFFIXES or (
+            suffix == "weight" and entry.dtype not in FLOATS
+        )
         if base == EMBEDDING and quantized:
             raise UnsupportedModelError(
                 f"The embedding is quantized with {schemes.method} ({shown(name)} is {entry.dtype})"
@@ -182,34 +188,38 @@ def refuse_embedding(files: TensorFiles, schemes: Schemes) -> None:
             )
 
 
-def linear_places(spec: ModelSpec) -> dict[str, Place]:
+def linear_places(spec: ModelSpec) -> dict[str, ModulePlace]:
     """Every linear layer by its name in the checkpoint: `model.layers.0.mlp.down_proj`."""
-    found: dict[str, Place] = {}
+    places: dict[str, ModulePlace] = {}
     attention = {name for name, _, _ in spec.attention_matrices}
     for pattern, (module, part) in MODELS[spec.architecture].weights.items():
         last = module.rpartition(".")[2]
-        if last not in LINEAR or (".attention." in module and last not in attention):
+        if last not in LINEAR_MODULES or (".attention." in module and last not in attention):
             continue
         if ".shared." in module and not (spec.experts and spec.experts.shared):
             continue
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             sparse = "{i}" in pattern and spec.layers[i].sparse
-            of_experts = "{e}" in pattern or module.endswith(OF_EXPERTS)
+            of_experts = "{e}" in pattern or module.endswith(PER_LAYER_MODULES)
             if ".mlp." in module and sparse != of_experts:
                 continue
             experts = spec.experts.count if spec.experts and "{e}" in pattern else 1
             for e in range(experts):
-                found[pattern.format(i=i, e=e)] = Place(module.format(i=i), part)
-    return found
+                places[pattern.format(i=i, e=e)] = ModulePlace(module.format(i=i), part)
+    return places
 
 
 def scheme_of(
-    schemes: Schemes, name: str, place: Place, tensors: dict[str, TensorEntry], spec: ModelSpec
+    schemes: Schemes,
+    name: str,
+    place: ModulePlace,
+    tensors: dict[str, TensorEntry],
+    spec: ModelSpec,
 ) -> Scheme | None:
     """The scheme of a layer, None of a plain one; CheckpointError where the tensors say other."""
     scheme = schemes.scheme_of(name)
     plain = "weight" in tensors and tensors["weight"].dtype in FLOATS
-    packed = sorted(OF_LAYOUTS & tensors.keys())
+    packed = sorted(QUANTIZED_SUFFIXES & tensors.keys())
     if scheme is None:
         if packed:
             raise CheckpointError(
@@ -225,35 +235,37 @@ def scheme_of(
     if plain and not packed:
         raise CheckpointError(
             f"{shown(name)}.weight is of type {tensors['weight'].dtype}; quantization_config says "
-            f"that it is {scheme.said} of {scheme.bits} bits.",
+            f"that it is {scheme.label} of {scheme.bits} bits.",
             "Add it to the modules that the config leaves out, or quantize it.",
         )
     return scheme
 
 
-def make_part(
+def make_matrix(
     name: str, scheme: Scheme, tensors: dict[str, TensorEntry], files: TensorFiles
-) -> Part:
+) -> CheckpointMatrix:
     """The matrix of a layer; CheckpointError where tensors are missing or left over."""
-    part = Part(name, scheme, tensors, files.read)
-    layout = layout_of(part)
+    matrix = CheckpointMatrix(name, scheme, tensors, files.read)
+    layout = layout_of(matrix)
     for suffix in layout.needed:
         if suffix not in tensors:
             raise CheckpointError(
-                f"{shown(name)}.{suffix} is missing; {scheme.said} needs it.",
+                f"{shown(name)}.{suffix} is missing; {scheme.label} needs it.",
                 "Check that all shards are there and belong to this config.json.",
             )
     for suffix in sorted(tensors.keys() - {*layout.needed, *layout.optional, "bias"}):
         raise CheckpointError(
-            f"{shown(name)}.{shown(suffix)} is left over: {scheme.said} has no such tensor.",
+            f"{shown(name)}.{shown(suffix)} is left over: {scheme.label} has no such tensor.",
             ONE_MODEL,
         )
-    return part
+    return matrix
 
 
-def with_shift(parts: dict[str, Part], schemes: Schemes) -> dict[str, Part]:
+def with_zero_shift(
+    matrices: dict[str, CheckpointMatrix], schemes: Schemes
+) -> dict[str, CheckpointMatrix]:
     """The parts; GPTQ's with what their zeros lack, which is one thing for a checkpoint."""
-    if schemes.method != "gptq" or not parts:
-        return parts
-    shift = gptq.find_shift(list(parts.values()), schemes.version)
-    return {name: replace(part, shift=shift) for name, part in parts.items()}
+    if schemes.method != "gptq" or not matrices:
+        return matrices
+    shift = gptq.find_shift(list(matrices.values()), schemes.version)
+    return {name: replace(matrix, shift=shift) for name, matrix in matrices.items()}

@@ -12,20 +12,20 @@ from headway.runtime.quantized.scheme import (
     Scheme,
     Schemes,
     boolean,
-    everything,
-    exactly,
-    fitting,
-    head_alone,
     integer,
-    misstated,
+    invalid_value,
+    match_all,
+    match_head,
+    match_name,
+    match_pattern,
+    raise_unsupported,
     strings,
     table,
-    unread,
 )
 from headway.spec.model_files import read_document
 from headway.spec.quantization_config import quantization_config, quantization_method
 
-COMPRESSED = (
+COMPRESSED_FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
     "mxfp4-pack-quantized",
 )
@@ -46,13 +46,15 @@ def read_schemes(model: Path) -> Schemes | None:
 def compressed_tensors(config: dict[str, Any]) -> Schemes:
     """Groups of a scheme and its targets: exact names first, then expressions, then classes."""
     if table(config, "transform_config").get("config_groups"):
-        unread("compressed-tensors", "with transforms of inputs, which are not read")
+        raise_unsupported("compressed-tensors", "with transforms of inputs, which are not read")
     sparsity = str(table(config, "sparsity_config").get("format") or "dense")
     if sparsity != "dense":
-        unread("compressed-tensors", f"and pruned as {sparsity}, which is not read")
+        raise_unsupported("compressed-tensors", f"and pruned as {sparsity}, which is not read")
     status = str(config.get("quantization_status") or "compressed")
     if status != "compressed":
-        unread("compressed-tensors", f"with the status {status!r}: its weights are not compressed")
+        raise_unsupported(
+            "compressed-tensors", f"with the status {status!r}: its weights are not compressed"
+        )
     whole = str(config.get("format") or "")
     rules: list[tuple[Match, Scheme | None]] = [
         (target_match(name, "ignore"), None) for name in strings(config, "ignore")
@@ -60,7 +62,9 @@ def compressed_tensors(config: dict[str, Any]) -> Schemes:
     targets: dict[str, Scheme] = {}
     for group, body in table(config, "config_groups").items():
         if not isinstance(body, dict):
-            raise misstated(f"config_groups.{group}", body, "an object with targets and weights")
+            raise invalid_value(
+                f"config_groups.{group}", body, "an object with targets and weights"
+            )
         scheme = compressed_scheme(body, str(body.get("format") or whole))
         for target in strings(body, "targets"):
             targets.setdefault(target, scheme)
@@ -75,42 +79,42 @@ def compressed_tensors(config: dict[str, Any]) -> Schemes:
 def target_match(target: str, where: str) -> Match:
     """What a name, an expression or a class stands for; all linear layers are of one class."""
     if target.startswith("re:"):
-        return fitting(target.removeprefix("re:"), where)
+        return match_pattern(target.removeprefix("re:"), where)
     if target in ("Linear", "LinearBase"):
-        return everything
-    return exactly(target)
+        return match_all
+    return match_name(target)
 
 
 def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
     """The scheme of one group of compressed-tensors."""
     weights = table(group, "weights")
-    said = f"compressed-tensors {format}"
-    if format not in COMPRESSED:
-        unread(said, "which is not read")
+    label = f"compressed-tensors {format}"
+    if format not in COMPRESSED_FORMATS:
+        raise_unsupported(label, "which is not read")
     if not weights:
-        unread(said, "with inputs rounded and weights not, which is not read")
+        raise_unsupported(label, "with inputs rounded and weights not, which is not read")
     if group.get("output_activations") is not None:
-        unread(said, "with rounded outputs, which are not read")
+        raise_unsupported(label, "with rounded outputs, which are not read")
     bits, kind = integer(weights, "num_bits", 8), str(weights.get("type") or "int")
     strategy = str(weights.get("strategy") or strategy_of(weights))
     symmetric = boolean(weights, "symmetric", True)
     if format == "mxfp4-pack-quantized":
-        return Scheme(layout="mxfp4", said=said, bits=4, group=32)
+        return Scheme(layout="mxfp4", label=label, bits=4, group=32)
     if kind == "float":
         if bits != 8 or strategy not in ("tensor", "channel", "block") or not symmetric:
-            unread(said, f"floats of {bits} bits by {strategy}, which are not read")
+            raise_unsupported(label, f"floats of {bits} bits by {strategy}, which are not read")
         block = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or block_of(
             weights, "block_structure"
         )
-        return Scheme(layout="float-quantized", said=said, block=block)
+        return Scheme(layout="float-quantized", label=label, block=block)
     if bits not in INTEGER_BITS or (bits != 8 and format != "pack-quantized"):
-        unread(said, f"of {bits} bits, which is not read (4 and 8 are)")
+        raise_unsupported(label, f"of {bits} bits, which is not read (4 and 8 are)")
     if strategy not in ("tensor", "channel", "group"):
-        unread(said, f"by {strategy}, which is not read")
+        raise_unsupported(label, f"by {strategy}, which is not read")
     layout = "pack-quantized" if format == "pack-quantized" else "int-quantized"
     size = integer(weights, "group_size") if strategy == "group" else 0
-    group_size = checked_group(size, said) if size else 0
-    return Scheme(layout=layout, said=said, bits=bits, group=group_size, symmetric=symmetric)
+    group_size = check_group(size, label) if size else 0
+    return Scheme(layout=layout, label=label, bits=bits, group=group_size, symmetric=symmetric)
 
 
 def strategy_of(weights: dict[str, Any]) -> str:
@@ -128,16 +132,18 @@ def block_of(config: dict[str, Any], key: str) -> tuple[int, int]:
         isinstance(each, int) and 0 < each <= 1 << 20 for each in value
     )
     if not isinstance(value, list) or not positive or len(value) != 2:
-        raise misstated(key, value, "a list of two positive numbers: [128, 128]")
+        raise invalid_value(key, value, "a list of two positive numbers: [128, 128]")
     return (value[0], value[1])
 
 
-def checked_group(size: int, said: str) -> int:
+def check_group(size: int, label: str) -> int:
     """A group size of a config; 0 for -1, all inputs of an output."""
     if size == -1:
         return 0
     if size <= 0 or size % 32:
-        unread(said, f"in groups of {size}, which are not read (multiples of 32 are, and -1)")
+        raise_unsupported(
+            label, f"in groups of {size}, which are not read (multiples of 32 are, and -1)"
+        )
     return size
 
 
@@ -148,26 +154,26 @@ def gptq(config: dict[str, Any]) -> Schemes:
     """AutoGPTQ's and GPTQModel's; `dynamic` has schemes for single modules, or none."""
     version = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
-        unread(f"GPTQ in the format {version}", "which is not read")
+        raise_unsupported(f"GPTQ in the format {version}", "which is not read")
     if config.get("pack_dtype") not in (None, "int32", "torch.int32"):
-        unread("GPTQ", "packed in other words than int32, which is not read")
+        raise_unsupported("GPTQ", "packed in other words than int32, which is not read")
     rules: list[tuple[Match, Scheme | None]] = []
     for pattern, changes in table(config, "dynamic").items():
-        fits = fitting(pattern.removeprefix("+:").removeprefix("-:"), "dynamic")
+        matches = match_pattern(pattern.removeprefix("+:").removeprefix("-:"), "dynamic")
         if pattern.startswith("-:"):
-            rules.append((fits, None))
+            rules.append((matches, None))
         elif isinstance(changes, dict):
-            rules.append((fits, gptq_scheme(config | changes)))
+            rules.append((matches, gptq_scheme(config | changes)))
         else:
-            raise misstated("dynamic", changes, "an object of changes by expression")
+            raise invalid_value("dynamic", changes, "an object of changes by expression")
     scheme = gptq_scheme(config)
     if not boolean(config, "lm_head", False):
-        rules.append((head_alone, None))
+        rules.append((match_head, None))
     inside = config.get("modules_in_block_to_quantize")
     if inside:
         endings = module_endings(inside)
         rules.append((lambda module: not module.endswith(endings), None))
-    rules.append((everything, scheme))
+    rules.append((match_all, scheme))
     return Schemes(method="gptq", rules=tuple(rules), version=version)
 
 
@@ -175,10 +181,10 @@ def gptq_scheme(config: dict[str, Any]) -> Scheme:
     """The scheme of GPTQ's fields."""
     bits = integer(config, "bits")
     if bits not in INTEGER_BITS:
-        unread("GPTQ", f"of {bits} bits, which is not read (4 and 8 are)")
-    group = checked_group(integer(config, "group_size", 128), "GPTQ")
+        raise_unsupported("GPTQ", f"of {bits} bits, which is not read (4 and 8 are)")
+    group = check_group(integer(config, "group_size", 128), "GPTQ")
     symmetric = boolean(config, "sym", True)
-    return Scheme(layout="gptq", said="GPTQ", bits=bits, group=group, symmetric=symmetric)
+    return Scheme(layout="gptq", label="GPTQ", bits=bits, group=group, symmetric=symmetric)
 
 
 def module_endings(inside: object) -> tuple[str, ...]:
@@ -187,7 +193,7 @@ def module_endings(inside: object) -> tuple[str, ...]:
     names = [name for part in lists for name in (part if isinstance(part, list) else [part])]
     endings = tuple("." + name for name in names if isinstance(name, str))
     if len(endings) < len(names):
-        raise misstated("modules_in_block_to_quantize", inside, "a list of lists of names")
+        raise invalid_value("modules_in_block_to_quantize", inside, "a list of lists of names")
     return endings
 
 
@@ -195,23 +201,23 @@ def awq(config: dict[str, Any]) -> Schemes:
     """AutoAWQ's; GPTQModel writes the same with its own names."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     if version not in ("gemm", "awq"):
-        unread(f"AWQ in the version {version}", "which is not read (gemm is)")
+        raise_unsupported(f"AWQ in the version {version}", "which is not read (gemm is)")
     bits = integer(config, "bits", integer(config, "w_bit", 4))
     if bits != 4:
-        unread("AWQ", f"of {bits} bits, which is not read (4 are)")
+        raise_unsupported("AWQ", f"of {bits} bits, which is not read (4 are)")
     size = integer(config, "group_size", integer(config, "q_group_size", 128))
     zeros = boolean(config, "zero_point", True)
     scheme = Scheme(
-        layout="awq", said="AWQ", bits=4, group=checked_group(size, "AWQ"), symmetric=not zeros
+        layout="awq", label="AWQ", bits=4, group=check_group(size, "AWQ"), symmetric=not zeros
     )
     rules: list[tuple[Match, Scheme | None]] = [
-        (holding(name), None) for name in strings(config, "modules_to_not_convert")
+        (match_substring(name), None) for name in strings(config, "modules_to_not_convert")
     ]
-    rules += [(head_alone, None), (everything, scheme)]
+    rules += [(match_head, None), (match_all, scheme)]
     return Schemes(method="awq", rules=tuple(rules))
 
 
-def holding(name: str) -> Match:
+def match_substring(name: str) -> Match:
     """Modules that have `name` somewhere in theirs, as AutoAWQ excludes them."""
     return lambda module: name in module
 
@@ -223,23 +229,23 @@ def fp8(config: dict[str, Any]) -> Schemes:
     """DeepSeek's and Qwen's blocks, AutoFP8's scale for a matrix, FBGEMM's for each output."""
     kind = str(config.get("fmt") or "e4m3").lower()
     if kind not in FP8_TYPES:
-        unread(f"FP8 {kind}", "which is not read (e4m3 is)")
+        raise_unsupported(f"FP8 {kind}", "which is not read (e4m3 is)")
     if str(config.get("scale_fmt") or "float") not in ("float", "ue8m0"):
-        unread("FP8", f"with scales as {config['scale_fmt']}, which are not read")
+        raise_unsupported("FP8", f"with scales as {config['scale_fmt']}, which are not read")
     if str(config.get("expert_dtype") or "fp8") != "fp8":
-        unread("FP8", f"with experts as {config['expert_dtype']}, which are not read")
+        raise_unsupported("FP8", f"with experts as {config['expert_dtype']}, which are not read")
     blocks = config.get("weight_block_size") is not None
     block = block_of(config, "weight_block_size") if blocks else (0, 0)
     if config.get("quant_method") == "fbgemm_fp8":
         block = (1, 0)
-    scheme = Scheme(layout="fp8", said="FP8", block=block)
-    left = strings(config, "modules_to_not_convert") or strings(config, "ignored_layers")
-    rules: list[tuple[Match, Scheme | None]] = [(left_out(name), None) for name in left]
-    rules += [(head_alone, None), (everything, scheme)]
+    scheme = Scheme(layout="fp8", label="FP8", block=block)
+    excluded = strings(config, "modules_to_not_convert") or strings(config, "ignored_layers")
+    rules: list[tuple[Match, Scheme | None]] = [(match_module(name), None) for name in excluded]
+    rules += [(match_head, None), (match_all, scheme)]
     return Schemes(method="fp8", rules=tuple(rules))
 
 
-def left_out(name: str) -> Match:
+def match_module(name: str) -> Match:
     """Modules that are `name`, lie in it, or end with it: transformers' rule without expressions.
 
     "model.layers.1" leaves out model.layers.1.mlp, not model.layers.11.mlp.
@@ -252,11 +258,11 @@ def left_out(name: str) -> Match:
 
 def mxfp4(config: dict[str, Any]) -> Schemes:
     """Experts alone, but for those that `modules_to_not_convert` describes."""
-    scheme = Scheme(layout="mxfp4-blocks", said="MXFP4", bits=4, group=32)
+    scheme = Scheme(layout="mxfp4-blocks", label="MXFP4", bits=4, group=32)
     where = "modules_to_not_convert"
-    left = strings(config, where)
+    excluded = strings(config, where)
     rules: list[tuple[Match, Scheme | None]] = [
-        (fitting(rf"(?:{name}|.*\.{name})(?:\.|$)", where), None) for name in left
+        (match_pattern(rf"(?:{name}|.*\.{name})(?:\.|$)", where), None) for name in excluded
     ]
     rules.append((lambda module: ".mlp.experts." in module, scheme))
     return Schemes(method="mxfp4", rules=tuple(rules))

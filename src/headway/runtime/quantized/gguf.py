@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.core.regular_file import open_regular
-from headway.runtime.quantized.folder import Place, combined, linear_places
+from headway.runtime.quantized.folder import ModulePlace, linear_places, module_formats
 from headway.runtime.quantized.gguf_blocks import PACKINGS, unpack
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import ModelSpec
@@ -80,10 +80,10 @@ def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
         tensor = raw_RB.view(getattr(torch, PLAIN_TYPES[name]))
         tensor = tensor.squeeze(-1) if len(weight.info.shape) == 1 else tensor
         return tensor.float() - weight.shift if weight.shift else tensor
-    return rounded_rows(raw_RB, weight)
+    return unpack_rows(raw_RB, weight)
 
 
-def rounded_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
+def unpack_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
     """Rows of blocks as levels and scales; CheckpointError for a scale that is not finite."""
     rounded = unpack(raw_RB, weight.info.type)
     for part in (rounded.scales_OG, rounded.offsets_OG):
@@ -101,7 +101,7 @@ def read_plain(memory: mmap.mmap, weight: Weight, dtype: torch.dtype) -> Tensor:
     plain = torch.empty(weight.rows, weight.columns, dtype=dtype)
     rows = max(1, (1 << 22) // weight.columns)
     for target, some in zip(plain.split(rows), raw_RB.split(rows), strict=True):
-        target.copy_(rounded_rows(some, weight).plain())
+        target.copy_(unpack_rows(some, weight).plain())
     return plain
 
 
@@ -117,8 +117,8 @@ def gguf_formats(path: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
         types[weight.name] = weight.info.type.name
     if spec.tied:
         types[HEAD] = types.get(EMBEDDING, "")
-    found: dict[Place, list[Format]] = defaultdict(list)
+    formats_by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
     for name, place in linear_places(spec).items():
         packing = PACKINGS.get(types.get(f"{name}.weight", ""))
-        found[place].append(PLAIN if packing is None else packing.format)
-    return tuple(combined(found))
+        formats_by_place[place].append(PLAIN if packing is None else packing.format)
+    return tuple(module_formats(formats_by_place))

@@ -21,9 +21,9 @@ from headway.spec.gguf.types import NumberType
 
 Blocks = tuple[Tensor, Tensor, Tensor | None]
 """(levels, scales, offsets) of some rows."""
-InSupers = tuple[Tensor, list[Tensor], list[Tensor]]
+SuperBlockParts = tuple[Tensor, list[Tensor], list[Tensor]]
 """(levels, bytes of scales and perhaps of minima, factors of these) of some rows."""
-NUMBERS_AT_ONCE = 1 << 22
+NUMBERS_PER_PASS = 1 << 22
 """Numbers that are unpacked at a time: what is made on the way takes some 64 MiB."""
 
 
@@ -79,13 +79,13 @@ def scales_and_minima(packed: Tensor) -> tuple[Tensor, Tensor]:
     return scales, minima
 
 
-def q4_k(blocks: Tensor) -> InSupers:
+def q4_k(blocks: Tensor) -> SuperBlockParts:
     """256 numbers: d, dmin, 12 bytes of scales, four times 32 bytes of two sub-blocks each."""
     levels = nibbles(blocks[..., 16:].unflatten(-1, (4, 32))).flatten(-2)
     return levels - 8, [*scales_and_minima(blocks[..., 4:16])], [half(blocks, 0), half(blocks, 2)]
 
 
-def q5_k(blocks: Tensor) -> InSupers:
+def q5_k(blocks: Tensor) -> SuperBlockParts:
     """As Q4_K, with 32 bytes of fifth bits: of sub-block b the b-th bit of each."""
     fifths = (blocks[..., 16:48, None] >> torch.arange(8, dtype=torch.uint8)) & 1
     low = nibbles(blocks[..., 48:].unflatten(-1, (4, 32))).flatten(-2)
@@ -102,7 +102,7 @@ def two_bits(packed: Tensor) -> Tensor:
     return ((packed.unflatten(-1, (2, 1, 32)) >> shifts) & 3).flatten(-3)
 
 
-def q6_k(blocks: Tensor) -> InSupers:
+def q6_k(blocks: Tensor) -> SuperBlockParts:
     """128 bytes of low nibbles, 64 of two high bits, 16 scales in int8, d."""
     scales = blocks[..., 192:208].contiguous().view(torch.int8)
     low = nibbles(blocks[..., :128].unflatten(-1, (2, 64))).flatten(-2)
@@ -110,7 +110,7 @@ def q6_k(blocks: Tensor) -> InSupers:
     return (low | high) - 32, [scales], [half(blocks, 208)]
 
 
-def q3_k(blocks: Tensor) -> InSupers:
+def q3_k(blocks: Tensor) -> SuperBlockParts:
     """32 bytes of third bits, 64 of two low bits, 12 of scales of 6 bits less 32, d."""
     low, high = blocks[..., 96:104], blocks[..., 104:108]
     tops = (high[..., None, :] >> torch.arange(0, 8, 2, dtype=torch.uint8)[:, None]) & 3
@@ -127,45 +127,45 @@ def q2_k(blocks: Tensor) -> Blocks:
     return levels, half(blocks, 80) * scales, -(half(blocks, 82) * minima)
 
 
-UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+IQ4_LEVELS = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The levels that IQ4's codes stand for."""
-FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
+FP4_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the numbers of e2m1."""
 
 
-def looked_up(codes: Tensor, levels: tuple[int, ...]) -> Tensor:
+def look_up(codes: Tensor, levels: tuple[int, ...]) -> Tensor:
     return torch.tensor(levels, dtype=torch.int8)[codes.int()]
 
 
 def iq4_nl(blocks: Tensor) -> Blocks:
-    return looked_up(nibbles(blocks[..., 2:]), UNEVEN), half(blocks, 0), None
+    return look_up(nibbles(blocks[..., 2:]), IQ4_LEVELS), half(blocks, 0), None
 
 
-def iq4_xs(blocks: Tensor) -> InSupers:
+def iq4_xs(blocks: Tensor) -> SuperBlockParts:
     """d, 2 bytes of two high bits of eight scales, 4 of their low nibbles, 8 times 16 of codes."""
     tops = (blocks[..., 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
     scales = (low | (tops.flatten(-2) << 4)).to(torch.int8) - 32
     codes = nibbles(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
-    return looked_up(codes, UNEVEN), [scales], [half(blocks, 0)]
+    return look_up(codes, IQ4_LEVELS), [scales], [half(blocks, 0)]
 
 
 def mxfp4(blocks: Tensor) -> Blocks:
     """A power of two for 32 numbers of e2m1, halved as the levels are doubled."""
     exponent = blocks[..., :1].int()
     scale = torch.where(exponent < 2, 0x00200000 << exponent.clamp(max=1), (exponent - 1) << 23)
-    return looked_up(nibbles(blocks[..., 1:]), FP4), scale.view(torch.float32), None
+    return look_up(nibbles(blocks[..., 1:]), FP4_DOUBLED), scale.view(torch.float32), None
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """How one type of block is read, and the format that holds its numbers exactly."""
 
-    read: Callable[[Tensor], Blocks | InSupers]
+    read: Callable[[Tensor], Blocks | SuperBlockParts]
     format: Format
 
 
-def in_supers(kind: Kind, group: int, offsets: Offsets = "none") -> Format:
+def super_block_format(kind: Kind, group: int, offsets: Offsets = "none") -> Format:
     """The format of super-blocks."""
     return Format(kind, group, True, offsets, super_block=SUPER_BLOCK)
 
@@ -177,12 +177,12 @@ PACKINGS = {
     "Q5_1": Packing(q5_1, Format("int8", 32, offsets="any")),
     "Q8_0": Packing(q8_0, Format("int8", 32)),
     "Q2_K": Packing(q2_k, Format("int8", 16, fp32_scales=True, offsets="any")),
-    "Q3_K": Packing(q3_k, in_supers("int8", 16)),
-    "Q4_K": Packing(q4_k, in_supers("int4", 32, "any")),
-    "Q5_K": Packing(q5_k, in_supers("int8", 32, "any")),
-    "Q6_K": Packing(q6_k, in_supers("int8", 16)),
+    "Q3_K": Packing(q3_k, super_block_format("int8", 16)),
+    "Q4_K": Packing(q4_k, super_block_format("int4", 32, "any")),
+    "Q5_K": Packing(q5_k, super_block_format("int8", 32, "any")),
+    "Q6_K": Packing(q6_k, super_block_format("int8", 16)),
     "IQ4_NL": Packing(iq4_nl, Format("int8", 32)),
-    "IQ4_XS": Packing(iq4_xs, in_supers("int8", 32)),
+    "IQ4_XS": Packing(iq4_xs, super_block_format("int8", 32)),
     "MXFP4": Packing(mxfp4, Format("int8", 32, fp32_scales=True)),
 }
 """By the name of the type."""
@@ -192,12 +192,12 @@ def unpack(raw_RB: Tensor, type: NumberType) -> RoundedWeight:
     """Rows of blocks, (R, bytes of a row) in uint8, as levels and scales."""
     packing = PACKINGS[type.name]
     blocks = raw_RB.unflatten(-1, (-1, type.size))
-    rows = max(1, NUMBERS_AT_ONCE // (blocks.shape[1] * type.block))
-    found = [read_some(packing, some) for some in blocks.split(rows)]
-    return found[0] if len(found) == 1 else RoundedWeight.joined(found)
+    rows = max(1, NUMBERS_PER_PASS // (blocks.shape[1] * type.block))
+    chunks = [unpack_chunk(packing, some) for some in blocks.split(rows)]
+    return chunks[0] if len(chunks) == 1 else RoundedWeight.joined(chunks)
 
 
-def read_some(packing: Packing, blocks: Tensor) -> RoundedWeight:
+def unpack_chunk(packing: Packing, blocks: Tensor) -> RoundedWeight:
     """The weight that some rows are."""
     levels, scales, offsets = packing.read(blocks)
     kind, group, supers = packing.format.kind, packing.format.group, None

@@ -90,7 +90,7 @@ def read_profile(path: Path) -> dict[str, MatrixProfile]:
         ) from error
 
 
-def rounded_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
+def round_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
     """The tensors of a folder, its matrices in int4 as the profile of `spec` rounds them."""
     profile, formats = read_profile(Path(spec.profile)), dict(spec.formats)
     for name, read in tensors:
@@ -99,10 +99,10 @@ def rounded_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
         if one is None or format is None or not format.group:
             yield name, read
         else:
-            yield name, partial(rounded, read, format.group, one.power_I)
+            yield name, partial(round_matrix, read, format.group, one.power_I)
 
 
-def rounded(
+def round_matrix(
     read: Callable[[], Tensor | RoundedWeight], group: int, power_I: Tensor
 ) -> RoundedWeight:
     """One matrix, read and rounded."""

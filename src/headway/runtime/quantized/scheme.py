@@ -13,20 +13,20 @@ from typing import Any, NoReturn
 from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.runtime.checkpoint_files import shown
 
-LONGEST_PATTERN, MOST_REPEATS = 500, 5
+MAX_PATTERN_CHARS, MAX_REPEATS = 500, 5
 """Chosen: names have at most 80 characters, and each unbounded repeat may try all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How one linear layer is stored: `layout` names its reader, `said` is for errors.
+    """How one linear layer is stored: `layout` names its reader, `label` is for errors.
 
     `group` inputs share a scale; 0: all inputs of an output. `block` (outputs, inputs) is that of
     FP8 scales; (0, 0): all outputs and inputs, (1, 0): a scale for each output.
     """
 
     layout: str
-    said: str
+    label: str
     bits: int = 8
     group: int = 0
     symmetric: bool = True
@@ -51,28 +51,28 @@ class Schemes:
 
     def scheme_of(self, module: str) -> Scheme | None:
         """The first rule that fits a linear layer: `model.layers.0.mlp.down_proj`."""
-        for fits, scheme in self.rules:
-            if fits(module):
+        for matches, scheme in self.rules:
+            if matches(module):
                 return scheme
         return None
 
 
-def everything(module: str) -> bool:
+def match_all(module: str) -> bool:
     """The rule for all that are left."""
     return True
 
 
-def head_alone(module: str) -> bool:
+def match_head(module: str) -> bool:
     """The output matrix, which most methods leave in the type of the model."""
     return module == "lm_head"
 
 
-def exactly(name: str) -> Match:
+def match_name(name: str) -> Match:
     """One module."""
     return lambda module: module == name
 
 
-def fitting(pattern: str, where: str, *, anywhere: bool = False) -> Match:
+def match_pattern(pattern: str, where: str, *, anywhere: bool = False) -> Match:
     """Modules whose names begin with (or hold, anywhere) what a regular expression describes."""
     compiled = compile_pattern(pattern, where)
     find = compiled.search if anywhere else compiled.match
@@ -85,7 +85,10 @@ def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
     (a+)+ is refused, and so are more than MOST_REPEATS repeats.
     """
     try:
-        if len(pattern) <= LONGEST_PATTERN and unbounded(parser.parse(pattern)) <= MOST_REPEATS:
+        if (
+            len(pattern) <= MAX_PATTERN_CHARS
+            and count_repeats(parser.parse(pattern)) <= MAX_REPEATS
+        ):
             return re.compile(pattern)
         fault = "is too complex"
     except (re.error, RecursionError, OverflowError, ValueError):
@@ -96,7 +99,7 @@ def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
     )
 
 
-def unbounded(pattern: Any, inside: bool = False) -> int:
+def count_repeats(pattern: Any, is_nested: bool = False) -> int:
     """Repeats of a parsed pattern that may have several lengths; too many for one inside another.
 
     A choice inside a repeat counts as one too: (a|aa)* tries as many ways as (a+)+.
@@ -106,28 +109,28 @@ def unbounded(pattern: Any, inside: bool = False) -> int:
         if operation in REPEATS:
             least, most, body = argument
             count += least != most and most > 1
-            if inside and least != most:
-                return MOST_REPEATS + 1
-            count += unbounded(body, inside or most > 1)
+            if is_nested and least != most:
+                return MAX_REPEATS + 1
+            count += count_repeats(body, is_nested or most > 1)
         elif operation is opcode.BRANCH:
-            if inside:
-                return MOST_REPEATS + 1
-            count += sum(unbounded(branch) for branch in argument[1])
+            if is_nested:
+                return MAX_REPEATS + 1
+            count += sum(count_repeats(branch) for branch in argument[1])
         elif isinstance(argument, tuple):
             parts = [part for part in argument if isinstance(part, parser.SubPattern)]
-            count += sum(unbounded(part, inside) for part in parts)
+            count += sum(count_repeats(part, is_nested) for part in parts)
     return count
 
 
-def unread(said: str, what: str) -> NoReturn:
+def raise_unsupported(label: str, what: str) -> NoReturn:
     """Raise the error for a variant that is not read."""
     raise UnsupportedModelError(
-        f"The checkpoint is quantized with {shown(said)}, {what}.",
+        f"The checkpoint is quantized with {shown(label)}, {what}.",
         "docs/checkpoints.md lists what is read; or give the unquantized folder.",
     )
 
 
-def misstated(key: str, value: object, expected: str) -> CheckpointError:
+def invalid_value(key: str, value: object, expected: str) -> CheckpointError:
     """The error for a key of the quantization config whose value cannot be."""
     return CheckpointError(
         f"config.json: quantization_config.{shown(key)} is {shown(value)[:60]}.",
@@ -139,7 +142,7 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
     """A whole number of the config; CheckpointError for anything else."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 20:
-        raise misstated(key, value, "a whole number")
+        raise invalid_value(key, value, "a whole number")
     return value
 
 
@@ -149,7 +152,7 @@ def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise misstated(key, value, "true or false")
+        raise invalid_value(key, value, "true or false")
     return value
 
 
@@ -159,7 +162,7 @@ def strings(config: dict[str, Any], key: str) -> list[str]:
     if value is None:
         return []
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-        raise misstated(key, value, "a list of names")
+        raise invalid_value(key, value, "a list of names")
     return value
 
 
@@ -169,5 +172,5 @@ def table(config: dict[str, Any], key: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise misstated(key, value, "an object")
+        raise invalid_value(key, value, "an object")
     return value

@@ -64,15 +64,15 @@ def mass_above(logits, temperature, floor, key, top, V, COUNTS: tl.constexpr, BL
 
 
 @triton.jit
-def floor_of(logits, temperature, floor, wanted, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The greatest floor whose tokens have at least `wanted` of the mass, or of their number."""
+def floor_of(logits, temperature, floor, target, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The greatest floor whose tokens have at least `target` of the mass, or of their number."""
     low = tl.full((), -2147483648, tl.int64)
     high = tl.full((), 2147483647, tl.int64)
     for _ in range(32):
         middle = (low + high + 1) >> 1
         mass = mass_above(logits, temperature, floor, middle, top, V, COUNTS, BLOCK)
-        low = tl.where(mass >= wanted, middle, low)
-        high = tl.where(mass >= wanted, high, middle - 1)
+        low = tl.where(mass >= target, middle, low)
+        high = tl.where(mass >= target, high, middle - 1)
     return raised(floor, low)
 
 
@@ -92,14 +92,14 @@ def draw_kernel(
         first = start + tl.argmax(values, 0)
         place = tl.where(most > best, first, place)
         best = tl.maximum(best, most)
-    found = tl.where(best > float("-inf"), place, -1)
+    token = tl.where(best > float("-inf"), place, -1)
     if (tl.load(greedy + row) == 0) & (best > float("-inf")):
         temperature = tl.load(temperatures + row)
         top = tl.math.div_rn(best, temperature)
         floor = top + tl.load(log_min_p + row)
-        wanted = tl.load(top_k + row)
-        if wanted < V:
-            count = wanted.to(tl.float64)
+        num_top = tl.load(top_k + row)
+        if num_top < V:
+            count = num_top.to(tl.float64)
             floor = floor_of(logits, temperature, floor, count, top, V, True, BLOCK)
         share = tl.load(top_p + row)
         if share < 1.0:
@@ -109,15 +109,15 @@ def draw_kernel(
         total = mass_above(logits, temperature, floor, -2147483648, top, V, False, BLOCK)
         target = total * tl.load(u + row)
         before = tl.full((), 0.0, tl.float64)
-        found = tl.full((), 0, tl.int32)
+        token = tl.full((), 0, tl.int32)
         for start in range(0, V, BLOCK):
             values = likely(logits, start, temperature, floor, V, BLOCK)
             masses = tl.where(values > float("-inf"), mass_of(values, top), 0.0)
             reached = before + tl.cumsum(masses, 0)
-            found += tl.sum((reached <= target).to(tl.int32), 0)
+            token += tl.sum((reached <= target).to(tl.int32), 0)
             before += tl.sum(masses, 0)
-        found = tl.minimum(found, V - 1)
-    tl.store(chosen + row, found.to(tl.int64))
+        token = tl.minimum(token, V - 1)
+    tl.store(chosen + row, token.to(tl.int64))
 
 
 def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:

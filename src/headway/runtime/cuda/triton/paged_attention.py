@@ -76,12 +76,12 @@ def attend_kernel(
             turned = tl.load(own_q + D + e[None, :], mask=live[:, None] & (e < E)[None, :], other=0)
             turned = turned.to(tl.float32).to(DOT)
         end = tl.minimum(context - length + first + BLOCK_Q, context)
-        seen_from = 0
+        visible_from = 0
         if WINDOW:
-            seen_from = tl.maximum(context - length + first - window + 1, 0)
+            visible_from = tl.maximum(context - length + first - window + 1, 0)
             if SINKS:
-                seen_from = 0
-        least, most = seen_from // BLOCK_N * BLOCK_N, end
+                visible_from = 0
+        least, most = visible_from // BLOCK_N * BLOCK_N, end
         if APART:
             least = tl.maximum(least, tl.program_id(2) * SPLIT_KEYS)
             most = tl.minimum(most, (tl.program_id(2) + 1) * SPLIT_KEYS)
@@ -111,21 +111,21 @@ def attend_kernel(
             scores = scores * scale
             if SOFTCAP:
                 scores = softcap * (1.0 - 2.0 / (tl.exp(2.0 * scores / softcap) + 1.0))
-            seen = key[None, :] <= position[:, None]
+            visible = key[None, :] <= position[:, None]
             if WINDOW:
                 near = key[None, :] > position[:, None] - window
                 if SINKS:
                     near = near | (key < sinks)[None, :]
-                seen = seen & near
-            scores = tl.where(seen & live[:, None], scores, float("-inf"))
-            most_seen = tl.maximum(M, tl.max(scores, 1))
-            weights = tl.exp(scores - most_seen[:, None])
-            fade = tl.exp(M - most_seen)
+                visible = visible & near
+            scores = tl.where(visible & live[:, None], scores, float("-inf"))
+            new_max = tl.maximum(M, tl.max(scores, 1))
+            weights = tl.exp(scores - new_max[:, None])
+            fade = tl.exp(M - new_max)
             L = L * fade + tl.sum(weights, 1)
             values = values * fade[:, None] + tl.dot(
                 weights.to(DOT), vals.to(DOT), input_precision="ieee"
             )
-            M = most_seen
+            M = new_max
         if APART:
             split_at = tl.program_id(2).to(tl.int64) * num_tokens + place
             row_at = split_at * N + head

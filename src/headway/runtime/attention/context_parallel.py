@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from headway.runtime.attention.cache import KVLayer
-from headway.runtime.attention.native import NativeAttention, NativeKVLayer, lens_of
+from headway.runtime.attention.native import NativeAttention, NativeKVLayer, length_tensors
 from headway.runtime.attention.protocol import AttentionRule
 from headway.runtime.batch import Batch
 from headway.runtime.native.library import TYPES, address
 from headway.runtime.native.lower import recordable
-from headway.runtime.parallel.rows import DEALT, DealtRows
+from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition
 from headway.spec.dealt import SPLIT_TOKENS
 
-COUNTS = -1
+SUM_ROW_COUNTS = -1
 """Where `Batch.views` has how many rows of sums each rank has."""
 
 
-class DealtAttention(NativeAttention):
-    """`NativeAttention` of a rank, over batches that are `DealtRows.own`."""
+class ContextParallelAttention(NativeAttention):
+    """`NativeAttention` of a rank, over batches that are `RowPartition.own`."""
 
     def attend(
         self,
@@ -39,10 +39,10 @@ class DealtAttention(NativeAttention):
     ) -> Tensor:
         assert k_TGD is not None and v_TGD is not None and isinstance(layer, NativeKVLayer)
 
-        def over_ranks(q_TND: Tensor, batch: Batch) -> Tensor:
-            return self._over_ranks(q_TND, layer, batch, rule)
+        def attend_over_ranks(q_TND: Tensor, batch: Batch) -> Tensor:
+            return self._attend_over_ranks(q_TND, layer, batch, rule)
 
-        return self._attend(q_TND, k_TGD, v_TGD, layer, batch, over_ranks)
+        return self._attend(q_TND, k_TGD, v_TGD, layer, batch, attend_over_ranks)
 
     @recordable("attend_over_ranks")
     def _attend(
@@ -52,51 +52,51 @@ class DealtAttention(NativeAttention):
         v_TGD: Tensor,
         layer: NativeKVLayer,
         batch: Batch,
-        over_ranks: Callable[[Tensor, Batch], Tensor],
+        attend_over_ranks: Callable[[Tensor, Batch], Tensor],
     ) -> Tensor:
         """A row for nobody is written to the null block, which nobody reads."""
         self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
-        return over_ranks(q_TND, batch)
+        return attend_over_ranks(q_TND, batch)
 
-    def _over_ranks(
+    def _attend_over_ranks(
         self, own_TND: Tensor, layer: NativeKVLayer, own: Batch, rule: AttentionRule
     ) -> Tensor:
-        dealt: DealtRows = own.views[DEALT]
-        batch, group = dealt.whole, dealt.group
-        if COUNTS not in own.views:
-            counts = count_rows(batch.query_lens, batch.context_lens, group.size)
-            own.views[COUNTS] = counts
-        counts = own.views[COUNTS]
-        q_TND = dealt.together(own_TND.flatten(1)).unflatten(1, own_TND.shape[1:])
-        out_TND, lanes = self._room_for(q_TND), self._library.lanes
+        partition: RowPartition = own.views[ROW_PARTITION]
+        batch, group = partition.whole, partition.group
+        if SUM_ROW_COUNTS not in own.views:
+            counts = count_sum_rows(batch.query_lens, batch.context_lens, group.size)
+            own.views[SUM_ROW_COUNTS] = counts
+        counts = own.views[SUM_ROW_COUNTS]
+        q_TND = partition.gather(own_TND.flatten(1)).unflatten(1, own_TND.shape[1:])
+        out_TND, lanes = self._output_for(q_TND), self._library.lanes
         record = -(-q_TND.shape[2] // lanes) * lanes + lanes
         own_sums = torch.empty(counts[group.rank], q_TND.shape[1] * record)
         tables_SB = batch.block_tables_GSB[layer.group]
-        lens = lens_of(batch, layer.group)
+        lens = length_tensors(batch, layer.group)
 
-        def call(sums: Tensor | None, everybodys: Tensor | None) -> None:
+        def call(sums: Tensor | None, all_sums: Tensor | None) -> None:
             self._library.calls.attention_dealt(
                 *(address(q_TND), address(out_TND), q_TND.stride(0)),
                 *(address(tables_SB), *(address(one) for one in lens)),
                 *(*tables_SB.shape, q_TND.shape[1], rule.scale, rule.softcap),
                 *(address(rule.sink_logits), TYPES[q_TND.dtype], group.rank, group.size),
-                *(address(sums), address(everybodys), *layer.numbers),
+                *(address(sums), address(all_sums), *layer.numbers),
             )
 
         call(own_sums, None)
-        call(None, group.rows(own_sums, counts))
-        return dealt.of_own(out_TND)
+        call(None, group.concat_rows(own_sums, counts))
+        return partition.select_own(out_TND)
 
 
-def count_rows(query_lens: list[int], context_lens: list[int], ranks: int) -> list[int]:
+def count_sum_rows(query_lens: list[int], context_lens: list[int], ranks: int) -> list[int]:
     """By rank how many rows of sums it has: of each token one for each split of its sequence.
 
-    >>> count_rows([1, 2], [1300, 40], 2)
+    >>> count_sum_rows([1, 2], [1300, 40], 2)
     [4, 1]
     """
-    found = [0] * ranks
+    counts = [0] * ranks
     for length, context in zip(query_lens, context_lens, strict=True):
         splits = -(-context // SPLIT_TOKENS)
         for rank in range(ranks):
-            found[rank] += length * ((splits - rank + ranks - 1) // ranks)
-    return found
+            counts[rank] += length * ((splits - rank + ranks - 1) // ranks)
+    return counts

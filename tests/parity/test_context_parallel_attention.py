@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from headway.runtime.attention.context_parallel import ContextParallelAttention, count_sum_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
-from headway.runtime.attention.dealt import DealtAttention, count_rows
 from headway.runtime.batch import Batch
-from headway.runtime.parallel.group import Alone
-from headway.runtime.parallel.rows import DEALT, DealtRows
+from headway.runtime.parallel.group import SingleRank
+from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition
 from headway.spec.dealt import Dealt
 from parity.native_sets import each_instruction_set
 from parity.paged import make_case, with_sink_logits
@@ -28,7 +28,7 @@ ROWS = st.one_of(
 """(query length, context length)."""
 
 
-class Apart(Alone):
+class Apart(SingleRank):
     """A rank that has all rows; sums are kept until all ranks have had their turn."""
 
     def __init__(
@@ -37,7 +37,7 @@ class Apart(Alone):
         self.rank, self.size, self.all_own = rank, size, [num_rows] * size
         self._sums, self._merges = sums, merges
 
-    def rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
+    def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
         if counts is self.all_own:
             return own_RW
         assert len(own_RW) == counts[self.rank]
@@ -48,7 +48,7 @@ class Apart(Alone):
 
 
 def over_ranks(
-    backend: DealtAttention,
+    backend: ContextParallelAttention,
     q_TND: Tensor,
     batch: Batch,
     layer: NativeKVLayer,
@@ -68,8 +68,8 @@ def over_ranks(
             whole = replace(batch, block_tables_GSB=[tables_SB], views={})
             group, every = Apart(rank, ranks, len(q_TND), sums, merges), torch.arange(len(q_TND))
             own = replace(whole, views={})
-            own.views[DEALT] = DealtRows(whole, own, group, group.all_own, every, every)
-            out_TND = backend._over_ranks(q_TND, layer, own, rule)
+            own.views[ROW_PARTITION] = RowPartition(whole, own, group, group.all_own, every, every)
+            out_TND = backend._attend_over_ranks(q_TND, layer, own, rule)
             found += [out_TND.clone()] if merges else []
     return found
 
@@ -107,7 +107,9 @@ def test_the_bits_are_those_of_one_rank(
         one.kv_layer if own_memory else NativeKVLayer,
     )
     expected = one.attend(case.q, case.k, case.v, case.layer, case.batch, case.rule)
-    found = over_ranks(DealtAttention(library), case.q, case.batch, case.layer, case.rule, ranks)
+    found = over_ranks(
+        ContextParallelAttention(library), case.q, case.batch, case.layer, case.rule, ranks
+    )
     assert len(found) == ranks
     for out_TND in found:
         assert torch.equal(out_TND, expected)
@@ -115,5 +117,5 @@ def test_the_bits_are_those_of_one_rank(
 
 def test_rows_of_sums_are_counted():
     """1,300 and 40 tokens, a row and two: two splits of the first on rank 0, one on rank 1."""
-    assert count_rows([1, 2], [1300, 40], 2) == [4, 1]
-    assert count_rows([1], [512], 3) == [1, 0, 0]
+    assert count_sum_rows([1, 2], [1300, 40], 2) == [4, 1]
+    assert count_sum_rows([1], [512], 3) == [1, 0, 0]

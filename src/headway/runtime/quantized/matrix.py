@@ -18,14 +18,14 @@ from headway.spec.formats import Format, Kind
 
 KERNEL_GROUPS = {"int4": (128, 64, 32), "int8": (128, 64, 32, 16)}
 """Kind → the groups that kernels read, the best first; a larger one repeats its scales."""
-MOST_ZEROS = 4096
+MAX_ZERO_GROUPS = 4096
 """Groups with a scale of 0 that are looked at, of one matrix; a padded vocabulary has many."""
-AGAIN = "Quantize the model again, or copy the file again."
+QUANTIZE_AGAIN = "Quantize the model again, or copy the file again."
 SAME_MODEL = "Check bits and group size in quantization_config, and that all is of one model."
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CheckpointMatrix:
     """A matrix of a checkpoint: `tensors` by their last name (`qweight`), `read` for any of them.
 
     `shift` is what GPTQ's stored zeros lack.
@@ -41,21 +41,21 @@ class Part:
         """The tensor whose name ends so."""
         return self.read(f"{self.name}.{suffix}")
 
-    def fail(self, suffix: str, what: str, fix: str = AGAIN) -> NoReturn:
+    def fail(self, suffix: str, what: str, fix: str = QUANTIZE_AGAIN) -> NoReturn:
         """Raise the error that names one of the tensors."""
         raise CheckpointError(f"{shown(self.name)}.{suffix} {what}.", fix)
 
     def expect(self, suffix: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> None:
         """CheckpointError unless the tensor has one of these types and shapes."""
-        entry, said = self.tensors[suffix], self.scheme.said
+        entry, label = self.tensors[suffix], self.scheme.label
         if entry.dtype not in dtypes:
             self.fail(
-                suffix, f"is of type {entry.dtype}; {said} has {' or '.join(dtypes)}", SAME_MODEL
+                suffix, f"is of type {entry.dtype}; {label} has {' or '.join(dtypes)}", SAME_MODEL
             )
         if entry.shape not in shapes:
             implied = " or ".join(str(list(shape)) for shape in shapes)
             shape = list(entry.shape)
-            self.fail(suffix, f"has shape {shape}; {said} implies {implied}", SAME_MODEL)
+            self.fail(suffix, f"has shape {shape}; {label} implies {implied}", SAME_MODEL)
 
     def expect_scales(
         self, suffix: str, dtypes: tuple[str, ...], outputs: int, groups: int
@@ -73,7 +73,7 @@ class Part:
         return shape[0], shape[1]
 
 
-class Numbers(NamedTuple):
+class QuantParams(NamedTuple):
     """All of a matrix but its levels, as `RoundedWeight` has them."""
 
     kind: Kind
@@ -100,30 +100,30 @@ class Layout(NamedTuple):
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]
-    numbers: Callable[[Part], Numbers]
+    params: Callable[[CheckpointMatrix], QuantParams]
     """Reads and checks all but the levels."""
-    levels: Callable[[Part], Tensor]
+    levels: Callable[[CheckpointMatrix], Tensor]
     """The levels (O, H), inputs in the model's order."""
     scale: str
     """The tensor with the scales, for errors."""
 
-    def weight(self, part: Part) -> RoundedWeight:
+    def weight(self, matrix: CheckpointMatrix) -> RoundedWeight:
         """The matrix; CheckpointError names the tensor whose numbers cannot be."""
-        numbers = self.numbers(part)
-        levels = self.levels(part)
-        if numbers.order_H is not None:
-            levels = levels[:, numbers.order_H]
-        weight = numbers.weight(levels.contiguous())
-        check_zero_scales(part, self.scale, weight)
+        params = self.params(matrix)
+        levels = self.levels(matrix)
+        if params.order_H is not None:
+            levels = levels[:, params.order_H]
+        weight = params.weight(levels.contiguous())
+        check_zero_scales(matrix, self.scale, weight)
         return weight
 
 
-def group_size(part: Part, inputs: int) -> int:
+def group_size(matrix: CheckpointMatrix, inputs: int) -> int:
     """The inputs of a group, all of them for 0; CheckpointError where it does not divide them."""
-    group = part.scheme.group
+    group = matrix.scheme.group
     if group and inputs % group:
         raise CheckpointError(
-            f"{shown(part.name)} has {inputs} inputs, which groups of {group} do not divide.",
+            f"{shown(matrix.name)} has {inputs} inputs, which groups of {group} do not divide.",
             "Check the group size in quantization_config.",
         )
     return group or inputs
@@ -146,53 +146,53 @@ def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
     return numbers_OG.repeat_interleave(times, 1).contiguous()
 
 
-def scales_of(part: Part, suffix: str, *, signed: bool = False) -> Tensor:
+def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) -> Tensor:
     """The scales in fp32; CheckpointError for NaN, infinity, or a negative one without a sign."""
-    scales = part.tensor(suffix).float()
+    scales = matrix.tensor(suffix).float()
     if not bool(torch.isfinite(scales).all()):
-        part.fail(suffix, "holds a scale that is NaN or infinite")
+        matrix.fail(suffix, "holds a scale that is NaN or infinite")
     if not signed and bool((scales < 0).any()):
-        part.fail(suffix, f"holds a negative scale, which {part.scheme.said} does not have")
+        matrix.fail(suffix, f"holds a negative scale, which {matrix.scheme.label} does not have")
     return scales
 
 
-def check_zero_scales(part: Part, suffix: str, weight: RoundedWeight) -> None:
+def check_zero_scales(matrix: CheckpointMatrix, suffix: str, weight: RoundedWeight) -> None:
     """CheckpointError where a scale is 0 and the levels of its group are not all alike.
 
     Such weights have been lost: a scale below what fp16 holds, or a part of a file left empty.
     """
-    rows, groups = (weight.scales_OG == 0).nonzero()[:MOST_ZEROS].T
+    rows, groups = (weight.scales_OG == 0).nonzero()[:MAX_ZERO_GROUPS].T
     size = weight.group or weight.levels_OH.shape[1]
     for row, group in zip(rows.tolist(), groups.tolist(), strict=True):
         levels = weight.levels_OH[row, group * size : (group + 1) * size].float()
         if bool(levels.min() != levels.max()):
-            part.fail(
+            matrix.fail(
                 suffix,
                 f"holds a scale of 0 for weights that are not (output {row}, group {group})",
                 "Quantize the model again with wider scales, or copy the file again.",
             )
 
 
-def order_of(part: Part, suffix: str, inputs: int, group: int) -> Tensor | None:
+def order_of(matrix: CheckpointMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
     """The inputs in the order of their groups; None where that is the model's.
 
     Groups of 2: [1 0 0 1] → [1 2 0 3]. CheckpointError unless every group has its number of inputs.
     """
-    part.expect(suffix, ("I32", "I64"), (inputs,))
-    index = part.tensor(suffix).long()
+    matrix.expect(suffix, ("I32", "I64"), (inputs,))
+    index = matrix.tensor(suffix).long()
     if bool((index == -1).all()):  # compressed-tensors' sign for none
         return None
     groups = -(-inputs // group)
     if groups > 1 and not bool(index.any()):
-        part.fail(
+        matrix.fail(
             suffix,
             f"holds zeros alone, and there are {groups} groups: its writer never filled it",
             "Quantize the model again, with desc_act false or a newer version of the writer.",
         )
     if int(index.min()) < 0 or int(index.max()) >= groups:
-        part.fail(suffix, f"names groups beyond the {groups} that there are")
+        matrix.fail(suffix, f"names groups beyond the {groups} that there are")
     if bool((index.bincount(minlength=groups)[:-1] != group).any()):
-        part.fail(suffix, f"does not give {group} inputs to every group")
+        matrix.fail(suffix, f"does not give {group} inputs to every group")
     order = index.argsort(stable=True)
     return None if bool((order == torch.arange(inputs)).all()) else order
 
@@ -213,7 +213,7 @@ def words_for(count: int, bits: int) -> int:
     return -(-count * bits // 32)
 
 
-def widened(formats: list[Format]) -> Format:
+def common_format(formats: list[Format]) -> Format:
     """The narrowest format that holds the matrices of all these, of one kind and group."""
     offsets = max((format.offsets for format in formats), key=("none", "zeros", "any").index)
     wide = any(format.fp32_scales for format in formats)
