@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from headway.runtime.attention.context_parallel import ContextParallelAttention, count_sum_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from headway.runtime.attention import AttentionRule, NativeAttention, NativeKVLayer
+from headway.runtime.attention.context_parallel import ContextParallelAttention, count_sum_rows
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import SingleRank
 from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition

@@ -250,7 +250,7 @@ def test_what_steps_took_is_told_beside_the_plan():
         def _allocated(self) -> int:
             return self.allocated
 
-        def _most(self) -> int:
+        def _max_allocated(self) -> int:
             return self.most
 
     memory = Counters("cuda")

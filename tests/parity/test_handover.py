@@ -221,7 +221,7 @@ def test_blocks_that_are_gone_are_computed(pair, folder, caplog):
     refusal, rest_of, computed = pair.decode(request, frame)
     assert (refusal, first + rest_of) == ("", expected)
     assert computed >= len(PROMPT)
-    assert "did not come, and are computed" in caplog.text
+    assert "were not received and are computed" in caplog.text
 
 
 def test_an_engine_that_is_gone_is_computed_for(pair, folder, caplog):
@@ -231,7 +231,7 @@ def test_an_engine_that_is_gone_is_computed_for(pair, folder, caplog):
     pair.engines[0].executor.transfers.peers.exports.close()
     refusal, rest_of, _ = pair.decode(request, frame)
     assert (refusal, first + rest_of) == ("", expected)
-    assert "did not come, and are computed" in caplog.text
+    assert "were not received and are computed" in caplog.text
 
 
 def test_a_prefix_that_was_found_is_handed_over_too(pair, folder):

@@ -1,4 +1,4 @@
-"""Attention over paged KV: one backend a file, chosen by the name a user types."""
+"""Attention over paged KV: one backend per file, chosen by the name that the user types."""
 
 from headway.config.resolve import Settings
 from headway.core.errors import UsageError
@@ -19,9 +19,11 @@ from headway.spec.kv_format import APART, ROUNDED
 def choose_attention(
     settings: Settings, library: NativeLibrary | None, holders: RankGroup | None = None
 ) -> tuple[AttentionBackend, tuple[str, str]]:
-    """(the backend, (its name, why)): the one resolved, or torch's where no library loaded.
+    """Return (backend, (its name, why it was chosen)).
 
-    `holders` are the ranks that a context is dealt over, where it is.
+    It is the backend that the settings resolved to, or torch's where the native library did not
+    load. `holders` are the ranks that each context is split over, None without context parallelism.
+    Raises UsageError where the settings need native kernels that did not load.
     """
     name = settings.attention_backend
     if holders is not None:
@@ -51,7 +53,8 @@ BACKENDS: dict[str, type[AttentionBackend]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }
-"""A GPU's, and those of torch, on any device; the native one needs its library."""
+"""The backends of a GPU and those of torch; the native backend is apart, because it needs its
+library."""
 
 __all__ = [
     "BACKENDS",

@@ -1,10 +1,10 @@
-"""Native attention over a context that is dealt over ranks: each has the sums of its own splits.
+"""Native attention over contexts that are split over ranks (decode context parallelism).
 
-Ranks hand their queries around, each finds the sums of the splits that it holds for all of them,
-(weighted values, highest score, sum of weights), these go around, too, and each merges all of them
-in the order of the splits, so its rows have the bits that one rank gives them. With contexts of
-1,300 and 40 tokens, a row each, 2 ranks: rank 0 has two rows of sums of the first and one of the
-second, rank 1 has one.
+Ranks exchange their queries. Each rank computes, for all queries, the partial sums of the splits
+that it holds (weighted values, maximum score, sum of weights). These are exchanged as well, and
+each rank merges them in the order of the splits, so its rows have the same bits as on one rank.
+Example with 2 ranks and contexts of 1,300 and 40 tokens, one row each: rank 0 holds two partial
+sums of the first context and one of the second, rank 1 holds one.
 """
 
 from collections.abc import Callable
@@ -22,11 +22,11 @@ from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition
 from headway.spec.dealt import SPLIT_TOKENS
 
 SUM_ROW_COUNTS = -1
-"""Where `Batch.views` has how many rows of sums each rank has."""
+"""Key in `Batch.views` of the number of partial sums on each rank."""
 
 
 class ContextParallelAttention(NativeAttention):
-    """`NativeAttention` of a rank, over batches that are `RowPartition.own`."""
+    """`NativeAttention` of one rank, over batches that are `RowPartition.own`."""
 
     def attend(
         self,
@@ -54,7 +54,8 @@ class ContextParallelAttention(NativeAttention):
         batch: Batch,
         attend_over_ranks: Callable[[Tensor, Batch], Tensor],
     ) -> Tensor:
-        """A row for nobody is written to the null block, which nobody reads."""
+        """Write K and V, then attend. A rank without a row of its own writes its placeholder row to
+        the null block."""
         self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
         return attend_over_ranks(q_TND, batch)
 
@@ -89,7 +90,8 @@ class ContextParallelAttention(NativeAttention):
 
 
 def count_sum_rows(query_lens: list[int], context_lens: list[int], ranks: int) -> list[int]:
-    """By rank how many rows of sums it has: of each token one for each split of its sequence.
+    """Return how many partial sums each rank holds: one for each token and each split of its
+    sequence.
 
     >>> count_sum_rows([1, 2], [1300, 40], 2)
     [4, 1]

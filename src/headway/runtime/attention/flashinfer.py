@@ -1,19 +1,19 @@
-"""Paged attention by FlashInfer, an extra (`pip install headway[flashinfer]`), on CUDA alone.
+"""Paged attention by FlashInfer, an extra (`pip install headway[flashinfer]`), on CUDA only.
 
-FlashInfer plans a step on the host, from its lengths, and then runs the plan in each layer of a KV
-group. Its tile follows the mean length of the queries that are planned together, so decodes and
-chunks are planned apart: a decode has the same tile whoever is beside it. Contexts of decodes are
-cut at fixed places, those of chunks are not cut. Worked example, pages of 16, a decode of 41 tokens
-of context, one of 3, and a chunk of 5 tokens behind 28:
+FlashInfer plans a step on the host from its lengths, then runs the plan in each layer of a KV
+group. Its tile depends on the mean query length of what is planned together. So decodes and chunks
+are planned separately, and a decode has the same tile in every batch. Contexts of decodes are split
+at fixed places; those of chunks are not split. Example with pages of 16: a decode with 41 tokens of
+context, one with 3, and a chunk of 5 tokens behind 28:
 
     decodes   query starts [0 1 2]   page starts [0 3 4]   tokens of the last page [9 3]
     chunk     query starts [0 5]     page starts [0 3]     tokens of the last page [1]
-    pages     the tables without what fills them up: [t00 t01 t02 t10] and [t20 t21 t22]
+    pages     the tables without padding: [t00 t01 t02 t10] and [t20 t21 t22]
 
-A plan is copied to the device from pinned memory that its wrapper owns and writes again with its
-next plan. So two wrappers take turns, and one is planned again behind the event of its copy: as
-many steps as may be in flight, so that nobody waits. Sinks, latent rows, rounded KV and heads of
-other sizes it does not know, and `config.attention_choice` asks it for none.
+A plan is copied to the device from pinned memory that its wrapper owns and overwrites with its next
+plan. So there are two wrappers, as many as steps in flight, and a wrapper is planned again only
+after the event of its last copy. FlashInfer supports neither sinks, latent rows, rounded KV nor
+other head sizes; `config.attention_choice` does not choose it for these.
 """
 
 from collections.abc import Callable
@@ -31,10 +31,10 @@ from headway.runtime.batch import Batch
 from headway.spec import ModelSpec
 
 SPLIT_TOKENS = 2048
-"""Tokens of a part of a decode's context."""
+"""Tokens of one split of a decode's context."""
 WRAPPERS_PER_PLAN = 2
 PLAN_BYTES_PER_WRAPPER = 8 * 2**20
-"""What a wrapper takes of the device for its plan."""
+"""Device memory that a wrapper takes for its plan."""
 WORKSPACE_STEP_BYTES = 32 * 2**20
 
 
@@ -47,7 +47,7 @@ class Span(NamedTuple):
 
 
 class Lengths(NamedTuple):
-    """Lengths of a step on the host, and the contexts and block tables of a group on the device."""
+    """Lengths of a step on the host; contexts and block tables of a group on the device."""
 
     query_lens: list[int]
     num_decodes: int
@@ -58,7 +58,7 @@ class Lengths(NamedTuple):
 
 @dataclass(slots=True)
 class WrapperSlot:
-    """A wrapper, and when its last plan had left the host."""
+    """A wrapper, and the event after which its last plan has left the host."""
 
     wrapper: Any
     copy_event: torch.cuda.Event | None = None
@@ -113,8 +113,8 @@ class FlashInferAttention:
         window: int = 0,
         softcap: float = 0.0,
     ) -> Tensor:
-        """One call as `triton.paged_attention` is called, for probes and comparisons: the lengths
-        are read back to be planned."""
+        """Run one call with the arguments of `triton.paged_attention`, for probes and comparisons.
+        The lengths are read back from the device to be planned."""
         query_lens = starts_S1.diff().tolist()
         longer = [at for at, length in enumerate(query_lens) if length > 1]
         decodes = min(longer, default=len(query_lens))
@@ -127,7 +127,7 @@ class FlashInferAttention:
     def _plan(
         self, group: int, lengths: Lengths, q_TND: Tensor, k: Tensor, rule: AttentionRule
     ) -> list[tuple[Span, Any]]:
-        """A wrapper with its plan for the decodes, and one for the chunks, where there are some."""
+        """Return a planned wrapper for the decodes and one for the chunks, where there are some."""
         page, (kv_heads, size) = k.shape[1], k.shape[2:]
         pages = page_counts(lengths.contexts[: lengths.num_decodes], page)
         bytes_of = partial(workspace_bytes, q_TND.shape[1], size, kv_heads)
@@ -157,7 +157,7 @@ class FlashInferAttention:
         return plans
 
     def _next_slot(self, *key: Any) -> WrapperSlot:
-        """The next wrapper for plans of this kind, free to be planned."""
+        """Return the next wrapper for plans of this kind, once it may be planned again."""
         slots = self._slots.setdefault(key, [])
         if len(slots) < WRAPPERS_PER_PLAN:
             slots.append(WrapperSlot(self._wrapper_class(self._workspace, "NHD", backend="fa2")))
@@ -170,7 +170,8 @@ class FlashInferAttention:
     def _reserve_workspace(
         self, pages: list[int], page: int, bytes_of: Callable[[int], int], device: torch.device
     ) -> None:
-        """A workspace that holds the parts of these decodes; a new one has new wrappers."""
+        """Make sure that the workspace holds the splits of these decodes. A new workspace needs new
+        wrappers."""
         needed = bytes_of(sum(page_counts(pages, max(1, SPLIT_TOKENS // page))))
         if self._workspace is not None and len(self._workspace) >= needed:
             return
@@ -187,7 +188,7 @@ class FlashInferAttention:
 
 
 def run_plans(plans: list[tuple[Span, Any]], q_TND: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The attention of all spans, in one output."""
+    """Return the attention of all spans, in one output."""
     out = torch.empty_like(q_TND)
     for span, wrapper in plans:
         wrapper.run(q_TND[span.tokens], (k, v), out=out[span.tokens])
@@ -195,11 +196,11 @@ def run_plans(plans: list[tuple[Span, Any]], q_TND: Tensor, k: Tensor, v: Tensor
 
 
 def spans_of(query_lens: list[int], num_decodes: int) -> list[Span]:
-    """The decodes, which come first, and the rest.
+    """Return the decodes, which come first, and the rest.
 
     >>> [tuple(span) for span in spans_of([1, 1, 5], 2)]
     [('decodes', slice(0, 2, None), slice(0, 2, None)), ('chunks', slice(2, 3, None), \
-slice(2, 7, None))]
+    slice(2, 7, None))]
     """
     rows, tokens = len(query_lens), sum(query_lens)
     decodes = Span("decodes", slice(0, num_decodes), slice(0, num_decodes))
@@ -208,9 +209,9 @@ slice(2, 7, None))]
 
 
 def layout(lengths: Lengths, sequences: slice, page: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(query starts, page starts, page ids, tokens of the last page) of these sequences, int32.
+    """Return (query starts, page starts, page ids, tokens of the last page) of sequences, in int32.
 
-    The ids are on the device, all else is on the host, where the plan is made.
+    The page ids are on the device; the rest is on the host, where the plan is made.
     """
     contexts = lengths.contexts[sequences]
     pages = page_counts(contexts, page)
@@ -223,17 +224,18 @@ def layout(lengths: Lengths, sequences: slice, page: int) -> tuple[Tensor, Tenso
 
 
 def offsets_of(lengths: list[int]) -> Tensor:
-    """Where each begins, and the end of the last, int32 on the host: [3, 1] → [0, 3, 4]."""
+    """Return the begin of each length and the end of the last, int32 on the host: [3, 1] → [0, 3,
+    4]."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 
 def page_counts(contexts: list[int], page: int) -> list[int]:
-    """How many pages each context lies in."""
+    """Return how many pages each context occupies."""
     return [-(-context // page) for context in contexts]
 
 
 def page_ids(table_SB: Tensor, contexts_S: Tensor, page: int, count: int) -> Tensor:
-    """The `count` ids of the table's rows behind each other, without what fills the rows up; int32.
+    """Return the `count` page ids of the table's rows, concatenated without padding; int32.
 
     Nothing is read back: contexts and table are on the device.
     """
@@ -246,10 +248,11 @@ def page_ids(table_SB: Tensor, contexts_S: Tensor, page: int, count: int) -> Ten
 
 
 def workspace_bytes(heads: int, size: int, kv_heads: int, parts: int) -> int:
-    """What FlashInfer's plan of decodes takes for so many parts: each is a tile of queries of all
-    heads, 16 where a KV head has so many, with a sum of exponentials; fp32.
+    """Return the bytes that FlashInfer's plan of decodes takes for `parts` splits.
 
-    32 query and 8 KV heads of 128: 66,048 bytes a part.
+    A split is a tile of queries of all heads (16 rows where a KV head has at most 16 query heads)
+    with its sum of exponentials, in fp32. With 32 query heads and 8 KV heads of 128 channels it is
+    66,048 bytes.
     """
     each = heads // kv_heads
     tile = 16 if each <= 16 else 64 if each <= 64 or size >= 256 else 128
@@ -257,7 +260,7 @@ def workspace_bytes(heads: int, size: int, kv_heads: int, parts: int) -> int:
 
 
 def workspace_and_plan_bytes(spec: ModelSpec, settings: Settings) -> int:
-    """The most that the workspace and the plans of all KV groups take of the device."""
+    """Return the most device memory that the workspace and the plans of all KV groups take."""
     parts = settings.max_num_seqs * -(-settings.max_model_len // SPLIT_TOKENS)
     needed = max(
         workspace_bytes(spec.num_heads, group.head_dim, group.num_kv_heads, parts)

@@ -1,12 +1,12 @@
 """KV memory of 4 bits: K by channel over a block, V by token in groups of 32 channels.
 
-Or one of them, and the other is int8 by token, as in memory that is int8 alone (`runtime.native`).
+Either of them may be int8 by token instead, as in memory that is int8 only (`runtime.native`).
 
-A block is rounded when its last token is there; until then its keys and values lie in an open block
-as they were computed. So how a key is read follows from two positions alone: token i reads token j
-as computed while both lie in one block, rounded otherwise. Worked example, blocks of 64, token 130:
+A block is rounded when its last token arrives; until then its keys and values lie unrounded in an
+open block. So the positions alone decide how a key is read: token i reads token j unrounded while
+both are in the same block, rounded otherwise. Example with blocks of 64, token 130:
 
-    0 … 63 rounded    64 … 127 rounded    128, 129, 130 as computed
+    0 … 63 rounded    64 … 127 rounded    128, 129, 130 unrounded
 
     number ≈ offset + scale · level, levels 0 … 15, offset and scale in fp16
 """
@@ -25,26 +25,26 @@ from headway.spec.kv_format import NUMBERS, KVFormat
 GROUP = NUMBERS["int4-token"].group
 MAX_LEVEL = 15
 NATIVE_KINDS = {(False, False): INT4, (True, False): INT8_INT4, (False, True): INT4_INT8}
-"""(whether K is int8, whether V is) → what native code calls it."""
+"""(K is int8, V is int8) → code of the native library."""
 
 
 @dataclass(slots=True)
 class Int4KVLayer(KVLayer):
-    """Levels and scales of one layer, and the open blocks, which are a group of their own.
+    """Levels and scales of one layer, and the open blocks, which are a KV group of their own.
 
-    Levels lie as vectors of native code read them (`RoundKV` in native/table.h), two a byte: K
-    (blocks, G, D / 2, block_size), V (blocks, G, D / 32, 8, 128). `k_scale` (blocks, G, 2, D) and
-    `v_scale` (blocks, G, D / 32, 2, block_size) hold scales, then offsets, in fp16.
+    Levels have the order in which native code reads vectors (`RoundKV` in native/table.h), two per
+    byte: K (blocks, G, D / 2, block_size), V (blocks, G, D / 32, 8, 128). `k_scale` (blocks, G, 2,
+    D) and `v_scale` (blocks, G, D / 32, 2, block_size) hold scales, then offsets, in fp16.
 
-    In int8 K is (blocks, G, D, block_size), V (blocks, G, block_size, D), and `k_scale` or
-    `v_scale` (blocks, G, block_size) in fp32.
+    In int8 K is (blocks, G, D, block_size), V is (blocks, G, block_size, D), and `k_scale` or
+    `v_scale` is (blocks, G, block_size) in fp32.
     """
 
     k_scale: Tensor
     v_scale: Tensor
     open: KVLayer
     numbers: tuple[int, ...] = field(init=False)
-    """What the native calls are told of it."""
+    """Arguments that describe the layer in native calls."""
 
     def __post_init__(self) -> None:
         _, kv_heads, rows, block_size = self.k.shape
@@ -58,16 +58,17 @@ class Int4KVLayer(KVLayer):
 
     @property
     def parts(self) -> list[Tensor]:
-        """Without those of the open blocks, whose numbers are others."""
+        """The tensors of the rounded blocks; open blocks have other block ids."""
         return [self.k, self.v, self.k_scale, self.v_scale]
 
     def wipe(self, slots_T: Tensor) -> None:
-        """The whole blocks: a channel's scale has seen all of their tokens."""
+        """Set the whole blocks to zeros, because a channel's scale depends on all of their
+        tokens."""
         for part in self.parts:
             part[slots_T // self.block_size] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V of consecutive full blocks in fp32, (…, B · block_size, G, D)."""
+        """Return K and V of consecutive full blocks in fp32, (…, B · block_size, G, D)."""
         k_scale, v_scale = (part[blocks_B].float().unsqueeze(-1) for part in self.scales)
         if self.k.dtype == torch.int8:
             k = self.k[blocks_B] * k_scale.transpose(-1, -2)  # (…, B, G, D, block_size)
@@ -84,11 +85,11 @@ class Int4KVLayer(KVLayer):
 
     @property
     def scales(self) -> tuple[Tensor, Tensor]:
-        """K's and V's, with their offsets."""
+        """Scales of K and V, with their offsets."""
         return self.k_scale, self.v_scale
 
     def round(self, pairs_P2: Tensor) -> None:
-        """Round these (open block, block)."""
+        """Round the open blocks into blocks: pairs (open block, block), (P, 2)."""
         if not len(pairs_P2):
             return
         exact, rounded = pairs_P2.unbind(1)
@@ -110,7 +111,8 @@ class Int4KVLayer(KVLayer):
 
 
 def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(levels (…, M, N), scales and offsets (…, 2, M)) of M times N numbers that share a scale."""
+    """Return (levels (…, M, N), scales and offsets (…, 2, M)) of M groups of N numbers that share a
+    scale."""
     low, high = x.amin(-1), x.amax(-1)
     finite = x.isfinite().all(-1)
     scale = ((high - low) / MAX_LEVEL).where(finite, torch.nan).half()
@@ -121,13 +123,17 @@ def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(int8 (…, N), scales (…)) of N numbers each, as `quantize_row` of native/kv.inl has them.
+    """Return (int8 (…, N), scales (…)) of groups of N numbers, as `quantize_row` of native/kv.inl
+    does.
 
-    A number that lies between two levels may be either there, where products and additions are one.
+    A number halfway between two levels may become either in native code, which fuses multiplication
+    and addition.
     """
     largest = x.abs().amax(-1)
     finite = x.isfinite().all(-1)
-    most = torch.full_like(largest, 127)  # of a plain 127 torch would multiply by an inverse
+    most = torch.full_like(
+        largest, 127
+    )  # with the plain number 127 torch would multiply by its inverse
     inverse = torch.where(finite & (largest > 1e-30), most / largest, 0)
     levels = torch.where(finite[..., None], x, 0) * inverse[..., None]
     scale = torch.where(largest > 1e-30, largest / 127, 0).where(finite, torch.nan)
@@ -135,41 +141,43 @@ def round_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def nibbles(levels: Tensor) -> Tensor:
-    """Words of 8 levels, (…, 8), as bytes, (…, 4): the first level is in the lowest bits."""
+    """Return words of 8 levels, (…, 8), as bytes, (…, 4); the first level is in the lowest bits."""
     return levels[..., ::2] | levels[..., 1::2] << 4
 
 
 def levels_of(words: Tensor) -> Tensor:
-    """The levels (…, 8) of words (…, 4), in fp32."""
+    """Return the levels (…, 8) of words (…, 4), in fp32."""
     return torch.stack([words & 15, words >> 4], -1).flatten(-2).float()
 
 
 def pack_k(levels: Tensor) -> Tensor:
-    """K's levels (…, D, 64): words of two channels and four tokens, 16 apart, (…, D / 2, 64)."""
+    """Pack K's levels (…, D, 64) into words of two channels and four tokens, 16 apart: (…, D / 2,
+    64)."""
     words = levels.unflatten(-1, (4, 16)).unflatten(-3, (-1, 2)).movedim(-1, -3)
     return nibbles(words.flatten(-2)).flatten(-2)
 
 
 def k_levels(packed: Tensor) -> Tensor:
-    """What `pack_k` packed, in fp32."""
+    """Return the levels that `pack_k` packed, in fp32."""
     levels = levels_of(packed.unflatten(-1, (16, 4))).unflatten(-1, (2, 4))
     return levels.movedim(-3, -1).flatten(-2).flatten(-3, -2)
 
 
 def pack_v(levels: Tensor) -> Tensor:
-    """V's levels (…, 64, 32): words of eight tokens, the even ones first, (…, 8, 128)."""
+    """Pack V's levels (…, 64, 32) into words of eight tokens, the even ones first: (…, 8, 128)."""
     words = levels.unflatten(-2, (8, 4, 2)).movedim(-1, -3).transpose(-1, -2)
     return nibbles(words.flatten(-2)).flatten(-2)
 
 
 def v_levels(packed: Tensor) -> Tensor:
-    """What `pack_v` packed, in fp32."""
+    """Return the levels that `pack_v` packed, in fp32."""
     levels = levels_of(packed.unflatten(-1, (GROUP, 4))).unflatten(-1, (2, 4))
     return levels.transpose(-1, -2).movedim(-3, -1).flatten(-4, -2)
 
 
 def filled_blocks(batch: Batch, layer: Int4KVLayer) -> Tensor:
-    """(open block, block) of those that this step fills, (P, 2), made by a group's first layer."""
+    """Return the pairs (open block, block) that this step fills, (P, 2). The first layer of a group
+    computes them for all."""
     key = -1 - layer.group
     if key not in batch.views:
         size = layer.block_size
@@ -196,7 +204,8 @@ def allocate_int4(
     dtype: torch.dtype,
     kind: type[KVLayer],
 ) -> list[KVLayer]:
-    """Memory of all layers, by layer index; the last of `num_blocks` are the open blocks."""
+    """Allocate the memory of all layers, in the order of the layers; the last of `num_blocks`
+    counts the open blocks."""
     layers: dict[int, KVLayer] = {}
     block_size = format.block_size
     for index, (group, count) in enumerate(zip(groups, num_blocks[:-1], strict=True)):
@@ -215,7 +224,7 @@ def allocate_int4(
 
 
 def empty_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
-    """K and its scales for `count` blocks."""
+    """Return zeros for K and its scales, for `count` blocks."""
     size = format.block_size
     if format.k.bits == 8:
         k = torch.zeros(count, heads, dim, size, dtype=torch.int8)
@@ -225,7 +234,7 @@ def empty_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tens
 
 
 def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
-    """V and its scales for `count` blocks."""
+    """Return zeros for V and its scales, for `count` blocks."""
     size, groups = format.block_size, dim // GROUP
     if format.v.bits == 8:
         v = torch.zeros(count, heads, size, dim, dtype=torch.int8)
@@ -235,5 +244,6 @@ def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Te
 
 
 def with_open_layers(layers: list[KVLayer]) -> list[KVLayer]:
-    """The layers, and the open blocks of those that have some: all that is copied and swapped."""
+    """Return the layers and the layers of their open blocks: all memory that is copied and
+    swapped."""
     return layers + [layer.open for layer in layers if isinstance(layer, Int4KVLayer)]

@@ -1,7 +1,7 @@
-"""Paged attention in native code: one pass over K and V for all rows of a KV head's group.
+"""Paged attention in native code: one pass over K and V for all query heads of a KV head.
 
-Chunks and decodes are one job. A row's result is the same to the bit whatever chunk, batch or
-thread it is computed in; see native/attention.inl.
+Chunks and decodes are one job. The result of a row has the same bits in every chunk, batch and
+thread; see native/attention.inl.
 """
 
 from dataclasses import dataclass, field, replace
@@ -20,22 +20,22 @@ from headway.runtime.native.lower import recordable
 
 KV_TYPES = {**TYPES, torch.int8: 3}
 PADDING_NUMBERS = 64
-"""Numbers behind the last V: a vector may begin in its last channels."""
+"""Numbers behind the last V, because a vector load may begin in its last channels."""
 
 
 @dataclass(slots=True)
 class NativeKVLayer(KVLayer):
     """K (blocks, G, D, block_size), V (blocks, G, block_size, D); see native/kv.inl.
 
-    int8 numbers have a scale for each token and head: (blocks, G, block_size), empty otherwise.
-    `paired` numbers lie otherwise in the same tensors, see `PairedKVLayer`.
+    int8 numbers have a scale for each token and head, (blocks, G, block_size); otherwise the scales
+    are empty. Where `paired` is true the same tensors have the layout of `PairedKVLayer`.
     """
 
     k_scale: Tensor
     v_scale: Tensor
     paired: bool = False
     numbers: tuple[int, ...] = field(init=False)
-    """What the native calls are told of it."""
+    """Arguments that describe the layer in native calls."""
 
     def __post_init__(self) -> None:
         _, kv_heads, head_dim, block_size = self.k.shape
@@ -48,7 +48,7 @@ class NativeKVLayer(KVLayer):
     def zeros(
         cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
     ) -> Self:
-        """Pages take memory when tokens first lie in them."""
+        """Return a layer of zeros; the system provides its pages when tokens are first written."""
         blocks, block_size, kv_heads, head_dim = shape
         size = blocks * kv_heads * head_dim * block_size
         k, v = (
@@ -66,8 +66,12 @@ class NativeKVLayer(KVLayer):
 
     @property
     def parts(self) -> list[Tensor]:
-        scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
-        return [self.k, self.v, *scales, *([] if self.bounds is None else [self.bounds])]
+        return [self.k, self.v, *self.scales, *([] if self.bounds is None else [self.bounds])]
+
+    @property
+    def scales(self) -> list[Tensor]:
+        """Scales of K and V, empty without int8."""
+        return [self.k_scale, self.v_scale] if self.k_scale.numel() else []
 
     @property
     def num_kv_heads(self) -> int:
@@ -75,9 +79,8 @@ class NativeKVLayer(KVLayer):
 
     @property
     def token_views(self) -> list[Tensor]:
-        """Its tensors, in place, as (blocks, G, block_size, …)."""
-        scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
-        return [self.k.movedim(-1, -2), self.v, *scales]
+        """Views of its tensors as (blocks, G, block_size, …)."""
+        return [self.k.movedim(-1, -2), self.v, *self.scales]
 
     def read(self, slots_GK: Tensor) -> list[Tensor]:
         blocks, offsets, heads_G1 = self.places(slots_GK)
@@ -96,15 +99,15 @@ class NativeKVLayer(KVLayer):
     def wipe(self, slots_T: Tensor) -> None:
         blocks, offsets = slots_T // self.block_size, slots_T % self.block_size
         self.k[blocks, :, :, offsets] = 0
-        for part in (self.v, self.k_scale, self.v_scale):
-            if part.numel():
-                part[blocks, :, offsets] = 0
+        for part in (self.v, *self.scales):
+            part[blocks, :, offsets] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
-        """In fp32 where the memory is int8; for comparisons, the kernels read it in place."""
+        """Return K and V, in fp32 where the memory is int8. For comparisons; the kernels read in
+        place."""
         k = self.k[blocks_B].movedim(-1, -3)
         v = self.v[blocks_B].movedim(-2, -3)
-        if self.k_scale.numel():
+        if self.scales:
             k = k * self.k_scale[blocks_B].movedim(-1, -2)[..., None]
             v = v * self.v_scale[blocks_B].movedim(-1, -2)[..., None]
         return k.flatten(-4, -3), v.flatten(-4, -3)
@@ -112,23 +115,24 @@ class NativeKVLayer(KVLayer):
 
 @dataclass(slots=True)
 class PairedKVLayer(NativeKVLayer):
-    """Memory as matrix tiles read it, where it is bf16 and its shape fits.
+    """Memory in the layout of matrix tiles (AMX), where it is bf16 and its shape fits.
 
-    K is (blocks, G, D / 2, block_size, 2), two channels of a token side by side, V
-    (blocks, G, block_size / 2, D, 2), two tokens of a channel.
+    K is (blocks, G, D / 2, block_size, 2), two channels of a token side by side; V is (blocks, G,
+    block_size / 2, D, 2), two tokens of a channel.
     """
 
     @classmethod
     def zeros(
         cls, shape: tuple[int, int, int, int], group: int, dtype: torch.dtype, device: str
     ) -> Self:
-        """Memory of `shape` (blocks, block_size, G, D)."""
+        """Return a layer of zeros of `shape` (blocks, block_size, G, D)."""
         layer = super(PairedKVLayer, cls).zeros(shape, group, dtype, device)
         fits = dtype == torch.bfloat16 and shape[1] % 16 == 0 and shape[3] % 32 == 0
         return replace(layer, paired=fits)
 
     def paired_views(self) -> tuple[Tensor, Tensor]:
-        """K (blocks, G, block_size, D / 2, 2) and V (blocks, G, block_size / 2, 2, D), in place."""
+        """Return views: K (blocks, G, block_size, D / 2, 2) and V (blocks, G, block_size / 2, 2,
+        D)."""
         blocks, kv_heads, head_dim, block_size = self.k.shape
         k = self.k.view(blocks, kv_heads, head_dim // 2, block_size, 2)
         v = self.v.view(blocks, kv_heads, block_size // 2, head_dim, 2)
@@ -167,7 +171,7 @@ class PairedKVLayer(NativeKVLayer):
 
 
 class NativeAttention:
-    """One call writes, one attends. The output is valid until the next call."""
+    """One native call writes, one attends. The output is valid until the next call."""
 
     name = "native"
 
@@ -205,7 +209,7 @@ class NativeAttention:
         return out_TND
 
     def _output_for(self, q_TND: Tensor) -> Tensor:
-        """Where the output for these queries goes."""
+        """Return the memory for the output of these queries."""
         if self._out.numel() < q_TND.numel() or self._out.dtype != q_TND.dtype:
             self._out = torch.empty(q_TND.numel(), dtype=q_TND.dtype)
         return self._out[: q_TND.numel()].view(q_TND.shape)
@@ -219,7 +223,7 @@ class NativeAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        """K and V to the open blocks, those that are full to int4, then attention over both."""
+        """Write K and V to the open blocks, round those that are full, then attend to both."""
         exact = layer.open
         assert isinstance(exact, NativeKVLayer)
         tables = [batch.block_tables_GSB[one.group] for one in (layer, exact)]
@@ -239,7 +243,7 @@ class NativeAttention:
         return out_TND
 
     def write(self, k_TGD: Tensor, v_TGD: Tensor, layer: NativeKVLayer, slots_T: Tensor) -> None:
-        """Put this step's keys and values into their slots, in the memory's own type."""
+        """Write the keys and values of this step into their slots, in the memory's own type."""
         k, v = dense_rows(k_TGD), dense_rows(v_TGD)
         self._library.calls.write_kv(
             *(address(k), address(v), k.stride(0), v.stride(0)),
@@ -248,7 +252,8 @@ class NativeAttention:
 
 
 def length_tensors(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
-    """Query and context lengths as tensors, made by a group's first layer."""
+    """Return query and context lengths as tensors. The first layer of a group makes them for
+    all."""
     if group not in batch.views:
         batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.contexts(group))
     lengths: tuple[Tensor, Tensor] = batch.views[group]
@@ -256,6 +261,6 @@ def length_tensors(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
 
 
 def dense_rows(x_TND: Tensor) -> Tensor:
-    """`x_TND` such that each token's numbers are side by side; a slice of a wider row is."""
+    """Return `x_TND` with the numbers of each token side by side, as in a slice of a wider row."""
     side_by_side = x_TND.stride()[1:] == (x_TND.shape[2], 1)
     return x_TND if side_by_side else x_TND.contiguous()

@@ -51,7 +51,8 @@ class ReferenceAttention:
 
 
 class QueryRun(NamedTuple):
-    """Tokens of a row of the batch, the last one at `context` - 1; `num_read` 0 is all blocks."""
+    """Consecutive tokens of a row of the batch, the last one at `context` - 1; `num_read` 0 means
+    that they read all blocks."""
 
     row: int
     length: int
@@ -60,7 +61,8 @@ class QueryRun(NamedTuple):
 
 
 def query_runs(batch: Batch, layer: KVLayer) -> list[QueryRun]:
-    """The rows of the batch; where a layer has bounds, each token that reads fewer blocks apart."""
+    """Return the rows of the batch. Where the layer has bounds, each token that reads fewer blocks
+    is a run of its own."""
     lens = zip(batch.query_lens, batch.contexts(layer.group), strict=True)
     if batch.reads_T is None or layer.bounds is None:
         return [QueryRun(row, length, context) for row, (length, context) in enumerate(lens)]
@@ -85,7 +87,7 @@ def attend_blocks(
     context: int,
     blocks: list[int],
 ) -> Tensor:
-    """Attention of the Q positions up to `context` to what lies in these places of a table."""
+    """Return the attention of the last Q positions below `context` to these blocks of a table."""
     k, v = layer.gather(table_B[blocks])
     key_at = positions_of(blocks, layer.block_size, q_QND.device)
     live = key_at < context
@@ -95,7 +97,7 @@ def attend_blocks(
 def attend_best_blocks(
     q_ND: Tensor, layer: KVLayer, table_B: Tensor, rule: AttentionRule, run: QueryRun
 ) -> Tensor:
-    """Attention of one token to its best blocks, for each KV head others, (N, D)."""
+    """Return the attention of one token to its best blocks, chosen per KV head, (N, D)."""
     assert layer.bounds is not None
     count = -(-run.context // layer.block_size)
     bounds_BG2D = layer.bounds[table_B[: count - 1]]
@@ -109,9 +111,10 @@ def attend_best_blocks(
 
 
 def best_blocks(q_GRD: Tensor, bounds_BG2D: Tensor, num_read: int) -> Tensor:
-    """By KV head the places of the blocks that a token reads, (G, num_read), as they lie.
+    """Return the blocks that a token reads, by KV head, (G, num_read), in ascending order.
 
-    `bounds_BG2D` are those of all blocks but its own, which it reads; of equals the first.
+    `bounds_BG2D` are those of all blocks except the token's own, which it always reads. Of equal
+    blocks the first is taken.
     """
     up_GD, down_GD = (half.clamp(min=0).sum(1) for half in (q_GRD.float(), -q_GRD.float()))
     least_BGD, most_BGD = bounds_BG2D.float().unbind(2)
@@ -124,9 +127,10 @@ def best_blocks(q_GRD: Tensor, bounds_BG2D: Tensor, num_read: int) -> Tensor:
 
 
 def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: AttentionRule) -> Tensor:
-    """Each query reads the block that it lies in as it was computed, and those before it rounded.
+    """Return attention, (T, N, D), where a query reads its own block unrounded and earlier ones
+    rounded.
 
-    One block of one sequence after the other, (T, N, D); this step's K and V are written.
+    It goes block by block of one sequence after the other; K and V of this step are written.
     """
     size, out, at = layer.block_size, torch.empty_like(q_TND), 0
     tables, open_tables = (batch.block_tables_GSB[one.group] for one in (layer, layer.open))
@@ -150,7 +154,7 @@ def attend_rounded(q_TND: Tensor, layer: Int4KVLayer, batch: Batch, rule: Attent
 
 
 def causal_attention(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule) -> Tensor:
-    """Causal attention of the last Q of C consecutive positions, (Q, N, D)."""
+    """Return the causal attention of the last Q of C consecutive positions, (Q, N, D)."""
     context = len(k_CGD)
     key_at = torch.arange(context, device=q_QND.device)
     return attend_positions(q_QND, k_CGD, v_CGD, rule, key_at, context)
@@ -159,7 +163,8 @@ def causal_attention(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: Attentio
 def attend_positions(
     q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
-    """Attention of the Q positions up to `context` to keys at these positions, (Q, N, D)."""
+    """Return the attention of the last Q positions below `context` to keys at these positions, (Q,
+    N, D)."""
     weights_GRQC = attention_weights(q_QND, k_CGD, rule, key_at_C, context)
     out = torch.einsum("gnqc,cgd->qgnd", weights_GRQC, v_CGD.float())
     return out.reshape(*q_QND.shape[:2], -1).to(q_QND.dtype)
@@ -168,7 +173,8 @@ def attend_positions(
 def attention_weights(
     q_QND: Tensor, k_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
-    """The weights of the keys in that sum, by KV head and its query heads, (G, N / G, Q, C)."""
+    """Return the weights of the keys in `attend_positions`, by KV head and query head, (G, N / G,
+    Q, C)."""
     length, num_heads, head_dim = q_QND.shape
     kv_heads = k_CGD.shape[1]
     q = q_QND.float().view(length, kv_heads, num_heads // kv_heads, head_dim)
@@ -182,7 +188,8 @@ def attention_weights(
 
 
 def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Weights of the keys, the last dim; `sink_logits` has a 1 there and fits the others."""
+    """Return the weights of the keys, the last dimension; `sink_logits` has size 1 there and
+    broadcasts."""
     if sink_logits is None:
         return scores.softmax(-1)
     logits = sink_logits.expand(*scores.shape[:-1], 1)

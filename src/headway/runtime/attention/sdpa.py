@@ -1,7 +1,7 @@
-"""Paged attention through torch's scaled_dot_product_attention, in fp32 where the CPU is.
+"""Paged attention through torch's scaled_dot_product_attention, in fp32 on CPUs.
 
-Decodes are gathered together, those of like context, with the heads that share a KV head as one
-query of several rows, so K and V are read once a group. Chunks go one by one; the KV head is
+Decodes of similar context are gathered into one call, with the heads that share a KV head as one
+query of several rows, so K and V are read once per KV head. Chunks go one by one; their KV head is
 broadcast by a stride of 0 and never repeated in memory.
 """
 
@@ -17,12 +17,12 @@ from headway.runtime.attention.reference import softmax
 from headway.runtime.batch import Batch
 
 SAME_BUCKET = 2.0
-"""Contexts of one bucket differ by this factor at most, so padding at most doubles its work."""
+"""Largest ratio between contexts of one bucket, so padding at most doubles its work."""
 
 
 @dataclass(slots=True)
 class DecodeView:
-    """Decodes of like context in one KV group: which rows, their live blocks, what they see."""
+    """Decodes of similar context in one KV group: their rows, their live blocks, what they see."""
 
     at: slice | Tensor
     blocks_RB: Tensor
@@ -60,7 +60,7 @@ class SdpaAttention:
 
 
 def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
-    """The decodes of this step by bucket; made by a group's first layer, read by the others."""
+    """Return the decodes of this step by bucket. The first layer of a group makes them for all."""
     if layer.group not in batch.views:
         batch.views[layer.group] = make_views(batch, layer, rule)
     views: list[DecodeView] = batch.views[layer.group]
@@ -68,7 +68,8 @@ def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Deco
 
 
 def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
-    """Worked example, blocks of 4, window 6: a context of 13 sees 7 … 12, in its blocks 1 … 3."""
+    """Return the buckets of decodes. With blocks of 4 and window 6 a context of 13 sees 7 … 12, in
+    blocks 1 … 3."""
     block_size = layer.block_size
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device
@@ -103,9 +104,9 @@ def block_places(
     block_size: int,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
-    """(places in the block table, positions of their slots), a row each, of equal length.
+    """Return (indices in the block table, positions of their slots), one row each, of equal length.
 
-    Who reads fewer blocks has places behind its own last token, which it does not see.
+    A row with fewer blocks is padded with blocks behind its last token, which it does not see.
     """
     places = [
         [*blocks, *range(blocks[-1] + 1, blocks[-1] + 1 + num_blocks - len(blocks))]
@@ -117,7 +118,7 @@ def block_places(
 
 
 def attend_decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: AttentionRule) -> Tensor:
-    """One new token for each row of `view`, (R, N, D)."""
+    """Return the attention of one new token for each row of `view`, (R, N, D)."""
     num_rows, num_heads, head_dim = q_RND.shape
     kv_heads = layer.k.shape[2]
     k, v = layer.gather(view.blocks_RB)
@@ -138,7 +139,7 @@ def attend_decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: Attent
 def attend_chunk(
     q_QND: Tensor, layer: KVLayer, table_B: Tensor, context: int, rule: AttentionRule
 ) -> Tensor:
-    """Several tokens of one sequence that see up to `context` tokens at the end, (Q, N, D)."""
+    """Return the attention of the last Q tokens of a context of one sequence, (Q, N, D)."""
     length, num_heads, head_dim = q_QND.shape
     block_size, kv_heads = layer.k.shape[1:3]
     group = num_heads // kv_heads
@@ -146,7 +147,7 @@ def attend_chunk(
     first = blocks[0] if len(blocks) == blocks[-1] - blocks[0] + 1 else None
     block_range = blocks if first is None else slice(first, blocks[-1] + 1)
     k, v = layer.gather(table_B[block_range])
-    num_keys = len(blocks) * block_size - (-context % block_size)  # but for empty slots at the end
+    num_keys = len(blocks) * block_size - (-context % block_size)  # without empty slots at the end
     q = to_compute_type(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (
         to_compute_type(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1)
@@ -165,7 +166,7 @@ def attend_chunk(
 
 
 def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:
-    """The sink logits of the heads that share each KV head, (G, N / G, 1)."""
+    """Return the sink logits by KV head and its query heads, (G, N / G, 1)."""
     if rule.sink_logits is None:
         return None
     return to_compute_type(rule.sink_logits).view(kv_heads, -1, 1)
@@ -179,9 +180,9 @@ def masked_attention(
     rule: AttentionRule,
     sink_logits: Tensor | None = None,
 ) -> Tensor:
-    """softmax(cap(q · kᵀ · scale)) · v; no mask means causal.
+    """Return softmax(cap(q · kᵀ · scale)) · v; no mask means causal.
 
-    torch's own knows neither soft cap nor sink logits.
+    torch's function supports neither soft cap nor sink logits; these are computed step by step.
     """
     if rule.softcap or sink_logits is not None:
         assert mask is not None
@@ -191,7 +192,7 @@ def masked_attention(
 
 
 def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Tensor:
-    """cap(q · kᵀ · scale), and no score where nothing is seen."""
+    """Return cap(q · kᵀ · scale), and -inf where the mask hides the key."""
     scores = q @ k.transpose(-1, -2) * rule.scale
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
@@ -199,14 +200,14 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Te
 
 
 def to_compute_type(x: Tensor) -> Tensor:
-    """fp32 on the CPU, where torch's narrow GEMMs are slow or absent; as it is on CUDA."""
+    """Return fp32 on the CPU, where torch's 16-bit GEMMs are slow or absent; `x` itself on CUDA."""
     return x.float() if x.device.type == "cpu" else x
 
 
 def buckets(contexts: list[int]) -> list[tuple[list[int], int]]:
-    """Rows of like context, so that padding at most doubles a bucket's work.
+    """Group rows of similar context, so that padding at most doubles the work of a bucket.
 
-    [100, 4000, 120, 90] → ([1], 4000), ([2, 0, 3], 120); all alike keep their order.
+    [100, 4000, 120, 90] → ([1], 4000), ([2, 0, 3], 120); rows of one bucket keep their order.
     """
     if not contexts:
         return []

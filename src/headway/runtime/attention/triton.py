@@ -1,7 +1,7 @@
 """Paged attention by our own Triton kernel: any head size, caps, windows, sinks, int8 KV, latent.
 
-Lengths and tables are on the device already. The tile and the splits of decodes are others than
-those of chunks, so a mixed batch is two calls: a decode has the same bits whoever is beside it.
+Lengths and tables are already on the device. Decodes have another tile and other splits than
+chunks, so a mixed batch takes two calls, and a decode has the same bits in every batch.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from headway.runtime.rounding import round_rows
 
 @dataclass(slots=True)
 class ScaledKVLayer(KVLayer):
-    """K and V as they are, or as int8 levels with a scale for each token and head.
+    """K and V unrounded, or as int8 levels with a scale for each token and head.
 
     Scales are fp32, (blocks, block_size, G); without int8 they are empty.
     """
@@ -37,18 +37,16 @@ class ScaledKVLayer(KVLayer):
 
     @property
     def parts(self) -> list[Tensor]:
-        scales = [self.k_scale, self.v_scale] if self.k_scale.numel() else []
-        return [self.k, self.v, *scales]
+        return [self.k, self.v, *(self.scales or ())]
 
     @property
     def scales(self) -> tuple[Tensor, Tensor] | None:
-        """Those of K and V, where they have some."""
+        """Scales of K and V, None without int8."""
         return (self.k_scale, self.v_scale) if self.k_scale.numel() else None
 
     def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
         if self.scales is None:
-            self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
-            self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
+            super(ScaledKVLayer, self).write(k_TGD, v_TGD, slots_T)
             return
         for memory, scales, x_TGD in (
             (self.k, self.k_scale, k_TGD),
@@ -63,7 +61,8 @@ class ScaledKVLayer(KVLayer):
             part.view(-1, *part.shape[2:])[slots_T] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
-        """In fp32 where the memory is int8; for comparisons, the kernel reads it in place."""
+        """Return K and V, in fp32 where the memory is int8. For comparisons; the kernel reads in
+        place."""
         shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
         flat = blocks_B.flatten()
         k, v = self.k.index_select(0, flat), self.v.index_select(0, flat)
@@ -94,9 +93,10 @@ class TritonAttention:
         layer: KVLayer,
         batch: Batch,
     ) -> Tensor | None:
-        """The queries rotated, with rotated keys and the values written, in one pass.
+        """Rotate queries and keys and write keys and values to memory, in one pass; return the
+        queries.
 
-        None, and nothing done, where the memory rounds them.
+        Returns None, and does nothing, where the memory is int8.
         """
         assert isinstance(layer, ScaledKVLayer)
         if layer.scales is not None:
@@ -142,11 +142,12 @@ class TritonAttention:
 def spans_of(
     batch: Batch, group: int
 ) -> list[tuple[slice, tuple[Tensor, Tensor, Tensor, int, int]]]:
-    """(tokens, their query starts, contexts, table, longest query, longest context): the decodes,
-    which come first, and the rest; all at once where there are not both.
+    """Return (tokens, (query starts, contexts, table, longest query, longest context)) of each
+    call.
 
-    Decodes of 41 and 3 tokens and a chunk of 5 behind 28: 0 … 1 with starts 0, 1, 2 and contexts up
-    to 41, then 2 … 6 with starts 0, 5 and one of 33.
+    The decodes, which come first, and the rest are separate calls; a batch without both is one.
+    Decodes of 41 and 3 tokens and a chunk of 5 behind 28: tokens 0 … 1 with starts 0, 1, 2 and
+    contexts up to 41, then tokens 2 … 6 with starts 0, 5 and a context of 33.
     """
     lens, decodes = batch.lens, batch.num_decodes
     assert lens is not None

@@ -1,8 +1,8 @@
-"""Paged attention by torch's own FlashAttention: one call for a mixed batch, on CUDA alone.
+"""Paged attention by torch's own FlashAttention: one call for a mixed batch, on CUDA only.
 
-`num_splits` is 1, so that a row's bits should not depend on the longest context beside it; a probe
-at the start (`cuda.same_bits`) tells whether they do. It knows windows; soft caps, sinks and
-rounded KV it does not, and `config.attention_choice` asks it for none.
+`num_splits` is 1, so that the bits of a row do not depend on the longest context of the batch; a
+probe at the start (`cuda.same_bits`) verifies it. It supports windows, but neither soft caps, sinks
+nor rounded KV; `config.attention_choice` does not choose it for these.
 """
 
 from torch import Tensor
@@ -13,7 +13,7 @@ from headway.runtime.batch import Batch
 
 
 class VarlenAttention:
-    """`torch.nn.attention.varlen`, on blocks as `KVLayer` has them."""
+    """`torch.nn.attention.varlen`, on blocks in the layout of `KVLayer`."""
 
     name = "varlen"
     kv_layer: type[KVLayer] = KVLayer
@@ -58,7 +58,8 @@ class VarlenAttention:
         scale: float | None = None,
         window: int = 0,
     ) -> Tensor:
-        """The kernel, as `triton.paged_attention` is called; lengths and table are int32."""
+        """Call the kernel with the arguments of `triton.paged_attention`; lengths and table are
+        int32."""
         from torch.nn.attention.varlen import varlen_attn
 
         out = varlen_attn(

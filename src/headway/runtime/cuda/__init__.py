@@ -1,4 +1,4 @@
-"""What a step needs on an accelerator: nothing is read back before all of it is queued.
+"""Steps on an accelerator: nothing is read back before the whole step is queued.
 
-All of it but the kernels in `triton/` is plain torch on any device, so a CPU proves it.
+All of it except the kernels in `triton/` is plain torch on any device, so tests on a CPU cover it.
 """

@@ -1,5 +1,5 @@
-"""What accelerator there is, and whether our own kernels run on it: asked of the driver, not of an
-import."""
+"""Which accelerator there is, and whether our own kernels run on it; the driver is asked, Triton is
+not imported without a GPU."""
 
 import importlib.util
 
@@ -8,11 +8,11 @@ import torch
 from headway.core.machine import Accelerator
 
 MIN_CAPABILITY = (8, 0)
-"""Triton compiles for Volta and Turing too; our tiles are checked from Ampere on."""
+"""Triton also compiles for Volta and Turing; our tiles are tested from Ampere on."""
 
 
 def check_own_kernels() -> tuple[bool, str]:
-    """(whether they run here, the versions or why not); loads no Triton where there is no GPU."""
+    """Return (whether our kernels run here, the versions or the reason why not)."""
     if not torch.cuda.is_available():
         return False, "torch sees no CUDA device"
     capability = torch.cuda.get_device_capability()
@@ -26,7 +26,7 @@ def check_own_kernels() -> tuple[bool, str]:
 
 
 def probe_accelerator(device: str) -> Accelerator | None:
-    """The CUDA device, when `device` allows one and torch sees it."""
+    """Return the CUDA device where `device` allows one and torch sees it, else None."""
     if device == "cpu" or not torch.cuda.is_available():
         return None
     free, total = torch.cuda.mem_get_info()

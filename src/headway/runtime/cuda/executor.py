@@ -1,14 +1,14 @@
 """The executor of an accelerator: a step is queued whole, and `collect` waits for its results.
 
-`submit` and `sample` send inputs up and queue operations; no number of the step is asked for. What
-comes back is one copy to pinned memory behind them, and an event. Worked example, depth 1:
+`submit` and `sample` copy inputs to the device and queue operations without a read-back. The
+results are one copy to pinned memory behind them, and an event. Example with depth 1:
 
     host      plan 1 | submit, sample 1 | plan 2 | submit, sample 2 | collect 1 | plan 3 | …
     device             ▐ step 1 ─────────────────▌ step 2 ──────────────────▌ …
 
-The last token of each sequence stays on the device by its row of the state, so that step 2 has
-step 1's tokens as inputs before the host knows them. A drafter needs them on the host: with one,
-each step is sampled as on a CPU.
+The last token of each sequence stays on the device, in the sequence's row of the state, so that
+step 2 has the tokens of step 1 as inputs before the host knows them. A drafter needs the tokens on
+the host, so with a drafter each step is sampled as on a CPU.
 """
 
 from collections import deque
@@ -55,7 +55,7 @@ from headway.runtime.sampler import NO_TOKEN, row_masks
 
 
 class PromptRows(NamedTuple):
-    """Prompt tokens whose log-probabilities somebody asks for, with `num_top` alternatives."""
+    """Prompt tokens whose log-probabilities are requested, with `num_top` alternatives."""
 
     sequence_id: int
     start: int
@@ -66,19 +66,19 @@ class PromptRows(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class QueuedStep:
-    """A step that is queued: its results, on their way to the host."""
+    """A step that is queued, and its results on their way to the host."""
 
     plan: StepPlan
     sequences: list[WorkerSequence] = field(default_factory=list)
     owners: dict[int, WorkerSequence] = field(default_factory=dict)
-    """Of `sequences` those that are ahead of what the host knows, as the state has them, by id."""
+    """The sequences, by id, that contain tokens unknown to the host, as the state has them."""
     result: StepResult
     is_idle: bool = False
     experts_read: int | Tensor | None = None
     bad_T: Tensor | None = None
     chosen_R: Tensor | None = None
     logprobs: tuple[Tensor, ...] | None = None
-    """Values, ranks and alternatives of the sampled rows, where somebody asks for them."""
+    """Values, ranks and alternatives of the sampled rows, where requested."""
     prompts: list[PromptRows] = field(default_factory=list)
     copy_event: torch.cuda.Event | None = None
 
@@ -104,10 +104,10 @@ class CudaExecutor(TorchExecutor):
         self.memory = DeviceMemory(self.device) if self.device.startswith("cuda") else None
 
     def _bits_of_library(self, name: str) -> str:
-        """Whether a library's attention gives a row the same bits in any batch here.
+        """Return whether a library's attention gives a row the same bits in any batch, as text.
 
-        It is tried with each window of the model, so that what it compiles is compiled now.
-        UsageError where it does not run.
+        It is tried with each window of the model, so that the library compiles its kernels now.
+        Raises UsageError where the library does not run.
         """
         spec, dtype = self.spec, getattr(torch, self.settings.dtype)
         shape, page = (
@@ -131,7 +131,7 @@ class CudaExecutor(TorchExecutor):
         return "; ".join(sentences)
 
     def _make_graphs(self) -> Graphs | None:
-        """None captured yet; None where the settings ask for none."""
+        """Return the graphs, none captured yet; None where the settings turn them off."""
         settings, cache = self.settings, self.settings.cache
         if not settings.graphs:
             return None
@@ -184,7 +184,7 @@ class CudaExecutor(TorchExecutor):
         return self._compute(batch)
 
     def _decode_step(self, batch: Batch) -> StepOut:
-        """All that a step of decodes does on the device, which a graph holds."""
+        """Run a whole step of decodes on the device; this is what a graph captures."""
         assert batch.lens is not None
         hidden_RH, chosen_R = self._compute(batch), None
         bad_R = wipe_flagged(self.kv, hidden_RH, batch)
@@ -196,7 +196,7 @@ class CudaExecutor(TorchExecutor):
         return StepOut(hidden_RH, bad_R, chosen_R, read if isinstance(read, Tensor) else None)
 
     def _compute(self, batch: Batch) -> Tensor:
-        """The model's forward, with tokens in the place of placeholders."""
+        """Run the model's forward, with the tokens of the device in place of placeholders."""
         assert batch.lens is not None
         if batch.lens.has_placeholders:
             last_T = self._last_tokens_S.index_select(0, batch.lens.rows_T)
@@ -206,7 +206,7 @@ class CudaExecutor(TorchExecutor):
 
     @torch.inference_mode()
     def sample(self, step: int, masks: GrammarMasks) -> None:
-        """Queue the sampling of step `step` and the copy of what it tells."""
+        """Queue the sampling of step `step` and the copy of its results."""
         if self.drafter is not None:
             super().sample(step, masks)
             assert self._result is not None
@@ -226,7 +226,7 @@ class CudaExecutor(TorchExecutor):
     def _queue(
         self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
     ) -> None:
-        """All that the step has to do behind its forward."""
+        """Queue all that follows the forward of the step."""
         started = self._clock.now_s()
         result = pending.result
         out, self._out = self._out, None
@@ -252,7 +252,7 @@ class CudaExecutor(TorchExecutor):
     def _sample(
         self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
     ) -> None:
-        """Queue the edits and the draw of rows that no graph has drawn."""
+        """Queue logits edits and sampling of rows that no graph has sampled."""
         sequences = pending.sequences
         inputs = row_inputs(
             batch.sampled_rows, sequences, masks, self.spec.vocab_size, self._staging
@@ -268,7 +268,7 @@ class CudaExecutor(TorchExecutor):
             pending.logprobs = top_logprobs(logits, pending.chosen_R, max(requested_counts))
 
     def _queue_prompts(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptRows]:
-        """`TorchExecutor._prompt_logprobs`, still on the device."""
+        """Queue `TorchExecutor._prompt_logprobs`; the results stay on the device."""
         prompt_rows = []
         begin = 0
         for scheduled in plan.scheduled:
@@ -290,8 +290,8 @@ class CudaExecutor(TorchExecutor):
         return prompt_rows
 
     def _begin_copies(self, pending: QueuedStep) -> None:
-        """Send the results to pinned memory; on a CPU they are there, but for a graph's, which the
-        next step writes over."""
+        """Copy the results to pinned memory. On a CPU clone those of a graph, which the next step
+        overwrites."""
         if not self.device.startswith("cuda"):
             pending.bad_T = None if pending.bad_T is None else pending.bad_T.clone()
             pending.chosen_R = None if pending.chosen_R is None else pending.chosen_R.clone()
@@ -312,7 +312,7 @@ class CudaExecutor(TorchExecutor):
         pending.copy_event.record()
 
     def collect(self) -> StepResult:
-        """Wait for the oldest step that was sampled; its result."""
+        """Wait for the oldest sampled step and return its result."""
         assert self._steps, "nothing was submitted"
         pending = self._steps.popleft()
         if pending.copy_event is not None:
@@ -348,7 +348,8 @@ class CudaExecutor(TorchExecutor):
                 pending.owners[sample.sequence_id].generated += sample.token_ids
 
     def probe(self, budget_s: float) -> None:
-        """The same; the engine is idle, so graphs are captured that steps have asked for."""
+        """Probe as `TorchExecutor` does. The engine is idle, so graphs that steps lacked are
+        captured, too."""
         if self.graphs is not None and self.graphs.missing and not self._steps:
             self._capture(sorted(self.graphs.missing))
         super().probe(budget_s)
@@ -359,12 +360,12 @@ class CudaExecutor(TorchExecutor):
             description.kernels["graphs"] = self.graphs.summary
         if self.memory is not None:
             planned = f"{self.settings.step_bytes / 2**20:.0f} MiB are kept for it and for graphs"
-            took = f"{self.memory.peak / 2**20:.0f} MiB at most so far"
+            took = f"{self.memory.peak / 2**20:.0f} MiB at most"
             description.kernels["step memory"] = (took, planned)
         return description
 
     def abandon(self) -> None:
-        """Forget the steps that were queued and not collected, once the device is through."""
+        """Drop the queued steps that were not collected, once the device has finished them."""
         self._pending = None
         self._steps.clear()
         if self.device.startswith("cuda"):
@@ -372,11 +373,11 @@ class CudaExecutor(TorchExecutor):
 
 
 MAX_IN_FLIGHT = 2
-"""Steps that may be queued behind each other."""
+"""Steps that may be queued at the same time."""
 
 
 def to_host(tensor: Tensor | None) -> Tensor:
-    """A copy in pinned memory, complete when the stream has come that far."""
+    """Return a copy in pinned memory, complete when the stream has reached it."""
     assert tensor is not None
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     return pinned.copy_(tensor, non_blocking=True)
@@ -385,7 +386,8 @@ def to_host(tensor: Tensor | None) -> Tensor:
 def to_token_logprobs(
     token_ids: list[int], counts: Sequence[int | None], values: tuple[Tensor, ...]
 ) -> list[list[TokenLogprobs] | None]:
-    """One entry a row that asks for `count` alternatives and has a token."""
+    """Return one entry for each row with a token that requests `count` alternatives, None for other
+    rows."""
     logprobs, ranks, tops = (part.tolist() for part in values)
     result: list[list[TokenLogprobs] | None] = []
     for row, (token_id, count) in enumerate(zip(token_ids, counts, strict=True)):
@@ -398,9 +400,9 @@ def to_token_logprobs(
 
 
 def wipe_flagged(layers: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor:
-    """`forward.wipe_bad` without asking whether there are any: which tokens are not finite, (T,).
+    """Do `forward.wipe_bad` without a read-back; return which tokens are not finite, (T,).
 
-    It is done in the step itself, so that whoever gets these blocks next comes behind it.
+    It is part of the step, so it comes before any later step that uses the same blocks.
     """
     bad_T = ~torch.isfinite(hidden_TH).all(-1)
     for layer in layers:

@@ -1,9 +1,10 @@
-"""Decode steps as CUDA graphs: all that R rows need is one launch, over inputs that stay.
+"""Decode steps as CUDA graphs: all operations of R rows are one launch, over inputs at fixed
+addresses.
 
-A graph repeats what was queued when it was captured, on the same addresses. So the inputs of all
-graphs lie in one memory that is never moved, and a step writes into it, in one copy. There is a
-graph for each (rows, tokens of context): a step takes the least of both that holds it, and fills up
-with rows that compute token 0 of nobody, in the null block. Worked example, blocks of 16:
+A graph repeats the operations that were captured, on the same addresses. So the inputs of all
+graphs lie in one memory that is never moved, and a step writes them in one copy. There is a graph
+for each (rows, tokens of context): a step takes the smallest that fits, and is padded with rows
+that compute token 0 in the null block. Example with blocks of 16:
 
     5 decodes, the longest context 700      rows 8, context 2,048: tables 128 wide
     inputs    ids       [t t t t t 0 0 0]       positions  [… 0 0 0]
@@ -11,14 +12,14 @@ with rows that compute token 0 of nobody, in the null block. Worked example, blo
               temperature, min_p, top_k, top_p, a random number, the row of the state: a row each
     out       hidden states, flags of what is not finite, and tokens of 8 rows; 5 are the step's
 
-Most rows ask for a temperature and filters alone: their graphs have the head and the draw behind
-the forward. Where a row has a grammar, penalties, other edits or log-probabilities the step's graph
-ends with the forward, and all rows are sampled behind it.
+Most rows use only temperature and filters: their graphs have head and sampling behind the forward.
+Where a row has a grammar, penalties, other edits or log-probabilities, the step's graph ends with
+the forward, and all rows are sampled behind it.
 
-A row's bits do not depend on how many stand beside it, nor on how wide its table is, where the
-kernels are ours (`triton/`). Prompts, and drafts, run without a graph, as do steps for which there
-is none yet: those are captured when the engine is idle. All graphs share one memory pool: what one
-gives is valid until the next step.
+With our own kernels (`triton/`) the bits of a row depend neither on the number of rows nor on the
+width of the table. Prompts and drafts run without a graph, as do steps without a captured one;
+these graphs are captured when the engine is idle. All graphs share one memory pool, so the output
+of a graph is valid until the next step.
 """
 
 from bisect import bisect_left
@@ -35,14 +36,16 @@ from headway.core.plan import NULL_BLOCK
 from headway.runtime.cuda.staging import ALIGNMENT
 
 DRAW_INPUTS = ("greedy", "temperature", "min_p", "top_k", "top_p", "u")
-"""What a row is drawn with, a number each."""
+"""The sampling inputs of a row, one number each."""
 SHORTEST_CONTEXT_TOKENS, CONTEXT_FACTOR = 2048, 4
-"""Tokens of the shortest contexts that graphs are captured for, and each next length by it."""
+"""Tokens of the shortest contexts that graphs are captured for, and the factor to each next
+length."""
 MAX_ROWS = 256
 
 
 class GraphKey(NamedTuple):
-    """What a graph is captured for: so many rows, tables of so many blocks, a draw or none."""
+    """The shape that a graph is captured for: its rows, blocks per table, and whether it
+    samples."""
 
     rows: int
     width: int
@@ -50,8 +53,8 @@ class GraphKey(NamedTuple):
 
 
 class StepOut(NamedTuple):
-    """What a decode step gives, a row each: hidden states, (R, H), which are not finite, and tokens
-    where it draws; how many experts were read, where there are some."""
+    """Outputs of a decode step, a row each: hidden states, (R, H), flags of rows that are not
+    finite, and tokens if it samples; with experts also the number of experts read."""
 
     hidden_RH: Tensor
     bad_R: Tensor
@@ -59,25 +62,25 @@ class StepOut(NamedTuple):
     experts_read: Tensor | None
 
     def first(self, count: int) -> "StepOut":
-        """Those of the first rows."""
+        """Return the outputs of the first rows."""
         chosen_R = None if self.chosen_R is None else self.chosen_R[:count]
         return StepOut(self.hidden_RH[:count], self.bad_R[:count], chosen_R, self.experts_read)
 
 
 class Graph(Protocol):
-    """What was queued once, to be queued again."""
+    """Operations that are captured once and replayed."""
 
     def capture(self, run: Callable[[], StepOut]) -> StepOut:
-        """Note what `run` queues; its output, which each replay writes again."""
+        """Capture the operations of `run`; return its output, which each replay overwrites."""
         ...
 
     def replay(self) -> None:
-        """Queue it again."""
+        """Queue the operations again."""
         ...
 
 
 class DeviceGraph:
-    """A CUDA graph; all of them have one memory pool."""
+    """A CUDA graph; all of them share one memory pool."""
 
     pool: Any = None
 
@@ -85,7 +88,7 @@ class DeviceGraph:
         self._graph = torch.cuda.CUDAGraph()
 
     def capture(self, run: Callable[[], StepOut]) -> StepOut:
-        """Run once, so that libraries and kernels are loaded; then once more, to note it."""
+        """Run once, so that libraries and kernels are loaded, then run again to capture."""
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         aside.wait_stream(here)
         with torch.cuda.stream(aside):
@@ -101,7 +104,7 @@ class DeviceGraph:
 
 
 def row_counts(most: int) -> list[int]:
-    """How many rows graphs are captured for: steps that grow, up to `most`.
+    """Return the numbers of rows that graphs are captured for, up to `most`.
 
     >>> row_counts(21)
     [1, 2, 4, 8, 16, 21]
@@ -111,7 +114,7 @@ def row_counts(most: int) -> list[int]:
 
 
 def widths(most_blocks: int, block_size: int) -> list[int]:
-    """How wide the tables of graphs are, in blocks, up to the longest context.
+    """Return the table widths of graphs, in blocks, up to the longest context.
 
     >>> widths(1000, 16)
     [128, 512, 1000]
@@ -125,7 +128,7 @@ def widths(most_blocks: int, block_size: int) -> list[int]:
 
 @dataclass(slots=True, kw_only=True)
 class CapturedGraph:
-    """A graph, and what it writes."""
+    """A graph and its output."""
 
     graph: Graph
     out: StepOut
@@ -133,9 +136,9 @@ class CapturedGraph:
 
 @dataclass(slots=True, kw_only=True)
 class Graphs:
-    """The graphs of one model; `rows` and `widths` are what they are captured for.
+    """The graphs of one model; `rows` and `widths` are the shapes to capture.
 
-    `memory` holds the inputs of a step of any of them.
+    `memory` holds the inputs of the current step, for every graph.
     """
 
     rows: list[int]
@@ -144,23 +147,24 @@ class Graphs:
     make: Callable[[], Graph]
     captured: dict[GraphKey, CapturedGraph] = field(default_factory=dict)
     missing: dict[GraphKey, int] = field(default_factory=dict)
-    """Keys without a graph, and how many steps asked for one."""
+    """Keys without a graph, and how many steps lacked it."""
     num_bytes: int = 0
-    """Of the device, taken while they were captured."""
+    """Device memory taken by captures."""
     seconds: float = 0.0
 
     def key_of(self, num_rows: int, width: int, draws: bool) -> GraphKey | None:
-        """The least key that holds so many rows and blocks; None where none does."""
+        """Return the smallest key that holds this many rows and blocks, None where none does."""
         if num_rows > self.rows[-1] or width > self.widths[-1]:
             return None
         rows = self.rows[bisect_left(self.rows, num_rows)]
         return GraphKey(rows, self.widths[bisect_left(self.widths, width)], draws)
 
     def replay(self, key: GraphKey) -> StepOut | None:
-        """What a step gives whose inputs are in place; None where there is no graph.
+        """Replay the graph of `key`, whose inputs are in place; return its output, None without a
+        graph.
 
-        Where the one of this key is missing that with, or without, the draw does: tokens that
-        nobody asked for are left out.
+        Where only the graph with the other value of `draws` exists, it is used; tokens that are not
+        needed are dropped.
         """
         captured_graph = self.captured.get(key)
         if captured_graph is None:
@@ -174,9 +178,9 @@ class Graphs:
     def capture(
         self, keys: list[GraphKey], prepare: Callable[[GraphKey], Callable[[], StepOut]]
     ) -> None:
-        """Capture those that are not there, the largest first: its memory holds the others'.
+        """Capture the missing keys, the largest first, so that its memory holds the others' too.
 
-        `prepare` puts inputs of a key in place, and gives the forward over them.
+        `prepare` puts the inputs of a key in place and returns the function to capture.
         """
         clock = SystemClock()
         started_s, before = clock.now_s(), reserved_bytes(self.memory.device)
@@ -188,24 +192,24 @@ class Graphs:
         self.seconds += clock.now_s() - started_s
 
     def first_keys(self, draws: bool) -> list[GraphKey]:
-        """Those of the shortest contexts, which are captured at the start."""
+        """Return the keys of the shortest contexts, which are captured at the start."""
         return [GraphKey(rows, self.widths[0], draws) for rows in self.rows]
 
     @property
     def summary(self) -> tuple[str, str]:
-        """(how many, what they take), for the start-up lines."""
+        """(number of graphs, their cost), for the start-up lines."""
         rows, most = f"{len(self.captured)} of decode steps", self.rows[-1]
         what = f"{self.num_bytes / 2**20:.0f} MiB, captured in {self.seconds:.1f} s"
         return rows, f"up to {most} rows; {what}"
 
 
 def reserved_bytes(device: torch.device) -> int:
-    """Bytes of a GPU that this process has taken from it; 0 elsewhere."""
+    """Return the bytes of a GPU that this process has reserved; 0 for other devices."""
     return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def input_bytes(key: GraphKey, num_groups: int) -> int:
-    """Bytes of the inputs of a key, as `Staging.send` lays them out, at most."""
+    """Return the most bytes of the inputs of a key, in the layout of `Staging.send`."""
     rows, width, _ = key
     each = [8 * rows] * (3 + num_groups) + [4 * (rows + 1)] * 2 + [4 * rows * width] * num_groups
     each += [8 * rows] * len(DRAW_INPUTS)
@@ -215,9 +219,9 @@ def input_bytes(key: GraphKey, num_groups: int) -> int:
 def pad_inputs(
     arrays: list[np.ndarray], rows: int, width: int, num_groups: int
 ) -> list[np.ndarray]:
-    """Ids, positions, slots by group, then tables by group, of so many rows and blocks.
+    """Return ids, positions, slots by group, then tables by group, padded to `rows` and `width`.
 
-    Rows that nobody needs compute token 0 at position 0, in slot 0 of the null block.
+    Padding rows compute token 0 at position 0, in slot 0 of the null block.
     """
     flat = [pad_array(array, (rows,)) for array in arrays[: 2 + num_groups]]
     tables = [pad_array(table_SB, (rows, width)) for table_SB in arrays[2 + num_groups :]]
@@ -225,7 +229,7 @@ def pad_inputs(
 
 
 def pad_array(array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """The array at the beginning of one of this shape, NULL_BLOCK and 0 behind."""
+    """Return an array of this shape that begins with `array` and is NULL_BLOCK (0) elsewhere."""
     out = np.full(shape, NULL_BLOCK, array.dtype)
     out[tuple(slice(0, size) for size in array.shape)] = array
     return out

@@ -1,14 +1,14 @@
-"""What a step takes beside weights and KV, counted without a GPU: its layers over `meta`.
+"""The memory of a step beside weights and KV, counted without a GPU: its layers run on `meta`.
 
-On `meta` every tensor has a size and no memory, so a step of a model of any size is run in a
-moment, under a mode that adds up what is alive. Two steps are counted, the largest prompt beside
-decodes and the largest decode, each with its logits and its sampling; the layers are all alike to
-memory, so a few of each kind stand for all. Worked example, Llama-3.1-8B in bf16, a prompt of 4,096
+On `meta` every tensor has a size and no memory, so a step of a model of any size runs in a moment,
+under a mode that adds up the live tensors. Two steps are counted, the largest prompt with decodes
+and the largest decode, each with its logits and its sampling. Layers of one kind take the same
+memory, so a few of each kind stand for all. Example, Llama-3.1-8B in bf16 with a prompt of 4,096
 tokens:
 
-    a residual of 32 MiB, what is normed of it 32, gate and up 224 and their product 112
+    a residual of 32 MiB, its norm 32, gate and up 224 and their product 112
 
-On a GPU torch's own counters tell what a step took, and `describe` sets it beside this.
+On a GPU torch's own counters show what a step took, and `describe` reports it beside this.
 """
 
 import weakref
@@ -36,12 +36,12 @@ from headway.runtime.models import MODELS, Decoder
 from headway.spec import ModelSpec
 
 SPLIT_KEYS = 512
-"""Keys of a part of a decode's context: `triton.paged_attention.SPLIT`."""
+"""Keys of one split of a decode's context: `triton.paged_attention.SPLIT`."""
 SAMPLE_LAYERS = 3
 
 
 class DeviceMemory:
-    """What torch has of a GPU beyond what it held when this was made."""
+    """The memory that torch has allocated on a GPU since this was made."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -55,12 +55,12 @@ class DeviceMemory:
 
     @property
     def peak(self) -> int:
-        """The most that steps have had so far."""
+        """The most that any step has allocated."""
         return self._max_allocated() - self._allocated_before
 
 
 class LiveBytes(TorchDispatchMode):
-    """Adds up the storages that operations make, for as long as a tensor refers to them."""
+    """Adds up the storages that operations make, as long as a tensor refers to them."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -96,14 +96,14 @@ class LiveBytes(TorchDispatchMode):
 
 
 def storage_key(x: Tensor) -> int:
-    """What tells a storage from others while it is alive."""
+    """Return what identifies a live storage."""
     return int(x.untyped_storage()._cdata)
 
 
 class ShapeAttention:
-    """An attention backend that makes what ours makes, and computes nothing.
+    """An attention backend that allocates what ours allocate, and computes nothing.
 
-    `split` counts the keys of a part of a decode's context; 0 makes no parts.
+    `split` counts the keys of one split of a decode's context; 0 makes no splits.
     """
 
     name = "shapes"
@@ -134,7 +134,7 @@ class ShapeAttention:
 
 
 class ShapeLinear(GroupedLinear):
-    """Products of weights as they are, alone and of experts."""
+    """Products with unquantized weights, dense and of experts, that compute nothing."""
 
     def prepare(self, weight_OH: Tensor) -> Tensor:
         return weight_OH
@@ -152,7 +152,8 @@ class ShapeLinear(GroupedLinear):
 
 
 def sample_layers(spec: ModelSpec) -> ModelSpec:
-    """The same model with so few layers that each kind is there, and none reads another's KV."""
+    """Return the model with a few layers, of each kind at least one, none of which reads another's
+    KV."""
     few, rest = spec.layers[:SAMPLE_LAYERS], spec.layers[SAMPLE_LAYERS:]
     if not any(layer.sparse for layer in few):
         few += tuple(layer for layer in rest if layer.sparse)[:1]
@@ -160,11 +161,10 @@ def sample_layers(spec: ModelSpec) -> ModelSpec:
 
 
 def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
-    """The most that steps have alive beside weights and KV, on a GPU with our kernels.
+    """Return the most bytes that steps take beside weights and KV, on a GPU with our kernels.
 
-    Graphs have a pool of their own, as large as a decode; FlashInfer keeps what its parts and its
-    plans take. None for a model whose layers ask for
-    numbers, which `meta` does not have.
+    Graphs have a pool of their own, as large as a decode; FlashInfer keeps its workspace and its
+    plans. None for a model whose layers read numbers of the device, which `meta` does not have.
     """
     at_once = experts_at_once(settings.quantization, settings.kernels, spec)
     gathers = spec.latent is not None and settings.attention_backend not in ON_DEVICE
@@ -183,8 +183,8 @@ def step_bytes(spec: ModelSpec, settings: Settings) -> int | None:
 
 @torch.inference_mode()
 def count_step_bytes(spec: ModelSpec, settings: Settings, tokens: int, rows: int) -> int:
-    """That of a step of so many tokens, of `rows` sequences, each of which is sampled: decodes, but
-    for a chunk of what is left."""
+    """Return the bytes of a step of `tokens` tokens of `rows` sequences, each of which is sampled;
+    all are decodes except one chunk of the remaining tokens."""
     spec = sample_layers(spec)
     dtype = getattr(torch, settings.dtype)
     kernels = Kernels(linear=ShapeLinear())
@@ -208,7 +208,7 @@ def count_step_bytes(spec: ModelSpec, settings: Settings, tokens: int, rows: int
 
 
 def meta_batch(tokens: int, rows: int, groups: int, context: int) -> Batch:
-    """Inputs of a step over `meta`."""
+    """Return the inputs of a step on `meta`."""
     ids = torch.empty(tokens, dtype=torch.int64, device="meta")
     chunk = tokens - rows + 1
     return Batch(
@@ -225,7 +225,7 @@ def meta_batch(tokens: int, rows: int, groups: int, context: int) -> Batch:
 
 
 def meta_row_inputs(rows: int) -> RowInputs:
-    """Parameters of rows that edit every logit, so that they are copied, and draw."""
+    """Return sampling inputs that edit every logit, so that logits are copied, and sample."""
     column = torch.empty(rows, 1, device="meta")
     return RowInputs(
         tokens_R=column,

@@ -1,7 +1,7 @@
-"""Whether a row's bits depend on how many stand beside it, tried out on the device at hand.
+"""Whether the bits of a row depend on the batch, tried out on the device (batch invariance).
 
-A library that chooses its algorithm by the number of rows may add up in another order for one row
-than for nine. Each probe computes rows alone and among M, and tells the M where any differs.
+A library that chooses its algorithm by the number of rows may add in another order for one row than
+for nine. Each probe computes rows alone and in a batch of M, and returns the M with differences.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 COUNTS = (2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128, 129, 192, 255, 256)
-"""Numbers of rows that algorithms are chosen by, and those beside them."""
+"""Numbers of rows at which libraries change their algorithm, and their neighbours."""
 PAGE, LONGEST = 16, 1200
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Tensor]
 """(queries, keys, values, starts, context lengths, table, longest query, longest context)."""
@@ -19,7 +19,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int], Te
 def differing(
     product: Callable[[Tensor], Tensor], x_TH: Tensor, counts: Sequence[int] = COUNTS
 ) -> list[int]:
-    """For which M a row of `product` of the first M rows has other bits than alone."""
+    """Return the M for which a row of `product` of the first M rows has other bits than alone."""
     alone = torch.cat([product(x_TH[row : row + 1]) for row in range(max(counts))])
     return [count for count in counts if not torch.equal(product(x_TH[:count]), alone[:count])]
 
@@ -33,9 +33,9 @@ def differing_attention(
     longest: int = LONGEST,
     page: int = PAGE,
 ) -> list[int]:
-    """For which M decodes of many lengths one of M contexts gives other bits than alone.
+    """Return the M for which one of M decodes of many lengths has other bits than alone.
 
-    `shape` is (query heads, KV heads, head size). The last of M is the longest there is.
+    `shape` is (query heads, KV heads, head size). The last of the M contexts is the longest of all.
     """
     heads, kv_heads, size = shape
     most, draw = max(counts), torch.Generator(device).manual_seed(1)
@@ -68,7 +68,7 @@ def differing_attention(
 
 
 def format_differences(differences: list[int], counts: Sequence[int] = COUNTS) -> str:
-    """As a sentence, for the start-up lines and reports.
+    """Return the counts as a sentence, for the start-up lines and reports.
 
     >>> format_differences([]), format_differences([17, 32])
     ('a row has the same bits alone and among 2 … 256', 'a row has other bits among 17, 32 rows')

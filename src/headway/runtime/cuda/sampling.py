@@ -1,18 +1,18 @@
-"""`sampler.choose` without a read-back: what the host knows goes up first, then tensors alone.
+"""`sampler.choose` without a read-back: the host's inputs are sent first, the rest is tensors.
 
-The same edits in the same order, the same floors and draws; the reference sorts the likeliest
-tokens and looks whether they suffice, which a device cannot be asked for. Here a floor is found by
-halving the range of all floats 32 times, each time adding up what lies above the middle:
+It has the same edits in the same order, the same floors and draws. The reference sorts the
+likeliest tokens and checks whether they suffice, which would need a read-back. Here a floor is
+found by halving the range of all floats 32 times, each time adding up what lies above the middle:
 
     top_k   the greatest floor that at least k tokens reach
     top_p   the greatest floor whose tokens have at least the mass p
 
-Both are values of the row itself, so ties are kept together as there. R rows, V vocabulary, W
-words of 32 tokens.
+A floor is a value of the row itself, so ties are kept together as in the reference. R rows, V
+vocabulary, W words of 32 tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -29,10 +29,10 @@ LEAST_KEY, GREATEST_KEY = -(2**31), 2**31 - 1
 
 @dataclass(slots=True, kw_only=True)
 class RowInputs:
-    """What the rows of a step are sampled with, on the device; None where no row uses it.
+    """Sampling inputs of the rows of a step, on the device; None where no row uses one.
 
-    Edits of single tokens are (places in the flat logits, numbers there). `tokens_R` are the places
-    of the rows among the step's tokens, `state_R` those of their sequences in the state.
+    Edits of single tokens are (indices in the flat logits, numbers). `tokens_R` are the indices of
+    the rows among the step's tokens, `state_R` those of their sequences in the state.
     """
 
     tokens_R: Tensor
@@ -53,7 +53,7 @@ class RowInputs:
 
 
 class SparseEdits:
-    """Edits of single tokens while they are gathered: row · V + token → a number."""
+    """Edits of single tokens while they are collected: row · V + token → a number."""
 
     def __init__(self, vocabulary: int) -> None:
         self._vocabulary = vocabulary
@@ -61,14 +61,14 @@ class SparseEdits:
         self._values: list[np.ndarray] = []
 
     def add(self, row: int, tokens: np.ndarray, values: np.ndarray | float) -> None:
-        """Note numbers for tokens of a row; those beyond the head's width have no place."""
+        """Add numbers for tokens of a row; tokens beyond the head's width are dropped."""
         inside = (tokens >= 0) & (tokens < self._vocabulary)
         all_values = np.broadcast_to(np.asarray(values, np.float32), tokens.shape)
         self._at.append(row * self._vocabulary + tokens[inside].astype(np.int64))
         self._values.append(all_values[inside])
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """(places, numbers), None without any."""
+        """Return (indices, numbers), None without any."""
         if not self._at:
             return None
         return np.concatenate(self._at), np.concatenate(self._values)
@@ -77,7 +77,7 @@ class SparseEdits:
 def edits_of(
     sequences: list[WorkerSequence], vocabulary: int
 ) -> dict[str, tuple[np.ndarray, np.ndarray] | None]:
-    """The edits of `sampler.edit_row`, by name."""
+    """Return the edits of `sampler.edit_row`, by name."""
     names = ("bias", "banned", "repeated", "penalties")
     edits = {name: SparseEdits(vocabulary) for name in names}
     for row, sequence in enumerate(sequences):
@@ -101,7 +101,8 @@ def edits_of(
 def allowed_words(
     sequences: list[WorkerSequence], masks: GrammarMasks, vocabulary: int
 ) -> np.ndarray | None:
-    """One bit for each token that masks and `allowed_token_ids` leave, (R, W); None: all are."""
+    """Return one bit for each token that masks and `allowed_token_ids` allow, (R, W); None where
+    all are allowed."""
     by_row = row_masks(masks, sequences)
     named = [row for row, s in enumerate(sequences) if s.new.sampling.allowed_token_ids]
     if not by_row and not named:
@@ -121,7 +122,7 @@ def allowed_words(
 
 
 def is_plain(sequence: WorkerSequence) -> bool:
-    """Whether its token is drawn from the logits as they are, and nothing else is told of them."""
+    """Return whether the token is sampled from unedited logits, without log-probabilities."""
     params, new = sequence.new.sampling, sequence.new
     edits = (params.grammar, params.logit_bias, params.allowed_token_ids)
     penalties = (params.frequency_penalty, params.presence_penalty)
@@ -134,7 +135,8 @@ def is_plain(sequence: WorkerSequence) -> bool:
 
 
 def draw_arrays(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, np.ndarray]:
-    """What rows are drawn with, (R,) or (R, 1), by the names of `graphs.DRAWN`."""
+    """Return the sampling parameters of rows, (R,) or (R, 1), by the names of
+    `graphs.DRAW_INPUTS`."""
     params = [sequence.new.sampling for sequence in sequences]
     top_k = [p.top_k if p.top_k > 0 else vocabulary for p in params]
     return {
@@ -152,12 +154,12 @@ def draw_arrays(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, n
 
 
 def column(values: list[float] | list[int], dtype: type) -> np.ndarray:
-    """(R, 1)."""
+    """Return the values as (R, 1)."""
     return np.array(values, dtype).reshape(-1, 1)
 
 
 def draw_inputs(sent: dict[str, Tensor], state_R: Tensor) -> RowInputs:
-    """The inputs of rows that are drawn as they are, whatever they ask for; see `draw_arrays`."""
+    """Return the inputs of rows without edits, with every filter turned on; see `draw_arrays`."""
     return RowInputs(
         tokens_R=state_R,
         state_R=state_R,
@@ -184,7 +186,7 @@ def row_inputs(
     vocabulary: int,
     staging: Staging,
 ) -> RowInputs:
-    """Everything that the host knows of these rows, sent in one copy."""
+    """Return all that the host knows of these rows, sent in one copy."""
     params = [sequence.new.sampling for sequence in sequences]
     filters = [(p.min_p, p.top_k, p.top_p) for p in params if not p.greedy]
     allowed = allowed_words(sequences, masks, vocabulary)
@@ -204,20 +206,14 @@ def row_inputs(
     def pair_of(name: str) -> tuple[Tensor, Tensor] | None:
         return (sent[name], sent[f"{name} values"]) if name in sent else None
 
-    return RowInputs(
+    return replace(
+        draw_inputs(sent, sent["state"]),
         tokens_R=sent["tokens"],
-        state_R=sent["state"],
         allowed_RW=sent.get("allowed"),
         bias=pair_of("bias"),
         banned=sent.get("banned"),
         repeated=pair_of("repeated"),
         penalties=pair_of("penalties"),
-        greedy_R=sent["greedy"],
-        temperature_R1=sent["temperature"],
-        min_p_R1=sent["min_p"],
-        top_k_R1=sent["top_k"],
-        top_p_R1=sent["top_p"],
-        u_R1=sent["u"],
         any_drawn=bool(filters),
         any_filter=any(one != (0.0, 0, 1.0) for one in filters),
     )
@@ -228,9 +224,10 @@ def choose(
     rows: RowInputs,
     kernel: Callable[[Tensor, RowInputs], Tensor] | None = None,
 ) -> Tensor:
-    """A token a row, NO_TOKEN where all are forbidden, (R,); the logits as they were.
+    """Return a token for each row, NO_TOKEN where all are forbidden, (R,); the logits stay
+    unchanged.
 
-    `kernel` does all behind the edits at once (`triton.draw`).
+    `kernel` does all that follows the edits at once (`triton.draw`).
     """
     edited = (rows.allowed_RW, rows.bias, rows.banned, rows.repeated, rows.penalties)
     changed = any(one is not None for one in edited)
@@ -247,7 +244,7 @@ def choose(
 
 
 def edit(logits_RV: Tensor, rows: RowInputs) -> None:
-    """Masks, allowed tokens, bias, min_tokens and penalties, in place."""
+    """Apply masks, allowed tokens, bias, min_tokens and penalties, in place."""
     if rows.allowed_RW is not None:
         bit = torch.arange(32, device=logits_RV.device, dtype=torch.int32)
         allowed_RV = ((rows.allowed_RW[:, :, None] >> bit) & 1).flatten(1)[:, : logits_RV.shape[1]]
@@ -268,7 +265,7 @@ def edit(logits_RV: Tensor, rows: RowInputs) -> None:
 
 
 def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:
-    """One token a row from the filtered distribution, (R, 1): `sampler.draw`."""
+    """Return one token for each row from the filtered distribution, (R, 1): `sampler.draw`."""
     logits_RV = logits_RV / rows.temperature_R1
     if rows.any_filter:
         logits_RV = keep_likely(logits_RV, rows)
@@ -279,7 +276,7 @@ def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:
 
 
 def keep_likely(logits_RV: Tensor, rows: RowInputs) -> Tensor:
-    """min_p, then top_k, then top_p: `sampler.keep_likely`."""
+    """Apply min_p, then top_k, then top_p: `sampler.keep_likely`."""
     floor_R1 = logits_RV.amax(-1, keepdim=True) + rows.min_p_R1.log()
     logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
     vocabulary = logits_RV.shape[1]
@@ -296,9 +293,10 @@ def keep_likely(logits_RV: Tensor, rows: RowInputs) -> Tensor:
 
 
 def greatest_floor(logits_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> Tensor:
-    """The greatest number such that the weights of the logits from it on reach `target`, (R, 1).
+    """Return the greatest number such that the weights of the logits from it on reach `target`, (R,
+    1).
 
-    Halves the range of keys, which are ordered as the floats are; 32 rounds whatever the numbers.
+    It halves the range of keys, which have the order of the floats; 32 rounds for any numbers.
     """
     keys_RV = key_of(logits_RV)
     low_R1 = torch.full_like(target_R1, LEAST_KEY, dtype=torch.int64)
@@ -313,19 +311,21 @@ def greatest_floor(logits_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> 
 
 
 def key_of(values: Tensor) -> Tensor:
-    """int64 in the order of these fp32 numbers: the bits, those of negative ones turned around."""
+    """Return int64 keys in the order of these fp32 numbers: their bits, inverted for negative
+    ones."""
     bits = values.contiguous().view(torch.int32).long()
     return torch.where(bits < 0, bits ^ GREATEST_KEY, bits)
 
 
 def float_of(keys: Tensor) -> Tensor:
-    """The fp32 number of each key."""
+    """Return the fp32 number of each key."""
     bits = torch.where(keys < 0, keys ^ GREATEST_KEY, keys)
     return bits.to(torch.int32).view(torch.float32)
 
 
 def top_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probabilities of token and alternatives, (R, 1 + count), ranks, (R,), alternatives)."""
+    """Return (log-probabilities of token and alternatives, (R, 1 + count), ranks, (R,),
+    alternatives)."""
     logits_RV = logits_RV.float()
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
     value_R1 = logits_RV.gather(1, chosen_R.clamp(min=0)[:, None])

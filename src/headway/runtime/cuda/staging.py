@@ -1,13 +1,13 @@
-"""One copy a step: small arrays of the host become tensors of the device.
+"""One copy per send: small arrays of the host become tensors of the device.
 
-The arrays are packed behind each other into one buffer, which is copied at once; the tensors are
-views of the copy. Worked example, two arrays of 3 int64 and 2 float32:
+The arrays are packed into one buffer, which is copied at once; the tensors are views of the copy.
+Example with two arrays of 3 int64 and 2 float32:
 
     bytes 0 … 23   the first       bytes 32 … 39   the second, at the next multiple of 16
 
-On CUDA the buffer is pinned and the copy runs beside the host. A buffer is written again only
-behind the event of its copy; a step sends a
-few times, and there are enough for `depth` + 2 steps, so nobody waits in practice.
+On CUDA the buffer is pinned and the copy is asynchronous. A buffer is written again only after the
+event of its copy. A step sends a few times, and there are buffers for `depth` + 2 steps, so a send
+does not wait in practice.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SENDS_A_STEP = 4
 
 
 class Staging:
-    """Buffers on the host, and the way to `device`."""
+    """Buffers on the host, and their copies to `device`."""
 
     def __init__(self, device: str, depth: int = 1) -> None:
         self.device = device
@@ -32,8 +32,8 @@ class Staging:
         self._turn = 0
 
     def send(self, arrays: Sequence[np.ndarray], into: Tensor | None = None) -> list[Tensor]:
-        """The arrays on the device, of the same shapes and types; as parts of `into`, at places
-        that their sizes alone decide, where that is given."""
+        """Return the arrays on the device, of the same shapes and types. With `into` they are parts
+        of it, at offsets that depend on their sizes only."""
         places, end = [], 0
         for array in arrays:
             places.append(end)
@@ -61,7 +61,7 @@ class Staging:
         ]
 
     def _buffer(self, num_bytes: int) -> Tensor:
-        """The next buffer in turn, free to be written, of so many bytes at least."""
+        """Return the next buffer, of at least `num_bytes` bytes, once it may be written."""
         self._turn = (self._turn + 1) % len(self._buffers)
         event = self._copied[self._turn]
         if event is not None:

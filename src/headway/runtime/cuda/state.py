@@ -1,7 +1,7 @@
-"""The state of sequences for a device: inputs go up in one copy, and a token may still be on it.
+"""The state of sequences for a device: inputs are sent in one copy, and tokens may still be on it.
 
-Where a step is planned before the one behind it has told its tokens, an input id is a placeholder
-(`core.plan.sampled_in`): it stays one here, and the device replaces it by what it sampled itself.
+Where a step is planned before the tokens of the previous step are known, an input id is a
+placeholder (`core.plan.sampled_in`); the device replaces it by the token that it sampled.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from headway.runtime.cuda.staging import Staging
 from headway.runtime.rope import RopeRows
 
 UNKNOWN = -1
-"""Stands in `generated` for a token that the host has not seen yet."""
+"""Stands in `generated` for a token that the host does not know yet."""
 
 
 class DeviceState(WorkerState):
-    """A `WorkerState` whose batches lie on the device of `staging`."""
+    """A `WorkerState` whose batches are on the device of `staging`."""
 
     def __init__(
         self,
@@ -45,10 +45,10 @@ class DeviceState(WorkerState):
         self._staging, self._graphs = staging, graphs
         self._vocabulary, self._null_row = vocabulary, max_num_seqs
         self._is_step = False
-        """Whether the batch that is made is a step's, not a drafter's."""
+        """Whether the batch is one of a step, not of a drafter."""
         self._sampled_now: list[WorkerSequence] = []
         self.draws = True
-        """Whether graphs may draw; a drafter has the host do so."""
+        """Whether graphs may sample; with a drafter the host does."""
 
     def batch(self, plan: StepPlan) -> Batch:
         self._is_step = True
@@ -62,14 +62,14 @@ class DeviceState(WorkerState):
         return super()._tensors(*what, **more)
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
-        """Placeholders stay: the device knows better."""
+        """Return the ids with their placeholders, which the device replaces."""
         return ids
 
     def _sampled(self, sequence: WorkerSequence, scheduled: ScheduledSequence) -> WorkerSequence:
-        """The sequence with the tokens that are still on the device.
+        """Return the sequence with placeholders for the tokens that are still on the device.
 
-        Known 9 tokens, and the row computes token 9, a placeholder: 1 is unknown, and the draw is
-        that of token 10.
+        With 9 known tokens and a row that computes token 9, a placeholder, 1 token is unknown, and
+        the sample is token 10.
         """
         known = scheduled.start + len(scheduled.token_ids) - scheduled.num_drafts
         missing = known - sequence.num_known
@@ -115,7 +115,7 @@ class DeviceState(WorkerState):
         context_lens_S: np.ndarray,
         rows_T: np.ndarray,
     ) -> tuple[list[Tensor], Lens]:
-        """Decodes as the first rows of a graph's inputs; the tensors are those rows alone."""
+        """Send decodes as the first rows of a graph's inputs; return tensors of those rows only."""
         assert self._graphs is not None
         count, num_groups = len(rows_T), (len(arrays) - 2) // 2
         lens_R = pad_array(context_lens_S, (key.rows,))
@@ -150,7 +150,7 @@ class DeviceState(WorkerState):
     def _padded_draw_arrays(
         self, rows: int, sequences: list[WorkerSequence]
     ) -> dict[str, np.ndarray]:
-        """What rows of a graph are drawn with; those of nobody are greedy."""
+        """Return the sampling parameters of a graph's rows; padding rows are greedy."""
         draw = draw_arrays(sequences, self._vocabulary)
         neutral = {"greedy": True, "temperature": 1.0, "top_k": self._vocabulary, "top_p": 1.0}
         arrays = {}
@@ -160,9 +160,9 @@ class DeviceState(WorkerState):
         return arrays
 
     def null_batch(self, key: GraphKey) -> Batch:
-        """All rows of a graph's inputs, nobody's so far: what it is captured over.
+        """Return a batch of padding rows only, over which a graph is captured.
 
-        It holds contexts of any length that its tables hold, and ids that are placeholders.
+        Its contexts may be as long as its tables allow, and its ids may be placeholders.
         """
         groups = len(self._tables)
         none, table = np.zeros(key.rows, INT), np.zeros((key.rows, key.width), INT)

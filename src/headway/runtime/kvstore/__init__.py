@@ -1,1 +1,2 @@
-"""KV blocks outside the device: segments on a disk (`disk.py`), moved by transfers."""
+"""KV blocks outside the device: on disk (`disk.py`) and of other engines (`handover.py`), moved by
+transfers."""

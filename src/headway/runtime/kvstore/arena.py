@@ -1,13 +1,13 @@
-"""Memory in which an engine leaves KV blocks for engines of the same machine, who map it.
+"""Memory in which an engine offers KV blocks to other engines of the same machine, which map it.
 
-It is a file without a name: its descriptor goes over the Unix socket to who has proved that it may
-read, and nothing is left of it when the last process that has it ends. In front of each block's
-bytes stands a stamp, the parcel and a number that is used once:
+It is a file without a name (memfd). Its descriptor goes over the Unix socket to engines that have
+proved that they may read, and the file is gone when the last process that holds it ends. In front
+of the bytes of each block is a stamp, the parcel id and a number that is used once:
 
     stamp, 24 bytes | padding to 64 | the bytes of the block | padding to a multiple of 64
 
-Who frees a place clears its stamp before anything else is written there. A taker copies the bytes
-first and compares the stamp then: what was given to another block meanwhile is not believed.
+The owner clears the stamp of a place before it writes another block there. A reader first copies
+the bytes and then compares the stamp, so it never takes a block that was overwritten meanwhile.
 """
 
 import mmap
@@ -21,7 +21,7 @@ EMPTY_STAMP = bytes(STAMP.size)
 
 
 class ArenaPlace(NamedTuple):
-    """Where a block lies: its stamp is at `offset` and holds `number`."""
+    """The place of a block: its stamp is at `offset` and contains `number`."""
 
     offset: int
     length: int
@@ -29,10 +29,10 @@ class ArenaPlace(NamedTuple):
 
 
 class Arena:
-    """`limit_bytes` of memory, of which no more is taken than was used at once.
+    """At most `limit_bytes` of memory, of which only what is used takes pages.
 
-    `handle` is the file's descriptor, None where the system has no files without a name: then
-    nobody else can map it. Blocks of one length take each other's places.
+    `handle` is the file's descriptor, None where the system has no memfd; then no other process can
+    map it. A free place is used again for blocks of the same size.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -47,11 +47,11 @@ class Arena:
 
     @property
     def size(self) -> int:
-        """Of the file."""
+        """Bytes of the file."""
         return len(self._bytes)
 
     def put(self, parcel_id: bytes, data: memoryview) -> ArenaPlace | None:
-        """Copy a block into a place of its own; None where there is no room."""
+        """Copy a block into a place of its own; return None where there is no room."""
         room = bytes_needed(len(data))
         free = self._free.get(room)
         if free:
@@ -67,28 +67,28 @@ class Arena:
         return place
 
     def view(self, place: ArenaPlace) -> memoryview:
-        """The bytes of a block."""
+        """Return the bytes of a block."""
         return self._bytes[
             place.offset + CACHE_LINE_BYTES : place.offset + CACHE_LINE_BYTES + place.length
         ]
 
     def free(self, place: ArenaPlace) -> None:
-        """The place may be given to another block."""
+        """Allow the place to be used for another block."""
         self._bytes[place.offset : place.offset + STAMP.size] = EMPTY_STAMP
         self._free.setdefault(bytes_needed(place.length), []).append(place.offset)
 
     def close(self) -> None:
-        """Others who have mapped it keep what they have."""
+        """Close the file; processes that have mapped it keep their mapping."""
         if self.handle is not None:
             os.close(self.handle)
             self.handle = None
 
 
 class MappedArena:
-    """Another engine's arena, which this process can read and not write."""
+    """Another engine's arena, mapped read-only."""
 
     def __init__(self, handle: int, size: int) -> None:
-        """Takes the descriptor. Raises OSError, ValueError."""
+        """Map the file and close the descriptor. Raises OSError, ValueError."""
         try:
             if os.fstat(handle).st_size < size:
                 raise ValueError("the memory is smaller than was said")
@@ -97,7 +97,7 @@ class MappedArena:
             os.close(handle)
 
     def take(self, parcel_id: bytes, place: ArenaPlace, into: memoryview) -> None:
-        """Copy a block into `into`. Raises ValueError where it is not there any more."""
+        """Copy a block into `into`. Raises ValueError where the block is not there any more."""
         offset, length, number = place
         if length != len(into):
             raise ValueError(f"a block has {length} bytes in place of {len(into)}")
@@ -109,5 +109,5 @@ class MappedArena:
 
 
 def bytes_needed(length: int) -> int:
-    """What a block of so many bytes takes: 100 → 192."""
+    """Return the bytes that a block of `length` bytes takes with its stamp: 100 → 192."""
     return CACHE_LINE_BYTES + -(-length // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

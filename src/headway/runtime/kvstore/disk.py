@@ -1,16 +1,17 @@
-"""KV blocks on a disk: segments in a folder of one fingerprint, bounded and checked.
+"""KV blocks on disk: segments in a folder of one fingerprint, bounded and checked.
 
     <root>/<fingerprint>/lock            held while a server uses the folder
     <root>/<fingerprint>/00000007.kv     a segment (`segment.py`)
 
-Given blocks to keep it writes them in a thread of its own, at low priority; given keys it reads in
-others. A call here never waits for the disk. What it holds, found at the start or lost since, is
-told by `take_news`. When the bound is reached the segment of least worth goes as a whole; its
-blocks that were read since they were written are moved to the newest segment, once. Nothing is
-believed that is not as it was hashed: whatever the disk does, at worst a block is computed again.
+A low-priority thread writes the blocks, other threads read them; no call here waits for the disk.
+`take_news` reports which blocks were found at the start, written or lost. When the bound is
+reached, the segment of least value is removed as a whole; its blocks that were read since they were
+written are moved to the newest segment, once. Every block is verified by its hash, so after any
+fault of the disk a block is at worst computed again.
 
-Worth is LFU with dynamic aging, as of `engine/kv/eviction.py`: a segment's value is the floor when
-it was last read, and its reads by block on top; the floor is the value of what went last.
+The value of a segment is LFU with dynamic aging, as in `engine/kv/eviction.py`: the eviction floor
+when it was last read plus its reads per block. The floor is the value of the segment that was
+evicted last.
 """
 
 import contextlib
@@ -41,28 +42,30 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
 MIN_SEGMENTS, MAX_SEGMENTS = 8, 256
-"""Of a full folder, each an open file: a bound above 16 GiB has longer ones."""
+"""Number of segments in a full folder, each of them an open file; with a bound above 16 GiB
+segments are longer."""
 MAX_PENDING_BYTES = 256 * 2**20
-"""Most bytes that wait to be written; more is not kept."""
+"""Most bytes that wait to be written; blocks beyond it are not stored."""
 READERS = 2
 WRITE_BACKOFF_S = 30.0
-"""How long nothing is written after the disk did not take something."""
+"""Seconds without writes after a disk error."""
 MAX_START_WAIT_S = 2.0
-"""How long a start waits for the headers; the rest are read beside the first requests."""
+"""Seconds that a start waits for the headers; the rest are read beside the first requests."""
 CLOSE_TIMEOUT_S = 10.0
-"""How long an end waits for each thread; blocks that are not written by then are lost."""
+"""Seconds that `close` waits for each thread; blocks that are not written by then are lost."""
 NICENESS = 10
-"""Of the thread that writes: computing comes first."""
+"""Niceness of the writing thread, so that computation comes first."""
 SUFFIX, LOCK = ".kv", "lock"
 
 
 class InUseError(OSError):
-    """Another server has the folder."""
+    """Another server uses the folder."""
 
 
 @dataclass(slots=True)
 class StoreNews:
-    """What is on the disk and was not, or was and is no more; `num_bad` blocks were damaged."""
+    """Changes of the store: blocks stored and lost since the last call; `num_bad` blocks were
+    damaged."""
 
     stored: list[BlockId] = field(default_factory=list)
     lost: list[BlockId] = field(default_factory=list)
@@ -71,7 +74,7 @@ class StoreNews:
 
 @dataclass(slots=True)
 class DiskBlock:
-    """Where a block is, and how often it was read since it was written."""
+    """The place of a block on disk, and how often it was read since it was written."""
 
     segment: Segment
     record: Record
@@ -80,7 +83,7 @@ class DiskBlock:
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """A block on its way to the disk."""
+    """A block that waits to be written."""
 
     block: BlockId
     owner: bytes
@@ -89,7 +92,7 @@ class WriteJob:
 
 @dataclass(frozen=True, slots=True)
 class EraseJob:
-    """Erase the blocks of this owner; of a prefix, those of all whose names begin so."""
+    """Erase the blocks of this owner; a prefix means all owners that begin with it."""
 
     owner: bytes
 
@@ -121,7 +124,8 @@ class ReadPart:
 
 
 class DiskStore:
-    """The segments of `fingerprint` in `root`, `limit_bytes` at most with those of others."""
+    """The segments of `fingerprint` in `root`; with the folders of other fingerprints at most
+    `limit_bytes`."""
 
     def __init__(
         self,
@@ -132,7 +136,8 @@ class DiskStore:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Take the folder. Raises InUseError where another server has it, else OSError."""
+        """Lock and open the folder. Raises InUseError where another server uses it, else
+        OSError."""
         self.root, self.folder = root, root / fingerprint.hex()[:32]
         self.fingerprint, self.limit_bytes = fingerprint, limit_bytes
         most = max(limit_bytes // MIN_SEGMENTS, 1)
@@ -173,7 +178,8 @@ class DiskStore:
     # ── at the start ────────────────────────────────────────────────────────────────────────
 
     def _remove_other_folders(self) -> None:
-        """Remove others' folders that nobody uses, the oldest first, until all fit the bound."""
+        """Remove unused folders of other fingerprints, the oldest first, until all fit the
+        bound."""
         others = [
             path
             for path in self.root.iterdir()
@@ -210,7 +216,7 @@ class DiskStore:
         return segments
 
     def _scan(self, segments: list[Segment]) -> None:
-        """Learn what the segments hold, from the newest to the oldest."""
+        """Register the blocks of the segments, from the newest to the oldest."""
         for segment in reversed(segments):
             before = segment.size
             try:
@@ -229,7 +235,8 @@ class DiskStore:
     # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
 
     def put(self, block: BlockId, owner: bytes, data: memoryview) -> None:
-        """Keep the bytes of a block, which nobody changes any more; `take_news` tells if not."""
+        """Store the bytes of a block, which must not change any more; `take_news` reports it as
+        lost if it is not stored."""
         with self._mutex:
             is_full = self._pending_bytes + len(data) > MAX_PENDING_BYTES
             if is_full or self._is_closed or self._clock.now_s() < self._backoff_until_s:
@@ -243,8 +250,8 @@ class DiskStore:
         self._writes.put(write)
 
     def read(self, blocks: list[BlockId], into: list[memoryview], on_read: OnRead) -> None:
-        """Put the bytes of each where it is to go, and call `on_read`: with False where one is not
-        there as it was written, or is of another length."""
+        """Copy the bytes of each block into its memory and call `on_read`, with False where a block
+        is missing, damaged or of another length."""
         read = SharedRead(on_read)
         parts = [ReadPart(read, blocks[at::READERS], into[at::READERS]) for at in range(READERS)]
         parts = [part for part in parts if part.blocks]
@@ -253,11 +260,11 @@ class DiskStore:
             self._reads.put(part)
 
     def forget(self, owner: bytes) -> None:
-        """Erase what belongs to `owner`, in the thread that writes."""
+        """Erase the blocks of `owner`, in the writing thread."""
         self._writes.put(EraseJob(owner))
 
     def take_news(self) -> StoreNews:
-        """What has changed since it was asked last."""
+        """Return the changes since the last call."""
         with self._mutex:
             news, self._news = self._news, StoreNews()
         return news
@@ -269,13 +276,13 @@ class DiskStore:
             return sum(segment.size for segment in self._segments)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was put so far is written; False where that took too long."""
+        """Wait until all pending blocks are written; return False after `timeout_s`."""
         reached = threading.Event()
         self._writes.put(reached)
         return reached.wait(timeout_s)
 
     def close(self) -> None:
-        """Write what waits, and let another server have the folder."""
+        """Write the pending blocks and unlock the folder."""
         self._is_closed = True
         self._writes.put(None)
         for _ in range(READERS):
@@ -325,7 +332,7 @@ class DiskStore:
             segment.num_live += 1
 
     def _segment_with_room(self, num_bytes: int) -> Segment:
-        """The segment to append so many bytes to; others make room where the bound is near."""
+        """Return the segment to append `num_bytes` to; evict others where the bound is reached."""
         newest = self._newest
         if newest is None or newest.size + num_bytes > self.segment_bytes:
             path = self.folder / f"{self._next_number:08d}{SUFFIX}"
@@ -342,9 +349,10 @@ class DiskStore:
         return newest
 
     def _evict(self, segment: Segment, into: Segment) -> None:
-        """Remove a segment; what was read of it is moved into `into`, once and while there is room.
+        """Remove a segment. Blocks that were read since they were written are moved to `into`,
+        once.
 
-        At most half of it is moved, so that the bound is reached in the end.
+        At most half of the segment is moved, so that evictions reach the bound.
         """
         with self._mutex:
             self._eviction_floor = max(self._eviction_floor, segment.value)
@@ -380,7 +388,7 @@ class DiskStore:
         segment.close()
 
     def _erase(self, owner: bytes) -> None:
-        """Zeros over each block of `owner`; a segment that is left without any is removed."""
+        """Write zeros over each block of `owner`; remove segments without blocks."""
         with self._mutex:
             own = [p for p in self._blocks.values() if p.record.owner.startswith(owner)]
             for stored in own:
@@ -398,7 +406,7 @@ class DiskStore:
                 self._unlink(segment)
 
     def _handle_error(self, error: OSError) -> None:
-        """Say once what is wrong; nothing is written for a while."""
+        """Log the first error, and suspend writes for WRITE_BACKOFF_S."""
         self._backoff_until_s = self._clock.now_s() + WRITE_BACKOFF_S
         if not self._has_warned:
             self._has_warned = True
@@ -445,13 +453,14 @@ class DiskStore:
                 is_there = self._blocks.get(block) is stored
             if is_there:
                 raise
-            return False  # it went meanwhile
+            return False  # evicted meanwhile
         if not is_good:
             self._drop_damaged(block, stored)
         return is_good
 
     def _drop_damaged(self, block: BlockId, stored: DiskBlock) -> None:
-        """A block is not as it was written; unless it went meanwhile, that is damage."""
+        """Forget a block whose bytes are not those written. It is damage unless the block was
+        evicted meanwhile."""
         with self._mutex:
             is_bad = self._blocks.get(block) is stored
             if is_bad:
@@ -470,7 +479,8 @@ class DiskStore:
 
 
 def take_lock(path: Path) -> int:
-    """A handle that holds the lock of a folder. Raises InUseError where another server has it."""
+    """Return a descriptor that holds the lock of a folder. Raises InUseError where another server
+    holds it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

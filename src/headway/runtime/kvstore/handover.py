@@ -1,18 +1,18 @@
-"""KV blocks to another engine and from one, over a Unix or a TCP socket.
+"""KV blocks sent to other engines and fetched from them, over a Unix or a TCP socket.
 
-Who gives keeps what left its KV memory in `Exports`, bounded, each parcel until it is released or
-its lease is over. Who takes pulls the blocks that it names, one by one:
+The giving engine keeps each parcel in `Exports` (bounded) until it is released or its lease ends.
+The taking engine pulls the blocks that it names, one by one:
 
-    gives   a nonce of 16 bytes
-    takes   length, 4 bytes | proof, 32 bytes | Pull or Release (`core.parcel`)
-    gives   for each block the header of a segment's record, then its bytes
+    giver   a nonce of 16 bytes
+    taker   length, 4 bytes | proof, 32 bytes | Pull or Release (`core.parcel`)
+    giver   for each block the header of a segment's record, then its bytes
 
-The proof is HMAC-SHA256 of nonce and message under the secret that both were started with. In the
-header stands a CRC-32 in the place of the SHA-256: the transport is trusted to be whole, memory
-less so. A block that is not there, or not of the length that was reserved for it, ends the pull.
+The proof is the HMAC-SHA256 of nonce and message under the secret that both engines share. The
+header has a CRC-32 in place of the SHA-256: it detects faults of memory, while the transport is
+trusted. A block that is missing, or not of the length that was reserved for it, ends the pull.
 
-Over a Unix socket both are on one machine: in place of bytes who gives says where they lie in its
-memory, which who takes has mapped (`arena.py`), and reads itself.
+Over a Unix socket both engines are on one machine: instead of bytes the giver sends the places of
+the blocks in its memory, which the taker has mapped (`arena.py`) and reads itself.
 """
 
 import contextlib
@@ -44,20 +44,20 @@ from headway.runtime.kvstore.segment import (
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 2**20
-"""Of what a taker may send: some 20,000 blocks."""
+"""Longest message of a taker: some 20,000 blocks."""
 NONCE_BYTES, PROOF_BYTES = 16, 32
 LEASE_S = 60.0
-"""How long a parcel's blocks are kept for a taker that does not come."""
+"""Seconds that the blocks of a parcel are kept for a taker that does not come."""
 SOCKET_TIMEOUT_S = 30.0
-"""How long a socket may be silent."""
+"""Seconds that a socket may be silent."""
 MAX_EXPORT_BYTES = 2**30
 MAX_RELEASED_PARCELS = 4096
-"""Parcels that were released and are remembered, so that nobody waits for their blocks."""
+"""Released parcels that are remembered, so that a pull does not wait for their blocks."""
 BLOCK_WAIT_S = 2.0
-"""How long a block is waited for that has not left yet."""
+"""Seconds that a pull waits for a block that the next step exports."""
 READERS = 2
 MAX_MAPPED_ARENAS = 64
-"""Of other engines, that stay mapped."""
+"""Arenas of other engines that stay mapped."""
 CAN_MAP_MEMORY = hasattr(os, "memfd_create")
 """Whether engines of this machine can map each other's memory."""
 LENGTH = struct.Struct("<I")
@@ -66,24 +66,24 @@ UNIX = "unix:"
 
 
 def block_checksum(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
-    """CRC-32 over group, key, owner and bytes, in the 32 bytes of a digest."""
+    """Return the CRC-32 over group, key, owner and bytes, in the 32 bytes of a digest."""
     start = zlib.crc32(struct.pack("<H", block[0]) + block[1] + owner)
     return LENGTH.pack(zlib.crc32(data, start)).ljust(32, b"\0")
 
 
 @dataclass(slots=True)
 class HeldParcel:
-    """The blocks of a parcel, and when nobody has to keep them any more."""
+    """The blocks of a parcel, and when their lease ends."""
 
     until_s: float
     blocks: dict[BlockId, tuple[bytes, ArenaPlace]] = field(default_factory=dict)
 
 
 class Exports:
-    """What other engines may fetch: `put` in the step, served by threads on `address`.
+    """Blocks that other engines may fetch: `put` by a step, served by threads on `address`.
 
-    `address` is "unix:PATH" (in a folder of this user alone) or "HOST:PORT", where port 0 takes a
-    free one; across machines give a `secret`. Raises OSError.
+    `address` is "unix:PATH" (in a folder of this user only) or "HOST:PORT", where port 0 takes a
+    free one. Across machines a `secret` is needed. Raises OSError.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Exports:
         self._secret, self._clock = secret, clock or SystemClock()
         self._parcels: dict[bytes, HeldParcel] = {}
         self._released: dict[bytes, None] = {}
-        """Parcels that were released, the oldest first."""
+        """Ids of released parcels, the oldest first."""
         self._num_bytes = 0
         self._arena = Arena(limit_bytes)
         self._changed = threading.Condition()
@@ -112,10 +112,11 @@ class Exports:
             self.address = f"{host}:{port}"
         threading.Thread(target=self._accept_loop, daemon=True).start()
 
-    # ── what a step calls ───────────────────────────────────────────────────────────────────
+    # ── called by a step ───────────────────────────────────────────────────────────────────
 
     def put(self, parcel_id: bytes, block: BlockId, owner: bytes, data: memoryview) -> None:
-        """Keep a block of a parcel, whose lease begins anew; beyond the bound it is not kept."""
+        """Keep a block of a parcel and renew the parcel's lease; a block beyond the bound is not
+        kept."""
         with self._changed:
             self._drop_expired()
             is_new = parcel_id not in self._released and block not in self._blocks_of(parcel_id)
@@ -129,7 +130,7 @@ class Exports:
             self._changed.notify_all()
 
     def release(self, parcel_id: bytes) -> None:
-        """Nobody fetches the blocks of this parcel any more."""
+        """Drop the blocks of a parcel that is not needed any more."""
         with self._changed:
             self._drop(parcel_id)
             self._released[parcel_id] = None
@@ -156,7 +157,7 @@ class Exports:
             return self._num_bytes
 
     def close(self) -> None:
-        """Serve nobody any more."""
+        """Stop to serve and remove the socket."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -165,7 +166,7 @@ class Exports:
         if self.address.startswith(UNIX):
             Path(self.address.removeprefix(UNIX)).unlink(missing_ok=True)
 
-    # ── in threads ──────────────────────────────────────────────────────────────────────────
+    # ── run by threads ──────────────────────────────────────────────────────────────────────────
 
     def _accept_loop(self) -> None:
         while not self._is_closed:
@@ -176,7 +177,7 @@ class Exports:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        """One taker, message by message; whatever is wrong ends the connection."""
+        """Answer one taker, message by message; any fault ends the connection."""
         with connection, contextlib.suppress(OSError, ValueError):
             connection.settimeout(SOCKET_TIMEOUT_S)
             nonce = os.urandom(NONCE_BYTES)
@@ -184,7 +185,7 @@ class Exports:
             while (frame := receive_frame(connection)) is not None:
                 proof, message = frame[:PROOF_BYTES], frame[PROOF_BYTES:]
                 if not hmac.compare_digest(proof, proof_of(self._secret, nonce, message)):
-                    log.warning("Somebody without the secret asked for KV blocks: nothing is sent.")
+                    log.warning("A client without the secret asked for KV blocks: nothing is sent.")
                     return
                 request = messages.decode_asked(message)
                 if isinstance(request, messages.Release):
@@ -197,7 +198,8 @@ class Exports:
                     self._send(connection, request)
 
     def _wait_for_block(self, parcel_id: bytes, block: BlockId) -> tuple[bytes, ArenaPlace] | None:
-        """(owner, place) of a block; one that is to leave with the next step is waited for."""
+        """Return (owner, place) of a block, after a wait for one that the next step exports; None
+        without it."""
         with self._changed:
             self._changed.wait_for(
                 lambda: parcel_id in self._released or block in self._blocks_of(parcel_id),
@@ -224,7 +226,7 @@ class Exports:
             send_block(connection, header, data)
 
     def _send_places(self, connection: socket.socket, request: messages.Pull) -> None:
-        """Say where the blocks lie, to who sits on this machine."""
+        """Send the places of the blocks to a taker on this machine."""
         places: list[tuple[int, int, int]] = []
         for block in request.blocks:
             entry = self._wait_for_block(request.parcel_id, block)
@@ -241,9 +243,9 @@ class Exports:
 
 
 def send_block(connection: socket.socket, header: bytes, data: memoryview) -> None:
-    """All of both, in one call where the socket takes it.
+    """Send header and bytes, in one call where the socket takes both.
 
-    Nothing is sent behind that: who has the last block may have said so, and left.
+    Nothing is sent behind them, because the taker of the last block may have closed the connection.
     """
     count = connection.sendmsg([header, data])
     for part in (memoryview(header)[count:], data[max(count - len(header), 0) :]):
@@ -252,19 +254,21 @@ def send_block(connection: socket.socket, header: bytes, data: memoryview) -> No
 
 
 class PeerStore:
-    """Blocks of other engines, as a store of `DiskTransfers`; `peer_of` names where and which."""
+    """Blocks of other engines, as a store for `PeerTransfers`; `peer_of` names address and
+    parcel."""
 
     def __init__(self, fingerprint: bytes, *, secret: bytes = b"") -> None:
         self.fingerprint, self._secret = fingerprint, secret
         self._reads: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._mutex, self._expected = threading.Lock(), dict[str, int]()
         self._arenas: dict[str, MappedArena] = {}
-        """By the address of the engine whose memory it is."""
+        """By the address of the engine that owns the memory."""
         for _ in range(READERS):
             threading.Thread(target=self._read_loop, daemon=True).start()
 
     def expect(self, peer: str) -> None:
-        """One more read from `peer` is about to be asked for: nothing is released before it."""
+        """Announce a read from `peer`: its parcel is not released before the last announced
+        read."""
         with self._mutex:
             self._expected[peer] = self._expected.get(peer, 0) + 1
 
@@ -282,8 +286,8 @@ class PeerStore:
         into: list[memoryview],
         on_read: OnRead,
     ) -> None:
-        """Put the bytes of each where it is to go, and call `on_read`: with False where one did not
-        come, or not whole."""
+        """Copy the bytes of each block into its memory and call `on_read`, with False where a block
+        is missing or damaged."""
         self._reads.put(lambda: on_read(self._pull(peer, blocks, into)))
 
     def _read_loop(self) -> None:
@@ -307,7 +311,7 @@ class PeerStore:
                 if is_last:
                     self._send_request(connection, nonce, messages.Release(parcel_id))
         except (OSError, ValueError) as error:
-            log.warning("KV blocks of %s did not come, and are computed: %s", address, error)
+            log.warning("KV blocks of %s were not received and are computed: %s", address, error)
             self._arenas.pop(address, None)
             if not is_last:
                 self._is_last(peer)
@@ -322,7 +326,7 @@ class PeerStore:
         pull: messages.Pull,
         into: list[memoryview],
     ) -> None:
-        """Copy the blocks out of the memory of who has them. Raises OSError, ValueError."""
+        """Copy the blocks out of the giver's mapped memory. Raises OSError, ValueError."""
         arena = self._arenas.get(address)
         pull.how = messages.PLACES_AND_FILE if arena is None else messages.PLACES
         self._send_request(connection, nonce, pull)
@@ -335,7 +339,7 @@ class PeerStore:
             arena.take(pull.parcel_id, ArenaPlace(*place), data)
 
     def _map(self, address: str, handle: int, size: int) -> MappedArena:
-        """The memory of the engine at `address`, from now on."""
+        """Map the memory of the engine at `address`, and keep the mapping."""
         arena = self._arenas[address] = MappedArena(handle, size)
         while len(self._arenas) > MAX_MAPPED_ARENAS:
             self._arenas.pop(next(iter(self._arenas)))
@@ -350,7 +354,8 @@ class PeerStore:
 
 
 def receive_block(connection: socket.socket, block: BlockId, data: memoryview) -> None:
-    """Receive `block` into `data`. Raises OSError, and ValueError where it is not that."""
+    """Receive `block` into `data`. Raises OSError, and ValueError where another block or none
+    comes."""
     header = receive(connection, HEADER_BYTES)
     record = parse_header(header, 0)
     if record is None or record.block != block:
@@ -366,7 +371,7 @@ def receive_block(connection: socket.socket, block: BlockId, data: memoryview) -
 
 
 def open_listener(address: str) -> socket.socket:
-    """A socket that listens on `address`. Raises OSError."""
+    """Return a socket that listens on `address`. Raises OSError."""
     if address.startswith(UNIX):
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         path = address.removeprefix(UNIX)
@@ -383,7 +388,7 @@ def open_listener(address: str) -> socket.socket:
 
 
 def connect(address: str) -> socket.socket:
-    """A connection to `address`. Raises OSError, ValueError."""
+    """Return a connection to `address`. Raises OSError, ValueError."""
     if address.startswith(UNIX):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -398,12 +403,12 @@ def connect(address: str) -> socket.socket:
 
 
 def proof_of(secret: bytes, nonce: bytes, message: bytes) -> bytes:
-    """What shows that who sends `message` has the secret."""
+    """Return the proof that the sender of `message` has the secret."""
     return hmac.new(secret, nonce + message, hashlib.sha256).digest()
 
 
 def receive_frame(connection: socket.socket) -> bytes | None:
-    """The next proof and message; None at the end. Raises OSError, ValueError."""
+    """Return the next proof and message, None at the end. Raises OSError, ValueError."""
     first = connection.recv(1)
     if not first:
         return None
@@ -414,8 +419,7 @@ def receive_frame(connection: socket.socket) -> bytes | None:
 
 
 def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
-    """Where blocks lie, and the descriptor of the memory where that came too. Raises OSError,
-    ValueError."""
+    """Return (places of blocks, descriptor of the memory or None). Raises OSError, ValueError."""
     head, handles, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
     try:
         head += receive(connection, LENGTH.size - len(head))
@@ -431,14 +435,14 @@ def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
 
 
 def receive(connection: socket.socket, count: int) -> bytes:
-    """So many bytes. Raises OSError, ValueError where the connection ends before."""
+    """Return `count` bytes. Raises OSError, and ValueError where the connection ends before."""
     data = bytearray(count)
     receive_into(connection, memoryview(data))
     return bytes(data)
 
 
 def receive_into(connection: socket.socket, data: memoryview) -> None:
-    """Fill `data`. Raises OSError, ValueError where the connection ends before."""
+    """Fill `data`. Raises OSError, and ValueError where the connection ends before."""
     while data:
         count = connection.recv_into(data)
         if not count:

@@ -1,8 +1,8 @@
 """The disk tier of an executor: its folder, named by all that the bytes of a block depend on.
 
-A block is read by who would have computed the same bytes: the same checkpoint, kernels, instruction
-set, threads, types, formats, layout, block size and served context. Anything else is another
-folder.
+A block may be read only by an engine that would compute the same bytes: the same checkpoint,
+kernels, instruction set, threads, types, formats, layout, block size and served context. With any
+difference it is another folder.
 """
 
 import hashlib
@@ -29,13 +29,14 @@ from headway.spec import ModelSpec
 log = logging.getLogger(__name__)
 
 FORMAT = 2
-"""Counted up when the bytes of a block come to mean something else."""
+"""Version of the meaning of a block's bytes; increase it when that changes."""
 
 
 def open_disk(
     folder: Path, spec: ModelSpec, settings: Settings, layers: list[KVLayer]
 ) -> DiskTransfers | None:
-    """The disk tier that the settings ask for; None, with a line in the log, where it cannot be."""
+    """Return the disk tier that the settings ask for; None without one, or, with a warning, where
+    it cannot be opened."""
     if not settings.cache.disk_bytes:
         return None
     try:
@@ -54,7 +55,7 @@ def open_disk(
 
 
 def default_folder() -> Path:
-    """$XDG_CACHE_HOME/headway/kv; RuntimeError without a home."""
+    """Return $XDG_CACHE_HOME/headway/kv. Raises RuntimeError without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "headway" / "kv"
 
@@ -62,9 +63,9 @@ def default_folder() -> Path:
 def fingerprint(
     folder: Path, spec: ModelSpec, settings: Settings, layers: list[KVLayer], root: Path
 ) -> bytes:
-    """SHA-256 of all that a block's bytes depend on, as text. Raises OSError, HeadwayError.
+    """Return the SHA-256 of all that a block's bytes depend on. Raises OSError, HeadwayError.
 
-    Random weights have no files: `spec` and the seed say what they are.
+    Random weights have no files: `spec` and the seed define them.
     """
     instruction_set, _ = best_instruction_set()
     files = model_files(folder) if settings.load_format != "dummy" else []
@@ -93,6 +94,7 @@ def fingerprint(
 
 
 def layout(layer: KVLayer) -> list[object]:
-    """How a layer's blocks lie in memory: its class, its group, types and shapes of its parts."""
+    """Return how a layer's blocks lie in memory: its class, its group, types and shapes of its
+    parts."""
     parts = [[str(part.dtype), list(part.shape[1:])] for part in layer.parts]
     return [type(layer).__name__, layer.group, parts]

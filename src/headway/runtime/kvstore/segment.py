@@ -1,14 +1,14 @@
 """A file of KV blocks, written at its end only: a head, then one record for each block.
 
-    headway kv 1\\n | fingerprint, 32 bytes | record | record | …
+    headway kv 1\n | fingerprint, 32 bytes | record | record | …
     record   header of 116 bytes | the bytes of the block
 
 A header has the block's group, length, key and owner, the SHA-256 over all of these and the bytes,
-and a CRC-32 over the header itself. So the headers alone tell what a file holds, and a block is
-believed only after its bytes were hashed. A record whose header is torn ends the file: what follows
-cannot be found, and is cut off. Erased records have zeros for key, owner and bytes.
+and a CRC-32 over the header itself. So the headers alone tell what a file contains, and a block is
+used only after its bytes were hashed. A damaged header ends the file: the records behind it cannot
+be found and are cut off. Erased records have zeros for key, owner and bytes.
 
-The fingerprint says what the bytes mean: who reads a file of another one reads nothing.
+The fingerprint identifies what the bytes mean; a file with another fingerprint is not read.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ HEADER_BYTES = _HEADER.size + _CRC.size
 RECORD = b"HWKV"
 VERSION = 1
 ERASED, REWRITTEN = 1, 2
-"""Flags: its bytes are zeros; it has been moved to a newer file once."""
+"""Flags of a record: its bytes are zeros; it has been moved to a newer file once."""
 MAX_BLOCK_BYTES = 1 << 30
 
 BlockId = tuple[int, bytes]
@@ -40,7 +40,7 @@ OnRead = Callable[[bool], None]
 
 
 class Record(NamedTuple):
-    """One block of a file: where its header begins, and what that says."""
+    """One block of a file: the offset of its header, and the header's content."""
 
     block: BlockId
     owner: bytes
@@ -51,14 +51,14 @@ class Record(NamedTuple):
 
 
 def digest_of(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
-    """SHA-256 over group, key, owner and bytes."""
+    """Return the SHA-256 over group, key, owner and bytes."""
     hashed = hashlib.sha256(struct.pack("<H", block[0]) + block[1] + owner)
     hashed.update(data)
     return hashed.digest()
 
 
 def header_of(record: Record) -> bytes:
-    """The header of a record, as it stands in a file."""
+    """Return the header of a record, as it is stored."""
     group, key = record.block
     parts = (record.length, record.flags, key, record.owner, record.digest)
     header = _HEADER.pack(RECORD, VERSION, group, *parts)
@@ -66,7 +66,7 @@ def header_of(record: Record) -> bytes:
 
 
 def parse_header(header: bytes, offset: int) -> Record | None:
-    """The record whose header was read at `offset`, or None where it is none."""
+    """Return the record of the header that was read at `offset`, None where it is invalid."""
     if len(header) != HEADER_BYTES or _CRC.unpack(header[-4:])[0] != zlib.crc32(header[:-4]):
         return None
     magic, version, group, length, flags, key, owner, digest = _HEADER.unpack(header[:-4])
@@ -77,7 +77,7 @@ def parse_header(header: bytes, offset: int) -> Record | None:
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """An open file of blocks, of `size` bytes; `value` is what it is worth keeping."""
+    """An open file of blocks, of `size` bytes; the segment of least `value` is evicted first."""
 
     number: int
     path: Path
@@ -88,7 +88,7 @@ class Segment:
 
     @classmethod
     def create(cls, path: Path, number: int, fingerprint: bytes) -> "Segment":
-        """A new file, of this user alone. Raises OSError."""
+        """Create a file that only this user may read. Raises OSError."""
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         handle = os.open(path, flags, 0o600)
         try:
@@ -101,10 +101,8 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, number: int, fingerprint: bytes) -> "Segment | None":
-        """A file that is there; None where it is of another fingerprint.
-
-        Raises OSError, also where it is no regular file.
-        """
+        """Open an existing file, None with another fingerprint. Raises OSError, also where it is no
+        regular file."""
         handle = open_handle(path, os.O_RDWR | os.O_NOFOLLOW)
         if os.pread(handle, HEAD_BYTES, 0) != MAGIC + fingerprint:
             os.close(handle)
@@ -112,7 +110,8 @@ class Segment:
         return cls(number, path, handle, os.fstat(handle).st_size)
 
     def scan(self) -> Iterator[Record]:
-        """All records, by their headers; what follows a torn one is cut off. Raises OSError."""
+        """Yield all records, by their headers; cut off the file behind a damaged header. Raises
+        OSError."""
         at = HEAD_BYTES
         while at < self.size:
             record = parse_header(os.pread(self.handle, HEADER_BYTES, at), at)
@@ -126,7 +125,7 @@ class Segment:
     def append(
         self, block: BlockId, owner: bytes, data: bytes | memoryview, flags: int = 0
     ) -> Record:
-        """Write a block behind the last. Raises OSError, and then nothing of it is left."""
+        """Write a block behind the last one. After an OSError the file is as before."""
         digest = digest_of(block, owner, data)
         record = Record(block, owner, self.size, len(data), flags, digest)
         try:
@@ -138,13 +137,13 @@ class Segment:
         return record
 
     def read(self, record: Record) -> memoryview | None:
-        """The bytes of a block; None where they are not those that were written. Raises OSError."""
+        """Return the bytes of a block, None where they are not those written. Raises OSError."""
         data = memoryview(bytearray(record.length))
         return data if self.read_into(record, data) else None
 
     def read_into(self, record: Record, data: memoryview) -> bool:
-        """Put the bytes of a block into `data`, which is as long; whether they are those that were
-        written. Raises OSError."""
+        """Read the bytes of a block into `data`, which has its length; return whether they are
+        those written. Raises OSError."""
         header = bytearray(HEADER_BYTES)
         num_read = os.preadv(self.handle, [header, data], record.offset)
         is_whole = num_read == HEADER_BYTES + record.length
@@ -159,12 +158,12 @@ class Segment:
         write_all(self.handle, [header_of(erased), bytes(record.length)], record.offset)
 
     def close(self) -> None:
-        """Close the file; what was read from it stays."""
+        """Close the file; bytes that were read from it stay valid."""
         os.close(self.handle)
 
 
 def write_all(handle: int, parts: list[bytes | memoryview], at: int) -> None:
-    """Write `parts` one behind the other from `at` on. Raises OSError."""
+    """Write `parts` one after another from offset `at` on. Raises OSError."""
     for part in parts:
         rest = memoryview(part)
         while rest:

@@ -1,10 +1,10 @@
-"""KV blocks to and from a disk or another engine, as `core.plan.Transfer` says.
+"""KV blocks to and from a disk or another engine, as `core.plan.Transfer` defines.
 
-A block's bytes are those of all parts of all layers of its group, layer by layer, whatever a part
-holds; so a format, a layout or a scale more needs nothing here. What leaves is gathered in the step
-and written by the store's thread. What comes back is read and hashed by the store's threads and
-lies beside the KV memory until `take_done` puts it into its blocks, in the thread of the step: a
-read that was given up never writes.
+The bytes of a block are those of all parts of all layers of its group, layer by layer; so a new
+format, layout or scale needs no change here. Outgoing blocks are gathered in the step and written
+by the store's thread. Incoming blocks are read and verified by the store's threads into staging
+memory; `take_done` copies them into their blocks in the thread of the step, so a read that was
+given up never writes to the KV memory.
 """
 
 import math
@@ -26,21 +26,22 @@ from headway.runtime.kvstore.segment import BlockId, OnRead
 
 DISK = "disk"
 MIN_BLOCKS_PER_RUN = 4
-"""Blocks of a run, on average, from which on runs are copied and not block by block."""
+"""Mean length of the runs of neighbouring blocks from which on whole runs are copied, not single
+blocks."""
 MAX_IDLE_STAGING_BYTES = 128 * 2**20
-"""Of staging memory that nobody uses: 10,000 tokens of Qwen2.5-0.5B in bf16."""
+"""Staging memory that is kept while unused: 10,000 tokens of Qwen2.5-0.5B in bf16."""
 MAX_READ_WAIT_S = 0.005
-"""How long a step without work waits for a block to land; a newcomer waits no longer than that."""
+"""Seconds that a step without work waits for a read; a new request waits no longer than that."""
 
 
 @dataclass(slots=True)
 class ActiveRead:
-    """A transfer that is under way, since when, where its bytes go, and whether they have come."""
+    """A transfer in progress: its start, where its bytes go, and whether they have arrived."""
 
     transfer: Transfer
     began_s: float
     data: Tensor
-    """(blocks, bytes of a block), of `room`."""
+    """(blocks, bytes of a block), a view of `room`."""
     room: Tensor
     ended_s: float = 0.0
     is_over: bool = False
@@ -48,29 +49,31 @@ class ActiveRead:
 
 
 class StagingPool:
-    """Memory that blocks land in, used again: 50 MB of new pages take 40 ms, to copy them 5."""
+    """Memory for incoming blocks, reused: 50 MB of new pages take 40 ms, copying them takes 5
+    ms."""
 
     def __init__(self, max_idle_bytes: int = MAX_IDLE_STAGING_BYTES) -> None:
         self._max_idle_bytes = max_idle_bytes
         self._rooms: list[Tensor] = []
 
     def take(self, num_bytes: int) -> Tensor:
-        """So many bytes or more, with anything in them."""
+        """Return at least `num_bytes` bytes, not initialized."""
         fitting = [at for at, room in enumerate(self._rooms) if len(room) >= num_bytes]
         if not fitting:
             return torch.empty(num_bytes, dtype=torch.uint8)
         return self._rooms.pop(min(fitting, key=lambda at: len(self._rooms[at])))
 
     def give(self, room: Tensor) -> None:
-        """Nobody writes there any more. The smallest go where too much is kept."""
+        """Take back memory that has no writer any more; free the smallest where too much is
+        kept."""
         self._rooms = sorted([*self._rooms, room], key=len)
         while sum(map(len, self._rooms)) > self._max_idle_bytes:
             self._rooms.pop(0)
 
 
 class StoreTransfers:
-    """Blocks of `layers` from where `start` finds them: it is given a transfer, the blocks, where
-    their bytes go, and what to call when they are there."""
+    """Blocks of `layers` from a store. `start` begins a read: it gets the transfer, the blocks, the
+    memory for their bytes, and the function to call at the end."""
 
     def __init__(
         self,
@@ -92,7 +95,7 @@ class StoreTransfers:
         self._moved: list[Moved] = []
 
     def gather(self, transfer: Transfer) -> Tensor:
-        """The bytes of its blocks, (blocks, bytes of a block)."""
+        """Return the bytes of the transfer's blocks, (blocks, bytes of a block)."""
         index = torch.tensor(transfer.blocks)
         parts = [
             part.index_select(0, index.to(part.device)).flatten(1).view(torch.uint8).cpu()
@@ -101,7 +104,7 @@ class StoreTransfers:
         return torch.cat(parts, 1)
 
     def begin(self, transfer: Transfer) -> None:
-        """Start to read its blocks, unless that is under way."""
+        """Start to read the transfer's blocks, unless it is in progress."""
         if self.is_under_way(transfer):
             return
         shape = (len(transfer.blocks), self.block_bytes[transfer.group])
@@ -114,20 +117,21 @@ class StoreTransfers:
         self._start(transfer, blocks, into, partial(self._finish_read, read))
 
     def is_under_way(self, transfer: Transfer) -> bool:
-        """Whether it was begun, and has not been told to be over."""
+        """Return whether the transfer was started and not yet reported as over."""
         return transfer.transfer_id in self._reads
 
     def _finish_read(self, read: ActiveRead, has_data: bool) -> None:
-        """In a reader's thread."""
+        """Note the end of a read, in a reading thread."""
         with self._read_ended:
             read.has_data, read.is_over = has_data, True
             read.ended_s = self._clock.now_s()
             self._read_ended.notify()
 
     def take_done(self, *, wait: bool) -> tuple[list[int], list[int], list[Moved]]:
-        """(ids of those whose blocks are in place, of those that brought nothing, what was moved).
+        """Return (ids of transfers whose blocks are in place, ids of those that failed, bytes
+        moved).
 
-        With `wait`, and where any is under way, not before one has landed or 5 ms have passed.
+        With `wait`, and while any is in progress, return after one has ended or 5 ms have passed.
         """
         if not self._reads:
             moved, self._moved = self._moved, []
@@ -146,7 +150,7 @@ class StoreTransfers:
             has_data = read.has_data
             if has_data:
                 self._scatter(transfer, read.data)
-            if read.is_over:  # else its reader may still write
+            if read.is_over:  # otherwise its reader may still write
                 self._staging.give(read.room)
             (done if has_data else failed).append(transfer.transfer_id)
             seconds = (read.ended_s if read.is_over else now_s) - read.began_s
@@ -157,7 +161,7 @@ class StoreTransfers:
         return done, failed, moved
 
     def _scatter(self, transfer: Transfer, bytes_BN: Tensor) -> None:
-        """Put the bytes of all blocks into their places, neighbours at once."""
+        """Copy the bytes of all blocks into the KV memory, runs of neighbours at once."""
         blocks, at = transfer.blocks, 0
         spans = runs(blocks, list(range(len(blocks))))
         index = torch.tensor(blocks)
@@ -176,7 +180,7 @@ class StoreTransfers:
 
 
 def runs(blocks: list[int], host_blocks: list[int]) -> list[tuple[int, int, int]]:
-    """(block, host block, count) of neighbours on both sides.
+    """Return (block, host block, count) of runs that are consecutive on both sides.
 
     >>> runs([5, 6, 9], [0, 1, 2])
     [(5, 0, 2), (9, 2, 1)]
@@ -202,7 +206,7 @@ class DiskTransfers(StoreTransfers):
         self.store = store
 
     def keep(self, transfer: Transfer) -> None:
-        """Hand its blocks to the store, as they are now."""
+        """Give the current bytes of the transfer's blocks to the store."""
         began_s = self._clock.now_s()
         data = self.gather(transfer).numpy()
         for key, owner, block in zip(transfer.keys, transfer.owners, data, strict=True):
@@ -211,7 +215,7 @@ class DiskTransfers(StoreTransfers):
         self._moved.append(Moved(DISK, "out", num_bytes, num_bytes, self._clock.now_s() - began_s))
 
     def take_news(self) -> TierNews | None:
-        """What the store has told since, or None."""
+        """Return the store's changes since the last call, None without any."""
         news = self.store.take_news()
         if not (news.stored or news.lost or news.num_bad):
             return None
@@ -219,7 +223,7 @@ class DiskTransfers(StoreTransfers):
 
 
 class PeerTransfers(StoreTransfers):
-    """Blocks of `layers` to `exports`, where other engines fetch them, and from others' by
+    """Blocks of `layers` to `exports`, where other engines fetch them, and from other engines by
     `store`."""
 
     def __init__(
@@ -229,7 +233,8 @@ class PeerTransfers(StoreTransfers):
         self.store, self.exports = store, exports
 
     def begin_all(self, transfers: list[Transfer]) -> None:
-        """Start to pull those that are not under way; a parcel is released behind its last."""
+        """Start to pull the transfers that are not in progress; a parcel is released after its last
+        one."""
         new = [transfer for transfer in transfers if not self.is_under_way(transfer)]
         for transfer in new:
             self.store.expect(transfer.peer)
@@ -237,7 +242,7 @@ class PeerTransfers(StoreTransfers):
             self.begin(transfer)
 
     def keep(self, transfer: Transfer) -> None:
-        """Let others fetch its blocks as they are now."""
+        """Let other engines fetch the current bytes of the transfer's blocks."""
         _, parcel_id = address_of(transfer.peer)
         data = self.gather(transfer).numpy()
         for key, owner, block in zip(transfer.keys, transfer.owners, data, strict=True):
@@ -245,6 +250,6 @@ class PeerTransfers(StoreTransfers):
 
 
 def is_late(read: ActiveRead, now_s: float) -> bool:
-    """Whether it did not come in time; without a limit it is waited for."""
+    """Return whether a read has exceeded its time limit; without a limit it never does."""
     limit_s = read.transfer.limit_s
     return limit_s > 0 and now_s - read.began_s > limit_s

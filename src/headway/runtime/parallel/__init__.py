@@ -1,1 +1,2 @@
-"""Ranks: processes that compute one model together. `config.parallel` says how it is cut."""
+"""Ranks: processes that compute one model together. `config.parallel` defines how the model is
+cut."""

@@ -1,6 +1,7 @@
-"""Ranks that meet by gloo of torch.distributed, between processes of CPUs, on the loopback.
+"""Groups of ranks over gloo of torch.distributed, between CPU processes, on the loopback.
 
-A group is an object of its own, not torch's one of the process: a process may have several engines.
+Each group is an object of its own instead of torch's default process group, because a process may
+have several engines.
 """
 
 import os
@@ -21,7 +22,7 @@ from headway.runtime.parallel.stage import StageError
 
 
 class DistributedGroup:
-    """Rank `rank` of `size`; they find each other by the file at `path`."""
+    """Rank `rank` of `size`; the ranks find each other by the file at `path`."""
 
     def __init__(self, path: Path, rank: int, size: int, timeout_s: float = SUM_TIMEOUT_S) -> None:
         self.rank, self.size = rank, size
@@ -48,10 +49,10 @@ class DistributedGroup:
         return torch.cat([rows[:count] for rows, count in pairs])
 
     def leave(self) -> None:
-        """Gloo's others wait until their patience ends."""
+        """Do nothing: the other ranks wait until gloo's timeout."""
 
     def _all_gather(self, own: Tensor) -> list[Tensor]:
-        """What each rank has, of one shape."""
+        """Return the tensors of all ranks, which have the same shape."""
         gathered = [torch.empty_like(own) for _ in range(self.size)]
         with rank_errors():
             self._gloo.allgather(gathered, own).wait()
@@ -59,7 +60,7 @@ class DistributedGroup:
 
 
 class DistributedLink:
-    """Between the stages of a pipeline, of which the last is rank 0."""
+    """The connection between stages of a pipeline, of which the last is rank 0."""
 
     def __init__(self, path: Path, rank: int, size: int, timeout_s: float = SUM_TIMEOUT_S) -> None:
         self.rank = rank
@@ -83,7 +84,7 @@ class DistributedLink:
 
 
 def connect_gloo(path: Path, rank: int, size: int, timeout_s: float) -> Any:
-    """Come together with the other ranks: torch's group, which its stubs do not know."""
+    """Return torch's gloo group of these ranks (its type stubs do not have the class)."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     store = dist.FileStore(str(path), size)  # type: ignore[attr-defined]
     kind: Any = dist.ProcessGroupGloo
@@ -92,7 +93,7 @@ def connect_gloo(path: Path, rank: int, size: int, timeout_s: float) -> Any:
 
 @contextmanager
 def rank_errors() -> Iterator[None]:
-    """RankLostError where not all ranks came."""
+    """Raise RankLostError in place of gloo's errors, which mean that a rank did not come."""
     try:
         yield
     except RuntimeError as error:

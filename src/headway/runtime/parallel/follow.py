@@ -1,7 +1,8 @@
-"""The process of a rank above 0: a plan in, its part of the forward, nothing out but "done".
+"""The process of a rank above 0: it receives plans, runs its part of the forward and reports the
+end.
 
-`python -m headway.runtime.parallel.follow FD` is what the leader starts. The tokens that rank 0
-draws come with the next plan. It ends when its end of the pair is closed.
+The leader starts `python -m headway.runtime.parallel.follow FD`. The tokens that rank 0 samples
+come with the next plan. The process ends when its end of the socket pair is closed.
 """
 
 import signal
@@ -20,8 +21,8 @@ from headway.runtime.parallel.stage import Ends, Half, Link, SocketLink, Stage
 
 
 def join_groups(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -> RankGroups:
-    """(those who compute layers together with `rank`, those who hold the other parts of contexts);
-    None where it is alone. They meet by the transport that was chosen."""
+    """Return (ranks that compute layers together with `rank`, ranks that hold the other parts of
+    contexts), None for a rank alone. The transport is that of `parallel`."""
     number, place = divmod(rank, parallel.size)
     stage, part = divmod(number, parallel.context)
     together = sums_path(meeting, number), place, parallel.size
@@ -32,7 +33,7 @@ def join_groups(parallel: Parallel, meeting: Path, rank: int, parent: int = 0) -
 def join_group(
     path: Path, rank: int, size: int, parallel: Parallel, parent: int
 ) -> RankGroup | None:
-    """The group of those who meet there; None for one alone."""
+    """Return the group of the ranks that meet at `path`; None for a single rank."""
     if size == 1:
         return None
     if parallel.transport == "gloo":
@@ -45,7 +46,8 @@ def join_group(
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
-    """The rank's stage, or half of every layer, with what joins it to its neighbours."""
+    """Return the rank's pipeline stage, or its half of every layer, with the links to its
+    neighbours."""
     if parallel.halves:
         (end,) = (end for end in ends if end is not None)
         return Stage(half=Half(rank, SocketLink(end, end)))
@@ -63,7 +65,7 @@ def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage 
 
 
 def follow(pipe: Pipe) -> None:
-    """Serve one leader until it is gone."""
+    """Serve one leader until it closes the connection."""
     hello = pipe.receive_order()
     assert isinstance(hello, Hello)
     parallel, meeting = hello.settings.parallel, Path(hello.meeting)
@@ -90,8 +92,8 @@ def follow(pipe: Pipe) -> None:
         try:
             executor.follow(order.plan)
         except RankLostError:
-            raise  # no later sum can be right
-        except Exception as error:  # the leader has raised it too, and says what follows
+            raise  # every later sum would be wrong
+        except Exception as error:  # the leader raised it too and decides what follows
             pipe.send(StepDone(f"{type(error).__name__}: {error}"))
         else:
             is_empty = not order.plan.scheduled
@@ -99,7 +101,7 @@ def follow(pipe: Pipe) -> None:
 
 
 def main() -> int:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's, which ends the leader
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C and ends the leader
     wake_when_orphaned()
     try:
         follow(Pipe(socket.socket(fileno=int(sys.argv[1]))))

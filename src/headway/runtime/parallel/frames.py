@@ -1,7 +1,7 @@
-"""What a leader and its followers say to each other: msgspec in frames, over a pair of sockets.
+"""Messages between a leader and its followers: msgspec in frames, over a pair of sockets.
 
-The ranks are processes of one machine and one user: a follower is born with its end of the pair,
-and nothing listens. A frame is its length in four bytes and so many bytes, at most 64 MiB.
+The ranks are processes of one machine and one user: a follower inherits its end of the pair, and
+nothing listens. A frame is its length in four bytes, then at most 64 MiB.
 """
 
 import socket
@@ -22,10 +22,11 @@ LENGTH = struct.Struct("<I")
 
 
 class Hello(msgspec.Struct, tag=True):
-    """What a follower is: rank `rank` of the model in `folder`, over the file `meeting`.
+    """The first message to a follower: it is rank `rank` of the model in `folder`; `meeting` is the
+    folder where ranks meet.
 
-    `ends` are its sockets to the stage before and to the next, -1 where there is none. `parent` is
-    the process of rank 0.
+    `ends` are the descriptors of its sockets to the stage before and to the next, -1 where there is
+    none. `parent` is the process of rank 0.
     """
 
     folder: str
@@ -39,21 +40,21 @@ class Hello(msgspec.Struct, tag=True):
 
 
 class StepOrder(msgspec.Struct, tag=True):
-    """Do your part of this step."""
+    """Run your part of this step."""
 
     plan: StepPlan
 
 
 class LogitsOrder(msgspec.Struct, tag=True):
-    """Do your part of the logits of `count` rows, which rank 0 brings; nothing is answered."""
+    """Compute your part of the logits of `count` rows, which rank 0 broadcasts; no reply."""
 
     count: int
 
 
 class StepDone(msgspec.Struct, tag=True):
-    """A step, or the start, has ended: `error` says what it raised, "" nothing.
+    """The end of a step or of the start: `error` is what was raised, "" for nothing.
 
-    `cause` and `fix` are those of an error that a user can mend.
+    `cause` and `fix` are those of an error that a user can correct.
     """
 
     error: str = ""
@@ -66,7 +67,7 @@ class StepDone(msgspec.Struct, tag=True):
 
 
 def restore_unit(kind: Callable[[object], Any], number: object) -> Any:
-    """`plain` undone."""
+    """Return the number as its unit's type: the inverse of `plain`."""
     return kind(number)
 
 
@@ -75,7 +76,7 @@ encode = msgspec.msgpack.Encoder(enc_hook=plain).encode
 
 
 class Pipe:
-    """One end; EOFError when the other is gone."""
+    """One end of the socket pair; raises EOFError when the other end is closed."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -83,17 +84,17 @@ class Pipe:
         self._done_decoder = msgspec.msgpack.Decoder(StepDone)
 
     def send(self, message: Order | StepDone) -> None:
-        """One frame; OSError where nobody reads any more."""
+        """Send one frame. Raises OSError where the other end is closed."""
         data = encode(message)
         assert len(data) <= MAX_FRAME_BYTES, "a frame this long is refused at the other end"
         self._end.sendall(LENGTH.pack(len(data)) + data)
 
     def receive_order(self) -> Order:
-        """What the leader wants next."""
+        """Return the next order of the leader."""
         return self._order_decoder.decode(self._receive())
 
     def receive_done(self, limit_s: float | None = None) -> StepDone:
-        """What a follower says; TimeoutError after `limit_s`."""
+        """Return the report of a follower. Raises TimeoutError after `limit_s`."""
         self._end.settimeout(limit_s)
         return self._done_decoder.decode(self._receive())
 

@@ -1,4 +1,4 @@
-"""What the ranks of a model do together: add up what each has computed."""
+"""Collective operations of the ranks of a model."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -9,44 +9,47 @@ from headway.core.errors import ExecutorLostError
 
 
 class RankLostError(ExecutorLostError):
-    """Another rank did not come to a sum in time, or is gone: the engine has to begin again."""
+    """Another rank did not come to a collective operation in time, or ended: the engine must
+    restart."""
 
 
 class RankGroup(Protocol):
-    """All ranks call the same methods in the same order."""
+    """Collective operations: all ranks call the same methods in the same order."""
 
     rank: int
     size: int
 
     def sum(self, parts_TH: Sequence[Tensor]) -> Tensor:
-        """The sum of the parts of all ranks, (T, H), in the type of one: added in fp32, the first
-        rank's first, so that it is the same on every rank; RankLostError."""
+        """Return the sum of the parts of all ranks, (T, H), in the type of a part. It is added in
+        fp32 in the order of the ranks, so it is the same on every rank. Raises RankLostError."""
         ...
 
     def broadcast(self, x_TH: Tensor) -> Tensor:
-        """Rank 0's `x_TH`, whose shape and type all have; RankLostError."""
+        """Return rank 0's `x_TH`; all ranks pass its shape and type. Raises RankLostError."""
         ...
 
     def concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The columns of all ranks, (R, sum of `sizes`), rank r's `sizes[r]` of them; valid until
-        the next call; RankLostError."""
+        """Return the columns of all ranks, (R, sum of `sizes`), of which rank r has `sizes[r]`. The
+        result is valid until the next call. Raises RankLostError."""
         ...
 
     def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
-        """The rows of all ranks, (sum of `counts`, W), rank 0's first; RankLostError."""
+        """Return the rows of all ranks, (sum of `counts`, W), rank 0's first. Raises
+        RankLostError."""
         ...
 
     def leave(self) -> None:
-        """Come to nothing any more: this rank raised, and the others should not wait for it."""
+        """Leave for good after an error on this rank, so that the others do not wait for it."""
         ...
 
 
 RankGroups = tuple[RankGroup | None, RankGroup | None]
-"""Of a rank: who computes layers together with it, and who holds the other parts of contexts."""
+"""Of a rank: the ranks that compute layers together with it, and those that hold the other parts of
+contexts."""
 
 
 class SingleRank:
-    """One rank."""
+    """A group of one rank."""
 
     rank, size = 0, 1
 
@@ -67,7 +70,9 @@ class SingleRank:
 
 
 def ordered_sum(parts: Iterable[Tensor]) -> Tensor:
-    """The parts added in fp32 in their order, rounded once, to their type; two are so alone.
+    """Return the sum of the parts in their order, added in fp32 and rounded once, to their type.
+
+    The sum of two parts in their own type has the same bits, so it is computed in that type.
 
     >>> import torch
     >>> one, small = torch.ones(1).bfloat16(), torch.full((1,), 0.003).bfloat16()

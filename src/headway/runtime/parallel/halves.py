@@ -1,12 +1,12 @@
 """The two halves of a layer on different ranks: attention on one, the MLPs on another.
 
-Rank 0, which draws, has the embedding, norms, attention with its KV, and the head; rank 1 has the
-MLPs, dense or with experts, of all layers. What a layer's MLP would be given goes to rank 1, and
-what it makes of that comes back (as in MegaScale-Infer, Zhu et al. 2025):
+Rank 0, which samples, has the embedding, norms, attention with its KV, and the head; rank 1 has the
+MLPs of all layers, dense or with experts. The input of a layer's MLP is sent to rank 1, and its
+output comes back (as in MegaScale-Infer, Zhu et al. 2025):
 
     rank 0   norm, attention, norm ── rows (T, H) ──▶   rank 1   MLP ── rows (T, H) ──▶   rank 0
 
-Each product is that of one rank, so the numbers are. The ranks work in turns.
+Each product is computed on one rank, so the numbers are those of one rank. The ranks work in turns.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ from headway.runtime.parallel.stage import Half, Link, StageError
 
 
 class RemoteMlp(nn.Module):
-    """In place of a layer's MLP that another rank has."""
+    """The placeholder of a layer's MLP that another rank has."""
 
     def __init__(self, link: Link) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class RemoteMlp(nn.Module):
 
 
 def drop_other_half(model: Any, half: Half) -> None:
-    """Leave in `model` what is here."""
+    """Remove from `model` the modules that the other rank has."""
     for layer in model.layers:
         if not half.has_mlps:
             layer.mlp = RemoteMlp(half.link)
@@ -55,7 +55,7 @@ def drop_other_half(model: Any, half: Half) -> None:
 
 
 def run_attention_half(half: Half, forward: Callable[[], Tensor]) -> Tensor:
-    """`forward`, whose MLPs the other rank has; it hears of what is raised here."""
+    """Run `forward`, whose MLPs the other rank has; an error here is reported to that rank."""
     try:
         return forward()
     except (RankLostError, StageError):
@@ -66,7 +66,8 @@ def run_attention_half(half: Half, forward: Callable[[], Tensor]) -> Tensor:
 
 
 def run_mlp_half(half: Half, mlps: Iterable[Callable[[Tensor], Tensor]], x_TH: Tensor) -> None:
-    """The MLPs of all layers, for rows that come, as many as `x_TH`; StageError."""
+    """Run the MLPs of all layers on the rows that the other rank sends, of the shape of `x_TH`.
+    Raises StageError."""
     for mlp in mlps:
         half.link.receive(x_TH)
         try:

@@ -1,9 +1,9 @@
-"""The executor of rank 0: it hands each plan to its followers, does its own part and draws.
+"""The executor of rank 0: it sends each plan to its followers, runs its own part and samples.
 
-All ranks see the same plans and the same sums, so what one raises all raise, at the same place;
-the engine then tries again in halves, as without ranks. A rank that is gone, or that alone raised,
-leaves the others a sum apart: from then on every step raises RankLostError, the engine's own trial
-fails too, and the engine begins again with new ranks.
+All ranks have the same plans and the same sums, so an error is raised by all ranks at the same
+place; the engine then retries with half of the batch, as without ranks. A rank that ended, or
+raised alone, is out of step with the others: from then on every step raises RankLostError, the
+engine's retries fail too, and the engine restarts with new ranks.
 """
 
 import contextlib
@@ -36,11 +36,12 @@ from headway.runtime.parallel.stage import Ends
 from headway.spec import ModelSpec
 
 START_TIMEOUT_S = 600.0
-"""How long a follower may take to read its weights."""
+"""Seconds that a follower may take to read its weights."""
 
 
 class Follower:
-    """Another rank's process, and our end of the pair. It takes the sockets `ends` along."""
+    """The process of another rank, and the leader's end of the socket pair. The process inherits
+    the sockets `ends`."""
 
     def __init__(self, rank: int, ends: Ends = (None, None)) -> None:
         own, its = socket.socketpair()
@@ -53,7 +54,8 @@ class Follower:
         self.ends = before, behind
 
     def receive_done(self, limit_s: float) -> StepDone:
-        """What it says of its step; RankLostError where it is gone or says nothing in time."""
+        """Return the report of its step. Raises RankLostError where the process ended or does not
+        answer in time."""
         try:
             return self.pipe.receive_done(limit_s)
         except (EOFError, OSError) as error:
@@ -61,7 +63,8 @@ class Follower:
 
 
 def stage_sockets(size: int, stages: int) -> list[Ends]:
-    """By rank its sockets to the stage before, rank + size, and to the next, rank - size."""
+    """Return for each rank its sockets to the stage before (rank + size) and to the next (rank -
+    size)."""
     pairs = [socket.socketpair() for _ in range(size * (stages - 1))]
     behind = [*[None] * size, *(of_sender for of_sender, _ in pairs)]
     before = [*(of_receiver for _, of_receiver in pairs), *[None] * size]
@@ -69,11 +72,11 @@ def stage_sockets(size: int, stages: int) -> list[Ends]:
 
 
 class Followers:
-    """The ranks above 0. Where one is `lost`, no later sum can be right.
+    """The ranks above 0. After one is `lost`, every later sum would be wrong.
 
-    `ends` are the sockets of rank 0, where ranks are stages that are joined by some; the ranks
-    `layer_peers` it compute its layers and the head together with it. Of these and of those that hold
-    the other parts of contexts is its `stage`, those `before` are all others.
+    `ends` are rank 0's sockets to its neighbour stages. `layer_peers` compute layers and the head
+    together with rank 0; `stage` are the other ranks of its stage (these, and those that hold the
+    other parts of contexts); `before` are the ranks of earlier stages.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -90,13 +93,14 @@ class Followers:
         self.stage = self.each[: parallel.num_together - 1]
         self.before = self.each[parallel.num_together - 1 :]
         for end in (end for pair in pairs[1:] for end in pair if end is not None):
-            end.close()  # the follower has it
+            end.close()  # the follower has inherited it
         self.lost: RankLostError | None = None
 
     def send(
         self, order: StepOrder | LogitsOrder, followers: Sequence[Follower] | None = None
     ) -> None:
-        """Hand an order to some, or to all; RankLostError where one is gone, or was before."""
+        """Send an order to some followers, or to all. Raises RankLostError where one is, or was,
+        lost."""
         if self.lost is not None:
             raise self.lost
         try:
@@ -106,13 +110,13 @@ class Followers:
             raise self.mark_lost(f"A rank is gone: {error!r}.") from error
 
     def mark_lost(self, why: str) -> RankLostError:
-        """From now on every order raises what this returns."""
+        """Return the error that every order raises from now on."""
         self.lost = RankLostError(why)
         return self.lost
 
 
 class RankZeroExecutor(TorchExecutor):
-    """Rank 0's part, which asks the others for theirs of the logits."""
+    """Rank 0's part, which orders the other ranks to compute their part of the logits."""
 
     followers: Followers
 
@@ -122,7 +126,7 @@ class RankZeroExecutor(TorchExecutor):
         self.followers.send(LogitsOrder(len(hidden_RH)), self.followers.layer_peers)
         try:
             return super().logits(hidden_RH)
-        except Exception as error:  # the others wait for what does not come
+        except Exception as error:  # the other ranks wait for this one
             raise self.followers.mark_lost(str(error)) from error
 
 
@@ -149,7 +153,7 @@ class LeaderExecutor:
             self.close()
             raise
         if parallel.transport != "gloo":
-            self._meeting.end()  # all have it mapped: a kill leaves nothing behind
+            self._meeting.end()  # all ranks have mapped it: after a kill no file remains
         self._is_running = self._has_raised = False
         self._experts_read = 0
 
@@ -161,7 +165,8 @@ class LeaderExecutor:
         machine: Machine,
         progress: Progress | None,
     ) -> None:
-        """All ranks read their weights beside each other."""
+        """Start the executor of rank 0 while the followers read their weights, and wait for
+        them."""
         for follower in self.followers:
             follower.pipe.send(
                 Hello(
@@ -204,8 +209,8 @@ class LeaderExecutor:
 
     @property
     def awaited(self) -> list[int]:
-        """The processes of the ranks that rank 0 waits for asleep: those of other stages, and those
-        that it meets by sockets. In shared memory it looks at what the others write."""
+        """Process ids of the ranks for which rank 0 waits asleep: those of other stages, and those
+        that it meets by sockets. In shared memory it polls instead."""
         is_shared = self.own.settings.parallel.transport == "shared"
         return [one.process.pid for one in (self._all.before if is_shared else self.followers)]
 
@@ -216,7 +221,7 @@ class LeaderExecutor:
         self._forward(plan)
 
     def _forward(self, plan: StepPlan) -> None:
-        """Rank 0's part of a step that the others have been told of."""
+        """Run rank 0's part of a step that was sent to the other ranks."""
         self._is_running, self._has_raised = True, False
         try:
             self.own.submit(plan)
@@ -228,22 +233,22 @@ class LeaderExecutor:
             raise
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
-        """Draw the tokens of step `step`; the followers hear of them with the next plan."""
+        """Sample the tokens of step `step`; followers receive them with the next plan."""
         self.own.sample(step, masks)
 
     def collect(self) -> StepResult:
-        """The result of the step sampled last, which all ranks have ended."""
+        """Return the result of the step sampled last, once all ranks have ended it."""
         self._check_followers()
         result = self.own.collect()
         result.experts_read += self._experts_read
         return result
 
     def _check_followers(self) -> None:
-        """Hear how the last forward went elsewhere: as here, or no later sum can be right.
+        """Wait for the last forward of all ranks; raise RankLostError where only some of them
+        raised.
 
-        What drawing raises is rank 0's own affair: nothing is added up there. Nor are stages a sum
-        apart where a later one raised: the ranks of each must have fared alike, and nobody well
-        behind one that raised.
+        An error while sampling concerns rank 0 only, because nothing is added up there. An error in
+        a later stage is no inconsistency either; see `is_inconsistent`.
         """
         self._experts_read = 0
         if not self._is_running:
@@ -260,7 +265,7 @@ class LeaderExecutor:
             raise self._all.mark_lost(f"A step raised on some ranks alone; there: {errors[0]}.")
 
     def describe(self) -> Description:
-        """The device, the kernels and the bytes held, on all ranks."""
+        """Return the device, the kernels and the bytes of all ranks."""
         description = self.own.describe()
         held = self.weight_bytes, self.kv_bytes
         weights, kv = (", ".join(f"{each / 2**20:.1f}" for each in one) for one in held)
@@ -275,12 +280,12 @@ class LeaderExecutor:
         self.own.probe(budget_s)
 
     def distributions(self) -> list[np.ndarray]:
-        """`TorchExecutor.distributions`."""
+        """Return `TorchExecutor.distributions`."""
         return self.own.distributions()
 
 
 def format_layout(parallel: Parallel) -> str:
-    """How ranks meet, and what each of them has."""
+    """Return how ranks meet, and which part each of them has."""
     if parallel.halves:
         return f"{parallel.transport}, attention on the first, MLPs on the second"
     how, each = [parallel.transport], f" on {parallel.size} ranks" if parallel.size > 1 else ""
@@ -295,10 +300,11 @@ def format_layout(parallel: Parallel) -> str:
 
 
 def is_inconsistent(bad: list[bool], parallel: Parallel) -> bool:
-    """Whether ranks, of whom some raised, are a sum or a row apart from others.
+    """Return whether some ranks are out of step with others after these ranks raised.
 
-    Ranks 0 and 1 are the last stage, 2 and 3 the one before: [True, True, False, False] is not,
-    [True, False, False, False] is, and so is [False, False, True, True].
+    All ranks of a stage must have the same outcome, and no stage may succeed behind one that
+    raised. Ranks 0 and 1 are the last stage, 2 and 3 the one before: [True, True, False, False] is
+    consistent, [True, False, False, False] and [False, False, True, True] are not.
     """
     together = parallel.num_together
     stages = [bad[at : at + together] for at in range(0, len(bad), together)]
@@ -308,7 +314,7 @@ def is_inconsistent(bad: list[bool], parallel: Parallel) -> bool:
 
 
 def end_followers(followers: Followers, meeting: Meeting) -> None:
-    """Let the followers end; they do when their pair is closed."""
+    """Close the connections and wait for the followers, which then end; kill those that do not."""
     meeting.end()
     for own in followers.ends:
         if own is not None:

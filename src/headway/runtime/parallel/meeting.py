@@ -1,12 +1,12 @@
-"""Where the ranks of a model find each other: a folder in memory that only this user reads.
+"""The folder, in memory, where the ranks of a model find each other; only this user may read it.
 
-sums-0, sums-1, …     of those that compute layers together, rank 0's first: the memory that they
-                      share, or gloo's file
-splits-0, splits-1 …  of those that hold parts of contexts, of the same heads and layers: the same
-rows-0, rows-1, …     of each place in a stage: gloo's file of the stages one behind the other
+sums-0, sums-1, …     of ranks that compute layers together, rank 0's first: their shared memory, or
+                      gloo's file
+splits-0, splits-1 …  of ranks that hold parts of contexts, of the same heads and layers: the same
+rows-0, rows-1, …     of the stages, for each place in a stage: gloo's file
 
-Whoever makes the folder holds a lock on it, which goes with the process. So a process that is
-killed while its ranks start leaves a folder without a lock, and the next one takes it away.
+The process that makes the folder holds a lock on it, which ends with the process. A process that is
+killed while its ranks start leaves a folder without a lock, and the next process removes it.
 """
 
 import contextlib
@@ -26,19 +26,19 @@ log = logging.getLogger(__name__)
 SHARED_FOLDER = Path("/dev/shm")
 PREFIX = "headway-meeting-"
 MAX_LOCK_ATTEMPTS = 100
-"""Another process may sweep a new folder away before it is locked."""
+"""Attempts to lock a new folder: another process may remove it before it is locked."""
 GLOO_FALLBACK_WARNING = (
     "%s has no room for what %d ranks share (%s): they meet by gloo in %s, which is slower. Give "
     "it more room (a container's --shm-size)."
 )
 GLOO_BYTES = 64 * 1024
-"""What gloo may write while ranks find each other."""
+"""Bytes that gloo may write while ranks find each other."""
 
 
 class Meeting:
-    """A new folder for the ranks of `parallel`, with zeros for what they share.
+    """A new folder for the ranks of `parallel`, with the zeroed files of their shared memory.
 
-    Where memory has no room for these, `parallel` says that ranks meet by gloo.
+    Where memory has no room for these, `parallel` is changed to gloo.
     """
 
     def __init__(self, parallel: Parallel) -> None:
@@ -52,7 +52,7 @@ class Meeting:
             self.folder, self._lock = make_folder(self.parallel, temp)
 
     def end(self) -> None:
-        """Take the folder away; what ranks have mapped stays theirs. Safe to call twice."""
+        """Remove the folder; memory that ranks have mapped stays valid. May be called twice."""
         shutil.rmtree(self.folder, ignore_errors=True)
         if self._lock >= 0:
             os.close(self._lock)
@@ -60,9 +60,9 @@ class Meeting:
 
 
 def make_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
-    """(a new folder with what ranks share, the descriptor that holds its lock).
+    """Return (a new folder with the shared files, the descriptor that holds its lock).
 
-    Raises OSError, and leaves nothing behind, where there is no room for it.
+    Raises OSError, without leaving files, where there is no room.
     """
     sweep(within)
     folder, lock = make_locked_folder(within)
@@ -81,7 +81,8 @@ def make_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
 
 
 def make_locked_folder(within: Path) -> tuple[Path, int]:
-    """(a new folder, the descriptor that holds its lock); -1 where nothing can be locked there."""
+    """Return (a new folder, the descriptor that holds its lock), -1 where folders cannot be
+    locked."""
     for _ in range(MAX_LOCK_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
         lock = try_lock(folder, wait=True)
@@ -93,13 +94,13 @@ def make_locked_folder(within: Path) -> tuple[Path, int]:
 
 
 def try_lock(folder: Path, *, wait: bool = False) -> int | None:
-    """The descriptor of a folder that nobody else has locked; None where somebody has, or where it
-    is gone."""
+    """Return a descriptor that holds the lock of a folder; None where another process holds it, or
+    the folder is gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # somebody has it, or took it away meanwhile
+    with contextlib.suppress(OSError):  # another process has locked or removed it
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         if os.path.samestat(os.fstat(lock), folder.stat()):
             return lock
@@ -108,7 +109,7 @@ def try_lock(folder: Path, *, wait: bool = False) -> int | None:
 
 
 def sweep(within: Path) -> None:
-    """Take away the folders of processes that were killed: those that nobody has locked."""
+    """Remove the folders of processes that were killed: those without a lock."""
     for folder in within.glob(f"{PREFIX}*"):
         lock = try_lock(folder)
         if lock is not None:
@@ -117,7 +118,7 @@ def sweep(within: Path) -> None:
 
 
 def shared_files(parallel: Parallel, meeting: Path) -> dict[Path, int]:
-    """The bytes of each file of memory that ranks share. Logits come to rank 0 alone."""
+    """Return the bytes of each file of shared memory. Logits come to rank 0 only."""
     files = {}
     if parallel.size > 1:
         for number in range(parallel.num_ranks // parallel.size):
@@ -129,21 +130,22 @@ def shared_files(parallel: Parallel, meeting: Path) -> dict[Path, int]:
 
 
 def allocate_file(path: Path, size: int) -> None:
-    """Make a file of so many zeros; OSError where memory has no room for it."""
+    """Make a file of `size` zeros. Raises OSError where memory has no room for it."""
     with path.open("xb") as file:
         os.posix_fallocate(file.fileno(), 0, size)
 
 
 def sums_path(meeting: Path, number: int) -> Path:
-    """Where those meet who compute layers together."""
+    """Return the path where ranks that compute layers together meet."""
     return meeting / f"sums-{number}"
 
 
 def splits_path(meeting: Path, number: int) -> Path:
-    """Where those meet who hold parts of contexts: of each part a stage\'s rank at one place."""
+    """Return the path where ranks that hold parts of contexts meet: of each part the rank at one
+    place of a stage."""
     return meeting / f"splits-{number}"
 
 
 def rows_path(meeting: Path, place: int) -> Path:
-    """Where the stages meet, of each the rank at `place`."""
+    """Return the path where the stages meet, of each the rank at `place`."""
     return meeting / f"rows-{place}"

@@ -1,12 +1,12 @@
-"""Rows of a step dealt over the ranks that hold its contexts: each computes the tokens it holds.
+"""Rows of a step split over the ranks that hold its contexts: a rank computes the tokens it holds.
 
-A token lies where its position does. Its rank computes all of its layers but the attention over
-what others hold, so prompts are cut into runs of 512 tokens. A chunk of the tokens 400 … 655 of one
-sequence and token 9 of another, 2 ranks:
+A token belongs to the rank that holds its position. That rank computes all layers of the token,
+except attention over what other ranks hold, so prompts are cut into runs of 512 tokens. Example
+with 2 ranks, a chunk of the tokens 400 … 655 of one sequence and token 9 of another:
 
     rank 0    400 … 511 of the first, 9 of the second      rank 1    512 … 655 of the first
 
-A rank without any computes one row for nobody, which is written to the null block.
+A rank without tokens computes one placeholder row, which is written to the null block.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,15 @@ from headway.runtime.parallel.group import RankGroup
 from headway.spec.dealt import SPLIT_TOKENS
 
 ROW_PARTITION = -2
-"""Where `Batch.views` of a rank's rows has the `RowPartition` that they are of."""
+"""Key of the `RowPartition` in `Batch.views` of a rank's batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowPartition:
     """A step's rows, `counts` of them on each rank of `group`.
 
-    `at_T` says where each is among those of all ranks, rank 0's first.
+    `own_T` are the indices of this rank's rows in the step; `at_T` is the index of each row of the
+    step among the rows of all ranks, rank 0's first.
     """
 
     whole: Batch
@@ -38,12 +39,14 @@ class RowPartition:
     at_T: Tensor
 
     def gather(self, own_TH: Tensor) -> Tensor:
-        """The rows of all ranks in the step's order, (T, H), of this rank's; RankLostError."""
+        """Return the rows of all ranks in the step's order, (T, H), from this rank's. Raises
+        RankLostError."""
         count = self.counts[self.group.rank]
         return self.group.concat_rows(own_TH[:count], self.counts)[self.at_T]
 
     def scatter_own(self, own_TH: Tensor) -> Tensor:
-        """This rank's rows in the step's order, (T, H), and zeros for those of the others."""
+        """Return this rank's rows in the step's order, (T, H), and zeros for those of other
+        ranks."""
         count, x_TH = (
             self.counts[self.group.rank],
             own_TH.new_zeros(len(self.at_T), own_TH.shape[1]),
@@ -52,12 +55,12 @@ class RowPartition:
         return x_TH
 
     def select_own(self, x_TND: Tensor) -> Tensor:
-        """This rank's of the step's rows; the one for nobody where it has none."""
+        """Return this rank's rows of the step's rows, or its placeholder row."""
         return x_TND[self.own_T]
 
 
 def partition_rows(batch: Batch, group: RankGroup) -> RowPartition:
-    """Which rows of `batch` are this rank's."""
+    """Return the partition of `batch` with this rank's batch."""
     owner_T = batch.positions_T // SPLIT_TOKENS % group.size
     of_ranks = [(owner_T == rank).nonzero().flatten() for rank in range(group.size)]
     own_T, counts = of_ranks[group.rank], [len(rows) for rows in of_ranks]

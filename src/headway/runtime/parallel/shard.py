@@ -1,9 +1,9 @@
-"""What a rank reads of each weight of a checkpoint: a view of the file's map, so no more is read.
+"""The part of each weight that a rank reads: a view of the mapped file, so nothing else is read.
 
-Columns of a rank are rows of its matrix, since those are (outputs, inputs):
+A rank's columns are rows of the stored matrix, which is (outputs, inputs):
 
-    qkv, gate_up     outputs by head or neuron, of each part alike     bias alike
-    out, down        inputs behind its heads or neurons                bias whole, added by one rank
+    qkv, gate_up     outputs by head or neuron, the same of each part     bias likewise
+    out, down        inputs of its heads or neurons                       bias whole, on one rank
     embedding, head  rows by token
     sink_logits      by head; experts whole, each on one rank
     all else         whole
@@ -25,7 +25,7 @@ Weight = Tensor | RoundedWeight
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rank `rank` of `size` of the model `spec`, which is cut so."""
+    """Rank `rank` of `size` of the model `spec`, which is cut as `cut` says."""
 
     spec: ModelSpec
     cut: Cut | None = None
@@ -33,7 +33,8 @@ class Shard:
     size: int = 1
 
     def of(self, weight: Weight, module: str, part: str | None) -> Weight:
-        """The rank's piece of a weight of `module`; `part` as in the model's table of weights."""
+        """Return the rank's piece of a weight of `module`; `part` as in the model's table of
+        weights."""
         if self.size == 1 or self.cut is None:
             return weight
         _, _, layer = module.rpartition(".")
@@ -51,7 +52,7 @@ class Shard:
         if part is not None:
             return rows(weight, *ranges[part])
         if num_rows(weight) != sum(sizes.values()):
-            return weight  # its shape is refused where it is filled
+            return weight  # its shape is refused when the parameter is filled
         begins = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
         pieces = [
             rows(weight, begin + ranges[name][0], begin + ranges[name][1])
@@ -62,32 +63,33 @@ class Shard:
         return RoundedWeight.joined(rounded) if rounded else torch.cat(plain)
 
     def ranges(self, cut: Cut) -> dict[str, Range]:
-        """The rank's rows of each part of a layer."""
+        """Return the rank's rows of each part of a layer."""
         first, end = (head * self.spec.head_dim for head in cut.kv_heads)
         neurons = cut.neurons[0], cut.neurons[-1]
         q = cut.q[0], cut.q[-1]
         return {"q": q, "k": (first, end), "v": (first, end), "gate": neurons, "up": neurons}
 
     def parts_of(self, layer: str) -> dict[str, int]:
-        """Outputs of the parts of a layer that is cut by outputs; {} for one that is not."""
+        """Return the outputs of each part of a layer that is cut by outputs; {} for other
+        layers."""
         inner, q, kv = self.spec.intermediate_size, self.spec.q_size, self.spec.kv_size
         sizes = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": inner, "up": inner}}
         return sizes.get(layer, {})
 
 
 def num_rows(weight: Weight) -> int:
-    """The outputs of a matrix."""
+    """Return the outputs of a matrix."""
     return len(weight.levels_OH if isinstance(weight, RoundedWeight) else weight)
 
 
 def rows(weight: Weight, begin: int, end: int) -> Weight:
-    """Some outputs."""
+    """Return the outputs begin … end - 1."""
     some = slice(begin, end)
     return weight.rows(some) if isinstance(weight, RoundedWeight) else weight[some]
 
 
 def columns(weight: Weight, begin: int, end: int) -> Weight:
-    """Some inputs of a matrix; a bias whole."""
+    """Return the inputs begin … end - 1 of a matrix; a bias is returned whole."""
     if isinstance(weight, RoundedWeight):
         return weight.columns(slice(begin, end))
     return weight[:, begin:end] if weight.dim() == 2 else weight

@@ -1,14 +1,14 @@
-"""Ranks of one machine that add up, and bring logits together, in shared memory.
+"""Collective operations of ranks of one machine in shared memory.
 
 Each rank has two places in a file that all have mapped, and a turn, a number that only it writes.
-In sum t it writes its parts into place t % 2, then t as its turn; when all turns have come to t it
-reads everybody's place. Two places are enough: who writes sum t + 2 has seen all others begin
-t + 1, and so end reading t.
+In operation t it writes its parts into place t % 2, then t as its turn; when all turns have reached
+t it reads the places of all ranks. Two places are enough: a rank that writes for t + 2 has seen all
+others begin t + 1, and so end reading t.
 
     rank 0   write A, turn 7 ── wait for 7 ── read A B       rank 1   write B, turn 7 ── …
 
-What one rank wrote must be seen in that order by the others: x86 keeps stores in order, other
-CPUs need fences that Python does not have (there `torch.distributed` takes its place).
+The other ranks must see the writes of one rank in their order. x86 keeps stores in order; other
+CPUs need fences that Python does not have, so they use `torch.distributed`.
 """
 
 import mmap
@@ -25,32 +25,33 @@ from headway.core.clock import SystemClock
 from headway.runtime.parallel.group import RankLostError, ordered_sum
 
 PLACE_BYTES = 2**20
-"""Of one rank and sum; larger ones are added up some rows at a time."""
+"""Bytes of one rank and operation; larger ones are done some rows at a time."""
 LOGITS_BYTES = 2**25
-"""Of the logits of some rows: 55 of 152,000 tokens; those of more rows come in pieces."""
+"""Bytes of the logits of some rows: 55 rows of 152,000 tokens; more rows come in pieces."""
 DEPARTED_TURN = -1
-"""The turn of a rank that comes to none any more."""
+"""The turn of a rank that has left."""
 CACHE_LINE_BYTES = 64
-"""A turn has a cache line of its own."""
+"""Each turn has a cache line of its own."""
 SUM_TIMEOUT_S = 30.0
-"""Below the time after which an engine counts as hung."""
+"""Seconds to wait for other ranks; below the time after which an engine counts as hung."""
 SPINS, SHARED_CORE_SPINS = 2000, 20
-"""Looks at a turn before the core is left to others: 140 us, or 1.4 where ranks share one."""
+"""Polls of a turn before the core is yielded: 140 us, or 1.4 us where ranks share a core."""
 MAX_CACHED_VIEWS = 256
-"""Shapes of sums that are remembered."""
+"""Shapes of operations whose views are cached."""
 Views = tuple[Sequence[Tensor], Sequence[Tensor]]
 PAUSE_S = 20e-6
-"""And for how long at least, which the system makes some 70 us of. Asking for none leaves it to
-nobody: a waiting rank kept the core that another rank, or anybody else, had work for."""
+"""Seconds that the core is yielded, at least; the system makes some 70 us of it. A pause of 0 would
+yield to no other process."""
 
 
 def memory_bytes(size: int, *, logits: bool = False) -> int:
-    """What `size` ranks share, with or without a place for logits."""
+    """Return the bytes that `size` ranks share, with or without a place for logits."""
     return size * (CACHE_LINE_BYTES + 2 * PLACE_BYTES) + (LOGITS_BYTES if logits else 0)
 
 
 class SharedGroup:
-    """Rank `rank` of `size`, over the file at `path`; `parent` is the process that must live."""
+    """Rank `rank` of `size`, over the file at `path`; `parent` is the process that must stay
+    alive."""
 
     def __init__(
         self,
@@ -61,8 +62,8 @@ class SharedGroup:
         timeout_s: float = SUM_TIMEOUT_S,
         num_computing: int = 0,
     ) -> None:
-        """`num_computing` ranks compute, where that is more than meet here: who waits spins less where
-        they share cores."""
+        """`num_computing` is the number of ranks that compute at the same time, if more than
+        `size`; a rank polls less where these share cores."""
         self.rank, self.size, self.parent, self.timeout_s = rank, size, parent, timeout_s
         with path.open("r+b") as file:
             self._memory = mmap.mmap(file.fileno(), 0)
@@ -75,7 +76,7 @@ class SharedGroup:
         self._places = places.view(2, size, PLACE_BYTES)
         self._turn, self._clock = 0, SystemClock()
         self._views: dict[tuple[object, ...], Views] = {}
-        """By place and what was added there: where the parts lie, this rank's and all of them."""
+        """(place, shapes) → views of this rank's parts and of all ranks' parts."""
         cores = len(os.sched_getaffinity(0))
         self._spins = SPINS if max(size, num_computing) <= cores else SHARED_CORE_SPINS
 
@@ -139,7 +140,8 @@ class SharedGroup:
         return shared_TH.clone()
 
     def _concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
-        """All have called `first` since they read the last."""
+        """Concatenate in the place for logits; all ranks have called `broadcast` since they read
+        the last ones."""
         shape = len(own_RP), sum(sizes)
         place = self._logits[: shape[0] * shape[1] * own_RP.element_size()]
         shared_RV = place.view(own_RP.dtype).view(shape)
@@ -155,8 +157,8 @@ class SharedGroup:
         return ordered_sum(all_parts)
 
     def _part_views(self, count: int, like: Tensor) -> Views:
-        """Where the next sum of so many parts lies, this rank's and everybody's: found once for
-        each shape, since to find it takes longer than to add up a row."""
+        """Return where the next sum of `count` parts lies, this rank's parts and those of all
+        ranks. Cached by shape, because making the views takes longer than adding a row."""
         which = (self._turn + 1) % 2
         key = which, count, like.shape, like.dtype
         views = self._views.get(key)
@@ -169,7 +171,7 @@ class SharedGroup:
         return views
 
     def _row_views(self, counts: tuple[int, ...], like: Tensor) -> Views:
-        """Where the rows of each rank lie that fit into its place, this rank's and everybody's."""
+        """Return where the rows of each rank lie, this rank's and those of all ranks."""
         which = (self._turn + 1) % 2
         key = which, counts, like.shape[1:], like.dtype
         views = self._views.get(key)
@@ -184,13 +186,13 @@ class SharedGroup:
         return views
 
     def _cache_views(self, key: tuple[object, ...], views: Views) -> None:
-        """Remember where something lies: steps are alike."""
+        """Cache the views of an operation, because steps have similar shapes."""
         if len(self._views) >= MAX_CACHED_VIEWS:
             self._views.clear()
         self._views[key] = views
 
     def _synchronize(self) -> None:
-        """A turn: all have done what comes before it."""
+        """Take a turn: return when all ranks have done what comes before it."""
         self._turn += 1
         self._turns[self._own_at] = self._turn
         turns, turn, until_s = self._turns, self._turn, 0.0
@@ -204,7 +206,8 @@ class SharedGroup:
                 spins, until_s = self._spins, self._deadline_s(until_s)
 
     def _deadline_s(self, until_s: float) -> float:
-        """Until when others are waited for; RankLostError where that is over, or nobody comes."""
+        """Return until when to wait for others. Raises RankLostError where that has passed, or a
+        rank has left."""
         now_s, turns, turn = self._clock.now_s(), self._turns, self._turn
         until_s = until_s or now_s + self.timeout_s
         late = [at for at in self._others_at if turns[at] < turn]

@@ -1,16 +1,16 @@
-"""A stage of a pipeline: some layers in a row, whose hidden states go on to the next stage.
+"""A stage of a pipeline: some consecutive layers, whose hidden states go on to the next stage.
 
-Rank 0 is the engine's process, which draws, so it has the last layers and the head; the highest
-rank has the embedding and the first layers (GPipe, Huang et al. 2019, without its backward):
+Rank 0 is the engine's process, which samples, so it has the last layers and the head; the highest
+rank has the embedding and the first layers (GPipe, Huang et al. 2019, without its backward pass):
 
     rank 1   embedding, layers 0 … 11 ── rows (T, H) ──▶   rank 0   layers 12 … 23, head
 
-Where a stage has several ranks, those that share layers have the same rows behind its last sum, and
-those that share contexts each their own. Each hands them to the one at its place: rank 2 to rank 0,
-rank 3 to rank 1.
+In a stage of several ranks, those that share layers have the same rows after its last sum, and
+those that share contexts each have their own rows. Each sends them to the rank at its place of the
+next stage: rank 2 to rank 0, rank 3 to rank 1.
 
-Nothing is added up between stages, so the numbers are those of one rank. Each has a step
-(`pipeline.py`); who waits for rows waits without a core.
+Nothing is added up between stages, so the numbers are those of one rank. Each stage has a step of
+its own (`pipeline.py`); a stage that waits for rows sleeps.
 """
 
 import socket
@@ -27,29 +27,30 @@ from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.shared import SUM_TIMEOUT_S
 
 Ends = tuple[socket.socket | None, socket.socket | None]
-"""Of a stage: to the one before, and to the next."""
+"""Sockets of a stage: to the stage before, and to the next."""
 HEADER = struct.Struct("<?Q")
 
 
 class StageError(RuntimeError):
-    """An earlier stage raised in this step: so does this one, and the engine tries in halves."""
+    """An earlier stage raised in this step, so this one does too, and the engine retries in
+    halves."""
 
 
 class Link(Protocol):
-    """What lies between a stage and its neighbours; None stands for a step that raised."""
+    """The connection of a stage to its neighbours; None stands for a step that raised."""
 
     def send(self, x_TH: Tensor | None) -> None:
-        """To the next stage; RankLostError."""
+        """Send rows to the next stage. Raises RankLostError."""
         ...
 
     def receive(self, x_TH: Tensor) -> None:
-        """Fill `x_TH` from the stage before; StageError, RankLostError."""
+        """Fill `x_TH` with the rows of the stage before. Raises StageError, RankLostError."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What a rank has of every layer: rank 1 the MLPs, rank 0 all else; see `halves.py`."""
+    """A rank's half of every layer: rank 1 has the MLPs, rank 0 all else; see `halves.py`."""
 
     rank: int
     link: Link
@@ -59,7 +60,7 @@ class Half:
         return self.rank == 1
 
     def has(self, module: str) -> bool:
-        """Whether `module` of a model is here: `layers.0.mlp.down`."""
+        """Return whether this rank has `module` of a model: `layers.0.mlp.down`."""
         return (".mlp." in module) == self.has_mlps
 
 
@@ -81,14 +82,14 @@ class Stage:
         return self.index == self.count - 1
 
     def layers(self, num_layers: int) -> range:
-        """Which layers of the model are its own."""
+        """Return the layers of the model that the stage has."""
         ends = bounds(num_layers, self.count)
         return range(ends[self.index], ends[self.index + 1])
 
     def run(
         self, shape: tuple[int, int], dtype: torch.dtype, own: Callable[[Tensor | None], Tensor]
     ) -> Tensor:
-        """What `own` gives of the rows of the stage before, (T, H), and hand it on."""
+        """Return `own` of the rows of the stage before, (T, H), and send it to the next stage."""
         assert self.link is not None
         given_TH = None if self.is_first else torch.empty(shape, dtype=dtype)
         try:
@@ -107,9 +108,10 @@ class Stage:
 
 
 class SocketLink:
-    """Streams between processes of one machine: whoever waits sleeps, and hears of an end at once.
+    """Streams between processes of one machine: a receiver sleeps, and notices at once when a peer
+    ends.
 
-    A frame is a header, whether the step went well and how many bytes follow, and those.
+    A frame is a header (whether the step succeeded, and the number of bytes), then the bytes.
     """
 
     def __init__(
@@ -155,5 +157,5 @@ class SocketLink:
 
 
 def row_bytes(x_TH: Tensor) -> memoryview:
-    """The bytes of dense rows."""
+    """Return the bytes of dense rows."""
     return x_TH.contiguous().view(torch.uint8).numpy().reshape(-1).data

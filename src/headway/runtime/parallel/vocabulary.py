@@ -1,9 +1,9 @@
-"""Embedding and head, cut by vocabulary: each rank holds the rows of its tokens (Megatron-LM).
+"""Embedding and head, cut by vocabulary: each rank has the rows of its tokens (Megatron-LM).
 
-A lookup is the sum over the ranks, of which all but one give zeros. The logits of all tokens come
-together in memory; rank 0 asks for them (`frames.Rows`) and brings the rows, for it draws alone.
-Worked example, 211 tokens on 2 ranks: rank 0 has 0 … 104, rank 1 has 105 … 210; of the ids 7 and
-106 rank 0 looks up (row 7, zeros), rank 1 (zeros, row 1).
+A lookup is the sum over the ranks, of which all but one give zeros. The logits of all tokens are
+concatenated in shared memory; rank 0 orders them (`frames.LogitsOrder`) and broadcasts the rows,
+because only rank 0 samples. Example with 211 tokens on 2 ranks: rank 0 has 0 … 104, rank 1 has 105
+… 210; for the ids 7 and 106 rank 0 looks up (row 7, zeros), rank 1 (zeros, row 1).
 """
 
 from itertools import pairwise
@@ -34,7 +34,7 @@ class VocabEmbedding(nn.Module):
 
 
 class VocabHead(Linear):
-    """The rank's rows of the head: rank 0's rows of hidden states in, all tokens' logits out."""
+    """The rank's rows of the head: rank 0's hidden states in, the logits of all tokens out."""
 
     def __init__(self, build: Build) -> None:
         ends = bounds(build.spec.vocab_size, build.group.size)
@@ -47,5 +47,5 @@ class VocabHead(Linear):
         return self.group.concat_columns(super().forward(self.group.broadcast(x_RH)), self.sizes)
 
     def answer(self, count: int) -> None:
-        """What a rank above 0 does where rank 0 asks for `count` rows of logits."""
+        """Compute the rank's part of `count` rows of logits, on a rank above 0."""
         self(self._nothing.expand(count, -1))

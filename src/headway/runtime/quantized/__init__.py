@@ -1,1 +1,1 @@
-"""Checkpoints that others have quantized: their bytes become levels, scales and offsets of ours."""
+"""Checkpoints quantized by other tools: their bytes become our levels, scales and offsets."""

@@ -1,13 +1,14 @@
-"""AWQ as AutoAWQ's GEMM packs it: int32 words along the outputs, eight at a time in another order.
+"""AWQ in the packing of AutoAWQ's GEMM: int32 words along the outputs, eight codes in another
+order.
 
 A word holds the outputs 0 2 4 6 1 3 5 7 of its eight, lowest bits first. weight = scale · (code -
-zero), zeros packed alike.
+zero); zeros are packed likewise.
 """
 
-import torch
 from torch import Tensor
 
 from headway.runtime.quantized.matrix import (
+    FLOAT_TYPES,
     SAME_MODEL,
     CheckpointMatrix,
     Layout,
@@ -17,26 +18,27 @@ from headway.runtime.quantized.matrix import (
     group_size,
     kernel_group,
     scales_of,
+    signed_levels,
 )
 
 CODE_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Output of a word's eight → where its code stands."""
+"""Output of a word's eight → the place of its code."""
 MIDDLE = 8
 
 
 def unpack_codes(words: Tensor) -> Tensor:
-    """Words (N, O / 8) → codes (N, O) in the order of the outputs."""
+    """Return the codes (N, O) of words (N, O / 8), in the order of the outputs."""
     codes = codes_along_inputs(words, 4)
     return codes.unflatten(1, (-1, 8))[..., list(CODE_ORDER)].flatten(1)
 
 
 def params_of(matrix: CheckpointMatrix) -> QuantParams:
-    """Scales and zeros."""
+    """Return scales and zeros."""
     inputs, words = matrix.expect_matrix("qweight", ("I32",))
     outputs = 8 * words
     group = group_size(matrix, inputs)
     groups = inputs // group
-    matrix.expect("scales", ("F16", "BF16", "F32"), (groups, outputs))
+    matrix.expect("scales", FLOAT_TYPES, (groups, outputs))
     size = kernel_group("int4", group, inputs)
     scales = scales_of(matrix, "scales").T
     offsets = None
@@ -52,8 +54,8 @@ def params_of(matrix: CheckpointMatrix) -> QuantParams:
 
 
 def levels_of(matrix: CheckpointMatrix) -> Tensor:
-    """Codes less 8."""
-    return unpack_codes(matrix.tensor("qweight")).T.contiguous().view(torch.int8) - MIDDLE
+    """Return the codes minus 8."""
+    return signed_levels(unpack_codes(matrix.tensor("qweight")).T.contiguous(), 4)
 
 
 AWQ = Layout(

@@ -1,13 +1,13 @@
 """compressed-tensors: pack-quantized (int32 words along the inputs), int- and float-quantized.
 
-Codes are levels + 2^(bits-1); weight = (level - zero) · scale. Scales may be of either sign.
+Codes are levels + 2^(bits-1); weight = (level - zero) · scale. Scales may have either sign.
 """
 
-import torch
 from torch import Tensor
 
 from headway.runtime.quantized.fp8 import float_levels, float_params
 from headway.runtime.quantized.matrix import (
+    FLOAT_TYPES,
     SAME_MODEL,
     CheckpointMatrix,
     Layout,
@@ -18,15 +18,14 @@ from headway.runtime.quantized.matrix import (
     kernel_group,
     order_of,
     scales_of,
+    signed_levels,
     words_for,
 )
 from headway.spec.formats import Kind
 
-FLOATS = ("F16", "BF16", "F32")
-
 
 def packed_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
-    """(outputs, inputs) as `weight_shape` has them, checked with the packed words."""
+    """Return (outputs, inputs) of `weight_shape`, checked against the packed words."""
     matrix.expect("weight_shape", ("I64", "I32"), (2,))
     outputs, inputs = matrix.tensor("weight_shape").tolist()
     matrix.expect("weight_packed", ("I32",), (outputs, words_for(inputs, matrix.scheme.bits)))
@@ -34,35 +33,35 @@ def packed_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
 
 
 def packed_params(matrix: CheckpointMatrix) -> QuantParams:
-    """Of pack-quantized."""
+    """Return the parameters of pack-quantized."""
     shape = packed_shape(matrix)
     return integer_params(matrix, shape, 4 if matrix.scheme.bits == 4 else 8)
 
 
 def packed_levels(matrix: CheckpointMatrix) -> Tensor:
-    """Codes less 8 or 128."""
+    """Return the codes minus 8 or 128."""
     bits = matrix.scheme.bits
     inputs = int(matrix.tensor("weight_shape")[1])
     codes = codes_along_inputs(matrix.tensor("weight_packed"), bits)[:, :inputs]
-    return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
+    return signed_levels(codes, bits)
 
 
 def byte_params(matrix: CheckpointMatrix) -> QuantParams:
-    """Of int-quantized."""
+    """Return the parameters of int-quantized."""
     return integer_params(matrix, matrix.expect_matrix("weight", ("I8",)), 8)
 
 
 def byte_levels(matrix: CheckpointMatrix) -> Tensor:
-    """The bytes themselves."""
+    """Return the levels, which are stored as they are."""
     return matrix.tensor("weight")
 
 
 def integer_params(matrix: CheckpointMatrix, shape: tuple[int, int], bits: int) -> QuantParams:
-    """Scales, zeros and order of integer levels."""
+    """Return scales, zeros and input order of integer levels."""
     outputs, inputs = shape
     group = group_size(matrix, inputs)
     groups = inputs // group
-    matrix.expect_scales("weight_scale", FLOATS, outputs, groups)
+    matrix.expect_scales("weight_scale", FLOAT_TYPES, outputs, groups)
     scales = scales_of(matrix, "weight_scale", signed=True).reshape(-1, groups)
     scales = scales.expand(outputs, groups)
     offsets = None
@@ -85,7 +84,7 @@ def integer_params(matrix: CheckpointMatrix, shape: tuple[int, int], bits: int) 
 
 
 def zeros_of(matrix: CheckpointMatrix, outputs: int, groups: int) -> Tensor:
-    """The zeros (O, G) in fp32: bytes, or packed into words along the outputs."""
+    """Return the zeros (O, G) in fp32, stored as bytes or packed into words along the outputs."""
     bits, entry = matrix.scheme.bits, matrix.tensors["weight_zero_point"]
     if entry.dtype == "I32" and matrix.scheme.layout == "pack-quantized":
         matrix.expect("weight_zero_point", ("I32",), (words_for(outputs, bits), groups))

@@ -1,7 +1,7 @@
 """A folder whose linear layers are quantized: which tensors make a matrix, and what is wrong.
 
-The tensors that are there decide, and the config must agree with them: every part is counted, and
-one that is missing, left over or of another kind is an error by name.
+The tensors in the files decide, and the config must agree with them: a tensor that is missing,
+unexpected or of another kind is an error that names it.
 """
 
 from collections import defaultdict
@@ -39,7 +39,8 @@ ACTIVATION_SUFFIXES = (
     *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
     *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
 )
-"""Tensors that are passed over: inputs are rounded token by token here, KV as the options say."""
+"""Tensors that are ignored: inputs are rounded token by token here, and the KV as the options
+say."""
 QUANTIZED_SUFFIXES = frozenset(
     name for layout in (*LAYOUTS.values(), fp8.FP8_DIRECT) for name in layout.needed
 ) - {"weight"}
@@ -51,12 +52,12 @@ LINEAR_MODULES = (
 )
 """Our modules that multiply, by their last name."""
 PER_LAYER_MODULES = ("router", ".shared.gate_up", ".shared.down")
-"""Those of a sparse layer that are not one for each expert."""
+"""Modules of a sparse layer that exist once per layer, not once per expert."""
 ONE_MODEL = "Check that quantization_config and all files are of the same model."
 
 
 class ModulePlace(NamedTuple):
-    """Where a matrix of the checkpoint goes: our module, and which part of its rows."""
+    """The place of a checkpoint's matrix: our module, and which part of its rows."""
 
     module: str
     part: str | None
@@ -64,14 +65,15 @@ class ModulePlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class QuantizedFolder:
-    """The matrices that are quantized, by their names in the checkpoint, and all tensors."""
+    """The quantized matrices by their names in the checkpoint, their places, and all tensors."""
 
     matrices: dict[str, CheckpointMatrix]
     places: dict[str, ModulePlace]
     files: TensorFiles
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]:
-        """(name, function that reads it) of each tensor, and `NAME.weight` of each matrix."""
+        """Yield (name, function that reads it) of each tensor, and of `NAME.weight` for each
+        matrix."""
         given = set()
         with self.files:
             for name in self.files.entries:
@@ -86,12 +88,12 @@ class QuantizedFolder:
                     yield f"{base}.weight", partial(layout_of(matrix).weight, matrix)
 
     def formats(self) -> tuple[tuple[str, Format], ...]:
-        """Our module, or a part of it, → its format; exact names."""
+        """Return (our module or a part of it, its format); names are exact."""
         formats_by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
         with self.files:
             for name, place in self.places.items():
                 if place.module.endswith("kv_up"):
-                    continue  # it is spelled out where it is rounded
+                    continue  # it is dequantized and rounded again
                 matrix = self.matrices.get(name)
                 formats_by_place[place].append(
                     PLAIN if matrix is None else layout_of(matrix).params(matrix).format
@@ -102,7 +104,8 @@ class QuantizedFolder:
 def module_formats(
     formats_by_place: dict[ModulePlace, list[Format]],
 ) -> Iterator[tuple[str, Format]]:
-    """One row for a module where its parts agree, else one for each that is quantized."""
+    """Yield one row for a module whose parts agree, else one for each part. Raises CheckpointError
+    where experts of a layer differ."""
     modules: dict[str, dict[str | None, Format]] = defaultdict(dict)
     for (module, part), formats in formats_by_place.items():
         if len({(format.kind, format.group, format.permuted) for format in formats}) > 1:
@@ -123,14 +126,15 @@ def module_formats(
 
 
 def layout_of(matrix: CheckpointMatrix) -> Layout:
-    """What reads a matrix; FP8's scales have two names."""
+    """Return the layout of a matrix; FP8's scales have two names."""
     if matrix.scheme.layout == "fp8" and "weight_scale_inv" not in matrix.tensors:
         return fp8.FP8_DIRECT
     return LAYOUTS[matrix.scheme.layout]
 
 
 def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
-    """The folder's matrices, None of one that is not quantized; CheckpointError."""
+    """Return the folder's matrices, None for a folder that is not quantized. Raises
+    CheckpointError."""
     schemes = read_schemes(folder)
     if schemes is None:
         return None
@@ -159,7 +163,8 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
 
 
 def check_family(schemes: Schemes, spec: ModelSpec) -> None:
-    """UnsupportedModelError for a family that is not read so: MXFP4 by stacked experts is one's."""
+    """Raise UnsupportedModelError for a family whose quantized checkpoints are not read; MXFP4 with
+    stacked experts is read for one family."""
     if spec.altup is not None:
         raise UnsupportedModelError(
             f"A {spec.architecture} that is quantized with {schemes.method} is not read.",
@@ -174,7 +179,7 @@ def check_family(schemes: Schemes, spec: ModelSpec) -> None:
 
 
 def check_embedding(files: TensorFiles, schemes: Schemes) -> None:
-    """UnsupportedModelError where the embedding is quantized: it is looked up in 16 or 32 bits."""
+    """Raise UnsupportedModelError where the embedding is quantized: lookups need 16 or 32 bits."""
     for name, entry in files.entries.items():
         base, _, suffix = name.rpartition(".")
         quantized = suffix in QUANTIZED_SUFFIXES or (
@@ -189,7 +194,8 @@ def check_embedding(files: TensorFiles, schemes: Schemes) -> None:
 
 
 def linear_places(spec: ModelSpec) -> dict[str, ModulePlace]:
-    """Every linear layer by its name in the checkpoint: `model.layers.0.mlp.down_proj`."""
+    """Return the place of every linear layer, by its name in the checkpoint:
+    `model.layers.0.mlp.down_proj`."""
     places: dict[str, ModulePlace] = {}
     attention = {name for name, _, _ in spec.attention_matrices}
     for pattern, (module, part) in MODELS[spec.architecture].weights.items():
@@ -216,7 +222,8 @@ def scheme_of(
     tensors: dict[str, TensorEntry],
     spec: ModelSpec,
 ) -> Scheme | None:
-    """The scheme of a layer, None of a plain one; CheckpointError where the tensors say other."""
+    """Return the scheme of a layer, None for an unquantized one. Raises CheckpointError where the
+    tensors contradict it."""
     scheme = schemes.scheme_of(name)
     plain = "weight" in tensors and tensors["weight"].dtype in FLOATS
     packed = sorted(QUANTIZED_SUFFIXES & tensors.keys())
@@ -244,7 +251,8 @@ def scheme_of(
 def make_matrix(
     name: str, scheme: Scheme, tensors: dict[str, TensorEntry], files: TensorFiles
 ) -> CheckpointMatrix:
-    """The matrix of a layer; CheckpointError where tensors are missing or left over."""
+    """Return the matrix of a layer. Raises CheckpointError where tensors are missing or
+    unexpected."""
     matrix = CheckpointMatrix(name, scheme, tensors, files.read)
     layout = layout_of(matrix)
     for suffix in layout.needed:
@@ -264,7 +272,8 @@ def make_matrix(
 def with_zero_shift(
     matrices: dict[str, CheckpointMatrix], schemes: Schemes
 ) -> dict[str, CheckpointMatrix]:
-    """The parts; GPTQ's with what their zeros lack, which is one thing for a checkpoint."""
+    """Return the matrices; those of GPTQ with the shift of their stored zeros, which is the same in
+    a whole checkpoint."""
     if schemes.method != "gptq" or not matrices:
         return matrices
     shift = gptq.find_shift(list(matrices.values()), schemes.version)

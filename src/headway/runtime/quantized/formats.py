@@ -34,7 +34,8 @@ FP8_TYPES = ("e4m3", "float8_e4m3fn", "torch.float8_e4m3fn")
 
 
 def read_schemes(model: Path) -> Schemes | None:
-    """The schemes of a folder, None of one in 16 or 32 bits; UnsupportedModelError by name."""
+    """Return the schemes of a folder, None for one in 16 or 32 bits. Raises UnsupportedModelError
+    by name."""
     config = quantization_config(model, read_document(model, "config.json") or {})
     method = quantization_method(config)
     return PARSERS[method](config) if method else None
@@ -44,7 +45,8 @@ def read_schemes(model: Path) -> Schemes | None:
 
 
 def compressed_tensors(config: dict[str, Any]) -> Schemes:
-    """Groups of a scheme and its targets: exact names first, then expressions, then classes."""
+    """Parse groups of a scheme and its targets; exact names have priority over expressions, these
+    over classes."""
     if table(config, "transform_config").get("config_groups"):
         raise_unsupported("compressed-tensors", "with transforms of inputs, which are not read")
     sparsity = str(table(config, "sparsity_config").get("format") or "dense")
@@ -77,7 +79,7 @@ def compressed_tensors(config: dict[str, Any]) -> Schemes:
 
 
 def target_match(target: str, where: str) -> Match:
-    """What a name, an expression or a class stands for; all linear layers are of one class."""
+    """Return the rule of a name, an expression or a class; all linear layers are of one class."""
     if target.startswith("re:"):
         return match_pattern(target.removeprefix("re:"), where)
     if target in ("Linear", "LinearBase"):
@@ -86,7 +88,7 @@ def target_match(target: str, where: str) -> Match:
 
 
 def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
-    """The scheme of one group of compressed-tensors."""
+    """Return the scheme of one group of compressed-tensors."""
     weights = table(group, "weights")
     label = f"compressed-tensors {format}"
     if format not in COMPRESSED_FORMATS:
@@ -118,13 +120,13 @@ def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
 
 
 def strategy_of(weights: dict[str, Any]) -> str:
-    """compressed-tensors' own rule where the config does not say it."""
+    """Return compressed-tensors' default strategy where the config states none."""
     size = weights.get("group_size")
     return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
 def block_of(config: dict[str, Any], key: str) -> tuple[int, int]:
-    """(outputs, inputs) of a scale's block."""
+    """Return (outputs, inputs) of a scale's block."""
     value = config.get(key)
     if isinstance(value, str):
         value = [int(part) if part.isdecimal() else 0 for part in value.split("x")]
@@ -137,7 +139,7 @@ def block_of(config: dict[str, Any], key: str) -> tuple[int, int]:
 
 
 def check_group(size: int, label: str) -> int:
-    """A group size of a config; 0 for -1, all inputs of an output."""
+    """Return a supported group size of a config; 0 for -1, which means all inputs of an output."""
     if size == -1:
         return 0
     if size <= 0 or size % 32:
@@ -151,7 +153,8 @@ def check_group(size: int, label: str) -> int:
 
 
 def gptq(config: dict[str, Any]) -> Schemes:
-    """AutoGPTQ's and GPTQModel's; `dynamic` has schemes for single modules, or none."""
+    """Parse the config of AutoGPTQ and GPTQModel; `dynamic` has schemes for single modules, or
+    excludes them."""
     version = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
         raise_unsupported(f"GPTQ in the format {version}", "which is not read")
@@ -178,7 +181,7 @@ def gptq(config: dict[str, Any]) -> Schemes:
 
 
 def gptq_scheme(config: dict[str, Any]) -> Scheme:
-    """The scheme of GPTQ's fields."""
+    """Return the scheme of GPTQ's fields."""
     bits = integer(config, "bits")
     if bits not in INTEGER_BITS:
         raise_unsupported("GPTQ", f"of {bits} bits, which is not read (4 and 8 are)")
@@ -188,7 +191,8 @@ def gptq_scheme(config: dict[str, Any]) -> Scheme:
 
 
 def module_endings(inside: object) -> tuple[str, ...]:
-    """`[["self_attn.q_proj"], ["mlp.down_proj"]]` → what quantized modules end with."""
+    """Return what the names of quantized modules end with: `[["self_attn.q_proj"],
+    ["mlp.down_proj"]]` → (".self_attn.q_proj", ".mlp.down_proj")."""
     lists = inside if isinstance(inside, list) else [None]
     names = [name for part in lists for name in (part if isinstance(part, list) else [part])]
     endings = tuple("." + name for name in names if isinstance(name, str))
@@ -198,7 +202,7 @@ def module_endings(inside: object) -> tuple[str, ...]:
 
 
 def awq(config: dict[str, Any]) -> Schemes:
-    """AutoAWQ's; GPTQModel writes the same with its own names."""
+    """Parse the config of AutoAWQ; GPTQModel writes the same under other names."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     if version not in ("gemm", "awq"):
         raise_unsupported(f"AWQ in the version {version}", "which is not read (gemm is)")
@@ -218,7 +222,7 @@ def awq(config: dict[str, Any]) -> Schemes:
 
 
 def match_substring(name: str) -> Match:
-    """Modules that have `name` somewhere in theirs, as AutoAWQ excludes them."""
+    """Return the rule for modules whose names contain `name`, as AutoAWQ excludes them."""
     return lambda module: name in module
 
 
@@ -226,7 +230,7 @@ def match_substring(name: str) -> Match:
 
 
 def fp8(config: dict[str, Any]) -> Schemes:
-    """DeepSeek's and Qwen's blocks, AutoFP8's scale for a matrix, FBGEMM's for each output."""
+    """Parse blocks (DeepSeek, Qwen), a scale for a matrix (AutoFP8) or for each output (FBGEMM)."""
     kind = str(config.get("fmt") or "e4m3").lower()
     if kind not in FP8_TYPES:
         raise_unsupported(f"FP8 {kind}", "which is not read (e4m3 is)")
@@ -246,9 +250,10 @@ def fp8(config: dict[str, Any]) -> Schemes:
 
 
 def match_module(name: str) -> Match:
-    """Modules that are `name`, lie in it, or end with it: transformers' rule without expressions.
+    """Return the rule for modules that are `name`, are inside it, or end with it, as in
+    transformers.
 
-    "model.layers.1" leaves out model.layers.1.mlp, not model.layers.11.mlp.
+    "model.layers.1" matches model.layers.1.mlp, not model.layers.11.mlp.
     """
     return lambda module: module.endswith(name) or (module + ".").startswith(name + ".")
 
@@ -257,7 +262,8 @@ def match_module(name: str) -> Match:
 
 
 def mxfp4(config: dict[str, Any]) -> Schemes:
-    """Experts alone, but for those that `modules_to_not_convert` describes."""
+    """Parse the config of gpt-oss: only experts are quantized, except those that
+    `modules_to_not_convert` matches."""
     scheme = Scheme(layout="mxfp4-blocks", label="MXFP4", bits=4, group=32)
     where = "modules_to_not_convert"
     excluded = strings(config, where)
@@ -275,4 +281,4 @@ PARSERS: dict[str, Callable[[dict[str, Any]], Schemes]] = {
     "fp8": fp8,
     "mxfp4": mxfp4,
 }
-"""Method → what reads its config."""
+"""Quantization method → parser of its config."""

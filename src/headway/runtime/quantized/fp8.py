@@ -1,7 +1,7 @@
-"""FP8 e4m3: weight = number · scale, with a scale for the matrix, an output or a block of both.
+"""FP8 e4m3: weight = number · scale, with a scale for the matrix, an output, or a block of both.
 
-DeepSeek and Qwen write blocks of 128 outputs and 128 inputs as `weight_scale_inv`, which multiplies
-all the same.
+DeepSeek and Qwen write blocks of 128 outputs and 128 inputs as `weight_scale_inv`, which, despite
+its name, is multiplied as well.
 """
 
 import torch
@@ -18,16 +18,16 @@ from headway.runtime.quantized.matrix import (
 NAN_CODE = 0x7F
 SCALE_TYPES = ("F32", "BF16", "F16")
 EXPONENT_TYPES = ("F8_E8M0", "U8")
-"""Scales that are powers of two: 2^(byte - 127); 255 is NaN."""
+"""Types of scales that are powers of two: 2^(byte - 127); 255 is NaN."""
 
 
 def float_params(matrix: CheckpointMatrix, suffix: str) -> QuantParams:
-    """Scales by output and by block of inputs."""
+    """Return the scales by output and by block of inputs."""
     shape = outputs, inputs = matrix.expect_matrix("weight", ("F8_E4M3",))
     high, wide = matrix.scheme.block
     entry = matrix.tensors[suffix]
     if not high and entry.shape == (outputs, 1) and outputs > 1:
-        high = 1  # said to be for the matrix, and is for each output
+        high = 1  # the config says one scale, the file has one for each output
     if not high:
         matrix.expect(suffix, SCALE_TYPES, (), (1,), (1, 1))
         scales = scales_of(matrix, suffix).reshape(1, 1).expand(outputs, 1)
@@ -45,7 +45,7 @@ def float_params(matrix: CheckpointMatrix, suffix: str) -> QuantParams:
 
 
 def scales_from_exponents(matrix: CheckpointMatrix, suffix: str) -> Tensor:
-    """Scales that are stored as exponents."""
+    """Return scales that are stored as exponents."""
     exponents = matrix.tensor(suffix).view(torch.uint8)
     if bool((exponents == 255).any()):
         matrix.fail(suffix, "holds a scale that is NaN or infinite")
@@ -53,7 +53,7 @@ def scales_from_exponents(matrix: CheckpointMatrix, suffix: str) -> Tensor:
 
 
 def float_levels(matrix: CheckpointMatrix) -> Tensor:
-    """The numbers; CheckpointError for a NaN."""
+    """Return the numbers. Raises CheckpointError for a NaN."""
     levels = matrix.tensor("weight")
     if bool(((levels.view(torch.uint8) & NAN_CODE) == NAN_CODE).any()):
         matrix.fail("weight", "holds a NaN (0x7F or 0xFF)", QUANTIZE_AGAIN)
@@ -61,7 +61,7 @@ def float_levels(matrix: CheckpointMatrix) -> Tensor:
 
 
 def fp8_layout(suffix: str) -> Layout:
-    """With the scales in a tensor of this name."""
+    """Return the layout with the scales in the tensor `suffix`."""
     return Layout(
         needed=("weight", suffix),
         optional=(),

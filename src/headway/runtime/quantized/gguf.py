@@ -1,8 +1,8 @@
-"""Weights out of a GGUF file, straight from its bytes: no 16-bit copy of what is quantized.
+"""Weights of a GGUF file, straight from its bytes: quantized ones get no 16-bit copy.
 
-Matrices come as levels and scales, everything else in the type it has. The embedding is looked up,
-not multiplied: where it is quantized it comes twice, dequantized for the lookup, and as it is for
-the head where the two are one.
+Matrices become levels and scales; all else keeps its type. The embedding is looked up, not
+multiplied: where it is quantized it is yielded twice, dequantized for the lookup, and quantized for
+the head if the two are tied.
 """
 
 import mmap
@@ -31,17 +31,17 @@ Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 
 
 def open_gguf(path: Path, spec: ModelSpec) -> Source:
-    """(name in a Hugging Face folder, function that reads it) of every weight of a file.
+    """Yield (name in a Hugging Face folder, function that reads it) of every weight of a file.
 
-    Raises CheckpointError for a file that contradicts itself, UnsupportedModelError for a format
-    that is not read; so do the functions.
+    Raises CheckpointError for an inconsistent file and UnsupportedModelError for a format that is
+    not read; the functions raise them as well.
     """
     header = read_header(path)
     weights = weights_of(header, config_of(header))
     for weight in weights:
         refuse_format(header, weight)
     with open_regular(path) as file:
-        # of one's own: torch wants memory that it could write to
+        # ACCESS_COPY: torch needs memory that it could write to
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     dtype = getattr(torch, spec.dtype)
     for weight in weights:
@@ -54,7 +54,7 @@ def open_gguf(path: Path, spec: ModelSpec) -> Source:
 
 
 def refuse_format(header: Header, weight: Weight) -> None:
-    """UnsupportedModelError for a format that is not read, or a vector that is quantized."""
+    """Raise UnsupportedModelError for a format that is not read, or a quantized vector."""
     name = weight.info.type.name
     if name in PLAIN_TYPES or (name in PACKINGS and weight.columns > 1):
         return
@@ -65,7 +65,7 @@ def refuse_format(header: Header, weight: Weight) -> None:
 
 
 def raw_rows(memory: mmap.mmap, weight: Weight) -> Tensor:
-    """The bytes of a weight by its rows, in the folder's order, (rows, bytes of a row)."""
+    """Return the bytes of a weight by rows, in the order of a folder, (rows, bytes of a row)."""
     size = weight.info.type.bytes_of(weight.columns)
     begin = weight.info.begin + weight.first * size
     raw = torch.frombuffer(memory, dtype=torch.uint8, count=weight.rows * size, offset=begin)
@@ -74,7 +74,7 @@ def raw_rows(memory: mmap.mmap, weight: Weight) -> Tensor:
 
 
 def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
-    """One weight as it is in the file: numbers, or levels and scales."""
+    """Return a weight as stored: numbers, or levels and scales."""
     raw_RB, name = raw_rows(memory, weight), weight.info.type.name
     if name in PLAIN_TYPES:
         tensor = raw_RB.view(getattr(torch, PLAIN_TYPES[name]))
@@ -84,7 +84,8 @@ def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
 
 
 def unpack_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
-    """Rows of blocks as levels and scales; CheckpointError for a scale that is not finite."""
+    """Return rows of blocks as levels and scales. Raises CheckpointError for a scale that is not
+    finite."""
     rounded = unpack(raw_RB, weight.info.type)
     for part in (rounded.scales_OG, rounded.offsets_OG):
         if part is not None and not part.isfinite().all():
@@ -96,7 +97,7 @@ def unpack_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
 
 
 def read_plain(memory: mmap.mmap, weight: Weight, dtype: torch.dtype) -> Tensor:
-    """A quantized matrix as numbers of `dtype`, 16 MiB of fp32 at a time."""
+    """Return a quantized matrix as numbers of `dtype`, computed 16 MiB of fp32 at a time."""
     raw_RB = raw_rows(memory, weight)
     plain = torch.empty(weight.rows, weight.columns, dtype=dtype)
     rows = max(1, (1 << 22) // weight.columns)
@@ -106,7 +107,7 @@ def read_plain(memory: mmap.mmap, weight: Weight, dtype: torch.dtype) -> Tensor:
 
 
 def gguf_formats(path: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
-    """(module, or a part of it, format) of what a file holds quantized; reads its header alone.
+    """Return (module or a part of it, format) of the quantized weights; reads the header only.
 
     Raises the errors of `open_gguf`.
     """

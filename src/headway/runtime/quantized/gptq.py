@@ -1,16 +1,16 @@
 """GPTQ: int32 words along the inputs, zeros packed along the outputs, inputs perhaps reordered.
 
-weight = scale · (code - zero). Version 1 stores zero - 1, version 2 the zero itself, and the config
-is not always right about it: the numbers decide (`find_shift`).
+weight = scale · (code - zero). Version 1 stores zero - 1, version 2 the zero itself. The config may
+state the wrong version, so the numbers decide (`find_shift`).
 """
 
 import logging
 
-import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError
 from headway.runtime.quantized.matrix import (
+    FLOAT_TYPES,
     QUANTIZE_AGAIN,
     CheckpointMatrix,
     Layout,
@@ -21,6 +21,7 @@ from headway.runtime.quantized.matrix import (
     kernel_group,
     order_of,
     scales_of,
+    signed_levels,
     words_for,
 )
 from headway.spec.formats import Kind
@@ -28,13 +29,13 @@ from headway.spec.formats import Kind
 log = logging.getLogger(__name__)
 
 SAMPLED_MATRICES = 8
-"""Matrices whose codes are looked at; their mean is known to a hundredth of a level then."""
+"""Matrices whose codes are examined; their mean is then known to a hundredth of a level."""
 MIN_CERTAINTY = 0.3
-"""A mean as far from the middle between both versions decides against the config: chosen."""
+"""Distance of the mean from the middle between both versions that overrules the config; chosen."""
 
 
 def matrix_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
-    """(outputs, inputs), from the scales and g_idx, checked with the packed words."""
+    """Return (outputs, inputs), from the scales and g_idx, checked against the packed words."""
     bits = matrix.scheme.bits
     words, outputs = matrix.expect_matrix("qweight", ("I32",))
     inputs = words * 32 // bits
@@ -46,19 +47,19 @@ def matrix_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
 
 
 def stored_zeros(matrix: CheckpointMatrix, outputs: int, groups: int) -> Tensor:
-    """The zeros (G, O) as bytes, as they are stored."""
+    """Return the zeros (G, O) as bytes, as they are stored."""
     bits = matrix.scheme.bits
     matrix.expect("qzeros", ("I32",), (groups, words_for(outputs, bits)))
     return codes_along_inputs(matrix.tensor("qzeros"), bits)[:, :outputs]
 
 
 def params_of(matrix: CheckpointMatrix) -> QuantParams:
-    """Scales, zeros and order."""
+    """Return scales, zeros and input order."""
     bits = matrix.scheme.bits
     shape = outputs, inputs = matrix_shape(matrix)
     group = group_size(matrix, inputs)
     groups = inputs // group
-    matrix.expect("scales", ("F16", "BF16", "F32"), (groups, outputs))
+    matrix.expect("scales", FLOAT_TYPES, (groups, outputs))
     scales = scales_of(matrix, "scales").T
     middle = 1 << (bits - 1)
     zeros = (stored_zeros(matrix, outputs, groups).T.long() + matrix.shift) & (2 * middle - 1)
@@ -72,18 +73,18 @@ def params_of(matrix: CheckpointMatrix) -> QuantParams:
 
 
 def levels_of(matrix: CheckpointMatrix) -> Tensor:
-    """Codes less 8 or 128."""
+    """Return the codes minus 8 or 128."""
     bits = matrix.scheme.bits
     _, inputs = matrix_shape(matrix)
     codes = codes_along_inputs(matrix.tensor("qweight").T, bits)[:, :inputs]
-    return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
+    return signed_levels(codes, bits)
 
 
 def find_shift(matrices: list[CheckpointMatrix], version: str) -> int:
-    """1 where the zeros are stored less one, as version 1 does, else 0.
+    """Return 1 where the zeros are stored minus one, as in version 1, else 0.
 
-    Zeros of 7 throughout are version 1's of a symmetric matrix, of 8 version 2's. Others: codes
-    less zeros have a mean of about 0 over a matrix, so that less one shows as a mean of 1.
+    In a symmetric matrix all zeros are 7 in version 1 and 8 in version 2. In others, codes minus
+    zeros have a mean of about 0 over a matrix, so zeros that are stored minus one give a mean of 1.
     """
     stated_shift = 0 if version == "gptq_v2" else 1
     shifts = {each for matrix in matrices for each in uniform_zeros(matrix)}
@@ -111,7 +112,8 @@ def find_shift(matrices: list[CheckpointMatrix], version: str) -> int:
 
 
 def uniform_zeros(matrix: CheckpointMatrix) -> set[int]:
-    """What the stored zeros are beside the middle, -1 and 0 for 7 and 8 of four bits; 2: others."""
+    """Return the distance of uniform stored zeros from the middle: -1 and 0 for 7 and 8 of four
+    bits; 2 for all other zeros."""
     matrix.expect_matrix("qzeros", ("I32",))
     bits, (_, outputs) = matrix.scheme.bits, matrix.expect_matrix("qweight", ("I32",))
     stored = codes_along_inputs(matrix.tensor("qzeros"), bits)[:, :outputs]
@@ -121,7 +123,7 @@ def uniform_zeros(matrix: CheckpointMatrix) -> set[int]:
 
 
 def mean_level(matrix: CheckpointMatrix) -> float:
-    """The mean of code less stored zero."""
+    """Return the mean of code minus stored zero."""
     outputs, inputs = matrix_shape(matrix)
     groups = inputs // group_size(matrix, inputs)
     stored = stored_zeros(matrix, outputs, groups).float().mean()

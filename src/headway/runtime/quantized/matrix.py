@@ -1,4 +1,4 @@
-"""A matrix of a checkpoint as its file holds it, and what all layouts share.
+"""A quantized matrix as its file stores it, and what all layouts share.
 
 O outputs, H inputs, G groups of inputs that share a scale.
 """
@@ -17,18 +17,21 @@ from headway.runtime.rounding import RoundedWeight
 from headway.spec.formats import Format, Kind
 
 KERNEL_GROUPS = {"int4": (128, 64, 32), "int8": (128, 64, 32, 16)}
-"""Kind → the groups that kernels read, the best first; a larger one repeats its scales."""
+"""Kind → group sizes that kernels read, the best first; larger groups repeat their scales."""
 MAX_ZERO_GROUPS = 4096
-"""Groups with a scale of 0 that are looked at, of one matrix; a padded vocabulary has many."""
+"""Groups with a scale of 0 that are examined in a matrix; a padded vocabulary has many."""
+FLOAT_TYPES = ("F16", "BF16", "F32")
+"""Types of the scales of integer levels."""
 QUANTIZE_AGAIN = "Quantize the model again, or copy the file again."
 SAME_MODEL = "Check bits and group size in quantization_config, and that all is of one model."
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointMatrix:
-    """A matrix of a checkpoint: `tensors` by their last name (`qweight`), `read` for any of them.
+    """A matrix of a checkpoint: `tensors` by suffix (`qweight`), `read` reads a tensor by its full
+    name.
 
-    `shift` is what GPTQ's stored zeros lack.
+    `shift` is added to GPTQ's stored zeros.
     """
 
     name: str
@@ -38,15 +41,15 @@ class CheckpointMatrix:
     shift: int = 0
 
     def tensor(self, suffix: str) -> Tensor:
-        """The tensor whose name ends so."""
+        """Read the tensor with this suffix."""
         return self.read(f"{self.name}.{suffix}")
 
     def fail(self, suffix: str, what: str, fix: str = QUANTIZE_AGAIN) -> NoReturn:
-        """Raise the error that names one of the tensors."""
+        """Raise the CheckpointError that names one of the tensors."""
         raise CheckpointError(f"{shown(self.name)}.{suffix} {what}.", fix)
 
     def expect(self, suffix: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...]) -> None:
-        """CheckpointError unless the tensor has one of these types and shapes."""
+        """Raise CheckpointError unless the tensor has one of these types and shapes."""
         entry, label = self.tensors[suffix], self.scheme.label
         if entry.dtype not in dtypes:
             self.fail(
@@ -60,12 +63,14 @@ class CheckpointMatrix:
     def expect_scales(
         self, suffix: str, dtypes: tuple[str, ...], outputs: int, groups: int
     ) -> None:
-        """The same for (outputs, groups); one for each output, or one in all, may be flat."""
+        """Check a tensor of shape (outputs, groups); with one group, shapes of one number per
+        output or of a single number are also allowed."""
         flat: list[tuple[int, ...]] = [(outputs,), (1,), (1, 1), ()] if groups == 1 else []
         self.expect(suffix, dtypes, (outputs, groups), *flat)
 
     def expect_matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
-        """The shape of a tensor that has two dims and numbers; CheckpointError otherwise."""
+        """Return the shape of a tensor with two dimensions. Raises CheckpointError for others and
+        empty ones."""
         shape = self.tensors[suffix].shape
         if len(shape) != 2 or not all(shape):
             self.fail(suffix, f"has shape {list(shape)}, which is no matrix", SAME_MODEL)
@@ -74,7 +79,7 @@ class CheckpointMatrix:
 
 
 class QuantParams(NamedTuple):
-    """All of a matrix but its levels, as `RoundedWeight` has them."""
+    """All of a matrix except its levels, as in `RoundedWeight`."""
 
     kind: Kind
     shape: tuple[int, int]
@@ -84,31 +89,31 @@ class QuantParams(NamedTuple):
     order_H: Tensor | None = None
 
     def weight(self, levels_OH: Tensor) -> RoundedWeight:
-        """The matrix with these levels."""
+        """Return the matrix with these levels."""
         scales, offsets = self.scales_OG, self.offsets_OG
         return RoundedWeight(levels_OH, scales, self.group, offsets, self.order_H, self.kind)
 
     @property
     def format(self) -> Format:
-        """The narrowest that holds it exactly."""
+        """The narrowest format that holds the matrix exactly."""
         dtype = torch.float8_e4m3fn if self.kind == "fp8" else torch.int8
         return self.weight(torch.empty(1, 1, dtype=dtype).expand(*self.shape)).format
 
 
 class Layout(NamedTuple):
-    """How tensors make a matrix: the names of those it has, and of those it may have."""
+    """How tensors make a matrix: the suffixes it needs, and those it may have."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]
     params: Callable[[CheckpointMatrix], QuantParams]
-    """Reads and checks all but the levels."""
+    """Reads and checks all except the levels."""
     levels: Callable[[CheckpointMatrix], Tensor]
-    """The levels (O, H), inputs in the model's order."""
+    """Reads the levels (O, H), inputs in the model's order."""
     scale: str
-    """The tensor with the scales, for errors."""
+    """Suffix of the scales, for errors."""
 
     def weight(self, matrix: CheckpointMatrix) -> RoundedWeight:
-        """The matrix; CheckpointError names the tensor whose numbers cannot be."""
+        """Return the matrix. Raises CheckpointError that names a tensor with impossible numbers."""
         params = self.params(matrix)
         levels = self.levels(matrix)
         if params.order_H is not None:
@@ -119,7 +124,8 @@ class Layout(NamedTuple):
 
 
 def group_size(matrix: CheckpointMatrix, inputs: int) -> int:
-    """The inputs of a group, all of them for 0; CheckpointError where it does not divide them."""
+    """Return the inputs of a group, all of them for 0. Raises CheckpointError where it does not
+    divide them."""
     group = matrix.scheme.group
     if group and inputs % group:
         raise CheckpointError(
@@ -130,9 +136,9 @@ def group_size(matrix: CheckpointMatrix, inputs: int) -> int:
 
 
 def kernel_group(kind: Kind, group: int, inputs: int) -> int:
-    """The group of a kernel whose scales, repeated, are those of groups of `group` inputs.
+    """Return the kernel's group size that holds, with repeated scales, groups of `group` inputs.
 
-    int4: 256 → 128, 96 → 32; all of 896 or 100 inputs → 128, the last one shorter. int8: all → 0.
+    int4: 256 → 128, 96 → 32; all of 896 or 100 inputs → 128, the last group shorter. int8: all → 0.
     """
     if group >= inputs:
         return 0 if kind == "int8" else KERNEL_GROUPS[kind][0]
@@ -140,14 +146,15 @@ def kernel_group(kind: Kind, group: int, inputs: int) -> int:
 
 
 def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
-    """Numbers of groups of `group` inputs as those of groups of `size`, contiguous."""
+    """Return numbers of groups of `group` inputs as those of groups of `size`, contiguous."""
     groups = -(-inputs // size) if size else 1
     times = groups if group >= inputs else group // size
     return numbers_OG.repeat_interleave(times, 1).contiguous()
 
 
 def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) -> Tensor:
-    """The scales in fp32; CheckpointError for NaN, infinity, or a negative one without a sign."""
+    """Return the scales in fp32. Raises CheckpointError for NaN, infinity, or an unexpected
+    negative scale."""
     scales = matrix.tensor(suffix).float()
     if not bool(torch.isfinite(scales).all()):
         matrix.fail(suffix, "holds a scale that is NaN or infinite")
@@ -157,9 +164,10 @@ def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) ->
 
 
 def check_zero_scales(matrix: CheckpointMatrix, suffix: str, weight: RoundedWeight) -> None:
-    """CheckpointError where a scale is 0 and the levels of its group are not all alike.
+    """Raise CheckpointError where a scale is 0 and the levels of its group are not all equal.
 
-    Such weights have been lost: a scale below what fp16 holds, or a part of a file left empty.
+    Such weights are lost: the scale was below the range of fp16, or a part of the file was not
+    written.
     """
     rows, groups = (weight.scales_OG == 0).nonzero()[:MAX_ZERO_GROUPS].T
     size = weight.group or weight.levels_OH.shape[1]
@@ -174,13 +182,13 @@ def check_zero_scales(matrix: CheckpointMatrix, suffix: str, weight: RoundedWeig
 
 
 def order_of(matrix: CheckpointMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
-    """The inputs in the order of their groups; None where that is the model's.
+    """Return the inputs in the order of their groups, None where that is the model's order.
 
-    Groups of 2: [1 0 0 1] → [1 2 0 3]. CheckpointError unless every group has its number of inputs.
+    Groups of 2: [1 0 0 1] → [1 2 0 3]. Raises CheckpointError unless every group has its inputs.
     """
     matrix.expect(suffix, ("I32", "I64"), (inputs,))
     index = matrix.tensor(suffix).long()
-    if bool((index == -1).all()):  # compressed-tensors' sign for none
+    if bool((index == -1).all()):  # compressed-tensors writes -1 for no order
         return None
     groups = -(-inputs // group)
     if groups > 1 and not bool(index.any()):
@@ -198,23 +206,29 @@ def order_of(matrix: CheckpointMatrix, suffix: str, inputs: int, group: int) -> 
 
 
 def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
-    """int32 words (O, W), lowest bits first, → codes (O, W · 32 / bits) as bytes."""
+    """Return the codes (O, W · 32 / bits) of int32 words (O, W), lowest bits first, as bytes."""
     numbers = words.contiguous().view(torch.uint8)
     return numbers if bits == 8 else nibbles(numbers)
 
 
 def nibbles(numbers: Tensor) -> Tensor:
-    """Bytes (O, W) → their halves (O, 2 · W), lower ones first."""
+    """Return the halves (O, 2 · W) of bytes (O, W), lower ones first."""
     return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
 
+def signed_levels(codes: Tensor, bits: int) -> Tensor:
+    """Return the codes of 4 or 8 bits minus 8 or 128, in int8."""
+    return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
+
+
 def words_for(count: int, bits: int) -> int:
-    """int32 words that hold so many codes."""
+    """Return the int32 words that hold `count` codes."""
     return -(-count * bits // 32)
 
 
 def common_format(formats: list[Format]) -> Format:
-    """The narrowest format that holds the matrices of all these, of one kind and group."""
+    """Return the narrowest format that holds matrices of these formats, which have one kind and
+    group."""
     offsets = max((format.offsets for format in formats), key=("none", "zeros", "any").index)
     wide = any(format.fp32_scales for format in formats)
     supers = {(format.super_block, format.offsets) for format in formats}

@@ -1,8 +1,8 @@
-"""MXFP4: e2m1 numbers, two a byte, lower half first, and a power of two for each 32.
+"""MXFP4: e2m1 numbers, two per byte, lower half first, and a power of two for each 32.
 
-compressed-tensors packs a matrix (O, H / 2), gpt-oss has 16 bytes for each 32: (O, H / 32, 16).
+compressed-tensors packs a matrix as (O, H / 2); gpt-oss has 16 bytes for each 32: (O, H / 32, 16).
 
-Twice an e2m1 number is a whole one of -12 … 12, so that the matrix is int8 by 32, exactly.
+Doubled e2m1 numbers are integers of -12 … 12, so the matrix is exactly int8 in groups of 32.
 """
 
 import torch
@@ -20,11 +20,11 @@ from headway.runtime.quantized.matrix import (
 
 GROUP = 32
 DOUBLED_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Code → twice its number."""
+"""Code of e2m1 → twice its number."""
 
 
 def params_of(matrix: CheckpointMatrix) -> QuantParams:
-    """Half the scales, for levels are twice the numbers."""
+    """Return half the scales, because the levels are doubled."""
     outputs, pairs = matrix.expect_matrix("weight_packed", ("U8",))
     inputs = 2 * pairs
     matrix.expect("weight_scale", EXPONENT_TYPES, (outputs, inputs // group_size(matrix, inputs)))
@@ -34,17 +34,17 @@ def params_of(matrix: CheckpointMatrix) -> QuantParams:
 
 
 def levels_of(matrix: CheckpointMatrix) -> Tensor:
-    """Twice the numbers."""
+    """Return the doubled numbers."""
     return double_levels(matrix.tensor("weight_packed"))
 
 
 def double_levels(packed: Tensor) -> Tensor:
-    """Twice the numbers of bytes (O, H / 2)."""
+    """Return the doubled numbers of bytes (O, H / 2)."""
     return torch.tensor(DOUBLED_VALUES, dtype=torch.int8)[nibbles(packed).int()]
 
 
 def block_params(matrix: CheckpointMatrix) -> QuantParams:
-    """The same of gpt-oss's tensors."""
+    """Return the parameters of gpt-oss's tensors."""
     shape = matrix.tensors["scales"].shape
     if len(shape) != 2 or not all(shape):
         matrix.fail("scales", f"has shape {list(shape)}, which is none of a matrix", SAME_MODEL)

@@ -1,8 +1,8 @@
-"""A model's profile: the power of every matrix's inputs, and what the matrix loses in each format.
+"""A model's profile: the mean power of each matrix's inputs, and the loss of each matrix by format.
 
-It is measured once (`compress.sensitivity`), kept in the user's cache beside packed weights, and
-read where weights of 16 bits are rounded to int4 at load: formats are chosen by it, and the scales
-of int4 lose least of the outputs.
+It is measured once (`compress.sensitivity`) and kept in the user's cache beside packed weights.
+Where 16-bit weights are rounded to int4 at load, it decides the formats, and scales of int4 are
+chosen for the least error of the outputs.
 """
 
 import json
@@ -28,7 +28,7 @@ Tensors = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatrixProfile:
     """One matrix of a checkpoint: its place in our module, the mean square of each input, and the
-    loss in nats a token of each format."""
+    loss of each format in nats per token."""
 
     module: str
     part: str | None
@@ -43,7 +43,7 @@ class MatrixProfile:
 
 
 def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
-    """Write a profile, whole or not at all; raises OSError."""
+    """Write a profile atomically. Raises OSError."""
     facts = {
         name: {
             "module": one.module,
@@ -55,7 +55,7 @@ def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
     }
     metadata = {"profile": json.dumps(facts)}
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    handle, part = tempfile.mkstemp(".part", dir=path.parent)  # others may measure it as well
+    handle, part = tempfile.mkstemp(".part", dir=path.parent)  # another process may write it, too
     try:
         with open(handle, "wb") as file:
             file.write(save({n: one.power_I for n, one in profile.items()}, metadata))
@@ -66,7 +66,7 @@ def write_profile(path: Path, profile: Mapping[str, MatrixProfile]) -> None:
 
 
 def read_profile(path: Path) -> dict[str, MatrixProfile]:
-    """The profile in a file; CheckpointError where it is none."""
+    """Return the profile in a file. Raises CheckpointError where it is invalid."""
     try:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["profile"])
@@ -91,7 +91,7 @@ def read_profile(path: Path) -> dict[str, MatrixProfile]:
 
 
 def round_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
-    """The tensors of a folder, its matrices in int4 as the profile of `spec` rounds them."""
+    """Yield the tensors of a folder, its matrices in int4 as the profile of `spec` rounds them."""
     profile, formats = read_profile(Path(spec.profile)), dict(spec.formats)
     for name, read in tensors:
         one = profile.get(name.removesuffix(".weight"))
@@ -105,7 +105,7 @@ def round_tensors(tensors: Tensors, spec: ModelSpec) -> Tensors:
 def round_matrix(
     read: Callable[[], Tensor | RoundedWeight], group: int, power_I: Tensor
 ) -> RoundedWeight:
-    """One matrix, read and rounded."""
+    """Read and round one matrix."""
     weight = read()
     assert isinstance(weight, Tensor)
     return round_weight_by_power(weight, group, power_I)

@@ -1,4 +1,4 @@
-"""How a checkpoint stores its linear layers, as its config says it: rules from names to schemes.
+"""How a checkpoint stores its linear layers, according to its config: rules from names to schemes.
 
 Nothing here reads weights or needs torch.
 """
@@ -14,15 +14,16 @@ from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.runtime.checkpoint_files import shown
 
 MAX_PATTERN_CHARS, MAX_REPEATS = 500, 5
-"""Chosen: names have at most 80 characters, and each unbounded repeat may try all of them."""
+"""Limits of expressions, chosen: names have at most 80 characters, and each unbounded repeat may
+try all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """How one linear layer is stored: `layout` names its reader, `label` is for errors.
+    """How one linear layer is stored: `layout` names its reader, `label` is used in errors.
 
-    `group` inputs share a scale; 0: all inputs of an output. `block` (outputs, inputs) is that of
-    FP8 scales; (0, 0): all outputs and inputs, (1, 0): a scale for each output.
+    `group` inputs share a scale; 0: all inputs of an output. `block` is (outputs, inputs) of FP8
+    scales; (0, 0): all outputs and inputs, (1, 0): a scale for each output.
     """
 
     layout: str
@@ -39,7 +40,7 @@ Match = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schemes:
-    """The rules of one checkpoint, in order; None is a layer in the type of the model.
+    """The rules of one checkpoint, in order; None stands for a layer in the type of the model.
 
     `named` are modules that a rule names exactly. `version` is GPTQ's checkpoint format.
     """
@@ -50,7 +51,8 @@ class Schemes:
     version: str = ""
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """The first rule that fits a linear layer: `model.layers.0.mlp.down_proj`."""
+        """Return the scheme of the first rule that matches a linear layer:
+        `model.layers.0.mlp.down_proj`."""
         for matches, scheme in self.rules:
             if matches(module):
                 return scheme
@@ -58,31 +60,31 @@ class Schemes:
 
 
 def match_all(module: str) -> bool:
-    """The rule for all that are left."""
+    """Match every module: the rule for the rest."""
     return True
 
 
 def match_head(module: str) -> bool:
-    """The output matrix, which most methods leave in the type of the model."""
+    """Match the output matrix, which most methods leave in the type of the model."""
     return module == "lm_head"
 
 
 def match_name(name: str) -> Match:
-    """One module."""
+    """Return the rule for one module."""
     return lambda module: module == name
 
 
-def match_pattern(pattern: str, where: str, *, anywhere: bool = False) -> Match:
-    """Modules whose names begin with (or hold, anywhere) what a regular expression describes."""
+def match_pattern(pattern: str, where: str) -> Match:
+    """Return the rule for modules whose names begin with what a regular expression describes."""
     compiled = compile_pattern(pattern, where)
-    find = compiled.search if anywhere else compiled.match
-    return lambda module: find(module) is not None
+    return lambda module: compiled.match(module) is not None
 
 
 def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
-    """A regular expression of a config; CheckpointError for one that could take for ever.
+    """Compile a regular expression of a config. Raises CheckpointError for one that could take
+    forever.
 
-    (a+)+ is refused, and so are more than MOST_REPEATS repeats.
+    (a+)+ is refused, and so are more than MAX_REPEATS repeats.
     """
     try:
         if (
@@ -100,9 +102,9 @@ def compile_pattern(pattern: str, where: str) -> re.Pattern[str]:
 
 
 def count_repeats(pattern: Any, is_nested: bool = False) -> int:
-    """Repeats of a parsed pattern that may have several lengths; too many for one inside another.
+    """Count the repeats of variable length in a parsed pattern; nested ones count as too many.
 
-    A choice inside a repeat counts as one too: (a|aa)* tries as many ways as (a+)+.
+    So does a choice inside a repeat: (a|aa)* tries as many ways as (a+)+.
     """
     count = 0
     for operation, argument in pattern:
@@ -131,7 +133,7 @@ def raise_unsupported(label: str, what: str) -> NoReturn:
 
 
 def invalid_value(key: str, value: object, expected: str) -> CheckpointError:
-    """The error for a key of the quantization config whose value cannot be."""
+    """Return the error for an invalid value in the quantization config."""
     return CheckpointError(
         f"config.json: quantization_config.{shown(key)} is {shown(value)[:60]}.",
         f"It must be {expected}.",
@@ -139,7 +141,7 @@ def invalid_value(key: str, value: object, expected: str) -> CheckpointError:
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
-    """A whole number of the config; CheckpointError for anything else."""
+    """Return an integer of the config. Raises CheckpointError for anything else."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 20:
         raise invalid_value(key, value, "a whole number")
@@ -147,7 +149,7 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
 
 
 def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
-    """A flag of the config; null is the default."""
+    """Return a flag of the config; null means the default."""
     value = config.get(key)
     if value is None:
         return default
@@ -157,7 +159,7 @@ def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
 
 
 def strings(config: dict[str, Any], key: str) -> list[str]:
-    """A list of strings of the config; null and a missing one are empty."""
+    """Return a list of strings of the config; null and a missing key are empty."""
     value = config.get(key)
     if value is None:
         return []
@@ -167,7 +169,7 @@ def strings(config: dict[str, Any], key: str) -> list[str]:
 
 
 def table(config: dict[str, Any], key: str) -> dict[str, Any]:
-    """An object of the config; null and a missing one are empty."""
+    """Return an object of the config; null and a missing key are empty."""
     value = config.get(key)
     if value is None:
         return {}

@@ -1,9 +1,9 @@
-"""A token a row in one kernel: temperature, min_p, top_k, top_p and the draw, one program a row.
+"""Sampling in one kernel: temperature, min_p, top_k, top_p and the draw, one program per row.
 
-The numbers of `cuda.sampling.choose` behind its edits: a floor is found by halving the range of all
-floats 32 times. A program reads its row of V logits once for the greatest, 32 times each for top_k
-and top_p where the row asks for them, and twice for the draw. Sums are fp64, block by block: a
-token at the very edge of top_p or of the draw, within 1e-15 of the mass, may be another than
+It gives the numbers of `cuda.sampling.choose` behind its edits: a floor is found by halving the
+range of all floats 32 times. A program reads its row of V logits once for the greatest, 32 times
+each for top_k and top_p where the row uses them, and twice for the draw. Sums are fp64, block by
+block: a token at the very edge of top_p or of the draw, within 1e-15 of the mass, may differ from
 torch's.
 """
 
@@ -20,7 +20,8 @@ BLOCK = 2048
 
 @triton.jit
 def likely(logits, start, temperature, floor, V, BLOCK: tl.constexpr):
-    """Logits of a block over the temperature, -inf for those below the floor and behind the row."""
+    """Return the logits of a block over the temperature, -inf below the floor and behind the
+    row."""
     at = start + tl.arange(0, BLOCK)
     values = tl.load(logits + at, mask=at < V, other=float("-inf"))
     values = tl.math.div_rn(values, temperature)
@@ -29,14 +30,16 @@ def likely(logits, start, temperature, floor, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def key_of(values):
-    """int32 in the order of these fp32 numbers: the bits, those of negative ones turned around."""
+    """Return int32 keys in the order of these fp32 numbers: their bits, inverted for negative
+    ones."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def raised(floor, key):
-    """The floor, or the number of this key where it is one and above; infinities bound numbers."""
+    """Return the number of this key where it is finite or infinite and above the floor, else the
+    floor."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
     number = bits.to(tl.float32, bitcast=True)
     is_number = (key > -2139095041) & (key <= 2139095040)
@@ -45,13 +48,13 @@ def raised(floor, key):
 
 @triton.jit
 def mass_of(values, top):
-    """How likely, where the likeliest has 1; fp64."""
+    """Return the mass relative to the likeliest token, in fp64."""
     return tl.exp(values.to(tl.float64) - top)
 
 
 @triton.jit
 def mass_above(logits, temperature, floor, key, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The mass of the tokens from this key on; with COUNTS their number."""
+    """Return the mass of the tokens from this key on; with COUNTS their number."""
     total = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, V, BLOCK):
         values = likely(logits, start, temperature, floor, V, BLOCK)
@@ -65,7 +68,8 @@ def mass_above(logits, temperature, floor, key, top, V, COUNTS: tl.constexpr, BL
 
 @triton.jit
 def floor_of(logits, temperature, floor, target, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """The greatest floor whose tokens have at least `target` of the mass, or of their number."""
+    """Return the greatest floor whose tokens have at least `target` of the mass, or of their
+    number."""
     low = tl.full((), -2147483648, tl.int64)
     high = tl.full((), 2147483647, tl.int64)
     for _ in range(32):
@@ -80,7 +84,7 @@ def floor_of(logits, temperature, floor, target, top, V, COUNTS: tl.constexpr, B
 def draw_kernel(
     chosen, logits, greedy, temperatures, log_min_p, top_k, top_p, u, V, BLOCK: tl.constexpr
 ):
-    """One row a program; -1 where all is forbidden."""
+    """One row per program; -1 where all tokens are forbidden."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * V
     best = tl.full((), float("-inf"), tl.float32)
@@ -121,7 +125,7 @@ def draw_kernel(
 
 
 def draw(logits_RV: Tensor, rows: RowInputs) -> Tensor:
-    """A token a row of edited fp32 logits, NO_TOKEN where all are forbidden, (R,)."""
+    """Return a token for each row of edited fp32 logits, NO_TOKEN where all are forbidden, (R,)."""
     logits_RV = logits_RV.contiguous()
     count, vocabulary = logits_RV.shape
     chosen_R = torch.empty(count, dtype=torch.int64, device=logits_RV.device)

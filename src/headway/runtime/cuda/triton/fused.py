@@ -1,4 +1,4 @@
-"""Two operations in one pass each: a sum with the norm behind it, ropes with the write of K and V.
+"""Two fused operations: a sum with the norm behind it, ropes with the write of K and V.
 
 T tokens, H channels, N query heads, G KV heads, D head size, R rotated dims.
 """
@@ -17,7 +17,7 @@ def add_norm_kernel(
     out, total, x, more, weight, stride_x, stride_more, eps, OFFSET: tl.constexpr,
     H: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """One row a program: the sum is rounded to the type before its norm, as two steps round it."""
+    """One row per program; the sum is rounded to the type before its norm, as by two operations."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     live = at < H
@@ -39,7 +39,7 @@ def add_norm_kernel(
 def add_rms_norm(
     x_TH: Tensor, more_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """`reference.add_rms_norm`: (x + more, its norm)."""
+    """Return `reference.add_rms_norm`: (x + more, its norm)."""
     tokens, size = x_TH.shape
     x_TH, more_TH = (x if x.stride(1) == 1 else x.contiguous() for x in (x_TH, more_TH))
     total_TH = torch.empty(tokens, size, dtype=x_TH.dtype, device=x_TH.device)
@@ -55,7 +55,7 @@ def add_rms_norm(
 
 @triton.jit
 def turned(x, cos, sin, token, heads, at, live, stride_n, HALF: tl.constexpr):
-    """The heads of a token rotated by its angles, fp32."""
+    """Return the heads of a token rotated by its angles, fp32."""
     rotated = at < 2 * HALF
     partner = tl.where(rotated, tl.where(at < HALF, at + HALF, at - HALF), at)
     own = tl.load(x + heads[:, None] * stride_n + at[None, :], mask=live, other=0.0)
@@ -73,7 +73,7 @@ def rope_write_kernel(
     N: tl.constexpr, G: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """One token a program: its queries go to `out`, its keys and values to their slot."""
+    """One token per program: its queries go to `out`, its keys and values to their slot."""
     token = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK_D)
     heads = tl.arange(0, BLOCK_N)
@@ -98,9 +98,10 @@ def rope_write(
     memory: tuple[Tensor, Tensor],
     slots_T: Tensor,
 ) -> Tensor:
-    """The queries rotated, (T, N, D), with rotated keys and the values written to their slots.
+    """Return the rotated queries, (T, N, D); write the rotated keys and the values to their slots.
 
-    `memory` are K and V, (blocks, page, G, D); heads lie behind each other, as in a row of qkv.
+    `memory` are K and V, (blocks, page, G, D). The heads of a token are consecutive, as in a row of
+    qkv.
     """
     tokens, heads, size = q_TND.shape
     kv_heads = k_TGD.shape[1]

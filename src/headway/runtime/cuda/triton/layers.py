@@ -1,4 +1,4 @@
-"""What lies between the GEMMs of a layer, one pass each: norm, gate, rope.
+"""The operations between the GEMMs of a layer, one pass each: norm, gate, rope.
 
 T tokens, H channels, I MLP size, N heads, D head size, R rotated dims.
 """
@@ -16,7 +16,7 @@ def rms_norm_kernel(
     out, x, weight, stride, eps, OFFSET: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """One row a program."""
+    """One row per program."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     live = at < H
@@ -32,7 +32,7 @@ def rms_norm_kernel(
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """`reference.rms_norm`; of any number of leading dims."""
+    """Return `reference.rms_norm`, for any number of leading dims."""
     size = x_TH.shape[-1]
     flat = x_TH if x_TH.dim() == 2 and x_TH.stride(1) == 1 else x_TH.reshape(-1, size)
     out = torch.empty(x_TH.shape, dtype=x_TH.dtype, device=x_TH.device)
@@ -47,7 +47,7 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) ->
 
 @triton.jit
 def gated_kernel(out, gate_up, I, GELU: tl.constexpr, BLOCK: tl.constexpr, TYPE: tl.constexpr):
-    """A block of one row a program."""
+    """A block of one row per program."""
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = at < I
@@ -63,7 +63,7 @@ def gated_kernel(out, gate_up, I, GELU: tl.constexpr, BLOCK: tl.constexpr, TYPE:
 
 
 def gated(gate_up_TI2: Tensor, gelu: bool) -> Tensor:
-    """act(first half) · second half, (T, I)."""
+    """Return act(first half) · second half, (T, I)."""
     tokens, inner = gate_up_TI2.shape[0], gate_up_TI2.shape[-1] // 2
     out = torch.empty(tokens, inner, dtype=gate_up_TI2.dtype, device=gate_up_TI2.device)
     if tokens:
@@ -75,12 +75,12 @@ def gated(gate_up_TI2: Tensor, gelu: bool) -> Tensor:
 
 
 def silu_mul(gate_up_TI2: Tensor) -> Tensor:
-    """`reference.silu_mul`."""
+    """Return `reference.silu_mul`."""
     return gated(gate_up_TI2, gelu=False)
 
 
 def gelu_tanh_mul(gate_up_TI2: Tensor) -> Tensor:
-    """`reference.gelu_tanh_mul`."""
+    """Return `reference.gelu_tanh_mul`."""
     return gated(gate_up_TI2, gelu=True)
 
 
@@ -89,7 +89,7 @@ def rope_kernel(
     out, x, cos, sin, stride_t, stride_n, N: tl.constexpr, D: tl.constexpr, HALF: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """All heads of one token a program; channel d reads its partner, HALF away."""
+    """All heads of one token per program; channel d reads its partner, HALF away."""
     token = tl.program_id(0).to(tl.int64)
     heads, at = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_D)
     live = (heads < N)[:, None] & (at < D)[None, :]
@@ -108,7 +108,7 @@ def rope_kernel(
 
 
 def rope(x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-    """`reference.rope`; the last dim of x is contiguous, angles are (T, 1, R / 2)."""
+    """Return `reference.rope`; the last dim of x is contiguous, angles are (T, 1, R / 2)."""
     tokens, heads, size = x_TND.shape
     if x_TND.stride(2) != 1:
         x_TND = x_TND.contiguous()
@@ -123,5 +123,5 @@ def rope(x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
 
 
 def warps(block: int) -> int:
-    """Warps for a row of so many numbers: 8 numbers a thread, 4 to 16 warps."""
+    """Return the warps for a row of `block` numbers: 8 numbers a thread, 4 to 16 warps."""
     return min(max(block // 256, 4), 16)

@@ -1,13 +1,14 @@
-"""Products of 16-bit activations with weights of 16 bits, in FP8 or in int8, one tile for all.
+"""Products of 16-bit activations with weights of 16 bits, FP8 or int8, with one tile for all.
 
-A program has BLOCK_T rows and some outputs, whatever the number of rows, and adds up the inputs in
-steps from the first to the last: a row's bits do not depend on those beside it, nor on whether it
-is a prompt's or a decode's. Weights are widened in the tile (W8A16). A byte of e4m3, s eeee mmm, is
-the fp16 number s 0eeee mmm0000000 times 256, its least numbers too; the 256 is in the scales:
+A program computes BLOCK_T rows and some outputs, for any number of rows, and adds up the inputs in
+steps from the first to the last: the bits of a row depend neither on the other rows nor on whether
+it belongs to a prompt or a decode. Weights are widened in the tile (W8A16). A byte of e4m3, s eeee
+mmm, is the fp16 number s 0eeee mmm0000000 times 256, subnormal numbers too; the 256 is in the
+scales:
 
     0x38 = 1.0    0 0111 000 → 0 00111 0000000000 = 2^-8
 
-Weights of several experts lie behind each other, and the rows are sorted by expert: each tile finds
+Weights of several experts are concatenated, and the rows are sorted by expert: each tile looks up
 its expert in numbers that are on the device. T rows, H inputs, O outputs, G groups of inputs with a
 scale, E experts.
 """
@@ -26,16 +27,17 @@ from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T = EXPERT_TILE
 STEP = 64
-"""Inputs of one step; with a scale for each group, as many as divide a group, STEP at most."""
+"""Inputs of one step; with group scales the largest power of two that divides a group, at most
+STEP."""
 ROW_TILES_TOGETHER = 8
-"""Tiles of rows that read the same weights one behind the other, while a cache has them."""
+"""Consecutive tiles of rows that read the same weights while these are in a cache."""
 WIDE = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
 E4M3_FACTOR = 256.0
 
 
 @triton.jit
 def tile_of(tile, starts, tiles, T, E, BLOCK_T: tl.constexpr, EXPERTS: tl.constexpr):
-    """(expert, first row, end of its rows) of a tile; of one that nobody needs no rows."""
+    """Return (expert, first row, end of its rows) of a tile; no rows for a tile behind the last."""
     expert, first, end = 0, tile * BLOCK_T, T
     if EXPERTS:
         low, high = 0, E  # the last expert whose tiles begin at or before this one
@@ -53,7 +55,7 @@ def tile_of(tile, starts, tiles, T, E, BLOCK_T: tl.constexpr, EXPERTS: tl.conste
 
 @triton.jit
 def swizzled(tiles_t, tiles_o, TOGETHER: tl.constexpr):
-    """(tile of rows, tile of outputs) of a program: some tiles of rows take turns."""
+    """Return (tile of rows, tile of outputs) of a program; groups of row tiles alternate."""
     pid = tl.program_id(0)
     each = TOGETHER * tiles_o
     begin = pid // each * TOGETHER
@@ -63,7 +65,7 @@ def swizzled(tiles_t, tiles_o, TOGETHER: tl.constexpr):
 
 @triton.jit
 def as_dot(x, DOT: tl.constexpr):
-    """In the type of products, through fp32 where it has another."""
+    """Return x in the type of products, through fp32 where it has another."""
     if x.dtype == DOT:
         return x
     return x.to(tl.float32).to(DOT)
@@ -71,7 +73,7 @@ def as_dot(x, DOT: tl.constexpr):
 
 @triton.jit
 def widened(numbers, KIND: tl.constexpr, DOT: tl.constexpr):
-    """Weights as loaded in the type of products; those of e4m3 over 256."""
+    """Return loaded weights in the type of products; those of e4m3 divided by 256."""
     if KIND == "fp8":
         code = numbers.to(tl.int32)
         half = ((code & 0x80) << 8) | ((code & 0x7F) << 7)
@@ -86,7 +88,7 @@ def linear_kernel(
     BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, TOGETHER: tl.constexpr, BIAS: tl.constexpr,
     EXPERTS: tl.constexpr, DOT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of BLOCK_T rows and BLOCK_O outputs a program."""
+    """A tile of BLOCK_T rows and BLOCK_O outputs per program."""
     tile_t, tile_o = swizzled(tiles_t, tiles_o, TOGETHER)
     expert, first, end = tile_of(tile_t, starts, tiles, T, E, BLOCK_T, EXPERTS)
     if first < end:
@@ -121,9 +123,10 @@ def linear_kernel(
 
 @dataclass(frozen=True, slots=True)
 class WideWeight:
-    """A matrix as the kernel reads it: bytes (O, H) and fp32 scales (O, G); of experts (E, …).
+    """A matrix in the kernel's form: bytes (O, H) and fp32 scales (O, G); of experts (E, …).
 
-    `step` is how many inputs the kernel takes at once, `group` how many share a scale; 0: all.
+    `step` is the number of inputs that the kernel takes at once, `group` how many share a scale; 0:
+    all.
     """
 
     levels: Tensor
@@ -138,12 +141,12 @@ class WideWeight:
 
 
 def step_of(group: int) -> int:
-    """The largest power of two up to STEP that divides a group; STEP without groups."""
+    """Return the largest power of two up to STEP that divides a group; STEP without groups."""
     return min(group & -group, STEP) if group else STEP
 
 
 def pack(weight: RoundedWeight) -> WideWeight:
-    """The weight in the kernel's form."""
+    """Return the weight in the kernel's form."""
     kind = WIDE[weight.levels_OH.dtype]
     levels = weight.levels_OH.view(torch.uint8) if kind == "fp8" else weight.levels_OH
     scales = weight.scales_OG * E4M3_FACTOR if kind == "fp8" else weight.scales_OG
@@ -152,21 +155,22 @@ def pack(weight: RoundedWeight) -> WideWeight:
 
 
 def stack(weights: list[WideWeight]) -> WideWeight:
-    """Those of several experts behind each other."""
+    """Return the weights of several experts as one."""
     levels = torch.stack([one.levels for one in weights])
     scales = torch.stack([one.scales for one in weights])
     return WideWeight(levels, scales, weights[0].kind, weights[0].group, weights[0].step)
 
 
 def outputs_a_tile(outputs: int, dtype: torch.dtype) -> int:
-    """By the layer alone: so many that a step of one row has 128 programs from 4,096 outputs on."""
+    """Return the outputs of a tile, by the layer only: a step of one row has 128 programs from
+    4,096 outputs on."""
     if dtype == torch.float32:
         return 32
     return 128 if outputs >= 16_384 else 64 if outputs >= 8192 else 32
 
 
 def warps_of(block_o: int) -> int:
-    """With 4 a tile of 128 outputs spills registers."""
+    """Return the warps of a tile; with 4 a tile of 128 outputs spills registers."""
     return 8 if block_o >= 128 else 4
 
 
@@ -177,11 +181,11 @@ def linear(
     visits: Visits | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x · weightᵀ + bias, (T, O), in the type of x.
+    """Return x · weightᵀ + bias, (T, O), in the type of x.
 
-    Products are taken in the type of a plain weight, or else in `dtype`, by default that of x; rows
-    of another type are rounded to it.
-    With `visits` weight and bias are all experts', (E, O, H) and (E, O), and the rows theirs.
+    Products are computed in the type of an unquantized weight, or else in `dtype`, by default that
+    of x; rows of another type are rounded to it. With `visits` weight and bias are those of all
+    experts, (E, O, H) and (E, O), and the rows are sorted by expert.
     """
     plain, out_dtype = isinstance(weight, Tensor), x_TH.dtype
     numbers: Any = weight if isinstance(weight, Tensor) else weight.levels

@@ -1,7 +1,7 @@
 """Weights of 4 bits times activations of 16: unpacked in the tile, multiplied in the model's type.
 
-A group of g inputs lies in g / 2 bytes: byte i has input i in its low half and input i + g / 2 in
-its high half, each as level + 8. Worked example, a group of 4 with the levels [-8 7 0 1]:
+A group of g inputs is g / 2 bytes: byte i has input i in its low half and input i + g / 2 in its
+high half, each as level + 8. Example, a group of 4 with the levels [-8 7 0 1]:
 
     bytes   (0 | 8 << 4), (15 | 9 << 4)
 
@@ -23,7 +23,8 @@ from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, most_tiles
 from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T, BLOCK_O = EXPERT_TILE, 64
-"""The tile, the same for 1 row and for 4,096: a row's bits do not depend on those beside it."""
+"""The tile, the same for 1 row and for 4,096, so that the bits of a row do not depend on the other
+rows."""
 
 
 @triton.jit(do_not_specialize=["T"])
@@ -32,7 +33,7 @@ def linear_kernel(
     GROUP: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_O: tl.constexpr, OFFSETS: tl.constexpr,
     BIAS: tl.constexpr, EXPERTS: tl.constexpr, DOT: tl.constexpr, TYPE: tl.constexpr,
 ):  # fmt: skip
-    """A tile of BLOCK_T tokens and BLOCK_O outputs a program."""
+    """A tile of BLOCK_T tokens and BLOCK_O outputs per program."""
     HALF: tl.constexpr = GROUP // 2
     expert, begin, end = tile_of(tl.program_id(1), starts, tiles, T, E, BLOCK_T, EXPERTS)
     if begin < end:
@@ -70,7 +71,7 @@ def linear_kernel(
 
 @dataclass(frozen=True, slots=True)
 class PackedInt4:
-    """A matrix as the kernel reads it: bytes (O, G · g / 2), scales and offsets (O, G)."""
+    """A matrix in the kernel's form: bytes (O, G · g / 2), scales and offsets (O, G)."""
 
     packed: Tensor
     scales_OG: Tensor
@@ -86,7 +87,7 @@ class PackedInt4:
 
 
 def pack(weight: RoundedWeight) -> PackedInt4:
-    """The weight in the kernel's form; groups are filled up with zeros."""
+    """Return the weight in the kernel's form; the last group is padded with zeros."""
     group, inputs = weight.group, weight.levels_OH.shape[1]
     levels = functional.pad(weight.levels_OH, (0, -inputs % group)).unflatten(1, (-1, group))
     codes = (levels + 8).to(torch.uint8)
@@ -99,7 +100,7 @@ def pack(weight: RoundedWeight) -> PackedInt4:
 
 
 def stack(weights: list[PackedInt4]) -> PackedInt4:
-    """Those of several experts behind each other; none has inputs in an order of its own."""
+    """Return the weights of several experts as one; none has an input order of its own."""
     scales = [one.scales_OG for one in weights]
     if len({part.dtype for part in scales}) > 1:
         scales = [part.float() for part in scales]
@@ -125,10 +126,11 @@ def linear_int4(
     visits: Visits | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """x · weightᵀ + bias, (T, O), in the type of x.
+    """Return x · weightᵀ + bias, (T, O), in the type of x.
 
-    Products are taken in `dtype`, by default that of x; rows of another type are rounded to it.
-    With `visits` weight and bias are all experts', (E, …), and the rows theirs.
+    Products are computed in `dtype`, by default that of x; rows of another type are rounded to it.
+    With `visits` weight and bias are those of all experts, (E, …), and the rows are sorted by
+    expert.
     """
     out_dtype = x_TH.dtype
     x_TH = x_TH.to(dtype or out_dtype)

@@ -1,15 +1,15 @@
 """Attention over paged KV: any head size, soft cap, windows, int8 KV.
 
-A chunk's tokens go through the keys they see in one pass. A step of decodes alone cuts each context
-into splits of SPLIT keys at fixed places, whatever runs beside it, and computes them side by side.
-Each has a maximum m, a sum l and a weighted value; a second kernel merges one after the other:
+The tokens of a chunk go through the keys they see in one pass. A step of decodes cuts each context
+into splits of SPLIT keys at fixed places, whatever the batch, and computes them in parallel. Each
+split has a maximum m, a sum l and a weighted value; a second kernel merges them in order:
 
-    M' = max(M, m)     L' = L · e^(M - M') + l · e^(m - M')     and so the values
+    M' = max(M, m)     L' = L · e^(M - M') + l · e^(m - M')     and likewise the values
 
 A program has the rows of BLOCK_Q tokens of one sequence, and HEADS query heads of one KV head.
 Where values are the first D numbers of their keys (latent attention) they are read once; the E
-numbers behind them are the rope's. T tokens, S sequences, N query heads, G KV heads, D size of a
-value, P splits.
+numbers behind them belong to the rope. T tokens, S sequences, N query heads, G KV heads, D size of
+a value, P splits.
 """
 
 from typing import NamedTuple
@@ -26,7 +26,7 @@ SPLIT = 512
 CHUNK_WARPS = 8
 """With 4 the tile of a chunk spills registers on compute capability 8.0."""
 LATENT_HEADS, LATENT_KEYS, LATENT_WARPS = 16, 32, 4
-"""Rows and keys of a program over latent rows of 512 + 64 numbers."""
+"""Rows, keys and warps of a program over latent rows of 512 + 64 numbers."""
 NOTHING = tl.constexpr(-1.0e30)
 """The maximum of no score: finite, so that no difference of two is NaN."""
 
@@ -154,7 +154,8 @@ def merge_kernel(
     N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINK_LOGITS: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """The splits of one token and head, first to last; one without keys changes nothing."""
+    """Merge the splits of one token and head, first to last; a split without keys changes
+    nothing."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     M = tl.full((1,), NOTHING, tl.float32)
@@ -180,7 +181,8 @@ def merge_kernel(
 
 
 class Tile(NamedTuple):
-    """Query heads and tokens of a program, its rows, keys at once, and numbers of each."""
+    """Query heads and tokens of a program, its rows, keys per pass, the padded sizes of a value and
+    a rope, and warps."""
 
     heads: int
     block_q: int
@@ -192,9 +194,9 @@ class Tile(NamedTuple):
 
 
 def tile_of(group: int, size: int, more: int, decodes: bool) -> Tile:
-    """The tile of a layer: all query heads of a KV head, or LATENT_HEADS of a latent row.
+    """Return the tile of a layer: all query heads of a KV head, or LATENT_HEADS of a latent row.
 
-    A latent row is so long that few rows of queries fit: the tile of chunks is that of decodes.
+    A latent row is so long that few rows of queries fit, so chunks have the tile of decodes.
     """
     block_d, block_e = max(power_of_two(size), 16), max(power_of_two(more), 16)
     if more:
@@ -223,11 +225,11 @@ def paged_attention(
     sink_logits: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """(T, N, D), in `out` where that is given; lengths and table are int32, on the device.
+    """Return the attention (T, N, D), in `out` if given; lengths and table are int32, on the
+    device.
 
     k and v are (blocks, page, G, D). Where v is a view of k's first numbers, k and the queries have
-    more, D + E.
-    `scales` of int8 keys and values are fp32, (blocks, page, G).
+    D + E. `scales` of int8 keys and values are fp32, (blocks, page, G).
     """
     tokens, heads, key_size = q_TND.shape
     page, kv_heads, size = v.shape[1:]

@@ -1,4 +1,4 @@
-"""Torch's types as Triton names them, and the type of products."""
+"""Torch's types in Triton's names, and the type of products."""
 
 import os
 
@@ -10,10 +10,10 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def dot_type(dtype: torch.dtype) -> tl.dtype:
-    """The type that a product of such numbers is made in."""
+    """Return the type in which a product of such numbers is computed."""
     return tl.float32 if INTERPRETED else TYPES[dtype]
 
 
 def power_of_two(count: int) -> int:
-    """The least power of 2 that is not below `count`."""
+    """Return the least power of 2 that is at least `count`."""
     return 1 << max(count - 1, 0).bit_length()
