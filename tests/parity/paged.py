@@ -70,7 +70,7 @@ class Case:
 def fill(layer: NativeKVLayer, k_memory: Tensor, v_memory: Tensor) -> None:
     """Make (blocks, block_size, G, D) numbers the layer's own."""
     if isinstance(layer, PairedKVLayer) and layer.paired:
-        k, v = layer.in_pairs()
+        k, v = layer.paired_views()
         k.copy_(k_memory.transpose(1, 2).unflatten(-1, (-1, 2)))
         v.copy_(v_memory.transpose(1, 2).unflatten(2, (-1, 2)))
     else:

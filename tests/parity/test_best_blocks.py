@@ -73,7 +73,7 @@ def attended(
     everyone = [length] * (1 + neighbours)
     tables = make_batch(everyone, everyone, block_size, random.Random(1)).block_tables_GSB[0]
     layer = kind.zeros((int(tables.max()) + 1, block_size, kv_heads, head_dim), 0, kv_dtype, "cpu")
-    layer.keep_bounds()
+    layer.allocate_bounds()
     found = []
     for begin in range(0, length, chunk):
         end = min(length, begin + chunk)
@@ -189,7 +189,7 @@ def test_a_row_is_the_same_to_the_bit_in_any_company(library, kv_dtype):
 def test_a_rejected_draft_leaves_nothing_behind():
     """A block that drafts filled is bounded anew when its own tokens have come."""
     layer = KVLayer.zeros((3, 4, 1, 8), 0, torch.float32, "cpu")
-    layer.keep_bounds()
+    layer.allocate_bounds()
     layer.write(torch.full((4, 1, 8), 9.0), torch.zeros(4, 1, 8), torch.arange(4, 8))
     layer.write(torch.ones(4, 1, 8), torch.zeros(4, 1, 8), torch.arange(4, 8))
     assert layer.bounds is not None and (layer.bounds[1] == 1).all() and not layer.bounds[2].any()

@@ -188,15 +188,15 @@ def test_own_kernels_say_why_they_do_not_run(monkeypatch, there, capability, why
     """The driver is asked, not an import."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert available.own_kernels()[0] is False
-    assert why in available.own_kernels()[1]
+    assert available.check_own_kernels()[0] is False
+    assert why in available.check_own_kernels()[1]
 
 
 def test_without_triton_own_kernels_name_the_fix(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
-    assert available.own_kernels() == (
+    assert available.check_own_kernels() == (
         False,
         "Triton is not installed (pip install headway[cuda])",
     )

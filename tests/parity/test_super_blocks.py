@@ -34,7 +34,7 @@ def test_scales_and_offsets_are_products_rounded_once():
 def test_rows_read_in_pieces_are_those_read_at_once(monkeypatch, name):
     raw, type = some_blocks(name, 7, 3), BY_NAME[name]
     whole = gguf_blocks.unpack(raw, type)
-    monkeypatch.setattr(gguf_blocks, "NUMBERS_AT_ONCE", 2 * 3 * type.block)
+    monkeypatch.setattr(gguf_blocks, "NUMBERS_PER_PASS", 2 * 3 * type.block)
     pieces = gguf_blocks.unpack(raw, type)
     assert whole.format == pieces.format == gguf_blocks.PACKINGS[name].format
     assert torch.equal(whole.plain(), pieces.plain())
