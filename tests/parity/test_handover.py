@@ -318,7 +318,7 @@ def test_a_place_that_is_given_away_while_it_is_read_is_not_believed(exports, mo
         lend(connection, asked)
 
     monkeypatch.setattr(exports, "_send_places", late)
-    assert pulled(exports) is None and "given its place" in caplog.text
+    assert pulled(exports) is None and "overwritten" in caplog.text
     assert exports.num_bytes == SIZE
 
 

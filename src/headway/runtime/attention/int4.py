@@ -131,9 +131,7 @@ def round_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     largest = x.abs().amax(-1)
     finite = x.isfinite().all(-1)
-    most = torch.full_like(
-        largest, 127
-    )  # with the plain number 127 torch would multiply by its inverse
+    most = torch.full_like(largest, 127)  # dividing a plain 127, torch multiplies by an inverse
     inverse = torch.where(finite & (largest > 1e-30), most / largest, 0)
     levels = torch.where(finite[..., None], x, 0) * inverse[..., None]
     scale = torch.where(largest > 1e-30, largest / 127, 0).where(finite, torch.nan)

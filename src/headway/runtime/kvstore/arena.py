@@ -91,7 +91,7 @@ class MappedArena:
         """Map the file and close the descriptor. Raises OSError, ValueError."""
         try:
             if os.fstat(handle).st_size < size:
-                raise ValueError("the memory is smaller than was said")
+                raise ValueError("the memory is smaller than announced")
             self._bytes = memoryview(mmap.mmap(handle, size, prot=mmap.PROT_READ))
         finally:
             os.close(handle)
@@ -105,7 +105,7 @@ class MappedArena:
             raise ValueError("a block lies outside of the memory")
         into[:] = self._bytes[offset + CACHE_LINE_BYTES : offset + CACHE_LINE_BYTES + length]
         if self._bytes[offset : offset + STAMP.size] != STAMP.pack(parcel_id, number):
-            raise ValueError("a block has given its place to another")
+            raise ValueError("a block was overwritten by another")
 
 
 def bytes_needed(length: int) -> int:

@@ -207,12 +207,12 @@ class DiskStore:
             try:
                 segment = Segment.open(path, number, self.fingerprint) if number >= 0 else None
                 if segment is None:
-                    log.warning("%s is no segment of this model; it is removed", path)
+                    log.warning("%s is not a segment of this model and is removed", path)
                     path.unlink(missing_ok=True)
                 else:
                     segments.append(segment)
             except OSError as error:
-                log.warning("%s is left as it is: %s.", path, error.strerror)
+                log.warning("%s cannot be opened and is ignored: %s.", path, error.strerror)
         return segments
 
     def _scan(self, segments: list[Segment]) -> None:

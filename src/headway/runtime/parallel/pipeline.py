@@ -120,7 +120,7 @@ class PipelineExecutor(LeaderExecutor):
         except RankLostError:
             raise
         except Exception as error:
-            log.warning("step %d, which was given up, raised: %r", step.plan.step, error)
+            log.warning("abandoned step %d raised: %r", step.plan.step, error)
 
     def _forward_once(self, step: SubmittedStep) -> None:
         """Run rank 0's layers, unless they have run, and check the other ranks."""

@@ -172,7 +172,7 @@ def check_family(schemes: Schemes, spec: ModelSpec) -> None:
         )
     if schemes.method == "mxfp4" and spec.architecture != "GptOssForCausalLM":
         raise UnsupportedModelError(
-            f"The checkpoint is quantized with mxfp4, which is read of GptOssForCausalLM alone, "
+            f"The checkpoint is quantized with mxfp4, which is read for GptOssForCausalLM only, "
             f"and this is a {spec.architecture}.",
             "Give the unquantized folder, or one that compressed-tensors has written in MXFP4.",
         )
@@ -230,7 +230,7 @@ def scheme_of(
     if scheme is None:
         if packed:
             raise CheckpointError(
-                f"{shown(name)}.{packed[0]} is there, but quantization_config says that "
+                f"{shown(name)}.{packed[0]} exists, but quantization_config says that "
                 f"{shown(name)} is not quantized.",
                 ONE_MODEL,
             )

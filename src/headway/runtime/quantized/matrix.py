@@ -73,7 +73,7 @@ class CheckpointMatrix:
         empty ones."""
         shape = self.tensors[suffix].shape
         if len(shape) != 2 or not all(shape):
-            self.fail(suffix, f"has shape {list(shape)}, which is no matrix", SAME_MODEL)
+            self.fail(suffix, f"has shape {list(shape)}, which is not that of a matrix", SAME_MODEL)
         self.expect(suffix, dtypes, shape)
         return shape[0], shape[1]
 
@@ -194,11 +194,11 @@ def order_of(matrix: CheckpointMatrix, suffix: str, inputs: int, group: int) -> 
     if groups > 1 and not bool(index.any()):
         matrix.fail(
             suffix,
-            f"holds zeros alone, and there are {groups} groups: its writer never filled it",
+            f"holds only zeros for {groups} groups: its writer never filled it",
             "Quantize the model again, with desc_act false or a newer version of the writer.",
         )
     if int(index.min()) < 0 or int(index.max()) >= groups:
-        matrix.fail(suffix, f"names groups beyond the {groups} that there are")
+        matrix.fail(suffix, f"names groups beyond the {groups} of the matrix")
     if bool((index.bincount(minlength=groups)[:-1] != group).any()):
         matrix.fail(suffix, f"does not give {group} inputs to every group")
     order = index.argsort(stable=True)

@@ -47,7 +47,7 @@ def block_params(matrix: CheckpointMatrix) -> QuantParams:
     """Return the parameters of gpt-oss's tensors."""
     shape = matrix.tensors["scales"].shape
     if len(shape) != 2 or not all(shape):
-        matrix.fail("scales", f"has shape {list(shape)}, which is none of a matrix", SAME_MODEL)
+        matrix.fail("scales", f"has shape {list(shape)}, which is not that of a matrix", SAME_MODEL)
     matrix.expect("scales", EXPONENT_TYPES, shape)
     matrix.expect("blocks", ("U8",), (*shape, GROUP // 2))
     return QuantParams(
