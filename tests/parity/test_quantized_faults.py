@@ -143,7 +143,10 @@ FAULTS: dict[str, list[tuple[Change, tuple[str, ...]]]] = {
         (replaced("lm_head.qweight", torch.zeros(8, 211).int()), ("lm_head", "not quantized")),
         (replaced(f"{DOWN}.scales", torch.ones(2, 64)), (f"{DOWN}.scales", "[2, 64]", "[3, 64]")),
         (replaced(f"{DOWN}.qweight", torch.ones(12, 64)), (f"{DOWN}.qweight", "F32")),
-        (replaced(f"{DOWN}.qweight", torch.ones(4).int()), (f"{DOWN}.qweight", "no matrix")),
+        (
+            replaced(f"{DOWN}.qweight", torch.ones(4).int()),
+            (f"{DOWN}.qweight", "not that of a matrix"),
+        ),
         (replaced(f"{QUERY}.bias", torch.ones(8)), (f"{QUERY}.bias", "shape")),
         (replaced(f"{DOWN}.bias", torch.ones(64)), (f"{DOWN}.bias", "left over")),
         (replaced("model.layers.2.mlp.up_proj.qweight", torch.ones(1)), ("layers.2", "left over")),
