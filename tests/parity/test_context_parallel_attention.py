@@ -28,8 +28,8 @@ ROWS = st.one_of(
 """(query length, context length)."""
 
 
-class Apart(SingleRank):
-    """A rank that has all rows; sums are kept until all ranks have had their turn."""
+class RankStandIn(SingleRank):
+    """A rank that has all rows; sums are collected until all ranks have computed theirs."""
 
     def __init__(
         self, rank: int, size: int, num_rows: int, sums: list[Tensor], merges: bool
@@ -55,7 +55,7 @@ def over_ranks(
     rule: AttentionRule,
     ranks: int,
 ) -> list[Tensor]:
-    """What each rank has, of which all compute all rows, and none sees another's blocks."""
+    """The outputs of the ranks; each computes all rows and sees only its own blocks."""
     sums: list[Tensor] = []
     found = []
     for merges in (False, True):
@@ -66,7 +66,10 @@ def over_ranks(
                 if dealt.owner(at) != rank:
                     tables_SB[:, at] = 0
             whole = replace(batch, block_tables_GSB=[tables_SB], views={})
-            group, every = Apart(rank, ranks, len(q_TND), sums, merges), torch.arange(len(q_TND))
+            group, every = (
+                RankStandIn(rank, ranks, len(q_TND), sums, merges),
+                torch.arange(len(q_TND)),
+            )
             own = replace(whole, views={})
             own.views[ROW_PARTITION] = RowPartition(whole, own, group, group.all_own, every, every)
             out_TND = backend._attend_over_ranks(q_TND, layer, own, rule)
@@ -92,7 +95,7 @@ def test_the_bits_are_those_of_one_rank(
     library, sequences, heads, head_dim, block_size, softcap, sink_logits, dtype, own_memory,
     ranks, seed,
 ):  # fmt: skip
-    """Mixed batches; what lies on other ranks is NaN to a rank, and stays unseen."""
+    """Mixed batches; the blocks of other ranks are NaN and must not be read."""
     one = NativeAttention(library)
     rule = AttentionRule(scale=head_dim**-0.5, softcap=softcap)
     case = make_case(
@@ -115,7 +118,7 @@ def test_the_bits_are_those_of_one_rank(
         assert torch.equal(out_TND, expected)
 
 
-def test_rows_of_sums_are_counted():
+def test_partial_sums_are_counted():
     """1,300 and 40 tokens, a row and two: two splits of the first on rank 0, one on rank 1."""
     assert count_sum_rows([1, 2], [1300, 40], 2) == [4, 1]
     assert count_sum_rows([1], [512], 3) == [1, 0, 0]

@@ -58,7 +58,7 @@ def read(store: DiskStore, numbers, size=SIZE) -> list[memoryview] | None:
     return into if came[0] else None
 
 
-def test_what_was_put_is_read_by_the_next_process(tmp_path):
+def test_blocks_are_read_by_the_next_process(tmp_path):
     first = open_store(tmp_path / "kv")
     put(first, range(9))
     assert read(first, [3, 5]) == [content(3), content(5)]
@@ -70,7 +70,7 @@ def test_what_was_put_is_read_by_the_next_process(tmp_path):
     second.close()
 
 
-def test_folders_and_files_are_the_users_alone(tmp_path):
+def test_only_the_user_may_read_folders_and_files(tmp_path):
     store = open_store(tmp_path / "kv")
     put(store, range(3))
     modes = {stat.S_IMODE(path.stat().st_mode) for path in (store.root, store.folder)}
@@ -100,7 +100,7 @@ def test_another_fingerprint_is_another_folder_and_a_moved_file_is_not_read(tmp_
     again.close()
 
 
-def test_the_bound_holds_and_what_is_read_stays(tmp_path):
+def test_the_bound_holds_and_blocks_that_are_read_stay(tmp_path):
     store = open_store(tmp_path, segment_bytes=20_000)
     for begin in range(0, 3000, 100):
         put(store, range(begin, begin + 100))
@@ -133,7 +133,7 @@ def test_a_large_bound_has_longer_segments_and_not_more_of_them(tmp_path):
     store.close()
 
 
-def test_other_fingerprints_make_room(tmp_path):
+def test_folders_of_other_fingerprints_are_removed_for_room(tmp_path):
     first = open_store(tmp_path)
     put(first, range(600))
     first.close()
@@ -142,7 +142,7 @@ def test_other_fingerprints_make_room(tmp_path):
     second.close()
 
 
-def test_a_torn_end_is_cut_off(tmp_path):
+def test_an_incomplete_end_is_cut_off(tmp_path):
     first = open_store(tmp_path)
     put(first, range(9))
     first.close()
@@ -156,7 +156,7 @@ def test_a_torn_end_is_cut_off(tmp_path):
 
 
 def flipped(tmp_path, offsets) -> None:
-    """Each byte at `offsets` of a segment flipped: no block comes back other than it was."""
+    """Each byte at `offsets` of a segment flipped: no block is returned with other bytes."""
     first = open_store(tmp_path)
     for number in range(4):
         first.put((0, key(number)), OWNER, content(number, 60))
@@ -177,12 +177,12 @@ def flipped(tmp_path, offsets) -> None:
             other.unlink()
 
 
-def test_a_flipped_byte_is_never_believed(tmp_path, caplog):
+def test_blocks_with_a_flipped_byte_are_refused(tmp_path, caplog):
     flipped(tmp_path, lambda size: random.Random(7).sample(range(size), 40))
 
 
 @pytest.mark.hardening
-def test_no_flipped_byte_is_believed(tmp_path, caplog):
+def test_blocks_with_any_flipped_byte_are_refused(tmp_path, caplog):
     flipped(tmp_path, range)
 
 
@@ -224,7 +224,7 @@ def test_fifty_kills_while_it_writes(tmp_path):
     killed_while_writing(tmp_path, 50)
 
 
-def test_a_full_disk_is_said_once_and_leaves_no_half_block(tmp_path, monkeypatch, caplog):
+def test_a_full_disk_is_logged_once_and_leaves_no_half_block(tmp_path, monkeypatch, caplog):
     store = open_store(tmp_path)
     put(store, range(3))
     whole = segments.write_all
@@ -245,7 +245,7 @@ def test_a_full_disk_is_said_once_and_leaves_no_half_block(tmp_path, monkeypatch
     again.close()
 
 
-def test_a_folder_that_goes_away_loses_nothing_but_speed(tmp_path, caplog):
+def test_after_the_folder_is_removed_blocks_are_computed(tmp_path, caplog):
     store = open_store(tmp_path / "kv", segment_bytes=3000)
     put(store, range(2))
     for path in store.folder.iterdir():
@@ -258,7 +258,7 @@ def test_a_folder_that_goes_away_loses_nothing_but_speed(tmp_path, caplog):
 
 
 def opened(root, caplog):
-    """What an executor of headway-tiny's settings gets for its disk, and what the log says."""
+    """The disk tier of an executor with headway-tiny's settings, and the log."""
     caplog.clear()
     folder = model_folder(None)
     options = EngineOptions(kv_disk=f"{root}:100MB", kv_memory=64 * 2**20)
@@ -267,17 +267,17 @@ def opened(root, caplog):
     return found, caplog.text
 
 
-def test_a_file_in_place_of_the_folder_is_said_and_the_server_goes_on(tmp_path, caplog):
+def test_a_file_in_place_of_the_folder_is_logged_and_the_server_goes_on(tmp_path, caplog):
     (tmp_path / "kv").write_text("mine")
     found, said = opened(tmp_path / "kv", caplog)
     assert found is None and "The KV disk tier is off" in said and "--kv-disk" in said
     assert (tmp_path / "kv").read_text() == "mine"
 
 
-def test_a_folder_that_cannot_be_written_is_said_and_the_server_goes_on(
+def test_a_folder_that_cannot_be_written_is_logged_and_the_server_goes_on(
     tmp_path, caplog, monkeypatch
 ):
-    """As on a read-only disk: there whoever makes a folder is told so."""
+    """As on a read-only disk, where folders cannot be made."""
 
     def refuse(*_: object, **__: object):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -390,7 +390,7 @@ def test_blocks_come_back_bit_for_bit_in_all_layers_of_their_group(tmp_path, dty
     store.close()
 
 
-def test_a_read_that_is_too_slow_is_given_up_and_never_written(tmp_path, monkeypatch):
+def test_a_late_read_is_abandoned_and_never_written(tmp_path, monkeypatch):
     layers = layers_of(torch.float32)
     store = open_store(tmp_path)
     table = TransferTable(None, DiskTransfers(layers, 2, store))
@@ -433,8 +433,8 @@ def test_a_segment_header_says_what_it_is():
     assert len(header) == HEADER_BYTES and segments.parse_header(header, 7) == record
 
 
-def test_what_is_named_like_a_segment_is_left_as_it_is(tmp_path, caplog):
-    """A FIFO would keep the start for ever; none of them takes the tier away."""
+def test_other_files_named_like_a_segment_are_ignored(tmp_path, caplog):
+    """A FIFO would block the start forever; none of them turns the tier off."""
     store = open_store(tmp_path)
     put(store, range(3))
     store.close()

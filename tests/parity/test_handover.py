@@ -45,7 +45,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 class Pair:
-    """Who prefills and who decodes, two engines joined by a socket."""
+    """A prefill engine and a decode engine, joined by a socket."""
 
     def __init__(self, folder: Path, tmp_path: Path, *, tcp: bool = False, **how: object) -> None:
         sizes = {"max_num_batched_tokens": 64, "max_num_seqs": 4, "kv_memory": KV_BYTES}
@@ -98,7 +98,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def rest(engine: Engine) -> None:
-    """The steps of an engine that has nobody to advance."""
+    """The steps of an engine without requests to advance."""
     while engine.has_work:
         engine.step()
         engine.check_integrity()
@@ -139,7 +139,7 @@ def test_tokens_are_those_of_one_engine(folder, tmp_path, kind, sampling):
     pair.close()
 
 
-def test_it_goes_on_from_the_middle_of_an_answer(pair, folder):
+def test_a_request_continues_in_the_middle_of_its_answer(pair, folder):
     request = Request(0, PROMPT, GREEDY)
     expected = alone(folder, request)
     first, frame = pair.prefill(request, 20)
@@ -152,7 +152,7 @@ def changed(frame: bytes, **what: object) -> bytes:
 
 
 def bad_parcels(frame: bytes) -> dict[str, bytes]:
-    """By the name of its refusal a parcel that is wrong in one way."""
+    """Name of the refusal → a parcel with one fault."""
     good = decode_parcel(frame)
     other = msgspec.structs.replace(good.request, sampling=SEEDED)
     return {
@@ -168,7 +168,7 @@ def bad_parcels(frame: bytes) -> dict[str, bytes]:
     }
 
 
-def test_a_parcel_that_does_not_fit_is_refused_by_name_and_computed(pair, folder):
+def test_a_wrong_parcel_is_refused_with_a_reason_and_computed(pair, folder):
     request = Request(0, PROMPT, GREEDY)
     expected = alone(folder, request)
     _, frame = pair.prefill(request)
@@ -191,7 +191,7 @@ def test_a_parcel_is_taken_once(pair):
 
 
 def test_a_foreign_salt_is_refused(pair, folder):
-    """Who sends another's parcel with a key of its own does not get the other's blocks."""
+    """A client that sends another client's parcel with its own key does not get those blocks."""
     request = Request(0, PROMPT, GREEDY, Principal(cache_salt="alice"))
     _, frame = pair.prefill(request)
     asked = msgspec.structs.replace(request, principal=Principal(cache_salt="mallory"))
@@ -211,8 +211,8 @@ def test_random_bytes_and_cuts_are_refused(pair):
         assert isinstance(parcel, Parcel)
 
 
-def test_blocks_that_are_gone_are_computed(pair, folder, caplog):
-    """With their lease, or with the engine that had them."""
+def test_expired_blocks_are_computed(pair, folder, caplog):
+    """Their lease has ended, or the engine that held them."""
     request = Request(0, PROMPT, GREEDY)
     expected = alone(folder, request)
     exports = pair.engines[0].executor.transfers.peers.exports
@@ -224,7 +224,7 @@ def test_blocks_that_are_gone_are_computed(pair, folder, caplog):
     assert "were not received and are computed" in caplog.text
 
 
-def test_an_engine_that_is_gone_is_computed_for(pair, folder, caplog):
+def test_blocks_of_an_ended_engine_are_computed(pair, folder, caplog):
     request = Request(0, PROMPT, GREEDY)
     expected = alone(folder, request)
     first, frame = pair.prefill(request)
@@ -234,8 +234,8 @@ def test_an_engine_that_is_gone_is_computed_for(pair, folder, caplog):
     assert "were not received and are computed" in caplog.text
 
 
-def test_a_prefix_that_was_found_is_handed_over_too(pair, folder):
-    """What the first engine did not compute for this request leaves with the rest."""
+def test_a_cached_prefix_is_handed_over_too(pair, folder):
+    """Blocks that the first engine did not compute for this request are sent with the rest."""
     expected = alone(folder, Request(0, PROMPT, GREEDY))
     pair.engines[0].add(Request(7, PROMPT[:150], GREEDY))
     rest(pair.engines[0])
@@ -253,7 +253,7 @@ def test_several_answers_are_not_handed_over(pair):
     rest(pair.engines[0])
 
 
-def test_a_request_that_is_over_is_not_handed_over(pair):
+def test_a_finished_request_is_not_handed_over(pair):
     with pytest.raises(RequestError, match="no such request"):
         pair.sides[0].hand_over(77)
 
@@ -268,7 +268,7 @@ ID = b"i" * 16
 
 @pytest.fixture(params=["unix", "tcp"])
 def exports(request: pytest.FixtureRequest, tmp_path: Path):
-    """Blocks in shared memory, and blocks on their way through a socket."""
+    """Exports over shared memory, and over a socket."""
     address = f"unix:{tmp_path / 'x'}" if request.param == "unix" else "127.0.0.1:0"
     made = wire.Exports(address, b"f" * 32, secret=b"s", lease_s=60.0)
     made.put(ID, BLOCK, OWNER, memoryview(bytearray(CONTENT)))
@@ -276,38 +276,38 @@ def exports(request: pytest.FixtureRequest, tmp_path: Path):
     made.close()
 
 
-def pulled(exports: wire.Exports, *, mark=b"f" * 32, secret=b"s", size=SIZE, parcel=ID):
-    """What a taker gets, or None."""
+def pull_block(exports: wire.Exports, *, mark=b"f" * 32, secret=b"s", size=SIZE, parcel=ID):
+    """The bytes that a taker gets, or None."""
     store, into = wire.PeerStore(mark, secret=secret), memoryview(bytearray(size))
     peer = wire.messages.peer_of(exports.address, parcel)
     store.expect(peer)
     return bytes(into) if store._pull(peer, [BLOCK], [into]) else None
 
 
-def test_a_block_comes_whole_and_once(exports):
-    assert pulled(exports) == CONTENT
+def test_a_block_arrives_complete_and_once(exports):
+    assert pull_block(exports) == CONTENT
     wait_until(lambda: exports.num_bytes == 0)
-    assert pulled(exports) is None
+    assert pull_block(exports) is None
 
 
 @pytest.mark.parametrize(
     "how", [{"mark": bytes(32)}, {"secret": b"other"}, {"size": 5}, {"size": len(CONTENT) + 1}]
 )
-def test_who_does_not_fit_gets_nothing(exports, how, caplog):
-    assert pulled(exports, **how) is None
+def test_a_wrong_client_gets_nothing(exports, how, caplog):
+    assert pull_block(exports, **how) is None
     assert exports.num_bytes == len(CONTENT)
 
 
 @pytest.mark.parametrize("exports", ["tcp"], indirect=True)
-def test_a_block_that_was_changed_is_not_taken(exports, monkeypatch, caplog):
+def test_a_damaged_block_is_refused(exports, monkeypatch, caplog):
     monkeypatch.setattr(wire, "send_block", lambda connection, header, data: connection.sendall(
         header + bytes([data[0] ^ 1]) + bytes(data[1:])))  # fmt: skip
-    assert pulled(exports) is None and "damaged" in caplog.text
+    assert pull_block(exports) is None and "damaged" in caplog.text
 
 
 @pytest.mark.parametrize("exports", ["unix"], indirect=True)
-def test_a_place_that_is_given_away_while_it_is_read_is_not_believed(exports, monkeypatch, caplog):
-    """The stamp is looked at behind the bytes: they may be of another block by then."""
+def test_a_block_overwritten_during_the_read_is_refused(exports, monkeypatch, caplog):
+    """The stamp is compared after the copy: the bytes may belong to another block."""
     lend = exports._send_places
 
     def late(connection, asked):
@@ -318,12 +318,12 @@ def test_a_place_that_is_given_away_while_it_is_read_is_not_believed(exports, mo
         lend(connection, asked)
 
     monkeypatch.setattr(exports, "_send_places", late)
-    assert pulled(exports) is None and "overwritten" in caplog.text
+    assert pull_block(exports) is None and "overwritten" in caplog.text
     assert exports.num_bytes == SIZE
 
 
 @pytest.mark.parametrize("exports", ["unix"], indirect=True)
-def test_memory_is_mapped_once_and_again_where_it_is_anothers(exports, tmp_path, caplog):
+def test_memory_is_mapped_once_and_again_after_a_failed_pull(exports, tmp_path, caplog):
     store, hows = wire.PeerStore(b"f" * 32, secret=b"s"), []
     lend = exports._send_places
     exports._send_places = lambda connection, asked: (
@@ -349,7 +349,7 @@ def test_memory_is_mapped_once_and_again_where_it_is_anothers(exports, tmp_path,
 
 
 @pytest.mark.parametrize("sent", [b"\xff\xff\xff\xff", b"\x02\0\0\0\xc1\xc1", b"\x09\0\0\0ab", b""])
-def test_whatever_is_said_of_places_is_not_believed(sent):
+def test_invalid_replies_about_places_are_refused(sent):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(sent)
@@ -372,7 +372,7 @@ def test_a_lease_ends_and_a_bound_holds(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "sent", [b"", b"\xff\xff\xff\xff", b"\x05\0\0\0hello", b"\x30\0\0\0" + bytes(48), b"\x30\0"]
 )
-def test_whatever_is_sent_the_next_is_served(exports, sent):
+def test_after_invalid_bytes_the_next_client_is_served(exports, sent):
     with wire.connect(exports.address) as connection:
         wire.receive(connection, wire.NONCE_BYTES)
         # The four bytes 05 00 00 00 are a wrong length: it may hang up before we shut our side.
@@ -380,10 +380,10 @@ def test_whatever_is_sent_the_next_is_served(exports, sent):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(1) == b""
-    assert pulled(exports) == CONTENT
+    assert pull_block(exports) == CONTENT
 
 
 @pytest.mark.parametrize("exports", ["unix"], indirect=True)
-def test_the_socket_is_the_users_alone(exports):
+def test_only_the_user_may_open_the_socket(exports):
     path = Path(exports.address.removeprefix(wire.UNIX))
     assert path.stat().st_mode & 0o777 == 0o600

@@ -43,8 +43,8 @@ def another_process(within: Path) -> Iterator[tuple[Path, "subprocess.Popen[str]
         process.kill()
 
 
-def test_what_a_killed_process_left_is_gone_with_the_next(within: Path):
-    """One that lives keeps its folder, whoever makes others beside it."""
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(within: Path):
+    """A running process keeps its folder while others make theirs."""
     with another_process(within) as (left, killed), another_process(within) as (lives, _):
         assert sums_path(left, 0).stat().st_size == sums_path(lives, 0).stat().st_size > 0
         Meeting(TWO).end()
@@ -58,7 +58,7 @@ def test_what_a_killed_process_left_is_gone_with_the_next(within: Path):
         assert list(within.iterdir()) == [lives]
 
 
-def test_who_sweeps_takes_nobodys_new_folder(within: Path):
+def test_a_sweep_removes_no_new_folder(within: Path):
     """Eight threads make folders, sweep and end them: each has its own until it ends it."""
 
     def work(_: int) -> bool:
@@ -72,8 +72,8 @@ def test_who_sweeps_takes_nobodys_new_folder(within: Path):
     assert list(within.iterdir()) == []
 
 
-def test_a_link_of_that_name_leads_nowhere(within: Path):
-    """What it leads to is not taken away."""
+def test_links_with_the_prefix_are_not_followed(within: Path):
+    """The target of the link is not removed."""
     kept = within / "kept"
     kept.mkdir()
     (within / f"{meeting.PREFIX}link").symlink_to(kept)

@@ -51,7 +51,7 @@ def meeting(tmp_path: Path) -> Path:
 
 
 def together(meeting: Path, work: Callable[[SharedGroup], list[Tensor]]) -> list[list[Tensor]]:
-    """What three ranks, threads of this process, have of `work`."""
+    """The results of `work` on three ranks, threads of this process."""
     groups = [SharedGroup(meeting, rank, 3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
         return list(pool.map(work, groups))
@@ -74,7 +74,7 @@ def test_all_ranks_have_the_sum_in_one_order(meeting: Path, dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("room", [LOGITS_BYTES, 3 * 10 * 4])
-def test_all_ranks_have_rank_0s_rows_and_everybodys_columns(tmp_path: Path, room: int):
+def test_all_ranks_have_the_rows_of_rank_0_and_the_columns_of_all(tmp_path: Path, room: int):
     """At once, and in pieces of three rows where there is room for no more; sums between them."""
     meeting = tmp_path / "few"
     allocate_file(meeting, memory_bytes(3) + room)
@@ -149,7 +149,7 @@ def test_where_memory_has_no_room_ranks_meet_by_gloo(
         ((0, 0, 1, 1), True),  # it went well without rows
     ],
 )
-def test_who_raised_says_whether_ranks_are_apart(bad: tuple[int, ...], expected: bool):
+def test_ranks_are_inconsistent_where_only_some_raised(bad: tuple[int, ...], expected: bool):
     """Of two stages of two ranks, rank 0 of the last first."""
     assert is_inconsistent([bool(one) for one in bad], Parallel(size=2, stages=2)) == expected
 
@@ -165,11 +165,11 @@ def test_parts_are_added_in_fp32_and_rounded_once(dtype: torch.dtype, count: int
     kept = [part.clone() for part in parts]
     found = ordered_sum(parts)
     assert torch.equal(found, total.to(dtype)) and found.dtype == dtype
-    assert all(map(torch.equal, parts, kept)), "nobody's part has changed"
+    assert all(map(torch.equal, parts, kept)), "no part has changed"
 
 
-def test_sums_of_more_shapes_than_are_remembered(meeting: Path, monkeypatch: pytest.MonkeyPatch):
-    """Where their parts lie is found anew, and the first shape's again."""
+def test_sums_of_more_shapes_than_are_cached(meeting: Path, monkeypatch: pytest.MonkeyPatch):
+    """Their views are made again, those of the first shape too."""
     monkeypatch.setattr("headway.runtime.parallel.shared.MAX_CACHED_VIEWS", 8)
     shapes = [(rows, 8) for rows in (1, *range(1, 20), 1)]
 
@@ -190,7 +190,7 @@ def test_one_rank_adds_the_same_parts():
     assert torch.equal(SingleRank().sum(list(parts)), total.bfloat16())
 
 
-def test_a_rank_that_does_not_come_is_named(meeting: Path):
+def test_a_missing_rank_is_named(meeting: Path):
     group = SharedGroup(meeting, 0, 3, timeout_s=0.05)
     with pytest.raises(RankLostError, match=r"Ranks \[1, 2\] did not come to sum 1"):
         group.sum([torch.ones(1, 4)])
@@ -213,7 +213,7 @@ def test_frames_go_both_ways(pipes: tuple[Pipe, Pipe, socket.socket]):
     assert leader.receive_done(5.0) == StepDone("ValueError: no", "a cause", "a fix", 3, 12)
 
 
-def test_an_end_that_is_gone_silent_or_lying_is_told(pipes: tuple[Pipe, Pipe, socket.socket]):
+def test_a_closed_silent_or_faulty_peer_raises(pipes: tuple[Pipe, Pipe, socket.socket]):
     leader, follower, raw = pipes
     with pytest.raises(TimeoutError):
         leader.receive_done(0.05)
@@ -255,7 +255,7 @@ def test_a_folder_that_cannot_be_read_is_refused_as_with_one_rank(tmp_path: Path
 
 @pytest.mark.parametrize("cut", ["tensor_parallel_size", "pipeline_parallel_size"])
 def test_a_request_whose_numbers_are_not_finite_fails_alone_on_all_ranks(tmp_path: Path, cut: str):
-    """Both wipe what it wrote; the request beside it has the tokens that it has alone.
+    """Both wipe its blocks; the other request has the same tokens as when it runs alone.
 
     Channel 0 is zero but for token 9, whose gate of the first layer overflows.
     """

@@ -38,8 +38,8 @@ def filled(kind: type[KVLayer], dtype: torch.dtype, device: str) -> list[KVLayer
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("kind", "dtype"), KINDS, ids=str)
-def test_what_comes_back_is_what_left(kind, dtype, device):
-    """Into other blocks than it left from; all others stay as they are."""
+def test_blocks_come_back_unchanged(kind, dtype, device):
+    """They are copied into other blocks than before; all other blocks stay unchanged."""
     if device == "cuda" and kind is NativeKVLayer:
         pytest.skip("a CPU's layout")
     layers = filled(kind, dtype, device)
@@ -61,8 +61,8 @@ def test_what_comes_back_is_what_left(kind, dtype, device):
                 assert torch.equal(part, old)
 
 
-def test_told_again_is_done_once():
-    """A transfer whose step raised comes again with the next."""
+def test_a_repeated_transfer_is_done_once():
+    """A transfer whose step raised is part of the next plan again."""
     layers = filled(KVLayer, torch.float32, "cpu")
     transfers = make_transfers(layers, (6, 4), "cpu")
     assert transfers is not None
@@ -71,7 +71,7 @@ def test_told_again_is_done_once():
     assert transfers.take_done(wait=False)[0] == [7]
 
 
-def test_without_host_blocks_there_is_nothing():
+def test_without_host_blocks_there_are_no_transfers():
     assert make_transfers([], (), "cpu") is None
 
 
@@ -99,7 +99,7 @@ def odd(num_blocks: int) -> list[KVLayer]:
 
 @pytest.mark.parametrize("layers", [filled(*KINDS[1], "cpu"), filled(*KINDS[2], "cpu"), odd(12)])
 @pytest.mark.parametrize("blocks", [list(range(2, 12)), [7, 2, 9, 4], [5, 6, 7, 8, 9, 1]])
-def test_what_a_store_reads_lands_in_its_blocks_alone(layers, blocks):
+def test_blocks_of_a_store_are_written_to_their_places_only(layers, blocks):
     def start(transfer, keys, into, landed):
         for stored, place in zip(left, into, strict=True):
             place[:] = memoryview(stored.numpy())
@@ -121,7 +121,7 @@ def test_what_a_store_reads_lands_in_its_blocks_alone(layers, blocks):
                 assert torch.equal(part, old)
 
 
-def test_memory_of_a_read_that_was_given_up_is_no_others_while_it_goes_on():
+def test_staging_memory_of_an_abandoned_read_is_not_reused_before_its_end():
     late: list[memoryview] = []
 
     def start(transfer, keys, into, landed):

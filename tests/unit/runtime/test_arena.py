@@ -1,4 +1,4 @@
-"""Blocks in memory that another process maps: whole, stamped, and given away once."""
+"""Blocks in memory that another process maps: complete, stamped, and not overwritten unnoticed."""
 
 import os
 import random
@@ -24,33 +24,33 @@ def arena():
     made.close()
 
 
-def mapped(arena: Arena) -> MappedArena:
+def map_arena(arena: Arena) -> MappedArena:
     assert arena.handle is not None
     return MappedArena(os.dup(arena.handle), arena.size)
 
 
-def taken(arena: MappedArena, place: ArenaPlace, parcel_id: bytes = ID) -> bytes:
+def take_bytes(arena: MappedArena, place: ArenaPlace, parcel_id: bytes = ID) -> bytes:
     into = bytearray(place.length)
     arena.take(parcel_id, place, memoryview(into))
     return bytes(into)
 
 
-def test_a_block_is_read_by_who_has_the_file(arena):
+def test_a_process_that_has_the_file_reads_a_block(arena):
     place = arena.put(ID, memoryview(b"content" * 20))
-    assert taken(mapped(arena), place) == b"content" * 20 == bytes(arena.view(place))
+    assert take_bytes(map_arena(arena), place) == b"content" * 20 == bytes(arena.view(place))
 
 
-def test_a_place_is_anothers_once_it_is_free(arena):
-    other = mapped(arena)
+def test_a_free_place_is_used_for_another_block(arena):
+    other = map_arena(arena)
     place = arena.put(ID, memoryview(b"a" * 100))
     arena.free(place)
     with pytest.raises(ValueError, match="overwritten"):
-        taken(other, place)
+        take_bytes(other, place)
     again = arena.put(ID, memoryview(b"b" * 90))
-    assert again.offset == place.offset, "blocks of one size take each other's places"
+    assert again.offset == place.offset, "a free place is used again for blocks of the same size"
     with pytest.raises(ValueError, match="overwritten"):
-        taken(other, place)
-    assert taken(other, again) == b"b" * 90
+        take_bytes(other, place)
+    assert take_bytes(other, again) == b"b" * 90
 
 
 @pytest.mark.parametrize(
@@ -62,26 +62,26 @@ def test_a_place_is_anothers_once_it_is_free(arena):
         ArenaPlace(4096 - CACHE_LINE_BYTES, 1, 1),
     ],
 )
-def test_what_lies_outside_is_not_read(arena, place):
+def test_places_outside_the_memory_are_refused(arena, place):
     with pytest.raises(ValueError, match="outside"):
-        taken(mapped(arena), place)
+        take_bytes(map_arena(arena), place)
 
 
-def test_another_parcels_block_and_another_length_are_not_taken(arena):
+def test_blocks_of_another_parcel_or_length_are_refused(arena):
     place = arena.put(ID, memoryview(b"a" * 100))
     with pytest.raises(ValueError, match="overwritten"):
-        taken(mapped(arena), place, OTHER)
+        take_bytes(map_arena(arena), place, OTHER)
     with pytest.raises(ValueError, match="100 bytes in place of 7"):
-        mapped(arena).take(ID, place, memoryview(bytearray(7)))
+        map_arena(arena).take(ID, place, memoryview(bytearray(7)))
 
 
-def test_memory_that_is_smaller_than_was_said_is_not_mapped(arena):
+def test_memory_smaller_than_announced_is_not_mapped(arena):
     with pytest.raises(ValueError, match="smaller"):
         MappedArena(os.dup(arena.handle), arena.size + 1)
 
 
-def test_no_place_is_two_blocks_and_the_bound_holds():
-    """Puts and frees of three lengths at random: what was put is there until it is freed."""
+def test_blocks_never_overlap_and_the_bound_holds():
+    """Puts and frees of three lengths at random: a block is unchanged until it is freed."""
     draw, arena = random.Random(1), Arena(20_000)
     held: dict[ArenaPlace, bytes] = {}
     refused = 0
@@ -104,7 +104,7 @@ def test_no_place_is_two_blocks_and_the_bound_holds():
     arena.close()
 
 
-def test_without_files_that_have_no_name_it_is_memory_of_ones_own(monkeypatch):
+def test_without_memfd_the_memory_is_private(monkeypatch):
     monkeypatch.delattr(os, "memfd_create")
     arena = Arena(1000)
     assert arena.handle is None

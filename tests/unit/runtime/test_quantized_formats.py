@@ -42,7 +42,7 @@ def write(folder: Path, config: dict[str, Any] | None, **beside: dict[str, Any])
 # ── compressed-tensors ──────────────────────────────────────────────────────────────────────
 
 
-def test_a_class_is_all_linear_layers_but_those_ignored():
+def test_a_class_matches_all_linear_layers_except_ignored_ones():
     schemes = compressed(group(["Linear"]))
     scheme = schemes.scheme_of(QUERY)
     assert scheme is not None
@@ -153,7 +153,7 @@ MISSTATED = {
 
 
 @pytest.mark.parametrize("case", MISSTATED)
-def test_keys_that_cannot_be_are_named(case: str):
+def test_invalid_keys_are_named(case: str):
     with pytest.raises(CheckpointError, match=r"config\.json"):
         MISSTATED[case]()
 
@@ -162,7 +162,7 @@ ENDLESS = ["(a+)+$", "(a|aa)*b", "(a?a)*b", "(a*){50}b", ".*" * 8 + "x", "x" * 5
 
 
 @pytest.mark.parametrize("pattern", ENDLESS)
-def test_expressions_that_could_take_for_ever_are_refused(pattern: str):
+def test_expressions_that_could_take_forever_are_refused(pattern: str):
     """Long before a name of 80 characters is tried with them."""
     begin = time.monotonic()
     with pytest.raises(CheckpointError, match="too complex"):
@@ -187,7 +187,7 @@ def test_expressions_are_matched_from_the_beginning(pattern: str, name: str, fit
 # ── GPTQ, AWQ, FP8 ──────────────────────────────────────────────────────────────────────────
 
 
-def test_gptq_leaves_the_head_and_what_dynamic_says():
+def test_gptq_excludes_the_head_and_dynamic_modules():
     schemes = PARSERS["gptq"](
         {
             "bits": 4,
@@ -216,7 +216,7 @@ def test_gptq_quantizes_what_blocks_name():
     assert [schemes.scheme_of(name) is None for name in (QUERY, GATE, DOWN)] == [False, True, False]
 
 
-def test_awq_leaves_names_that_hold_a_word():
+def test_awq_excludes_names_that_contain_a_word():
     schemes = PARSERS["awq"](
         {"w_bit": 4, "q_group_size": 64, "modules_to_not_convert": ["self_attn"]}
     )
@@ -226,7 +226,7 @@ def test_awq_leaves_names_that_hold_a_word():
     ]
 
 
-def test_fp8_leaves_modules_and_all_inside():
+def test_fp8_excludes_modules_and_all_inside():
     """`model.layers.1` leaves out layer 1 and not layer 11; `gate_proj` is an end."""
     schemes = PARSERS["fp8"](
         {
