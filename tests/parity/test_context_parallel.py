@@ -313,8 +313,8 @@ def test_what_one_rank_of_a_stage_alone_raises_ends_the_engine_at_once(
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):
             engine.step()
-        assert [one.process.wait(20) for one in executor._all.stage] == [1]
-        assert [one.process.poll() for one in executor._all.before] == [None, None]
+        assert [one.process.wait(20) for one in executor._others.stage] == [1]
+        assert [one.process.poll() for one in executor._others.before] == [None, None]
 
 
 def test_a_rank_that_dies_ends_the_engine(tmp_path: Path):

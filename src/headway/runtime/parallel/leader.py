@@ -47,8 +47,8 @@ class Follower:
         own, its = socket.socketpair()
         with its:
             command = [sys.executable, "-m", "headway.runtime.parallel.follow", str(its.fileno())]
-            passed = [its.fileno(), *(end.fileno() for end in ends if end is not None)]
-            self.process = subprocess.Popen(command, pass_fds=passed, cwd=os.getcwd())
+            descriptors = [its.fileno(), *(end.fileno() for end in ends if end is not None)]
+            self.process = subprocess.Popen(command, pass_fds=descriptors, cwd=os.getcwd())
         self.rank, self.pipe = rank, Pipe(own)
         before, behind = (-1 if end is None else end.fileno() for end in ends)
         self.ends = before, behind
@@ -144,9 +144,9 @@ class LeaderExecutor:
         self._meeting = Meeting(settings.parallel)
         parallel = self._meeting.parallel
         settings = replace(settings, parallel=parallel)
-        self._all = Followers(parallel)
-        self.followers = self._all.each
-        self.close = weakref.finalize(self, end_followers, self._all, self._meeting)
+        self._others = Followers(parallel)
+        self.followers = self._others.each
+        self.close = weakref.finalize(self, end_followers, self._others, self._meeting)
         try:
             self._start(folder, spec, settings, machine, progress)
         except BaseException:
@@ -180,20 +180,20 @@ class LeaderExecutor:
                     ends=follower.ends,
                 )
             )
-        folder_of_all = self._meeting.folder
-        groups = join_groups(settings.parallel, folder_of_all, 0)
-        stage = stage_of(settings.parallel, folder_of_all, 0, self._all.ends)
+        meeting = self._meeting.folder
+        groups = join_groups(settings.parallel, meeting, 0)
+        stage = stage_of(settings.parallel, meeting, 0, self._others.ends)
         self.own = RankZeroExecutor(
             folder, spec, settings, machine, progress, groups=groups, stage=stage
         )
-        self.own.followers = self._all
+        self.own.followers = self._others
         own = self.own.describe()
-        started = [StepDone(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
-        started += map(self._started, self.followers)
-        self.weight_bytes = [reply.weight_bytes for reply in started]
-        self.kv_bytes = [reply.kv_bytes for reply in started]
+        replies = [StepDone(weight_bytes=own.weight_bytes, kv_bytes=own.kv_bytes)]
+        replies += map(self._wait_for_start, self.followers)
+        self.weight_bytes = [reply.weight_bytes for reply in replies]
+        self.kv_bytes = [reply.kv_bytes for reply in replies]
 
-    def _started(self, follower: Follower) -> StepDone:
+    def _wait_for_start(self, follower: Follower) -> StepDone:
         try:
             reply = follower.receive_done(START_TIMEOUT_S)
         except RankLostError as error:
@@ -212,12 +212,12 @@ class LeaderExecutor:
         """Process ids of the ranks for which rank 0 waits asleep: those of other stages, and those
         that it meets by sockets. In shared memory it polls instead."""
         is_shared = self.own.settings.parallel.transport == "shared"
-        return [one.process.pid for one in (self._all.before if is_shared else self.followers)]
+        return [one.process.pid for one in (self._others.before if is_shared else self.followers)]
 
     def submit(self, plan: StepPlan) -> None:
         """Start the forward of `plan` on every rank."""
         self._check_followers()
-        self._all.send(StepOrder(plan))
+        self._others.send(StepOrder(plan))
         self._forward(plan)
 
     def _forward(self, plan: StepPlan) -> None:
@@ -227,7 +227,7 @@ class LeaderExecutor:
             self.own.submit(plan)
         except RankLostError as error:
             self._is_running = False
-            raise self._all.mark_lost(str(error)) from error
+            raise self._others.mark_lost(str(error)) from error
         except Exception:
             self._has_raised = True
             raise
@@ -257,12 +257,12 @@ class LeaderExecutor:
         try:
             replies = [follower.receive_done(SUM_TIMEOUT_S) for follower in self.followers]
         except RankLostError as error:
-            raise self._all.mark_lost(str(error)) from error
+            raise self._others.mark_lost(str(error)) from error
         self._experts_read = sum(reply.experts_read for reply in replies)
         bad = [self._has_raised, *(bool(reply.error) for reply in replies)]
         if is_inconsistent(bad, self.own.settings.parallel):
             errors = [reply.error for reply in replies if reply.error] or ["nothing"]
-            raise self._all.mark_lost(f"A step raised on some ranks alone; there: {errors[0]}.")
+            raise self._others.mark_lost(f"A step raised on some ranks alone; there: {errors[0]}.")
 
     def describe(self) -> Description:
         """Return the device, the kernels and the bytes of all ranks."""

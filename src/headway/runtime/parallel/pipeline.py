@@ -62,7 +62,7 @@ class PipelineExecutor(LeaderExecutor):
         order = StepOrder(plan)
         if self._steps and len(encode(order)) > MAX_UNREAD_BYTES:
             self._run_all()
-        self._all.send(order, self._all.before)
+        self._others.send(order, self._others.before)
         self._steps.append(SubmittedStep(plan))
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
@@ -127,7 +127,7 @@ class PipelineExecutor(LeaderExecutor):
         if step.is_forwarded:
             return
         step.is_forwarded = True
-        self._all.send(StepOrder(step.plan), self._all.stage)
+        self._others.send(StepOrder(step.plan), self._others.stage)
         try:
             self._forward(step.plan)
         finally:
