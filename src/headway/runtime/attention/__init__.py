@@ -53,8 +53,7 @@ BACKENDS: dict[str, type[AttentionBackend]] = {
     "reference": ReferenceAttention,
     "sdpa": SdpaAttention,
 }
-"""The backends of a GPU and those of torch; the native backend is apart, because it needs its
-library."""
+"""All but the native backend, which needs its library."""
 
 __all__ = [
     "BACKENDS",

@@ -52,8 +52,7 @@ class KVLayer:
         self.bounds = empty_bounds(len(self.k), kv_heads, head_dim, self.k.device)
 
     def write(self, k_TGD: Tensor, v_TGD: Tensor, slots_T: Tensor) -> None:
-        """Write the keys and values of this step into their slots, in the layout of torch's
-        backends."""
+        """Write keys and values into their slots, in the layout of torch's backends."""
         self.k.view(-1, *self.k.shape[2:]).index_copy_(0, slots_T, k_TGD)
         self.v.view(-1, *self.v.shape[2:]).index_copy_(0, slots_T, v_TGD)
         if self.bounds is not None:
@@ -62,8 +61,7 @@ class KVLayer:
             self.bounds[filled] = min_and_max.to(self.bounds.dtype)
 
     def read(self, slots_GK: Tensor) -> list[Tensor]:
-        """Return the content of slots of each KV head, in the layer's own format, for `put`
-        only."""
+        """Return the content of slots of each KV head, as stored, for `put` only."""
         blocks, offsets, heads_G1 = self.places(slots_GK)
         return [part[blocks, offsets, heads_G1] for part in (self.k, self.v)]
 

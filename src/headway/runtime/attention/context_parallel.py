@@ -54,8 +54,7 @@ class ContextParallelAttention(NativeAttention):
         batch: Batch,
         attend_over_ranks: Callable[[Tensor, Batch], Tensor],
     ) -> Tensor:
-        """Write K and V, then attend. A rank without a row of its own writes its placeholder row to
-        the null block."""
+        """Write K and V, then attend; a placeholder row goes to the null block."""
         self.write(k_TGD, v_TGD, layer, batch.slots_GT[layer.group])
         return attend_over_ranks(q_TND, batch)
 

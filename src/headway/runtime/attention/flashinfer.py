@@ -170,8 +170,7 @@ class FlashInferAttention:
     def _reserve_workspace(
         self, pages: list[int], page: int, bytes_of: Callable[[int], int], device: torch.device
     ) -> None:
-        """Make sure that the workspace holds the splits of these decodes. A new workspace needs new
-        wrappers."""
+        """Make the workspace large enough for these decodes; a new one needs new wrappers."""
         needed = bytes_of(sum(page_counts(pages, max(1, SPLIT_TOKENS // page))))
         if self._workspace is not None and len(self._workspace) >= needed:
             return
@@ -224,8 +223,7 @@ def layout(lengths: Lengths, sequences: slice, page: int) -> tuple[Tensor, Tenso
 
 
 def offsets_of(lengths: list[int]) -> Tensor:
-    """Return the begin of each length and the end of the last, int32 on the host: [3, 1] → [0, 3,
-    4]."""
+    """Return begins and the last end of lengths, int32 on the host: [3, 1] → [0, 3, 4]."""
     return torch.tensor([0, *lengths]).cumsum(0).int()
 
 

@@ -62,8 +62,7 @@ class Int4KVLayer(KVLayer):
         return [self.k, self.v, self.k_scale, self.v_scale]
 
     def wipe(self, slots_T: Tensor) -> None:
-        """Set the whole blocks to zeros, because a channel's scale depends on all of their
-        tokens."""
+        """Set whole blocks to zeros: a channel's scale depends on all of their tokens."""
         for part in self.parts:
             part[slots_T // self.block_size] = 0
 
@@ -111,8 +110,7 @@ class Int4KVLayer(KVLayer):
 
 
 def round_numbers(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (levels (…, M, N), scales and offsets (…, 2, M)) of M groups of N numbers that share a
-    scale."""
+    """Return (levels (…, M, N), scales and offsets (…, 2, M)) of M groups of N numbers."""
     low, high = x.amin(-1), x.amax(-1)
     finite = x.isfinite().all(-1)
     scale = ((high - low) / MAX_LEVEL).where(finite, torch.nan).half()
@@ -149,8 +147,7 @@ def levels_of(words: Tensor) -> Tensor:
 
 
 def pack_k(levels: Tensor) -> Tensor:
-    """Pack K's levels (…, D, 64) into words of two channels and four tokens, 16 apart: (…, D / 2,
-    64)."""
+    """Pack levels (…, D, 64) into words of two channels, four tokens: (…, D / 2, 64)."""
     words = levels.unflatten(-1, (4, 16)).unflatten(-3, (-1, 2)).movedim(-1, -3)
     return nibbles(words.flatten(-2)).flatten(-2)
 
@@ -174,8 +171,7 @@ def v_levels(packed: Tensor) -> Tensor:
 
 
 def filled_blocks(batch: Batch, layer: Int4KVLayer) -> Tensor:
-    """Return the pairs (open block, block) that this step fills, (P, 2). The first layer of a group
-    computes them for all."""
+    """Return the pairs (open block, block) that this step fills, (P, 2), cached by group."""
     key = -1 - layer.group
     if key not in batch.views:
         size = layer.block_size
@@ -202,8 +198,7 @@ def allocate_int4(
     dtype: torch.dtype,
     kind: type[KVLayer],
 ) -> list[KVLayer]:
-    """Allocate the memory of all layers, in the order of the layers; the last of `num_blocks`
-    counts the open blocks."""
+    """Allocate the memory of all layers; the last of `num_blocks` counts the open blocks."""
     layers: dict[int, KVLayer] = {}
     block_size = format.block_size
     for index, (group, count) in enumerate(zip(groups, num_blocks[:-1], strict=True)):
@@ -242,6 +237,5 @@ def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Te
 
 
 def with_open_layers(layers: list[KVLayer]) -> list[KVLayer]:
-    """Return the layers and the layers of their open blocks: all memory that is copied and
-    swapped."""
+    """Return the layers and those of their open blocks: all that is copied and swapped."""
     return layers + [layer.open for layer in layers if isinstance(layer, Int4KVLayer)]

@@ -103,8 +103,7 @@ class NativeKVLayer(KVLayer):
             part[blocks, :, offsets] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return K and V, in fp32 where the memory is int8. For comparisons; the kernels read in
-        place."""
+        """Return K and V for comparisons, in fp32 where they are int8."""
         k = self.k[blocks_B].movedim(-1, -3)
         v = self.v[blocks_B].movedim(-2, -3)
         if self.scales:
@@ -131,8 +130,7 @@ class PairedKVLayer(NativeKVLayer):
         return replace(layer, paired=fits)
 
     def paired_views(self) -> tuple[Tensor, Tensor]:
-        """Return views: K (blocks, G, block_size, D / 2, 2) and V (blocks, G, block_size / 2, 2,
-        D)."""
+        """Return K (blocks, G, block_size, D / 2, 2), V (blocks, G, block_size / 2, 2, D)."""
         blocks, kv_heads, head_dim, block_size = self.k.shape
         k = self.k.view(blocks, kv_heads, head_dim // 2, block_size, 2)
         v = self.v.view(blocks, kv_heads, block_size // 2, head_dim, 2)
@@ -252,8 +250,7 @@ class NativeAttention:
 
 
 def length_tensors(batch: Batch, group: int) -> tuple[Tensor, Tensor]:
-    """Return query and context lengths as tensors. The first layer of a group makes them for
-    all."""
+    """Return query and context lengths as tensors, cached by group."""
     if group not in batch.views:
         batch.views[group] = torch.tensor(batch.query_lens), torch.tensor(batch.contexts(group))
     lengths: tuple[Tensor, Tensor] = batch.views[group]

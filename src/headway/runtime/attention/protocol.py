@@ -59,8 +59,7 @@ class AttentionRule:
         return [*range(num_sink_blocks), *range(first, -(-end // block_size))]
 
     def visibility_mask(self, query_at: Tensor, key_at: Tensor) -> Tensor:
-        """Return whether the token at each position of `query_at` sees the one at `key_at`;
-        broadcasts."""
+        """Return whether tokens at `query_at` see those at `key_at`; both broadcast."""
         visible = key_at <= query_at
         if self.window:
             visible = visible & ((key_at > query_at - self.window) | (key_at < self.sinks))
@@ -75,8 +74,7 @@ def positions_of(blocks: list[int], block_size: int, device: torch.device) -> Te
 
 
 class AttentionBackend(Protocol):
-    """T tokens, N query heads, G KV heads, D head size. `kv_layer` is the class of the memory it
-    reads."""
+    """T tokens, N query heads, G KV heads, D head size. `kv_layer` is its memory's class."""
 
     name: str
     kv_layer: type[KVLayer]

@@ -51,8 +51,7 @@ class ReferenceAttention:
 
 
 class QueryRun(NamedTuple):
-    """Consecutive tokens of a row of the batch, the last one at `context` - 1; `num_read` 0 means
-    that they read all blocks."""
+    """Tokens of one row, the last at `context` - 1; `num_read` 0 means all blocks."""
 
     row: int
     length: int
@@ -61,8 +60,7 @@ class QueryRun(NamedTuple):
 
 
 def query_runs(batch: Batch, layer: KVLayer) -> list[QueryRun]:
-    """Return the rows of the batch. Where the layer has bounds, each token that reads fewer blocks
-    is a run of its own."""
+    """Return the rows; with bounds, each token that reads fewer blocks is one run."""
     lens = zip(batch.query_lens, batch.contexts(layer.group), strict=True)
     if batch.reads_T is None or layer.bounds is None:
         return [QueryRun(row, length, context) for row, (length, context) in enumerate(lens)]
@@ -163,8 +161,7 @@ def causal_attention(q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: Attentio
 def attend_positions(
     q_QND: Tensor, k_CGD: Tensor, v_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
-    """Return the attention of the last Q positions below `context` to keys at these positions, (Q,
-    N, D)."""
+    """Return attention of the last Q positions below `context` to these keys, (Q, N, D)."""
     weights_GRQC = attention_weights(q_QND, k_CGD, rule, key_at_C, context)
     out = torch.einsum("gnqc,cgd->qgnd", weights_GRQC, v_CGD.float())
     return out.reshape(*q_QND.shape[:2], -1).to(q_QND.dtype)
@@ -173,8 +170,7 @@ def attend_positions(
 def attention_weights(
     q_QND: Tensor, k_CGD: Tensor, rule: AttentionRule, key_at_C: Tensor, context: int
 ) -> Tensor:
-    """Return the weights of the keys in `attend_positions`, by KV head and query head, (G, N / G,
-    Q, C)."""
+    """Return the weights in `attend_positions`, by KV head and query head, (G, N / G, Q, C)."""
     length, num_heads, head_dim = q_QND.shape
     kv_heads = k_CGD.shape[1]
     q = q_QND.float().view(length, kv_heads, num_heads // kv_heads, head_dim)
@@ -188,8 +184,7 @@ def attention_weights(
 
 
 def softmax(scores: Tensor, sink_logits: Tensor | None) -> Tensor:
-    """Return the weights of the keys, the last dimension; `sink_logits` has size 1 there and
-    broadcasts."""
+    """Return the weights of the keys; the last dimension of `sink_logits` is 1."""
     if sink_logits is None:
         return scores.softmax(-1)
     logits = sink_logits.expand(*scores.shape[:-1], 1)

@@ -68,8 +68,7 @@ def decode_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Deco
 
 
 def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[DecodeView]:
-    """Return the buckets of decodes. With blocks of 4 and window 6 a context of 13 sees 7 … 12, in
-    blocks 1 … 3."""
+    """Blocks of 4, window 6: a context of 13 sees 7 … 12, in its blocks 1 … 3."""
     block_size = layer.block_size
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device

@@ -61,8 +61,7 @@ class ScaledKVLayer(KVLayer):
             part.view(-1, *part.shape[2:])[slots_T] = 0
 
     def gather(self, blocks_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return K and V, in fp32 where the memory is int8. For comparisons; the kernel reads in
-        place."""
+        """Return K and V for comparisons, in fp32 where they are int8."""
         shape = (*blocks_B.shape[:-1], -1, *self.k.shape[2:])
         flat = blocks_B.flatten()
         k, v = self.k.index_select(0, flat), self.v.index_select(0, flat)

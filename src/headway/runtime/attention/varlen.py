@@ -58,8 +58,7 @@ class VarlenAttention:
         scale: float | None = None,
         window: int = 0,
     ) -> Tensor:
-        """Call the kernel with the arguments of `triton.paged_attention`; lengths and table are
-        int32."""
+        """Call the kernel with the arguments of `triton.paged_attention`."""
         from torch.nn.attention.varlen import varlen_attn
 
         out = varlen_attn(

@@ -1,5 +1,4 @@
-"""Which accelerator there is, and whether our own kernels run on it; the driver is asked, Triton is
-not imported without a GPU."""
+"""The accelerator, as its driver describes it, and whether our own kernels run on it."""
 
 import importlib.util
 

@@ -290,8 +290,7 @@ class CudaExecutor(TorchExecutor):
         return prompt_rows
 
     def _begin_copies(self, pending: QueuedStep) -> None:
-        """Copy the results to pinned memory. On a CPU clone those of a graph, which the next step
-        overwrites."""
+        """Copy results to pinned memory. On a CPU clone those that the next step overwrites."""
         if not self.device.startswith("cuda"):
             pending.bad_T = None if pending.bad_T is None else pending.bad_T.clone()
             pending.chosen_R = None if pending.chosen_R is None else pending.chosen_R.clone()
@@ -348,8 +347,7 @@ class CudaExecutor(TorchExecutor):
                 pending.owners[sample.sequence_id].generated += sample.token_ids
 
     def probe(self, budget_s: float) -> None:
-        """Probe as `TorchExecutor` does. The engine is idle, so graphs that steps lacked are
-        captured, too."""
+        """Capture the graphs that steps lacked, since the engine is idle; then probe."""
         if self.graphs is not None and self.graphs.missing and not self._steps:
             self._capture(sorted(self.graphs.missing))
         super().probe(budget_s)
@@ -386,8 +384,7 @@ def to_host(tensor: Tensor | None) -> Tensor:
 def to_token_logprobs(
     token_ids: list[int], counts: Sequence[int | None], values: tuple[Tensor, ...]
 ) -> list[list[TokenLogprobs] | None]:
-    """Return one entry for each row with a token that requests `count` alternatives, None for other
-    rows."""
+    """Return an entry for each row with a token that requests alternatives, else None."""
     logprobs, ranks, tops = (part.tolist() for part in values)
     result: list[list[TokenLogprobs] | None] = []
     for row, (token_id, count) in enumerate(zip(token_ids, counts, strict=True)):

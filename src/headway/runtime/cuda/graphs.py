@@ -38,14 +38,12 @@ from headway.runtime.cuda.staging import ALIGNMENT
 DRAW_INPUTS = ("greedy", "temperature", "min_p", "top_k", "top_p", "u")
 """The sampling inputs of a row, one number each."""
 SHORTEST_CONTEXT_TOKENS, CONTEXT_FACTOR = 2048, 4
-"""Tokens of the shortest contexts that graphs are captured for, and the factor to each next
-length."""
+"""Tokens of the shortest contexts of graphs, and the factor to each next length."""
 MAX_ROWS = 256
 
 
 class GraphKey(NamedTuple):
-    """The shape that a graph is captured for: its rows, blocks per table, and whether it
-    samples."""
+    """The shape of a graph: rows, blocks per table, and whether it samples."""
 
     rows: int
     width: int

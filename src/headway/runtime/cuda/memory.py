@@ -152,8 +152,7 @@ class ShapeLinear(GroupedLinear):
 
 
 def sample_layers(spec: ModelSpec) -> ModelSpec:
-    """Return the model with a few layers, of each kind at least one, none of which reads another's
-    KV."""
+    """Return the model with a few layers of each kind, none of which reads another's KV."""
     few, rest = spec.layers[:SAMPLE_LAYERS], spec.layers[SAMPLE_LAYERS:]
     if not any(layer.sparse for layer in few):
         few += tuple(layer for layer in rest if layer.sparse)[:1]

@@ -101,8 +101,7 @@ def edits_of(
 def allowed_words(
     sequences: list[WorkerSequence], masks: GrammarMasks, vocabulary: int
 ) -> np.ndarray | None:
-    """Return one bit for each token that masks and `allowed_token_ids` allow, (R, W); None where
-    all are allowed."""
+    """Return a bit for each allowed token, (R, W); None where all are allowed."""
     by_row = row_masks(masks, sequences)
     named = [row for row, s in enumerate(sequences) if s.new.sampling.allowed_token_ids]
     if not by_row and not named:
@@ -135,8 +134,7 @@ def is_plain(sequence: WorkerSequence) -> bool:
 
 
 def draw_arrays(sequences: list[WorkerSequence], vocabulary: int) -> dict[str, np.ndarray]:
-    """Return the sampling parameters of rows, (R,) or (R, 1), by the names of
-    `graphs.DRAW_INPUTS`."""
+    """Return sampling parameters, (R,) or (R, 1), by the names of `graphs.DRAW_INPUTS`."""
     params = [sequence.new.sampling for sequence in sequences]
     top_k = [p.top_k if p.top_k > 0 else vocabulary for p in params]
     return {
@@ -311,8 +309,7 @@ def greatest_floor(logits_RV: Tensor, weights_RV: Tensor, target_R1: Tensor) -> 
 
 
 def key_of(values: Tensor) -> Tensor:
-    """Return int64 keys in the order of these fp32 numbers: their bits, inverted for negative
-    ones."""
+    """Return int64 keys in the order of fp32 numbers: bits, inverted for negative ones."""
     bits = values.contiguous().view(torch.int32).long()
     return torch.where(bits < 0, bits ^ GREATEST_KEY, bits)
 
@@ -324,8 +321,7 @@ def float_of(keys: Tensor) -> Tensor:
 
 
 def top_logprobs(logits_RV: Tensor, chosen_R: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (log-probabilities of token and alternatives, (R, 1 + count), ranks, (R,),
-    alternatives)."""
+    """Return (log-probabilities (R, 1 + count), ranks (R,), alternatives) of tokens."""
     logits_RV = logits_RV.float()
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)
     value_R1 = logits_RV.gather(1, chosen_R.clamp(min=0)[:, None])

@@ -1,2 +1,1 @@
-"""KV blocks outside the device: on disk (`disk.py`) and of other engines (`handover.py`), moved by
-transfers."""
+"""KV blocks on disk (`disk.py`) and of other engines (`handover.py`), moved by transfers."""

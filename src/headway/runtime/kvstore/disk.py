@@ -42,8 +42,7 @@ log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 * 2**20
 MIN_SEGMENTS, MAX_SEGMENTS = 8, 256
-"""Number of segments in a full folder, each of them an open file; with a bound above 16 GiB
-segments are longer."""
+"""Segments (open files) of a full folder; with a bound above 16 GiB they are longer."""
 MAX_PENDING_BYTES = 256 * 2**20
 """Most bytes that wait to be written; blocks beyond it are not stored."""
 READERS = 2
@@ -64,8 +63,7 @@ class InUseError(OSError):
 
 @dataclass(slots=True)
 class StoreNews:
-    """Changes of the store: blocks stored and lost since the last call; `num_bad` blocks were
-    damaged."""
+    """Blocks stored and lost since the last call; `num_bad` of them were damaged."""
 
     stored: list[BlockId] = field(default_factory=list)
     lost: list[BlockId] = field(default_factory=list)
@@ -124,8 +122,7 @@ class ReadPart:
 
 
 class DiskStore:
-    """The segments of `fingerprint` in `root`; with the folders of other fingerprints at most
-    `limit_bytes`."""
+    """The segments of `fingerprint` in `root`; all fingerprints have `limit_bytes` at most."""
 
     def __init__(
         self,
@@ -136,8 +133,7 @@ class DiskStore:
         *,
         segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
-        """Lock and open the folder. Raises InUseError where another server uses it, else
-        OSError."""
+        """Lock and open the folder. Raises InUseError if it is locked, else OSError."""
         self.root, self.folder = root, root / fingerprint.hex()[:32]
         self.fingerprint, self.limit_bytes = fingerprint, limit_bytes
         most = max(limit_bytes // MIN_SEGMENTS, 1)
@@ -178,8 +174,7 @@ class DiskStore:
     # ── at the start ────────────────────────────────────────────────────────────────────────
 
     def _remove_other_folders(self) -> None:
-        """Remove unused folders of other fingerprints, the oldest first, until all fit the
-        bound."""
+        """Remove unused folders of other fingerprints, oldest first, to fit the bound."""
         others = [
             path
             for path in self.root.iterdir()
@@ -235,8 +230,7 @@ class DiskStore:
     # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
 
     def put(self, block: BlockId, owner: bytes, data: memoryview) -> None:
-        """Store the bytes of a block, which must not change any more; `take_news` reports it as
-        lost if it is not stored."""
+        """Store a block's bytes, which must not change; `take_news` reports a failure."""
         with self._mutex:
             is_full = self._pending_bytes + len(data) > MAX_PENDING_BYTES
             if is_full or self._is_closed or self._clock.now_s() < self._backoff_until_s:
@@ -459,8 +453,7 @@ class DiskStore:
         return is_good
 
     def _drop_damaged(self, block: BlockId, stored: DiskBlock) -> None:
-        """Forget a block whose bytes are not those written. It is damage unless the block was
-        evicted meanwhile."""
+        """Forget a block with wrong bytes; it is damage unless it was evicted meanwhile."""
         with self._mutex:
             is_bad = self._blocks.get(block) is stored
             if is_bad:
@@ -479,8 +472,7 @@ class DiskStore:
 
 
 def take_lock(path: Path) -> int:
-    """Return a descriptor that holds the lock of a folder. Raises InUseError where another server
-    holds it."""
+    """Return a descriptor that holds a folder's lock. Raises InUseError if it is locked."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

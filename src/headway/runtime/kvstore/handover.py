@@ -115,8 +115,7 @@ class Exports:
     # ── called by a step ───────────────────────────────────────────────────────────────────
 
     def put(self, parcel_id: bytes, block: BlockId, owner: bytes, data: memoryview) -> None:
-        """Keep a block of a parcel and renew the parcel's lease; a block beyond the bound is not
-        kept."""
+        """Keep a block of a parcel and renew its lease; beyond the bound nothing is kept."""
         with self._changed:
             self._drop_expired()
             is_new = parcel_id not in self._released and block not in self._blocks_of(parcel_id)
@@ -198,8 +197,7 @@ class Exports:
                     self._send(connection, request)
 
     def _wait_for_block(self, parcel_id: bytes, block: BlockId) -> tuple[bytes, ArenaPlace] | None:
-        """Return (owner, place) of a block, after a wait for one that the next step exports; None
-        without it."""
+        """Return (owner, place), perhaps after the next step exported it, or None."""
         with self._changed:
             self._changed.wait_for(
                 lambda: parcel_id in self._released or block in self._blocks_of(parcel_id),
@@ -254,8 +252,7 @@ def send_block(connection: socket.socket, header: bytes, data: memoryview) -> No
 
 
 class PeerStore:
-    """Blocks of other engines, as a store for `PeerTransfers`; `peer_of` names address and
-    parcel."""
+    """Blocks of other engines, for `PeerTransfers`; `peer_of` names address and parcel."""
 
     def __init__(self, fingerprint: bytes, *, secret: bytes = b"") -> None:
         self.fingerprint, self._secret = fingerprint, secret
@@ -267,8 +264,7 @@ class PeerStore:
             threading.Thread(target=self._read_loop, daemon=True).start()
 
     def expect(self, peer: str) -> None:
-        """Announce a read from `peer`: its parcel is not released before the last announced
-        read."""
+        """Announce a read: a parcel is not released before its last announced read."""
         with self._mutex:
             self._expected[peer] = self._expected.get(peer, 0) + 1
 
@@ -354,8 +350,7 @@ class PeerStore:
 
 
 def receive_block(connection: socket.socket, block: BlockId, data: memoryview) -> None:
-    """Receive `block` into `data`. Raises OSError, and ValueError where another block or none
-    comes."""
+    """Receive `block` into `data`. Raises OSError, and ValueError for another block."""
     header = receive(connection, HEADER_BYTES)
     record = parse_header(header, 0)
     if record is None or record.block != block:

@@ -35,8 +35,7 @@ FORMAT = 2
 def open_disk(
     folder: Path, spec: ModelSpec, settings: Settings, layers: list[KVLayer]
 ) -> DiskTransfers | None:
-    """Return the disk tier that the settings ask for; None without one, or, with a warning, where
-    it cannot be opened."""
+    """Return the configured disk tier; None if there is none or, with a warning, on errors."""
     if not settings.cache.disk_bytes:
         return None
     try:
@@ -94,7 +93,6 @@ def fingerprint(
 
 
 def layout(layer: KVLayer) -> list[object]:
-    """Return how a layer's blocks lie in memory: its class, its group, types and shapes of its
-    parts."""
+    """Return the layer's class, its group, and types and shapes of its parts."""
     parts = [[str(part.dtype), list(part.shape[1:])] for part in layer.parts]
     return [type(layer).__name__, layer.group, parts]

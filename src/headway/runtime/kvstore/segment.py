@@ -101,8 +101,7 @@ class Segment:
 
     @classmethod
     def open(cls, path: Path, number: int, fingerprint: bytes) -> "Segment | None":
-        """Open an existing file, None with another fingerprint. Raises OSError, also where it is no
-        regular file."""
+        """Open a file, None with another fingerprint. Raises OSError, also for no regular file."""
         handle = open_handle(path, os.O_RDWR | os.O_NOFOLLOW)
         if os.pread(handle, HEAD_BYTES, 0) != MAGIC + fingerprint:
             os.close(handle)
@@ -110,8 +109,7 @@ class Segment:
         return cls(number, path, handle, os.fstat(handle).st_size)
 
     def scan(self) -> Iterator[Record]:
-        """Yield all records, by their headers; cut off the file behind a damaged header. Raises
-        OSError."""
+        """Yield records by their headers; cut off a damaged end. Raises OSError."""
         at = HEAD_BYTES
         while at < self.size:
             record = parse_header(os.pread(self.handle, HEADER_BYTES, at), at)
@@ -142,8 +140,7 @@ class Segment:
         return data if self.read_into(record, data) else None
 
     def read_into(self, record: Record, data: memoryview) -> bool:
-        """Read the bytes of a block into `data`, which has its length; return whether they are
-        those written. Raises OSError."""
+        """Read a block's bytes into `data`; return whether they are right. Raises OSError."""
         header = bytearray(HEADER_BYTES)
         num_read = os.preadv(self.handle, [header, data], record.offset)
         is_whole = num_read == HEADER_BYTES + record.length

@@ -26,8 +26,7 @@ from headway.runtime.kvstore.segment import BlockId, OnRead
 
 DISK = "disk"
 MIN_BLOCKS_PER_RUN = 4
-"""Mean length of the runs of neighbouring blocks from which on whole runs are copied, not single
-blocks."""
+"""Mean length of runs of neighbouring blocks from which on whole runs are copied."""
 MAX_IDLE_STAGING_BYTES = 128 * 2**20
 """Staging memory that is kept while unused: 10,000 tokens of Qwen2.5-0.5B in bf16."""
 MAX_READ_WAIT_S = 0.005
@@ -49,8 +48,7 @@ class ActiveRead:
 
 
 class StagingPool:
-    """Memory for incoming blocks, reused: 50 MB of new pages take 40 ms, copying them takes 5
-    ms."""
+    """Reused memory: 50 MB of new pages take 40 ms, copying them takes 5 ms."""
 
     def __init__(self, max_idle_bytes: int = MAX_IDLE_STAGING_BYTES) -> None:
         self._max_idle_bytes = max_idle_bytes
@@ -64,8 +62,7 @@ class StagingPool:
         return self._rooms.pop(min(fitting, key=lambda at: len(self._rooms[at])))
 
     def give(self, room: Tensor) -> None:
-        """Take back memory that has no writer any more; free the smallest where too much is
-        kept."""
+        """Take back memory without a writer; free the smallest beyond the limit."""
         self._rooms = sorted([*self._rooms, room], key=len)
         while sum(map(len, self._rooms)) > self._max_idle_bytes:
             self._rooms.pop(0)
@@ -223,8 +220,7 @@ class DiskTransfers(StoreTransfers):
 
 
 class PeerTransfers(StoreTransfers):
-    """Blocks of `layers` to `exports`, where other engines fetch them, and from other engines by
-    `store`."""
+    """Blocks of `layers` to `exports` for other engines, and from them by `store`."""
 
     def __init__(
         self, layers: list[KVLayer], num_groups: int, store: PeerStore, exports: Exports
@@ -233,8 +229,7 @@ class PeerTransfers(StoreTransfers):
         self.store, self.exports = store, exports
 
     def begin_all(self, transfers: list[Transfer]) -> None:
-        """Start to pull the transfers that are not in progress; a parcel is released after its last
-        one."""
+        """Start to pull new transfers; a parcel is released after its last one."""
         new = [transfer for transfer in transfers if not self.is_under_way(transfer)]
         for transfer in new:
             self.store.expect(transfer.peer)

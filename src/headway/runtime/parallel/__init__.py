@@ -1,2 +1,1 @@
-"""Ranks: processes that compute one model together. `config.parallel` defines how the model is
-cut."""
+"""Ranks: processes that compute one model together, cut as `config.parallel` says."""

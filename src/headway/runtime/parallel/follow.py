@@ -46,8 +46,7 @@ def join_group(
 
 
 def stage_of(parallel: Parallel, meeting: Path, rank: int, ends: Ends) -> Stage | None:
-    """Return the rank's pipeline stage, or its half of every layer, with the links to its
-    neighbours."""
+    """Return the rank's pipeline stage, or its half of every layer, with its links."""
     if parallel.halves:
         (end,) = (end for end in ends if end is not None)
         return Stage(half=Half(rank, SocketLink(end, end)))

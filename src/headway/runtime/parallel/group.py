@@ -9,8 +9,7 @@ from headway.core.errors import ExecutorLostError
 
 
 class RankLostError(ExecutorLostError):
-    """Another rank did not come to a collective operation in time, or ended: the engine must
-    restart."""
+    """A rank did not come to a collective operation, or ended: the engine must restart."""
 
 
 class RankGroup(Protocol):
@@ -34,8 +33,7 @@ class RankGroup(Protocol):
         ...
 
     def concat_rows(self, own_RW: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the rows of all ranks, (sum of `counts`, W), rank 0's first. Raises
-        RankLostError."""
+        """Return all ranks' rows, (sum of `counts`, W), in order. Raises RankLostError."""
         ...
 
     def leave(self) -> None:
@@ -44,8 +42,7 @@ class RankGroup(Protocol):
 
 
 RankGroups = tuple[RankGroup | None, RankGroup | None]
-"""Of a rank: the ranks that compute layers together with it, and those that hold the other parts of
-contexts."""
+"""Of a rank: those that share its layers, and those that share its contexts."""
 
 
 class SingleRank:

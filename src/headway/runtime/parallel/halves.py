@@ -66,8 +66,7 @@ def run_attention_half(half: Half, forward: Callable[[], Tensor]) -> Tensor:
 
 
 def run_mlp_half(half: Half, mlps: Iterable[Callable[[Tensor], Tensor]], x_TH: Tensor) -> None:
-    """Run the MLPs of all layers on the rows that the other rank sends, of the shape of `x_TH`.
-    Raises StageError."""
+    """Run the MLPs of all layers on received rows, shaped as `x_TH`. Raises StageError."""
     for mlp in mlps:
         half.link.receive(x_TH)
         try:

@@ -40,8 +40,7 @@ START_TIMEOUT_S = 600.0
 
 
 class Follower:
-    """The process of another rank, and the leader's end of the socket pair. The process inherits
-    the sockets `ends`."""
+    """Another rank's process, which inherits the sockets `ends`, and the leader's socket."""
 
     def __init__(self, rank: int, ends: Ends = (None, None)) -> None:
         own, its = socket.socketpair()
@@ -54,8 +53,7 @@ class Follower:
         self.ends = before, behind
 
     def receive_done(self, limit_s: float) -> StepDone:
-        """Return the report of its step. Raises RankLostError where the process ended or does not
-        answer in time."""
+        """Return the report of its step. Raises RankLostError if it ended or hangs."""
         try:
             return self.pipe.receive_done(limit_s)
         except (EOFError, OSError) as error:
@@ -63,8 +61,7 @@ class Follower:
 
 
 def stage_sockets(size: int, stages: int) -> list[Ends]:
-    """Return for each rank its sockets to the stage before (rank + size) and to the next (rank -
-    size)."""
+    """Return for each rank its sockets to ranks rank + size (before) and rank - size (next)."""
     pairs = [socket.socketpair() for _ in range(size * (stages - 1))]
     behind = [*[None] * size, *(of_sender for of_sender, _ in pairs)]
     before = [*(of_receiver for _, of_receiver in pairs), *[None] * size]
@@ -99,8 +96,7 @@ class Followers:
     def send(
         self, order: StepOrder | LogitsOrder, followers: Sequence[Follower] | None = None
     ) -> None:
-        """Send an order to some followers, or to all. Raises RankLostError where one is, or was,
-        lost."""
+        """Send an order to some followers, or to all. Raises RankLostError."""
         if self.lost is not None:
             raise self.lost
         try:
@@ -165,8 +161,7 @@ class LeaderExecutor:
         machine: Machine,
         progress: Progress | None,
     ) -> None:
-        """Start the executor of rank 0 while the followers read their weights, and wait for
-        them."""
+        """Start the executor of rank 0 while the followers start theirs; wait for them."""
         for follower in self.followers:
             follower.pipe.send(
                 Hello(

@@ -81,8 +81,7 @@ def make_folder(parallel: Parallel, within: Path) -> tuple[Path, int]:
 
 
 def make_locked_folder(within: Path) -> tuple[Path, int]:
-    """Return (a new folder, the descriptor that holds its lock), -1 where folders cannot be
-    locked."""
+    """Return (new folder, descriptor that holds its lock or -1 where locks do not work)."""
     for _ in range(MAX_LOCK_ATTEMPTS):
         folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=within))
         lock = try_lock(folder, wait=True)
@@ -94,8 +93,7 @@ def make_locked_folder(within: Path) -> tuple[Path, int]:
 
 
 def try_lock(folder: Path, *, wait: bool = False) -> int | None:
-    """Return a descriptor that holds the lock of a folder; None where another process holds it, or
-    the folder is gone."""
+    """Return a descriptor that holds the folder's lock; None if it is locked or gone."""
     try:
         lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -141,8 +139,7 @@ def sums_path(meeting: Path, number: int) -> Path:
 
 
 def splits_path(meeting: Path, number: int) -> Path:
-    """Return the path where ranks that hold parts of contexts meet: of each part the rank at one
-    place of a stage."""
+    """Return the path where ranks that hold parts of the same contexts meet."""
     return meeting / f"splits-{number}"
 
 

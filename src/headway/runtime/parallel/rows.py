@@ -39,14 +39,12 @@ class RowPartition:
     at_T: Tensor
 
     def gather(self, own_TH: Tensor) -> Tensor:
-        """Return the rows of all ranks in the step's order, (T, H), from this rank's. Raises
-        RankLostError."""
+        """Return all ranks' rows in the step's order, (T, H). Raises RankLostError."""
         count = self.counts[self.group.rank]
         return self.group.concat_rows(own_TH[:count], self.counts)[self.at_T]
 
     def scatter_own(self, own_TH: Tensor) -> Tensor:
-        """Return this rank's rows in the step's order, (T, H), and zeros for those of other
-        ranks."""
+        """Return own rows in the step's order, (T, H), zeros for those of other ranks."""
         count, x_TH = (
             self.counts[self.group.rank],
             own_TH.new_zeros(len(self.at_T), own_TH.shape[1]),

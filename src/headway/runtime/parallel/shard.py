@@ -33,8 +33,7 @@ class Shard:
     size: int = 1
 
     def of(self, weight: Weight, module: str, part: str | None) -> Weight:
-        """Return the rank's piece of a weight of `module`; `part` as in the model's table of
-        weights."""
+        """Return the rank's piece of a weight; `part` as in the model's table of weights."""
         if self.size == 1 or self.cut is None:
             return weight
         _, _, layer = module.rpartition(".")
@@ -70,8 +69,7 @@ class Shard:
         return {"q": q, "k": (first, end), "v": (first, end), "gate": neurons, "up": neurons}
 
     def parts_of(self, layer: str) -> dict[str, int]:
-        """Return the outputs of each part of a layer that is cut by outputs; {} for other
-        layers."""
+        """Return the outputs of each part of a layer; {} if it is not cut by outputs."""
         inner, q, kv = self.spec.intermediate_size, self.spec.q_size, self.spec.kv_size
         sizes = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": inner, "up": inner}}
         return sizes.get(layer, {})

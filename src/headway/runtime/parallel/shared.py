@@ -40,8 +40,7 @@ MAX_CACHED_VIEWS = 256
 """Shapes of operations whose views are cached."""
 Views = tuple[Sequence[Tensor], Sequence[Tensor]]
 PAUSE_S = 20e-6
-"""Seconds that the core is yielded, at least; the system makes some 70 us of it. A pause of 0 would
-yield to no other process."""
+"""Least pause that yields the core, some 70 us on Linux; a pause of 0 yields to nothing."""
 
 
 def memory_bytes(size: int, *, logits: bool = False) -> int:
@@ -50,8 +49,7 @@ def memory_bytes(size: int, *, logits: bool = False) -> int:
 
 
 class SharedGroup:
-    """Rank `rank` of `size`, over the file at `path`; `parent` is the process that must stay
-    alive."""
+    """Rank `rank` of `size`, over the file at `path`; `parent` must stay alive."""
 
     def __init__(
         self,
@@ -140,8 +138,7 @@ class SharedGroup:
         return shared_TH.clone()
 
     def _concat_columns(self, own_RP: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Concatenate in the place for logits; all ranks have called `broadcast` since they read
-        the last ones."""
+        """Write and read the place for logits, after a `broadcast` of all ranks."""
         shape = len(own_RP), sum(sizes)
         place = self._logits[: shape[0] * shape[1] * own_RP.element_size()]
         shared_RV = place.view(own_RP.dtype).view(shape)
@@ -206,8 +203,7 @@ class SharedGroup:
                 spins, until_s = self._spins, self._deadline_s(until_s)
 
     def _deadline_s(self, until_s: float) -> float:
-        """Return until when to wait for others. Raises RankLostError where that has passed, or a
-        rank has left."""
+        """Return until when to wait. Raises RankLostError after that, or if a rank left."""
         now_s, turns, turn = self._clock.now_s(), self._turns, self._turn
         until_s = until_s or now_s + self.timeout_s
         late = [at for at in self._others_at if turns[at] < turn]

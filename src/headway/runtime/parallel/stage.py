@@ -32,8 +32,7 @@ HEADER = struct.Struct("<?Q")
 
 
 class StageError(RuntimeError):
-    """An earlier stage raised in this step, so this one does too, and the engine retries in
-    halves."""
+    """An earlier stage raised, so this one does too, and the engine retries in halves."""
 
 
 class Link(Protocol):

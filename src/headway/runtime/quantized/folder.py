@@ -39,8 +39,7 @@ ACTIVATION_SUFFIXES = (
     *("input_scale", "input_zero_point", "input_scale_ub", "activation_scale"),
     *("output_scale", "output_zero_point", "k_scale", "v_scale", "q_scale"),
 )
-"""Tensors that are ignored: inputs are rounded token by token here, and the KV as the options
-say."""
+"""Ignored: inputs are rounded token by token, and the KV as the options say."""
 QUANTIZED_SUFFIXES = frozenset(
     name for layout in (*LAYOUTS.values(), fp8.FP8_DIRECT) for name in layout.needed
 ) - {"weight"}
@@ -72,8 +71,7 @@ class QuantizedFolder:
     files: TensorFiles
 
     def tensors(self) -> Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]:
-        """Yield (name, function that reads it) of each tensor, and of `NAME.weight` for each
-        matrix."""
+        """Yield (name, reader) of each tensor, and of `NAME.weight` of each matrix."""
         given = set()
         with self.files:
             for name in self.files.entries:
@@ -104,8 +102,7 @@ class QuantizedFolder:
 def module_formats(
     formats_by_place: dict[ModulePlace, list[Format]],
 ) -> Iterator[tuple[str, Format]]:
-    """Yield one row for a module whose parts agree, else one for each part. Raises CheckpointError
-    where experts of a layer differ."""
+    """Yield one row for a module whose parts agree, else one per part. Raises CheckpointError."""
     modules: dict[str, dict[str | None, Format]] = defaultdict(dict)
     for (module, part), formats in formats_by_place.items():
         if len({(format.kind, format.group, format.permuted) for format in formats}) > 1:
@@ -133,8 +130,7 @@ def layout_of(matrix: CheckpointMatrix) -> Layout:
 
 
 def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
-    """Return the folder's matrices, None for a folder that is not quantized. Raises
-    CheckpointError."""
+    """Return the folder's matrices, None if it is not quantized. Raises CheckpointError."""
     schemes = read_schemes(folder)
     if schemes is None:
         return None
@@ -163,8 +159,7 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
 
 
 def check_family(schemes: Schemes, spec: ModelSpec) -> None:
-    """Raise UnsupportedModelError for a family whose quantized checkpoints are not read; MXFP4 with
-    stacked experts is read for one family."""
+    """Raise UnsupportedModelError for a family that is not read with this method."""
     if spec.altup is not None:
         raise UnsupportedModelError(
             f"A {spec.architecture} that is quantized with {schemes.method} is not read.",
@@ -194,8 +189,7 @@ def check_embedding(files: TensorFiles, schemes: Schemes) -> None:
 
 
 def linear_places(spec: ModelSpec) -> dict[str, ModulePlace]:
-    """Return the place of every linear layer, by its name in the checkpoint:
-    `model.layers.0.mlp.down_proj`."""
+    """Return the place of each linear layer by name: `model.layers.0.mlp.down_proj`."""
     places: dict[str, ModulePlace] = {}
     attention = {name for name, _, _ in spec.attention_matrices}
     for pattern, (module, part) in MODELS[spec.architecture].weights.items():
@@ -222,8 +216,7 @@ def scheme_of(
     tensors: dict[str, TensorEntry],
     spec: ModelSpec,
 ) -> Scheme | None:
-    """Return the scheme of a layer, None for an unquantized one. Raises CheckpointError where the
-    tensors contradict it."""
+    """Return a layer's scheme, None for a plain one. Raises CheckpointError on contradictions."""
     scheme = schemes.scheme_of(name)
     plain = "weight" in tensors and tensors["weight"].dtype in FLOATS
     packed = sorted(QUANTIZED_SUFFIXES & tensors.keys())
@@ -251,8 +244,7 @@ def scheme_of(
 def make_matrix(
     name: str, scheme: Scheme, tensors: dict[str, TensorEntry], files: TensorFiles
 ) -> CheckpointMatrix:
-    """Return the matrix of a layer. Raises CheckpointError where tensors are missing or
-    unexpected."""
+    """Return a layer's matrix. Raises CheckpointError for missing or unexpected tensors."""
     matrix = CheckpointMatrix(name, scheme, tensors, files.read)
     layout = layout_of(matrix)
     for suffix in layout.needed:
@@ -272,8 +264,7 @@ def make_matrix(
 def with_zero_shift(
     matrices: dict[str, CheckpointMatrix], schemes: Schemes
 ) -> dict[str, CheckpointMatrix]:
-    """Return the matrices; those of GPTQ with the shift of their stored zeros, which is the same in
-    a whole checkpoint."""
+    """Return the matrices; those of GPTQ with their checkpoint's shift of stored zeros."""
     if schemes.method != "gptq" or not matrices:
         return matrices
     shift = gptq.find_shift(list(matrices.values()), schemes.version)

@@ -34,8 +34,7 @@ FP8_TYPES = ("e4m3", "float8_e4m3fn", "torch.float8_e4m3fn")
 
 
 def read_schemes(model: Path) -> Schemes | None:
-    """Return the schemes of a folder, None for one in 16 or 32 bits. Raises UnsupportedModelError
-    by name."""
+    """Return a folder's schemes, None in 16 or 32 bits. Raises UnsupportedModelError."""
     config = quantization_config(model, read_document(model, "config.json") or {})
     method = quantization_method(config)
     return PARSERS[method](config) if method else None
@@ -45,8 +44,7 @@ def read_schemes(model: Path) -> Schemes | None:
 
 
 def compressed_tensors(config: dict[str, Any]) -> Schemes:
-    """Parse groups of a scheme and its targets; exact names have priority over expressions, these
-    over classes."""
+    """Parse groups and targets; names have priority over expressions, these over classes."""
     if table(config, "transform_config").get("config_groups"):
         raise_unsupported("compressed-tensors", "with transforms of inputs, which are not read")
     sparsity = str(table(config, "sparsity_config").get("format") or "dense")
@@ -153,8 +151,7 @@ def check_group(size: int, label: str) -> int:
 
 
 def gptq(config: dict[str, Any]) -> Schemes:
-    """Parse the config of AutoGPTQ and GPTQModel; `dynamic` has schemes for single modules, or
-    excludes them."""
+    """Parse AutoGPTQ's and GPTQModel's config; `dynamic` has schemes of single modules."""
     version = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
         raise_unsupported(f"GPTQ in the format {version}", "which is not read")
@@ -262,8 +259,7 @@ def match_module(name: str) -> Match:
 
 
 def mxfp4(config: dict[str, Any]) -> Schemes:
-    """Parse the config of gpt-oss: only experts are quantized, except those that
-    `modules_to_not_convert` matches."""
+    """Parse gpt-oss's config: experts, except those that `modules_to_not_convert` matches."""
     scheme = Scheme(layout="mxfp4-blocks", label="MXFP4", bits=4, group=32)
     where = "modules_to_not_convert"
     excluded = strings(config, where)

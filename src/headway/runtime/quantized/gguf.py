@@ -84,8 +84,7 @@ def read_weight(memory: mmap.mmap, weight: Weight) -> Tensor | RoundedWeight:
 
 
 def unpack_rows(raw_RB: Tensor, weight: Weight) -> RoundedWeight:
-    """Return rows of blocks as levels and scales. Raises CheckpointError for a scale that is not
-    finite."""
+    """Return rows of blocks as levels and scales. Raises CheckpointError for NaN scales."""
     rounded = unpack(raw_RB, weight.info.type)
     for part in (rounded.scales_OG, rounded.offsets_OG):
         if part is not None and not part.isfinite().all():

@@ -140,8 +140,7 @@ def iq4_nl(blocks: Tensor) -> Blocks:
 
 
 def iq4_xs(blocks: Tensor) -> SuperBlockParts:
-    """Read d, 2 bytes of two high bits of eight scales, 4 of their low nibbles, 8 times 16 of
-    codes."""
+    """Read d, 2 bytes of high bits of 8 scales, 4 of low nibbles, 8 times 16 of codes."""
     tops = (blocks[..., 2:4, None] >> torch.arange(0, 8, 2, dtype=torch.uint8)) & 3
     low = torch.stack([blocks[..., 4:8] & 15, blocks[..., 4:8] >> 4], -1).flatten(-2)
     scales = (low | (tops.flatten(-2) << 4)).to(torch.int8) - 32

@@ -112,8 +112,7 @@ def find_shift(matrices: list[CheckpointMatrix], version: str) -> int:
 
 
 def uniform_zeros(matrix: CheckpointMatrix) -> set[int]:
-    """Return the distance of uniform stored zeros from the middle: -1 and 0 for 7 and 8 of four
-    bits; 2 for all other zeros."""
+    """Return {-1} or {0} for zeros that are all 7 or 8 (of four bits), {2} for others."""
     matrix.expect_matrix("qzeros", ("I32",))
     bits, (_, outputs) = matrix.scheme.bits, matrix.expect_matrix("qweight", ("I32",))
     stored = codes_along_inputs(matrix.tensor("qzeros"), bits)[:, :outputs]

@@ -69,8 +69,7 @@ class CheckpointMatrix:
         self.expect(suffix, dtypes, (outputs, groups), *flat)
 
     def expect_matrix(self, suffix: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
-        """Return the shape of a tensor with two dimensions. Raises CheckpointError for others and
-        empty ones."""
+        """Return the shape of a nonempty matrix. Raises CheckpointError for other tensors."""
         shape = self.tensors[suffix].shape
         if len(shape) != 2 or not all(shape):
             self.fail(suffix, f"has shape {list(shape)}, which is not that of a matrix", SAME_MODEL)
@@ -124,8 +123,7 @@ class Layout(NamedTuple):
 
 
 def group_size(matrix: CheckpointMatrix, inputs: int) -> int:
-    """Return the inputs of a group, all of them for 0. Raises CheckpointError where it does not
-    divide them."""
+    """Return the inputs of a group, all for 0. Raises CheckpointError if it divides badly."""
     group = matrix.scheme.group
     if group and inputs % group:
         raise CheckpointError(
@@ -153,8 +151,7 @@ def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
 
 
 def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) -> Tensor:
-    """Return the scales in fp32. Raises CheckpointError for NaN, infinity, or an unexpected
-    negative scale."""
+    """Return scales in fp32. Raises CheckpointError for NaN, infinity, a wrong sign."""
     scales = matrix.tensor(suffix).float()
     if not bool(torch.isfinite(scales).all()):
         matrix.fail(suffix, "holds a scale that is NaN or infinite")
@@ -227,8 +224,7 @@ def words_for(count: int, bits: int) -> int:
 
 
 def common_format(formats: list[Format]) -> Format:
-    """Return the narrowest format that holds matrices of these formats, which have one kind and
-    group."""
+    """Return the narrowest format for matrices of these formats, of one kind and group."""
     offsets = max((format.offsets for format in formats), key=("none", "zeros", "any").index)
     wide = any(format.fp32_scales for format in formats)
     supers = {(format.super_block, format.offsets) for format in formats}

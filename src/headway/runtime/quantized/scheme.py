@@ -14,8 +14,7 @@ from headway.core.errors import CheckpointError, UnsupportedModelError
 from headway.runtime.checkpoint_files import shown
 
 MAX_PATTERN_CHARS, MAX_REPEATS = 500, 5
-"""Limits of expressions, chosen: names have at most 80 characters, and each unbounded repeat may
-try all of them."""
+"""Chosen: names have at most 80 characters; each unbounded repeat may try them all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +50,7 @@ class Schemes:
     version: str = ""
 
     def scheme_of(self, module: str) -> Scheme | None:
-        """Return the scheme of the first rule that matches a linear layer:
-        `model.layers.0.mlp.down_proj`."""
+        """Return the scheme of the first matching rule: `model.layers.0.mlp.down_proj`."""
         for matches, scheme in self.rules:
             if matches(module):
                 return scheme

@@ -20,8 +20,7 @@ BLOCK = 2048
 
 @triton.jit
 def likely(logits, start, temperature, floor, V, BLOCK: tl.constexpr):
-    """Return the logits of a block over the temperature, -inf below the floor and behind the
-    row."""
+    """Return a block's logits over the temperature, -inf below the floor and behind V."""
     at = start + tl.arange(0, BLOCK)
     values = tl.load(logits + at, mask=at < V, other=float("-inf"))
     values = tl.math.div_rn(values, temperature)
@@ -30,16 +29,14 @@ def likely(logits, start, temperature, floor, V, BLOCK: tl.constexpr):
 
 @triton.jit
 def key_of(values):
-    """Return int32 keys in the order of these fp32 numbers: their bits, inverted for negative
-    ones."""
+    """Return int32 keys in the order of fp32 numbers: bits, inverted for negative ones."""
     bits = values.to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
 def raised(floor, key):
-    """Return the number of this key where it is finite or infinite and above the floor, else the
-    floor."""
+    """Return the number of this key where it is no NaN and above the floor, else the floor."""
     bits = tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.int32)
     number = bits.to(tl.float32, bitcast=True)
     is_number = (key > -2139095041) & (key <= 2139095040)
@@ -68,8 +65,7 @@ def mass_above(logits, temperature, floor, key, top, V, COUNTS: tl.constexpr, BL
 
 @triton.jit
 def floor_of(logits, temperature, floor, target, top, V, COUNTS: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the greatest floor whose tokens have at least `target` of the mass, or of their
-    number."""
+    """Return the greatest floor whose tokens have `target` of the mass, or of the count."""
     low = tl.full((), -2147483648, tl.int64)
     high = tl.full((), 2147483647, tl.int64)
     for _ in range(32):

@@ -27,8 +27,7 @@ from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T = EXPERT_TILE
 STEP = 64
-"""Inputs of one step; with group scales the largest power of two that divides a group, at most
-STEP."""
+"""Inputs of one step, at most; with group scales a power of two that divides a group."""
 ROW_TILES_TOGETHER = 8
 """Consecutive tiles of rows that read the same weights while these are in a cache."""
 WIDE = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
@@ -162,8 +161,7 @@ def stack(weights: list[WideWeight]) -> WideWeight:
 
 
 def outputs_a_tile(outputs: int, dtype: torch.dtype) -> int:
-    """Return the outputs of a tile, by the layer only: a step of one row has 128 programs from
-    4,096 outputs on."""
+    """Return a layer's outputs per tile: from 4,096 outputs on 128 programs for one row."""
     if dtype == torch.float32:
         return 32
     return 128 if outputs >= 16_384 else 64 if outputs >= 8192 else 32

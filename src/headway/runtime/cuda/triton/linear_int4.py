@@ -23,8 +23,7 @@ from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, most_tiles
 from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T, BLOCK_O = EXPERT_TILE, 64
-"""The tile, the same for 1 row and for 4,096, so that the bits of a row do not depend on the other
-rows."""
+"""The tile, the same for any number of rows, so that a row's bits do not depend on it."""
 
 
 @triton.jit(do_not_specialize=["T"])

@@ -154,8 +154,7 @@ def merge_kernel(
     N: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, SINK_LOGITS: tl.constexpr,
     TYPE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one token and head, first to last; a split without keys changes
-    nothing."""
+    """Merge the splits of one token and head in order; empty ones change nothing."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     M = tl.full((1,), NOTHING, tl.float32)
@@ -181,8 +180,7 @@ def merge_kernel(
 
 
 class Tile(NamedTuple):
-    """Query heads and tokens of a program, its rows, keys per pass, the padded sizes of a value and
-    a rope, and warps."""
+    """Query heads, tokens, rows, keys per pass, padded sizes of value and rope, warps."""
 
     heads: int
     block_q: int
