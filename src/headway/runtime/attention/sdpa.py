@@ -73,10 +73,8 @@ def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Decode
     tables_SB = batch.block_tables_GSB[layer.group]
     device = tables_SB.device
     contexts = batch.context_lens[: batch.num_decodes]
-    visible_blocks_by_row = [
-        rule.visible_blocks(context - 1, context, block_size) for context in contexts
-    ]
-    lens = [len(blocks) * block_size for blocks in visible_blocks_by_row]
+    blocks_by_row = [rule.visible_blocks(context - 1, context, block_size) for context in contexts]
+    lens = [len(blocks) * block_size for blocks in blocks_by_row]
     views = []
     for rows, longest in buckets(lens):
         is_whole_batch = len(rows) == len(batch.query_lens)
@@ -84,9 +82,7 @@ def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Decode
         num_blocks = -(-longest // block_size)
         context_R1 = torch.tensor([[contexts[row]] for row in rows], device=device)
         if rule.window:
-            places_RB, key_at = block_places(
-                visible_blocks_by_row, rows, num_blocks, block_size, device
-            )
+            places_RB, key_at = block_places(blocks_by_row, rows, num_blocks, block_size, device)
             blocks = tables_SB[rows_at].gather(1, places_RB.clamp(max=tables_SB.shape[1] - 1))
         else:
             blocks = tables_SB[rows_at, :num_blocks]
@@ -97,7 +93,7 @@ def make_views(batch: Batch, layer: KVLayer, rule: AttentionRule) -> list[Decode
 
 
 def block_places(
-    visible_blocks_by_row: list[list[int]],
+    blocks_by_row: list[list[int]],
     rows: list[int],
     num_blocks: int,
     block_size: int,
@@ -109,7 +105,7 @@ def block_places(
     """
     places = [
         [*blocks, *range(blocks[-1] + 1, blocks[-1] + 1 + num_blocks - len(blocks))]
-        for blocks in (visible_blocks_by_row[row] for row in rows)
+        for blocks in (blocks_by_row[row] for row in rows)
     ]
     places_RB = torch.tensor(places, device=device)
     within = torch.arange(block_size, device=device)
@@ -121,16 +117,11 @@ def attend_decodes(q_RND: Tensor, layer: KVLayer, view: DecodeView, rule: Attent
     num_rows, num_heads, head_dim = q_RND.shape
     kv_heads = layer.k.shape[2]
     k, v = layer.gather(view.blocks_RB)
-    q = to_compute_type(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
+    q = upcast(q_RND.view(num_rows, kv_heads, num_heads // kv_heads, head_dim))
     mask = view.mask_R11C.expand(-1, 1, q.shape[2], -1)
     sink_logits = logits_by_group(rule, kv_heads)
     out = masked_attention(
-        q,
-        to_compute_type(k).transpose(1, 2),
-        to_compute_type(v).transpose(1, 2),
-        mask,
-        rule,
-        sink_logits,
+        q, upcast(k).transpose(1, 2), upcast(v).transpose(1, 2), mask, rule, sink_logits
     )
     return out.reshape(num_rows, num_heads, -1).to(q_RND.dtype)
 
@@ -147,10 +138,9 @@ def attend_chunk(
     block_range = blocks if first is None else slice(first, blocks[-1] + 1)
     k, v = layer.gather(table_B[block_range])
     num_keys = len(blocks) * block_size - (-context % block_size)  # without empty slots at the end
-    q = to_compute_type(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
+    q = upcast(q_QND).view(length, kv_heads, group, head_dim).permute(1, 2, 0, 3)
     k, v = (
-        to_compute_type(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1)
-        for x in (k, v)
+        upcast(x[:num_keys]).permute(1, 0, 2)[:, None].expand(-1, group, -1, -1) for x in (k, v)
     )
     mask = None
     sink_logits = logits_by_group(rule, kv_heads)
@@ -168,7 +158,7 @@ def logits_by_group(rule: AttentionRule, kv_heads: int) -> Tensor | None:
     """Return the sink logits by KV head and its query heads, (G, N / G, 1)."""
     if rule.sink_logits is None:
         return None
-    return to_compute_type(rule.sink_logits).view(kv_heads, -1, 1)
+    return upcast(rule.sink_logits).view(kv_heads, -1, 1)
 
 
 def masked_attention(
@@ -198,7 +188,7 @@ def masked_scores(q: Tensor, k: Tensor, mask: Tensor, rule: AttentionRule) -> Te
     return scores.masked_fill(~mask, float("-inf"))
 
 
-def to_compute_type(x: Tensor) -> Tensor:
+def upcast(x: Tensor) -> Tensor:
     """Return fp32 on the CPU, where torch's 16-bit GEMMs are slow or absent; `x` itself on CUDA."""
     return x.float() if x.device.type == "cpu" else x
 

@@ -218,54 +218,52 @@ class CudaExecutor(TorchExecutor):
         assert self._pending is not None and self._pending[0].step == step
         plan, batch, hidden = self._pending
         self._pending = None
-        pending = QueuedStep(plan=plan, result=StepResult(plan.step, []), is_idle=batch is None)
+        queued = QueuedStep(plan=plan, result=StepResult(plan.step, []), is_idle=batch is None)
         if batch is not None and hidden is not None:
-            self._queue(pending, batch, hidden, masks)
-        self._steps.append(pending)
+            self._queue(queued, batch, hidden, masks)
+        self._steps.append(queued)
 
-    def _queue(
-        self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
-    ) -> None:
+    def _queue(self, queued: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks) -> None:
         """Queue all that follows the forward of the step."""
         started = self._clock.now_s()
-        result = pending.result
+        result = queued.result
         out, self._out = self._out, None
-        pending.experts_read = self.target.experts_read if out is None else out.experts_read
-        pending.bad_T = wipe_flagged(self.kv, hidden, batch) if out is None else out.bad_R
-        pending.prompts = self._queue_prompts(pending.plan, hidden)
+        queued.experts_read = self.target.experts_read if out is None else out.experts_read
+        queued.bad_T = wipe_flagged(self.kv, hidden, batch) if out is None else out.bad_R
+        queued.prompts = self._queue_prompts(queued.plan, hidden)
         if batch.sampled_rows:
-            sequences = pending.sequences = batch.sampled_sequences
-            pending.owners = {
+            sequences = queued.sequences = batch.sampled_sequences
+            queued.owners = {
                 view.new.sequence_id: self.state.sequences[view.new.sequence_id]
                 for view in sequences
                 if view.generated[-1:] == [UNKNOWN]
             }
             drawn = None if out is None else out.chosen_R
             if drawn is not None and not row_masks(masks, sequences):
-                pending.chosen_R = drawn
+                queued.chosen_R = drawn
             else:
-                self._sample(pending, batch, hidden, masks)
-        self._begin_copies(pending)
+                self._sample(queued, batch, hidden, masks)
+        self._begin_copies(queued)
         sample_s = self._clock.now_s() - started
         result.timings = StepTimings(self._prepare_s, self._forward_s, sample_s)
 
     def _sample(
-        self, pending: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
+        self, queued: QueuedStep, batch: Batch, hidden: Tensor, masks: GrammarMasks
     ) -> None:
         """Queue logits edits and sampling of rows that no graph has sampled."""
-        sequences = pending.sequences
+        sequences = queued.sequences
         inputs = row_inputs(
             batch.sampled_rows, sequences, masks, self.spec.vocab_size, self._staging
         )
         if len(sequences) != hidden.shape[0]:
             hidden = hidden.index_select(0, inputs.tokens_R)
         logits = self.logits(hidden)
-        pending.chosen_R = choose(logits, inputs, self.kernels.choose)
-        self._last_tokens_S.index_copy_(0, inputs.state_R, pending.chosen_R.clamp(min=0))
+        queued.chosen_R = choose(logits, inputs, self.kernels.choose)
+        self._last_tokens_S.index_copy_(0, inputs.state_R, queued.chosen_R.clamp(min=0))
         counts = [sequence.new.sampling.logprobs for sequence in sequences]
         requested_counts = [count for count in counts if count is not None]
         if requested_counts:
-            pending.logprobs = top_logprobs(logits, pending.chosen_R, max(requested_counts))
+            queued.logprobs = top_logprobs(logits, queued.chosen_R, max(requested_counts))
 
     def _queue_prompts(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptRows]:
         """Queue `TorchExecutor._prompt_logprobs`; the results stay on the device."""
@@ -289,44 +287,44 @@ class CudaExecutor(TorchExecutor):
             begin += len(scheduled.token_ids)
         return prompt_rows
 
-    def _begin_copies(self, pending: QueuedStep) -> None:
+    def _begin_copies(self, queued: QueuedStep) -> None:
         """Copy results to pinned memory. On a CPU clone those that the next step overwrites."""
         if not self.device.startswith("cuda"):
-            pending.bad_T = None if pending.bad_T is None else pending.bad_T.clone()
-            pending.chosen_R = None if pending.chosen_R is None else pending.chosen_R.clone()
-            if isinstance(pending.experts_read, Tensor):
-                pending.experts_read = pending.experts_read.clone()
+            queued.bad_T = None if queued.bad_T is None else queued.bad_T.clone()
+            queued.chosen_R = None if queued.chosen_R is None else queued.chosen_R.clone()
+            if isinstance(queued.experts_read, Tensor):
+                queued.experts_read = queued.experts_read.clone()
             return
-        pending.bad_T = to_host(pending.bad_T)
-        if isinstance(pending.experts_read, Tensor):
-            pending.experts_read = to_host(pending.experts_read)
-        pending.chosen_R = to_host(pending.chosen_R)
-        if pending.logprobs is not None:
-            pending.logprobs = tuple(to_host(part) for part in pending.logprobs)
-        pending.prompts = [
+        queued.bad_T = to_host(queued.bad_T)
+        if isinstance(queued.experts_read, Tensor):
+            queued.experts_read = to_host(queued.experts_read)
+        queued.chosen_R = to_host(queued.chosen_R)
+        if queued.logprobs is not None:
+            queued.logprobs = tuple(to_host(part) for part in queued.logprobs)
+        queued.prompts = [
             rows._replace(logprobs=tuple(to_host(part) for part in rows.logprobs))
-            for rows in pending.prompts
+            for rows in queued.prompts
         ]
-        pending.copy_event = torch.cuda.Event()
-        pending.copy_event.record()
+        queued.copy_event = torch.cuda.Event()
+        queued.copy_event.record()
 
     def collect(self) -> StepResult:
         """Wait for the oldest sampled step and return its result."""
         assert self._steps, "nothing was submitted"
-        pending = self._steps.popleft()
-        if pending.copy_event is not None:
-            pending.copy_event.synchronize()
-        if pending.bad_T is not None:
-            self._fill_result(pending, pending.bad_T.tolist())
-        self.transfers.tell(pending.result, wait=pending.is_idle)
-        return pending.result
+        queued = self._steps.popleft()
+        if queued.copy_event is not None:
+            queued.copy_event.synchronize()
+        if queued.bad_T is not None:
+            self._fill_result(queued, queued.bad_T.tolist())
+        self.transfers.tell(queued.result, wait=queued.is_idle)
+        return queued.result
 
-    def _fill_result(self, pending: QueuedStep, bad_T: list[bool]) -> None:
+    def _fill_result(self, queued: QueuedStep, bad_T: list[bool]) -> None:
         """Turn the numbers that came back into a result."""
-        result = pending.result
-        result.experts_read = int(pending.experts_read or 0)
-        result.failed, self._usable = judge(pending.plan, bad_T)
-        for sequence_id, start, tokens, count, values in pending.prompts:
+        result = queued.result
+        result.experts_read = int(queued.experts_read or 0)
+        result.failed, self._usable = judge(queued.plan, bad_T)
+        for sequence_id, start, tokens, count, values in queued.prompts:
             listed = to_token_logprobs(tokens, [count] * len(tokens), values)
             entries = [one for each in listed for one in each or []]
             same = [p for p in result.prompt_logprobs if p.sequence_id == sequence_id]
@@ -334,17 +332,17 @@ class CudaExecutor(TorchExecutor):
                 same[0].entries += entries
             else:
                 result.prompt_logprobs.append(PromptLogprobs(sequence_id, start, entries))
-        if pending.chosen_R is None:
+        if queued.chosen_R is None:
             return
-        token_ids: list[int] = pending.chosen_R.tolist()
+        token_ids: list[int] = queued.chosen_R.tolist()
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(token_ids)
-        if pending.logprobs is not None:
-            counts = [sequence.new.sampling.logprobs for sequence in pending.sequences]
-            logprobs = to_token_logprobs(token_ids, counts, pending.logprobs)
-        self._keep(pending.plan, pending.sequences, token_ids, logprobs, result)
-        for sample in result.samples if pending.owners else ():
-            if sample.sequence_id in pending.owners:
-                pending.owners[sample.sequence_id].generated += sample.token_ids
+        if queued.logprobs is not None:
+            counts = [sequence.new.sampling.logprobs for sequence in queued.sequences]
+            logprobs = to_token_logprobs(token_ids, counts, queued.logprobs)
+        self._keep(queued.plan, queued.sequences, token_ids, logprobs, result)
+        for sample in result.samples if queued.owners else ():
+            if sample.sequence_id in queued.owners:
+                queued.owners[sample.sequence_id].generated += sample.token_ids
 
     def probe(self, budget_s: float) -> None:
         """Capture the graphs that steps lacked, since the engine is idle; then probe."""

@@ -276,11 +276,7 @@ class PeerStore:
         return not num_pending
 
     def read(
-        self,
-        peer: str,
-        blocks: list[BlockId],
-        into: list[memoryview],
-        on_read: OnRead,
+        self, peer: str, blocks: list[BlockId], into: list[memoryview], on_read: OnRead
     ) -> None:
         """Copy the bytes of each block into its memory and call `on_read`, with False where a block
         is missing or damaged."""

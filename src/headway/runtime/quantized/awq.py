@@ -10,9 +10,9 @@ from torch import Tensor
 from headway.runtime.quantized.matrix import (
     FLOAT_TYPES,
     SAME_MODEL,
-    CheckpointMatrix,
     Layout,
     QuantParams,
+    StoredMatrix,
     by_group,
     codes_along_inputs,
     group_size,
@@ -32,7 +32,7 @@ def unpack_codes(words: Tensor) -> Tensor:
     return codes.unflatten(1, (-1, 8))[..., list(CODE_ORDER)].flatten(1)
 
 
-def params_of(matrix: CheckpointMatrix) -> QuantParams:
+def params_of(matrix: StoredMatrix) -> QuantParams:
     """Return scales and zeros."""
     inputs, words = matrix.expect_matrix("qweight", ("I32",))
     outputs = 8 * words
@@ -53,7 +53,7 @@ def params_of(matrix: CheckpointMatrix) -> QuantParams:
     return QuantParams("int4", (outputs, inputs), size, scales, offsets)
 
 
-def levels_of(matrix: CheckpointMatrix) -> Tensor:
+def levels_of(matrix: StoredMatrix) -> Tensor:
     """Return the codes minus 8."""
     return signed_levels(unpack_codes(matrix.tensor("qweight")).T.contiguous(), 4)
 

@@ -9,9 +9,9 @@ from headway.runtime.quantized.fp8 import float_levels, float_params
 from headway.runtime.quantized.matrix import (
     FLOAT_TYPES,
     SAME_MODEL,
-    CheckpointMatrix,
     Layout,
     QuantParams,
+    StoredMatrix,
     by_group,
     codes_along_inputs,
     group_size,
@@ -24,7 +24,7 @@ from headway.runtime.quantized.matrix import (
 from headway.spec.formats import Kind
 
 
-def packed_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
+def packed_shape(matrix: StoredMatrix) -> tuple[int, int]:
     """Return (outputs, inputs) of `weight_shape`, checked against the packed words."""
     matrix.expect("weight_shape", ("I64", "I32"), (2,))
     outputs, inputs = matrix.tensor("weight_shape").tolist()
@@ -32,13 +32,13 @@ def packed_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
     return matrix.expect_matrix("weight_packed", ("I32",))[0], inputs
 
 
-def packed_params(matrix: CheckpointMatrix) -> QuantParams:
+def packed_params(matrix: StoredMatrix) -> QuantParams:
     """Return the parameters of pack-quantized."""
     shape = packed_shape(matrix)
     return integer_params(matrix, shape, 4 if matrix.scheme.bits == 4 else 8)
 
 
-def packed_levels(matrix: CheckpointMatrix) -> Tensor:
+def packed_levels(matrix: StoredMatrix) -> Tensor:
     """Return the codes minus 8 or 128."""
     bits = matrix.scheme.bits
     inputs = int(matrix.tensor("weight_shape")[1])
@@ -46,17 +46,17 @@ def packed_levels(matrix: CheckpointMatrix) -> Tensor:
     return signed_levels(codes, bits)
 
 
-def byte_params(matrix: CheckpointMatrix) -> QuantParams:
+def byte_params(matrix: StoredMatrix) -> QuantParams:
     """Return the parameters of int-quantized."""
     return integer_params(matrix, matrix.expect_matrix("weight", ("I8",)), 8)
 
 
-def byte_levels(matrix: CheckpointMatrix) -> Tensor:
+def byte_levels(matrix: StoredMatrix) -> Tensor:
     """Return the levels, which are stored as they are."""
     return matrix.tensor("weight")
 
 
-def integer_params(matrix: CheckpointMatrix, shape: tuple[int, int], bits: int) -> QuantParams:
+def integer_params(matrix: StoredMatrix, shape: tuple[int, int], bits: int) -> QuantParams:
     """Return scales, zeros and input order of integer levels."""
     outputs, inputs = shape
     group = group_size(matrix, inputs)
@@ -83,7 +83,7 @@ def integer_params(matrix: CheckpointMatrix, shape: tuple[int, int], bits: int) 
     return QuantParams(kind, shape, size, scales, offsets, order)
 
 
-def zeros_of(matrix: CheckpointMatrix, outputs: int, groups: int) -> Tensor:
+def zeros_of(matrix: StoredMatrix, outputs: int, groups: int) -> Tensor:
     """Return the zeros (O, G) in fp32, stored as bytes or packed into words along the outputs."""
     bits, entry = matrix.scheme.bits, matrix.tensors["weight_zero_point"]
     if entry.dtype == "I32" and matrix.scheme.layout == "pack-quantized":

@@ -18,7 +18,7 @@ from headway.runtime.checkpoint_files import TensorEntry, find_files, shown
 from headway.runtime.models import MODELS
 from headway.runtime.quantized import awq, compressed_tensors, fp8, gptq, mxfp4
 from headway.runtime.quantized.formats import read_schemes
-from headway.runtime.quantized.matrix import CheckpointMatrix, Layout, common_format
+from headway.runtime.quantized.matrix import Layout, StoredMatrix, common_format
 from headway.runtime.quantized.scheme import Scheme, Schemes
 from headway.runtime.rounding import RoundedWeight
 from headway.runtime.tensor_files import CutFiles, TensorFiles
@@ -66,7 +66,7 @@ class ModulePlace(NamedTuple):
 class QuantizedFolder:
     """The quantized matrices by their names in the checkpoint, their places, and all tensors."""
 
-    matrices: dict[str, CheckpointMatrix]
+    matrices: dict[str, StoredMatrix]
     places: dict[str, ModulePlace]
     files: TensorFiles
 
@@ -87,24 +87,22 @@ class QuantizedFolder:
 
     def formats(self) -> tuple[tuple[str, Format], ...]:
         """Return (our module or a part of it, its format); names are exact."""
-        formats_by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
+        by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
         with self.files:
             for name, place in self.places.items():
                 if place.module.endswith("kv_up"):
                     continue  # it is dequantized and rounded again
                 matrix = self.matrices.get(name)
-                formats_by_place[place].append(
+                by_place[place].append(
                     PLAIN if matrix is None else layout_of(matrix).params(matrix).format
                 )
-        return tuple(module_formats(formats_by_place))
+        return tuple(module_formats(by_place))
 
 
-def module_formats(
-    formats_by_place: dict[ModulePlace, list[Format]],
-) -> Iterator[tuple[str, Format]]:
+def module_formats(by_place: dict[ModulePlace, list[Format]]) -> Iterator[tuple[str, Format]]:
     """Yield one row for a module whose parts agree, else one per part. Raises CheckpointError."""
     modules: dict[str, dict[str | None, Format]] = defaultdict(dict)
-    for (module, part), formats in formats_by_place.items():
+    for (module, part), formats in by_place.items():
         if len({(format.kind, format.group, format.permuted) for format in formats}) > 1:
             raise CheckpointError(
                 f"The experts of {module} are quantized in different ways.",
@@ -122,7 +120,7 @@ def module_formats(
             yield f"{module}.{part}", format
 
 
-def layout_of(matrix: CheckpointMatrix) -> Layout:
+def layout_of(matrix: StoredMatrix) -> Layout:
     """Return the layout of a matrix; FP8's scales have two names."""
     if matrix.scheme.layout == "fp8" and "weight_scale_inv" not in matrix.tensors:
         return fp8.FP8_DIRECT
@@ -150,7 +148,7 @@ def open_quantized(folder: Path, spec: ModelSpec) -> QuantizedFolder | None:
         base, _, suffix = name.rpartition(".")
         if suffix not in ACTIVATION_SUFFIXES:
             by_module[base][suffix] = entry
-    matrices: dict[str, CheckpointMatrix] = {}
+    matrices: dict[str, StoredMatrix] = {}
     for name, place in places.items():
         scheme = scheme_of(schemes, name, place, by_module.get(name, {}), spec)
         if scheme is not None:
@@ -243,9 +241,9 @@ def scheme_of(
 
 def make_matrix(
     name: str, scheme: Scheme, tensors: dict[str, TensorEntry], files: TensorFiles
-) -> CheckpointMatrix:
+) -> StoredMatrix:
     """Return a layer's matrix. Raises CheckpointError for missing or unexpected tensors."""
-    matrix = CheckpointMatrix(name, scheme, tensors, files.read)
+    matrix = StoredMatrix(name, scheme, tensors, files.read)
     layout = layout_of(matrix)
     for suffix in layout.needed:
         if suffix not in tensors:
@@ -261,9 +259,7 @@ def make_matrix(
     return matrix
 
 
-def with_zero_shift(
-    matrices: dict[str, CheckpointMatrix], schemes: Schemes
-) -> dict[str, CheckpointMatrix]:
+def with_zero_shift(matrices: dict[str, StoredMatrix], schemes: Schemes) -> dict[str, StoredMatrix]:
     """Return the matrices; those of GPTQ with their checkpoint's shift of stored zeros."""
     if schemes.method != "gptq" or not matrices:
         return matrices

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from headway.runtime.quantized.matrix import (
     QUANTIZE_AGAIN,
-    CheckpointMatrix,
     Layout,
     QuantParams,
+    StoredMatrix,
     scales_of,
 )
 
@@ -21,7 +21,7 @@ EXPONENT_TYPES = ("F8_E8M0", "U8")
 """Types of scales that are powers of two: 2^(byte - 127); 255 is NaN."""
 
 
-def float_params(matrix: CheckpointMatrix, suffix: str) -> QuantParams:
+def float_params(matrix: StoredMatrix, suffix: str) -> QuantParams:
     """Return the scales by output and by block of inputs."""
     shape = outputs, inputs = matrix.expect_matrix("weight", ("F8_E4M3",))
     high, wide = matrix.scheme.block
@@ -36,7 +36,7 @@ def float_params(matrix: CheckpointMatrix, suffix: str) -> QuantParams:
     shapes = [(rows, columns), *([(rows,)] if columns == 1 else [])]
     matrix.expect(suffix, (*SCALE_TYPES, *EXPONENT_TYPES), *shapes)
     scales = (
-        scales_from_exponents(matrix, suffix)
+        exponent_scales(matrix, suffix)
         if entry.dtype in EXPONENT_TYPES
         else scales_of(matrix, suffix)
     )
@@ -44,7 +44,7 @@ def float_params(matrix: CheckpointMatrix, suffix: str) -> QuantParams:
     return QuantParams("fp8", shape, wide if wide < inputs else 0, scales.contiguous())
 
 
-def scales_from_exponents(matrix: CheckpointMatrix, suffix: str) -> Tensor:
+def exponent_scales(matrix: StoredMatrix, suffix: str) -> Tensor:
     """Return scales that are stored as exponents."""
     exponents = matrix.tensor(suffix).view(torch.uint8)
     if bool((exponents == 255).any()):
@@ -52,7 +52,7 @@ def scales_from_exponents(matrix: CheckpointMatrix, suffix: str) -> Tensor:
     return torch.exp2(exponents.float() - 127)
 
 
-def float_levels(matrix: CheckpointMatrix) -> Tensor:
+def float_levels(matrix: StoredMatrix) -> Tensor:
     """Return the numbers. Raises CheckpointError for a NaN."""
     levels = matrix.tensor("weight")
     if bool(((levels.view(torch.uint8) & NAN_CODE) == NAN_CODE).any()):

@@ -117,8 +117,8 @@ def gguf_formats(path: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
         types[weight.name] = weight.info.type.name
     if spec.tied:
         types[HEAD] = types.get(EMBEDDING, "")
-    formats_by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
+    by_place: dict[ModulePlace, list[Format]] = defaultdict(list)
     for name, place in linear_places(spec).items():
         packing = PACKINGS.get(types.get(f"{name}.weight", ""))
-        formats_by_place[place].append(PLAIN if packing is None else packing.format)
-    return tuple(module_formats(formats_by_place))
+        by_place[place].append(PLAIN if packing is None else packing.format)
+    return tuple(module_formats(by_place))

@@ -12,9 +12,9 @@ from headway.core.errors import CheckpointError
 from headway.runtime.quantized.matrix import (
     FLOAT_TYPES,
     QUANTIZE_AGAIN,
-    CheckpointMatrix,
     Layout,
     QuantParams,
+    StoredMatrix,
     by_group,
     codes_along_inputs,
     group_size,
@@ -34,7 +34,7 @@ MIN_CERTAINTY = 0.3
 """Distance of the mean from the middle between both versions that overrules the config; chosen."""
 
 
-def matrix_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
+def matrix_shape(matrix: StoredMatrix) -> tuple[int, int]:
     """Return (outputs, inputs), from the scales and g_idx, checked against the packed words."""
     bits = matrix.scheme.bits
     words, outputs = matrix.expect_matrix("qweight", ("I32",))
@@ -46,14 +46,14 @@ def matrix_shape(matrix: CheckpointMatrix) -> tuple[int, int]:
     return outputs, inputs
 
 
-def stored_zeros(matrix: CheckpointMatrix, outputs: int, groups: int) -> Tensor:
+def stored_zeros(matrix: StoredMatrix, outputs: int, groups: int) -> Tensor:
     """Return the zeros (G, O) as bytes, as they are stored."""
     bits = matrix.scheme.bits
     matrix.expect("qzeros", ("I32",), (groups, words_for(outputs, bits)))
     return codes_along_inputs(matrix.tensor("qzeros"), bits)[:, :outputs]
 
 
-def params_of(matrix: CheckpointMatrix) -> QuantParams:
+def params_of(matrix: StoredMatrix) -> QuantParams:
     """Return scales, zeros and input order."""
     bits = matrix.scheme.bits
     shape = outputs, inputs = matrix_shape(matrix)
@@ -72,7 +72,7 @@ def params_of(matrix: CheckpointMatrix) -> QuantParams:
     return QuantParams(kind, shape, size, by_group(scales, group, size, inputs), offsets, order)
 
 
-def levels_of(matrix: CheckpointMatrix) -> Tensor:
+def levels_of(matrix: StoredMatrix) -> Tensor:
     """Return the codes minus 8 or 128."""
     bits = matrix.scheme.bits
     _, inputs = matrix_shape(matrix)
@@ -80,7 +80,7 @@ def levels_of(matrix: CheckpointMatrix) -> Tensor:
     return signed_levels(codes, bits)
 
 
-def find_shift(matrices: list[CheckpointMatrix], version: str) -> int:
+def find_shift(matrices: list[StoredMatrix], version: str) -> int:
     """Return 1 where the zeros are stored minus one, as in version 1, else 0.
 
     In a symmetric matrix all zeros are 7 in version 1 and 8 in version 2. In others, codes minus
@@ -111,7 +111,7 @@ def find_shift(matrices: list[CheckpointMatrix], version: str) -> int:
     return shift
 
 
-def uniform_zeros(matrix: CheckpointMatrix) -> set[int]:
+def uniform_zeros(matrix: StoredMatrix) -> set[int]:
     """Return {-1} or {0} for zeros that are all 7 or 8 (of four bits), {2} for others."""
     matrix.expect_matrix("qzeros", ("I32",))
     bits, (_, outputs) = matrix.scheme.bits, matrix.expect_matrix("qweight", ("I32",))
@@ -121,7 +121,7 @@ def uniform_zeros(matrix: CheckpointMatrix) -> set[int]:
     return {least - middle} if least == most and least - middle in (-1, 0) else {2}
 
 
-def mean_level(matrix: CheckpointMatrix) -> float:
+def mean_level(matrix: StoredMatrix) -> float:
     """Return the mean of code minus stored zero."""
     outputs, inputs = matrix_shape(matrix)
     groups = inputs // group_size(matrix, inputs)

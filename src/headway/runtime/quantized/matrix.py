@@ -27,7 +27,7 @@ SAME_MODEL = "Check bits and group size in quantization_config, and that all is 
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointMatrix:
+class StoredMatrix:
     """A matrix of a checkpoint: `tensors` by suffix (`qweight`), `read` reads a tensor by its full
     name.
 
@@ -104,14 +104,14 @@ class Layout(NamedTuple):
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]
-    params: Callable[[CheckpointMatrix], QuantParams]
+    params: Callable[[StoredMatrix], QuantParams]
     """Reads and checks all except the levels."""
-    levels: Callable[[CheckpointMatrix], Tensor]
+    levels: Callable[[StoredMatrix], Tensor]
     """Reads the levels (O, H), inputs in the model's order."""
     scale: str
     """Suffix of the scales, for errors."""
 
-    def weight(self, matrix: CheckpointMatrix) -> RoundedWeight:
+    def weight(self, matrix: StoredMatrix) -> RoundedWeight:
         """Return the matrix. Raises CheckpointError that names a tensor with impossible numbers."""
         params = self.params(matrix)
         levels = self.levels(matrix)
@@ -122,7 +122,7 @@ class Layout(NamedTuple):
         return weight
 
 
-def group_size(matrix: CheckpointMatrix, inputs: int) -> int:
+def group_size(matrix: StoredMatrix, inputs: int) -> int:
     """Return the inputs of a group, all for 0. Raises CheckpointError if it divides badly."""
     group = matrix.scheme.group
     if group and inputs % group:
@@ -150,7 +150,7 @@ def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
     return numbers_OG.repeat_interleave(times, 1).contiguous()
 
 
-def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) -> Tensor:
+def scales_of(matrix: StoredMatrix, suffix: str, *, signed: bool = False) -> Tensor:
     """Return scales in fp32. Raises CheckpointError for NaN, infinity, a wrong sign."""
     scales = matrix.tensor(suffix).float()
     if not bool(torch.isfinite(scales).all()):
@@ -160,7 +160,7 @@ def scales_of(matrix: CheckpointMatrix, suffix: str, *, signed: bool = False) ->
     return scales
 
 
-def check_zero_scales(matrix: CheckpointMatrix, suffix: str, weight: RoundedWeight) -> None:
+def check_zero_scales(matrix: StoredMatrix, suffix: str, weight: RoundedWeight) -> None:
     """Raise CheckpointError where a scale is 0 and the levels of its group are not all equal.
 
     Such weights are lost: the scale was below the range of fp16, or a part of the file was not
@@ -178,7 +178,7 @@ def check_zero_scales(matrix: CheckpointMatrix, suffix: str, weight: RoundedWeig
             )
 
 
-def order_of(matrix: CheckpointMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
+def order_of(matrix: StoredMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
     """Return the inputs in the order of their groups, None where that is the model's order.
 
     Groups of 2: [1 0 0 1] → [1 2 0 3]. Raises CheckpointError unless every group has its inputs.

@@ -8,12 +8,12 @@ Doubled e2m1 numbers are integers of -12 … 12, so the matrix is exactly int8 i
 import torch
 from torch import Tensor
 
-from headway.runtime.quantized.fp8 import EXPONENT_TYPES, scales_from_exponents
+from headway.runtime.quantized.fp8 import EXPONENT_TYPES, exponent_scales
 from headway.runtime.quantized.matrix import (
     SAME_MODEL,
-    CheckpointMatrix,
     Layout,
     QuantParams,
+    StoredMatrix,
     group_size,
     nibbles,
 )
@@ -23,17 +23,17 @@ DOUBLED_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Code of e2m1 → twice its number."""
 
 
-def params_of(matrix: CheckpointMatrix) -> QuantParams:
+def params_of(matrix: StoredMatrix) -> QuantParams:
     """Return half the scales, because the levels are doubled."""
     outputs, pairs = matrix.expect_matrix("weight_packed", ("U8",))
     inputs = 2 * pairs
     matrix.expect("weight_scale", EXPONENT_TYPES, (outputs, inputs // group_size(matrix, inputs)))
     return QuantParams(
-        "int8", (outputs, inputs), GROUP, scales_from_exponents(matrix, "weight_scale") / 2
+        "int8", (outputs, inputs), GROUP, exponent_scales(matrix, "weight_scale") / 2
     )
 
 
-def levels_of(matrix: CheckpointMatrix) -> Tensor:
+def levels_of(matrix: StoredMatrix) -> Tensor:
     """Return the doubled numbers."""
     return double_levels(matrix.tensor("weight_packed"))
 
@@ -43,7 +43,7 @@ def double_levels(packed: Tensor) -> Tensor:
     return torch.tensor(DOUBLED_VALUES, dtype=torch.int8)[nibbles(packed).int()]
 
 
-def block_params(matrix: CheckpointMatrix) -> QuantParams:
+def block_params(matrix: StoredMatrix) -> QuantParams:
     """Return the parameters of gpt-oss's tensors."""
     shape = matrix.tensors["scales"].shape
     if len(shape) != 2 or not all(shape):
@@ -51,7 +51,7 @@ def block_params(matrix: CheckpointMatrix) -> QuantParams:
     matrix.expect("scales", EXPONENT_TYPES, shape)
     matrix.expect("blocks", ("U8",), (*shape, GROUP // 2))
     return QuantParams(
-        "int8", (shape[0], GROUP * shape[1]), GROUP, scales_from_exponents(matrix, "scales") / 2
+        "int8", (shape[0], GROUP * shape[1]), GROUP, exponent_scales(matrix, "scales") / 2
     )
 
 
