@@ -23,10 +23,11 @@ import re
 import shutil
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.clock import Clock, SystemClock
+from headway.core.plan import TierNews
 from headway.runtime.kvstore.segment import (
     ERASED,
     HEADER_BYTES,
@@ -59,15 +60,6 @@ SUFFIX, LOCK = ".kv", "lock"
 
 class InUseError(OSError):
     """Another server uses the folder."""
-
-
-@dataclass(slots=True)
-class StoreNews:
-    """Blocks stored and lost since the last call; `num_bad` of them were damaged."""
-
-    stored: list[BlockId] = field(default_factory=list)
-    lost: list[BlockId] = field(default_factory=list)
-    num_bad: int = 0
 
 
 @dataclass(slots=True)
@@ -146,7 +138,7 @@ class DiskStore:
         self._blocks: dict[BlockId, DiskBlock] = {}
         self._pending: dict[BlockId, WriteJob] = {}
         self._pending_bytes = 0
-        self._news = StoreNews()
+        self._news = TierNews()
         self._segments: list[Segment] = []
         self._newest: Segment | None = None
         self._next_number, self._eviction_floor = 1, 0.0
@@ -225,7 +217,7 @@ class DiskStore:
                 new = [record for record in records if record.block not in self._blocks]
                 self._blocks |= {record.block: DiskBlock(segment, record) for record in new}
                 segment.num_live = len(new)
-                self._news.stored += [record.block for record in new]
+                self._news.kept.extend(record.block for record in new)
 
     # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
 
@@ -257,10 +249,10 @@ class DiskStore:
         """Erase the blocks of `owner`, in the writing thread."""
         self._writes.put(EraseJob(owner))
 
-    def take_news(self) -> StoreNews:
+    def take_news(self) -> TierNews:
         """Return the changes since the last call."""
         with self._mutex:
-            news, self._news = self._news, StoreNews()
+            news, self._news = self._news, TierNews()
         return news
 
     @property
