@@ -52,7 +52,10 @@ async def streams(port: int, body: bytes, count: int) -> list[list[float]]:
 
 def bytes_a_step(spec: ModelSpec, dtype: str, rows: int, context: float) -> float:
     """The weights once, and the KV of every row."""
-    kv = sum(group.bytes_per_token(dtype) * group.seen(round(context)) for group in spec.kv_groups)
+    kv = sum(
+        group.bytes_per_token(dtype) * group.attended_tokens(round(context))
+        for group in spec.kv_groups
+    )
     return spec.step_weight_bytes(dtype) + rows * kv
 
 

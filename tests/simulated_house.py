@@ -140,7 +140,7 @@ def measured(settings: Settings, **more) -> MachineCalibration:
         model="tiny",
         fingerprint=fingerprint(SPEC),
         description=Description(device="cpu"),
-        settings=settings.told(),
+        settings=settings.to_stats(),
         max_model_len=settings.max_model_len,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,

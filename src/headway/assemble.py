@@ -17,7 +17,7 @@ from headway.config.quantization_choice import measures_formats
 from headway.config.reasons import Reason
 from headway.config.resolve import Settings, choose_device, resolve
 from headway.config.served_spec import as_served
-from headway.config.speculation_config import Beside, choose_method
+from headway.config.speculation_config import DraftHead, choose_method
 from headway.core.clock import Clock
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.logs import set_up_logs
@@ -71,14 +71,14 @@ def plan_settings(
     whole, why = with_formats(folder, read_spec(folder, options), options, machine)
     spec = as_served(whole, options)
     draft = read_draft(folder, options, spec)
-    beside = read_beside(folder, options, spec)
+    draft_head = read_draft_head(folder, options, spec)
     drafting = None if draft is None else draft[1]
-    settings, reasons = resolve(options, machine, spec, drafting, beside)
+    settings, reasons = resolve(options, machine, spec, drafting, draft_head)
     if settings.device != "cpu":
         from headway.runtime.cuda.memory import step_bytes
 
         counted = step_bytes(spec, settings)
-        settings, reasons = resolve(options, machine, spec, drafting, beside, counted)
+        settings, reasons = resolve(options, machine, spec, drafting, draft_head, counted)
     if why:
         reasons = [
             replace(one, why=f"given, {why}") if one.name == "quantization" else one
@@ -133,7 +133,7 @@ def read_draft(
     return path, draft
 
 
-def read_beside(folder: Path, options: EngineOptions, spec: ModelSpec) -> Beside | None:
+def read_draft_head(folder: Path, options: EngineOptions, spec: ModelSpec) -> DraftHead | None:
     """The layer or the heads that draft and lie in the folder, where the options may use them.
 
     Raises CheckpointError for a file that does not fit.
@@ -144,12 +144,12 @@ def read_beside(folder: Path, options: EngineOptions, spec: ModelSpec) -> Beside
     from headway.runtime.eagle_file import read_eagle_spec
     from headway.runtime.medusa_file import read_medusa_spec
 
-    beside: Beside | None = None
+    draft_head: DraftHead | None = None
     if "eagle" in named:
-        beside = read_eagle_spec(folder, spec)
-    if beside is None and "medusa" in named:
-        beside = read_medusa_spec(folder, spec)
-    return beside
+        draft_head = read_eagle_spec(folder, spec)
+    if draft_head is None and "medusa" in named:
+        draft_head = read_medusa_spec(folder, spec)
+    return draft_head
 
 
 def check_same_tokens(model: Path, draft: Path) -> None:

@@ -14,7 +14,7 @@ from headway.runtime.attention.context_parallel import ContextParallelAttention,
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import SingleRank
 from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition
-from headway.spec.dealt import Dealt
+from headway.spec.context_shards import ContextShards
 from parity.native_sets import each_instruction_set
 from parity.paged import make_case, with_sink_logits
 
@@ -61,7 +61,7 @@ def over_ranks(
     for merges in (False, True):
         for rank in range(ranks):
             tables_SB = batch.block_tables_GSB[0].clone()
-            dealt = Dealt(ranks, layer.block_size)
+            dealt = ContextShards(ranks, layer.block_size)
             for at in range(tables_SB.shape[1]):
                 if dealt.owner(at) != rank:
                     tables_SB[:, at] = 0

@@ -35,14 +35,14 @@ def highest(flag: str) -> float:
 
 
 def weight_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:
-    """Option → bytes of weights that a step reads with it; `settings` is `Settings.told()`."""
+    """Option → bytes of weights that a step reads with it; `settings` is `Settings.to_stats()`."""
     dtype = settings.get("dtype", "")
     if dtype not in DTYPE_BYTES:
         return {}
-    found = dict(quantized(settings, model, dtype))
+    bytes_by_option = dict(quantized(settings, model, dtype))
     if DTYPE_BYTES[dtype] > 2 and settings.get("quantization") == "none":
-        found["--dtype bfloat16"] = model.step_weight_bytes("bfloat16")
-    return found
+        bytes_by_option["--dtype bfloat16"] = model.step_weight_bytes("bfloat16")
+    return bytes_by_option
 
 
 def quantized(
@@ -72,7 +72,7 @@ def quantized(
 
 def kv_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:
     """Option → bytes of KV a token with it."""
-    found = {}
+    bytes_by_option = {}
     for name in ROUNDED:
         options = EngineOptions(kv_cache_dtype=name)
         backend = settings.get("attention_backend", "")
@@ -80,5 +80,5 @@ def kv_choices(settings: Mapping[str, str], model: ModelSpec) -> dict[str, int]:
             kv_dtype, _ = choose_kv_dtype(options, backend, settings.get("dtype", ""), model)
         except UsageError:
             continue
-        found[f"--kv-cache-dtype {name}"] = model.kv_bytes_per_token(kv_dtype)
-    return found
+        bytes_by_option[f"--kv-cache-dtype {name}"] = model.kv_bytes_per_token(kv_dtype)
+    return bytes_by_option

@@ -7,7 +7,7 @@ derives stand in the option table (`config.options.tables`) and nowhere else.
 from dataclasses import dataclass
 
 from headway.config.options import EngineOptions
-from headway.spec.dealt import Dealt
+from headway.spec.context_shards import ContextShards
 
 DEFAULTS = EngineOptions()
 DEFAULT_BLOCK_SIZE = 16
@@ -61,14 +61,14 @@ class CacheConfig:
     """Most bytes a second that are written there; 0 writes through, without a limit."""
 
     @property
-    def kept(self) -> str:
+    def kept_share(self) -> str:
         """The share of a prompt that is kept, as `/stats` has it: "0.25", or "1" for all."""
         return f"{self.keep:g}"
 
     @property
-    def dealt(self) -> Dealt | None:
+    def context_shards(self) -> ContextShards | None:
         """Which rank holds which block, where a context is dealt over ranks."""
-        return Dealt(self.ranks, self.block_size) if self.ranks > 1 else None
+        return ContextShards(self.ranks, self.block_size) if self.ranks > 1 else None
 
     def shown(self, blocks: list[int]) -> list[int]:
         """By KV group of the model, of what there is by group: all ranks together are one."""
@@ -77,8 +77,8 @@ class CacheConfig:
     @property
     def token_blocks(self) -> tuple[int, ...]:
         """`num_blocks` of the groups that hold tokens of contexts: no open blocks, no states."""
-        beside = self.open_blocks or self.state_every
-        return self.num_blocks[:-1] if beside else self.num_blocks
+        has_extra_group = self.open_blocks or self.state_every
+        return self.num_blocks[:-1] if has_extra_group else self.num_blocks
 
     @property
     def sink_blocks(self) -> tuple[int, ...]:

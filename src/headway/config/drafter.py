@@ -16,7 +16,7 @@ from typing import NamedTuple
 from headway.config.memory_plan import gib, plan_plain, plan_rounded
 from headway.config.options import EngineOptions
 from headway.config.reasons import Reasons
-from headway.config.speculation_config import Beside, EagleSpec
+from headway.config.speculation_config import DraftHead, EagleSpec
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
@@ -50,15 +50,15 @@ def plan_drafter(
     machine: Machine,
     model: ModelSpec,
     draft: ModelSpec | None,
-    beside: Beside | None,
+    draft_head: DraftHead | None,
     device: str,
     dtype: str,
     kernels: str,
     quantization: Quantization,
     reasons: Reasons,
 ) -> DrafterPlan:
-    """What a drafting model adds, or the drafter `beside` the weights; nothing where neither is."""
-    if draft is None and beside is None:
+    """What a draft model or a draft head adds; nothing where neither is."""
+    if draft is None and draft_head is None:
         if options.draft_vocab_size:
             raise UsageError(
                 f"--draft-vocab-size {options.draft_vocab_size} is given, but no model or head "
@@ -66,7 +66,7 @@ def plan_drafter(
                 "Leave it out, or name draft, medusa or eagle in --speculative-method.",
             )
         return DrafterPlan(model.kv_groups)
-    listed = plan_draft_vocabulary(options, model, draft, beside, reasons)
+    listed = plan_draft_vocabulary(options, model, draft, draft_head, reasons)
     num_bytes = listed_bytes(draft or model, listed, dtype, kernels, quantization)
     groups, group = model.kv_groups, -1
     if draft is not None:
@@ -74,11 +74,11 @@ def plan_drafter(
         name, share = "draft", draft_share(model, draft, listed)
         choice = plan_draft_weights(machine, draft, device, dtype, kernels, quantization)
     else:
-        assert beside is not None, "one of both is there"
-        if isinstance(beside, EagleSpec):
-            groups, group = plan_eagle(model, beside, dtype)
-        name, share = beside.source, share_beside(model, beside, listed)
-        choice = plan_weights_beside(beside, dtype, kernels, quantization)
+        assert draft_head is not None, "one of both is there"
+        if isinstance(draft_head, EagleSpec):
+            groups, group = plan_eagle(model, draft_head, dtype)
+        name, share = draft_head.source, draft_head_share(model, draft_head, listed)
+        choice = plan_draft_head_weights(draft_head, dtype, kernels, quantization)
     num_bytes += reasons.choose(f"{name}_weights", choice, shown=gib)
     return DrafterPlan(groups, group, num_bytes, share, listed)
 
@@ -182,26 +182,29 @@ def plan_draft_weights(
     return num_bytes, f"{draft.num_parameters:,} parameters of {dtype}"
 
 
-def plan_weights_beside(
-    beside: Beside, dtype: str, kernels: str, quantization: Quantization
+def plan_draft_head_weights(
+    draft_head: DraftHead, dtype: str, kernels: str, quantization: Quantization
 ) -> tuple[int, str]:
     """(bytes of the weights of heads or a layer, why)."""
     format = format_of_drafter(kernels, quantization)
-    num_bytes = quantization.weight_bytes(format, 1, beside.num_parameters, dtype)
-    told = dtype if format == PLAIN else format
-    return num_bytes, f"{beside.told}, {beside.num_parameters:,} parameters of {told}"
+    num_bytes = quantization.weight_bytes(format, 1, draft_head.num_parameters, dtype)
+    weights_format = dtype if format == PLAIN else format
+    return (
+        num_bytes,
+        f"{draft_head.summary}, {draft_head.num_parameters:,} parameters of {weights_format}",
+    )
 
 
 def plan_draft_vocabulary(
     options: EngineOptions,
     model: ModelSpec,
     draft: ModelSpec | None,
-    beside: Beside | None,
+    draft_head: DraftHead | None,
     reasons: Reasons,
 ) -> int:
     """Among how many tokens the drafter guesses; 0: all."""
     size = min(model.vocab_size, (draft or model).vocab_size)
-    own_output = draft is None and beside is not None and not beside.shares_head
+    own_output = draft is None and draft_head is not None and not draft_head.shares_head
     choice = choose_draft_vocabulary(
         options.draft_vocab_size, draft or model, size, own_output=own_output
     )
@@ -227,7 +230,7 @@ def draft_share(model: ModelSpec, draft: ModelSpec, listed: int) -> float:
     return (draft.num_parameters - unread * draft.hidden_size) / model.num_parameters
 
 
-def share_beside(model: ModelSpec, beside: Beside, listed: int) -> float:
+def draft_head_share(model: ModelSpec, draft_head: DraftHead, listed: int) -> float:
     """What a pass of all heads or of a layer reads, as a share of the model's parameters."""
-    outputs = (listed or model.vocab_size) if beside.shares_head else 0
-    return (beside.num_parameters + outputs * model.hidden_size) / model.num_parameters
+    outputs = (listed or model.vocab_size) if draft_head.shares_head else 0
+    return (draft_head.num_parameters + outputs * model.hidden_size) / model.num_parameters

@@ -37,11 +37,11 @@ def keep_share(text: str) -> float:
 
 def blocks_dropped(share: float, num_tokens: int, block_size: int) -> int:
     """Whole blocks by which a prompt of so many tokens shrinks: 46 of 63 with a quarter."""
-    kept = max(FEWEST, ceil(share * num_tokens))
-    return max(0, num_tokens - kept) // block_size
+    count = max(FEWEST, ceil(share * num_tokens))
+    return max(0, num_tokens - count) // block_size
 
 
-def tokens_kept(share: float, num_tokens: int, block_size: int) -> int:
+def count_kept_tokens(share: float, num_tokens: int, block_size: int) -> int:
     """Of so many tokens of a prompt, how many each head keeps: 264 of 1,000 with a quarter."""
     return num_tokens - blocks_dropped(share, num_tokens, block_size) * block_size
 
@@ -68,5 +68,5 @@ def kept_by_layer(
     num_tokens: int, share: float, block_size: int, chooses: Sequence[bool]
 ) -> list[tuple[int, int]]:
     """By layer (0, the most tokens that it keeps of a prompt), 0 for all of them."""
-    kept = tokens_kept(share, num_tokens, block_size)
-    return [(0, kept if each else 0) for each in chooses]
+    count = count_kept_tokens(share, num_tokens, block_size)
+    return [(0, count if each else 0) for each in chooses]

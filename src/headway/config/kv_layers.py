@@ -74,11 +74,11 @@ def kept_tokens(num_prompt: int, by_layer: Sequence[tuple[int, int]]) -> int:
 
     Two whole layers, one narrowed to 68 tokens: of 1,000 tokens 534 are kept.
     """
-    seen, kept = (
+    num_seen, num_kept = (
         sum(min(num_prompt, most or num_prompt) for most in column)
         for column in zip(*by_layer, strict=True)
     )
-    return round(num_prompt * kept / seen) if seen else 0
+    return round(num_prompt * num_kept / num_seen) if num_seen else 0
 
 
 def with_exact_layers(spec: ModelSpec, given: str, kv_dtype: str, dtype: str) -> ModelSpec:

@@ -51,16 +51,16 @@ def plan_states(
             f"{budget / 2**20:.0f} MiB for KV do not hold three states of {size / 2**20:.2f} MiB.",
             "Raise --kv-memory, or serve a smaller model.",
         )
-    kept = 0
+    num_states = 0
     if options.prefix_cache:
-        left = budget - (running + 2) * size
-        most = min(left // (every * token_bytes + size), max_num_seqs * -(-max_len // every))
-        kept = max(1, most)
+        free_bytes = budget - (running + 2) * size
+        most = min(free_bytes // (every * token_bytes + size), max_num_seqs * -(-max_len // every))
+        num_states = max(1, most)
     short = "" if running == max_num_seqs else f", not of the {max_num_seqs} of max_num_seqs"
     why = f"of {size / 2**20:.2f} MiB in {len(group.layers)} layers: of {running} sequences{short}"
-    if kept:
-        why += f", and {kept} to begin others with, one each {every:,} tokens and at a prompt's end"
-    return reasons.choose("states", (running + 1 + kept, why))
+    if num_states:
+        why += f", and {num_states} for prefixes, one each {every:,} tokens and at a prompt's end"
+    return reasons.choose("states", (running + 1 + num_states, why))
 
 
 def refuse_unread(options: EngineOptions, model: ModelSpec) -> None:

@@ -16,7 +16,7 @@ from headway.config.reasons import Reasons
 from headway.core.errors import CapacityError, UsageError
 from headway.core.machine import Machine
 from headway.spec import DTYPE_BYTES, KVGroupSpec, ModelSpec
-from headway.spec.dealt import Dealt
+from headway.spec.context_shards import ContextShards
 from headway.spec.kv_format import LEAST_OPEN, kv_format
 from headway.spec.quantization import Quantization, planned_bytes
 
@@ -83,8 +83,8 @@ def plan_plain(
     if dtype != "float32" and machine.multiplies(dtype):
         return False, plain, f"this CPU multiplies {dtype} itself"
     linear = model.num_parameters - (0 if model.tied else model.embedding_parameters)
-    beside = model.embedding_parameters * DTYPE_BYTES[dtype] if dtype == "float32" else plain
-    packed = linear * DTYPE_BYTES["float32"] + beside
+    unpacked = model.embedding_parameters * DTYPE_BYTES[dtype] if dtype == "float32" else plain
+    packed = linear * DTYPE_BYTES["float32"] + unpacked
     if packed > machine.free_bytes * PACKED_SHARE:
         return False, plain, f"in fp32 they would take {gib(packed)} of {gib(machine.free_bytes)}"
     return True, packed, f"fp32 GEMMs are the fastest here; {gib(plain)} if not"
@@ -263,11 +263,11 @@ def most_blocks(group: KVGroupSpec, block_size: int, length: int, max_chunk: int
     if group.is_open:
         return min(whole, LEAST_OPEN)
     if group.ranks > 1:
-        return max(Dealt(group.ranks, block_size).counts(0, whole)[group.rank], 1)
+        return max(ContextShards(group.ranks, block_size).counts(0, whole)[group.rank], 1)
     if not group.window:
         return whole
-    kept = -(-group.sinks // block_size)
-    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1 + kept)
+    sink_blocks = -(-group.sinks // block_size)
+    return min(whole, -(-(group.window - 1 + max_chunk) // block_size) + 1 + sink_blocks)
 
 
 def useful_blocks(
@@ -284,7 +284,7 @@ def useful_blocks(
 def longest_context(group: KVGroupSpec, count: int, block_size: int) -> int:
     """Tokens of the longest context that `count` blocks of a group hold."""
     if group.ranks > 1:
-        return Dealt(group.ranks, block_size).longest(group.rank, count) * block_size
+        return ContextShards(group.ranks, block_size).longest(group.rank, count) * block_size
     return count // (1 + group.chooses) * block_size
 
 
@@ -295,10 +295,10 @@ def share_blocks(budget: int, useful: list[int], block_bytes: list[int]) -> list
     gets 72. So a window group never fills before a full one does, and what it saves is theirs.
     """
     counts = [0] * len(useful)
-    left, sizes = budget - sum(block_bytes), sum(block_bytes)
+    free_bytes, sizes = budget - sum(block_bytes), sum(block_bytes)
     for group in sorted(range(len(useful)), key=lambda group: useful[group]):
-        counts[group] = max(0, min(useful[group], left // sizes))
-        left -= counts[group] * block_bytes[group]
+        counts[group] = max(0, min(useful[group], free_bytes // sizes))
+        free_bytes -= counts[group] * block_bytes[group]
         sizes -= block_bytes[group]
     return counts
 
@@ -324,8 +324,8 @@ def share_among(
     one = min(2 * length, budget // sum(block_bytes) // 2)
     whole = [one * group.chooses for group in groups]
     scaled = [ceil(s * size) for s, size in zip(shares, block_bytes, strict=True)]
-    left = budget - sum(n * size for n, size in zip(whole, block_bytes, strict=True))
-    counts = share_blocks(left - sum(block_bytes) + sum(scaled), useful, scaled)
+    free_bytes = budget - sum(n * size for n, size in zip(whole, block_bytes, strict=True))
+    counts = share_blocks(free_bytes - sum(block_bytes) + sum(scaled), useful, scaled)
     return [int(s * n) + more for s, n, more in zip(shares, counts, whole, strict=True)]
 
 
@@ -335,19 +335,19 @@ def plan_host_blocks(
     groups: tuple[KVGroupSpec, ...],
     kv_dtype: str,
     num_blocks: tuple[int, ...],
-    taken: int,
+    reserved_bytes: int,
     reasons: Reasons,
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(blocks in host memory, bytes of a block) by group; () and () without --kv-host-memory.
 
-    The groups get as many as they have of `num_blocks`, in proportion. `taken` bytes of the host's
-    free memory have a use already.
+    The groups get as many as they have of `num_blocks`, in proportion. `reserved_bytes` of the
+    host's free memory have a use already.
     """
     given = options.kv_host_memory
     if not given:
         reasons.choose("host_blocks", (0, "what is preempted is computed again"))
         return (), ()
-    free = machine.free_bytes - taken
+    free = machine.free_bytes - reserved_bytes
     share = Bytes(given).share
     budget = int(given if share is None else free * share)
     if budget > free:

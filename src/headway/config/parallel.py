@@ -22,7 +22,7 @@ from headway.config.speculation_config import choose_method
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import ModelSpec
-from headway.spec.dealt import SPLIT_TOKENS
+from headway.spec.context_shards import SPLIT_TOKENS
 from headway.spec.kv_format import kv_format
 
 MOST_RANKS = 64
@@ -37,8 +37,8 @@ class Parallel:
 
     `size` ranks compute every layer together, `stages` have some layers each: of a stage's layers
     each of its `size` ranks has a share. `sum_parts` is a multiple of `size`; 0: a part for each.
-    Each context is dealt over `context` times as many ranks (`spec.dealt`): `size` ranks hold a
-    part of it, each the keys and values of its own heads, of its stage's layers.
+    A context lies on `context` times as many ranks (`spec.context_shards`): `size` ranks hold
+    a part of it, each the keys and values of its own heads, of its stage's layers.
 
         size 2, stages 2      ranks 2, 3: the first layers      ranks 0, 1: the last ones, the head
         size 2, context 2     ranks 2, 3: the odd splits        ranks 0, 1: the even ones
@@ -137,8 +137,8 @@ def own_part(inputs: int, parallel: Parallel, rank: int, unit: int) -> tuple[int
     (448, 640, 896)
     """
     each = parallel.num_parts // parallel.size
-    found = bounds(inputs, parallel.num_parts, unit)
-    return tuple(found[rank * each : (rank + 1) * each + 1])
+    boundaries = bounds(inputs, parallel.num_parts, unit)
+    return tuple(boundaries[rank * each : (rank + 1) * each + 1])
 
 
 def held_by_all(spec: ModelSpec, parallel: Parallel, unit: int) -> ModelSpec:
@@ -158,8 +158,8 @@ def fault_of(spec: ModelSpec, parallel: Parallel, unit: int) -> str:
         cut = cut_of(spec, parallel, rank, unit)
         counted = {"heads": cut.q}
         counted |= {"neurons": cut.neurons} if spec.num_sparse < spec.num_layers else {}
-        for name, found in counted.items():
-            if any(begin >= end for begin, end in pairwise(found)):
+        for name, boundaries in counted.items():
+            if any(begin >= end for begin, end in pairwise(boundaries)):
                 inputs = spec.q_size if name == "heads" else spec.intermediate_size
                 return (
                     f"the {inputs} inputs behind the {name} are no {parallel.num_parts} parts of "
@@ -247,7 +247,7 @@ def choose_parallel(
         return parallel, threads
     transport, why = choose_transport(parallel, machine)
     parallel = replace(parallel, transport=transport)
-    refuse_beside(options, device, parallel)
+    refuse_with_parallel(options, device, parallel)
     check_family(model, parallel)
     at_once = are_at_once(options, threads)
     each = threads if halves else max(threads // parallel.num_together, 1)
@@ -288,7 +288,7 @@ def choose_transport(parallel: Parallel, machine: Machine) -> tuple[str, str]:
     return "gloo", "this CPU may reorder stores"
 
 
-def refuse_beside(options: EngineOptions, device: str, parallel: Parallel) -> None:
+def refuse_with_parallel(options: EngineOptions, device: str, parallel: Parallel) -> None:
     """UsageError for what is not there with several ranks."""
     sizes = {
         "--decode-context-parallel-size": parallel.context,
@@ -347,7 +347,7 @@ def check_halves(model: ModelSpec) -> None:
         )
 
 
-def check_dealt(parallel: Parallel, backend: str, kv_dtype: str, block_size: int) -> None:
+def check_context_shards(parallel: Parallel, backend: str, kv_dtype: str, block_size: int) -> None:
     """Raise UsageError where contexts are dealt over ranks, and keys and values cannot be."""
     native = "Native attention alone has it: leave --attention-backend out."
     refused = (

@@ -31,15 +31,15 @@ from headway.config.memory_plan import (
     with_open_blocks,
 )
 from headway.config.options import EngineOptions
-from headway.config.parallel import Parallel, check_dealt, choose_parallel, held_by_all
+from headway.config.parallel import Parallel, check_context_shards, choose_parallel, held_by_all
 from headway.config.quantization_choice import choose_quantization, experts_at_once
 from headway.config.reasons import Reason, Reasons
 from headway.config.scheduler_config import BatchingRule, SchedulerConfig, parse_batching
-from headway.config.speculation_config import Beside, SpeculationConfig, choose_method
+from headway.config.speculation_config import DraftHead, SpeculationConfig, choose_method
 from headway.core.errors import UsageError
 from headway.core.machine import Machine
 from headway.spec import ModelSpec, RopeSpec
-from headway.spec.dealt import deal
+from headway.spec.context_shards import shard_kv_groups
 from headway.spec.kv_format import kv_format
 from headway.spec.quantization import Quantization
 
@@ -68,13 +68,13 @@ STATS_SETTINGS = {
     "threads": "threads",
     "prefix_cache": "cache.prefix_cache",
     "kv_read": "cache.read",
-    "kv_keep": "cache.kept",
+    "kv_keep": "cache.kept_share",
     "tensor_parallel_size": "parallel.size",
     "pipeline_parallel_size": "parallel.told_stages",
     "decode_context_parallel_size": "parallel.context",
     "batching": "scheduler.batching",
     "policy": "scheduler.policy",
-    "speculate": "speculation.named",
+    "speculate": "speculation.source_names",
     "max_drafts": "speculation.num_speculative_tokens",
 }
 """Settings that change what a step costs and what runs in it: name in `/stats` → attribute."""
@@ -106,7 +106,7 @@ class Settings:
     rope: RopeSpec | None = None
     """The rope whose frequencies follow from a request's lengths."""
 
-    def told(self) -> dict[str, str]:
+    def to_stats(self) -> dict[str, str]:
         """Those that change what a step costs and who runs in it, for `/stats`, as text."""
         return {name: str(attrgetter(path)(self)) for name, path in STATS_SETTINGS.items()}
 
@@ -116,12 +116,12 @@ def resolve(
     machine: Machine,
     model: ModelSpec,
     draft: ModelSpec | None = None,
-    beside: Beside | None = None,
+    draft_head: DraftHead | None = None,
     activations: int | None = None,
 ) -> tuple[Settings, list[Reason]]:
     """The settings and the reason of each; raises CapacityError or UsageError.
 
-    `draft` is the drafting model's, where there is one; `beside` is the drafter beside the weights.
+    `draft` is that of a draft model; `draft_head` is the drafter in the model's own folder.
     `activations` are the bytes of a GPU that steps take, as counted with these settings.
     """
     reasons = Reasons()
@@ -156,7 +156,7 @@ def resolve(
     )
     unit = quantization.unit
     parallel, threads = choose_parallel(options, machine, model, device, unit, threads, reasons)
-    check_dealt(parallel, backend, kv_dtype, block_size)
+    check_context_shards(parallel, backend, kv_dtype, block_size)
     model = held_by_all(model, parallel, unit)
     pack_weights, weights = plan_weights(
         machine, model, device, dtype, kernels, quantization, reasons
@@ -165,11 +165,11 @@ def resolve(
         "weight_cache_bytes", choose_cache(options, kernels, quantization, weights), shown=gib
     )
     if options.kv_keep:
-        beside = None  # nobody asks it to guess
+        draft_head = None  # nobody asks it to guess
     drafter = plan_drafter(
-        options, machine, model, draft, beside, device, dtype, kernels, quantization, reasons
+        options, machine, model, draft, draft_head, device, dtype, kernels, quantization, reasons
     )
-    groups = deal(drafter.groups, parallel.context)
+    groups = shard_kv_groups(drafter.groups, parallel.context)
     weights = weights * parallel.context + drafter.num_bytes
     step_bytes = reasons.choose("step_bytes", plan_activations(device, activations), shown=gib)
     budget = reasons.choose(
@@ -203,8 +203,12 @@ def resolve(
         max_num_batched_tokens=batched,
         cache=CacheConfig(
             num_blocks=num_blocks,
-            windows=tuple(group.window for group in deal(model.kv_groups, parallel.context)),
-            sinks=tuple(group.sinks for group in deal(model.kv_groups, parallel.context)),
+            windows=tuple(
+                group.window for group in shard_kv_groups(model.kv_groups, parallel.context)
+            ),
+            sinks=tuple(
+                group.sinks for group in shard_kv_groups(model.kv_groups, parallel.context)
+            ),
             ranks=parallel.context,
             bounded=tuple(bool(layer.bounds) for layer in model.layers) if options.kv_read else (),
             read=read_share(options.kv_read),
@@ -232,7 +236,7 @@ def resolve(
         step_bytes=step_bytes,
         weight_cache_bytes=weight_cache,
         scheduler=replace(SchedulerConfig.of(options), overlap=overlap),
-        speculation=choose_speculation(options, model, drafter, beside, reasons),
+        speculation=choose_speculation(options, model, drafter, draft_head, reasons),
         parallel=parallel,
         rope=model.length_rope,
     )
@@ -243,7 +247,7 @@ def choose_speculation(
     options: EngineOptions,
     model: ModelSpec,
     drafter: DrafterPlan,
-    beside: Beside | None,
+    draft_head: DraftHead | None,
     reasons: Reasons,
 ) -> SpeculationConfig:
     """Which sources guess, and how many tokens at most."""
@@ -256,7 +260,9 @@ def choose_speculation(
     if options.kv_keep and method == "auto":
         options = replace(options, speculative_method="off")
         why = "guesses are not verified yet behind a prompt of which a part is kept"
-    config = SpeculationConfig.of(options, drafter.group, drafter.share, beside, drafter.vocab_size)
+    config = SpeculationConfig.of(
+        options, drafter.group, drafter.share, draft_head, drafter.vocab_size
+    )
     reasons.choose(
         "speculative_method", (config.methods, why), shown=lambda s: ", ".join(s) or "off"
     )

@@ -59,7 +59,7 @@ class MedusaSpec:
     num_parameters: int
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What there is, for a reason."""
         return f"{self.num_heads} heads"
 
@@ -78,12 +78,12 @@ class EagleSpec:
     num_parameters: int
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """What there is, for a reason."""
         return "a layer"
 
 
-Beside = MedusaSpec | EagleSpec
+DraftHead = MedusaSpec | EagleSpec
 """A drafter that lies beside a model's weights and reads its states."""
 
 
@@ -119,7 +119,7 @@ class SpeculationConfig:
         return self.num_speculative_tokens
 
     @property
-    def named(self) -> str:
+    def source_names(self) -> str:
         """Names of the sources as in `/stats`, or off."""
         return ",".join(self.sources) or "off"
 
@@ -134,13 +134,13 @@ class SpeculationConfig:
         options: EngineOptions,
         draft_group: int,
         draft_share: float,
-        beside: Beside | None = None,
+        draft_head: DraftHead | None = None,
         draft_vocab_size: int = 0,
     ) -> Self:
         """What the options say; UsageError for a source that is none, or is not there.
 
-        `beside` is the drafter beside the model's weights, where there is one. The drafter guesses
-        among the first and latest `draft_vocab_size` tokens, 0: among all.
+        `draft_head` is the drafter in the model's own folder. The drafter proposes the first and
+        latest `draft_vocab_size` tokens alone, 0: all.
         """
         given = choose_method(options)
         if given == "off":
@@ -152,8 +152,8 @@ class SpeculationConfig:
                     "Leave it out, or give --speculative-method auto.",
                 )
         elif given == "auto":
-            found = beside.source if beside is not None else "lookahead"
-            drafter = "draft" if options.draft_model else found
+            default = draft_head.source if draft_head is not None else "lookahead"
+            drafter = "draft" if options.draft_model else default
             names = (*FREE, drafter)
         else:
             names = tuple(parse_method(name) for name in dict.fromkeys(given.split(",")))
@@ -174,7 +174,7 @@ class SpeculationConfig:
                 "of them.",
                 f"Leave {'one' if len(drafters) == 2 else 'two'} of them out.",
             )
-        if drafters not in ([], ["draft"]) and beside is None:
+        if drafters not in ([], ["draft"]) and draft_head is None:
             raise UsageError(
                 f"--speculative-method {drafters[0]} needs {drafters[0]}.safetensors beside the "
                 "model's weights.",
@@ -186,7 +186,7 @@ class SpeculationConfig:
             draft_model=options.draft_model,
             draft_group=draft_group,
             draft_share=draft_share,
-            medusa=beside if "medusa" in names and isinstance(beside, MedusaSpec) else None,
-            eagle=beside if "eagle" in names and isinstance(beside, EagleSpec) else None,
+            medusa=draft_head if "medusa" in names and isinstance(draft_head, MedusaSpec) else None,
+            eagle=draft_head if "eagle" in names and isinstance(draft_head, EagleSpec) else None,
             draft_vocab_size=draft_vocab_size,
         )

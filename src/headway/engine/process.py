@@ -228,7 +228,7 @@ def introduction(engine: Engine) -> messages.Ready:
         kv_dtype=settings.cache.dtype,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         group_blocks=blocks,
-        settings=settings.told(),
+        settings=settings.to_stats(),
         alone=pace_alone(engine),
         narrowed=list(settings.cache.narrowed),
         plan=settings,

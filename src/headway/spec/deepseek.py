@@ -31,8 +31,8 @@ def latent(config: dict[str, Any]) -> LatentSpec:
 
 def scales(config: dict[str, Any]) -> dict[str, float]:
     """1 / √(width of a query), times YaRN's gain squared where `mscale_all_dim` asks for it."""
-    found = latent(config)
-    scale = (found.nope_dim + found.rope_dim) ** -0.5
+    latent_spec = latent(config)
+    scale = (latent_spec.nope_dim + latent_spec.rope_dim) ** -0.5
     rope = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         gain = rope.get("mscale_all_dim") and number(rope, "mscale_all_dim")

@@ -60,13 +60,13 @@ def altup(config: dict[str, Any]) -> AltUpSpec:
 
 
 def layers(
-    config: dict[str, Any], kinds: list[str], found: tuple[LayerSpec, ...]
+    config: dict[str, Any], kinds: list[str], plain: tuple[LayerSpec, ...]
 ) -> tuple[LayerSpec, ...]:
     """The layers, with whose keys and values they read, and how many neurons stay silent.
 
     Of 35 layers the last 15 read: those with a window those of layer 18, full ones those of 19.
     """
-    count = len(found)
+    count = len(plain)
     shared = config.get("num_kv_shared_layers", 15)
     if isinstance(shared, bool) or not isinstance(shared, int) or not 0 <= shared < count:
         raise wrong("num_kv_shared_layers", f"a number of layers below {count}", shared)
@@ -77,7 +77,7 @@ def layers(
     silent = sparsities(config, count)
     return tuple(
         replace(layer, kv_from=last[kinds[i]] if i >= owners else None, sparsity=silent[i])
-        for i, layer in enumerate(found)
+        for i, layer in enumerate(plain)
     )
 
 

@@ -25,13 +25,13 @@ def readable(config: dict[str, Any]) -> dict[str, Any]:
         return {"partial_rotary_factor": 0.25} | config
     if config.get("architectures") != [GRANITE]:
         return config
-    found = dict(config)
+    renamed = dict(config)
     kinds = config.get("layer_types") or config.get("layers_block_type")
     if isinstance(kinds, list):
-        found["layer_types"] = [SPELLED.get(str(kind), kind) for kind in kinds]
+        renamed["layer_types"] = [SPELLED.get(str(kind), kind) for kind in kinds]
     if not has_experts(config):
-        found["intermediate_size"] = positive(config, "shared_intermediate_size", default=1024)
-    return found
+        renamed["intermediate_size"] = positive(config, "shared_intermediate_size", default=1024)
+    return renamed
 
 
 def has_experts(config: dict[str, Any]) -> bool:

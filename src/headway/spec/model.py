@@ -82,7 +82,7 @@ class KVGroupSpec:
     """Where it is not None, a block holds no tokens, but the state behind the last one in it."""
     rank: int = 0
     ranks: int = 1
-    """Where a context is dealt over several ranks, whose part of it this is: `spec.dealt`."""
+    """The rank whose part this is, where a context lies on several: `spec.context_shards`."""
 
     @property
     def kind(self) -> Literal["full", "window", "open", "state"]:
@@ -118,18 +118,20 @@ class KVGroupSpec:
         """What a block takes: so many tokens, or a state."""
         return self.slot_bytes or self.bytes_per_token(kv_dtype) * block_size
 
-    def bytes_read_per_token(self, kv_dtype: str, share: float = 1.0, kept: float = 1.0) -> float:
+    def bytes_read_per_token(
+        self, kv_dtype: str, share: float = 1.0, kept_share: float = 1.0
+    ) -> float:
         """What a step reads of a token: as often as there are layers that do.
 
         Of keys that have bounds a decode reads a `share`, and all of the bounds; of layers that
-        choose what is `kept`.
+        choose, the `kept_share`.
         """
         times, held = 1 + self.num_readers / len(self.layers), self.bytes_per_token(kv_dtype)
-        times *= kept if self.chooses else 1
+        times *= kept_share if self.chooses else 1
         keys = replace(self, bounds=0).bytes_per_token(kv_dtype) if self.bounds else held
         return (keys * (share if self.bounds else 1) + held - keys) * times
 
-    def seen(self, context: int) -> int:
+    def attended_tokens(self, context: int) -> int:
         """Tokens of a context that the next token reads here: all, or the window and the sinks."""
         return min(context, self.window + self.sinks) if self.window else context
 
@@ -318,8 +320,8 @@ class ModelSpec:
         if self.states is not None:
             layers += self.num_states * self.states.parameters(self.hidden_size)
         mlps = sum(self.mlp_parameters(layer.sparse) for layer in self.layers)
-        beside = self.beside_parameters + self.table_parameters
-        return embeddings + layers + mlps + self.hidden_size + beside - self.shared_parameters
+        other = self.side_parameters + self.table_parameters
+        return embeddings + layers + mlps + self.hidden_size + other - self.shared_parameters
 
     @property
     def shared_parameters(self) -> int:
@@ -329,7 +331,7 @@ class ModelSpec:
         return each * sum(layer.kv_from is not None for layer in self.layers)
 
     @property
-    def beside_parameters(self) -> int:
+    def side_parameters(self) -> int:
         """Elements of AltUp, but for its table: of all layers, and around them."""
         if self.altup is None:
             return 0
@@ -349,7 +351,7 @@ class ModelSpec:
         layers = self.num_attention * self.attention_parameters - self.shared_parameters
         if self.states is not None:
             layers += self.num_states * self.states.matrix_parameters(self.hidden_size)
-        return layers + mlps + self.embedding_parameters + self.beside_parameters
+        return layers + mlps + self.embedding_parameters + self.side_parameters
 
     def weight_bytes(self, dtype: str | None = None) -> int:
         """Bytes of the weights in `dtype` (the checkpoint's own when None)."""
@@ -378,13 +380,13 @@ class ModelSpec:
         sampled = num_tokens if num_sampled is None else num_sampled
         head = 2 * sampled * self.embedding_parameters
         linear = 2 * num_tokens * (self.active_parameters - self.embedding_parameters)
-        seen = sum(
-            (len(group.layers) + group.num_readers) * group.seen(context)
+        attended = sum(
+            (len(group.layers) + group.num_readers) * group.attended_tokens(context)
             for group in self.kv_groups
             if group.states is None
         )
         states = self.num_states * self.states.flops if self.states else 0
-        return linear + head + num_tokens * (seen * self.attended_flops + states)
+        return linear + head + num_tokens * (attended * self.attended_flops + states)
 
     @property
     def attended_flops(self) -> int:
@@ -429,9 +431,9 @@ class ModelSpec:
             for kind in dict.fromkeys(owners.values())
         ]
         if self.states is not None:
-            kept = tuple(i for i, layer in enumerate(self.layers) if layer.state)
+            state_layers = tuple(i for i, layer in enumerate(self.layers) if layer.state)
             states = KVGroupSpec(
-                layers=kept,
+                layers=state_layers,
                 num_kv_heads=self.states.heads,
                 head_dim=self.states.value_dim,
                 window=STATE_WINDOW,

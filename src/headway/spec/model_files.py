@@ -66,10 +66,12 @@ def sampling_defaults(model: Path) -> dict[str, Any]:
     for a value that no request may have.
     """
     generation = read_document(model, "generation_config.json") or {}
-    found = {name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None}
-    for name, value in found.items():
+    defaults = {
+        name: generation[name] for name in SAMPLING_FIELDS if generation.get(name) is not None
+    }
+    for name, value in defaults.items():
         check_default(name, value)
-    return found | ({"temperature": 0.0} if generation.get("do_sample") is False else {})
+    return defaults | ({"temperature": 0.0} if generation.get("do_sample") is False else {})
 
 
 def check_default(name: str, value: Any) -> None:

@@ -164,7 +164,7 @@ def planned_bytes(quantization: Quantization, model: ModelSpec, dtype: str) -> i
 
 def plain_parameters(model: ModelSpec) -> int:
     """Parameters that no format rounds, without embeddings: norms, states, tables."""
-    hidden, total = model.hidden_size, model.beside_parameters + model.table_parameters
+    hidden, total = model.hidden_size, model.side_parameters + model.table_parameters
     for layer in model.layers:
         total += model.norms * hidden + (0 if layer.state else model.norm_parameters)
         if layer.state and model.states is not None:

@@ -20,12 +20,12 @@ SPELLINGS = {"fbgemm_fp8": "fp8", "compressed_tensors": "compressed-tensors"}
 
 def quantization_config(model: Path, config: dict[str, Any]) -> dict[str, Any]:
     """The quantization config of a folder, with `quant_method`; {} of one in 16 or 32 bits."""
-    found = mapping(config, "quantization_config")
-    for name, method in OLD_CONFIGS.items() if not found else ():
-        found = found or {"quant_method": method} | (read_document(model, name) or {})
-        if found.keys() == {"quant_method"}:
-            found = {}
-    return found
+    quantization = mapping(config, "quantization_config")
+    for name, method in OLD_CONFIGS.items() if not quantization else ():
+        quantization = quantization or {"quant_method": method} | (read_document(model, name) or {})
+        if quantization.keys() == {"quant_method"}:
+            quantization = {}
+    return quantization
 
 
 def quantization_method(config: dict[str, Any]) -> str:

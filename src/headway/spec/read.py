@@ -235,5 +235,5 @@ def checkpoint_dtype(config: dict[str, Any]) -> str:
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
     """End tokens: generation_config.json first, all of them; config.json when it has none."""
-    found = token_ids(generation, "eos_token_id", "generation_config.json")
-    return found or token_ids(config, "eos_token_id")
+    ids = token_ids(generation, "eos_token_id", "generation_config.json")
+    return ids or token_ids(config, "eos_token_id")

@@ -68,8 +68,8 @@ class StateSpec:
     @property
     def num_bytes(self) -> int:
         """What a sequence takes in one layer."""
-        kept = (self.conv - 1) * self.channels
-        return STATE_BYTES * (self.heads * self.key_dim * self.value_dim + kept)
+        conv_inputs = (self.conv - 1) * self.channels
+        return STATE_BYTES * (self.heads * self.key_dim * self.value_dim + conv_inputs)
 
     @property
     def flops(self) -> int:

@@ -51,7 +51,7 @@ def telemetry() -> tuple[Telemetry, VirtualClock]:
             block_size=4,
             description=Description(device="cpu"),
             group_blocks=[64],
-            settings=settings.told(),
+            settings=settings.to_stats(),
         )
     )
     return made, clock

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from headway.assemble import plan_settings
-from headway.config.kv_keep import FEWEST, blocks_dropped, keep_share, kept_by_layer, tokens_kept
+from headway.config.kv_keep import (
+    FEWEST,
+    blocks_dropped,
+    count_kept_tokens,
+    keep_share,
+    kept_by_layer,
+)
 from headway.config.memory_plan import share_among, share_blocks
 from headway.config.options import EngineOptions
 from headway.config.served_spec import as_served
@@ -19,7 +25,7 @@ FOLDER = model_folder(None)
 
 def test_the_worked_example():
     assert blocks_dropped(0.25, 1000, 16) == 46
-    assert tokens_kept(0.25, 1000, 16) == 264
+    assert count_kept_tokens(0.25, 1000, 16) == 264
     assert kept_by_layer(1000, 0.25, 16, [True, False]) == [(0, 264), (0, 0)]
 
 
@@ -27,7 +33,7 @@ def test_the_worked_example():
 @pytest.mark.parametrize("share", [0.01, 0.25, 0.9, 1.0])
 def test_whole_blocks_are_given_up_and_never_too_many(share: float, size: int):
     for count in range(0, 700, 7):
-        kept = tokens_kept(share, count, size)
+        kept = count_kept_tokens(share, count, size)
         assert kept >= min(count, max(FEWEST, share * count)) and (count - kept) % size == 0
         assert kept < max(FEWEST, share * count) + 1 + size or kept == count
 
@@ -37,8 +43,8 @@ def test_a_share_is_a_number_or_percent(text: str, tmp_path: Path):
     assert keep_share(text) == 0.25
     settings = planned(tmp_path, kv_keep=text)[1]
     assert (settings.cache.keep, settings.cache.choosing) == (0.25, (0,))
-    assert settings.told()["kv_keep"] == "0.25"
-    assert planned(tmp_path, kv_keep="")[1].told()["kv_keep"] == "1"
+    assert settings.to_stats()["kv_keep"] == "0.25"
+    assert planned(tmp_path, kv_keep="")[1].to_stats()["kv_keep"] == "1"
 
 
 @pytest.mark.parametrize("text", ["25%:keydiff", "25%:snapkv", "25%:h2o", "25%:best"])

@@ -31,7 +31,7 @@ def test_all_but_one_layer_hold_a_fifth(tmp_path: Path):
         ((0, 2, 3, 4, 5), 64, 4),
         ((1,), 0, 0),
     ]
-    held = sum(len(group.layers) * group.seen(2048) for group in spec.kv_groups)
+    held = sum(len(group.layers) * group.attended_tokens(2048) for group in spec.kv_groups)
     assert held == 2388 and held / (6 * 2048) < 0.2
     assert narrowed(SPEC, "") is SPEC
 

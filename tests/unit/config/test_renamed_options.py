@@ -54,7 +54,7 @@ def read(place, given, folder):
 @pytest.mark.parametrize(("given", "sources", "most"), ENGINE_CASES)
 def test_an_old_name_has_its_meaning(place, given, sources, most, tmp_path):
     options = read(place, given, tmp_path)[EngineOptions]
-    shown = resolve(options, machine(), model())[0].told()
+    shown = resolve(options, machine(), model())[0].to_stats()
     assert (shown["speculate"], shown["max_drafts"]) == (sources, str(most))
 
 
@@ -145,7 +145,7 @@ def test_a_draft_model_without_a_method_means_auto():
         ({}, "off"),
     ):
         settings, _ = resolve(EngineOptions(**given), machine(), model())
-        assert settings.told()["speculate"] == sources
+        assert settings.to_stats()["speculate"] == sources
     with pytest.raises(UsageError, match="--speculative-method off does not use it"):
         resolve(EngineOptions(**draft, speculative_method="off"), machine(), model())
 

@@ -12,7 +12,7 @@ import pytest
 import requests
 
 from headway.assemble import plan_settings
-from headway.config.kv_keep import tokens_kept
+from headway.config.kv_keep import count_kept_tokens
 from headway.config.kv_layers import kept_tokens
 from headway.config.kv_read import tokens_read
 from headway.config.options import EngineOptions
@@ -194,10 +194,10 @@ def test_a_share_that_is_kept_is_told_and_asked_for(server: InProcess, path: str
     answer = ask(server, path, **long)
     told, n = kept(answer.json())
     assert answer.headers["x-headway-kv"] == "keep=0.25" and n > 200
-    assert told == round(n * (n + 2 * tokens_kept(0.25, n, 4)) / (3 * n))
+    assert told == round(n * (n + 2 * count_kept_tokens(0.25, n, 4)) / (3 * n))
     half = ask(server, path, kv={"keep": 0.5}, **long)
     assert half.headers["x-headway-kv"] == "keep=0.5"
-    assert kept(half.json())[0] == round(n * (n + 2 * tokens_kept(0.5, n, 4)) / (3 * n))
+    assert kept(half.json())[0] == round(n * (n + 2 * count_kept_tokens(0.5, n, 4)) / (3 * n))
     assert ask(server, path, kv="keep").headers["x-headway-kv"] == "keep=0.25"
     for whole in ({"keep": 1}, "exact"):
         exact = ask(server, path, kv=whole)
@@ -206,7 +206,7 @@ def test_a_share_that_is_kept_is_told_and_asked_for(server: InProcess, path: str
     held(server, "int8", narrowed=NARROW, **{**KEEPS, "chooses": [False, True, False]})
     both = ask(server, path, **long)
     assert both.headers["x-headway-kv"] == "windows, keep=0.25, int8"
-    expected = round(n * (20 + tokens_kept(0.25, n, 4) + 12) / (n + n + 16))
+    expected = round(n * (20 + count_kept_tokens(0.25, n, 4) + 12) / (n + n + 16))
     assert kept(both.json())[0] == expected
     for asked, word in (
         ({"keep": 0.1}, "keep 0.25 of their tokens or more"),

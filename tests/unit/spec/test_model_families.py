@@ -28,7 +28,11 @@ def test_interleaved_models_have_two_groups():
     assert (full.kind, full.window, full.layers) == ("full", 0, (5, 11, 17, 23))
     assert window.bytes_per_token("bfloat16") == 22 * 1024
     assert full.bytes_per_token("bfloat16") == 4 * 1024
-    assert (window.seen(100), window.seen(10_000), full.seen(10_000)) == (100, 512, 10_000)
+    assert (
+        window.attended_tokens(100),
+        window.attended_tokens(10_000),
+        full.attended_tokens(10_000),
+    ) == (100, 512, 10_000)
     window, full = published("Gemma-2-2B").kv_groups
     assert (window.window, window.layers, full.layers) == (
         *(4096, tuple(range(0, 26, 2))),

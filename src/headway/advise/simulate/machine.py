@@ -102,9 +102,9 @@ def machinery(folder: Path, options: SimulateOptions, engine: EngineOptions) -> 
         return by_roofline(folder, spec, settings, Description(device=settings.device))
     calibration = open_calibration(options.calibration)
     same = calibration.fingerprint == fingerprint(spec)
-    check_measured_alone(calibration, settings.told())
+    check_measured_alone(calibration, settings.to_stats())
     if not options.transfer:
-        check_same(calibration, fingerprint(spec), settings.told())
+        check_same(calibration, fingerprint(spec), settings.to_stats())
     settings = as_measured(settings, calibration, engine, same)
     found = calibrated(folder.name, spec, settings, calibration)
     if options.replicas > 1 and computing(calibration)[1] == 1:
@@ -150,7 +150,7 @@ def calibrated(
 ) -> Machinery:
     """A machine as it was measured; of another model or format the parts scale by the roofline."""
     description = calibration.description
-    told = settings.told()
+    told = settings.to_stats()
     same = calibration.fingerprint == fingerprint(spec) and all(
         told.get(name) == calibration.settings.get(name) for name in ("quantization", "kv_dtype")
     )

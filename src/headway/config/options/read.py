@@ -146,8 +146,8 @@ def rename_variables(
         for name in (row.old, row.new)
         if environment_name(name) in environment
     }
-    found = rename_options(spelled, renamed, warn, environment_name)
-    return dict(environment) | {environment_name(name): value for name, value in found.items()}
+    values = rename_options(spelled, renamed, warn, environment_name)
+    return dict(environment) | {environment_name(name): value for name, value in values.items()}
 
 
 def names(table: type) -> set[str]:
@@ -201,8 +201,8 @@ def read_flags(
 
 def items(text: str, field: dataclasses.Field[Any]) -> list[str]:
     """The values in one flag of a list: 'a,b' and '["a", "b"]' are two, '[]' is none."""
-    found = vllm.json_list(text)
-    return split(text, field.metadata["separator"]) if found is None else found
+    values = vllm.json_list(text)
+    return split(text, field.metadata["separator"]) if values is None else values
 
 
 def spell_out(
@@ -257,10 +257,10 @@ def advice(given: str, known: Sequence[str], has_vllm: bool) -> str:
     return f"{meant} {vllm.SEE_TABLE}" if has_vllm else meant
 
 
-def refuse_removed(said: str, name: str) -> None:
-    """Raise UsageError where `name` is a removed option; `said` is how the caller spelled it."""
+def refuse_removed(spelling: str, name: str) -> None:
+    """Raise UsageError where `name` is a removed option; `spelling` is the caller's."""
     if name in REMOVED:
-        raise UsageError(f"{said}: that option is gone.", REMOVED[name])
+        raise UsageError(f"{spelling}: that option is gone.", REMOVED[name])
 
 
 def read_file(

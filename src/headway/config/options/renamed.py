@@ -62,19 +62,19 @@ def rename_options(
     `spell` writes a name as it stands in its place, `place` is written before it. Raises UsageError
     where both names are given.
     """
-    found = dict(given)
+    options = dict(given)
     for row in rows:
-        if row.old not in found:
+        if row.old not in options:
             continue
-        if row.new in found:
+        if row.new in options:
             raise UsageError(
                 f"{place}{spell(row.old)} is the old name of {spell(row.new)}, and both are given.",
                 f"Keep {spell(row.new)}.",
             )
-        value = found.pop(row.old)
-        found[row.new] = row.convert(value)
+        value = options.pop(row.old)
+        options[row.new] = row.convert(value)
         warn(place + describe(row, value, spell))
-    return found
+    return options
 
 
 def describe(row: RenamedOption, value: Any, spell: Callable[[str], str]) -> str:

@@ -108,17 +108,17 @@ def translate_speculation(given: Mapping[str, Any], spell: Callable[[str], str])
 
 def parse_speculative_config(value: Any, name: str) -> dict[str, Any]:
     """Return the object that a flag writes as JSON, and YAML as itself, without null values."""
-    found = value
+    document = value
     if isinstance(value, str):
         try:
-            found = json.loads(value)
+            document = json.loads(value)
         except (ValueError, RecursionError):
-            found = None
-    if not isinstance(found, dict):
+            document = None
+    if not isinstance(document, dict):
         raise UsageError(
             f"{name} is no JSON object.", 'Write {"method": "ngram", "num_speculative_tokens": 5}.'
         )
-    return {key: each for key, each in found.items() if each is not None}
+    return {key: each for key, each in document.items() if each is not None}
 
 
 def convert_speculation(config: dict[str, Any], name: str) -> dict[str, str]:
@@ -146,12 +146,12 @@ def convert_speculation(config: dict[str, Any], name: str) -> dict[str, str]:
             "Give model, the folder of a smaller model, with draft_model alone; what medusa and "
             "eagle read lies beside the model that is served.",
         )
-    found = {"speculative_method": SPECULATIVE_METHODS[method]}
+    options = {"speculative_method": SPECULATIVE_METHODS[method]}
     if model is not None:
-        found["draft_model"] = str(model)
+        options["draft_model"] = str(model)
     if count is not None:
-        found["num_speculative_tokens"] = str(count)
-    return found
+        options["num_speculative_tokens"] = str(count)
+    return options
 
 
 NO, YES = ("false",), ("true",)
@@ -234,38 +234,38 @@ def translate(
     {"enable_prefix_caching": "false"} → {"prefix_cache": "false"}. `spell` writes a name as its
     user did. Raises UsageError for what is refused, and for one thing that is said twice.
     """
-    found = {name: value for name, value in given.items() if name in there}
+    options = {name: value for name, value in given.items() if name in there}
     for name, value in given.items():
         row = BY_NAME.get(name)
         if name in there or row is None:
             if name not in there:
-                found[name] = value  # an unknown name is for the reader to refuse
+                options[name] = value  # an unknown name is for the reader to refuse
             continue
         if isinstance(row, Together):
             continue
         ours = accept(name, row, str(value), there, spell)
         if ours is not None:
-            add(found, ours, name, spell)
+            add(options, ours, name, spell)
     for together in TOGETHER:
-        said = {name: given[name] for name in together.names.split() if name in given}
-        for ours in together.read(said, spell).items() if said else ():
-            add(found, ours, next(iter(said)), spell)
+        parts = {name: given[name] for name in together.names.split() if name in given}
+        for ours in together.read(parts, spell).items() if parts else ():
+            add(options, ours, next(iter(parts)), spell)
     for name, words in VALUES.items():
-        if isinstance(found.get(name), str):
-            found[name] = words.get(found[name], found[name])
-    return found
+        if isinstance(options.get(name), str):
+            options[name] = words.get(options[name], options[name])
+    return options
 
 
 def add(
-    found: dict[str, Any], ours: tuple[str, str], name: str, spell: Callable[[str], str]
+    options: dict[str, Any], ours: tuple[str, str], name: str, spell: Callable[[str], str]
 ) -> None:
     """Add (our name, our value) of vLLM's `name`; UsageError where it is there."""
-    if ours[0] in found:
+    if ours[0] in options:
         raise UsageError(
             f"{spell(name)} is {spell(ours[0])} here, and both are given.",
             f"Keep {spell(ours[0])}.",
         )
-    found[ours[0]] = ours[1]
+    options[ours[0]] = ours[1]
 
 
 def accept(
@@ -298,7 +298,7 @@ def json_list(text: str) -> list[str] | None:
     if not text.startswith("["):
         return None
     try:
-        found = json.loads(text)
+        items = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return [str(item) for item in found] if isinstance(found, list) else None
+    return [str(item) for item in items] if isinstance(items, list) else None

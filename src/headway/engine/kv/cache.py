@@ -69,7 +69,7 @@ class KVCache:
         ]
         self.states = States.of(config, len(self.pools))
         self.choosing = Choosing.of(config)
-        self.split = config.dealt
+        self.split = config.context_shards
         self._is_plain = not (self._slides or self.choosing or self.split or self.states)
         self.is_one_table = self._is_plain and len(self.pools) == 1  # which only grows
         self.indexes = [pool.index for pool in self.pools if pool.index is not None]

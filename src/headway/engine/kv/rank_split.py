@@ -16,7 +16,7 @@ from headway.core.plan import NULL_BLOCK
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import Hit, PrefixIndex
 from headway.engine.sequence import Sequence
-from headway.spec.dealt import Dealt
+from headway.spec.context_shards import ContextShards
 
 
 class Anywhere(Container[bytes]):
@@ -30,7 +30,7 @@ class Anywhere(Container[bytes]):
 
 
 def still_needed(
-    split: Dealt, pools: list[BlockPool], sequence: Sequence, hit: Hit | None, whole: int
+    split: ContextShards, pools: list[BlockPool], sequence: Sequence, hit: Hit | None, whole: int
 ) -> list[int]:
     """`KVCache.still_needed` of one whose tokens take `whole` blocks in all."""
     if hit is None:
@@ -44,7 +44,9 @@ def still_needed(
     return needed
 
 
-def counts(split: Dealt, begin: int, count: int, copies: bool, first_written: int) -> list[int]:
+def counts(
+    split: ContextShards, begin: int, count: int, copies: bool, first_written: int
+) -> list[int]:
     """By rank the blocks that `count` more from `begin` on take, and the one that is copied."""
     blocks = split.counts(begin, begin + count)
     if copies:
@@ -52,7 +54,9 @@ def counts(split: Dealt, begin: int, count: int, copies: bool, first_written: in
     return blocks
 
 
-def take(split: Dealt | None, pool: BlockPool, group: int, begin: int, count: int) -> list[int]:
+def take(
+    split: ContextShards | None, pool: BlockPool, group: int, begin: int, count: int
+) -> list[int]:
     """The next `count` entries of a table: blocks, where they are this rank's."""
     if split is None:
         return [pool.take() for _ in range(count)]
@@ -61,7 +65,7 @@ def take(split: Dealt | None, pool: BlockPool, group: int, begin: int, count: in
 
 
 def listed(
-    split: Dealt | None, indexes: TypingSequence[PrefixIndex]
+    split: ContextShards | None, indexes: TypingSequence[PrefixIndex]
 ) -> TypingSequence[Container[bytes]]:
     """By group the keys that are found."""
     if split is None:
@@ -69,7 +73,7 @@ def listed(
     return [Anywhere(indexes)] * len(indexes)
 
 
-def blocks_of(split: Dealt | None, index: PrefixIndex, keys: list[bytes]) -> list[int]:
+def blocks_of(split: ContextShards | None, index: PrefixIndex, keys: list[bytes]) -> list[int]:
     """The blocks of these keys; the null block where one lies on another rank."""
     if split is None:
         return [index.block_of[key] for key in keys]

@@ -19,7 +19,7 @@ from headway.runtime.batch import Batch
 from headway.runtime.native.library import TYPES, address
 from headway.runtime.native.lower import recordable
 from headway.runtime.parallel.rows import ROW_PARTITION, RowPartition
-from headway.spec.dealt import SPLIT_TOKENS
+from headway.spec.context_shards import SPLIT_TOKENS
 
 SUM_ROW_COUNTS = -1
 """Key in `Batch.views` of the number of partial sums on each rank."""

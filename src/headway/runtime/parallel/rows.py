@@ -17,7 +17,7 @@ from torch import Tensor
 
 from headway.runtime.batch import Batch
 from headway.runtime.parallel.group import RankGroup
-from headway.spec.dealt import SPLIT_TOKENS
+from headway.spec.context_shards import SPLIT_TOKENS
 
 ROW_PARTITION = -2
 """Key of the `RowPartition` in `Batch.views` of a rank's batch."""

@@ -270,9 +270,9 @@ def biases(header: Header, row: Row) -> dict[str, bool]:
     if row.biases:  # the family's own: a missing one is told when weights are read
         return {}
     if len(attention) > 1 or len(mlp) > 1:
-        found = ", ".join(part for part, there in given.items() if there)
+        parts_with_bias = ", ".join(part for part, there in given.items() if there)
         raise UnsupportedModelError(
-            f"{header.path.name} has biases for {found} alone, which is not supported.",
+            f"{header.path.name} has biases for {parts_with_bias} alone, which is not supported.",
             "Give the Hugging Face folder of the same model.",
         )
     return {"attention_bias": attention.pop(), "mlp_bias": mlp.pop()}

@@ -96,7 +96,7 @@ def weights_of(header: Header, config: dict[str, Any]) -> list[Weight]:
     """
     row = row_of(header)
     names = COMMON | OTHERWISE.get(header.metadata["general.architecture"], {})
-    found = []
+    weights = []
     for tensor, info in header.tensors.items():
         if ROPE.fullmatch(tensor):
             continue
@@ -106,8 +106,8 @@ def weights_of(header: Header, config: dict[str, Any]) -> list[Weight]:
             if heads and weight.rows % (2 * heads):
                 raise unfit(tensor, info, f"{heads} heads")
             shift = row.shift if weight.name.endswith("norm.weight") else 0.0
-            found.append(replace(weight, heads=heads, shift=shift))
-    return found
+            weights.append(replace(weight, heads=heads, shift=shift))
+    return weights
 
 
 def cut(

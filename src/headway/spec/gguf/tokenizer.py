@@ -283,13 +283,13 @@ def merges_of(pieces: dict[str, int], scores: list[float]) -> list[list[str]]:
     Scores 0, -1, -2 of "ab", "abc", "bc": a b, then ab c and a bc, then b c, where a, b and c are
     pieces too.
     """
-    found = []
+    merges = []
     for piece, i in pieces.items():
         for at in range(1, len(piece)):
             if piece[:at] in pieces and piece[at:] in pieces:
-                found.append((scores[i], at, len(piece) - at, piece))
-    found.sort(key=lambda merge: merge[:3], reverse=True)
-    return [[piece[:at], piece[at:]] for _, at, _, piece in found]
+                merges.append((scores[i], at, len(piece) - at, piece))
+    merges.sort(key=lambda merge: merge[:3], reverse=True)
+    return [[piece[:at], piece[at:]] for _, at, _, piece in merges]
 
 
 KINDS: dict[str, Callable[[Vocabulary], dict[str, Any]]] = {

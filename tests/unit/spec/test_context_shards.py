@@ -12,7 +12,7 @@ from headway.config.options import EngineOptions
 from headway.config.resolve import Settings, resolve
 from headway.core.errors import CapacityError, UsageError
 from headway.spec import ModelSpec
-from headway.spec.dealt import SPLIT_TOKENS, Dealt, deal
+from headway.spec.context_shards import SPLIT_TOKENS, ContextShards, shard_kv_groups
 from resolve_cases import machine, model
 
 ROOT = Path(__file__).parents[3]
@@ -27,17 +27,17 @@ def test_splits_are_those_of_native_attention():
 
 @given(st.integers(1, 5), SIZES, st.integers(0, 400), st.integers(0, 400))
 def test_counts_are_those_of_owners(ranks: int, size: int, begin: int, more: int):
-    dealt = Dealt(ranks, size)
-    owners = [dealt.owner(at) for at in range(begin, begin + more)]
-    assert dealt.counts(begin, begin + more) == [owners.count(rank) for rank in range(ranks)]
+    shards = ContextShards(ranks, size)
+    owners = [shards.owner(at) for at in range(begin, begin + more)]
+    assert shards.counts(begin, begin + more) == [owners.count(rank) for rank in range(ranks)]
 
 
 @given(st.integers(1, 5), SIZES, st.integers(1, 200))
 def test_the_longest_context_is_the_longest(ranks: int, size: int, count: int):
-    dealt = Dealt(ranks, size)
+    shards = ContextShards(ranks, size)
     for rank in range(ranks):
-        longest = dealt.longest(rank, count)
-        assert dealt.counts(0, longest)[rank] == count < dealt.counts(0, longest + 1)[rank]
+        longest = shards.longest(rank, count)
+        assert shards.counts(0, longest)[rank] == count < shards.counts(0, longest + 1)[rank]
 
 
 def settled(spec: ModelSpec | None = None, **options: object) -> Settings:
@@ -89,8 +89,12 @@ def test_a_context_ends_where_one_of_the_ranks_is_full():
 
 def test_one_group_is_dealt():
     (group,) = model().kv_groups
-    assert deal((group,), 1) == (group,)
-    assert [(one.rank, one.ranks) for one in deal((group,), 3)] == [(0, 3), (1, 3), (2, 3)]
+    assert shard_kv_groups((group,), 1) == (group,)
+    assert [(one.rank, one.ranks) for one in shard_kv_groups((group,), 3)] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ SPLIT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class ContextShards:
     """Blocks of `block_size` tokens on `ranks` ranks."""
 
     ranks: int
@@ -28,7 +28,7 @@ class Dealt:
     def counts(self, begin: int, end: int) -> list[int]:
         """By rank how many of the blocks `begin` … `end` - 1 it has.
 
-        >>> Dealt(2, 256).counts(1, 6)
+        >>> ContextShards(2, 256).counts(1, 6)
         [3, 2]
         """
         before, through = self._first(begin), self._first(end)
@@ -43,7 +43,7 @@ class Dealt:
     def longest(self, rank: int, count: int) -> int:
         """The blocks of the longest context of which `rank` has `count` at the most.
 
-        >>> Dealt(2, 256).longest(0, 3), Dealt(2, 256).longest(1, 2)
+        >>> ContextShards(2, 256).longest(0, 3), ContextShards(2, 256).longest(1, 2)
         (5, 6)
         """
         each = SPLIT_TOKENS // self.block_size
@@ -51,7 +51,7 @@ class Dealt:
         return rounds * each * self.ranks + rank * each + left
 
 
-def deal(groups: tuple[KVGroupSpec, ...], ranks: int) -> tuple[KVGroupSpec, ...]:
+def shard_kv_groups(groups: tuple[KVGroupSpec, ...], ranks: int) -> tuple[KVGroupSpec, ...]:
     """The KV groups of all ranks: of the one that a model has, each rank's part."""
     if ranks == 1:
         return groups
