@@ -164,7 +164,7 @@ def test_a_fault_is_named(fault: str, folder: Path, tmp_path: Path):
 def test_other_families_and_expressions_without_end_are_refused(folder: Path, tmp_path: Path):
     save(tiny_model("qwen3moe"), tmp_path)
     edit_config(tmp_path, quantization_config=CONFIG)
-    with pytest.raises(UnsupportedModelError, match="read of GptOssForCausalLM alone"):
+    with pytest.raises(UnsupportedModelError, match="read for GptOssForCausalLM only"):
         executor_of(tmp_path)
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["modules_to_not_convert"] = ["(a+)+"]
