@@ -10,9 +10,9 @@ how many greedy answers of 64 tokens are the reference's, and how many leave it 
 tokens were more than 0.3 nats apart, which rounding should not.
 
 Rows: Headway with its formats of weights and of KV; `--also`: a folder of `headway quantize` or a
-GGUF file; the model's own GGUF file and others made of the folder, in Headway and in llama.cpp,
-with the KL divergence to the file's own weights in fp32 beside that to the folder's; OpenVINO's
-int8 and int4. PYTHON of `--llama` has llama-cpp-python and what llama.cpp's converter wants, SOURCE
+GGUF file; the model's own GGUF file and others made of the folder, in Headway, by default and in
+float16, and in llama.cpp, with the KL divergence to the file's own weights in fp32 beside that to
+the folder's; OpenVINO's int8 and int4. PYTHON of `--llama` has llama-cpp-python and what llama.cpp's converter wants, SOURCE
 is a built tree of llama.cpp with llama-quantize; PYTHON of `--openvino` has openvino and
 optimum-intel. What is not there is skipped, and said. Bits are those that are held (Headway), or of
 the file, over the number of weights.
@@ -371,6 +371,9 @@ def add_file(table: Table, name: str, file: Path, folder: Path, python: str, pla
     write_reference(load_gguf(file, like=folder), table.task, there, greedy=False)
     own = Reference(there, table.task)
     table.add(f"Headway {name}", lambda: by_headway(file, table.task), own)
+    table.add(
+        f"Headway {name} in float16", lambda: by_headway(file, table.task, dtype="float16"), own
+    )
     if python:
 
         def answers() -> Answers:

@@ -1,20 +1,23 @@
-"""What guesses bring: `python benchmarks/speculation.py FOLDER --draft DRAFT`.
+"""Speed and acceptance of draft tokens: `python benchmarks/speculation.py FOLDER --draft DRAFT`.
 
-One engine without guesses and one with them answer the same requests in turns, in batches of
-`--batches`: held-out chats of the skills, greedy; copies alone; texts sampled at temperature 1; and
-with a grammar JSON by the schema that is asked for, forced tool calls, and records of a schema with
-long names. The second does so once for each of `--speculative-method`, and for each of `--fixed`
-with so many guesses of `auto` in each step whatever they cost, as the controller's rivals. For a
-model of few parameters widen it first (`widen.py`), for there a step takes as long as Python does.
-Told are tokens a second of decoding (steps with a prompt in them are left out), as a median of
-`--repeats`, times those without guesses; tokens a step and sequence, the share of guesses kept,
-what drafting took of the time, behind prompts as well, and how long the steps with prompts took,
-times those without guesses. Each repeat has prompts of its own, the same for all, and no prefix
-cache; what a speculator has learned is forgotten for the next row of the table. The tokens are
-compared: they must be the same.
+One engine without speculation and one with it answer the same requests in turns, in batches of
+`--batches`. Kinds of requests: held-out chats of the skills, greedy; copies alone; texts sampled at
+temperature 1; with a grammar JSON by a schema, forced tool calls, and records of a schema with long
+names; for a published model questions of Spec-Bench and functions of HumanEval. The engine with
+speculation runs once for each of `--speculative-method`, and for each of `--fixed` with so many
+draft tokens of `auto` in each step whatever they cost. Widen a model of few parameters first
+(`widen.py`): a step of it takes as long as Python does.
+
+The table has tokens a second of decoding (steps with a prompt are left out), the median of
+`--repeats`, and its ratio to speculation off; tokens a step and sequence; the acceptance rate; the
+share of forced tokens; the share of time that drafting took, behind prompts as well; the time of
+steps with prompts, times that of speculation off; and whether the tokens were the same. Each repeat
+has prompts of its own, the same for all methods, and no prefix cache; proposers forget what they
+learned before the next row.
 """
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -44,7 +47,10 @@ KINDS = {"chats": tuple(SKILLS), "copies": ("copy",), "sampled": ("story", "tool
 """Name → skills; the last is drawn at temperature 1."""
 BY_GRAMMAR = {"json": ("extract",), "calls": ("tool",), "records": ("extract",)}
 """The same where a grammar rules the answer."""
-CHOICES = [*KINDS, *BY_GRAMMAR]
+SPEC_BENCH = ("conversation", "summarization", "rag", "math_reasoning")
+"""Categories of Spec-Bench (Xia et al. 2024); `conversation` is its part of MT-Bench."""
+CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem")
+CHOICES = [*KINDS, *BY_GRAMMAR, *SPEC_BENCH, "code"]
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 NAMED = {"type": "string", "maxLength": 12}
 RECORD = {
@@ -119,9 +125,31 @@ def skill_prompts(llm: LLM, kind: str, most: int) -> list[Prompt]:
     return found
 
 
+def published_questions(kind: str) -> list[str]:
+    """First turns of a category of Spec-Bench, or functions of HumanEval to complete."""
+    if kind == "code":
+        with gzip.open(DATA / "eval" / "humaneval" / "HumanEval.jsonl.gz", "rt") as opened:
+            functions = [json.loads(line)["prompt"] for line in opened]
+        return [f"Complete this function:\n\n```python\n{text}```" for text in functions]
+    categories = CONVERSATION if kind == "conversation" else (kind,)
+    lines = (DATA / "eval" / "spec-bench" / "question.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [row["turns"][0] for row in rows if row["category"] in categories]
+
+
+def question_prompts(llm: LLM, kind: str, most: int) -> list[Prompt]:
+    """At most `most` questions that fit into the context, as chats."""
+    tokenizer = llm.needs_tokenizer()
+    chats = ([{"role": "user", "content": text}] for text in published_questions(kind))
+    prompts = (tokenizer.chat_ids(messages) for messages in chats)
+    fitting = (ids for ids in prompts if len(ids) + MAX_TOKENS < llm.settings.max_model_len)
+    return [(ids, None) for ids in islice(fitting, most)]
+
+
 def make_prompts(llm: LLM, kind: str, repeats: int, most: int) -> list[list[Prompt]]:
     """For each repeat up to `most` prompts that no other has, each with its grammar."""
-    found = skill_prompts(llm, kind, repeats * most)
+    published = kind == "code" or kind in SPEC_BENCH
+    found = (question_prompts if published else skill_prompts)(llm, kind, repeats * most)
     spread = [each for start in range(repeats) for each in found[start::repeats]]
     size = len(spread) // repeats
     return [spread[at * size : (at + 1) * size][:most] for at in range(repeats)]
