@@ -12,10 +12,10 @@ tokens were more than 0.3 nats apart, which rounding should not.
 Rows: Headway with its formats of weights and of KV; `--also`: a folder of `headway quantize` or a
 GGUF file; the model's own GGUF file and others made of the folder, in Headway, by default and in
 float16, and in llama.cpp, with the KL divergence to the file's own weights in fp32 beside that to
-the folder's; OpenVINO's int8 and int4. PYTHON of `--llama` has llama-cpp-python and what llama.cpp's converter wants, SOURCE
-is a built tree of llama.cpp with llama-quantize; PYTHON of `--openvino` has openvino and
-optimum-intel. What is not there is skipped, and said. Bits are those that are held (Headway), or of
-the file, over the number of weights.
+the folder's; OpenVINO's int8 and int4. PYTHON of `--llama` has llama-cpp-python and what
+llama.cpp's converter wants, SOURCE is a built tree of llama.cpp with llama-quantize; PYTHON of
+`--openvino` has openvino and optimum-intel. What is missing is skipped with a reason. Bits are
+those that are held (Headway), or of the file, over the number of weights.
 """
 
 import argparse
