@@ -1,6 +1,6 @@
 # make serve    from nothing: a virtual environment, the install, the embedded model on port 8000
 # make test     from nothing: the same environment with the test tools, the tests
-# make check    what CI runs: test, then lint
+# make check    what CI runs: lint, then test
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -46,7 +46,7 @@ format: .venv/.installed-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-check: test lint
+check: lint test
 
 # What the literature promises, measured on this machine, as one page: make claims ASKED="FOLDER --only kv".
 claims: install
@@ -58,7 +58,7 @@ hardening: .venv/.installed-dev
 
 # The server's own tests, asked of a gateway before it. Some differ by design: a model must be named
 # where the server has two names, the list of models and the words about pictures are the gateway's, and it has
-# /v1/embeddings: so eight of 663 fail there.
+# /v1/embeddings: so eight of them fail there.
 DOORS := cached_tokens tool_refusals request_errors dialect_tools structured_output surface_calls openai_client surface
 through-gateway: .venv/.installed-dev
 	PYTHONPATH=tests/system $(BIN)/python -m pytest -m "not hardening" -p through_gateway $(DOORS:%=tests/system/test_%.py)

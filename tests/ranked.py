@@ -3,19 +3,23 @@
 import os
 import random
 import signal
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import Tensor
 
 from drive import Answers, engine_for, finish
+from forked import HAS_FORKS, Forked
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
+from headway.runtime.parallel import leader
 from headway.runtime.parallel.group import RankLostError
 from headway.runtime.parallel.leader import LeaderExecutor
 from headway.runtime.parallel.pipeline import PipelineExecutor
@@ -24,10 +28,20 @@ BAD = 99
 """The first token of a prompt that something in a test does not bear."""
 
 
+FORKS = SimpleNamespace(Popen=Forked, TimeoutExpired=subprocess.TimeoutExpired)
+"""Of `subprocess` what the leader uses, with followers that have torch already."""
+
+
 @contextmanager
 def ranks(folder: Path, **options: Any) -> Iterator[Engine]:
-    """An engine whose followers are gone at the end."""
-    engine = engine_for(folder, **{"max_model_len": 128, **options})
+    """An engine whose followers are gone at the end.
+
+    They begin as forks; tests/system/test_tensor_parallel.py starts them as a server does.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if HAS_FORKS:
+            patch.setattr(leader, "subprocess", FORKS)
+        engine = engine_for(folder, **{"max_model_len": 128, **options})
     try:
         yield engine
     finally:

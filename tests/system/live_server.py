@@ -21,6 +21,8 @@ from typing import Any
 
 import msgspec
 
+from forked import can_be_forked, run_forked
+
 PATIENCE_S = 150.0
 NO_TORCH = "--executor=null"
 """For tests of processes and streams, not of tokens: the engine starts in half the time."""
@@ -35,21 +37,28 @@ def clean_environment() -> dict[str, str]:
 
 
 def headway(
-    *arguments: str | Path, stdin: str | bytes = b"", env: dict[str, str] | None = None
+    *arguments: str | Path,
+    stdin: str | bytes = b"",
+    env: dict[str, str] | None = None,
+    real: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
+    """Run one command to its end: in a fork, or in a `real` interpreter of its own."""
     data = stdin.encode() if isinstance(stdin, str) else stdin
-    done = subprocess.run(
-        [sys.executable, "-m", "headway.cli.main", *map(str, arguments)],
-        input=data,
-        capture_output=True,
-        env=clean_environment() | (env or {}),
-        timeout=PATIENCE_S,
-        check=False,
-    )
-    return subprocess.CompletedProcess(
-        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
-    )
+    command = [sys.executable, "-m", "headway.cli.main", *map(str, arguments)]
+    environment = clean_environment() | (env or {})
+    if real or not can_be_forked(command, environment):
+        ran = subprocess.run(
+            command,
+            input=data,
+            capture_output=True,
+            env=environment,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+        status, out, err = ran.returncode, ran.stdout, ran.stderr
+    else:
+        status, out, err = run_forked(command, data, environment, PATIENCE_S)
+    return subprocess.CompletedProcess(command, status, out.decode(), err.decode())
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = PATIENCE_S) -> Any:
@@ -200,18 +209,10 @@ class LiveServer(Asked):
         self.sockets.mkdir()
         self.url = ""
         self.headers: dict[str, str] = {}
+        words = [] if folder is None else [str(folder)]
         with (self.temp / "out").open("wb") as out, (self.temp / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                [
-                    *before,
-                    python,
-                    "-m",
-                    "headway.cli.main",
-                    "serve",
-                    *([] if folder is None else [str(folder)]),
-                    "--port=0",
-                    *flags,
-                ],
+                [*before, python, "-m", "headway.cli.main", "serve", *words, "--port=0", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

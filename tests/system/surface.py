@@ -43,13 +43,13 @@ ALL, CHATS, LISTS = ENDPOINTS, (CHAT, RESPONSES, MESSAGES), (CHAT, TEXT)
 OBJECTIVE = {"ttft_ms": 60_000, "tpot_ms": 10_000}
 ROWS: list[Row] = [
     Row("model", ALL, "each served name answers, and is told", prove.model),
-    Row("stream", ALL, "what is streamed adds up to the whole", prove.same()),
+    Row("stream", ALL, "what is streamed adds up to the whole", prove.Same()),
     Row(
         "temperature", ALL, "0 takes the likeliest token, 1.5 does not", prove.changes(**prove.HOT)
     ),
-    Row("top_p", ALL, "next to 0 leaves the likeliest token", prove.same(**prove.HOT, top_p=1e-6)),
-    Row("top_k", ALL, "1 leaves the likeliest token", prove.same(**prove.HOT, top_k=1)),
-    Row("min_p", ALL, "1 leaves the likeliest token", prove.same(**prove.HOT, min_p=1)),
+    Row("top_p", ALL, "next to 0 leaves the likeliest token", prove.Same(**prove.HOT, top_p=1e-6)),
+    Row("top_k", ALL, "1 leaves the likeliest token", prove.Same(**prove.HOT, top_k=1)),
+    Row("min_p", ALL, "1 leaves the likeliest token", prove.Same(**prove.HOT, min_p=1)),
     Row("presence_penalty", ALL, "another answer", prove.changes(presence_penalty=2)),
     Row("frequency_penalty", ALL, "another answer", prove.changes(frequency_penalty=2)),
     Row("repetition_penalty", ALL, "another answer", prove.changes(repetition_penalty=5)),
@@ -62,18 +62,18 @@ ROWS: list[Row] = [
     Row("allowed_token_ids", ALL, "nothing else is said", prove.allowed),
     Row("skip_special_tokens", ALL, "special tokens are shown", prove.specials),
     Row("timings", ALL, "times come with the answer", prove.timings),
-    Row("cache_salt", ALL, "kept apart from other salts", prove.same(cache_salt="mine")),
-    Row("kv", ALL, "exact is honoured, and what is not held refused", prove.same(kv="exact")),
+    Row("cache_salt", ALL, "kept apart from other salts", prove.Same(cache_salt="mine")),
+    Row("kv", ALL, "exact is honoured, and what is not held refused", prove.Same(kv="exact")),
     Row(
         "context",
         CHATS,
         "nothing is cut where nothing is marked",
-        prove.same(context={"keep": 0.5, "method": "random"}),
+        prove.Same(context={"keep": 0.5, "method": "random"}),
     ),
-    Row("slo", ALL, "taken, see docs/admission.md", prove.same(slo=OBJECTIVE)),
-    Row("service_class", ALL, "taken, see docs/admission.md", prove.same(service_class="default")),
-    Row("service_tier", ALL, "taken, see docs/admission.md", prove.same(service_tier="auto")),
-    Row("priority", ALL, "taken, see docs/admission.md", prove.same(priority=-1)),
+    Row("slo", ALL, "taken, see docs/admission.md", prove.Same(slo=OBJECTIVE)),
+    Row("service_class", ALL, "taken, see docs/admission.md", prove.Same(service_class="default")),
+    Row("service_tier", ALL, "taken, see docs/admission.md", prove.Same(service_tier="auto")),
+    Row("priority", ALL, "taken, see docs/admission.md", prove.Same(priority=-1)),
     Row("stop", (CHAT, TEXT, RESPONSES), "the text ends before it", prove.stop("stop")),
     Row("stop_sequences", (MESSAGES,), "the text ends before it", prove.stop("stop_sequences")),
     Row(
@@ -97,7 +97,7 @@ ROWS: list[Row] = [
     Row("return_tokens_as_token_ids", LISTS, "token_id:5 in logprobs", prove.tokens_as_ids),
     Row("truncate_prompt_tokens", LISTS, "the last so many; -1: what has room", prove.truncates),
     Row("truncation_side", LISTS, "right keeps the first", prove.truncates_right),
-    Row("add_special_tokens", LISTS, "taken", prove.same(add_special_tokens=False)),
+    Row("add_special_tokens", LISTS, "taken", prove.Same(add_special_tokens=False)),
     Row(
         "prompt_logprobs", LISTS, "one entry for each prompt token", prove.prompt_scores, whole=True
     ),
@@ -152,8 +152,8 @@ ROWS: list[Row] = [
     Row("prompt", (TEXT,), "text, texts, ids, lists of ids", prove.prompts),
     Row("echo", (TEXT,), "the prompt before the answer", prove.echoes),
     Row("logprobs", (TEXT,), "one entry for each token", prove.logprobs(logprobs=2)),
-    Row("best_of", (TEXT,), "as many as n", prove.same(best_of=1)),
-    Row("suffix", (TEXT,), "refused, null taken", prove.same(suffix=None)),
+    Row("best_of", (TEXT,), "as many as n", prove.Same(best_of=1)),
+    Row("suffix", (TEXT,), "refused, null taken", prove.Same(suffix=None)),
     # responses
     Row("input", (RESPONSES,), "text, items, several turns", prove.parts("input", "input_text")),
     Row(
@@ -161,7 +161,7 @@ ROWS: list[Row] = [
     ),
     Row("previous_response_id", (RESPONSES,), "the conversation goes on", prove.goes_on),
     Row("store", (RESPONSES,), "kept, or not", prove.stored),
-    Row("background", (RESPONSES,), "false; true is shown below", prove.same(background=False)),
+    Row("background", (RESPONSES,), "false; true is shown below", prove.Same(background=False)),
     Row("metadata", (RESPONSES,), "told", prove.tells("metadata", {"a": "b"})),
     Row(
         "include",
@@ -177,7 +177,7 @@ ROWS: list[Row] = [
         "told to the template",
         prove.lengthens(reasoning={"effort": "low"}),
     ),
-    Row("truncation", (RESPONSES,), "disabled", prove.same(truncation="disabled")),
+    Row("truncation", (RESPONSES,), "disabled", prove.Same(truncation="disabled")),
     Row("tools", (RESPONSES,), "shown to the model", prove.offered(RESPONSES)),
     Row("tool_choice", (RESPONSES,), "none hides them", prove.no_choice(RESPONSES, "none")),
     Row("parallel_tool_calls", (RESPONSES,), "taken", prove.one_call(RESPONSES)),
@@ -231,7 +231,7 @@ def no_ops() -> Iterator[Row]:
 
     for endpoint in GENERATIONS:
         for name in sorted(endpoint.accepts.no_ops):
-            yield Row(name, (endpoint.path,), "no effect", prove.same(**{name: NO_EFFECT[name]}))
+            yield Row(name, (endpoint.path,), "no effect", prove.Same(**{name: NO_EFFECT[name]}))
 
 
 # ── the page ────────────────────────────────────────────────────────────────────────────────────

@@ -21,13 +21,14 @@ def follows(pattern: str, **fields: Any) -> Callable[[Ask], None]:
     return proof
 
 
-def same(**fields: Any) -> Callable[[Ask], None]:
+class Same:
     """With these fields the answer is what it is without."""
 
-    def proof(ask: Ask) -> None:
-        assert ask(**fields).texts == ask().texts
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
 
-    return proof
+    def __call__(self, ask: Ask) -> None:
+        assert ask(**self.fields).texts == ask().texts
 
 
 def changes(**fields: Any) -> Callable[[Ask], None]:
@@ -194,7 +195,7 @@ def echoes_chat(ask: Ask) -> None:
 
 def no_reasoning(ask: Ask) -> None:
     """The model here has none; test_tools.py shows one that has."""
-    same(include_reasoning=False)(ask)
+    Same(include_reasoning=False)(ask)
 
 
 def prompt_scores(ask: Ask) -> None:
@@ -319,7 +320,7 @@ CONSTRAINTS: list[tuple[str, str, Callable[[Ask], None]]] = [
 
 
 def text_format(ask: Ask) -> None:
-    same(text={"format": {"type": "text"}, "verbosity": "low"})(ask)
+    Same(text={"format": {"type": "text"}, "verbosity": "low"})(ask)
     wanted = {"type": "json_schema", "name": "answer", "schema": YES}
     follows('"(yes|no)"', text={"format": wanted})(ask)
 
@@ -334,7 +335,7 @@ def offered(endpoint: str) -> Callable[[Ask], None]:
 
 
 def no_choice(endpoint: str, none: Any) -> Callable[[Ask], None]:
-    return same(tools=TOOLS[endpoint], tool_choice=none)
+    return Same(tools=TOOLS[endpoint], tool_choice=none)
 
 
 def one_call(endpoint: str) -> Callable[[Ask], None]:

@@ -4,6 +4,7 @@ Then the shapes of streams and errors.
 """
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import aiohttp
@@ -11,6 +12,7 @@ import anthropic
 import openai
 import pytest
 import surface
+import surface_proofs as prove
 from live_server import LiveServer
 from surface import ALL, ROWS, Row
 from surface_clients import (
@@ -31,19 +33,64 @@ from surface_server import INPUT, asks, clients, told
 
 from headway.server.app import GENERATIONS
 
-CASES = [(row, path) for row in [*ROWS, *surface.no_ops()] for path in row.where]
+WAYS = {False: "whole", True: "streamed"}
+
+
+def list_cases(is_idle: bool) -> list[tuple[Row, str, bool]]:
+    """Each field where it is taken, whole and streamed; `is_idle`: those that change no answer."""
+    return [
+        (row, path, streamed)
+        for row in [*ROWS, *surface.no_ops()]
+        for path in row.where
+        for streamed in WAYS
+        if not (streamed and row.whole) and is_idle == changes_nothing(row)
+    ]
+
+
+def changes_nothing(row: Row) -> bool:
+    """Whether the plain request is answered alike with the field, whatever else stands in it."""
+    fields = row.proof.fields if isinstance(row.proof, prove.Same) else {}
+    return bool(fields) and not fields.keys() & {"temperature", "tools"}
+
+
+def name_of(value: object) -> str:
+    """Of a case's part."""
+    return WAYS[value] if isinstance(value, bool) else getattr(value, "name", str(value))
+
+
 FIXTURES = (asks, clients, told)
 
 
 # ── fields ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("row", "path"), CASES, ids=lambda x: x if isinstance(x, str) else x.name)
+@pytest.mark.parametrize(("row", "path", "streamed"), list_cases(is_idle=False), ids=name_of)
 def test_field(asks: dict[tuple[str, bool], Ask], row: Row, path: str, streamed: bool) -> None:
-    if streamed and row.whole:
-        pytest.skip("is not streamed")
     row.proof(asks[path, streamed])
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=name_of)
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_fields_that_change_nothing(
+    asks: dict[tuple[str, bool], Ask], path: str, streamed: bool
+) -> None:
+    """All of an endpoint in one request; where that fails each alone, and every fault is told."""
+    ask = asks[path, streamed]
+    rows = [row for row, *where in list_cases(is_idle=True) if where == [path, streamed]]
+    assert len(rows) > 10
+    together = {name: value for row in rows for name, value in row.proof.fields.items()}
+    if fault := fault_of(prove.Same(**together), ask):
+        faults = {row.name: told for row in rows if (told := fault_of(row.proof, ask))}
+        pytest.fail(f"{faults or fault}")
+
+
+def fault_of(proof: Callable[[Ask], None], ask: Ask) -> str:
+    """What a proof that does not hold says; "" of one that holds."""
+    try:
+        proof(ask)
+    except (AssertionError, openai.APIError, anthropic.APIError) as error:
+        return str(error) or repr(error)
+    return ""
 
 
 def test_whole_and_streamed_say_the_same(asks: dict[tuple[str, bool], Ask]) -> None:

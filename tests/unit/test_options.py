@@ -331,13 +331,27 @@ def test_defaults_need_no_arguments():
     assert to_arguments(EngineOptions(kv_memory=Bytes(-40))) == ["--kv-memory=40%"]
 
 
-@pytest.mark.parametrize(("table", "field"), FIELDS, ids=lambda x: getattr(x, "name", ""))
-def test_every_option_has_its_help(table, field):
+def test_every_option_has_its_help():
+    pages = {table: help_text([table], "all") for table in TABLES}
+    faults = [
+        f"{table.__name__}.{field.name}: {fault}"
+        for table, field in FIELDS
+        for fault in faults_of_help(field, pages[table])
+    ]
+    assert faults == []
+
+
+def faults_of_help(field, page):
+    """What is wrong with what an option says of itself, on the `page` of its table too."""
     text = field.metadata["help"]
-    assert text.endswith(".")
-    assert text[0] == text[0].upper() or text.split()[0].isalpha()
-    assert flag_name(field.name) in help_text([table], "all")
-    assert environment_name(field.name) == "HEADWAY_" + field.name.upper()
+    if not text.endswith("."):
+        yield "its help ends without a full stop"
+    if not (text[0] == text[0].upper() or text.split()[0].isalpha()):
+        yield "its help begins small"
+    if flag_name(field.name) not in page:
+        yield "it is not in the help of its table"
+    if environment_name(field.name) != "HEADWAY_" + field.name.upper():
+        yield "its variable has another name"
 
 
 def test_help_pages():
