@@ -429,7 +429,7 @@ def test_a_block_of_another_size_is_not_put_into_memory(tmp_path):
 
 def test_a_segment_header_says_what_it_is():
     record = segments.Record((1, key(3)), OWNER, 7, 10, 0, bytes(32))
-    header = segments.header_of(record)
+    header = segments.pack_header(record)
     assert len(header) == HEADER_BYTES and segments.parse_header(header, 7) == record
 
 

@@ -14,11 +14,11 @@ from headway.runtime.attention import AttentionRule, KVLayer, NativeAttention, N
 from headway.runtime.attention.int4 import (
     Int4KVLayer,
     allocate_int4,
-    k_levels,
     pack_k,
     pack_v,
     round_numbers,
-    v_levels,
+    unpack_k,
+    unpack_v,
     with_open_layers,
 )
 from headway.runtime.attention.protocol import AttentionBackend
@@ -134,8 +134,8 @@ def test_levels_lie_as_native_code_reads_them():
     k, v = torch.zeros(2, 64, 64, dtype=torch.uint8).view(2, 64, 64)
     v = v[:, :32]
     k[7, 35], v[21, 9] = 11, 13
-    assert torch.equal(k_levels(pack_k(k)), k.float()) and torch.equal(
-        v_levels(pack_v(v)), v.float()
+    assert torch.equal(unpack_k(pack_k(k)), k.float()) and torch.equal(
+        unpack_v(pack_v(v)), v.float()
     )
     k_words, v_words = (pack(x).view(torch.int32) for pack, x in ((pack_k, k), (pack_v, v)))
     assert k_words.nonzero().tolist() == [[3, 3]] and k_words[3, 3] == 11 << 4 * (4 + 2)

@@ -73,12 +73,12 @@ class Int4KVLayer(KVLayer):
             k = self.k[blocks_B] * k_scale.transpose(-1, -2)  # (…, B, G, D, block_size)
         else:
             scale, offset = k_scale.unbind(-3)
-            k = offset + scale * k_levels(self.k[blocks_B])
+            k = offset + scale * unpack_k(self.k[blocks_B])
         if self.v.dtype == torch.int8:
             v = self.v[blocks_B] * v_scale  # (…, B, G, block_size, D)
         else:
             scale, offset = v_scale.unbind(-3)
-            v = offset + scale * v_levels(self.v[blocks_B])  # (…, B, G, D / 32, block_size, 32)
+            v = offset + scale * unpack_v(self.v[blocks_B])  # (…, B, G, D / 32, block_size, 32)
             v = v.transpose(-2, -3).flatten(-2)
         return k.movedim(-1, -3).flatten(-4, -3), v.movedim(-2, -3).flatten(-4, -3)
 
@@ -136,12 +136,12 @@ def round_bytes(x: Tensor) -> tuple[Tensor, Tensor]:
     return levels.round().to(torch.int8), scale
 
 
-def nibbles(levels: Tensor) -> Tensor:
+def pack_nibbles(levels: Tensor) -> Tensor:
     """Return words of 8 levels, (…, 8), as bytes, (…, 4); the first level is in the lowest bits."""
     return levels[..., ::2] | levels[..., 1::2] << 4
 
 
-def levels_of(words: Tensor) -> Tensor:
+def unpack_nibbles(words: Tensor) -> Tensor:
     """Return the levels (…, 8) of words (…, 4), in fp32."""
     return torch.stack([words & 15, words >> 4], -1).flatten(-2).float()
 
@@ -149,24 +149,24 @@ def levels_of(words: Tensor) -> Tensor:
 def pack_k(levels: Tensor) -> Tensor:
     """Pack levels (…, D, 64) into words of two channels, four tokens: (…, D / 2, 64)."""
     words = levels.unflatten(-1, (4, 16)).unflatten(-3, (-1, 2)).movedim(-1, -3)
-    return nibbles(words.flatten(-2)).flatten(-2)
+    return pack_nibbles(words.flatten(-2)).flatten(-2)
 
 
-def k_levels(packed: Tensor) -> Tensor:
+def unpack_k(packed: Tensor) -> Tensor:
     """Return the levels that `pack_k` packed, in fp32."""
-    levels = levels_of(packed.unflatten(-1, (16, 4))).unflatten(-1, (2, 4))
+    levels = unpack_nibbles(packed.unflatten(-1, (16, 4))).unflatten(-1, (2, 4))
     return levels.movedim(-3, -1).flatten(-2).flatten(-3, -2)
 
 
 def pack_v(levels: Tensor) -> Tensor:
     """Pack V's levels (…, 64, 32) into words of eight tokens, the even ones first: (…, 8, 128)."""
     words = levels.unflatten(-2, (8, 4, 2)).movedim(-1, -3).transpose(-1, -2)
-    return nibbles(words.flatten(-2)).flatten(-2)
+    return pack_nibbles(words.flatten(-2)).flatten(-2)
 
 
-def v_levels(packed: Tensor) -> Tensor:
+def unpack_v(packed: Tensor) -> Tensor:
     """Return the levels that `pack_v` packed, in fp32."""
-    levels = levels_of(packed.unflatten(-1, (GROUP, 4))).unflatten(-1, (2, 4))
+    levels = unpack_nibbles(packed.unflatten(-1, (GROUP, 4))).unflatten(-1, (2, 4))
     return levels.transpose(-1, -2).movedim(-3, -1).flatten(-4, -2)
 
 
@@ -208,15 +208,15 @@ def allocate_int4(
                 shape = (count, block_size, heads, dim)
                 layers[layer] = kind.zeros(shape, index, dtype, "cpu")
                 continue
-            k, k_scale = empty_keys(format, count, heads, dim)
-            v, v_scale = empty_values(format, count, heads, dim)
+            k, k_scale = allocate_keys(format, count, heads, dim)
+            v, v_scale = allocate_values(format, count, heads, dim)
             shape = (num_blocks[-1], block_size, heads, dim)
             open_layer = kind.zeros(shape, len(groups), dtype, "cpu")
             layers[layer] = Int4KVLayer(k, v, index, k_scale, v_scale, open_layer)
     return [layers[layer] for layer in sorted(layers)]
 
 
-def empty_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+def allocate_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
     """Return zeros for K and its scales, for `count` blocks."""
     size = format.block_size
     if format.k.bits == 8:
@@ -226,7 +226,7 @@ def empty_keys(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tens
     return k, torch.zeros(count, heads, 2, dim, dtype=torch.half)
 
 
-def empty_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
+def allocate_values(format: KVFormat, count: int, heads: int, dim: int) -> tuple[Tensor, Tensor]:
     """Return zeros for V and its scales, for `count` blocks."""
     size, groups = format.block_size, dim // GROUP
     if format.v.bits == 8:

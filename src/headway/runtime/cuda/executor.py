@@ -295,14 +295,14 @@ class CudaExecutor(TorchExecutor):
             if isinstance(queued.experts_read, Tensor):
                 queued.experts_read = queued.experts_read.clone()
             return
-        queued.bad_T = to_host(queued.bad_T)
+        queued.bad_T = copy_to_host(queued.bad_T)
         if isinstance(queued.experts_read, Tensor):
-            queued.experts_read = to_host(queued.experts_read)
-        queued.chosen_R = to_host(queued.chosen_R)
+            queued.experts_read = copy_to_host(queued.experts_read)
+        queued.chosen_R = copy_to_host(queued.chosen_R)
         if queued.logprobs is not None:
-            queued.logprobs = tuple(to_host(part) for part in queued.logprobs)
+            queued.logprobs = tuple(copy_to_host(part) for part in queued.logprobs)
         queued.prompts = [
-            rows._replace(logprobs=tuple(to_host(part) for part in rows.logprobs))
+            rows._replace(logprobs=tuple(copy_to_host(part) for part in rows.logprobs))
             for rows in queued.prompts
         ]
         queued.copy_event = torch.cuda.Event()
@@ -372,7 +372,7 @@ MAX_IN_FLIGHT = 2
 """Steps that may be queued at the same time."""
 
 
-def to_host(tensor: Tensor | None) -> Tensor:
+def copy_to_host(tensor: Tensor | None) -> Tensor:
     """Return a copy in pinned memory, complete when the stream has reached it."""
     assert tensor is not None
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -37,7 +37,7 @@ from headway.runtime.kvstore.segment import (
     BlockId,
     OnRead,
     Record,
-    header_of,
+    pack_header,
     parse_header,
 )
 
@@ -220,7 +220,7 @@ class Exports:
             owner, data = entry[0], self._arena.view(entry[1])
             block = group, key
             check = block_checksum(block, owner, data)
-            header = header_of(Record(block, owner, 0, len(data), 0, check))
+            header = pack_header(Record(block, owner, 0, len(data), 0, check))
             send_block(connection, header, data)
 
     def _send_places(self, connection: socket.socket, request: messages.Pull) -> None:

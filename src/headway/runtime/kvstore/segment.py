@@ -50,14 +50,14 @@ class Record(NamedTuple):
     digest: bytes
 
 
-def digest_of(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
+def block_digest(block: BlockId, owner: bytes, data: bytes | memoryview) -> bytes:
     """Return the SHA-256 over group, key, owner and bytes."""
     hashed = hashlib.sha256(struct.pack("<H", block[0]) + block[1] + owner)
     hashed.update(data)
     return hashed.digest()
 
 
-def header_of(record: Record) -> bytes:
+def pack_header(record: Record) -> bytes:
     """Return the header of a record, as it is stored."""
     group, key = record.block
     parts = (record.length, record.flags, key, record.owner, record.digest)
@@ -124,10 +124,10 @@ class Segment:
         self, block: BlockId, owner: bytes, data: bytes | memoryview, flags: int = 0
     ) -> Record:
         """Write a block behind the last one. After an OSError the file is as before."""
-        digest = digest_of(block, owner, data)
+        digest = block_digest(block, owner, data)
         record = Record(block, owner, self.size, len(data), flags, digest)
         try:
-            write_all(self.handle, [header_of(record), data], self.size)
+            write_all(self.handle, [pack_header(record), data], self.size)
         except OSError:
             os.ftruncate(self.handle, self.size)
             raise
@@ -146,13 +146,13 @@ class Segment:
         is_whole = num_read == HEADER_BYTES + record.length
         if not is_whole or parse_header(bytes(header), record.offset) != record:
             return False
-        return digest_of(record.block, record.owner, data) == record.digest
+        return block_digest(record.block, record.owner, data) == record.digest
 
     def erase(self, record: Record) -> None:
         """Write zeros over a block, its key and its owner. Raises OSError."""
         none = bytes(32)
         erased = Record((record.block[0], none), none, record.offset, record.length, ERASED, none)
-        write_all(self.handle, [header_of(erased), bytes(record.length)], record.offset)
+        write_all(self.handle, [pack_header(erased), bytes(record.length)], record.offset)
 
     def close(self) -> None:
         """Close the file; bytes that were read from it stay valid."""

@@ -45,7 +45,7 @@ class Shard:
             return rows(weight, *(at // self.spec.head_dim for at in ranges["q"]))
         if layer in ("out", "down"):
             return columns(weight, *ranges["q" if layer == "out" else "up"])
-        sizes = self.parts_of(layer)
+        sizes = self.part_sizes(layer)
         if not sizes:
             return weight
         if part is not None:
@@ -68,7 +68,7 @@ class Shard:
         q = cut.q[0], cut.q[-1]
         return {"q": q, "k": (first, end), "v": (first, end), "gate": neurons, "up": neurons}
 
-    def parts_of(self, layer: str) -> dict[str, int]:
+    def part_sizes(self, layer: str) -> dict[str, int]:
         """Return the outputs of each part of a layer; {} if it is not cut by outputs."""
         inner, q, kv = self.spec.intermediate_size, self.spec.q_size, self.spec.kv_size
         sizes = {"qkv": {"q": q, "k": kv, "v": kv}, "gate_up": {"gate": inner, "up": inner}}

@@ -13,11 +13,11 @@ from headway.runtime.quantized.matrix import (
     Layout,
     QuantParams,
     StoredMatrix,
-    by_group,
     codes_along_inputs,
     group_size,
     kernel_group,
-    scales_of,
+    read_scales,
+    repeat_groups,
     signed_levels,
 )
 
@@ -32,7 +32,7 @@ def unpack_codes(words: Tensor) -> Tensor:
     return codes.unflatten(1, (-1, 8))[..., list(CODE_ORDER)].flatten(1)
 
 
-def params_of(matrix: StoredMatrix) -> QuantParams:
+def read_params(matrix: StoredMatrix) -> QuantParams:
     """Return scales and zeros."""
     inputs, words = matrix.expect_matrix("qweight", ("I32",))
     outputs = 8 * words
@@ -40,20 +40,20 @@ def params_of(matrix: StoredMatrix) -> QuantParams:
     groups = inputs // group
     matrix.expect("scales", FLOAT_TYPES, (groups, outputs))
     size = kernel_group("int4", group, inputs)
-    scales = scales_of(matrix, "scales").T
+    scales = read_scales(matrix, "scales").T
     offsets = None
     if "qzeros" in matrix.tensors:
         matrix.expect("qzeros", ("I32",), (groups, words))
         zeros = unpack_codes(matrix.tensor("qzeros")).T.float()
         if bool((zeros != MIDDLE).any()):
-            offsets = by_group((MIDDLE - zeros) * scales, group, size, inputs)
+            offsets = repeat_groups((MIDDLE - zeros) * scales, group, size, inputs)
     elif not matrix.scheme.symmetric:
         matrix.fail("qzeros", "is missing, and the config says zero_point: true", SAME_MODEL)
-    scales = by_group(scales, group, size, inputs)
+    scales = repeat_groups(scales, group, size, inputs)
     return QuantParams("int4", (outputs, inputs), size, scales, offsets)
 
 
-def levels_of(matrix: StoredMatrix) -> Tensor:
+def read_levels(matrix: StoredMatrix) -> Tensor:
     """Return the codes minus 8."""
     return signed_levels(unpack_codes(matrix.tensor("qweight")).T.contiguous(), 4)
 
@@ -61,7 +61,7 @@ def levels_of(matrix: StoredMatrix) -> Tensor:
 AWQ = Layout(
     needed=("qweight", "scales"),
     optional=("qzeros",),
-    params=params_of,
-    levels=levels_of,
+    params=read_params,
+    levels=read_levels,
     scale="scales",
 )

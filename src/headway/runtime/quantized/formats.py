@@ -11,16 +11,16 @@ from headway.runtime.quantized.scheme import (
     Match,
     Scheme,
     Schemes,
-    boolean,
-    integer,
+    get_boolean,
+    get_integer,
+    get_object,
+    get_strings,
     invalid_value,
     match_all,
     match_head,
     match_name,
     match_pattern,
     raise_unsupported,
-    strings,
-    table,
 )
 from headway.spec.model_files import read_document
 from headway.spec.quantization_config import quantization_config, quantization_method
@@ -43,11 +43,11 @@ def read_schemes(model: Path) -> Schemes | None:
 # ── compressed-tensors ──────────────────────────────────────────────────────────────────────
 
 
-def compressed_tensors(config: dict[str, Any]) -> Schemes:
+def parse_compressed_tensors(config: dict[str, Any]) -> Schemes:
     """Parse groups and targets; names have priority over expressions, these over classes."""
-    if table(config, "transform_config").get("config_groups"):
+    if get_object(config, "transform_config").get("config_groups"):
         raise_unsupported("compressed-tensors", "with transforms of inputs, which are not read")
-    sparsity = str(table(config, "sparsity_config").get("format") or "dense")
+    sparsity = str(get_object(config, "sparsity_config").get("format") or "dense")
     if sparsity != "dense":
         raise_unsupported("compressed-tensors", f"and pruned as {sparsity}, which is not read")
     status = str(config.get("quantization_status") or "compressed")
@@ -57,26 +57,26 @@ def compressed_tensors(config: dict[str, Any]) -> Schemes:
         )
     whole = str(config.get("format") or "")
     rules: list[tuple[Match, Scheme | None]] = [
-        (target_match(name, "ignore"), None) for name in strings(config, "ignore")
+        (match_target(name, "ignore"), None) for name in get_strings(config, "ignore")
     ]
     targets: dict[str, Scheme] = {}
-    for group, body in table(config, "config_groups").items():
+    for group, body in get_object(config, "config_groups").items():
         if not isinstance(body, dict):
             raise invalid_value(
                 f"config_groups.{group}", body, "an object with targets and weights"
             )
-        scheme = compressed_scheme(body, str(body.get("format") or whole))
-        for target in strings(body, "targets"):
+        scheme = parse_group(body, str(body.get("format") or whole))
+        for target in get_strings(body, "targets"):
             targets.setdefault(target, scheme)
     named = [name for name in targets if name[:1].islower() and not name.startswith("re:")]
     expressions = sorted(name for name in targets if name.startswith("re:"))
     classes = [name for name in targets if name not in {*named, *expressions}]
     for target in (*named, *expressions, *classes):
-        rules.append((target_match(target, "targets"), targets[target]))
+        rules.append((match_target(target, "targets"), targets[target]))
     return Schemes(method="compressed-tensors", rules=tuple(rules), named=tuple(named))
 
 
-def target_match(target: str, where: str) -> Match:
+def match_target(target: str, where: str) -> Match:
     """Return the rule of a name, an expression or a class; all linear layers are of one class."""
     if target.startswith("re:"):
         return match_pattern(target.removeprefix("re:"), where)
@@ -85,9 +85,9 @@ def target_match(target: str, where: str) -> Match:
     return match_name(target)
 
 
-def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
+def parse_group(group: dict[str, Any], format: str) -> Scheme:
     """Return the scheme of one group of compressed-tensors."""
-    weights = table(group, "weights")
+    weights = get_object(group, "weights")
     label = f"compressed-tensors {format}"
     if format not in COMPRESSED_FORMATS:
         raise_unsupported(label, "which is not read")
@@ -95,15 +95,15 @@ def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
         raise_unsupported(label, "with inputs rounded and weights not, which is not read")
     if group.get("output_activations") is not None:
         raise_unsupported(label, "with rounded outputs, which are not read")
-    bits, kind = integer(weights, "num_bits", 8), str(weights.get("type") or "int")
+    bits, kind = get_integer(weights, "num_bits", 8), str(weights.get("type") or "int")
     strategy = str(weights.get("strategy") or strategy_of(weights))
-    symmetric = boolean(weights, "symmetric", True)
+    symmetric = get_boolean(weights, "symmetric", True)
     if format == "mxfp4-pack-quantized":
         return Scheme(layout="mxfp4", label=label, bits=4, group=32)
     if kind == "float":
         if bits != 8 or strategy not in ("tensor", "channel", "block") or not symmetric:
             raise_unsupported(label, f"floats of {bits} bits by {strategy}, which are not read")
-        block = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or block_of(
+        block = {"tensor": (0, 0), "channel": (1, 0)}.get(strategy) or block_shape(
             weights, "block_structure"
         )
         return Scheme(layout="float-quantized", label=label, block=block)
@@ -112,7 +112,7 @@ def compressed_scheme(group: dict[str, Any], format: str) -> Scheme:
     if strategy not in ("tensor", "channel", "group"):
         raise_unsupported(label, f"by {strategy}, which is not read")
     layout = "pack-quantized" if format == "pack-quantized" else "int-quantized"
-    size = integer(weights, "group_size") if strategy == "group" else 0
+    size = get_integer(weights, "group_size") if strategy == "group" else 0
     group_size = check_group(size, label) if size else 0
     return Scheme(layout=layout, label=label, bits=bits, group=group_size, symmetric=symmetric)
 
@@ -123,7 +123,7 @@ def strategy_of(weights: dict[str, Any]) -> str:
     return "tensor" if size is None else "channel" if size == -1 else "group"
 
 
-def block_of(config: dict[str, Any], key: str) -> tuple[int, int]:
+def block_shape(config: dict[str, Any], key: str) -> tuple[int, int]:
     """Return (outputs, inputs) of a scale's block."""
     value = config.get(key)
     if isinstance(value, str):
@@ -150,7 +150,7 @@ def check_group(size: int, label: str) -> int:
 # ── GPTQ and AWQ ────────────────────────────────────────────────────────────────────────────
 
 
-def gptq(config: dict[str, Any]) -> Schemes:
+def parse_gptq(config: dict[str, Any]) -> Schemes:
     """Parse AutoGPTQ's and GPTQModel's config; `dynamic` has schemes of single modules."""
     version = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     if version not in ("gptq", "gptq_v2"):
@@ -158,16 +158,16 @@ def gptq(config: dict[str, Any]) -> Schemes:
     if config.get("pack_dtype") not in (None, "int32", "torch.int32"):
         raise_unsupported("GPTQ", "packed in other words than int32, which is not read")
     rules: list[tuple[Match, Scheme | None]] = []
-    for pattern, changes in table(config, "dynamic").items():
+    for pattern, changes in get_object(config, "dynamic").items():
         matches = match_pattern(pattern.removeprefix("+:").removeprefix("-:"), "dynamic")
         if pattern.startswith("-:"):
             rules.append((matches, None))
         elif isinstance(changes, dict):
-            rules.append((matches, gptq_scheme(config | changes)))
+            rules.append((matches, parse_gptq_scheme(config | changes)))
         else:
             raise invalid_value("dynamic", changes, "an object of changes by expression")
-    scheme = gptq_scheme(config)
-    if not boolean(config, "lm_head", False):
+    scheme = parse_gptq_scheme(config)
+    if not get_boolean(config, "lm_head", False):
         rules.append((match_head, None))
     inside = config.get("modules_in_block_to_quantize")
     if inside:
@@ -177,13 +177,13 @@ def gptq(config: dict[str, Any]) -> Schemes:
     return Schemes(method="gptq", rules=tuple(rules), version=version)
 
 
-def gptq_scheme(config: dict[str, Any]) -> Scheme:
+def parse_gptq_scheme(config: dict[str, Any]) -> Scheme:
     """Return the scheme of GPTQ's fields."""
-    bits = integer(config, "bits")
+    bits = get_integer(config, "bits")
     if bits not in INTEGER_BITS:
         raise_unsupported("GPTQ", f"of {bits} bits, which is not read (4 and 8 are)")
-    group = check_group(integer(config, "group_size", 128), "GPTQ")
-    symmetric = boolean(config, "sym", True)
+    group = check_group(get_integer(config, "group_size", 128), "GPTQ")
+    symmetric = get_boolean(config, "sym", True)
     return Scheme(layout="gptq", label="GPTQ", bits=bits, group=group, symmetric=symmetric)
 
 
@@ -198,21 +198,21 @@ def module_endings(inside: object) -> tuple[str, ...]:
     return endings
 
 
-def awq(config: dict[str, Any]) -> Schemes:
+def parse_awq(config: dict[str, Any]) -> Schemes:
     """Parse the config of AutoAWQ; GPTQModel writes the same under other names."""
     version = str(config.get("version") or config.get("checkpoint_format") or "gemm").lower()
     if version not in ("gemm", "awq"):
         raise_unsupported(f"AWQ in the version {version}", "which is not read (gemm is)")
-    bits = integer(config, "bits", integer(config, "w_bit", 4))
+    bits = get_integer(config, "bits", get_integer(config, "w_bit", 4))
     if bits != 4:
         raise_unsupported("AWQ", f"of {bits} bits, which is not read (4 are)")
-    size = integer(config, "group_size", integer(config, "q_group_size", 128))
-    zeros = boolean(config, "zero_point", True)
+    size = get_integer(config, "group_size", get_integer(config, "q_group_size", 128))
+    zeros = get_boolean(config, "zero_point", True)
     scheme = Scheme(
         layout="awq", label="AWQ", bits=4, group=check_group(size, "AWQ"), symmetric=not zeros
     )
     rules: list[tuple[Match, Scheme | None]] = [
-        (match_substring(name), None) for name in strings(config, "modules_to_not_convert")
+        (match_substring(name), None) for name in get_strings(config, "modules_to_not_convert")
     ]
     rules += [(match_head, None), (match_all, scheme)]
     return Schemes(method="awq", rules=tuple(rules))
@@ -226,7 +226,7 @@ def match_substring(name: str) -> Match:
 # ── FP8 ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def fp8(config: dict[str, Any]) -> Schemes:
+def parse_fp8(config: dict[str, Any]) -> Schemes:
     """Parse blocks (DeepSeek, Qwen), a scale for a matrix (AutoFP8) or for each output (FBGEMM)."""
     kind = str(config.get("fmt") or "e4m3").lower()
     if kind not in FP8_TYPES:
@@ -236,11 +236,13 @@ def fp8(config: dict[str, Any]) -> Schemes:
     if str(config.get("expert_dtype") or "fp8") != "fp8":
         raise_unsupported("FP8", f"with experts as {config['expert_dtype']}, which are not read")
     blocks = config.get("weight_block_size") is not None
-    block = block_of(config, "weight_block_size") if blocks else (0, 0)
+    block = block_shape(config, "weight_block_size") if blocks else (0, 0)
     if config.get("quant_method") == "fbgemm_fp8":
         block = (1, 0)
     scheme = Scheme(layout="fp8", label="FP8", block=block)
-    excluded = strings(config, "modules_to_not_convert") or strings(config, "ignored_layers")
+    excluded = get_strings(config, "modules_to_not_convert") or get_strings(
+        config, "ignored_layers"
+    )
     rules: list[tuple[Match, Scheme | None]] = [(match_module(name), None) for name in excluded]
     rules += [(match_head, None), (match_all, scheme)]
     return Schemes(method="fp8", rules=tuple(rules))
@@ -258,11 +260,11 @@ def match_module(name: str) -> Match:
 # ── MXFP4 of gpt-oss ────────────────────────────────────────────────────────────────────────
 
 
-def mxfp4(config: dict[str, Any]) -> Schemes:
+def parse_mxfp4(config: dict[str, Any]) -> Schemes:
     """Parse gpt-oss's config: experts, except those that `modules_to_not_convert` matches."""
     scheme = Scheme(layout="mxfp4-blocks", label="MXFP4", bits=4, group=32)
     where = "modules_to_not_convert"
-    excluded = strings(config, where)
+    excluded = get_strings(config, where)
     rules: list[tuple[Match, Scheme | None]] = [
         (match_pattern(rf"(?:{name}|.*\.{name})(?:\.|$)", where), None) for name in excluded
     ]
@@ -271,10 +273,10 @@ def mxfp4(config: dict[str, Any]) -> Schemes:
 
 
 PARSERS: dict[str, Callable[[dict[str, Any]], Schemes]] = {
-    "compressed-tensors": compressed_tensors,
-    "gptq": gptq,
-    "awq": awq,
-    "fp8": fp8,
-    "mxfp4": mxfp4,
+    "compressed-tensors": parse_compressed_tensors,
+    "gptq": parse_gptq,
+    "awq": parse_awq,
+    "fp8": parse_fp8,
+    "mxfp4": parse_mxfp4,
 }
 """Quantization method → parser of its config."""

@@ -12,7 +12,7 @@ from headway.runtime.quantized.matrix import (
     Layout,
     QuantParams,
     StoredMatrix,
-    scales_of,
+    read_scales,
 )
 
 NAN_CODE = 0x7F
@@ -21,7 +21,7 @@ EXPONENT_TYPES = ("F8_E8M0", "U8")
 """Types of scales that are powers of two: 2^(byte - 127); 255 is NaN."""
 
 
-def float_params(matrix: StoredMatrix, suffix: str) -> QuantParams:
+def read_float_params(matrix: StoredMatrix, suffix: str) -> QuantParams:
     """Return the scales by output and by block of inputs."""
     shape = outputs, inputs = matrix.expect_matrix("weight", ("F8_E4M3",))
     high, wide = matrix.scheme.block
@@ -30,21 +30,21 @@ def float_params(matrix: StoredMatrix, suffix: str) -> QuantParams:
         high = 1  # the config says one scale, the file has one for each output
     if not high:
         matrix.expect(suffix, SCALE_TYPES, (), (1,), (1, 1))
-        scales = scales_of(matrix, suffix).reshape(1, 1).expand(outputs, 1)
+        scales = read_scales(matrix, suffix).reshape(1, 1).expand(outputs, 1)
         return QuantParams("fp8", shape, 0, scales.contiguous())
     rows, columns = -(-outputs // high), -(-inputs // wide) if wide else 1
     shapes = [(rows, columns), *([(rows,)] if columns == 1 else [])]
     matrix.expect(suffix, (*SCALE_TYPES, *EXPONENT_TYPES), *shapes)
     scales = (
-        exponent_scales(matrix, suffix)
+        read_exponent_scales(matrix, suffix)
         if entry.dtype in EXPONENT_TYPES
-        else scales_of(matrix, suffix)
+        else read_scales(matrix, suffix)
     )
     scales = scales.reshape(rows, columns).repeat_interleave(high, 0)[:outputs]
     return QuantParams("fp8", shape, wide if wide < inputs else 0, scales.contiguous())
 
 
-def exponent_scales(matrix: StoredMatrix, suffix: str) -> Tensor:
+def read_exponent_scales(matrix: StoredMatrix, suffix: str) -> Tensor:
     """Return scales that are stored as exponents."""
     exponents = matrix.tensor(suffix).view(torch.uint8)
     if bool((exponents == 255).any()):
@@ -52,7 +52,7 @@ def exponent_scales(matrix: StoredMatrix, suffix: str) -> Tensor:
     return torch.exp2(exponents.float() - 127)
 
 
-def float_levels(matrix: StoredMatrix) -> Tensor:
+def read_float_levels(matrix: StoredMatrix) -> Tensor:
     """Return the numbers. Raises CheckpointError for a NaN."""
     levels = matrix.tensor("weight")
     if bool(((levels.view(torch.uint8) & NAN_CODE) == NAN_CODE).any()):
@@ -60,16 +60,16 @@ def float_levels(matrix: StoredMatrix) -> Tensor:
     return levels
 
 
-def fp8_layout(suffix: str) -> Layout:
+def make_layout(suffix: str) -> Layout:
     """Return the layout with the scales in the tensor `suffix`."""
     return Layout(
         needed=("weight", suffix),
         optional=(),
-        params=lambda matrix: float_params(matrix, suffix),
-        levels=float_levels,
+        params=lambda matrix: read_float_params(matrix, suffix),
+        levels=read_float_levels,
         scale=suffix,
     )
 
 
-FP8 = fp8_layout("weight_scale_inv")
-FP8_DIRECT = fp8_layout("weight_scale")
+FP8 = make_layout("weight_scale_inv")
+FP8_DIRECT = make_layout("weight_scale")

@@ -15,14 +15,14 @@ from headway.runtime.quantized.matrix import (
     Layout,
     QuantParams,
     StoredMatrix,
-    by_group,
     codes_along_inputs,
     group_size,
     kernel_group,
-    order_of,
-    scales_of,
+    num_words,
+    read_order,
+    read_scales,
+    repeat_groups,
     signed_levels,
-    words_for,
 )
 from headway.spec.formats import Kind
 
@@ -34,48 +34,50 @@ MIN_CERTAINTY = 0.3
 """Distance of the mean from the middle between both versions that overrules the config; chosen."""
 
 
-def matrix_shape(matrix: StoredMatrix) -> tuple[int, int]:
+def read_shape(matrix: StoredMatrix) -> tuple[int, int]:
     """Return (outputs, inputs), from the scales and g_idx, checked against the packed words."""
     bits = matrix.scheme.bits
     words, outputs = matrix.expect_matrix("qweight", ("I32",))
     inputs = words * 32 // bits
     if "g_idx" in matrix.tensors and matrix.tensors["g_idx"].shape != (inputs,):
         index = matrix.tensors["g_idx"].shape
-        fits = len(index) == 1 and words_for(index[0], bits) == words
+        fits = len(index) == 1 and num_words(index[0], bits) == words
         inputs = index[0] if fits else inputs
     return outputs, inputs
 
 
-def stored_zeros(matrix: StoredMatrix, outputs: int, groups: int) -> Tensor:
+def read_stored_zeros(matrix: StoredMatrix, outputs: int, groups: int) -> Tensor:
     """Return the zeros (G, O) as bytes, as they are stored."""
     bits = matrix.scheme.bits
-    matrix.expect("qzeros", ("I32",), (groups, words_for(outputs, bits)))
+    matrix.expect("qzeros", ("I32",), (groups, num_words(outputs, bits)))
     return codes_along_inputs(matrix.tensor("qzeros"), bits)[:, :outputs]
 
 
-def params_of(matrix: StoredMatrix) -> QuantParams:
+def read_params(matrix: StoredMatrix) -> QuantParams:
     """Return scales, zeros and input order."""
     bits = matrix.scheme.bits
-    shape = outputs, inputs = matrix_shape(matrix)
+    shape = outputs, inputs = read_shape(matrix)
     group = group_size(matrix, inputs)
     groups = inputs // group
     matrix.expect("scales", FLOAT_TYPES, (groups, outputs))
-    scales = scales_of(matrix, "scales").T
+    scales = read_scales(matrix, "scales").T
     middle = 1 << (bits - 1)
-    zeros = (stored_zeros(matrix, outputs, groups).T.long() + matrix.shift) & (2 * middle - 1)
+    zeros = (read_stored_zeros(matrix, outputs, groups).T.long() + matrix.shift) & (2 * middle - 1)
     kind: Kind = "int4" if bits == 4 else "int8"
     size = kernel_group(kind, group, inputs)
     offsets = None
     if bool((zeros != middle).any()):
-        offsets = by_group((middle - zeros).float() * scales, group, size, inputs)
-    order = order_of(matrix, "g_idx", inputs, group) if "g_idx" in matrix.tensors else None
-    return QuantParams(kind, shape, size, by_group(scales, group, size, inputs), offsets, order)
+        offsets = repeat_groups((middle - zeros).float() * scales, group, size, inputs)
+    order = read_order(matrix, "g_idx", inputs, group) if "g_idx" in matrix.tensors else None
+    return QuantParams(
+        kind, shape, size, repeat_groups(scales, group, size, inputs), offsets, order
+    )
 
 
-def levels_of(matrix: StoredMatrix) -> Tensor:
+def read_levels(matrix: StoredMatrix) -> Tensor:
     """Return the codes minus 8 or 128."""
     bits = matrix.scheme.bits
-    _, inputs = matrix_shape(matrix)
+    _, inputs = read_shape(matrix)
     codes = codes_along_inputs(matrix.tensor("qweight").T, bits)[:, :inputs]
     return signed_levels(codes, bits)
 
@@ -123,9 +125,9 @@ def uniform_zeros(matrix: StoredMatrix) -> set[int]:
 
 def mean_level(matrix: StoredMatrix) -> float:
     """Return the mean of code minus stored zero."""
-    outputs, inputs = matrix_shape(matrix)
+    outputs, inputs = read_shape(matrix)
     groups = inputs // group_size(matrix, inputs)
-    stored = stored_zeros(matrix, outputs, groups).float().mean()
+    stored = read_stored_zeros(matrix, outputs, groups).float().mean()
     codes = codes_along_inputs(matrix.tensor("qweight"), matrix.scheme.bits)
     return float(codes.float().mean() - stored)
 
@@ -133,7 +135,7 @@ def mean_level(matrix: StoredMatrix) -> float:
 GPTQ = Layout(
     needed=("qweight", "qzeros", "scales"),
     optional=("g_idx",),
-    params=params_of,
-    levels=levels_of,
+    params=read_params,
+    levels=read_levels,
     scale="scales",
 )

@@ -143,14 +143,14 @@ def kernel_group(kind: Kind, group: int, inputs: int) -> int:
     return next(size for size in KERNEL_GROUPS[kind] if group % size == 0)
 
 
-def by_group(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
+def repeat_groups(numbers_OG: Tensor, group: int, size: int, inputs: int) -> Tensor:
     """Return numbers of groups of `group` inputs as those of groups of `size`, contiguous."""
     groups = -(-inputs // size) if size else 1
     times = groups if group >= inputs else group // size
     return numbers_OG.repeat_interleave(times, 1).contiguous()
 
 
-def scales_of(matrix: StoredMatrix, suffix: str, *, signed: bool = False) -> Tensor:
+def read_scales(matrix: StoredMatrix, suffix: str, *, signed: bool = False) -> Tensor:
     """Return scales in fp32. Raises CheckpointError for NaN, infinity, a wrong sign."""
     scales = matrix.tensor(suffix).float()
     if not bool(torch.isfinite(scales).all()):
@@ -178,7 +178,7 @@ def check_zero_scales(matrix: StoredMatrix, suffix: str, weight: RoundedWeight) 
             )
 
 
-def order_of(matrix: StoredMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
+def read_order(matrix: StoredMatrix, suffix: str, inputs: int, group: int) -> Tensor | None:
     """Return the inputs in the order of their groups, None where that is the model's order.
 
     Groups of 2: [1 0 0 1] → [1 2 0 3]. Raises CheckpointError unless every group has its inputs.
@@ -205,10 +205,10 @@ def order_of(matrix: StoredMatrix, suffix: str, inputs: int, group: int) -> Tens
 def codes_along_inputs(words: Tensor, bits: int) -> Tensor:
     """Return the codes (O, W · 32 / bits) of int32 words (O, W), lowest bits first, as bytes."""
     numbers = words.contiguous().view(torch.uint8)
-    return numbers if bits == 8 else nibbles(numbers)
+    return numbers if bits == 8 else split_nibbles(numbers)
 
 
-def nibbles(numbers: Tensor) -> Tensor:
+def split_nibbles(numbers: Tensor) -> Tensor:
     """Return the halves (O, 2 · W) of bytes (O, W), lower ones first."""
     return torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
 
@@ -218,7 +218,7 @@ def signed_levels(codes: Tensor, bits: int) -> Tensor:
     return (codes ^ 128).view(torch.int8) if bits == 8 else codes.view(torch.int8) - 8
 
 
-def words_for(count: int, bits: int) -> int:
+def num_words(count: int, bits: int) -> int:
     """Return the int32 words that hold `count` codes."""
     return -(-count * bits // 32)
 

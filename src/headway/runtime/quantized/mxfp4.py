@@ -8,14 +8,14 @@ Doubled e2m1 numbers are integers of -12 … 12, so the matrix is exactly int8 i
 import torch
 from torch import Tensor
 
-from headway.runtime.quantized.fp8 import EXPONENT_TYPES, exponent_scales
+from headway.runtime.quantized.fp8 import EXPONENT_TYPES, read_exponent_scales
 from headway.runtime.quantized.matrix import (
     SAME_MODEL,
     Layout,
     QuantParams,
     StoredMatrix,
     group_size,
-    nibbles,
+    split_nibbles,
 )
 
 GROUP = 32
@@ -23,27 +23,27 @@ DOUBLED_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Code of e2m1 → twice its number."""
 
 
-def params_of(matrix: StoredMatrix) -> QuantParams:
+def read_params(matrix: StoredMatrix) -> QuantParams:
     """Return half the scales, because the levels are doubled."""
     outputs, pairs = matrix.expect_matrix("weight_packed", ("U8",))
     inputs = 2 * pairs
     matrix.expect("weight_scale", EXPONENT_TYPES, (outputs, inputs // group_size(matrix, inputs)))
     return QuantParams(
-        "int8", (outputs, inputs), GROUP, exponent_scales(matrix, "weight_scale") / 2
+        "int8", (outputs, inputs), GROUP, read_exponent_scales(matrix, "weight_scale") / 2
     )
 
 
-def levels_of(matrix: StoredMatrix) -> Tensor:
+def read_levels(matrix: StoredMatrix) -> Tensor:
     """Return the doubled numbers."""
     return double_levels(matrix.tensor("weight_packed"))
 
 
 def double_levels(packed: Tensor) -> Tensor:
     """Return the doubled numbers of bytes (O, H / 2)."""
-    return torch.tensor(DOUBLED_VALUES, dtype=torch.int8)[nibbles(packed).int()]
+    return torch.tensor(DOUBLED_VALUES, dtype=torch.int8)[split_nibbles(packed).int()]
 
 
-def block_params(matrix: StoredMatrix) -> QuantParams:
+def read_block_params(matrix: StoredMatrix) -> QuantParams:
     """Return the parameters of gpt-oss's tensors."""
     shape = matrix.tensors["scales"].shape
     if len(shape) != 2 or not all(shape):
@@ -51,21 +51,21 @@ def block_params(matrix: StoredMatrix) -> QuantParams:
     matrix.expect("scales", EXPONENT_TYPES, shape)
     matrix.expect("blocks", ("U8",), (*shape, GROUP // 2))
     return QuantParams(
-        "int8", (shape[0], GROUP * shape[1]), GROUP, exponent_scales(matrix, "scales") / 2
+        "int8", (shape[0], GROUP * shape[1]), GROUP, read_exponent_scales(matrix, "scales") / 2
     )
 
 
 MXFP4 = Layout(
     needed=("weight_packed", "weight_scale"),
     optional=(),
-    params=params_of,
-    levels=levels_of,
+    params=read_params,
+    levels=read_levels,
     scale="weight_scale",
 )
 BLOCKS = Layout(
     needed=("blocks", "scales"),
     optional=(),
-    params=block_params,
+    params=read_block_params,
     levels=lambda matrix: double_levels(matrix.tensor("blocks").flatten(1)),
     scale="scales",
 )

@@ -138,7 +138,7 @@ def invalid_value(key: str, value: object, expected: str) -> CheckpointError:
     )
 
 
-def integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
+def get_integer(config: dict[str, Any], key: str, default: int | None = None) -> int:
     """Return an integer of the config. Raises CheckpointError for anything else."""
     value = config.get(key, default)
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > 1 << 20:
@@ -146,7 +146,7 @@ def integer(config: dict[str, Any], key: str, default: int | None = None) -> int
     return value
 
 
-def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
+def get_boolean(config: dict[str, Any], key: str, default: bool) -> bool:
     """Return a flag of the config; null means the default."""
     value = config.get(key)
     if value is None:
@@ -156,7 +156,7 @@ def boolean(config: dict[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-def strings(config: dict[str, Any], key: str) -> list[str]:
+def get_strings(config: dict[str, Any], key: str) -> list[str]:
     """Return a list of strings of the config; null and a missing key are empty."""
     value = config.get(key)
     if value is None:
@@ -166,7 +166,7 @@ def strings(config: dict[str, Any], key: str) -> list[str]:
     return value
 
 
-def table(config: dict[str, Any], key: str) -> dict[str, Any]:
+def get_object(config: dict[str, Any], key: str) -> dict[str, Any]:
     """Return an object of the config; null and a missing key are empty."""
     value = config.get(key)
     if value is None:
