@@ -15,7 +15,7 @@ from headway.config.options.field import option
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from literature.subject import Subject
     from literature.table import Report
 
@@ -47,7 +47,7 @@ ROW = verbs.Verb(
 )
 
 
-def claims(call: "Call") -> int:
+def claims(call: "VerbCall") -> int:
     """Ask every claim, show the verdicts, and write what `--out` and `--json` name."""
     if len(call.positionals) > 1:
         raise UsageError("claims takes one folder or one URL.", EXAMPLE)

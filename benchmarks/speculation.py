@@ -37,7 +37,7 @@ from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
 from headway.frontend.text.tools.written import Offered, calls_grammar
 from headway.perf.model import Prior, StepModel
-from headway.server.models import answer_marks
+from headway.server.models import answer_formats
 
 ROOT = Path(__file__).resolve().parents[1]
 MAX_TOKENS = 120
@@ -102,7 +102,7 @@ def grammar_of(llm: LLM, kind: str, example: Example) -> Grammar | None:
         )
     if kind != "calls":
         return None
-    found, _ = answer_marks(llm.needs_tokenizer(), "auto")
+    found, _ = answer_formats(llm.needs_tokenizer(), "auto")
     assert found is not None
     lines = [line for line in example.system.splitlines() if line.startswith('{"type"')]
     functions = [json.loads(line)["function"] for line in lines]

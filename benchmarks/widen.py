@@ -16,7 +16,7 @@ from headway.core.progress import bytes_bar
 from headway.spec import read_model_spec
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ ROW = verbs.Verb(
 )
 
 
-def widen(call: "Call") -> int:
+def widen(call: "VerbCall") -> int:
     """Write OUT and say what it is; with --dry-run only whether FOLDER fits."""
     if len(call.positionals) != 2:
         raise UsageError("widen takes two folders.", "widen.py FOLDER --like qwen2.5-0.5b OUT")

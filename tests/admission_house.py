@@ -1,4 +1,4 @@
-"""An admission of an engine of four rows on a virtual clock, and what asks it."""
+"""Admission to an engine of four slots on a virtual clock, and requests for it."""
 
 from dataclasses import replace
 from typing import Any
@@ -32,12 +32,12 @@ def step(prefill: int, seconds: float, **more: Any) -> StepRecord:
 
 
 class House:
-    """An admission of an engine of four rows where a prompt token takes 1 ms."""
+    """Admission to an engine of four slots where a prompt token takes 1 ms."""
 
     def __init__(self, **rules: Any) -> None:
         self.clock = VirtualClock()
         self.admission = Admission(self.clock, Rules(**rules))
-        self.forecast = self.admission.lines.of[0].forecast
+        self.forecast = self.admission.queues.by_engine[0].forecast
         for _ in range(10):
             self.forecast.on_record(step(100, 100 * TOKEN_S))
         self.ids = iter(range(1, 10**6))
@@ -49,10 +49,10 @@ class House:
         self,
         row: ServiceClass = PLAIN,
         caller: Caller | None = None,
-        num_rows: int = 4,
+        num_slots: int = 4,
         num_bytes: int = 0,
     ) -> Ticket:
-        return self.admission.arrive(caller or self.caller(), row, num_rows, num_bytes)
+        return self.admission.arrive(caller or self.caller(), row, num_slots, num_bytes)
 
     def ask(
         self,
@@ -62,24 +62,24 @@ class House:
         slo: Slo | None = None,
         **sampling: Any,
     ) -> Ticket:
-        """A request that is let in and sent; raises RequestError."""
+        """Admit and send a request; raises RequestError."""
         ticket = self.arrive(row, caller)
-        asked = asked_for(prompt, slo, **sampling)
+        request = request_of(prompt, slo, **sampling)
         try:
-            ticket.measure(asked)
+            ticket.set_prompts(request)
         except RequestError:
             ticket.close()
             raise
-        ticket.sent(0, next(self.ids))
+        ticket.on_sent(0, next(self.ids))
         self.admission.check_integrity()
         return ticket
 
 
-def asked_for(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
-    return asked_of([prompt], slo, **sampling)
+def request_of(prompt: int = 100, slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
+    return request_with([prompt], slo, **sampling)
 
 
-def asked_of(lengths: list[int], slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
+def request_with(lengths: list[int], slo: Slo | None = None, **sampling: Any) -> AdmissionRequest:
     given = sampling.get("max_tokens") is not None
     return AdmissionRequest(
         lengths=lengths,

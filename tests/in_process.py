@@ -24,7 +24,7 @@ from headway.engine.engine import Engine
 from headway.frontend.local import LocalClient
 from headway.frontend.text import Tokenizer
 from headway.server.app import make_app
-from headway.server.models import ServedModel, State
+from headway.server.models import ServedModel, ServerState
 from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
 
@@ -44,7 +44,7 @@ def fake_engine(vocab_size: int, *, max_num_seqs: int = 16) -> Engine:
     return Engine(executor, settings, vocab_size=vocab_size, eos_token_ids=())
 
 
-def fake_state(engine: Engine | None = None, **options: Any) -> State:
+def fake_state(engine: Engine | None = None, **options: Any) -> ServerState:
     """The state of a server of one model, called tiny; of a real `engine` where one is given."""
     folder = model_folder(None)
     tokenizer = Tokenizer(folder)
@@ -60,7 +60,7 @@ def fake_state(engine: Engine | None = None, **options: Any) -> State:
         telemetry=telemetry,
         rules=make_rules(given, EngineOptions()),
     )
-    return State(
+    return ServerState(
         models={"tiny": model},
         options=given,
         keyring=Keyring(
@@ -74,7 +74,7 @@ def fake_state(engine: Engine | None = None, **options: Any) -> State:
 class InProcess:
     """A server in a thread; `url` is where it listens. Of a `state`, or of one with `options`."""
 
-    def __init__(self, data: Path, state: State | None = None, **options: Any) -> None:
+    def __init__(self, data: Path, state: ServerState | None = None, **options: Any) -> None:
         self.state = state or fake_state(data_dir=str(data), **options)
         self.data = data
         self.runner: Runner = open_runner(self.state)

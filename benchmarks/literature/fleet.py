@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.admit.split import prefill_engines
 from headway.advise.plan.machines import fitting, on_datasheet, sheet_named
 from headway.advise.simulate.front import NO_FRONT
 from headway.advise.simulate.loop import Clients, World
@@ -36,6 +35,7 @@ from headway.spec import ModelSpec
 from literature.claim import Claim, Figure, Finding, Promise
 from literature.pictures import bars, groups
 from literature.shapes import LLAMA_3_8B, spec_of
+from literature.split import prefill_engines
 from literature.subject import Subject
 
 BANDWIDTH, FLOPS = 3350e9, 989e12

@@ -14,7 +14,7 @@ from typing import Any
 from error_cases import CHAT, TEXT
 from fuzz_cases import ATOMS, FIELDS, GOOD, MESSAGES, RESPONSES, anything, mutate
 
-from headway.server.fields import DEFAULTS, ELSEWHERE
+from headway.server.fields import FOREIGN_FIELDS, NEUTRAL_VALUES
 
 USER = {"role": "user", "content": "What is 2 + 3?"}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -84,7 +84,9 @@ ELSEWHERE_PATHS = (
     *("/completion", "/v1/audio/transcriptions", "/invocations", "/generate", "/infill", "/"),
 )
 """Addresses of other servers: 404 or 405, whatever is sent."""
-NAMES = sorted({*ELSEWHERE, *DEFAULTS, *(name for names in FIELDS.values() for name in names)})
+NAMES = sorted(
+    {*FOREIGN_FIELDS, *NEUTRAL_VALUES, *(name for names in FIELDS.values() for name in names)}
+)
 VALUES: dict[str, list[Any]] = {
     **GOOD,
     "messages": [[USER], CALLED, BLOCKS, [], [USER] * 40, [{"role": "system", "content": ""}]],

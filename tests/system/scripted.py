@@ -27,7 +27,7 @@ from headway.engine.messages import Ready
 from headway.frontend.answer import Answer, ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
-from headway.server.models import ServedModel, State, answer_marks
+from headway.server.models import ServedModel, ServerState, answer_formats
 from headway.spec import read_model_spec
 from headway.telemetry.live import Telemetry
 
@@ -152,7 +152,7 @@ class ScriptedServer:
         write_scripted_model(folder, template, specials)
         tokenizer = Tokenizer(folder)
         self.client = ScriptedClient(tokenizer)
-        format, reasoning = answer_marks(tokenizer, parser)
+        format, reasoning = answer_formats(tokenizer, parser)
         self.telemetry = Telemetry(["script"], read_model_spec(folder))
         self.telemetry.on_ready(self.client.info)
         self.client.on_record = self.telemetry.on_step
@@ -165,7 +165,7 @@ class ScriptedServer:
             reasoning=reasoning,
         )
         self.model = model
-        state = State(models={"script": model}, options=ServerOptions())
+        state = ServerState(models={"script": model}, options=ServerOptions())
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         config = uvicorn.Config(make_app(state), log_config=None, lifespan="off", ws="none")

@@ -230,7 +230,7 @@ def no_ops() -> Iterator[Row]:
     from headway.server.app import GENERATIONS
 
     for endpoint in GENERATIONS:
-        for name in sorted(endpoint.accepts.no_ops):
+        for name in sorted(endpoint.body_spec.no_ops):
             yield Row(name, (endpoint.path,), "no effect", prove.Same(**{name: NO_EFFECT[name]}))
 
 

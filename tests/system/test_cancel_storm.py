@@ -73,13 +73,13 @@ async def test_what_cancelled_requests_held_is_free(house: InProcess, count: int
         held = (engine.num_requests, engine.kv.num_used, engine.scheduler.num_waiting)
         live = (
             len(client._streams),
-            len(admission.lines.of[0].forecast.entries),
+            len(admission.queues.by_engine[0].forecast.entries),
             model.telemetry.num_live,
         )
         return not (any(held) or any(live) or any(meters) or engine.scheduler.running)
 
     await asyncio.to_thread(wait_until, is_clean)
-    assert not admission.lines.of[0].forecast._by_engine
+    assert not admission.queues.by_engine[0].forecast._by_engine
     engine.check_integrity()
     async with aiohttp.ClientSession(house.url) as http:
         body = {"model": "tiny", "prompt": [1, 2], "max_tokens": 3, "ignore_eos": True}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from conftest import StartServer
-from headway.cli.evaluate import GATE_FAILED
+from headway.cli.common import GATE_FAILED
 from headway.cli.main import main
 from headway.cli.quantize import write_rows
 from headway.compress.partial import Partial

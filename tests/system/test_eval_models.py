@@ -15,7 +15,7 @@ import pytest
 from live_server import LiveServer
 
 from conftest import StartServer
-from headway.cli.evaluate import GATE_FAILED
+from headway.cli.common import GATE_FAILED
 from headway.cli.main import main
 from headway.core.errors import HeadwayError
 from headway.core.scoring import Score

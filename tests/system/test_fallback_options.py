@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headway.assemble import plan_settings
-from headway.cli.serve import of_second
+from headway.cli.serve import fallback_engine_options
 from headway.config.options import Bytes, EngineOptions
 from headway.spec.embedded import model_folder
 
@@ -37,7 +37,7 @@ def test_options_of_the_first_model_alone_are_not_the_seconds(
         given = {**given, "kv_layers": str(file)}
     first = EngineOptions(kv_memory=Bytes(32 * 2**20), threads=1, seed=7, **given)
     plan_settings(TINY, first)
-    second = of_second(first)
+    second = fallback_engine_options(first)
     spec, settings, _, _ = plan_settings(DRAFT, second)
     assert spec.num_layers == 2 and settings.parallel.num_ranks == 1
     assert (settings.cache.read, settings.cache.keep, settings.cache.narrowed) == (1, 1, ())

@@ -89,5 +89,5 @@ def test_the_gate_of_eval_is_the_one_that_serve_asks_for(
         *("--distances=0,300,800", "--tolerance=1"),
     ]
     assert main(arguments) == 0
-    assert "headway serve may start so" in capsys.readouterr().out
+    assert "headway serve may start with these options" in capsys.readouterr().out
     kv_gate.check(folder, EngineOptions(kv_read="50%", kv_layers=layers))

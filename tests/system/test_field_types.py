@@ -13,7 +13,7 @@ from error_cases import CHAT, STRUCTS, TEXT, changed, send
 from headway.server.endpoints import GENERATIONS
 from headway.server.openai.schema import NO_OPS
 
-REFUSED = {row.path: sorted(row.accepts.refused) for row in GENERATIONS}
+REFUSED = {row.path: sorted(row.body_spec.refused) for row in GENERATIONS}
 
 SAMPLES: dict[type, list[Any]] = {
     bool: [True],

@@ -18,7 +18,7 @@ from headway.edge.key_file import row_text
 from headway.edge.keys import Keyring
 from headway.edge.relayed import LOAD_PATH
 from headway.server import app
-from headway.server.access import ACCESS, access
+from headway.server.app import ACCESS, access
 
 KEYS = {
     "user": "key-of-a-user",

@@ -10,10 +10,10 @@ from live_server import LiveServer
 from tiny_model import CONTEXT
 
 from headway.server.endpoints import GENERATIONS
-from headway.server.fields import DEFAULTS
+from headway.server.fields import NEUTRAL_VALUES
 from headway.server.openai.schema import NO_OPS
 
-REFUSED = {row.path: sorted(row.accepts.refused) for row in GENERATIONS}
+REFUSED = {row.path: sorted(row.body_spec.refused) for row in GENERATIONS}
 
 USER = {"role": "user", "content": "hi"}
 BELOW, ABOVE = "integer_below_min_value", "integer_above_max_value"
@@ -185,7 +185,7 @@ async def test_fields_not_honoured_yet_are_refused_by_name(
             assert status == 400, name
             assert content["error"]["code"] == "unsupported_parameter"
             assert content["error"]["param"] == name and name in content["error"]["message"]
-        for value in (None, False, [], {}, "", *DEFAULTS.get(name, ())):
+        for value in (None, False, [], {}, "", *NEUTRAL_VALUES.get(name, ())):
             status, content, headers = await send(http, path, changed(path, **{name: value}))
             assert status == 200 and "x-headway-ignored-fields" not in headers, (name, value)
 

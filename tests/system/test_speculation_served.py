@@ -31,7 +31,7 @@ from headway.engine.speculation import make_speculator
 from headway.evals.skills.suite import examples
 from headway.llm import LLM
 from headway.perf.model import Prior, StepModel
-from headway.server.models import answer_marks
+from headway.server.models import answer_formats
 from headway.spec.embedded import model_folder
 from headway.telemetry.snapshot import Snapshot
 from in_process import InProcess, fake_state
@@ -73,7 +73,7 @@ def server(folder: Path, **options: Any) -> Iterator[InProcess]:
         always_pays(engine)
     state = fake_state(engine, data_dir=str(folder / "data"))
     (row,) = state.rows
-    row.format, row.reasoning = answer_marks(row.tokenizer, "auto")
+    row.format, row.reasoning = answer_formats(row.tokenizer, "auto")
     live = InProcess(folder / "data", state)
     try:
         yield live

@@ -111,7 +111,7 @@ def test_every_field_has_a_row() -> None:
     shown = {(path, row.name) for row in [*ROWS, *surface.no_ops()] for path in row.where}
     assert tuple(row.path for row in GENERATIONS) == ALL
     for row in GENERATIONS:
-        fields = {*row.accepts.body.__struct_fields__, *row.accepts.no_ops}
+        fields = {*row.body_spec.body.__struct_fields__, *row.body_spec.no_ops}
         assert {(row.path, name) for name in fields} <= shown, "add rows to tests/system/surface.py"
         named = {name for path, name in shown if path == row.path}
         assert named <= fields, "no such fields"
@@ -120,7 +120,7 @@ def test_every_field_has_a_row() -> None:
 def test_every_field_that_is_not_honoured_yet_is_refused_by_name(told: LiveServer) -> None:
     for row in GENERATIONS:
         base = ADAPTERS[row.path][2]
-        for name in row.accepts.refused:
+        for name in row.body_spec.refused:
             status, content = told.post(row.path, {**base, name: {"a": 1}})
             assert status == 400 and f"The field {name} " in content["error"]["message"]
             assert content["error"].get("param", name) == name

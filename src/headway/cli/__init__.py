@@ -1,6 +1,6 @@
-"""The verbs a user types: one file a verb, registered in `main`.
+"""The verbs of the command line: one file for each, registered in `main`.
 
-Here lives the reading of arguments and the printing of results; options come from the tables in
-`config.options`. A verb imports what it needs when it runs, so that `--help` is quick.
-It may import every room. It holds no logic that a test or another program would want to call.
+The room reads arguments and prints results; options come from the tables in `config.options`. A
+verb imports what it needs when it runs, so that `--help` is quick.
+It may import every room. It has no logic that a test or another program would want to call.
 """

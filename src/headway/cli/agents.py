@@ -1,6 +1,6 @@
 """The coding agents that `headway launch` knows: their configuration, and how each is started.
 
-A row is an agent; each of its functions is given the server, the model and its context.
+A row is an agent; its functions take the server, the model and its context.
 """
 
 import json
@@ -14,16 +14,16 @@ from headway.core.errors import UsageError
 
 KEY_VARIABLE = "HEADWAY_API_KEY"
 NO_KEY = "none"
-"""Agents want a key where the server wants none."""
-CLAUDE_CONTEXT = (
+"""Key for a server without keys: agents require one."""
+CLAUDE_CONTEXT_VARIABLES = (
     *("CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_AUTO_COMPACT_WINDOW"),
     "CLAUDE_CODE_MAX_OUTPUT_TOKENS",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """The server and the model an agent is to use; `context` is None when it was not told."""
+class AgentTarget:
+    """The server and the model for an agent; `context` is None where it is not known."""
 
     base: str
     model: str
@@ -33,30 +33,30 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agent:
-    """A row: `path` from the environment, `merged` from what is there, `hint` how to start it."""
+    """A row: `path` of its configuration, `merge` into an existing one, `hint` how to start it."""
 
     title: str
     path: Callable[[Mapping[str, str]], Path]
-    merged: Callable[[Target, str], str]
-    hint: Callable[[Target], str]
-    start: Callable[[Target], tuple[list[str], dict[str, str | None]]]
-    """(arguments, environment) of the program; None takes a variable away."""
+    merge: Callable[[AgentTarget, str], str]
+    hint: Callable[[AgentTarget], str]
+    start: Callable[[AgentTarget], tuple[list[str], dict[str, str | None]]]
+    """Returns (arguments, environment) of the program; None removes a variable."""
     package: str
 
 
 def home(environment: Mapping[str, str], variable: str, default: str) -> Path:
-    """The folder a variable names, or one below the home folder."""
+    """Return the folder that a variable names, or one below the home folder."""
     given = environment.get(variable)
     return Path(given).expanduser() if given else Path.home() / default
 
 
-def codex(target: Target, _: str) -> str:
-    """A profile of its own: a file that Codex lays over config.toml."""
+def codex(target: AgentTarget, _: str) -> str:
+    """Return a profile, a file that Codex reads on top of config.toml."""
     quoted = json.dumps  # a JSON string is a TOML string
     lines = [
         f"model = {quoted(target.model)}",
         'model_provider = "headway"',
-        'web_search = "disabled"',  # it would be asked of the server, which runs no tools
+        'web_search = "disabled"',  # the server runs no tools
         *([f"model_context_window = {target.context}"] if target.context else []),
         "",
         "[model_providers.headway]",
@@ -68,8 +68,8 @@ def codex(target: Target, _: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def start_codex(target: Target) -> tuple[list[str], dict[str, str | None]]:
-    """The profile's lines as `-c name=value`."""
+def start_codex(target: AgentTarget) -> tuple[list[str], dict[str, str | None]]:
+    """Return the profile's lines as `-c name=value`."""
     quoted = json.dumps
     provider = {
         "name": "Headway",
@@ -88,9 +88,9 @@ def start_codex(target: Target) -> tuple[list[str], dict[str, str | None]]:
     return arguments, key_of(target)
 
 
-def claude_variables(target: Target) -> dict[str, str]:
-    """What Claude Code reads; every tier is the one model, and as much context as it has."""
-    found = {
+def claude_variables(target: AgentTarget) -> dict[str, str]:
+    """Return the variables of Claude Code: the one model for every tier, and its context."""
+    variables = {
         "ANTHROPIC_BASE_URL": target.base,
         "ANTHROPIC_AUTH_TOKEN": target.key,
         "ANTHROPIC_MODEL": target.model,
@@ -100,51 +100,55 @@ def claude_variables(target: Target) -> dict[str, str]:
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
     if target.context:
-        found |= {
+        variables |= {
             "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(target.context),
             "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(target.context),
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(longest_answer(target.context)),
         }
-    return found
+    return variables
 
 
-def claude(target: Target, text: str) -> str:
-    """Variables in the `env` of settings.json."""
-    settings = parsed(text)
+def claude(target: AgentTarget, text: str) -> str:
+    """Return settings.json with the variables in `env`."""
+    settings = parse_settings(text)
     env = section(settings, "env")
-    env.pop("ANTHROPIC_API_KEY", None)  # two credentials are one too many
-    for name in CLAUDE_CONTEXT:
-        env.pop(name, None)  # of another server's model
+    env.pop("ANTHROPIC_API_KEY", None)  # conflicts with the token
+    for name in CLAUDE_CONTEXT_VARIABLES:
+        env.pop(name, None)  # may be of another model
     env |= claude_variables(target)
-    return indented(settings)
+    return format_settings(settings)
 
 
-def start_claude(target: Target) -> tuple[list[str], dict[str, str | None]]:
-    """The environment, and once more as settings, which go before those of the user's file.
+def start_claude(target: AgentTarget) -> tuple[list[str], dict[str, str | None]]:
+    """Return the environment, repeated as settings, which take precedence over the user's file.
 
-    The key is in the environment alone: everybody may read arguments.
+    The key is in the environment alone, because arguments can be read by all users.
     """
     variables = claude_variables(target)
-    told = {name: text for name, text in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"}
-    arguments = ["--settings", json.dumps({"env": told})]
-    return arguments, {**dict.fromkeys(CLAUDE_CONTEXT), **variables, "ANTHROPIC_API_KEY": None}
+    settings = {name: text for name, text in variables.items() if name != "ANTHROPIC_AUTH_TOKEN"}
+    arguments = ["--settings", json.dumps({"env": settings})]
+    return arguments, {
+        **dict.fromkeys(CLAUDE_CONTEXT_VARIABLES),
+        **variables,
+        "ANTHROPIC_API_KEY": None,
+    }
 
 
 def longest_answer(context: int) -> int:
-    """A quarter of the context: the rest is for what the agent reads."""
+    """Return a quarter of the context; the rest is for the prompt."""
     return max(1, context // 4)
 
 
-def opencode(target: Target, text: str) -> str:
-    """A provider beside the others; the model that is the default stays so."""
-    settings = parsed(text)
+def opencode(target: AgentTarget, text: str) -> str:
+    """Return the configuration with a further provider; the default model stays."""
+    settings = parse_settings(text)
     settings.setdefault("$schema", "https://opencode.ai/config.json")
     section(settings, "provider")["headway"] = opencode_provider(target)
-    return indented(settings)
+    return format_settings(settings)
 
 
-def opencode_provider(target: Target) -> dict[str, Any]:
-    """The provider's entry."""
+def opencode_provider(target: AgentTarget) -> dict[str, Any]:
+    """Return the provider's entry."""
     model: dict[str, Any] = {"name": target.model}
     if target.context:
         model["limit"] = {"context": target.context, "output": longest_answer(target.context)}
@@ -159,8 +163,8 @@ def opencode_provider(target: Target) -> dict[str, Any]:
     }
 
 
-def start_opencode(target: Target) -> tuple[list[str], dict[str, str | None]]:
-    """A configuration in a variable, which opencode lays over the user's files."""
+def start_opencode(target: AgentTarget) -> tuple[list[str], dict[str, str | None]]:
+    """Return the configuration in a variable, which opencode reads on top of the user's files."""
     content = {
         "provider": {"headway": opencode_provider(target)},
         "model": f"headway/{target.model}",
@@ -169,13 +173,13 @@ def start_opencode(target: Target) -> tuple[list[str], dict[str, str | None]]:
     return [], {"OPENCODE_CONFIG_CONTENT": json.dumps(content), **key_of(target)}
 
 
-def key_of(target: Target) -> dict[str, str | None]:
-    """The variable that codex and opencode read the key from."""
+def key_of(target: AgentTarget) -> dict[str, str | None]:
+    """Return the variable from which codex and opencode read the key."""
     return {} if target.key == NO_KEY else {KEY_VARIABLE: target.key}
 
 
-def parsed(text: str) -> dict[str, Any]:
-    """The JSON object of a configuration file, {} for none; UsageError where it has comments."""
+def parse_settings(text: str) -> dict[str, Any]:
+    """Parse the JSON object of a configuration file, {} for none; UsageError for comments."""
     try:
         content = json.loads(text) if text.strip() else {}
     except ValueError:
@@ -189,19 +193,19 @@ def parsed(text: str) -> dict[str, Any]:
 
 
 def section(settings: dict[str, Any], name: str) -> dict[str, Any]:
-    """The object under `name`, made when it is not there."""
-    found = settings.setdefault(name, {})
-    if not isinstance(found, dict):
-        raise UsageError(f"{name} in the configuration is not an object.", "Mend it first.")
-    return found
+    """Return the object under `name`, created if missing."""
+    value = settings.setdefault(name, {})
+    if not isinstance(value, dict):
+        raise UsageError(f"{name} in the configuration is not an object.", "Correct it first.")
+    return value
 
 
-def indented(settings: dict[str, Any]) -> str:
+def format_settings(settings: dict[str, Any]) -> str:
     return json.dumps(settings, indent=2, ensure_ascii=False) + "\n"
 
 
-def exported(target: Target) -> str:
-    """The words that give an agent the key."""
+def export_prefix(target: AgentTarget) -> str:
+    """Return the shell prefix that exports the key."""
     return "" if target.key == NO_KEY else f"export {KEY_VARIABLE}=… && "
 
 
@@ -209,15 +213,15 @@ AGENTS = {
     "codex": Agent(
         title="Codex",
         path=lambda env: home(env, "CODEX_HOME", ".codex") / "headway.config.toml",
-        merged=codex,
-        hint=lambda target: f"{exported(target)}codex --profile headway",
+        merge=codex,
+        hint=lambda target: f"{export_prefix(target)}codex --profile headway",
         start=start_codex,
         package="@openai/codex",
     ),
     "claude": Agent(
         title="Claude Code",
         path=lambda env: home(env, "CLAUDE_CONFIG_DIR", ".claude") / "settings.json",
-        merged=claude,
+        merge=claude,
         hint=lambda target: "claude",
         start=start_claude,
         package="@anthropic-ai/claude-code",
@@ -225,9 +229,9 @@ AGENTS = {
     "opencode": Agent(
         title="opencode",
         path=lambda env: home(env, "XDG_CONFIG_HOME", ".config") / "opencode" / "opencode.json",
-        merged=opencode,
+        merge=opencode,
         hint=lambda target: (
-            f"{exported(target)}opencode --model {shlex.quote('headway/' + target.model)}"
+            f"{export_prefix(target)}opencode --model {shlex.quote('headway/' + target.model)}"
         ),
         start=start_opencode,
         package="opencode-ai",

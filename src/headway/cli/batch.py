@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder, model_name, print_settings, read_tokenizer, scorer_of
+from headway.cli.common import make_scorer, model_folder, model_name, print_settings, read_tokenizer
 from headway.config.options import BatchOptions, EngineOptions, ServerOptions
 from headway.core.errors import UsageError
 from headway.core.progress import bytes_bar, items_bar
@@ -17,15 +17,15 @@ from headway.spec.model_files import sampling_defaults
 if TYPE_CHECKING:
     from headway.batches.lines import Line
     from headway.batches.offline import Output, Tally
-    from headway.cli.main import Call
-    from headway.server.models import State
+    from headway.cli.main import VerbCall
+    from headway.server.models import ServerState
 
 MAX_LINES = 5_000_000
-SHOWN_FAULTS = 20
+MAX_PRINTED_FAULTS = 20
 
 
-def batch(call: "Call") -> int:
-    """Answer what the output does not hold yet; 0 when no line failed, else 1."""
+def batch(call: "VerbCall") -> int:
+    """Answer the lines that the output does not have yet; return 0 when none failed, else 1."""
     if not 1 <= len(call.positionals) <= 2:
         raise UsageError("batch takes a folder and a file.", "headway batch FOLDER FILE.jsonl")
     *folders, file = call.positionals
@@ -37,21 +37,21 @@ def batch(call: "Call") -> int:
         return 0
     read_model_spec(folder)
     names = options.served_model_name or [model_name(folder)]
-    lines = checked_lines(source, names)
+    lines = read_lines(source, names)
 
     from headway.batches.offline import Output
 
     output = Output(Path(options.output) if options.output else default_output(source))
     try:
         output.refuse_strangers(lines)
-        left = [line for line in lines if line.custom_id not in output.done]
+        remaining = [line for line in lines if line.custom_id not in output.done]
         if output.done:
             print(f"{len(output.done)} of {len(lines)} lines are done.", file=sys.stderr)
-        if left:
+        if remaining:
             state = load(folder, engine_options, names)
             begun_s = time.perf_counter()
-            tally = asyncio.run(run(state, source, lines, left, output, options.concurrency))
-            print(speed(tally, time.perf_counter() - begun_s), file=sys.stderr)
+            tally = asyncio.run(run(state, source, lines, remaining, output, options.concurrency))
+            print(format_speed(tally, time.perf_counter() - begun_s), file=sys.stderr)
     finally:
         output.close()
     failed = f", {output.num_failed} of them failed" if output.num_failed else ""
@@ -60,12 +60,12 @@ def batch(call: "Call") -> int:
 
 
 def default_output(source: Path) -> Path:
-    """questions.jsonl → questions.results.jsonl, beside it."""
+    """Return questions.results.jsonl in the folder of questions.jsonl."""
     return source.with_name(f"{source.stem}.results.jsonl")
 
 
-def checked_lines(source: Path, names: list[str]) -> "list[Line]":
-    """The lines of the input; UsageError after what is wrong with each was printed."""
+def read_lines(source: Path, names: list[str]) -> "list[Line]":
+    """Return the lines of the input; UsageError after printing their faults."""
     from headway.batches.lines import ENDPOINTS, check_file
 
     try:
@@ -83,22 +83,22 @@ def checked_lines(source: Path, names: list[str]) -> "list[Line]":
         ) from None
     if not checked.num_faults:
         return checked.lines
-    for fault in checked.faults[:SHOWN_FAULTS]:
+    for fault in checked.faults[:MAX_PRINTED_FAULTS]:
         where = f"line {fault.line}: " if fault.line else ""
         print(f"{where}{fault.message}", file=sys.stderr)
-    if checked.num_faults > SHOWN_FAULTS:
-        print(f"and {checked.num_faults - SHOWN_FAULTS} more", file=sys.stderr)
-    fix = "Mend the lines and run it again."
+    if checked.num_faults > MAX_PRINTED_FAULTS:
+        print(f"and {checked.num_faults - MAX_PRINTED_FAULTS} more", file=sys.stderr)
+    fix = "Correct the lines and run it again."
     if any(fault.code == "model_not_found" for fault in checked.faults):
-        fix = "Mend the lines, or give the name they use with --served-model-name."
+        fix = "Correct the lines, or give the name they use with --served-model-name."
     raise UsageError(f"{source} is no batch: {checked.num_faults} faults.", fix)
 
 
-def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
-    """A server's state with the model in this process."""
+def load(folder: Path, options: EngineOptions, names: list[str]) -> "ServerState":
+    """Return a server's state with the model in this process."""
     from headway.assemble import assemble
     from headway.frontend.local import LocalClient
-    from headway.server.models import ServedModel, State, answer_marks
+    from headway.server.models import ServedModel, ServerState, answer_formats
     from headway.telemetry.live import Telemetry
 
     tokenizer = read_tokenizer(folder, options)
@@ -107,7 +107,7 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
     telemetry = Telemetry(names, assembled.spec, version=headway.__version__)
     client = LocalClient(assembled.engine, tokenizer=tokenizer, on_record=telemetry.on_step)
     telemetry.on_ready(client.info)
-    format, reasoning = answer_marks(tokenizer, ServerOptions().tool_call_parser)
+    format, reasoning = answer_formats(tokenizer, ServerOptions().tool_call_parser)
     model = ServedModel(
         names=names,
         client=client,
@@ -116,20 +116,20 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "State":
         defaults=sampling_defaults(folder),
         format=format,
         reasoning=reasoning,
-        scorer=scorer_of(folder, options),
+        scorer=make_scorer(folder, options),
     )
-    return State(models=dict.fromkeys(names, model), options=ServerOptions())
+    return ServerState(models=dict.fromkeys(names, model), options=ServerOptions())
 
 
 async def run(
-    state: "State",
+    state: "ServerState",
     source: Path,
     lines: "list[Line]",
-    left: "list[Line]",
+    remaining: "list[Line]",
     output: "Output",
     concurrency: int | None,
 ) -> "Tally":
-    """Answer the lines that are left, with a bar over all of them."""
+    """Answer the remaining lines, with a progress bar over all lines."""
     from headway.batches.offline import answer_lines
     from headway.server.app import generating_endpoints
 
@@ -137,12 +137,12 @@ async def run(
     await model.client.start()
     try:
         with items_bar("Lines", len(lines)) as advance:
-            for _ in range(len(lines) - len(left)):
+            for _ in range(len(lines) - len(remaining)):
                 advance()
             return await answer_lines(
                 generating_endpoints(state),
                 source,
-                left,
+                remaining,
                 output,
                 concurrency=concurrency or 2 * model.info().max_num_seqs,
                 on_line=advance,
@@ -153,8 +153,8 @@ async def run(
             model.scorer.close()
 
 
-def speed(tally: "Tally", seconds: float) -> str:
-    """ "500 lines in 12.3 s: 10240 tokens in, 8000 out, 650 tokens/s"."""
+def format_speed(tally: "Tally", seconds: float) -> str:
+    """Return "500 lines in 12.3 s: 10240 tokens in, 8000 out, 650 tokens/s"."""
     return (
         f"{tally.num_lines} lines in {seconds:.1f} s: {tally.input_tokens} tokens in, "
         f"{tally.output_tokens} out, {tally.output_tokens / max(seconds, 1e-9):.0f} tokens/s"

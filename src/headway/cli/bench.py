@@ -1,21 +1,21 @@
 """`headway bench URL` and `headway bench compare A.json B.json`."""
 
 import asyncio
-import sys
 from typing import TYPE_CHECKING
 
 import headway
+from headway.cli.common import check_writable, report_console
 from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
     from headway.bench.report import Report
     from headway.bench.trial import Trial
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 
-def bench(call: "Call") -> int:
-    """Put the load on and report; 0 when every check passed, else 1."""
+def bench(call: "VerbCall") -> int:
+    """Put the load on a server and report."""
     if call.positionals[:1] == ["compare"]:
         return compare(call.positionals[1:])
     if len(call.positionals) != 1:
@@ -26,7 +26,7 @@ def bench(call: "Call") -> int:
     from headway.bench import names, trial
 
     names.check_words(options.words)
-    check_outputs(options)
+    check_writable(options.json, options.csv, options.html)
     if "--dry-run" in call.switches:
         print(trial.outline(url, options))
         return 0
@@ -35,7 +35,7 @@ def bench(call: "Call") -> int:
 
 
 def run(trial: "Trial", url: str, options: BenchOptions) -> "Report":
-    """The trial in an event loop of its own."""
+    """Run the trial in an event loop of its own."""
     import uvloop
 
     from headway.bench.progress import live
@@ -47,8 +47,6 @@ def run(trial: "Trial", url: str, options: BenchOptions) -> "Report":
 
 def publish(report: "Report", options: BenchOptions) -> int:
     """Print the report and write its files."""
-    from rich.console import Console
-
     from headway.bench import export, page, table
     from headway.measure.saved import write
 
@@ -58,30 +56,17 @@ def publish(report: "Report", options: BenchOptions) -> int:
         export.write_csv(report, options.csv)
     if options.html:
         write(options.html, page.html(report).encode())
-    width = None if sys.stdout.isatty() else 160
-    table.show(report, Console(width=width), options.words)
+    table.show(report, report_console(), options.words)
     return 0
 
 
-def check_outputs(options: BenchOptions) -> None:
-    """Files are checked before the load: a typo must not cost the run."""
-    from headway.measure.saved import write
-
-    for path in (options.json, options.csv, options.html):
-        if path:
-            write(path, b"")
-
-
 def compare(paths: list[str]) -> int:
-    """Two reports side by side."""
+    """Print two reports side by side."""
     if len(paths) != 2:
         raise UsageError("compare takes two reports.", "headway bench compare A.json B.json")
-    from rich.console import Console
-
     from headway.bench import comparison
     from headway.bench.export import read_json
 
     first, second = (read_json(path) for path in paths)
-    width = None if sys.stdout.isatty() else 160
-    comparison.show(comparison.compare(first, second), paths[0], paths[1], Console(width=width))
+    comparison.show(comparison.compare(first, second), paths[0], paths[1], report_console())
     return 0

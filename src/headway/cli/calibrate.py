@@ -16,14 +16,14 @@ from headway.core.progress import items_bar
 from headway.core.regular_file import read_bytes
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.gateway.cascade.calibrate import Question
     from headway.gateway.cascade.evidence import EvidenceFile
     from headway.gateway.config import Config, ModelRow
 
 
-class Line(msgspec.Struct, kw_only=True):
-    """One line of a suite: what is asked, and `answer` (the whole text) or `pattern` (of it)."""
+class SuiteLine(msgspec.Struct, kw_only=True):
+    """One line of a suite: a question, and the right `answer` or a `pattern` of it."""
 
     task: str
     messages: list[dict[str, Any]]
@@ -32,8 +32,8 @@ class Line(msgspec.Struct, kw_only=True):
     max_tokens: int = 256
 
 
-def calibrate(call: "Call") -> int:
-    """Ask, judge, write the evidence; returns 0."""
+def calibrate(call: "VerbCall") -> int:
+    """Ask both routes, judge the answers, write the evidence; return 0."""
     from headway.gateway.cascade.rows import evidence_path
     from headway.gateway.config import read_config
 
@@ -45,7 +45,7 @@ def calibrate(call: "Call") -> int:
     file = Path(call.positionals[0])
     config = read_config(file)
     row = cascade_row(config, options.model)
-    questions = list(suite(options))
+    questions = list(suite_questions(options))
     if not questions:
         raise UsageError(f"{options.suite} has no question.", "Give a line for each.")
     assert row.cascade is not None
@@ -55,23 +55,23 @@ def calibrate(call: "Call") -> int:
         print(f"{len(questions)} questions of {', '.join(tasks)}, to {row.name}; writes {path}")
         return 0
     with items_bar(f"{row.name} and {row.cascade.cheap}", len(questions)) as advance:
-        evidence = asyncio.run(asked(config, row, questions, options, advance))
-    save(path, evidence)
-    show(evidence, path)
+        evidence = asyncio.run(collect_evidence(config, row, questions, options, advance))
+    write_evidence(path, evidence)
+    print_evidence(evidence, path)
     return 0
 
 
 def cascade_row(config: "Config", name: str) -> "ModelRow":
-    """The model row of that name, or the only one with a cascade."""
-    found = [row for row in config.models if row.cascade is not None and name in ("", row.name)]
-    if len(found) != 1:
+    """Return the model row of that name, or the only one with a cascade."""
+    rows = [row for row in config.models if row.cascade is not None and name in ("", row.name)]
+    if len(rows) != 1:
         there = ", ".join(row.name for row in config.models if row.cascade is not None) or "none"
         raise UsageError(f"Which cascade? There is {there}.", "Say --model NAME.")
-    return found[0]
+    return rows[0]
 
 
-def suite(options: CalibrateOptions) -> "Iterator[Question]":
-    """The questions that the options name."""
+def suite_questions(options: CalibrateOptions) -> "Iterator[Question]":
+    """Yield the questions that the options name."""
     from headway.gateway.cascade.calibrate import Question
 
     if options.suite == "skills":
@@ -80,8 +80,8 @@ def suite(options: CalibrateOptions) -> "Iterator[Question]":
 
         for skill in check_skills(options.skills):
             for level in sorted(set(options.levels)) or LEVELS:
-                found = examples(skill, level, options.test_seed)
-                for one in islice(found, options.questions):
+                stream = examples(skill, level, options.test_seed)
+                for one in islice(stream, options.questions):
                     yield Question(
                         task=skill,
                         messages=one.messages,
@@ -90,48 +90,48 @@ def suite(options: CalibrateOptions) -> "Iterator[Question]":
                     )
         return
     for number, line in enumerate(read_lines(options.suite), 1):
-        yield question_of(f"{options.suite}:{number}", line)
+        yield parse_question(f"{options.suite}:{number}", line)
 
 
 def read_lines(path: str) -> list[bytes]:
-    """The lines of a suite that are not empty."""
+    """Return the non-empty lines of a suite."""
     try:
         return [line for line in read_bytes(Path(path)).splitlines() if line.strip()]
     except OSError as error:
         raise UsageError(f"--suite {path}: {error.strerror}.", "skills, or a file.") from error
 
 
-def question_of(where: str, line: bytes) -> "Question":
-    """One line of a suite; UsageError says what is wrong with it."""
+def parse_question(where: str, line: bytes) -> "Question":
+    """Parse one line of a suite; UsageError says what is wrong with it."""
     from headway.gateway.cascade.calibrate import Question
 
     how = '{"task": "t", "messages": [{"role": "user", "content": "…"}], "answer": "…"}'
     try:
-        told = msgspec.json.decode(line, type=Line)
-        pattern = re.compile(told.pattern, re.DOTALL) if told.pattern is not None else None
+        row = msgspec.json.decode(line, type=SuiteLine)
+        pattern = re.compile(row.pattern, re.DOTALL) if row.pattern is not None else None
     except (msgspec.MsgspecError, re.error) as error:
         raise UsageError(f"{where}: {str(error)[:200]}.", how) from error
-    if (told.answer is None) == (told.pattern is None):
+    if (row.answer is None) == (row.pattern is None):
         raise UsageError(f"{where}: say either answer or pattern.", how)
 
     def accepts(text: str) -> bool:
         if pattern is not None:
             return pattern.fullmatch(text.strip()) is not None
-        return text.strip() == (told.answer or "").strip()
+        return text.strip() == (row.answer or "").strip()
 
     return Question(
-        task=told.task, messages=told.messages, max_tokens=told.max_tokens, accepts=accepts
+        task=row.task, messages=row.messages, max_tokens=row.max_tokens, accepts=accepts
     )
 
 
-async def asked(
+async def collect_evidence(
     config: "Config",
     row: "ModelRow",
     questions: "list[Question]",
     options: CalibrateOptions,
     advance: Any,
 ) -> "EvidenceFile":
-    """The evidence, from upstreams that this process asks itself."""
+    """Return the evidence, from upstreams that this process asks itself."""
     from headway.gateway.cascade.calibrate import Calibration
     from headway.gateway.state import State
 
@@ -145,8 +145,8 @@ async def asked(
         await state.stop()
 
 
-def save(path: Path, evidence: "EvidenceFile") -> None:
-    """Write it whole, or not at all."""
+def write_evidence(path: Path, evidence: "EvidenceFile") -> None:
+    """Write the evidence atomically."""
     data = msgspec.json.format(msgspec.json.encode(evidence), indent=1)
     new = path.with_name(path.name + ".new")
     try:
@@ -156,8 +156,8 @@ def save(path: Path, evidence: "EvidenceFile") -> None:
         raise UsageError(f"{path}: {error.strerror}.", "Is the folder there?") from error
 
 
-def show(evidence: "EvidenceFile", path: Path) -> None:
-    """A line a task: what both get right, what the cascade loses, what it saves."""
+def print_evidence(evidence: "EvidenceFile", path: Path) -> None:
+    """Print a line for each task: what both get right, what the cascade loses and saves."""
     print("task              cheap    dear    check          accepted  lost  loss below  cost")
     for each in evidence.tasks:
         check = each.check or "valid, whole"

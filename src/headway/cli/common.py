@@ -1,4 +1,4 @@
-"""What several verbs need: the model's folder and its name, its options, the dry run."""
+"""Helpers of several verbs: the model's folder and name, its options, the dry run."""
 
 import sys
 from collections.abc import Sequence
@@ -15,17 +15,22 @@ from headway.spec.gguf.header import is_gguf
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from rich.console import Console
+
+    from headway.cli.main import VerbCall
     from headway.evals.url import UrlModel
     from headway.frontend.shorten.scorer import Scorer
     from headway.frontend.text import Tokenizer
 
 EMBEDDED = embedded.EMBEDDED
+GATE_FAILED = 5
+"""Exit status where a gate refuses a model: it is significantly worse."""
 
 
 def model_folder(given: str | Path | None) -> Path:
-    """The folder a user named, one that `headway ls` knows by that name, or the embedded model's.
+    """Return the folder that a user named, a name that `headway ls` shows, or the embedded model's.
 
-    `Qwen/Qwen3-0.6B` is a folder where there is one of that path, else the hub's cached snapshot.
+    `Qwen/Qwen3-0.6B` is a folder where that path exists, else the hub's cached snapshot.
     """
     folder = embedded.model_folder(given)
     if given is None or folder.exists():
@@ -33,6 +38,29 @@ def model_folder(given: str | Path | None) -> Path:
     from headway.cli.hub import cached_snapshot
 
     return cached_snapshot(str(given)) or folder
+
+
+def only_folder(call: "VerbCall", verb: str, usage: str) -> Path:
+    """Return the folder of a verb that takes at most one; UsageError for more."""
+    if len(call.positionals) > 1:
+        raise UsageError(f"{verb} takes one folder.", usage)
+    return model_folder(call.positionals[0] if call.positionals else None)
+
+
+def report_console(width: int = 160) -> "Console":
+    """Return a console for reports, of this width where stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+def check_writable(*paths: str) -> None:
+    """Create the output files that are given, so that a wrong path fails before the run."""
+    from headway.measure.saved import write
+
+    for path in paths:
+        if path:
+            write(path, b"")
 
 
 def is_model(what: str | Path | None) -> bool:
@@ -43,7 +71,7 @@ def is_model(what: str | Path | None) -> bool:
 
 
 def source_folder(given: str | Path, verb: str) -> Path:
-    """The folder whose weights a verb reads and writes anew; UsageError for a GGUF file."""
+    """Return the folder whose weights a verb rewrites; UsageError for a GGUF file."""
     folder = model_folder(given)
     if is_gguf(folder):
         raise UsageError(
@@ -55,7 +83,7 @@ def source_folder(given: str | Path, verb: str) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """What a model is served as: its name, or ORG/NAME for a snapshot in the hub's cache.
+    """Return the served name of a model: its folder's name, or ORG/NAME of a cached snapshot.
 
     A GGUF file is named without its suffix.
     """
@@ -67,25 +95,28 @@ def model_name(folder: Path) -> str:
     return path.name
 
 
-def drafting_folder(folder: Path, options: EngineOptions) -> Path | None:
-    """The model that says what of a prompt may be cut: --draft-model, or the one that comes along
-    with the embedded model."""
+def draft_model_folder(folder: Path, options: EngineOptions) -> Path | None:
+    """Return the folder of the draft model that scores prompts for `context`, None without one.
+
+    It is that of --draft-model, or headway-draft for the embedded model.
+    """
     if options.draft_model:
         return model_folder(options.draft_model)
     return model_folder(embedded.DRAFT) if folder == model_folder(EMBEDDED) else None
 
 
-def scorer_of(folder: Path, options: EngineOptions) -> "Scorer | None":
-    """Who asks that model, in a process that its first text starts; None where there is none."""
+def make_scorer(folder: Path, options: EngineOptions) -> "Scorer | None":
+    """Return the scorer of prompts, None without a draft model; its process starts with the first
+    text."""
     from headway.frontend.shorten.scorer import Scorer
 
-    drafting = drafting_folder(folder, options)
+    drafting = draft_model_folder(folder, options)
     command = [sys.executable, "-m", "headway.surprisal", str(drafting)]
     return None if drafting is None else Scorer(command)
 
 
-def stamp_of(folder: Path) -> str:
-    """What changes when the config or the weights of a folder do: names, sizes, times, inodes."""
+def folder_stamp(folder: Path) -> str:
+    """Return a text that changes with a folder's config or weights: names, sizes, times, inodes."""
     stamps = []
     try:
         for path in [folder] if is_gguf(folder) else sorted(folder.iterdir()):
@@ -98,13 +129,13 @@ def stamp_of(folder: Path) -> str:
 
 
 def engine_arguments(options: EngineOptions) -> dict[str, str]:
-    """The keyword arguments of `headway.LLM` that make `options` again."""
+    """Return the keyword arguments of `headway.LLM` that stand for `options`."""
     pairs = (argument.removeprefix("--").partition("=") for argument in to_arguments(options))
     return {name.replace("-", "_"): value for name, _, value in pairs}
 
 
 def read_tokenizer(folder: Path, options: EngineOptions) -> "Tokenizer | None":
-    """The tokenizer that is served, its template compiled; None with --skip-tokenizer-init.
+    """Return the served tokenizer, its template compiled; None with --skip-tokenizer-init.
 
     Raises TokenizerError.
     """
@@ -129,8 +160,10 @@ def print_settings(
     sources: dict[str, str],
     deprecated: Sequence[str],
 ) -> None:
-    """Print what `--dry-run` shows: each setting, its value and the reason, then where options
-    came from, and the old names among them (`deprecated`)."""
+    """Print the settings of `--dry-run` with values and reasons, then where options came from.
+
+    `deprecated` has the old option names that were given.
+    """
     from headway.assemble import plan_settings
 
     spec, settings, reasons, machine = plan_settings(folder, options)
@@ -157,8 +190,10 @@ def print_settings(
         print(f"{'deprecated':<22} {line}")
 
 
-def served_model(url: str, options: EvalOptions, model: str) -> "AbstractContextManager[UrlModel]":
-    """The model at `url` that an evaluation asks; with no name the first that is served."""
+def open_served_model(
+    url: str, options: EvalOptions, model: str
+) -> "AbstractContextManager[UrlModel]":
+    """Open the model at `url` for an evaluation; without a name the first that is served."""
     from headway.evals.url import open_url
 
     return open_url(

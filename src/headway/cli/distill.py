@@ -1,4 +1,4 @@
-"""`headway distill TEACHER STUDENT OUT --data …`: a student learns what its teacher would say."""
+"""`headway distill TEACHER STUDENT OUT --data …`: train a student on its teacher's distribution."""
 
 import dataclasses
 import json
@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import source_folder
-from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
+from headway.cli.common import GATE_FAILED, source_folder
+from headway.cli.gated import QualityFigures, check_gate, evaluate_folder, held_out
 from headway.config.memory_plan import gib
 from headway.config.options import DistillOptions
 from headway.core.errors import UsageError
@@ -18,7 +18,7 @@ from headway.spec.formats import GROUPS, INT8
 from headway.spec.quantization import Quantization
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.compress.train.run import Pair, Plan
 
 CARD = """# {name}
@@ -34,8 +34,8 @@ learned, not its answers.
 {figures}"""
 
 
-def distill(call: "Call") -> int:
-    """Train, write OUT, evaluate; 0, or 5 when the gate fails. --dry-run says what is trained."""
+def distill(call: "VerbCall") -> int:
+    """Train, write OUT, evaluate; return 0, or 5 when the gate fails."""
     if len(call.positionals) != 3:
         raise UsageError(
             "distill takes three folders.", "headway distill TEACHER STUDENT OUT --data skills"
@@ -64,11 +64,11 @@ def distill(call: "Call") -> int:
     sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
     plan = plan_of(options, student)
     pair = training.prepare(teacher, student, plan, sources, options.save_every)
-    rows = described(pair, plan) | {"memory": f"about {gib(training.memory(pair))}"}
+    rows = describe_run(pair, plan) | {"memory": f"about {gib(training.memory(pair))}"}
     print("\n".join(f"{name:<14} {value}" for name, value in rows.items()))
     if "--dry-run" in call.switches:
         return 0
-    asked = {
+    identity = {
         "teacher": training.identity(teacher),
         "student": training.identity(student),
         **dataclasses.asdict(plan),
@@ -77,13 +77,15 @@ def distill(call: "Call") -> int:
     }
     run = out.with_name(f"{out.name}.training")
     with steps_bar("step", plan.steps) as advance:
-        training.distill(pair, run, asked, lambda done, told: advance(done, said(told)))
+        training.distill(
+            pair, run, identity, lambda done, losses: advance(done, format_losses(losses))
+        )
     names = {"teacher": teacher.resolve().name, "student": student.resolve().name}
     return write(call, pair, out, run, student, {**names, "rows": rows})
 
 
 def plan_of(options: DistillOptions, student: Path) -> "Plan":
-    """What the options ask for; layers that STUDENT holds quantized stay in their formats."""
+    """Return the training plan of the options; quantized layers of STUDENT keep their formats."""
     from headway.compress.train.model import spec_of
     from headway.compress.train.run import Plan
 
@@ -104,13 +106,13 @@ def plan_of(options: DistillOptions, student: Path) -> "Plan":
     )
 
 
-def said(told: dict[str, float]) -> str:
-    """train-000.txt 0.0081, skills 0.0013."""
-    return ", ".join(f"{Path(name).name} {value:.4f}" for name, value in told.items())
+def format_losses(losses: dict[str, float]) -> str:
+    """Format losses by source: train-000.txt 0.0081, skills 0.0013."""
+    return ", ".join(f"{Path(name).name} {value:.4f}" for name, value in losses.items())
 
 
-def described(pair: "Pair", plan: "Plan") -> dict[str, str]:
-    """The run in words, for the terminal and the card."""
+def describe_run(pair: "Pair", plan: "Plan") -> dict[str, str]:
+    """Return the rows that describe the run, for the terminal and the card."""
     mixture = pair.losses.mixture
     sources = [
         f"{Path(source.name).name} ({len(source.tokens_N):,} tokens, {share:.0%})"
@@ -136,23 +138,23 @@ def described(pair: "Pair", plan: "Plan") -> dict[str, str]:
 
 
 def write(
-    call: "Call", pair: "Pair", out: Path, run: Path, student: Path, told: dict[str, Any]
+    call: "VerbCall", pair: "Pair", out: Path, run: Path, student: Path, facts: dict[str, Any]
 ) -> int:
-    """The folder with its record, figures and card; nothing where the gate fails."""
+    """Write the folder with its record, figures and card; nothing where the gate fails."""
     from headway.compress.folder import new_folder
     from headway.compress.train.written import write_student
 
     with new_folder(out) as partial:
         write_student(pair.student, student, partial)
         record = json.loads((run / "training.json").read_text())
-        told["rows"]["time"] = "{:.0f} minutes by the median pace, {:.0f} in all".format(
+        facts["rows"]["time"] = "{:.0f} minutes by the median pace, {:.0f} in all".format(
             *record["minutes"]
         )
         for name in ("loss.csv", "training.json"):
             shutil.copy(run / name, partial / name)
         (partial / "loss.svg").write_text(curves(run / "loss.csv", out.name), encoding="utf-8")
-        figures = evaluated(call, partial, out.name)
-        (partial / "README.md").write_text(card(out.name, told, figures), encoding="utf-8")
+        figures = evaluate_folder(call, partial, out.name)
+        (partial / "README.md").write_text(card(out.name, facts, figures), encoding="utf-8")
         if figures.failed:
             shutil.rmtree(partial)
     if figures.failed:
@@ -163,15 +165,15 @@ def write(
     return 0
 
 
-def card(name: str, told: dict[str, Any], figures: Figures) -> str:
-    """What somebody reads who finds the folder."""
-    rows = "\n".join(f"| {what} | {how} |" for what, how in told["rows"].items())
-    rest = {"teacher": told["teacher"], "student": told["student"], "figures": figures.markdown}
+def card(name: str, facts: dict[str, Any], figures: QualityFigures) -> str:
+    """Return the text of the model card."""
+    rows = "\n".join(f"| {what} | {how} |" for what, how in facts["rows"].items())
+    rest = {"teacher": facts["teacher"], "student": facts["student"], "figures": figures.markdown}
     return CARD.format(name=name, rows=rows, **rest)
 
 
 def curves(log: Path, title: str) -> str:
-    """The losses by step, as SVG."""
+    """Return the losses by step as SVG."""
     import csv
 
     with log.open(newline="") as file:

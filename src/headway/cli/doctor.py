@@ -1,4 +1,4 @@
-"""`headway doctor`: this machine, a live server or a bench report."""
+"""`headway doctor`: examine this machine, a live server or a bench report."""
 
 import sys
 import time
@@ -7,40 +7,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
-from rich.console import Console
 
-from headway.cli.common import is_model, model_folder
+from headway.cli.common import is_model, model_folder, report_console
 from headway.config.options import DoctorOptions, EngineOptions
 from headway.core.errors import UsageError
 from headway.core.machine import num_cores
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from headway.advise.diagnosis import Diagnosis
     from headway.advise.reading import Reading
     from headway.advise.what_if.changes import Change
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 
-def doctor(call: "Call") -> int:
-    """Examine what the first word names: a URL, a report, a folder, or nothing."""
+def doctor(call: "VerbCall") -> int:
+    """Examine a URL, a report, a folder, or this machine."""
     if len(call.positionals) > 1:
         raise UsageError("doctor takes one thing.", "headway doctor [FOLDER | URL | report.json]")
     options: DoctorOptions = call.options[DoctorOptions]
     if options.data:
         return examine_chats(call.positionals, options)
     what = call.positionals[0] if call.positionals else None
-    console = Console(width=None if sys.stdout.isatty() else 160)
+    console = report_console()
     if options.machine and what is not None and not is_model(what):
         raise UsageError(f"--machine is this machine, not {what}.", "headway doctor --machine")
-    changes = checked(what, options)
-    reading = read(what, options)
+    changes = parse_changes(what, options)
+    reading = read_source(what, options)
     if reading is None:
-        return examine(what, call.options[EngineOptions], options, console)
+        return examine_machine(what, call.options[EngineOptions], options, console)
     return print_diagnosis(what or "", reading, changes, options, console)
 
 
 def examine_chats(positionals: list[str], options: DoctorOptions) -> int:
-    """Print what the recorded chats of --data could do without."""
+    """Print which parts of the prompts of recorded chats (--data) could be left out."""
     from headway.advise.recorded_chats import read_chats, report_on, show_report
 
     if positionals:
@@ -49,7 +50,7 @@ def examine_chats(positionals: list[str], options: DoctorOptions) -> int:
     if options.json:
         print(msgspec.json.encode(report).decode())
     else:
-        show_report(report, Console(width=None if sys.stdout.isatty() else 160))
+        show_report(report, report_console())
     return 0
 
 
@@ -58,23 +59,23 @@ def print_diagnosis(
     reading: "Reading",
     changes: "list[Change]",
     options: DoctorOptions,
-    console: Console,
+    console: "Console",
 ) -> int:
-    """Print what is said of a server or a report."""
+    """Print the diagnosis of a server or a report."""
     from headway.advise.diagnosis import diagnose
     from headway.advise.show import show
 
-    found = diagnose(reading)
-    what_ifs(what, options, reading, found, changes)
+    diagnosis = diagnose(reading)
+    simulate_changes(what, options, reading, diagnosis, changes)
     if options.json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(diagnosis).decode())
     else:
-        show(found, console)
+        show(diagnosis, console)
     return 0
 
 
-def read(what: str | None, options: DoctorOptions) -> "Reading | None":
-    """The reading of a server or a report; None for a folder or nothing."""
+def read_source(what: str | None, options: DoctorOptions) -> "Reading | None":
+    """Return the reading of a server or a report; None for a folder or this machine."""
     if what is None or is_model(what):
         return None
     if what.endswith(".json") or Path(what).is_file():
@@ -88,11 +89,11 @@ def read(what: str | None, options: DoctorOptions) -> "Reading | None":
             f"{what} is no folder, no report and no URL.",
             "headway doctor [FOLDER | URL | report.json]",
         )
-    return look(what, options)
+    return watch_server(what, options)
 
 
-def checked(what: str | None, options: DoctorOptions) -> "list[Change]":
-    """The changes that were asked for, before a server is watched for nothing."""
+def parse_changes(what: str | None, options: DoctorOptions) -> "list[Change]":
+    """Parse the changes of --what-if, before a server is watched."""
     if not options.what_if:
         return []
     from headway.advise.what_if.changes import EXAMPLE, parse_change
@@ -102,19 +103,19 @@ def checked(what: str | None, options: DoctorOptions) -> "list[Change]":
     return [parse_change(text) for text in options.what_if]
 
 
-def what_ifs(
+def simulate_changes(
     url: str,
     options: DoctorOptions,
     reading: "Reading",
-    found: "Diagnosis",
+    diagnosis: "Diagnosis",
     changes: "list[Change]",
 ) -> None:
-    """Simulate what was asked, and the fixes where the server tells enough."""
+    """Simulate the changes of --what-if, and the fixes where the server has the steps."""
     from headway.advise.what_if.asked import add_what_ifs, fetch
 
-    if reading.source != "stats" or not (changes or (options.simulate and found.findings)):
+    if reading.source != "stats" or not (changes or (options.simulate and diagnosis.findings)):
         if changes:
-            raise UsageError(f"{url} tells no steps.", "What-ifs need a Headway server.")
+            raise UsageError(f"{url} has no step records.", "What-ifs need a Headway server.")
         return
     started_s = time.perf_counter()
 
@@ -124,21 +125,23 @@ def what_ifs(
 
     try:
         calibration = fetch(url, options.api_key, options.model, options.seconds)
-        add_what_ifs(found, reading, calibration, changes, say)
+        add_what_ifs(diagnosis, reading, calibration, changes, say)
     except UsageError as error:
         if changes:
             raise
-        found.not_known.append(f"what fixes give by simulation: {error.cause}")
+        diagnosis.not_known.append(f"what fixes give by simulation: {error.cause}")
 
 
-def look(url: str, options: DoctorOptions) -> "Reading":
-    """Watch a live server, with a line that counts down."""
+def watch_server(url: str, options: DoctorOptions) -> "Reading":
+    """Watch a live server, with a countdown."""
     from headway.advise.watch import watch
 
     def tick(passed_s: float) -> None:
         if sys.stderr.isatty():
-            left_s = max(options.seconds - passed_s, 0)
-            print(f"\rwatching {url}: {left_s:3.0f} s left ", end="", file=sys.stderr, flush=True)
+            remaining_s = max(options.seconds - passed_s, 0)
+            print(
+                f"\rwatching {url}: {remaining_s:3.0f} s left ", end="", file=sys.stderr, flush=True
+            )
 
     reading = watch(
         url,
@@ -153,22 +156,22 @@ def look(url: str, options: DoctorOptions) -> "Reading":
     return reading
 
 
-def examine(
-    what: str | None, engine: EngineOptions, options: DoctorOptions, console: Console
+def examine_machine(
+    what: str | None, engine: EngineOptions, options: DoctorOptions, console: "Console"
 ) -> int:
-    """The machine and the plan of a model on it."""
+    """Print the machine and the plan of a model on it."""
     from headway.advise import examine as examination
 
     if options.machine and engine.threads is None:
         engine = replace(engine, threads=num_cores())
-    found = examination.examine(
+    machine = examination.examine(
         model_folder(what),
         engine,
         budget_s=options.probe_seconds,
         accelerators=options.accelerators,
     )
     if options.json:
-        print(msgspec.json.encode(found).decode())
+        print(msgspec.json.encode(machine).decode())
     else:
-        examination.show_machine(found, console, alone=options.machine)
+        examination.show_machine(machine, console, alone=options.machine)
     return 0

@@ -1,4 +1,4 @@
-"""`headway gateway drift`: upstreams of one model, compared now; also the probes of a gateway."""
+"""`headway gateway drift`: compare the upstreams of one model; also reads a gateway's probes."""
 
 import asyncio
 from collections.abc import Callable
@@ -14,21 +14,21 @@ from headway.core.progress import items_bar
 from headway.core.regular_file import read_bytes
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.gateway.config import Config
     from headway.gateway.drift.compare import Finding, Probe, Sheet
 
-ALARM = 5
-"""The exit status that says: they differ."""
+DIFFERENT_STATUS = 5
+"""Exit status where upstreams differ."""
 SEED = 11
 
 
-def drift(call: "Call") -> int:
-    """Ask, compare, print; 0, or 5 where something differs."""
+def drift(call: "VerbCall") -> int:
+    """Ask, compare, print; return 0, or 5 where upstreams differ."""
     from headway.measure.saved import write
 
     options: DriftOptions = call.options[DriftOptions]
-    config = config_of(call.positionals)
+    config = read_upstreams(call.positionals)
     probes = read_probes(options.probes, options.number)
     rows = [row for row in config.models if options.model in ("", row.name)]
     rows = [row for row in rows if len(row.upstreams) > 1]
@@ -40,15 +40,17 @@ def drift(call: "Call") -> int:
         return 0
     total = 2 * len(probes) * sum(len(row.upstreams) for row in rows)
     with items_bar("probes", total) as advance:
-        found = asyncio.run(compared(config, [row.name for row in rows], probes, advance))
-    show(found)
+        findings = asyncio.run(
+            compare_upstreams(config, [row.name for row in rows], probes, advance)
+        )
+    print_findings(findings)
     if options.json:
-        write(options.json, msgspec.json.encode(found))
-    return ALARM if any(each.alarm for each in found) else 0
+        write(options.json, msgspec.json.encode(findings))
+    return DIFFERENT_STATUS if any(each.alarm for each in findings) else 0
 
 
-def config_of(words: list[str]) -> "Config":
-    """The configuration of a file, or of URLs."""
+def read_upstreams(words: list[str]) -> "Config":
+    """Return the configuration of a file, or of URLs."""
     from headway.gateway.config import of_urls, read_config
 
     if len(words) == 1 and not words[0].startswith("http"):
@@ -77,27 +79,27 @@ def read_probes(file: str, number: int) -> "list[Probe]":
 
 
 def skill_probes(number: int) -> "list[Probe]":
-    """Questions of all skills and levels in turn: easy ones, hard ones, and stories."""
+    """Return questions of all skills and levels in turn."""
     from headway.evals.skills.suite import LEVELS, SKILLS, examples
     from headway.gateway.drift.compare import Probe
 
     streams = [examples(skill, level, SEED) for level in LEVELS for skill in SKILLS]
     turns = chain.from_iterable(zip_longest(*streams))  # some skills have a hundred questions
-    asked = (one for one in turns if one is not None)
-    return [Probe(messages=one.messages) for one in islice(asked, number)]
+    questions = (one for one in turns if one is not None)
+    return [Probe(messages=one.messages) for one in islice(questions, number)]
 
 
-async def compared(
+async def compare_upstreams(
     config: "Config", models: list[str], probes: "list[Probe]", advance: Callable[[], None]
 ) -> "list[Finding]":
-    """Each upstream of a model beside the first."""
+    """Compare each upstream of a model with the first one."""
     from headway.gateway import probe
     from headway.gateway.drift.ask import sheet_of
     from headway.gateway.drift.compare import compare
     from headway.gateway.state import State
 
     state = State(options=GatewayOptions(), config=config)
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         await asyncio.gather(*(each.look() for each in state.upstreams.values()))
         for model in models:
@@ -111,16 +113,16 @@ async def compared(
                         f"{upstream.name} does not answer: {error or type(error).__name__}.",
                         "Is it up?",
                     ) from error
-            found += [compare(sheets[0], sheet) for sheet in sheets[1:]]
+            findings += [compare(sheets[0], sheet) for sheet in sheets[1:]]
     finally:
         await state.stop()
-    return found
+    return findings
 
 
-def show(found: "list[Finding]") -> None:
-    """A line a pair."""
+def print_findings(findings: "list[Finding]") -> None:
+    """Print a line for each pair."""
     print("pair                                   changed  itself  p        nats    verdict")
-    for each in found:
+    for each in findings:
         pair = f"{each.first} → {each.second}"
         nats = f"{each.kl:.4f}" if each.kl is not None else "–"
         verdict = f"differs: {each.suspect}" if each.alarm else "alike"

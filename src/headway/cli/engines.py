@@ -1,4 +1,4 @@
-"""The engines behind a served model: the command of each, and its share of the machine."""
+"""The engines of a served model: the command of each, and its share of the machine."""
 
 import logging
 import os
@@ -10,13 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.common import stamp_of
+from headway.cli.common import folder_stamp
 from headway.config.memory_plan import DEFAULT_KV_SHARE
 from headway.config.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.admit.lines import Lines
+    from headway.admit.engine_queues import EngineQueues
     from headway.core.records import StepRecord
     from headway.frontend.client import EngineClient
     from headway.frontend.process import ProcessClient
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def count_engines(options: ServerOptions) -> int:
-    """How many engines the options ask for; UsageError where they do not fit each other.
+    """Return how many engines the options ask for; UsageError where they contradict each other.
 
     `--prefill-replicas 1 --decode-replicas 2` are three.
     """
@@ -36,7 +36,9 @@ def count_engines(options: ServerOptions) -> int:
         return options.replicas
     if not prefill or not decode:
         missing = "--decode-replicas" if prefill else "--prefill-replicas"
-        raise UsageError("Prompts and answers apart need an engine for each.", f"Add {missing} 1.")
+        raise UsageError(
+            "Prefill and decode engines: there must be at least one of each.", f"Add {missing} 1."
+        )
     if options.replicas not in (1, prefill + decode):
         raise UsageError(
             f"--replicas {options.replicas} is not {prefill} for prompts and {decode} for answers.",
@@ -46,8 +48,12 @@ def count_engines(options: ServerOptions) -> int:
 
 
 def check_pools(engine: EngineOptions, options: ServerOptions) -> None:
-    """UsageError for engines apart whose blocks nobody could fetch, or find; for several engines
-    that would share a folder, which is one engine's: what a tenant has there is erased by it."""
+    """Raise UsageError for options that several engines cannot have.
+
+    Prefill engines need a prefix cache and one process each, so that decode engines can fetch their
+    blocks. Several engines cannot share a disk folder, because each one erases what tenants have
+    there.
+    """
     count = count_engines(options)
     if engine.kv_disk and count > 1:
         raise UsageError(
@@ -77,9 +83,12 @@ def check_pools(engine: EngineOptions, options: ServerOptions) -> None:
 
 
 def join_clients(
-    clients: "list[ProcessClient]", options: ServerOptions, telemetry: "Telemetry", lines: "Lines"
+    clients: "list[ProcessClient]",
+    options: ServerOptions,
+    telemetry: "Telemetry",
+    queues: "EngineQueues",
 ) -> "EngineClient":
-    """The face of all engines of a model; admission and telemetry hear of what moves."""
+    """Return one client for all engines; admission and telemetry are notified of transfers."""
     from headway.frontend.pools import PREFILL, Pools
     from headway.frontend.replicas import Replicas
     from headway.telemetry.counting import count_handover
@@ -87,17 +96,17 @@ def join_clients(
     if len(clients) == 1:
         return clients[0]
     if not options.prefill_replicas:
-        return Replicas(clients, on_moved=lines.on_moved)
+        return Replicas(clients, on_moved=queues.on_failover)
     pools = Pools(
         clients,
         options.prefill_replicas,
-        on_moved=lines.on_moved,
-        on_handed=lines.on_handed,
+        on_moved=queues.on_failover,
+        on_handed=queues.on_handover,
         on_outcome=partial(count_handover, telemetry.registry),
     )
     telemetry.engines.roles = pools.roles
-    pools.on_roles = lines.on_roles
-    lines.on_roles([role == PREFILL for role in pools.roles])
+    pools.on_roles = queues.on_roles
+    queues.on_roles([role == PREFILL for role in pools.roles])
     return pools
 
 
@@ -110,13 +119,13 @@ def make_clients(
     telemetry: "Telemetry",
     progress: Callable[[int, int], None],
 ) -> "list[ProcessClient]":
-    """A client for each engine, with the command that starts it; they share what is poisonous."""
+    """Return a client for each engine with its start command; they share the poisonous requests."""
     from headway.assemble import PEERS
     from headway.frontend.process import ProcessClient
 
     count = count_engines(options)
     peers = [PEERS] if options.prefill_replicas else []
-    shared = share_of_machine(folder, engine_options, count)
+    shared = divide_machine(folder, engine_options, count)
     poison: dict[bytes, None] = {}
     weights = share_weights(shared, count)
 
@@ -130,8 +139,8 @@ def make_clients(
             tokenizer=tokenizer,
             timeout_s=options.engine_timeout,
             step_timeout_s=options.step_timeout,
-            stamp=partial(stamp_of, folder),
-            on_record=partial(on_step_of, telemetry, engine),
+            stamp=partial(folder_stamp, folder),
+            on_record=partial(count_step, telemetry, engine),
             on_ready=partial(telemetry.on_ready, engine=engine),
             on_probe=telemetry.on_probe,
             on_death=partial(telemetry.on_death, engine),
@@ -147,9 +156,10 @@ def make_clients(
 
 
 def share_weights(options: EngineOptions, count: int) -> list[int]:
-    """Memory where several engines have the model's weights once, and its drafter's; [] for one.
+    """Return descriptors of memory in which several engines share weights; [] for one engine.
 
-    A GPU's weights lie on the GPU, and ranks have parts of their own.
+    The second is for the draft model. GPUs hold their own weights, and ranks have parts of their
+    own.
     """
     ranks = options.tensor_parallel_size, options.decode_context_parallel_size
     is_cut = any(size > 1 for size in ranks) or options.pipeline_parallel_size != 1
@@ -160,17 +170,17 @@ def share_weights(options: EngineOptions, count: int) -> list[int]:
     return make_shared(2)
 
 
-def on_step_of(telemetry: "Telemetry", engine: int, record: "StepRecord") -> None:
+def count_step(telemetry: "Telemetry", engine: int, record: "StepRecord") -> None:
     """Count a step as one of this engine."""
     record.engine = engine
     telemetry.on_step(record)
 
 
-def share_of_machine(folder: Path, options: EngineOptions, replicas: int) -> EngineOptions:
-    """What each of several engines on one machine is started with.
+def divide_machine(folder: Path, options: EngineOptions, replicas: int) -> EngineOptions:
+    """Return the options of each of several engines on one machine.
 
-    Cores and the memory for KV are divided; what `--threads` and `--kv-memory` give is each
-    engine's own. Four engines on 16 cores get four threads and 10% of the free RAM each.
+    Cores and KV memory are divided; values of `--threads` and `--kv-memory` hold for each engine.
+    Four engines on 16 cores get four threads and 10% of the free RAM each.
     """
     if replicas == 1 or options.device == "cuda":
         return options

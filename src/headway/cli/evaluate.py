@@ -1,6 +1,5 @@
 """`headway eval MODEL_OR_URL`: suites on a model, against another, with a gate."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,25 +8,29 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from headway.cli import kv_gate, shortened
-from headway.cli.common import engine_arguments, model_folder, model_name, served_model
+from headway.cli.common import (
+    GATE_FAILED,
+    engine_arguments,
+    model_folder,
+    model_name,
+    open_served_model,
+    report_console,
+)
 from headway.config.options import AgainstOptions, EngineOptions, EvalOptions, flag_name
 from headway.config.options.against import OF_ONE, PREFIX, reference_engine
 from headway.core.errors import UsageError
 from headway.spec.gguf.header import is_gguf
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.core.scoring import Model
     from headway.evals.report import Report
     from headway.evals.suites import Wanted
     from headway.evals.tasks.task import Task
 
-GATE_FAILED = 5
-"""The exit status that says: the suites ran, and the model is surely worse."""
 
-
-def evaluate(call: "Call") -> int:
-    """Run, compare, write; 0, or 5 when the gate fails."""
+def evaluate(call: "VerbCall") -> int:
+    """Run, compare, write; return 0, or 5 when the gate fails."""
     if len(call.positionals) > 1:
         raise UsageError("eval takes one model.", "headway eval FOLDER --against OTHER")
     options: EvalOptions = call.options[EvalOptions]
@@ -38,31 +41,31 @@ def evaluate(call: "Call") -> int:
     subject = call.positionals[0] if call.positionals else None
     engine: EngineOptions = call.options[EngineOptions]
     reference = reference_engine(engine, call.options[AgainstOptions])
-    refuse_unheard(call, subject)
-    wanted = wants(options)
-    sources = Sources(call, wanted, reference)
+    check_engine_flags(call, subject)
+    selection = selection_of(options)
+    sources = Sources(call, selection, reference)
     sources.check(subject, options.model)
     if options.against:
         sources.check(options.against, options.against_model)
     if options.gate and sources.are_one(subject):
         raise UsageError(
             f"A and B are one: {options.against} with the same options.",
-            "Formats given plainly hold for B; --against-quantization and its like for A.",
+            "Format options hold for B, those like --against-quantization for A.",
         )
     if "--dry-run" in call.switches:
-        print(outline(wanted))
+        print(outline(selection))
         return 0
     check_outputs(options)
     report = sources.report(subject)
     status = publish(report, options)
     if options.gate and is_folder(subject):
         whole = not (reference.kv_layers or reference.kv_read or reference.kv_keep)
-        kv_gate.record(model_folder(subject), engine, report, wanted.distances, whole)
+        kv_gate.record(model_folder(subject), engine, report, selection.distances, whole)
     return status
 
 
-def refuse_unheard(call: "Call", subject: str | None) -> None:
-    """UsageError for an option of a format that no model of this machine is loaded with."""
+def check_engine_flags(call: "VerbCall", subject: str | None) -> None:
+    """Raise UsageError for a format option where no model of this machine is loaded."""
     against: str = call.options[EvalOptions].against
     for prefix, what, model in (("", subject, "the model"), (PREFIX, against, "--against")):
         given = [prefix + name for name in OF_ONE if call.sources.get(prefix + name) == "flag"]
@@ -74,8 +77,8 @@ def refuse_unheard(call: "Call", subject: str | None) -> None:
             )
 
 
-def wants(options: EvalOptions) -> "Wanted":
-    """What the options ask of a model; UsageError before anything is loaded."""
+def selection_of(options: EvalOptions) -> "Wanted":
+    """Return the suites that the options select; UsageError before anything is loaded."""
     from headway.evals.questions import check_skills
     from headway.evals.skills.suite import LEVELS
     from headway.evals.suites import Wanted
@@ -104,7 +107,7 @@ def wants(options: EvalOptions) -> "Wanted":
 
 
 def tasks_of(options: EvalOptions) -> "tuple[list[Task], list[Task]]":
-    """The tasks that are asked, and those that are asked where the model can do them."""
+    """Return the tasks that run, and those that run where the model can do them."""
     from headway.evals.tasks.table import named_tasks, tasks_at_hand
 
     limit, code = options.task_questions, options.run_code
@@ -117,49 +120,55 @@ def tasks_of(options: EvalOptions) -> "tuple[list[Task], list[Task]]":
     return ([], at_hand) if options.suite == "auto" else (at_hand, [])
 
 
-def outline(wanted: "Wanted") -> str:
-    """What a run would ask."""
+def outline(selection: "Wanted") -> str:
+    """Return the text of `--dry-run`: what a run would ask."""
     lines = []
-    if wanted.corpora is not None:
-        names = ", ".join(wanted.corpora.names)
-        last = f" and lambada, {len(wanted.corpora.lambada):,}" if wanted.corpora.lambada else ""
-        lines.append(f"text: {names}{last}, {wanted.corpora.num_windows:,} passages in all")
-    if wanted.skills:
-        apart = ", ".join(map(str, wanted.distances))
-        lines.append(
-            f"skills{' that the model can do' if wanted.fitting else ''}: "
-            f"{', '.join(wanted.skills)}; levels {', '.join(map(str, wanted.levels))}; "
-            + (f"lookups at {apart} characters; " if apart else "")
-            + f"{wanted.questions} questions each, at most {wanted.num_questions:,}; "
-            f"seed {wanted.seed}"
+    if selection.corpora is not None:
+        names = ", ".join(selection.corpora.names)
+        last = (
+            f" and lambada, {len(selection.corpora.lambada):,}" if selection.corpora.lambada else ""
         )
-    for each in (*wanted.tasks, *wanted.tasks_at_hand):
-        able = " if the model can do it" if each in wanted.tasks_at_hand else ""
+        lines.append(f"text: {names}{last}, {selection.corpora.num_windows:,} passages in all")
+    if selection.skills:
+        apart = ", ".join(map(str, selection.distances))
+        lines.append(
+            f"skills{' that the model can do' if selection.fitting else ''}: "
+            f"{', '.join(selection.skills)}; levels {', '.join(map(str, selection.levels))}; "
+            + (f"lookups at {apart} characters; " if apart else "")
+            + f"{selection.questions} questions each, at most {selection.num_questions:,}; "
+            f"seed {selection.seed}"
+        )
+    for each in (*selection.tasks, *selection.tasks_at_hand):
+        able = " if the model can do it" if each in selection.tasks_at_hand else ""
         lines.append(f"task {each.name}{able}: {len(each):,} questions")
     return "\n".join(lines)
 
 
 class Sources:
-    """Where reports come from: a model of this machine, a URL, or a JSON of an earlier run.
+    """The sources of reports: a model of this machine, a URL, or a JSON of an earlier run.
 
-    A model that is evaluated is loaded with the call's options of the engine, A with `reference`.
+    The subject is loaded with the call's engine options, A with `reference`.
     """
 
-    def __init__(self, call: "Call", wanted: "Wanted", reference: EngineOptions) -> None:
+    def __init__(self, call: "VerbCall", selection: "Wanted", reference: EngineOptions) -> None:
         self._options: EvalOptions = call.options[EvalOptions]
         self._engine: EngineOptions = call.options[EngineOptions]
-        self._wanted = wanted
+        self._selection = selection
         self._reference = reference
 
     def check(self, what: str | None, served_name: str) -> None:
-        """Raise for what cannot be asked or paired, before anything is asked."""
+        """Raise for a source that cannot be asked or paired, before any question is asked."""
         from headway.evals.report import read_report
         from headway.evals.url import is_url
         from headway.spec import read_model_spec
 
         if what is not None and is_report(what):
             report = read_report(what)
-            if report.skills and self._wanted.skills and report.skills.seed != self._wanted.seed:
+            if (
+                report.skills
+                and self._selection.skills
+                and report.skills.seed != self._selection.seed
+            ):
                 raise UsageError(
                     f"{what} asked the questions of seed {report.skills.seed}.",
                     f"Give --test-seed {report.skills.seed}, or evaluate it anew.",
@@ -173,14 +182,14 @@ class Sources:
             read_model_spec(model_folder(what))
 
     def are_one(self, subject: str | None) -> bool:
-        """Whether A is B: one model of this machine, with the same options."""
+        """Whether A and B are one model of this machine with the same options."""
         against = self._options.against
         if not (is_folder(subject) and is_folder(against)) or self._engine != self._reference:
             return False
         return model_folder(subject).resolve() == model_folder(against).resolve()
 
     def report(self, subject: str | None) -> "Report":
-        """The subject's report, with its comparison."""
+        """Return the subject's report, with its comparison."""
         from headway.evals.suites import evaluate, fit, side_by_side
 
         options = self._options
@@ -188,8 +197,8 @@ class Sources:
             if subject is not None and is_report(subject):
                 return self._stored(subject)
             with self._opened(subject, options.model, self._engine) as (model, place):
-                wanted, left_out = fit(model, self._wanted)
-                report = evaluate(model, place, wanted)
+                selection, left_out = fit(model, self._selection)
+                report = evaluate(model, place, selection)
             report.notes += left_out
             return report
         first, second = self._both(subject)
@@ -205,7 +214,7 @@ class Sources:
         return second
 
     def _both(self, subject: str | None) -> tuple["Report", "Report"]:
-        """A and B; both are in memory at a time unless one of them is a report."""
+        """Return the reports of A and B; both are loaded at a time unless one is a saved report."""
         from headway.evals.suites import as_asked, evaluate, evaluate_both, fit
 
         options = self._options
@@ -216,20 +225,20 @@ class Sources:
             if subject is not None and is_report(subject):
                 return first, self._stored(subject)
             with self._opened(*of_b) as (model, place):
-                second = evaluate(model, place, as_asked(first, self._wanted))
+                second = evaluate(model, place, as_asked(first, self._selection))
         elif subject is not None and is_report(subject):
             second = self._stored(subject)
             with self._opened(*of_a) as (model, place):
-                first = evaluate(model, place, fit(model, as_asked(second, self._wanted))[0])
+                first = evaluate(model, place, fit(model, as_asked(second, self._selection))[0])
         else:
             with self._opened(*of_b) as b, self._opened(*of_a) as a:
-                return evaluate_both(a, b, self._wanted)
-        if self._wanted.corpora is not None:
+                return evaluate_both(a, b, self._selection)
+        if self._selection.corpora is not None:
             second.notes.append("no divergence: it needs both models, not a report")
         return first, second
 
     def _stored(self, path: str) -> "Report":
-        """The report of a JSON file."""
+        """Return the report of a JSON file."""
         from headway.evals.report import read_report
 
         return read_report(path)
@@ -238,12 +247,12 @@ class Sources:
     def _opened(
         self, what: str | None, served_name: str, engine: EngineOptions
     ) -> Iterator[tuple["Model", str]]:
-        """The model of a URL, a folder or a GGUF file, and where it is."""
+        """Open the model of a URL, a folder or a GGUF file; yield it and its place."""
         from headway.evals.url import is_url
 
         options = self._options
         if what is not None and is_url(what):
-            with served_model(what, options, served_name) as served:
+            with open_served_model(what, options, served_name) as served:
                 yield served, served.url
             return
         from headway.whole_model import FolderModel
@@ -256,7 +265,7 @@ class Sources:
 
 
 def is_report(what: str) -> bool:
-    """Whether the word is a file and no model."""
+    """Whether the word names a report, not a model."""
     return what.endswith(".json") or (Path(what).is_file() and not is_gguf(Path(what)))
 
 
@@ -268,7 +277,7 @@ def is_folder(what: str | None) -> bool:
 
 
 def check_outputs(options: EvalOptions) -> None:
-    """Files are checked before the run: a typo must not cost it."""
+    """Check that the output files can be written, before the run."""
     from headway.measure.saved import write
 
     for path in (options.json, options.html):
@@ -277,9 +286,7 @@ def check_outputs(options: EvalOptions) -> None:
 
 
 def publish(report: "Report", options: EvalOptions) -> int:
-    """Print the report, write its files, and let the gate decide."""
-    from rich.console import Console
-
+    """Print the report and write its files; return the exit status by the gate."""
     from headway.evals import page, table
     from headway.measure.saved import write
 
@@ -287,6 +294,6 @@ def publish(report: "Report", options: EvalOptions) -> int:
         write(options.json, msgspec.json.encode(report))
     if options.html:
         write(options.html, page.html(report, options.gate).encode())
-    table.show(report, Console(width=None if sys.stdout.isatty() else 160), options.gate)
+    table.show(report, report_console(), options.gate)
     failed = report.comparison is not None and report.comparison.failed
     return GATE_FAILED if options.gate and failed else 0

@@ -4,20 +4,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.evaluate import GATE_FAILED, Sources, check_outputs, publish, wants
+from headway.cli.common import GATE_FAILED
+from headway.cli.evaluate import Sources, check_outputs, publish, selection_of
 from headway.config.options import EngineOptions, EvalOptions, GateOptions
 from headway.core.errors import UsageError
 from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.compress.calibration import HeldOut
     from headway.evals.report import Report
 
-__all__ = ["GATE_FAILED", "Figures", "check_gate", "evaluated", "held_out"]
-
-
-WORDS = {
+LOSS_UNITS = {
     POINTS: "a share",
     POSITIONS: "a share of the tokens",
     RELATIVE: "a part of the bits",
@@ -28,16 +26,16 @@ WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """What a card says of the quality, in Markdown; whether the gate failed, and the report."""
+class QualityFigures:
+    """The quality in Markdown for a model card, whether the gate failed, and the report."""
 
     markdown: str = ""
     failed: bool = False
     report: "Report | None" = None
 
 
-def eval_call(call: "Call") -> "Call":
-    """The call of `headway eval` that --against and the options beside it stand for."""
+def eval_call(call: "VerbCall") -> "VerbCall":
+    """Return the call of `headway eval` for --against and the options of the gate."""
     gate: GateOptions = call.options[GateOptions]
     options = EvalOptions(
         against=gate.against,
@@ -54,13 +52,13 @@ def eval_call(call: "Call") -> "Call":
     return replace(call, options={EvalOptions: options, EngineOptions: EngineOptions()})
 
 
-def sources_of(call: "Call") -> Sources:
+def report_sources(call: "VerbCall") -> Sources:
     """Return where the reports of the new model and of --against come from."""
-    return Sources(call, wants(call.options[EvalOptions]), call.options[EngineOptions])
+    return Sources(call, selection_of(call.options[EvalOptions]), call.options[EngineOptions])
 
 
-def check_gate(call: "Call") -> None:
-    """UsageError before anything is computed, where the evaluation could not be made."""
+def check_gate(call: "VerbCall") -> None:
+    """Raise UsageError where the evaluation would fail, before anything is computed."""
     gate: GateOptions = call.options[GateOptions]
     if not gate.against:
         if gate.gate:
@@ -68,32 +66,32 @@ def check_gate(call: "Call") -> None:
         return
     called = eval_call(call)
     options: EvalOptions = called.options[EvalOptions]
-    sources_of(called).check(gate.against, "")
+    report_sources(called).check(gate.against, "")
     check_outputs(options)
 
 
-def held_out(call: "Call") -> "HeldOut":
-    """What nothing is calibrated or trained on: the skills' questions, and texts of --eval-data."""
+def held_out(call: "VerbCall") -> "HeldOut":
+    """Return the held-out texts: the skills' questions, and the texts of --eval-data."""
     from headway.compress.calibration import HeldOut
 
     data = call.options[GateOptions].eval_data
     return HeldOut.of(Path(data) if data else None)
 
 
-def evaluated(call: "Call", folder: Path, name: str) -> Figures:
-    """Evaluate `folder`, print it, and say what a card of `name` needs."""
+def evaluate_folder(call: "VerbCall", folder: Path, name: str) -> QualityFigures:
+    """Evaluate `folder`, print the report, and return the figures of the card of `name`."""
     if not call.options[GateOptions].against:
-        return Figures()
+        return QualityFigures()
     called = eval_call(call)
     options: EvalOptions = called.options[EvalOptions]
-    report = sources_of(called).report(str(folder))
+    report = report_sources(called).report(str(folder))
     report.model = name
     status = publish(report, options)
-    return Figures(markdown_of(report), status == GATE_FAILED, report)
+    return QualityFigures(format_markdown(report), status == GATE_FAILED, report)
 
 
-def markdown_of(report: "Report") -> str:
-    """Every measure of both, with its interval and verdict."""
+def format_markdown(report: "Report") -> str:
+    """Return a table of every measure of both models, with interval and verdict."""
     assert report.comparison is not None
     lines = [
         f"\n## Beside `{report.comparison.first}`\n",
@@ -104,7 +102,7 @@ def markdown_of(report: "Report") -> str:
         both = [("–" if value is None else f"{value:.4f}") for value in (m.first, m.second)]
         loss = f"{m.loss:+.4f} | {m.low:+.4f} … {m.high:+.4f}"
         lines.append(f"| {m.name} | {both[0]} | {both[1]} | {loss} | {m.verdict} |")
-    kinds = sorted({WORDS[m.kind] for m in report.comparison.measures})
+    kinds = sorted({LOSS_UNITS[m.kind] for m in report.comparison.measures})
     lines.append(
         f"\nLosses are {', '.join(kinds)}; asked by `headway eval`'s rules (docs/evals.md)."
     )

@@ -15,12 +15,12 @@ from headway.core.logs import line_of, set_up_logs, written_aside
 log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.gateway.config import Config
 
 
-def gateway(call: "Call") -> int:
-    """Serve until a signal; returns 0 after what ran has ended."""
+def gateway(call: "VerbCall") -> int:
+    """Serve until a signal; return 0 after the running requests have ended."""
     options: GatewayOptions = call.options[GatewayOptions]
     config = read(call)
     if "--dry-run" in call.switches:
@@ -65,8 +65,8 @@ def gateway(call: "Call") -> int:
     return 0
 
 
-def read(call: "Call") -> "Config":
-    """The configuration that the command names; raises UsageError."""
+def read(call: "VerbCall") -> "Config":
+    """Return the configuration of the command; raises UsageError."""
     from headway.gateway.config import of_urls, read_config
 
     options: GatewayOptions = call.options[GatewayOptions]
@@ -74,7 +74,7 @@ def read(call: "Call") -> "Config":
     if len(call.positionals) > 1:
         raise UsageError("gateway takes one file.", how)
     if call.positionals and options.upstream:
-        raise UsageError("There is a file, and there is --upstream.", "Put it into the file.")
+        raise UsageError("A file and --upstream exclude each other.", "Put it into the file.")
     if call.positionals:
         return with_probes(read_config(Path(call.positionals[0])))
     if not options.upstream:
@@ -83,7 +83,7 @@ def read(call: "Call") -> "Config":
 
 
 def with_probes(config: "Config") -> "Config":
-    """The configuration with what its upstreams are compared by."""
+    """Return the configuration with the probes by which its upstreams are compared."""
     if config.drift is None:
         return config
     from headway.cli.drift import read_probes
@@ -93,7 +93,7 @@ def with_probes(config: "Config") -> "Config":
 
 
 def print_config(config: "Config") -> None:
-    """What `--dry-run` prints: the resolved routes, and what is odd about them."""
+    """Print the routes and the warnings of a configuration, for `--dry-run`."""
     for row in config.upstreams:
         print(f"upstream {row.name:<22} {row.url} ({row.kind})")
     for line in config.routes():

@@ -11,11 +11,11 @@ from headway.core.errors import UsageError
 from headway.core.request import SamplingParams
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.llm import LLM
 
 
-def run(call: "Call") -> int:
+def run(call: "VerbCall") -> int:
     """Print the completion of one prompt, alone, on stdout; `-` reads the prompt from stdin."""
     if not 1 <= len(call.positionals) <= 2:
         raise UsageError("run takes a folder and a prompt.", "headway run FOLDER PROMPT")
@@ -31,12 +31,12 @@ def run(call: "Call") -> int:
         ids = tokenizer.chat_ids([{"role": "user", "content": text}])
     else:
         ids = llm.needs_tokenizer().encode(text)
-    say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
+    print_answer(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
     return 0
 
 
-def chat(call: "Call") -> int:
-    """Talk until end of input; an empty line or Ctrl-D ends."""
+def chat(call: "VerbCall") -> int:
+    """Chat until the end of input, an empty line or Ctrl-D."""
     if len(call.positionals) > 1:
         raise UsageError("chat takes one folder.", "headway chat FOLDER")
     folder = local_folder(call.positionals[0] if call.positionals else None)
@@ -49,13 +49,13 @@ def chat(call: "Call") -> int:
         while text := input("> " if sys.stdin.isatty() else "").strip():
             messages.append({"role": "user", "content": text})
             ids = llm.needs_tokenizer().chat_ids(messages)
-            answer = say(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
+            answer = print_answer(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
             messages.append({"role": "assistant", "content": answer})
     return 0
 
 
 def local_folder(given: str | None) -> Path:
-    """The folder of a model; UsageError for a server's URL, with what asks one."""
+    """Return the folder of a model; UsageError for the URL of a server."""
     if given is not None and given.startswith(("http://", "https://")):
         url = given.rstrip("/").removesuffix("/v1")
         raise UsageError(
@@ -66,15 +66,15 @@ def local_folder(given: str | None) -> Path:
     return model_folder(given)
 
 
-def load(folder: Any, call: "Call") -> "LLM":
-    """The model, with a progress bar while it loads."""
+def load(folder: Any, call: "VerbCall") -> "LLM":
+    """Load the model, with a progress bar."""
     from headway.llm import LLM
 
     return LLM(folder, **engine_arguments(call.options[EngineOptions]))
 
 
-def say(llm: "LLM", ids: list[int], params: SamplingParams) -> str:
-    """Print the answer while it is generated; returns it."""
+def print_answer(llm: "LLM", ids: list[int], params: SamplingParams) -> str:
+    """Print the answer while it is generated, and return it."""
     pieces = []
     for delta in llm.stream({"prompt_token_ids": ids}, params):
         pieces.append(delta.text)
@@ -84,7 +84,7 @@ def say(llm: "LLM", ids: list[int], params: SamplingParams) -> str:
 
 
 def sampling(llm: "LLM", options: SamplingOptions, prompt_tokens: int) -> SamplingParams:
-    """The flags over the model's own defaults; the answer may fill the context."""
+    """Return the flags over the model's defaults; the answer may fill the context."""
     params = llm.get_default_sampling_params()
     for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
         value = getattr(options, name)

@@ -1,8 +1,8 @@
 """`headway ls` and `headway pull`: models on this machine, and from the Hugging Face hub to it.
 
-What is pulled lies in the hub's own cache, so other programs share it, a download that broke off
-goes on, and `headway serve ORG/NAME` finds it. Only weights as safetensors, tokenizers and JSON are
-fetched: nothing that could be code.
+Models are stored in the hub's own cache, so other programs share them, an interrupted download
+continues, and `headway serve ORG/NAME` finds them. Only safetensors, tokenizers and JSON are
+fetched: no file that could be code.
 """
 
 import os
@@ -23,18 +23,18 @@ from headway.core.errors import HeadwayError, ModelError, UsageError
 from headway.spec import read_model_spec
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
-WANTED = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
-UNWANTED = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
-REACH_S = 5.0
+FETCHED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
+SKIPPED_FILES = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
+REACH_TIMEOUT_S = 5.0
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 REVISION = re.compile(r"[\w./-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """A model on this machine; `why_not` says why it cannot be served."""
+class LocalModel:
+    """A model on this machine; `why_not` is the reason why it cannot be served."""
 
     name: str
     folder: Path
@@ -46,7 +46,7 @@ class Found:
 
 
 def cache_folder() -> Path:
-    """The hub's cache: HF_HUB_CACHE, or hub below HF_HOME, or ~/.cache/huggingface/hub."""
+    """Return the hub's cache: HF_HUB_CACHE, hub below HF_HOME, or ~/.cache/huggingface/hub."""
     given = os.environ.get("HF_HUB_CACHE")
     if given:
         return Path(given)
@@ -58,7 +58,7 @@ def cache_folder() -> Path:
 
 
 def cached_snapshot(name: str, revision: str = "main") -> Path | None:
-    """The folder of ORG/NAME in the hub's cache, complete enough to have a config."""
+    """Return the folder of ORG/NAME in the hub's cache, None without a config in it."""
     if not NAME.fullmatch(name) or not REVISION.fullmatch(revision):
         return None
     repository = cache_folder() / f"models--{name.replace('/', '--')}"
@@ -68,27 +68,27 @@ def cached_snapshot(name: str, revision: str = "main") -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
-def models_here() -> Iterator[Found]:
-    """The embedded models, then the hub's cache by name."""
+def local_models() -> Iterator[LocalModel]:
+    """Yield the embedded models, then those of the hub's cache by name."""
     embedded = Path(str(files("headway") / "embedded"))
     for config in sorted(embedded.glob("*/config.json")):
-        yield look_at(config.parent.name, config.parent)
+        yield describe_folder(config.parent.name, config.parent)
     cache = cache_folder()
     for repository in sorted(cache.glob("models--*--*")) if cache.is_dir() else []:
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
         folder = cached_snapshot(name)
         if folder is not None:
-            yield look_at(name, folder)
+            yield describe_folder(name, folder)
 
 
-def look_at(name: str, folder: Path) -> Found:
-    """What a folder holds."""
+def describe_folder(name: str, folder: Path) -> LocalModel:
+    """Return the model of a folder."""
     num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     try:
         spec = read_model_spec(folder)
     except ModelError as error:
-        return Found(name=name, folder=folder, num_bytes=num_bytes, why_not=error.cause)
-    return Found(
+        return LocalModel(name=name, folder=folder, num_bytes=num_bytes, why_not=error.cause)
+    return LocalModel(
         name=name,
         folder=folder,
         architecture=spec.architecture,
@@ -99,37 +99,37 @@ def look_at(name: str, folder: Path) -> Found:
     )
 
 
-def ls(call: "Call") -> int:
-    """Print the models on this machine, those whose name has the word."""
+def ls(call: "VerbCall") -> int:
+    """Print the models on this machine with the word in their name."""
     if len(call.positionals) > 1:
         raise UsageError("ls takes one word.", "headway ls WORD")
     word = call.positionals[0].lower() if call.positionals else ""
-    found = [model for model in models_here() if word in model.name.lower()]
-    width = max((len(model.name) for model in found), default=0)
-    for model in found:
+    models = [model for model in local_models() if word in model.name.lower()]
+    width = max((len(model.name) for model in models), default=0)
+    for model in models:
         if model.why_not:
             print(f"{model.name:<{width}}  cannot be served: {model.why_not}")
             continue
         print(
             f"{model.name:<{width}}  {model.architecture:<24} "
-            f"{short(model.num_parameters):>7} parameters  {gib(model.num_bytes):>10}  "
+            f"{format_count(model.num_parameters):>7} parameters  {gib(model.num_bytes):>10}  "
             f"context {model.context}"
         )
-    if not found:
+    if not models:
         print(f"No model has {word!r} in its name.", file=sys.stderr)
     return 0
 
 
-def short(count: int) -> str:
-    """1234567 → 1.2M."""
+def format_count(count: int) -> str:
+    """Format a count: 1234567 → 1.2M."""
     for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= limit:
             return f"{count / limit:.1f}{unit}"
     return str(count)
 
 
-def pull(call: "Call") -> int:
-    """Fetch a model into the hub's cache and say how to serve it."""
+def pull(call: "VerbCall") -> int:
+    """Fetch a model into the hub's cache and print how to serve it."""
     if len(call.positionals) != 1 or not NAME.fullmatch(call.positionals[0]):
         raise UsageError("pull takes ORG/NAME.", "headway pull Qwen/Qwen3-0.6B")
     (name,) = call.positionals
@@ -138,22 +138,22 @@ def pull(call: "Call") -> int:
         raise UsageError(
             f"--revision {options.revision[:80]} is no branch, tag or commit.", "Leave it out."
         )
-    folder = fetch(name, options)
-    model = look_at(name, folder)
+    folder = fetch_snapshot(name, options)
+    model = describe_folder(name, folder)
     if model.why_not:
         raise ModelError(f"{name} was fetched but cannot be served.", model.why_not)
     print(f"{folder}")
     print(
-        f"{name}: {model.architecture}, {short(model.num_parameters)} parameters, "
+        f"{name}: {model.architecture}, {format_count(model.num_parameters)} parameters, "
         f"{gib(model.num_bytes)}. Serve it: headway serve {name}"
     )
     return 0
 
 
-def fetch(name: str, options: PullOptions) -> Path:
-    """The complete snapshot; HeadwayError with a way out where the hub does not give it.
+def fetch_snapshot(name: str, options: PullOptions) -> Path:
+    """Fetch the complete snapshot and return its folder; HeadwayError with a fix where that fails.
 
-    The configuration comes first: a model that cannot be served costs no gigabytes.
+    The configuration comes first, so that a model that cannot be served costs no gigabytes.
     """
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -174,13 +174,13 @@ def fetch(name: str, options: PullOptions) -> Path:
                 revision=options.revision,
                 token=token,
                 cache_dir=cache,
-                allow_patterns=WANTED,
-                ignore_patterns=UNWANTED,
+                allow_patterns=FETCHED_FILES,
+                ignore_patterns=SKIPPED_FILES,
             )
         )
     except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        told = answer_behind(error)
-        raise (refusal(name, options, told) if told else unreachable()) from error
+        status = answered_status(error)
+        raise (hub_error(name, options, status) if status else unreachable()) from error
     except OSError as error:
         raise HeadwayError(
             f"{name} could not be stored: {error.strerror or error}.",
@@ -189,10 +189,10 @@ def fetch(name: str, options: PullOptions) -> Path:
 
 
 def check_reachable() -> None:
-    """Ask the hub for nothing: its client would try for half a minute before it gives up."""
+    """Raise HeadwayError where the hub does not answer: its client retries for half a minute."""
     request = urllib.request.Request(hub_address(), method="HEAD")
     try:
-        urllib.request.urlopen(request, timeout=REACH_S).close()
+        urllib.request.urlopen(request, timeout=REACH_TIMEOUT_S).close()
     except urllib.error.HTTPError as error:
         error.close()  # it answered
     except OSError as error:
@@ -200,8 +200,8 @@ def check_reachable() -> None:
             raise unreachable() from error
 
 
-def answer_behind(error: BaseException | None) -> int | None:
-    """The status that the hub answered with, None when it answered nothing."""
+def answered_status(error: BaseException | None) -> int | None:
+    """Return the HTTP status in an error or its causes, None without one."""
     while error is not None:
         response = getattr(error, "response", None)
         if response is not None:
@@ -221,8 +221,8 @@ def unreachable() -> HeadwayError:
     )
 
 
-def refusal(name: str, options: PullOptions, status: int) -> HeadwayError:
-    """What the hub answered instead of the model."""
+def hub_error(name: str, options: PullOptions, status: int) -> HeadwayError:
+    """Return the error of a hub that answered with `status`."""
     if status in (401, 403):
         return HeadwayError(
             f"{hub_address()} has no {name} for you: it may want a licence accepted and a token.",

@@ -1,4 +1,4 @@
-"""`headway key NAME`: a new API key, shown once, and its row; `key revoke NAME` ends one."""
+"""`headway key NAME`: make an API key, shown once, and its row; `key revoke NAME` revokes one."""
 
 import sys
 from pathlib import Path
@@ -8,12 +8,12 @@ from headway.config.options import KeyOptions
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 REVOKE = "revoke"
 
 
-def key(call: "Call") -> int:
+def key(call: "VerbCall") -> int:
     """Add the row to `--file` and print the key; without it print the row, the key to stderr."""
     options: KeyOptions = call.options[KeyOptions]
     if call.positionals[:1] == [REVOKE]:
@@ -35,8 +35,8 @@ def key(call: "Call") -> int:
     return 0
 
 
-def revoke(call: "Call") -> int:
-    """Say in `--file` that a key is in force no more; its row says what is to be forgotten."""
+def revoke(call: "VerbCall") -> int:
+    """Mark a key in `--file` as revoked; its row stays, so that servers forget its KV."""
     options: KeyOptions = call.options[KeyOptions]
     file, how = options.file, "headway key revoke NAME --file keys.yaml"
     if options.admin:

@@ -1,8 +1,8 @@
-"""Which ways of keeping or reading fewer tokens have passed the gate, on this machine's record.
+"""The record of KV settings that have passed the gate on this machine.
 
-A way is a model's weights, the windows and whole layers of `--kv-layers`, the shares of `--kv-read`
-and `--kv-keep`, and the formats beside them. `headway eval … --gate` that it passes writes a file
-named by their SHA-256, and `headway serve` asks for it:
+A setting is the model's weights, the windows and whole layers of `--kv-layers`, the shares of
+`--kv-read` and `--kv-keep`, and the formats. A passed `headway eval … --gate` writes a file named
+by the SHA-256 of the setting, which `headway serve` looks up:
 
     ~/.local/state/headway/kv-gates/5f0c….json      {"against": "…", "measures": [ … ]}
 """
@@ -30,18 +30,24 @@ if TYPE_CHECKING:
 
     from headway.evals.report import Report
 
-DISTANCES = [0, 300, 800]
-"""Lookups that a gate of fewer tokens has to ask, in characters between list and question."""
-KEPT_ALIKE = ("dtype", "quantization", "quantization_group", "quantization_head", "kv_cache_dtype")
-GIVEN_ALIKE = ("kv_cache_dtype_skip_layers", "block_size", "fp8")
-"""Options that are a fact of the way where they are given: layers in the model's own type, tokens
-of a block, whose bounds are read, and what FP8 becomes."""
+REQUIRED_DISTANCES = [0, 300, 800]
+"""Distances of lookups that such a gate has to ask, in characters from list to question."""
+GATED_OPTIONS = (
+    "dtype",
+    "quantization",
+    "quantization_group",
+    "quantization_head",
+    "kv_cache_dtype",
+)
+GATED_OPTIONS_IF_GIVEN = ("kv_cache_dtype_skip_layers", "block_size", "fp8")
+"""Options that belong to the setting: always, and where they differ from the default (layers in the
+model's own type, tokens of a block, the substitute of FP8)."""
 
 
 def record_file(folder: Path, engine: EngineOptions) -> Path | None:
-    """Where it is written that this way has passed; None where nothing is left out.
+    """Return the record's file of a setting; None where the KV is complete.
 
-    A file of `--kv-layers` that only calls layers whole leaves nothing out by itself.
+    A file of `--kv-layers` with whole layers alone leaves the KV complete.
     """
     if not (engine.kv_layers or engine.kv_read or engine.kv_keep):
         return None
@@ -56,26 +62,26 @@ def record_file(folder: Path, engine: EngineOptions) -> Path | None:
         "files": digests_of(folder, state),
         "layers": [[layer.window, layer.sinks, bool(layer.bounds)] for layer in layers],
         "read": read_share(engine.kv_read),
-        "formats": [getattr(engine, name) for name in KEPT_ALIKE],
+        "formats": [getattr(engine, name) for name in GATED_OPTIONS],
     }
     if engine.kv_keep:
         facts["keep"] = [keep_share(engine.kv_keep), [layer.chooses for layer in layers]]
     defaults = EngineOptions()
-    given = {name: getattr(engine, name) for name in GIVEN_ALIKE}
+    given = {name: getattr(engine, name) for name in GATED_OPTIONS_IF_GIVEN}
     facts |= {name: value for name, value in given.items() if value != getattr(defaults, name)}
     name = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
     return state / f"{name}.json"
 
 
 def digests_of(folder: Path, state: Path) -> list[str]:
-    """SHA-256 of each file that a model's weights depend on; raises CheckpointError without any."""
+    """Return the SHA-256 of each file of a model's weights; CheckpointError without any."""
     from headway.runtime.weight_key import content_digest, model_files
 
     clock = SystemClock()
     return [content_digest(path, state / "digests", clock) for path in model_files(folder)]
 
 
-def is_of_the_same_weights(folder: Path, other: "Report | None", state: Path) -> bool:
+def has_same_weights(folder: Path, other: "Report | None", state: Path) -> bool:
     """Whether a report is of a model of this machine with the weights of `folder`."""
     if other is None or not Path(other.place).exists():
         return False
@@ -83,7 +89,7 @@ def is_of_the_same_weights(folder: Path, other: "Report | None", state: Path) ->
 
 
 def check(folder: Path, engine: EngineOptions) -> None:
-    """UsageError where tokens are left out and no gate was passed so."""
+    """Raise UsageError where the KV is not complete and no gate is recorded for the setting."""
     path = record_file(folder, engine)
     if path is None or path.is_file():
         return
@@ -93,10 +99,10 @@ def check(folder: Path, engine: EngineOptions) -> None:
     named = " ".join(given)
     of_a = against_arguments(replace(engine, kv_layers="", kv_read="", kv_keep=""))
     of_b = [flag.replace("--against-", "--", 1) for flag in of_a]
-    asked = " ".join([named, *of_b, *of_a])
+    flags = " ".join([named, *of_b, *of_a])
     raise UsageError(
         f"{named} is lossy, and no gate was passed with it here for {folder.name}.",
-        f"Run headway eval {folder} {asked} --against {folder} --gate --distances 0,300,800 with "
+        f"Run headway eval {folder} {flags} --against {folder} --gate --distances 0,300,800 with "
         "the other options as served, or add --allow-unverified-kv.",
     )
 
@@ -108,7 +114,7 @@ def record(
     distances: "Sequence[int]",
     against_whole: bool = True,
 ) -> None:
-    """Write down a gate that was passed, where something is left out, and say so.
+    """Record a passed gate of a setting that leaves tokens out, and print that.
 
     `against_whole`: A keeps and reads all of its KV.
     """
@@ -118,12 +124,12 @@ def record(
     if not against_whole:
         print("Not recorded for headway serve: A leaves tokens out, too.")
         return
-    if not is_of_the_same_weights(folder, report.against, path.parent):
+    if not has_same_weights(folder, report.against, path.parent):
         name = report.comparison.first
-        print(f"Not recorded for headway serve: {name} is no folder of the same weights.")
+        print(f"Not recorded for headway serve: {name} is no folder with the same weights.")
         print(f"Compare with what reads and keeps all of it: --against {folder}")
         return
-    if missing := sorted(set(DISTANCES) - set(distances)):
+    if missing := sorted(set(REQUIRED_DISTANCES) - set(distances)):
         apart = ",".join(map(str, missing))
         print(f"Not recorded for headway serve: lookups at {apart} characters were not asked.")
         return
@@ -133,4 +139,4 @@ def record(
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(msgspec.json.encode(content))
-    print(f"The gate is passed: headway serve may start so. Recorded in {path}.")
+    print(f"The gate is passed: headway serve may start with these options. Recorded in {path}.")

@@ -1,9 +1,9 @@
-"""`headway launch codex|claude|opencode`: how a coding agent is pointed at this server.
+"""`headway launch codex|claude|opencode`: point a coding agent at this server.
 
-`cli/agents.py` has a row for each: where its configuration lies and what ours adds to it. It is
-printed by default; `--write` keeps a copy of what was there, and `--restore` puts that copy back.
-Nothing is deleted that the user wrote: what `--restore` replaces is kept beside it. `--run` starts
-the agent with the same configuration in its arguments and its environment, and touches no file.
+`cli/agents.py` has a row for each agent: where its configuration is and what is added to it. It is
+printed by default; `--write` keeps a copy of the old file, and `--restore` puts that copy back.
+Nothing that the user wrote is deleted: what `--restore` replaces is kept as a second copy. `--run`
+starts the agent with the same configuration in its arguments and environment, and writes no file.
 """
 
 import json
@@ -17,19 +17,19 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Target
+from headway.cli.agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, AgentTarget
 from headway.config.options import LaunchOptions
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.regular_file import read_text
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
-TIMEOUT_S = 10.0
+LIST_TIMEOUT_S = 10.0
 BACKUP, ABSENT, REPLACED = ".headway-backup", ".headway-absent", ".headway-replaced"
 
 
-def launch(call: "Call") -> int:
+def launch(call: "VerbCall") -> int:
     """Print, write or restore one agent's configuration."""
     if len(call.positionals) != 1 or call.positionals[0] not in AGENTS:
         raise UsageError(f"launch takes one of {', '.join(AGENTS)}.", "headway launch codex")
@@ -40,26 +40,26 @@ def launch(call: "Call") -> int:
         print(restore(path))
         return 0
     if options.run:
-        return start(call.positionals[0], agent, look(options), call.beyond)
-    if call.beyond:
+        return start(call.positionals[0], agent, find_target(options), call.passthrough)
+    if call.passthrough:
         raise UsageError(
-            f"What is behind -- is for the agent: {call.beyond[0]}.", "Give --run as well."
+            f"Arguments after -- are for the agent: {call.passthrough[0]}.", "Give --run as well."
         )
-    target = look(options)
+    target = find_target(options)
     if options.write:
-        print(write(path, agent.merged(target, read(path))))
+        print(write(path, agent.merge(target, read(path))))
         print(agent.hint(target))
         return 0
     print(f"# {path}")
-    print(agent.merged(target_in_words(target), ""), end="")
+    print(agent.merge(hide_key(target), ""), end="")
     print(f"# {agent.hint(target)}")
     print("# headway launch with --write merges this into the file and keeps a backup;")
     print("# with --run it starts the agent so, and writes nothing.")
     return 0
 
 
-def start(name: str, agent: Agent, target: Target, more: list[str]) -> int:
-    """Become the agent; raises HeadwayError where it is not installed."""
+def start(name: str, agent: Agent, target: AgentTarget, more: list[str]) -> int:
+    """Replace this process by the agent; HeadwayError where it is not installed."""
     program = shutil.which(name)
     if program is None:
         raise HeadwayError(
@@ -78,17 +78,20 @@ def start(name: str, agent: Agent, target: Target, more: list[str]) -> int:
         ) from error
 
 
-def target_in_words(target: Target) -> Target:
-    """The target with the key's variable in place of the key: what is printed may be shown."""
+def hide_key(target: AgentTarget) -> AgentTarget:
+    """Return the target with the key's variable in place of the key, for printing."""
     key = NO_KEY if target.key == NO_KEY else f"${KEY_VARIABLE}"
-    return Target(base=target.base, model=target.model, key=key, context=target.context)
+    return AgentTarget(base=target.base, model=target.model, key=key, context=target.context)
 
 
 # ── the server ──────────────────────────────────────────────────────────────────────────────
 
 
-def look(options: LaunchOptions) -> Target:
-    """What the server serves; HeadwayError when it cannot be asked and no model was named."""
+def find_target(options: LaunchOptions) -> AgentTarget:
+    """Return the target from the options and the server's list of models.
+
+    Raises HeadwayError where the server does not answer and no model is named.
+    """
     base = options.url.rstrip("/").removesuffix("/v1")
     if not base.startswith(("http://", "https://")):
         raise UsageError(f"{options.url} is not a URL.", "Write http://127.0.0.1:8000")
@@ -98,22 +101,22 @@ def look(options: LaunchOptions) -> Target:
     except HeadwayError:
         if not options.model:
             raise
-        return Target(base=base, model=options.model, key=key, context=None)
+        return AgentTarget(base=base, model=options.model, key=key, context=None)
     card = next((c for c in cards if c["id"] == options.model or not options.model), None)
     if card is None:
         there = ", ".join(card["id"] for card in cards)
         raise UsageError(f"{base} does not serve {options.model}.", f"It serves {there}.")
     if "messages" not in card.get("accepts", ["messages"]):
         print(f"{card['id']} has no chat template: an agent needs one.", file=sys.stderr)
-    return Target(base=base, model=card["id"], key=key, context=card.get("max_model_len"))
+    return AgentTarget(base=base, model=card["id"], key=key, context=card.get("max_model_len"))
 
 
 def fetch_models(base: str, key: str) -> list[dict[str, Any]]:
-    """The cards of /v1/models."""
+    """Return the entries of /v1/models."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(f"{base}/v1/models", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with urllib.request.urlopen(request, timeout=LIST_TIMEOUT_S) as answer:
             cards: list[dict[str, Any]] = json.loads(answer.read())["data"]
             return cards
     except urllib.error.HTTPError as error:
@@ -132,27 +135,27 @@ def fetch_models(base: str, key: str) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> str:
-    """What is there, "" for no file."""
+    """Return the text of a file, "" without one."""
     try:
         return read_text(path)
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}.", "Mend it first.") from None
+        raise UsageError(f"{path} cannot be read: {error}.", "Correct it first.") from None
 
 
 def write(path: Path, text: str) -> str:
-    """Write `text` after a copy of what was there; a second write keeps the first copy."""
+    """Write `text` after a copy of the old file; a second write keeps the first copy."""
     path = path.resolve()  # a link to a dotfile stays a link
-    backup, absent = beside(path, BACKUP), beside(path, ABSENT)
+    backup, absent = with_suffix(path, BACKUP), with_suffix(path, ABSENT)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not backup.exists() and not absent.exists():
             if path.exists():
-                put(backup, path.read_bytes(), mode_of(path))
+                write_whole(backup, path.read_bytes(), mode_of(path))
             else:
-                put(absent, b"", 0o600)
-        put(path, text.encode(), mode_of(path))
+                write_whole(absent, b"", 0o600)
+        write_whole(path, text.encode(), mode_of(path))
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}.", "Run it without --write."
@@ -163,10 +166,10 @@ def write(path: Path, text: str) -> str:
 def restore(path: Path) -> str:
     """Put the copy back; what it replaces is kept as a second copy."""
     path = path.resolve()
-    backup, absent = beside(path, BACKUP), beside(path, ABSENT)
+    backup, absent = with_suffix(path, BACKUP), with_suffix(path, ABSENT)
     if not backup.exists() and not absent.exists():
         raise UsageError(f"There is no backup of {path}.", "Nothing was written there by --write.")
-    replaced = beside(path, REPLACED)
+    replaced = with_suffix(path, REPLACED)
     if path.exists():
         os.replace(path, replaced)
     if backup.exists():
@@ -176,17 +179,17 @@ def restore(path: Path) -> str:
     return f"{path} is gone, as before; what was there is {replaced}."
 
 
-def beside(path: Path, suffix: str) -> Path:
+def with_suffix(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
 def mode_of(path: Path) -> int:
-    """The file's own mode; a new one is for its owner alone, for it may hold a key."""
+    """Return the file's mode; a new file is for its owner alone, because it may have a key."""
     return stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o600
 
 
-def put(path: Path, data: bytes, mode: int) -> None:
-    """Write a whole file or none."""
+def write_whole(path: Path, data: bytes, mode: int) -> None:
+    """Write a file atomically."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(descriptor, "wb") as file:

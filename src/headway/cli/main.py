@@ -1,7 +1,7 @@
-"""`headway VERB …`: the table of verbs, help, and how errors are shown.
+"""`headway VERB …`: the table of verbs, help, and the printing of errors.
 
-A verb is a row: its help, the option tables it takes, and the function that runs it, imported when
-it is called so that the first line of output comes within 300 ms.
+A verb is a row: its help, its option tables, and the function that runs it, imported when it is
+called, so that the first line of output comes within 300 ms.
 """
 
 import logging
@@ -53,15 +53,15 @@ class Verb:
     """One row of the table; `function` is `module:name`."""
 
     group: str
-    """The heading under which the overview has it."""
+    """Heading of the overview under which it is listed."""
     usage: str
     help: str
     tables: tuple[type, ...]
     function: str
-    passes_on: bool = False
-    """What stands behind `--` is for another program, in `Call.beyond`."""
+    has_passthrough: bool = False
+    """Whether arguments after `--` go to another program, in `VerbCall.passthrough`."""
     switches: tuple[str, ...] = (DRY_RUN,)
-    """Words without a value that it takes, beside those of every verb."""
+    """Flags without a value that it takes, besides those of every verb."""
 
 
 VERBS = {
@@ -90,7 +90,7 @@ VERBS = {
     "batch": Verb(
         group="serve",
         usage="batch [FOLDER] FILE.jsonl",
-        help="Answer a file of requests without a server; goes on where it was stopped.",
+        help="Answer a file of requests without a server; resumes after an interruption.",
         tables=(BatchOptions, EngineOptions),
         function="headway.cli.batch:batch",
     ),
@@ -116,13 +116,13 @@ VERBS = {
         help="Point codex, claude or opencode at a server; --run starts it.",
         tables=(LaunchOptions,),
         function="headway.cli.launch:launch",
-        passes_on=True,
+        has_passthrough=True,
         switches=(),
     ),
     "key": Verb(
         group="serve",
         usage="key [revoke] NAME",
-        help="Make an API key and the row of a --key-file that lets it in, or end one.",
+        help="Make an API key and its row for a --key-file, or revoke one.",
         tables=(KeyOptions,),
         function="headway.cli.key:key",
         switches=(),
@@ -137,7 +137,7 @@ VERBS = {
     "eval": Verb(
         group="measure",
         usage="eval [MODEL | URL]",
-        help="Answer quality of a folder or a server; --against another, with --gate.",
+        help="Measure the answers of a folder or a server, --against another, with --gate.",
         tables=(EvalOptions, EngineOptions, AgainstOptions),
         function="headway.cli.evaluate:evaluate",
     ),
@@ -168,7 +168,7 @@ VERBS = {
     "plan": Verb(
         group="advise",
         usage="plan [FOLDER]",
-        help="Which machines hold a traffic, how many, at what cost; what breaks first.",
+        help="Which machines serve a traffic, how many, at what cost; what fails first.",
         tables=(PlanOptions, BenchOptions, EngineOptions),
         function="headway.cli.plan:plan",
         switches=(),
@@ -184,14 +184,14 @@ VERBS = {
     "simulate": Verb(
         group="advise",
         usage="simulate [FOLDER]",
-        help="The report that bench would write of a server, without one: policy, cache, queue.",
+        help="Simulate a server: the report that bench would write of it.",
         tables=(SimulateOptions, BenchOptions, EngineOptions),
         function="headway.cli.simulate:simulate",
     ),
     "tune": Verb(
         group="advise",
         usage="tune [FOLDER]",
-        help="Which options serve a traffic best: searched in simulation, confirmed for real.",
+        help="Find the options that serve a traffic best, by simulation and real runs.",
         tables=(TuneOptions, BenchOptions, EngineOptions),
         function="headway.cli.tune:tune",
         switches=(),
@@ -206,7 +206,7 @@ VERBS = {
     "prune": Verb(
         group="compress",
         usage="prune FOLDER OUT",
-        help="Write a model without some neurons, heads, layers or weights; says what it brings.",
+        help="Write a model without some neurons, heads, layers or weights; prints the gain.",
         tables=(PruneOptions, GateOptions),
         function="headway.cli.prune:prune",
     ),
@@ -234,20 +234,20 @@ VERBS = {
     "gateway drift": Verb(
         group="fleet",
         usage="gateway drift FILE.yaml | URL URL",
-        help="Say whether upstreams of one model still say the same, and what is suspect.",
+        help="Test whether the upstreams of one model still answer alike.",
         tables=(DriftOptions,),
         function="headway.cli.drift:drift",
     ),
     "gateway rollout": Verb(
         group="fleet",
         usage="gateway rollout FOLDER",
-        help="Quantize, gate, serve, canary: a new version behind a gateway, promoted or back.",
+        help="Quantize, gate, serve, canary: promote a new version behind a gateway, or undo it.",
         tables=(RolloutOptions,),
         function="headway.cli.rollout:rollout",
     ),
 }
-"""Verb → its row; a second word is a subcommand or a flag that makes it another job."""
-RENAMED = {
+"""Verb → its row; a second word is a subcommand, or a flag that selects another function."""
+RENAMED_VERBS = {
     "place": "plan --place",
     "rules": "doctor --rules",
     "trace": "doctor --trace",
@@ -255,7 +255,7 @@ RENAMED = {
     "drift": "gateway drift",
     "rollout": "gateway rollout",
 }
-"""Old name of a verb → its name; the old one works in 0.3, with a warning."""
+"""Old name of a verb → its new name; the old one works in 0.3, with a warning."""
 REMOVED_VERBS = {
     "claims": "make claims, or python benchmarks/claims_page.py, of the source prints that page.",
     "narrow": "Write --kv-layers FILE by hand; headway eval judges it (docs/attention.md).",
@@ -270,20 +270,20 @@ SWITCH_HELP = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class VerbCall:
     """A parsed command line."""
 
     options: dict[type, Any]
     positionals: list[str]
     sources: dict[str, str]
     switches: frozenset[str]
-    beyond: list[str] = field(default_factory=list)
+    passthrough: list[str] = field(default_factory=list)
     deprecated: list[str] = field(default_factory=list)
-    """A line for each old name of an option that was given."""
+    """A warning for each old option name that was given."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1, 2 usage, 3 model, 4 port, 5 gate, 130."""
+    """Run one command and return the exit status: 0, 1, 2 usage, 3 model, 4 port, 5 gate, 130."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     verbose = "-v" in arguments or "--verbose" in arguments
     try:
@@ -301,10 +301,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def print_error(error: HeadwayError, arguments: list[str]) -> None:
-    """The cause and the fix on stderr; one line of JSON where the log is to be JSON."""
+    """Print the cause and the fix on stderr, as one line of JSON where the log is JSON."""
     from headway.core.logs import format_of, line_of, plain
 
-    cause, fix = plain(error.cause), plain(error.fix)  # a file of a model may have put words there
+    cause, fix = plain(error.cause), plain(error.fix)  # the text may come from a model's file
     if format_of(arguments, os.environ) == "json":
         print(line_of(f"{cause} {fix}".rstrip(), logging.ERROR, "json"), file=sys.stderr)
         return
@@ -314,7 +314,7 @@ def print_error(error: HeadwayError, arguments: list[str]) -> None:
 
 
 def warn(text: str, arguments: list[str]) -> None:
-    """Print one line of warning on stderr; of JSON where the log is to be JSON."""
+    """Print one warning on stderr, as JSON where the log is JSON."""
     from headway.core.logs import format_of, line_of
 
     is_json = format_of(arguments, os.environ) == "json"
@@ -333,19 +333,21 @@ def dispatch(arguments: list[str]) -> int:
 
         print(headway.__version__)
         return 0
-    if name in RENAMED:
-        warn(f"headway {name} is headway {RENAMED[name]} now; the old name works in 0.3.", rest)
-        name, _, job = RENAMED[name].partition(" ")
+    if name in RENAMED_VERBS:
+        warn(
+            f"headway {name} is headway {RENAMED_VERBS[name]} now; the old name works in 0.3.", rest
+        )
+        name, _, job = RENAMED_VERBS[name].partition(" ")
         rest = [job, *rest]
-    name, rest = with_job(name, rest)
+    name, rest = with_subcommand(name, rest)
     verb = VERBS.get(name)
     if verb is None and name in REMOVED_VERBS:
         raise UsageError(f"headway {name} is gone: {REMOVED_VERBS[name]}")
     if verb is None:
         raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
-    beyond: list[str] = []
-    if verb.passes_on and "--" in rest:
-        rest, beyond = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
+    passthrough: list[str] = []
+    if verb.has_passthrough and "--" in rest:
+        rest, passthrough = rest[: rest.index("--")], rest[rest.index("--") + 1 :]
     topics = [a for a in rest if a in ("-h", "--help") or a.startswith("--help=")]
     if topics:
         print(verb_help(name, topics[0].partition("=")[2]))
@@ -364,20 +366,20 @@ def dispatch(arguments: list[str]) -> int:
     options, positionals, sources = read_options(
         verb.tables, rest, os.environ, warn=warn_of_old_name
     )
-    call = Call(
+    call = VerbCall(
         options=options,
         positionals=positionals,
         sources=sources,
         switches=switches,
-        beyond=beyond,
+        passthrough=passthrough,
         deprecated=deprecated,
     )
     module, _, function = verb.function.partition(":")
-    run: Callable[[Call], int] = getattr(import_module(module), function)
+    run: Callable[[VerbCall], int] = getattr(import_module(module), function)
     return run(call)
 
 
-def with_job(name: str, words: list[str]) -> tuple[str, list[str]]:
+def with_subcommand(name: str, words: list[str]) -> tuple[str, list[str]]:
     """Return (the row's name, the other words): a subcommand comes first, a flag anywhere.
 
     >>> with_job("gateway", ["drift", "a.yaml"]), with_job("doctor", ["--rules"])
@@ -392,7 +394,7 @@ def with_job(name: str, words: list[str]) -> tuple[str, list[str]]:
 
 
 def overview() -> str:
-    """What `headway --help` prints: the verbs by group."""
+    """Return the text of `headway --help`: the verbs by group."""
     groups: dict[str, list[str]] = {}
     for verb in VERBS.values():
         groups.setdefault(verb.group, []).append(f"  headway {verb.usage:<33} {verb.help}")
@@ -406,7 +408,7 @@ def overview() -> str:
 
 
 def verb_help(name: str, topic: str) -> str:
-    """One screen of options; `topic` is "", "all" or a word, UsageError where none is about it."""
+    """Return the help of a verb; `topic` is "", "all" or a word, UsageError without a match."""
     verb = VERBS[name]
     options = help_text(verb.tables, topic)
     if topic and not options:

@@ -9,15 +9,15 @@ from headway.config.options import PlaceOptions
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.cluster.place import Host, Placement, Replica
 
-UNPLACED = 5
-"""The exit status where something has no machine."""
+UNPLACED_STATUS = 5
+"""Exit status where a model has no machine."""
 
 
-def place(call: "Call") -> int:
-    """Print the placement; 5 where something has no machine, with the reason."""
+def place(call: "VerbCall") -> int:
+    """Print the placement; return 5 where a model has no machine, with the reason."""
     options = call.options[PlaceOptions]
     if len(call.positionals) != 1 or not options.machines:
         raise UsageError(
@@ -29,22 +29,22 @@ def place(call: "Call") -> int:
 
     replicas = read_models(Path(call.positionals[0]))
     machines = read_machines(Path(options.machines))
-    found = placing.place(replicas, machines)
-    refused = placing.refusals(replicas, machines, found)
+    placement = placing.place(replicas, machines)
+    refused = placing.refusals(replicas, machines, placement)
     if options.json:
-        Path(options.json).write_text(json.dumps(as_json(replicas, machines, found, refused)))
-    print(table(replicas, machines, found))
+        Path(options.json).write_text(json.dumps(as_json(replicas, machines, placement, refused)))
+    print(table(replicas, machines, placement))
     for i, why in refused:
         replica = replicas[i]
         print(f"{replica.model} has no machine: it takes {gib(replica.num_bytes)}; {why}.")
-    return UNPLACED if refused else 0
+    return UNPLACED_STATUS if refused else 0
 
 
-def table(replicas: "list[Replica]", machines: "list[Host]", found: "Placement") -> str:
-    """A line for each machine that is used, what is on it and why that takes what it takes."""
+def table(replicas: "list[Replica]", machines: "list[Host]", placement: "Placement") -> str:
+    """Return a line for each machine in use, with its models and the reasons of their sizes."""
     lines = []
     for at, machine in enumerate(machines):
-        own = [i for i, host in enumerate(found.hosts) if host == at]
+        own = [i for i, host in enumerate(placement.hosts) if host == at]
         if not own:
             continue
         used = sum(replicas[i].num_bytes for i in own)
@@ -53,35 +53,35 @@ def table(replicas: "list[Replica]", machines: "list[Host]", found: "Placement")
         for i in own:
             each, where = replicas[i], ""
             if machine.devices > 1:
-                numbers = ", ".join(map(str, sorted(found.devices[i])))
+                numbers = ", ".join(map(str, sorted(placement.devices[i])))
                 where = f"device{'s' if each.ranks > 1 else ''} {numbers}: "
             lines.append(f"    {each.model:<20} {gib(each.num_bytes):>10}  {where}{each.why}")
-    kind = "no placement is cheaper" if found.is_cheapest else "the cheapest that was found"
-    used = len({at for at in found.hosts if at is not None})
+    kind = "no placement is cheaper" if placement.is_cheapest else "the cheapest that was found"
+    used = len({at for at in placement.hosts if at is not None})
     return "\n".join(
-        [*lines, f"{used} of {len(machines)} machines, {found.price:g} an hour; {kind}."]
+        [*lines, f"{used} of {len(machines)} machines, {placement.price:g} an hour; {kind}."]
     )
 
 
 def as_json(
     replicas: "list[Replica]",
     machines: "list[Host]",
-    found: "Placement",
+    placement: "Placement",
     refused: list[tuple[int, str]],
 ) -> dict[str, object]:
-    """The same for programs."""
+    """Return the placement as the content of `--json`."""
     reasons = dict(refused)
     return {
-        "price": found.price,
-        "is_cheapest": found.is_cheapest,
+        "price": placement.price,
+        "is_cheapest": placement.is_cheapest,
         "replicas": [
             {
                 "model": replica.model,
                 "bytes": replica.num_bytes,
                 "machine": None if at is None else machines[at].name,
-                "devices": sorted(found.devices[i]),
+                "devices": sorted(placement.devices[i]),
                 "why_not": reasons.get(i),
             }
-            for i, (replica, at) in enumerate(zip(replicas, found.hosts, strict=True))
+            for i, (replica, at) in enumerate(zip(replicas, placement.hosts, strict=True))
         ],
     }

@@ -1,23 +1,19 @@
 """`headway plan FOLDER`: which machines, how many, at what cost, and what breaks first."""
 
-import sys
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import model_folder
+from headway.cli.common import check_writable, only_folder, report_console
 from headway.config.options import BenchOptions, EngineOptions, PlanOptions
-from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 
-def plan(call: "Call") -> int:
-    """Plan for the traffic that the options describe."""
-    if len(call.positionals) > 1:
-        raise UsageError("plan takes one folder.", "headway plan FOLDER --slo ttft=1s,tpot=50ms")
+def plan(call: "VerbCall") -> int:
+    """Print and write the plan for the traffic of the options; return 1 where none is enough."""
+    folder = only_folder(call, "plan", "headway plan FOLDER --slo ttft=1s,tpot=50ms")
     import msgspec
-    from rich.console import Console
 
     from headway.advise.plan import answer, page
     from headway.advise.plan.machines import COLUMNS, TABLE
@@ -30,14 +26,11 @@ def plan(call: "Call") -> int:
             print("  ".join("" if cell is None else str(cell) for cell in row))
         return 0
     load: BenchOptions = call.options[BenchOptions]
-    for path in (load.json, load.html):
-        if path:
-            write(path, b"")
-    folder = model_folder(call.positionals[0] if call.positionals else None)
-    found = answer.plan(folder, options, load, call.options[EngineOptions], headway.__version__)
+    check_writable(load.json, load.html)
+    answers = answer.plan(folder, options, load, call.options[EngineOptions], headway.__version__)
     if load.json:
-        write(load.json, msgspec.json.encode(found))
+        write(load.json, msgspec.json.encode(answers))
     if load.html:
-        write(load.html, page.html(found).encode())
-    answer.show(found, Console(width=None if sys.stdout.isatty() else 200))
-    return 0 if any(row.servers is not None for row in found.rows) else 1
+        write(load.html, page.html(answers).encode())
+    answer.show(answers, report_console(200))
+    return 0 if any(row.servers is not None for row in answers.rows) else 1

@@ -1,11 +1,11 @@
-"""`headway prune FOLDER OUT`: a model with less in it; what that brings here is said before."""
+"""`headway prune FOLDER OUT`: write a smaller model, and print before what that gains here."""
 
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import source_folder
-from headway.cli.gated import GATE_FAILED, Figures, check_gate, evaluated, held_out
+from headway.cli.common import GATE_FAILED, source_folder
+from headway.cli.gated import QualityFigures, check_gate, evaluate_folder, held_out
 from headway.config.memory_plan import gib
 from headway.config.options import PruneOptions
 from headway.core.errors import UsageError
@@ -13,7 +13,7 @@ from headway.core.progress import items_bar
 from headway.spec import read_json
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.compress.prune.prune import Pruned, Wanted
 
 CARD = """# {name}
@@ -27,8 +27,8 @@ CARD = """# {name}
 {figures}"""
 
 
-def prune(call: "Call") -> int:
-    """Say what will be smaller and faster, prune, write OUT, evaluate; 0, or 5 by the gate."""
+def prune(call: "VerbCall") -> int:
+    """Print the gains, prune, write OUT, evaluate; return 0, or 5 when the gate fails."""
     if len(call.positionals) != 2:
         raise UsageError("prune takes two folders.", "headway prune FOLDER OUT --neurons 0.33")
     folder, out = source_folder(call.positionals[0], "prune"), Path(call.positionals[1])
@@ -43,23 +43,23 @@ def prune(call: "Call") -> int:
     from headway.runtime.checkpoint_files import find_files
 
     refuse_taken(out)
-    spec, wanted = spec_of(folder), wanted_of(options)
+    spec, cuts = spec_of(folder), cuts_of(options)
     find_files(folder)
     use_threads(options.threads)
-    check(spec, wanted)
-    after = promise.smaller_spec(spec, wanted)
-    rows = promise.promised(spec, after, wanted)
+    check(spec, cuts)
+    after = promise.smaller_spec(spec, cuts)
+    rows = promise.promised(spec, after, cuts)
     for row in rows:
         print("{:<22} {:>14} → {:>14}  {}".format(*row))
-    print(f"memory for it          about {gib(promise.memory(spec, after, wanted))}: fp32")
+    print(f"memory for it          about {gib(promise.memory(spec, after, cuts))}: fp32")
     if "--dry-run" in call.switches:
         return 0
-    pruned = pruned_of(call, folder, wanted)
+    pruned = run_pruning(call, folder, cuts)
     return write(call, folder, out, pruned, rows)
 
 
-def wanted_of(options: PruneOptions) -> "Wanted":
-    """What the options ask for; --pattern 2:4 alone is half of the weights."""
+def cuts_of(options: PruneOptions) -> "Wanted":
+    """Return what the options cut; --pattern 2:4 alone is half of the weights."""
     from headway.compress.prune.masks import TWO_OF_FOUR, Pattern
     from headway.compress.prune.prune import Wanted
 
@@ -83,8 +83,8 @@ def wanted_of(options: PruneOptions) -> "Wanted":
     )
 
 
-def pruned_of(call: "Call", folder: Path, wanted: "Wanted") -> "Pruned":
-    """The smaller model, with a bar on the way."""
+def run_pruning(call: "VerbCall", folder: Path, cuts: "Wanted") -> "Pruned":
+    """Prune the model, with a progress bar."""
     options: PruneOptions = call.options[PruneOptions]
     from headway.compress.prune.prune import num_steps, prune
     from headway.compress.train.data import Mixture
@@ -100,25 +100,25 @@ def pruned_of(call: "Call", folder: Path, wanted: "Wanted") -> "Pruned":
     ).batch(0)
     generation = folder / "generation_config.json"
     model = TrainedModel.open(folder, trainable=False)
-    with items_bar(f"Pruning {folder.resolve().name}", num_steps(model.spec, wanted)) as advance:
+    with items_bar(f"Pruning {folder.resolve().name}", num_steps(model.spec, cuts)) as advance:
         return prune(
             model,
             read_json(folder / "config.json"),
             read_json(generation) if generation.exists() else {},
             rows_BT,
-            wanted,
+            cuts,
             advance,
         )
 
 
-def write(call: "Call", folder: Path, out: Path, pruned: "Pruned", rows: list[Any]) -> int:
-    """The folder with its card; nothing where the gate fails."""
+def write(call: "VerbCall", folder: Path, out: Path, pruned: "Pruned", rows: list[Any]) -> int:
+    """Write the folder with its card; nothing where the gate fails."""
     from headway.compress.folder import copy_text_files, new_folder, write_model
 
     with new_folder(out) as partial:
         copy_text_files(folder, partial)
         write_model(partial, pruned.config, pruned.model.tensors(), pruned.model.spec.dtype)
-        figures = evaluated(call, partial, out.name)
+        figures = evaluate_folder(call, partial, out.name)
         text = card(folder.resolve().name, out.name, pruned, rows, figures)
         (partial / "README.md").write_text(text, encoding="utf-8")
         if figures.failed:
@@ -130,8 +130,8 @@ def write(call: "Call", folder: Path, out: Path, pruned: "Pruned", rows: list[An
     return 0
 
 
-def card(folder: str, name: str, pruned: "Pruned", rows: list[Any], figures: Figures) -> str:
-    """What somebody reads who finds the folder."""
+def card(folder: str, name: str, pruned: "Pruned", rows: list[Any], figures: QualityFigures) -> str:
+    """Return the text of the model card."""
     table = [f"| {' | '.join(row)} |" for row in rows]
     table += [
         f"| zeros in {kind} | | {share:.1%} | |" for kind, share in pruned.zeros.items() if share

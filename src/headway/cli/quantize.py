@@ -1,4 +1,4 @@
-"""`headway quantize FOLDER OUT`: smaller formats, calibrated, judged before they get their name."""
+"""`headway quantize FOLDER OUT`: write smaller formats, calibrated and judged by a gate."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headway.cli.common import source_folder, stamp_of
-from headway.cli.gated import GATE_FAILED, check_gate, evaluated, held_out
+from headway.cli.common import GATE_FAILED, folder_stamp, source_folder
+from headway.cli.gated import check_gate, evaluate_folder, held_out
 from headway.config.memory_plan import gib
 from headway.config.options import EngineOptions, GateOptions, QuantizeOptions
 from headway.core.errors import UsageError
@@ -19,7 +19,7 @@ from headway.spec import read_model_spec
 from headway.spec.formats import GROUPS, INT8, PLAIN, Format
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.compress.calibration import Calibration
     from headway.compress.partial import Partial
     from headway.compress.produce import Plan, Seconds
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from headway.compress.search import Budget
 
 
-def quantize(call: "Call") -> int:
-    """Write OUT; 0, or 5 when the gate fails: then all stays in OUT.partial."""
+def quantize(call: "VerbCall") -> int:
+    """Write OUT; return 0, or 5 when the gate fails, with all files in OUT.partial."""
     if len(call.positionals) != 2:
         raise UsageError("quantize takes two folders.", "headway quantize FOLDER OUT")
     folder, out = source_folder(call.positionals[0], "quantize"), Path(call.positionals[1])
@@ -42,24 +42,24 @@ def quantize(call: "Call") -> int:
     from headway.compress import produce  # late: torch
     from headway.compress.partial import Partial
 
-    wanted = asked(options, folder)
+    recipe = recipe_of(options, folder)
     produce.use_threads(options.threads or len(os.sched_getaffinity(0)))
-    model = produce.open_model(folder, wanted)
+    model = produce.open_model(folder, recipe)
     if "--dry-run" in call.switches:
-        print(outline(model, wanted, options))
+        print(outline(model, recipe, options))
         return 0
-    calibration = rows_for(call, folder)
-    work = Partial(out, f"{wanted.key} {calibration.digest} {stamp_of(folder)}")
+    calibration = calibration_rows(call, folder)
+    work = Partial(out, f"{recipe.key} {calibration.digest} {folder_stamp(folder)}")
     with items_bar(
         f"Quantizing {folder.name}", produce.num_steps(model, options.format == "mixed")
     ) as advance:
         plan = produce.make(
             model,
             calibration,
-            wanted,
+            recipe,
             work,
-            budget=budget_of(options, model, wanted),
-            seconds=seconds_of(options, folder, model, wanted),
+            budget=budget_of(options, model, recipe),
+            seconds=matrix_seconds(options, folder, model, recipe),
             file_format=options.file_format,  # type: ignore[arg-type]
             w8a8=options.format == "int8",
             advance=advance,
@@ -67,12 +67,12 @@ def quantize(call: "Call") -> int:
     return finish(call, work, plan)
 
 
-def finish(call: "Call", partial: "Partial", plan: "Plan") -> int:
-    """Judge the folder, write its card, give it its name; 5 and no OUT when the gate fails."""
+def finish(call: "VerbCall", partial: "Partial", plan: "Plan") -> int:
+    """Evaluate the folder, write its card, rename it to OUT; return 5 when the gate fails."""
     from headway.compress.card import as_json, card, table
     from headway.compress.write import write_text
 
-    figures = evaluated(call, partial.folder, plan.name)
+    figures = evaluate_folder(call, partial.folder, plan.name)
     write_text(partial.folder / "README.md", card(plan, figures.markdown))
     write_text(partial.folder / "quantize.json", json.dumps(as_json(plan), indent=2) + "\n")
     if figures.failed:
@@ -84,16 +84,16 @@ def finish(call: "Call", partial: "Partial", plan: "Plan") -> int:
     return 0
 
 
-def against_source(call: "Call", folder: Path) -> "Call":
-    """--gate, or texts to evaluate, without --against compare with FOLDER."""
+def against_source(call: "VerbCall", folder: Path) -> "VerbCall":
+    """Compare with FOLDER where --gate or texts are given without --against."""
     gate: GateOptions = call.options[GateOptions]
     if gate.against or not (gate.gate or gate.eval_data or gate.json):
         return call
     return replace(call, options={**call.options, GateOptions: replace(gate, against=str(folder))})
 
 
-def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
-    """The recipe; UsageError for what does not go together."""
+def recipe_of(options: QuantizeOptions, folder: Path) -> "Recipe":
+    """Return the recipe; UsageError for options that exclude each other."""
     from headway.compress.grid import GridRule
     from headway.compress.mixed import candidates
     from headway.compress.recipe import Recipe, fits, stored_dtype
@@ -146,25 +146,25 @@ def asked(options: QuantizeOptions, folder: Path) -> "Recipe":
 
 
 def outline(model: "RowModel", recipe: "Recipe", options: QuantizeOptions) -> str:
-    """What a run would write and take."""
+    """Return the text of `--dry-run`: what a run would write and take."""
     from headway.compress.estimate import estimate
     from headway.compress.produce import uniform
 
-    found = estimate(model, recipe, uniform(model, recipe), options.rows, options.row_length)
-    size = gib(found.file_bytes)
+    estimated = estimate(model, recipe, uniform(model, recipe), options.rows, options.row_length)
+    size = gib(estimated.file_bytes)
     mixed = " (of the smallest formats; the budget decides)" if options.format == "mixed" else ""
     return (
         f"{recipe.told}\n"
         f"calibration   {options.rows} rows of {options.row_length} tokens: "
         f"{', '.join(options.calibrate)}\n"
-        f"weights       {size}, {found.bits:.2f} bits a weight of the layers{mixed}\n"
-        f"time          about {found.seconds / 60:.1f} min at this moment's speed\n"
-        f"memory        about {gib(found.memory_bytes)}"
+        f"weights       {size}, {estimated.bits:.2f} bits a weight of the layers{mixed}\n"
+        f"time          about {estimated.seconds / 60:.1f} min at this moment's speed\n"
+        f"memory        about {gib(estimated.memory_bytes)}"
     )
 
 
-def rows_for(call: "Call", folder: Path) -> "Calibration":
-    """The rows, checked against what evaluations test."""
+def calibration_rows(call: "VerbCall", folder: Path) -> "Calibration":
+    """Return the calibration rows, without held-out texts."""
     from headway.compress.calibration import parse_sources, read_calibration
     from headway.frontend.text.tokenizer import Tokenizer
 
@@ -210,7 +210,7 @@ def write_rows(
 
 
 def budget_of(options: QuantizeOptions, model: "RowModel", recipe: "Recipe") -> "Budget | None":
-    """What --max-bits and its like say, or the bytes of Q4_K_M; None for one format."""
+    """Return the budget of the options, or the bytes of Q4_K_M; None for one format."""
     from headway.compress.mixed import layer_weights, q4_k_m_bytes
     from headway.compress.search import Budget
 
@@ -224,10 +224,10 @@ def budget_of(options: QuantizeOptions, model: "RowModel", recipe: "Recipe") -> 
     return Budget(max_bytes=most, max_seconds=options.max_step, max_kl=options.max_kl)
 
 
-def seconds_of(
+def matrix_seconds(
     options: QuantizeOptions, folder: Path, model: "RowModel", recipe: "Recipe"
 ) -> "Seconds":
-    """The time of a matrix in a format by the kernels that would serve it, where it is asked."""
+    """Return the time of a matrix by format with the serving kernels, for --max-step."""
     from headway.compress.timing import no_seconds, seconds_by
 
     if options.max_step is None:
@@ -235,9 +235,9 @@ def seconds_of(
     from headway.assemble import plan_settings
     from headway.runtime.kernels import choose_kernels
 
-    found = {}
+    kernels = {}
     for format in (*recipe.formats, PLAIN):
         engine = EngineOptions(quantization=format.kind, quantization_group=format.group or 64)
         _, settings, _, machine = plan_settings(folder, engine)
-        found[format] = choose_kernels(settings, machine).linear_for("layers.0.mlp.down")
-    return seconds_by(found, model.dtype)
+        kernels[format] = choose_kernels(settings, machine).linear_for("layers.0.mlp.down")
+    return seconds_by(kernels, model.dtype)

@@ -1,4 +1,4 @@
-"""`headway gateway rollout FOLDER --to FILE`: quantize, gate, serve, canary, promote or go back."""
+"""`headway gateway rollout FOLDER --to FILE`: quantize, gate, serve, canary, promote or undo."""
 
 import hashlib
 import json
@@ -15,28 +15,26 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import model_folder, stamp_of
+from headway.cli.common import GATE_FAILED, folder_stamp, model_folder
 from headway.config.options import RolloutOptions
 from headway.core.errors import HeadwayError, UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.gateway.config import Config, ModelRow
 
-REFUSED = 5
-"""The exit status of what the gate refuses, and of what is rolled back."""
-POLL_S, TOLD_S, START_S, STOP_S = 0.5, 30.0, 600.0, 60.0
-HOW = "headway gateway rollout FOLDER --to gateway.yaml"
+POLL_S, PROGRESS_INTERVAL_S, START_TIMEOUT_S, STOP_TIMEOUT_S = 0.5, 30.0, 600.0, 60.0
+USAGE = "headway gateway rollout FOLDER --to gateway.yaml"
 
 
-def rollout(call: "Call") -> int:
-    """Each step in turn; returns 0 when it is promoted, 5 when it is refused or goes back."""
+def rollout(call: "VerbCall") -> int:
+    """Run the steps in turn; return 0 when promoted, 5 when refused or rolled back."""
     from headway.gateway.config import read_config
     from headway.spec import read_model_spec
 
     options: RolloutOptions = call.options[RolloutOptions]
     if len(call.positionals) != 1 or not options.to:
-        raise UsageError("rollout takes a folder, and --to the gateway's file.", HOW)
+        raise UsageError("rollout takes a folder, and --to the gateway's file.", USAGE)
     folder, file = model_folder(call.positionals[0]), Path(options.to)
     read_model_spec(folder)
     config = read_config(file)
@@ -45,35 +43,35 @@ def rollout(call: "Call") -> int:
     if "--dry-run" in call.switches:
         print(outline(options, folder, row, against))
         return 0
-    gateway = Running(options)
+    gateway = GatewayClient(options)
     gateway.stats()
-    signal.signal(signal.SIGTERM, interrupted)
-    return Steps(options, folder, file, row.name, gateway).run(against)
+    signal.signal(signal.SIGTERM, raise_interrupt)
+    return RolloutRun(options, folder, file, row.name, gateway).run(against)
 
 
-def interrupted(number: int, frame: object) -> None:
-    """SIGTERM is Ctrl-C: what was begun is taken back."""
+def raise_interrupt(number: int, frame: object) -> None:
+    """Handle SIGTERM like Ctrl-C: roll back what was started."""
     raise KeyboardInterrupt
 
 
 def model_row(config: "Config", name: str) -> "ModelRow":
-    """The model row that is meant; UsageError where it is not clear, or has a rollout already."""
-    found = [row for row in config.models if name in ("", row.name) and row.name != "*"]
-    if len(found) != 1:
+    """Return the model row of that name, or the only one; UsageError where it is ambiguous."""
+    rows = [row for row in config.models if name in ("", row.name) and row.name != "*"]
+    if len(rows) != 1:
         there = ", ".join(row.name for row in config.models)
         raise UsageError(f"Which model? There is {there}.", "Say --model NAME.")
-    return found[0]
+    return rows[0]
 
 
 def first_url(config: "Config", row: "ModelRow") -> str:
-    """Where the version of today answers, without the canaries of a rollout that runs."""
+    """Return the URL of the current version, not that of a running rollout's canary."""
     canaries = {name for each in config.rollouts for name in each.canary}
     urls = {each.name: each.url for each in config.upstreams}
     return next(urls[name] for name in row.upstreams if name not in canaries)
 
 
 def outline(options: RolloutOptions, folder: Path, row: "ModelRow", against: str) -> str:
-    """What `--dry-run` prints."""
+    """Return the text of `--dry-run`."""
     steps = [
         f"quantize  {folder} to {options.quantize}" if options.quantize != "none" else "",
         f"gate      headway eval against {against}, tolerance {options.tolerance:g}",
@@ -83,8 +81,8 @@ def outline(options: RolloutOptions, folder: Path, row: "ModelRow", against: str
     return "\n".join(step for step in steps if step)
 
 
-class Running:
-    """The gateway that runs, asked as an operator."""
+class GatewayClient:
+    """Client of the running gateway, with an operator's key."""
 
     def __init__(self, options: RolloutOptions) -> None:
         self._url = options.gateway.rstrip("/").removesuffix("/v1")
@@ -106,26 +104,26 @@ class Running:
         request = urllib.request.Request(self._url + path, data, self._headers)
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                told: Any = json.load(answer)
-            if not isinstance(told, dict):
+                content: Any = json.load(answer)
+            if not isinstance(content, dict):
                 raise ValueError("it answers with something else")
-            return told
+            return content
         except urllib.error.HTTPError as error:
             text = error.read()[:500].decode("utf-8", "replace")
             raise HeadwayError(
                 f"The gateway answered {path} with {error.code}: {text}", "Check --api-key."
             ) from error
-        except (OSError, HTTPException, ValueError) as error:  # it speaks no HTTP, or no JSON
+        except (OSError, HTTPException, ValueError) as error:  # no HTTP, or no JSON
             raise HeadwayError(
                 f"The gateway at {self._url} cannot be asked: {error}.", "Is it up? --gateway URL"
             ) from error
 
 
-class Steps:
-    """The steps of one rollout; what is begun is ended again where it goes back."""
+class RolloutRun:
+    """The steps of one rollout; a rollback ends what was started."""
 
     def __init__(
-        self, options: RolloutOptions, folder: Path, file: Path, model: str, gateway: Running
+        self, options: RolloutOptions, folder: Path, file: Path, model: str, gateway: GatewayClient
     ) -> None:
         self._options = options
         self._folder = folder
@@ -137,7 +135,7 @@ class Steps:
         self._name = options.name or folder.name
 
     def run(self, against: str) -> int:
-        """Gate, serve, canary; SIGINT and SIGTERM take it back."""
+        """Quantize, gate, serve, canary; SIGINT and SIGTERM roll back."""
         options = self._options
         if options.quantize != "none":
             out = self._folder.with_name(f"{self._folder.name}-{options.quantize}")
@@ -153,7 +151,7 @@ class Steps:
             gate.append("--allow-unclear")
         status = verb("eval", self._folder, *gate, f"--tolerance={options.tolerance}")
         if status != 0:
-            verdict = "refused by the gate" if status == REFUSED else "not evaluated"
+            verdict = "refused by the gate" if status == GATE_FAILED else "not evaluated"
             print(f"{verdict}. The gateway was not touched.", flush=True)
             return status
         try:
@@ -164,13 +162,13 @@ class Steps:
             self._end("the command has ended")
             raise
         if state == "promoted":
-            self._say_promoted()
+            self._print_promoted()
             return 0
         self._end("")
-        return REFUSED
+        return GATE_FAILED
 
     def _serve(self) -> str:
-        """Start a server of the folder; HeadwayError where it does not come up."""
+        """Start a server of the folder and return its URL; HeadwayError where it does not start."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -181,7 +179,7 @@ class Steps:
             self._server = subprocess.Popen(
                 [*command, *flags], stdout=log, stderr=log, start_new_session=True
             )
-        url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + START_S
+        url, until_s = f"http://127.0.0.1:{port}", time.monotonic() + START_TIMEOUT_S
         print(f"3 serve: {url}, process {self._server.pid}, log {self._log}", flush=True)
         while not is_ready(url):
             if self._server.poll() is not None or time.monotonic() > until_s:
@@ -190,7 +188,7 @@ class Steps:
         return f"{url}/v1"
 
     def _begin(self, url: str) -> None:
-        """Put the canary beside the gateway's file, and make the gateway read it."""
+        """Write the canary to the overlay of the gateway's file, and reload the gateway."""
         from headway.gateway import overlay
         from headway.gateway.config import read_config
 
@@ -203,7 +201,7 @@ class Steps:
             upstream["price"] = {name: value for name, value in given.items() if value is not None}
         row = {
             **{"name": self._name, "model": self._model, "canary": [upstream["name"]]},
-            "version": options.version or digest(stamp_of(self._folder)),
+            "version": options.version or digest(folder_stamp(self._folder)),
             "requests": options.requests,
             "shadow": options.shadow,
             "slo": options.slo,
@@ -215,17 +213,17 @@ class Steps:
         print(f"4 canary: {self._name} of {self._model}, {overlay.overlay_path(self._file)}")
 
     def _follow(self) -> str:
-        """Print each change, and how far it is twice a minute, until it has ended."""
-        told, told_s = "", 0.0
+        """Print each change, and the progress twice a minute, until the rollout has ended."""
+        printed, printed_s = "", 0.0
         while True:
-            found = [r for r in self._gateway.stats()["rollouts"] if r["name"] == self._name]
-            if not found:
+            rollouts = [r for r in self._gateway.stats()["rollouts"] if r["name"] == self._name]
+            if not rollouts:
                 raise HeadwayError(f"The gateway has no rollout {self._name} any more.")
-            now = found[0]
+            now = rollouts[0]
             line = f"  {now['state']}, {now['share']:.0%} of the requests"
             line += f": {now['reason']}" if now["reason"] else ""
-            if line != told or time.monotonic() - told_s > TOLD_S:
-                told, told_s = line, time.monotonic()
+            if line != printed or time.monotonic() - printed_s > PROGRESS_INTERVAL_S:
+                printed, printed_s = line, time.monotonic()
                 known = now["guards"]["errors"]
                 counts = f"{known['canary'][1]} at the canary, {known['control'][1]} beside it"
                 waits = f"; waits for {', '.join(now['waits_for'])}" if now["waits_for"] else ""
@@ -235,11 +233,11 @@ class Steps:
             time.sleep(POLL_S)
 
     def _end(self, reason: str) -> None:
-        """Take the canary away: from the gateway, then its server."""
+        """Remove the canary from the gateway, then end its server."""
         from headway.gateway import overlay
 
         overlay.remove(self._file, self._name)
-        with suppress(HeadwayError):  # it may be down, and finds the file as it is when it starts
+        with suppress(HeadwayError):  # a gateway that is down reads the file when it starts
             if reason:
                 self._gateway.take_back(self._name, reason)
         with suppress(HeadwayError):
@@ -247,10 +245,10 @@ class Steps:
         if self._server is not None:
             self._server.terminate()
             with suppress(subprocess.TimeoutExpired):
-                self._server.wait(STOP_S)
-        print("the version of today answers all requests", flush=True)
+                self._server.wait(STOP_TIMEOUT_S)
+        print("the current version answers all requests", flush=True)
 
-    def _say_promoted(self) -> None:
+    def _print_promoted(self) -> None:
         from headway.gateway import overlay
 
         print(f"promoted: {self._name} answers all requests of {self._model}", flush=True)
@@ -260,18 +258,18 @@ class Steps:
 
 
 def digest(stamp: str) -> str:
-    """A short name of what a folder holds now."""
+    """Return a short hash of a folder's stamp."""
     return hashlib.sha256(stamp.encode()).hexdigest()[:12]
 
 
 def verb(name: str, *words: str | Path) -> int:
-    """Run another verb to its end: its exit status."""
+    """Run another verb and return its exit status."""
     command = [sys.executable, "-m", "headway.cli.main", name, *map(str, words)]
     return subprocess.run(command, check=False).returncode
 
 
 def is_ready(url: str) -> bool:
-    """Whether a server answers requests."""
+    """Whether a server is ready."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
             return bool(answer.status == 200)

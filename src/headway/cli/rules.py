@@ -10,11 +10,11 @@ from headway.core.errors import UsageError
 from headway.telemetry.budget_rules import budget_rules
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 
-def rules(call: "Call") -> int:
-    """Print a rule file for the classes, the objectives and the target that `serve` is given."""
+def rules(call: "VerbCall") -> int:
+    """Print a rule file for the classes, objectives and target of `serve`."""
     if call.positionals:
         raise UsageError(
             "--rules takes options alone.", "headway doctor --rules --classes classes.yaml"
@@ -22,6 +22,8 @@ def rules(call: "Call") -> int:
     from headway.cli.serve import make_classes
 
     options: ServerOptions = call.options[ServerOptions]
-    found = budget_rules(make_classes(options).values(), options.slo_target, options.metrics_prefix)
-    yaml.safe_dump(found, sys.stdout, sort_keys=False, width=100)
+    groups = budget_rules(
+        make_classes(options).values(), options.slo_target, options.metrics_prefix
+    )
+    yaml.safe_dump(groups, sys.stdout, sort_keys=False, width=100)
     return 0

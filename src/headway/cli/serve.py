@@ -1,4 +1,4 @@
-"""`headway serve [FOLDER]`: the server over one engine process."""
+"""`headway serve [FOLDER]`: the server, with its engines in processes of their own."""
 
 import contextlib
 import hashlib
@@ -15,19 +15,20 @@ from typing import TYPE_CHECKING
 import headway
 from headway.cli import kv_gate
 from headway.cli.common import (
-    drafting_folder,
+    draft_model_folder,
+    make_scorer,
     model_folder,
     model_name,
+    only_folder,
     print_settings,
     read_tokenizer,
-    scorer_of,
 )
 from headway.cli.engines import (
     check_pools,
     count_engines,
+    divide_machine,
     join_clients,
     make_clients,
-    share_of_machine,
 )
 from headway.config.options import Bytes, EngineOptions, LogOptions, ServerOptions, to_arguments
 from headway.config.served_spec import as_served
@@ -45,34 +46,32 @@ from headway.telemetry.contention import CoreWatch, CpuWatch
 log = logging.getLogger(__name__)
 
 FALLBACK_KV_MEMORY = Bytes(-20)
-"""Share of the free memory that a second engine takes for KV: the first loads beside it."""
-OF_FIRST = (
+"""KV memory of the fallback engine as a share of the free memory, while the first one loads."""
+FIRST_MODEL_OPTIONS = (
     *("max_model_len", "tokenizer", "chat_template", "fp8", "draft_model", "draft_vocab_size"),
     *("kv_layers", "kv_read", "kv_keep", "kv_cache_dtype_skip_layers"),
     *("tensor_parallel_size", "pipeline_parallel_size", "sum_parts"),
     "decode_context_parallel_size",
 )
-"""Options of the engine that are of one model alone: its layers, heads, weights and words."""
+"""Engine options that hold for one model alone: its layers, heads, weights and vocabulary."""
 
 if TYPE_CHECKING:
     from headway.admit.admission import Rules
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
     from headway.edge.keys import Keyring
-    from headway.server.models import ServedModel, State
+    from headway.server.models import ServedModel, ServerState
 
 
-def serve(call: "Call") -> int:
-    """Serve until a signal; returns 0 after a clean drain."""
-    if len(call.positionals) > 1:
-        raise UsageError("serve takes one folder.", "headway serve FOLDER")
-    folder = model_folder(call.positionals[0] if call.positionals else None)
+def serve(call: "VerbCall") -> int:
+    """Serve until a signal; return 0 after a clean drain."""
+    folder = only_folder(call, "serve", "headway serve FOLDER")
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
     check_pools(engine_options, options)
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
     if "--dry-run" in call.switches:
-        shared = share_of_machine(folder, engine_options, count_engines(options))
+        shared = divide_machine(folder, engine_options, count_engines(options))
         print_settings(folder, shared, call.sources, call.deprecated)
         print_objectives(make_classes(options))
         return 0
@@ -97,31 +96,31 @@ def serve(call: "Call") -> int:
     root_path.checked(options.root_path)
     notifier = Notifier.take(os.environ)
     with serving.open_listener(options) as (listener, url), contextlib.ExitStack() as bar:
-        progress = bar.enter_context(loading(folder.name, logs.log_format))
+        progress = bar.enter_context(loading_progress(folder.name, logs.log_format))
         state = make_state(folder, engine_options, options, logs, keyring, classes, progress)
         add_fallback(state, engine_options, logs)
-        watch_cores(state)
+        attach_cpu_watches(state)
         for row in state.rows:
             row.telemetry.request_log = RequestLog(every=logs.log_requests)
         state.log_stats = logs.log_stats
 
         def on_ready() -> None:
             bar.close()
-            warn_of_waiting(engine_options, state.rows[0].info().max_num_seqs)
+            warn_static_batching(engine_options, state.rows[0].info().max_num_seqs)
             with contextlib.suppress(OSError):  # a full disk behind stdout is no reason to end
-                text = greeting(state, url)
+                text = ready_message(state, url)
                 print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
         with written_aside("headway.requests", logs.log_format):
             serving.run(run.serve(state, listener, on_ready, notifier))
     log.info("ended")
-    discard_unwritten()
+    discard_unwritten_output()
     return 0
 
 
 @contextlib.contextmanager
-def loading(name: str, format: str) -> Iterator[Callable[[int, int], None]]:
-    """What shows how far the model is loaded; in JSON one line says that it begins."""
+def loading_progress(name: str, format: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows the loading progress; with JSON logs one line at the start."""
     if format == "text":
         with bytes_bar(f"Loading {name}") as progress:
             yield progress
@@ -131,18 +130,18 @@ def loading(name: str, format: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def print_objectives(classes: dict[str, ServiceClass]) -> None:
-    """What `--dry-run` says of the default class; only a model that is loaded can be measured."""
+    """Print the objectives of the default class for `--dry-run`, before any measurement."""
     default = classes[DEFAULT_CLASS]
-    more = "; raised at the start where one request alone takes longer"
+    more = "; raised at the start where a single request takes longer"
     why = default.why + more * (default.why == LIKE_INTERACTIVE)
     why += "; queued beyond them where they cannot be met" * default.best_effort
     print(f"{'objectives':<22} {default!s:<14} {why}")
 
 
 def make_classes(options: ServerOptions) -> dict[str, ServiceClass]:
-    """The service classes by name, as `--classes`, `--slo` and `--batch-price` say.
+    """Return the service classes by name, from `--classes`, `--slo` and `--batch-price`.
 
-    Where there is a fallback it answers what would be late, and nothing is queued beyond that.
+    With a fallback the default class is not best effort: the fallback answers late requests.
     """
     classes = service_classes(options.slo, Path(options.classes) if options.classes else None)
     if options.batch_price is not None:
@@ -160,13 +159,13 @@ def make_state(
     keyring: "Keyring",
     classes: dict[str, ServiceClass],
     progress: Callable[[int, int], None],
-) -> "State":
-    """The server's state for one model folder."""
-    from headway.server.models import State
+) -> "ServerState":
+    """Return the server's state for one model folder."""
+    from headway.server.models import ServerState
 
-    check_context(classes, drafting_folder(folder, engine_options))
+    check_context(classes, draft_model_folder(folder, engine_options))
     model = make_model(folder, engine_options, options, logs, classes, progress)
-    return State(
+    return ServerState(
         keyring=keyring,
         models=dict.fromkeys(model.names, model),
         options=options,
@@ -174,8 +173,8 @@ def make_state(
     )
 
 
-def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions) -> None:
-    """Put the upstream or the second engine of `--fallback-model` into the state."""
+def add_fallback(state: "ServerState", engine_options: EngineOptions, logs: LogOptions) -> None:
+    """Add the upstream or the second engine of `--fallback-model` to the state."""
     from headway.edge.upstream import FallbackUpstream, split_name
 
     if not state.options.fallback_model:
@@ -201,16 +200,16 @@ def add_fallback(state: "State", engine_options: EngineOptions, logs: LogOptions
     )
     classes, quiet = make_classes(options), lambda done, total: None
     state.models[name] = make_model(
-        folder, of_second(engine_options), options, logs, classes, quiet
+        folder, fallback_engine_options(engine_options), options, logs, classes, quiet
     )
     state.fallback_model = name
 
 
-def of_second(options: EngineOptions) -> EngineOptions:
-    """What the engine of another folder is started with: all but what is of the first model alone.
+def fallback_engine_options(options: EngineOptions) -> EngineOptions:
+    """Return the options of the fallback's engine: all but those of the first model alone.
 
-    `--kv-layers FILE` numbers layers of the first, its gate judged no other weights, and
-    `--speculative-method medusa,ngram` is `ngram` where other weights have no heads.
+    `--kv-layers FILE` has layers of the first model, whose gate judged no other weights, and
+    `--speculative-method medusa,ngram` becomes `ngram` where other weights have no heads.
     """
     own = EngineOptions()
     method = options.speculative_method
@@ -219,24 +218,24 @@ def of_second(options: EngineOptions) -> EngineOptions:
         method = ",".join(shared) or "off"
     return replace(
         options,
-        **{name: getattr(own, name) for name in OF_FIRST},
+        **{name: getattr(own, name) for name in FIRST_MODEL_OPTIONS},
         kv_memory=options.kv_memory or FALLBACK_KV_MEMORY,
         quantization=options.quantization if options.quantization in FORMATS else "none",
         speculative_method=method,
     )
 
 
-def watch_cores(state: "State") -> None:
-    """Let each model's telemetry see who uses the cores, and what we compute for one alone."""
+def attach_cpu_watches(state: "ServerState") -> None:
+    """Attach the watches of core and CPU use to telemetry; CPU use for a single model only."""
     for row in state.rows:
         row.telemetry.core_watch = CoreWatch(row.telemetry.clock.now_s)
         row.telemetry.cpu_watch = CpuWatch() if len(state.rows) == 1 else None
 
 
 def check_model(folder: Path, options: EngineOptions) -> None:
-    """ModelError for a folder that cannot be served, before an engine starts.
+    """Raise ModelError for a folder that cannot be served, before an engine starts.
 
-    Its weights are there, safetensors or GGUF, and their headers are whole.
+    Its weights, safetensors or GGUF, must exist with complete headers.
     """
     from headway.runtime.checkpoint_files import find_files
 
@@ -246,7 +245,7 @@ def check_model(folder: Path, options: EngineOptions) -> None:
 
 
 def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules":
-    """What the options say of admission."""
+    """Return the rules of admission from the options."""
     from headway.admit.admission import Rules
     from headway.config.scheduler_config import SchedulerConfig
     from headway.engine.policy import POLICIES
@@ -261,7 +260,7 @@ def make_rules(options: ServerOptions, engine_options: EngineOptions) -> "Rules"
 
 
 def fingerprint(folder: Path, options: EngineOptions) -> str:
-    """What `system_fingerprint` says: alike for the same version, model config and options."""
+    """Return `system_fingerprint`: the same for the same version, model config and options."""
     config = json.dumps(read_document(folder, "config.json"))
     parts = [headway.__version__, config, *to_arguments(options)]
     return "fp_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
@@ -275,8 +274,8 @@ def make_model(
     classes: dict[str, ServiceClass],
     progress: Callable[[int, int], None],
 ) -> "ServedModel":
-    """The row of the model table: tokenizer, telemetry, and the client with its command."""
-    from headway.server.models import ServedModel, answer_marks
+    """Return the row of the model table: tokenizer, telemetry, and the clients of its engines."""
+    from headway.server.models import ServedModel, answer_formats
     from headway.telemetry.live import Telemetry
     from headway.telemetry.trace import otlp_provider, span_writer
 
@@ -299,7 +298,7 @@ def make_model(
 
     telemetry.engines.num = count_engines(options)
     clients = make_clients(folder, engine_options, options, logs, tokenizer, telemetry, progress)
-    format, reasoning = answer_marks(tokenizer, options.tool_call_parser)
+    format, reasoning = answer_formats(tokenizer, options.tool_call_parser)
     model = ServedModel(
         names=names,
         client=clients[0],
@@ -311,14 +310,14 @@ def make_model(
         format=format,
         reasoning=reasoning,
         rules=make_rules(options, engine_options),
-        scorer=scorer_of(folder, engine_options),
+        scorer=make_scorer(folder, engine_options),
     )
-    model.client = join_clients(clients, options, telemetry, model.admission.lines)
+    model.client = join_clients(clients, options, telemetry, model.admission.queues)
     return model
 
 
 def check_context(classes: dict[str, ServiceClass], drafting: Path | None) -> None:
-    """UsageError for a class whose documents nobody could shorten."""
+    """Raise UsageError for a class with keep_context where there is no draft model."""
     for row in classes.values():
         if row.keep_context is not None and row.keep_context < 1 and drafting is None:
             raise UsageError(
@@ -327,8 +326,8 @@ def check_context(classes: dict[str, ServiceClass], drafting: Path | None) -> No
             )
 
 
-def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
-    """Static batching with too few clients waits by design; somebody should know why."""
+def warn_static_batching(options: EngineOptions, max_num_seqs: int) -> None:
+    """Warn that static batching with too few clients waits by design."""
     if options.batching == "static" and max_num_seqs > 1:
         log.warning(
             "--batching static: requests start %d at a time; fewer wait until more come. "
@@ -337,8 +336,8 @@ def warn_of_waiting(options: EngineOptions, max_num_seqs: int) -> None:
         )
 
 
-def greeting(state: "State", url: str) -> str:
-    """The last lines after start: URL, model, key hint, and a curl to paste."""
+def ready_message(state: "ServerState", url: str) -> str:
+    """Return the lines printed when ready: URL, model, key hint, and a curl command."""
     place = url if url.startswith("unix:") else url + "/v1"
     model = state.rows[0]
     key = "$HEADWAY_API_KEY" if state.keyring else "any"
@@ -359,13 +358,13 @@ def greeting(state: "State", url: str) -> str:
 
 
 def curl_url(url: str) -> str:
-    """As curl takes it: unix:/run/s → --unix-socket /run/s http://localhost."""
+    """Return a URL as curl takes it: unix:/run/s → --unix-socket /run/s http://localhost."""
     path = url.removeprefix("unix:")
     return url if path == url else f"--unix-socket {path} http://localhost"
 
 
-def discard_unwritten() -> None:
-    """Let what stdout and stderr cannot write go; Python would end with status 120 over it."""
+def discard_unwritten_output() -> None:
+    """Discard what stdout and stderr cannot write, else Python exits with status 120."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

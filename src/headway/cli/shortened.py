@@ -1,22 +1,20 @@
-"""`headway eval URL --suite context`: what shortened documents save, and cost in right answers."""
+"""`headway eval URL --suite context`: tokens saved by shortened documents, right answers lost."""
 
 import sys
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.cli.common import served_model
+from headway.cli.common import GATE_FAILED, open_served_model
 from headway.config.options import EvalOptions
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
-
-GATE_FAILED = 5
+    from headway.cli.main import VerbCall
 
 
-def evaluate(call: "Call") -> int:
-    """Ask, print the table; 5 when the gate is asked for and chance cuts as well."""
+def evaluate(call: "VerbCall") -> int:
+    """Ask, print the table; return 5 with --gate where random cuts are as good."""
     from headway.evals.shortened import SKILLS, Column, ask, table
     from headway.evals.skills.suite import LEVELS
     from headway.evals.url import is_url
@@ -36,18 +34,21 @@ def evaluate(call: "Call") -> int:
         print(f"context: {', '.join(skills)}; {options.questions} questions each at each level")
         return 0
 
-    def told(column: Column) -> None:
-        right, asked, _, _ = column.share()
-        print(f"keep {column.keep:g}, {column.method}: {right} of {asked} right", file=sys.stderr)
+    def print_column(column: Column) -> None:
+        right, num_questions, _, _ = column.share()
+        print(
+            f"keep {column.keep:g}, {column.method}: {right} of {num_questions} right",
+            file=sys.stderr,
+        )
 
-    with served_model(url, options, options.model) as model:
+    with open_served_model(url, options, options.model) as model:
         report = ask(
             model,
             questions=options.questions,
             seed=options.test_seed,
             skills=skills,
             levels=sorted(set(options.levels)) or LEVELS,
-            on_column=told,
+            on_column=print_column,
         )
     if options.json:
         write(options.json, msgspec.json.encode(report))

@@ -1,4 +1,4 @@
-"""`headway doctor --trace URL OUT.json`: the last seconds of a server, for Perfetto."""
+"""`headway doctor --trace URL OUT.json`: write the last seconds of a server for Perfetto."""
 
 import json
 import urllib.error
@@ -11,13 +11,13 @@ from headway.config.options import TraceOptions
 from headway.core.errors import HeadwayError, UsageError
 
 if TYPE_CHECKING:
-    from headway.cli.main import Call
+    from headway.cli.main import VerbCall
 
 TIMEOUT_S = 30.0
 
 
-def trace(call: "Call") -> int:
-    """Fetch the trace, write it, and say what to do with it."""
+def trace(call: "VerbCall") -> int:
+    """Fetch the trace, write it, and print how to open it."""
     if len(call.positionals) != 2:
         raise UsageError(
             "--trace takes a URL and a file.", "headway doctor --trace URL OUT.json --seconds 5"
@@ -39,7 +39,7 @@ def trace(call: "Call") -> int:
 
 
 def fetch(url: str, options: TraceOptions) -> bytes:
-    """The body of GET /trace; HeadwayError with the server's own words when it refuses."""
+    """Return the body of GET /trace; HeadwayError with the server's message where it refuses."""
     base = url.rstrip("/").removesuffix("/v1")
     query = urllib.parse.urlencode({"seconds": options.seconds})
     if not base.startswith(("http://", "https://")):

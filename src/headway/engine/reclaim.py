@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 from collections.abc import Sequence as TypingSequence
 from math import inf
 
-from headway.admit.queue import PATIENCE, UNPROMISED_S
+from headway.admit.queue import DEFAULT_TTFT_S, RECLAIM_WAIT_SHARE
 from headway.core.clock import Clock
 from headway.engine.kv import KVCache
 from headway.engine.policy.policy import Policy, needs_prefill
@@ -106,10 +106,10 @@ class Reclaim:
             return True
         matched = self.policy.num_matched_tokens(sequence)
         objective_s = sequence.request.terms.first_token_s(sequence.num_prompt - matched)
-        objective_s = min(objective_s, UNPROMISED_S)
+        objective_s = min(objective_s, DEFAULT_TTFT_S)
         own_s = token_s * (len(sequence.tokens) - matched)
         waited_s = self.clock.now_s() - sequence.arrived_s
-        return waited_s >= PATIENCE * max(objective_s - own_s, 0.0)
+        return waited_s >= RECLAIM_WAIT_SHARE * max(objective_s - own_s, 0.0)
 
     # ── victims ─────────────────────────────────────────────────────────────────────────────
 

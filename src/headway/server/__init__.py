@@ -1,7 +1,7 @@
-"""HTTP: three dialects over engine clients, with keys, limits, errors and streams.
+"""HTTP server: three API dialects over engine clients, with keys, limits, errors and streams.
 
-Here lives what turns a body into a request and deltas into bytes: `openai`, `responses`,
-`anthropic`, the live page.
+The room turns a body into a request and deltas into bytes: `openai`, `responses`, `anthropic`, and
+the live page.
 It imports core, telemetry, admit, engine, frontend, edge and batches. It never imports torch: the
 model is in another process.
 """

@@ -1,7 +1,7 @@
-"""The application: the table of routes, and the handlers that are not generation.
+"""The ASGI application: the table of routes, and the handlers that do not generate.
 
-Each route is an ASGI callable given the server's state. Generation is raw ASGI from the body to the
-last chunk, for it is the hot path; Starlette does the routing, CORS and the small answers.
+Endpoints that generate are raw ASGI from the body to the last chunk, because they are the hot path;
+Starlette does the routing, CORS and the other answers.
 """
 
 import asyncio
@@ -26,20 +26,19 @@ from headway.core import supervision
 from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
 from headway.edge import root_path
-from headway.edge.auth import AuthMiddleware, LoopbackGuard
+from headway.edge.auth import KEY, OPERATOR, PUBLIC, AuthMiddleware, LoopbackGuard
 from headway.edge.errors import json_response, unknown_url_error
 from headway.edge.relayed import LOAD_PATH
 from headway.edge.root_path import RootPath
 from headway.edge.serving import is_guarded
 from headway.frontend.client import not_ready
 from headway.server import forgetting, outcomes, page, relayed, tokens
-from headway.server.access import access
 from headway.server.anthropic import messages
 from headway.server.endpoints import GENERATIONS
-from headway.server.models import ServedModel, State
-from headway.server.openapi import document
-from headway.server.responses import stored
-from headway.server.session import Generate
+from headway.server.models import ServedModel, ServerState
+from headway.server.openapi import build_document
+from headway.server.responses import routes as response_routes
+from headway.server.session import GenerationEndpoint
 from headway.telemetry.calibration import take_calibration
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import WINDOWS_S
@@ -48,21 +47,21 @@ from headway.telemetry.stats import take_snapshot
 log = logging.getLogger(__name__)
 
 DEFAULT_TRACE_S = 5.0
-EXPOSED = (
+EXPOSED_HEADERS = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
     *("x-headway-ignored-fields", "x-headway-fallback", "x-headway-kv", "x-headway-context"),
     *(
-        f"x-ratelimit-{what}-{of}"
-        for what in ("limit", "remaining", "reset")
-        for of in ("requests", "tokens")
+        f"x-ratelimit-{figure}-{unit}"
+        for figure in ("limit", "remaining", "reset")
+        for unit in ("requests", "tokens")
     ),
 )
-"""Headers of ours that a web page from elsewhere may read."""
+"""Response headers that a web page of another origin may read (CORS)."""
 Number = TypeVar("Number", int, float)
 
 
-def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
-    """The whole ASGI application; with a `runner` files and batches too, run through it."""
+def make_app(state: ServerState, runner: Runner | None = None) -> ASGIApp:
+    """Return the ASGI application; with a `runner` also the endpoints of files and batches."""
     endpoints = generating_endpoints(state)
     routes = [
         *batch_routes(runner, endpoints),
@@ -73,7 +72,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
         ],
         *[Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()],
     ]
-    router = Router(routes, default=nothing_here, redirect_slashes=False)
+    router = Router(routes, default=unknown_path, redirect_slashes=False)
     options = state.options
     origins = options.allowed_origins
     here = is_guarded(options, options.insecure)
@@ -92,25 +91,25 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
             allow_origins=origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=EXPOSED,
+            expose_headers=EXPOSED_HEADERS,
         )
     root = root_path.checked(options.root_path)
     return RootPath(app, root) if root else app
 
 
 def log_refusal(telemetry: Telemetry, error: RequestError, source: RequestSource) -> None:
-    """The line of a request that was answered with an error, where requests have lines."""
+    """Log a request that was answered with an error, where requests are logged."""
     if telemetry.request_log is not None:
         telemetry.request_log.log_error_answer(error, source)
 
 
-def generating_endpoints(state: State) -> dict[str, ASGIApp]:
-    """Path → endpoint of all that generates."""
-    return {row.path: Generate(state, row) for row in GENERATIONS}
+def generating_endpoints(state: ServerState) -> dict[str, ASGIApp]:
+    """Return path → endpoint of each row that generates."""
+    return {row.path: GenerationEndpoint(state, row) for row in GENERATIONS}
 
 
 def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[Route]:
-    """Files and batches, and what generates: a line of a batch may ask the same endpoints."""
+    """Return the routes of files and batches, and those that lines of a batch may ask."""
     if runner is None:
         return []
     runner.endpoints = endpoints
@@ -126,35 +125,35 @@ def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[R
     ]
 
 
-Given = TypeVar("Given")
-Answer = Callable[[State, Request], Awaitable[Response]]
+Context = TypeVar("Context")
+Answer = Callable[[ServerState, Request], Awaitable[Response]]
 
 
 def handler(
-    given: Given, answer: Callable[[Given, Request], Awaitable[Response]]
+    context: Context, answer: Callable[[Context, Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with what it is given, the state or the runner, as Starlette calls it."""
+    """Return `answer` as a Starlette endpoint; `context` is the state or the runner."""
 
     async def endpoint(request: Request) -> Response:
-        return await answer(given, request)
+        return await answer(context, request)
 
     return endpoint
 
 
-async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
+async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     raise unknown_url_error(scope["path"])
 
 
-# ── the small answers ───────────────────────────────────────────────────────────────────────
+# ── handlers ────────────────────────────────────────────────────────────────────────────────
 
 
-async def health(state: State, _: Request) -> Response:
-    """200 while the process lives."""
+async def health(state: ServerState, _: Request) -> Response:
+    """Answer 200 while the process lives."""
     return json_response({"status": "ok"})
 
 
-async def ready(state: State, _: Request) -> Response:
-    """200 when every model takes requests, else 503 with what it is doing."""
+async def ready(state: ServerState, _: Request) -> Response:
+    """Answer 200 when every model accepts requests, else 503 with the status of each."""
     statuses = {model.names[0]: model.client.status for model in state.rows}
     all_ready = all(model.client.ready for model in state.rows)
     content = {"status": "ready" if all_ready else "not ready", "models": statuses}
@@ -162,18 +161,18 @@ async def ready(state: State, _: Request) -> Response:
     return json_response(content, 200 if all_ready else 503, headers)
 
 
-async def version(state: State, _: Request) -> Response:
+async def version(state: ServerState, _: Request) -> Response:
     return json_response({"version": headway.__version__})
 
 
-async def openapi(state: State, _: Request) -> Response:
-    """The OpenAPI document of what this server takes, with its models and its limits."""
-    return json_response(document(state, GENERATIONS))
+async def openapi(state: ServerState, _: Request) -> Response:
+    """Answer with the OpenAPI document of this server, with its models and limits."""
+    return json_response(build_document(state, GENERATIONS))
 
 
-async def metrics(state: State, _: Request) -> Response:
+async def metrics(state: ServerState, _: Request) -> Response:
     texts = []
-    outcomes.show(state)
+    outcomes.export_task_metrics(state)
     for name, count in supervision.failures.items():
         state.rows[0].telemetry.registry.set("task_failures", count, name)
     for model in state.rows:
@@ -181,11 +180,11 @@ async def metrics(state: State, _: Request) -> Response:
         registry.set("engine_restarts", model.client.num_restarts)
         registry.set("num_requests_admitted", model.admission.num_admitted)
         texts.append(model.telemetry.render())
-    return Response(merged(texts), media_type="text/plain; version=0.0.4")
+    return Response(merge_metrics(texts), media_type="text/plain; version=0.0.4")
 
 
-def merged(texts: list[bytes]) -> bytes:
-    """The metrics of several models, what is said of a name said once, its samples together."""
+def merge_metrics(texts: list[bytes]) -> bytes:
+    """Merge the metrics of several models: one HELP and TYPE for each name, samples together."""
     if len(texts) == 1:
         return texts[0]
     families: dict[bytes, list[bytes]] = {}
@@ -194,35 +193,35 @@ def merged(texts: list[bytes]) -> bytes:
         for line in text.splitlines():
             if line.startswith(b"# HELP "):
                 name = line.split(b" ", 3)[2]
-                seen = name in families
+                is_known = name in families
                 lines = families.setdefault(name, [])
-            if not (line.startswith(b"#") and seen):
+            if not (line.startswith(b"#") and is_known):
                 lines.append(line)
     return b"".join(line + b"\n" for lines in families.values() for line in lines)
 
 
-async def stats(state: State, request: Request) -> Response:
-    """One model, now and over the last minutes; the only one unless `?model=` names it.
+async def stats(state: ServerState, request: Request) -> Response:
+    """Answer with the statistics of one model, the first unless `?model=` names another.
 
-    `?seconds=20` adds a window of that length, at most 300; `?history=true` the last 300 seconds,
-    second by second.
+    `?seconds=20` adds a window of that length, at most 300; `?history=true` adds the last 300
+    seconds, second by second.
     """
-    seconds = asked_seconds(request, int)
-    past = asked_history(request)
-    more_s = () if seconds is None else (seconds,)
+    seconds = seconds_param(request, int)
+    with_history = history_param(request)
+    extra_windows_s = () if seconds is None else (seconds,)
     model = state.named_or_first(request.query_params.get("model"))
     model.telemetry.registry.set("engine_restarts", model.client.num_restarts)
     prompts, tokenizer = model.telemetry.prompts, model.tokenizer
     if prompts.due:
         await asyncio.to_thread(prompts.refresh, tokenizer.decode if tokenizer else None)
     status = model.client.status
-    snapshot = take_snapshot(model.telemetry, status, more_s, with_history=past)
-    snapshot.tasks = state.tasks.most_expensive(outcomes.MOST_SHOWN)
+    snapshot = take_snapshot(model.telemetry, status, extra_windows_s, with_history=with_history)
+    snapshot.tasks = state.tasks.most_expensive(outcomes.MAX_TASK_GROUPS)
     return json_response(snapshot)
 
 
-def asked_history(request: Request) -> bool:
-    """`?history=true`, false without it; RequestError for any other word."""
+def history_param(request: Request) -> bool:
+    """Parse `?history=true`, false by default; RequestError for any other word."""
     text = request.query_params.get("history", "false")
     if text not in ("true", "false"):
         raise RequestError(
@@ -233,8 +232,8 @@ def asked_history(request: Request) -> bool:
     return text == "true"
 
 
-def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
-    """`?seconds=` as an int or a float, None without it; RequestError beyond what is kept."""
+def seconds_param(request: Request, kind: type[Number]) -> Number | None:
+    """Parse `?seconds=`, None without it; RequestError beyond the longest window."""
     text = request.query_params.get("seconds")
     if text is None:
         return None
@@ -251,28 +250,28 @@ def asked_seconds(request: Request, kind: type[Number]) -> Number | None:
     return seconds
 
 
-async def trace(state: State, request: Request) -> Response:
-    """The last `?seconds=` of steps and requests as a Chrome trace."""
-    seconds = asked_seconds(request, float) or DEFAULT_TRACE_S
+async def trace(state: ServerState, request: Request) -> Response:
+    """Answer with the last `?seconds=` of steps and requests as a Chrome trace."""
+    seconds = seconds_param(request, float) or DEFAULT_TRACE_S
     model = state.named_or_first(request.query_params.get("model"))
     return json_response(model.telemetry.trace(seconds))
 
 
-async def calibration(state: State, request: Request) -> Response:
-    """The last `?seconds=` of steps, raw, what the host adds, and the traffic without its text: for
-    `headway simulate`, and the doctor's what-ifs."""
-    seconds = asked_seconds(request, float)
+async def calibration(state: ServerState, request: Request) -> Response:
+    """Answer with the last `?seconds=` of raw steps, the host's overhead and the traffic without
+    its text, for `headway simulate` and the what-ifs of the doctor."""
+    seconds = seconds_param(request, float)
     model = state.named_or_first(request.query_params.get("model"))
     since_s = 0.0 if seconds is None else state.clock.now_s() - seconds
-    found = take_calibration(model.telemetry, since_s)
-    if found is None:
+    content = take_calibration(model.telemetry, since_s)
+    if content is None:
         raise not_ready(model.client.status)
-    found.origin = model.origin()
-    return Response(msgspec.json.encode(found, enc_hook=float), media_type="application/json")
+    content.origin = model.origin()
+    return Response(msgspec.json.encode(content, enc_hook=float), media_type="application/json")
 
 
 def model_card(name: str, model: ServedModel) -> dict[str, Any]:
-    """One model as /v1/models shows it, to OpenAI's clients and to Anthropic's."""
+    """Return one entry of /v1/models, with the fields of OpenAI and of Anthropic."""
     return {
         "id": name,
         "object": "model",
@@ -287,13 +286,13 @@ def model_card(name: str, model: ServedModel) -> dict[str, Any]:
     }
 
 
-async def list_models(state: State, _: Request) -> Response:
+async def list_models(state: ServerState, _: Request) -> Response:
     cards = [model_card(name, model) for name, model in state.models.items()]
     ends = {"has_more": False, "first_id": cards[0]["id"], "last_id": cards[-1]["id"]}
     return json_response({"object": "list", "data": cards, **ends})
 
 
-async def get_model(state: State, request: Request) -> Response:
+async def get_model(state: ServerState, request: Request) -> Response:
     name = request.path_params["name"]
     return json_response(model_card(name, state.model(name)))
 
@@ -310,15 +309,47 @@ SMALL_ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/v1/outcomes", outcomes.outcome),
-    ("POST", "/cache/forget", forgetting.forget),
+    ("POST", "/cache/forget", forgetting.forget_blocks),
     ("POST", "/tokenize", tokens.tokenize),
     ("POST", "/detokenize", tokens.detokenize),
     ("POST", "/apply-template", tokens.apply_template),
     ("GET", "/openapi.json", openapi),
-    ("POST", "/v1/responses/input_tokens", stored.input_tokens),
-    ("GET", "/v1/responses/{response_id}", stored.retrieve),
-    ("DELETE", "/v1/responses/{response_id}", stored.delete),
-    ("POST", "/v1/responses/{response_id}/cancel", stored.cancel),
-    ("GET", "/v1/responses/{response_id}/input_items", stored.input_items),
+    ("POST", "/v1/responses/input_tokens", response_routes.input_tokens),
+    ("GET", "/v1/responses/{response_id}", response_routes.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", response_routes.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", response_routes.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", response_routes.input_items),
     ("POST", "/v1/messages/count_tokens", messages.count_tokens),
 ]
+
+# ── access ──────────────────────────────────────────────────────────────────────────────────
+
+ACCESS: dict[str, str] = {
+    "/health": PUBLIC,
+    "/ready": PUBLIC,
+    **dict.fromkeys(page.PATHS, PUBLIC),
+    "/v1/": KEY,
+    "/version": KEY,
+    "/openapi.json": KEY,
+    "/tokenize": KEY,
+    "/detokenize": KEY,
+    "/apply-template": KEY,
+    "/cache/forget": KEY,
+    "/metrics": OPERATOR,
+    "/stats": OPERATOR,
+    "/trace": OPERATOR,
+    "/calibration": OPERATOR,
+}
+"""Path → access where there are keys; a path that ends in / holds for all below it.
+
+A path that is not here is for operators' keys alone, so a new route is closed until a row opens it.
+"""
+ACCESS_PREFIXES = [path for path in ACCESS if path.endswith("/") and path != "/"]
+
+
+def access(path: str) -> str:
+    """Return the access of a path: /v1/models → KEY, /health → PUBLIC, unknown → OPERATOR."""
+    if path in ACCESS:
+        return ACCESS[path]
+    prefix = next((prefix for prefix in ACCESS_PREFIXES if path.startswith(prefix)), None)
+    return OPERATOR if prefix is None else ACCESS[prefix]

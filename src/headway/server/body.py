@@ -1,7 +1,7 @@
-"""What an endpoint takes of a body: its fields, those without effect, those that are refused.
+"""The fields of a body: those that an endpoint accepts, those without effect, those it refuses.
 
-A field that changes answers and is not honoured is refused by name; an unknown one is refused under
---strict-api and else reported back.
+A field that would change the answer and is not honoured is refused by name. An unknown field is
+refused under --strict-api, otherwise it is reported in a header.
 """
 
 from dataclasses import dataclass
@@ -11,44 +11,46 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.edge.body import typed
-from headway.server.fields import refuse
+from headway.server.fields import refuse_fields
 
 
 @dataclass(frozen=True, slots=True)
-class Accepts:
-    """What an endpoint takes: its body, names without effect, names that are refused.
+class BodySpec:
+    """The body of an endpoint, the names without effect, and the names that are refused.
 
-    `unheeded` are fields inside others that a client must or may send, and that are not honoured:
+    `nested_no_ops` are fields inside others that a client must or may send without effect:
     `thinking.budget_tokens`.
     """
 
     body: type[msgspec.Struct]
     no_ops: frozenset[str] = frozenset()
     refused: frozenset[str] = frozenset()
-    unheeded: tuple[str, ...] = ()
+    nested_no_ops: tuple[str, ...] = ()
 
     def read(self, raw: dict[str, Any], strict: bool) -> tuple[Any, list[str]]:
-        """The typed body and the names in it that are ignored; `strict` refuses unknown ones."""
-        refuse(raw, self.refused)
+        """Return the typed body and its ignored names; `strict` refuses unknown names."""
+        refuse_fields(raw, self.refused)
         unknown = unknown_fields(raw, self.body, self.no_ops | self.refused)
         if unknown and strict:
             name = unknown[0][:100]
             raise RequestError(
                 f"The field {name} is unknown.", param=name, code="unknown_parameter"
             )
-        return typed(raw, self.body), unknown + [name for name in self.unheeded if has(raw, name)]
+        return typed(raw, self.body), unknown + [
+            name for name in self.nested_no_ops if has_nested_field(raw, name)
+        ]
 
 
 def unknown_fields(
-    raw: dict[str, Any], kind: type[msgspec.Struct], also: frozenset[str]
+    raw: dict[str, Any], kind: type[msgspec.Struct], no_ops: frozenset[str]
 ) -> list[str]:
-    """Names in `raw` that mean nothing to us; what is sent as null was not asked for."""
-    known = set(kind.__struct_fields__) | also
+    """Return the unknown names in `raw`; a field that is null counts as left out."""
+    known = set(kind.__struct_fields__) | no_ops
     return [name for name, value in raw.items() if name not in known and value is not None]
 
 
-def has(raw: dict[str, Any], path: str) -> bool:
-    """Whether a field inside an object is given: `thinking.budget_tokens`, not as null."""
+def has_nested_field(raw: dict[str, Any], path: str) -> bool:
+    """Whether a nested field is given and not null: `thinking.budget_tokens`."""
     outer, _, inner = path.partition(".")
     value = raw.get(outer)
     return isinstance(value, dict) and value.get(inner) is not None

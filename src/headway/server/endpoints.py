@@ -1,6 +1,6 @@
-"""The table of the endpoints that generate: what each takes, and who prepares and answers it.
+"""The table of the endpoints that generate: the body of each, how it is prepared and answered.
 
-`session` is the way of a body through any of them.
+`session` runs a request through any of them.
 """
 
 import msgspec
@@ -9,7 +9,7 @@ from headway.server import body as bodies
 from headway.server.anthropic import messages
 from headway.server.anthropic import schema as anthropic_schema
 from headway.server.anthropic.schema import MessagesBody
-from headway.server.fields import ELSEWHERE
+from headway.server.fields import FOREIGN_FIELDS
 from headway.server.generation import GenerationRow
 from headway.server.openai import chat, completions
 from headway.server.openai.schema import NO_OPS, ChatBody, CompletionBody
@@ -20,56 +20,56 @@ from headway.server.responses.schema import ResponsesBody
 BODIES = (ChatBody, CompletionBody, ResponsesBody, MessagesBody)
 
 
-def accepts(
+def body_spec(
     body: type[msgspec.Struct],
     no_ops: frozenset[str],
     refused: frozenset[str] = frozenset(),
-    unheeded: tuple[str, ...] = (),
-) -> bodies.Accepts:
-    """What an endpoint takes; beside `refused` it refuses what only others honour."""
+    nested_no_ops: tuple[str, ...] = (),
+) -> bodies.BodySpec:
+    """Return the body spec of an endpoint; it also refuses fields that only others honour."""
     honoured_somewhere = {name for other in BODIES for name in other.__struct_fields__}
     known = no_ops.union(body.__struct_fields__)
-    return bodies.Accepts(
-        body, no_ops, (refused | ELSEWHERE | honoured_somewhere) - known, unheeded
+    return bodies.BodySpec(
+        body, no_ops, (refused | FOREIGN_FIELDS | honoured_somewhere) - known, nested_no_ops
     )
 
 
 GENERATIONS = (
     GenerationRow(
         path="/v1/chat/completions",
-        accepts=accepts(ChatBody, NO_OPS),
+        body_spec=body_spec(ChatBody, NO_OPS),
         prepare=chat.prepare,
-        prefix="chatcmpl-",
-        lengths=("max_completion_tokens", "max_tokens", "n_predict"),
+        id_prefix="chatcmpl-",
+        length_fields=("max_completion_tokens", "max_tokens", "n_predict"),
     ),
     GenerationRow(
         path="/v1/completions",
-        accepts=accepts(CompletionBody, NO_OPS),
+        body_spec=body_spec(CompletionBody, NO_OPS),
         prepare=completions.prepare,
-        chats=False,
-        prefix="cmpl-",
-        prompt="prompt",
-        lengths=("max_tokens", "n_predict"),
+        is_chat=False,
+        id_prefix="cmpl-",
+        prompt_field="prompt",
+        length_fields=("max_tokens", "n_predict"),
     ),
     GenerationRow(
         path="/v1/responses",
-        accepts=accepts(ResponsesBody, responses_schema.NO_OPS, responses_schema.REFUSED),
+        body_spec=body_spec(ResponsesBody, responses_schema.NO_OPS, responses_schema.REFUSED),
         prepare=responses.prepare,
-        prefix=responses.PREFIX,
+        id_prefix=responses.PREFIX,
         respond=responses.respond,
-        prompt="input",
-        lengths=("max_output_tokens",),
-        elsewhere=False,
+        prompt_field="input",
+        length_fields=("max_output_tokens",),
+        can_fall_back=False,
     ),
     GenerationRow(
         path="/v1/messages",
-        accepts=accepts(
+        body_spec=body_spec(
             MessagesBody,
             anthropic_schema.NO_OPS,
             anthropic_schema.REFUSED,
-            anthropic_schema.UNHEEDED,
+            anthropic_schema.NESTED_NO_OPS,
         ),
         prepare=messages.prepare,
-        prefix="msg_",
+        id_prefix="msg_",
     ),
 )

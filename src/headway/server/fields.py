@@ -1,9 +1,9 @@
-"""Fields that an endpoint refuses by name, and the values of them that ask for nothing.
+"""Fields that an endpoint refuses by name, and their neutral values.
 
-A field that would change the answer is honoured or refused, never dropped. An endpoint refuses what
-another endpoint here honours and it does not, and what only other servers know (`ELSEWHERE`). A
-value that asks for nothing passes: null, false, an empty one, a default. What is left are hints
-that change no answer (`cache_prompt`, `keep_alive`): ignored, and named in a header.
+A field that would change the answer is honoured or refused, never dropped. An endpoint refuses the
+fields that other endpoints of this server honour, and those of other servers (`FOREIGN_FIELDS`). A
+neutral value passes: null, false, empty, or a default. Fields that change no answer, such as
+`cache_prompt` and `keep_alive`, are ignored, and named in a header.
 """
 
 from typing import Any
@@ -31,9 +31,9 @@ SGLANG = (
     "return_prompt_token_ids custom_logit_processor custom_params input_ids task"
 )
 OLLAMA = "options think raw template images tfs_z top_a"
-ELSEWHERE = frozenset(" ".join((OPENAI, VLLM, LLAMA_CPP, SGLANG, OLLAMA)).split())
-"""Fields of other servers that change the answer and are honoured nowhere here."""
-DEFAULTS: dict[str, tuple[Any, ...]] = {
+FOREIGN_FIELDS = frozenset(" ".join((OPENAI, VLLM, LLAMA_CPP, SGLANG, OLLAMA)).split())
+"""Fields of other servers that change the answer and that no endpoint here honours."""
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(("n", "n_cmpl", "best_of"), (1,)),
     **dict.fromkeys(("length_penalty", "typical_p", "tfs_z", "repeat_penalty"), (1,)),
     **dict.fromkeys(("top_n_sigma", "adaptive_target", "repeat_last_n"), (-1,)),
@@ -51,7 +51,7 @@ DEFAULTS: dict[str, tuple[Any, ...]] = {
     "truncation": ("disabled",),
     "reasoning_format": ("auto", "deepseek"),
 }
-"""Values that ask for what is done anyway."""
+"""Field → values that change nothing."""
 HINTS = {
     "functions": "use tools",
     "function_call": "use tool_choice",
@@ -74,21 +74,21 @@ HINTS = {
     **dict.fromkeys(("guided_regex", "guided_choice", "regex"), "use structured_outputs"),
     **dict.fromkeys(("guided_grammar", "grammar", "ebnf", "format"), "use structured_outputs"),
 }
-"""What to send instead, where there is something."""
+"""Field → what to send instead."""
 
 
-def asks_for_nothing(name: str, value: Any) -> bool:
+def is_neutral(name: str, value: Any) -> bool:
     """Whether a refused field has a value that changes nothing: `echo: false`, `n: 1`."""
     if value is None or value is False or value in ("", [], {}):
         return True
-    same = (default for default in DEFAULTS.get(name, ()) if value == default)
+    same = (default for default in NEUTRAL_VALUES.get(name, ()) if value == default)
     return any(isinstance(value, bool) == isinstance(default, bool) for default in same)
 
 
-def refuse(raw: dict[str, Any], names: frozenset[str]) -> None:
-    """Raise RequestError for the first field among `names` that asks for something."""
+def refuse_fields(raw: dict[str, Any], names: frozenset[str]) -> None:
+    """Raise RequestError for the first field among `names` whose value is not neutral."""
     for name, value in raw.items():
-        if name in names and not asks_for_nothing(name, value):
+        if name in names and not is_neutral(name, value):
             hint = HINTS.get(name)
             raise RequestError(
                 f"The field {name} is not supported here{f'; {hint}' if hint else ''}.",

@@ -1,6 +1,6 @@
-"""What a key asks to be forgotten: POST /cache/forget, and revoked keys of the key file.
+"""POST /cache/forget, and the KV of keys that the key file revokes.
 
-Keys and values go, in memory and on a disk, and past answers that guesses come from: stored
+KV blocks in memory and on disk are forgotten, and past answers from which draft tokens come. Stored
 responses, files and batches have deletes of their own.
 """
 
@@ -16,63 +16,58 @@ from headway.edge import body as bodies
 from headway.edge.auth import forbidden
 from headway.edge.errors import json_response
 from headway.edge.keys import Caller
-from headway.edge.principal import principal_of, turn_of
-from headway.server.models import State
+from headway.edge.principal import principal_of
+from headway.server.models import ServerState
+from headway.server.turn import read_body
 
 
 class ForgetBody(msgspec.Struct, forbid_unknown_fields=True):
-    """POST /cache/forget: {} forgets all that this key has computed.
+    """POST /cache/forget: {} forgets all KV of this key.
 
-    With `cache_salt` only what was sent with that one; an operator may name another `key`.
+    With `cache_salt` only the KV of that salt; an operator may name another `key`.
     """
 
     cache_salt: str | None = None
     key: str | None = None
 
 
-async def forget(state: State, request: Request) -> Response:
-    """POST /cache/forget: nobody finds again the KV blocks of this key; a disk erases them."""
-    raw, _ = await bodies.read_object(
-        request.receive,
-        state.options.max_body,
-        ForgetBody,
-        pool=state.pool,
-        user=turn_of(request.scope),
-    )
-    asked = bodies.typed(raw, ForgetBody)
+async def forget_blocks(state: ServerState, request: Request) -> Response:
+    """POST /cache/forget: drop the KV blocks of this key, and erase them on disk."""
+    raw, _ = await read_body(state, request, ForgetBody)
+    body = bodies.typed(raw, ForgetBody)
     principal = principal_of(request.scope)
-    if asked.key is not None:
-        principal = named(state, request.scope.get("caller"), asked.key)
-    forget_everywhere(state, owner_of(principal, asked.cache_salt))
+    if body.key is not None:
+        principal = principal_by_name(state, request.scope.get("caller"), body.key)
+    forget_everywhere(state, block_owner_prefix(principal, body.cache_salt))
     shown: dict[str, Any] = {"object": "cache.forgotten", "key": principal.name}
-    return json_response(shown | {"cache_salt": asked.cache_salt})
+    return json_response(shown | {"cache_salt": body.cache_salt})
 
 
-def named(state: State, caller: Caller | None, name: str) -> Principal:
-    """Whom an operator names; RequestError for others, and for a name that nobody has."""
+def principal_by_name(state: ServerState, caller: Caller | None, name: str) -> Principal:
+    """Return the principal of a key's name; RequestError for an unknown name or no operator."""
     if state.keyring and (caller is None or not caller.admin):
         raise forbidden("Another key's blocks are for the operator (admin: true in the key file).")
-    found = state.keyring.named(name) if state.keyring else None
-    if found is None:
+    owner = state.keyring.named(name) if state.keyring else None
+    if owner is None:
         raise RequestError(f"There is no key {name[:64]!r}.", param="key", code="invalid_value")
-    return found.principal
+    return owner.principal
 
 
-def owner_of(principal: Principal, salt: str | None) -> bytes:
-    """What the owners of the blocks begin with: of one salt all of it, else of a user or a key."""
+def block_owner_prefix(principal: Principal, salt: str | None) -> bytes:
+    """Return the prefix of the block owners: of one salt, of a user or of a key."""
     if salt is not None:
         return principal.salted(salt).block_owner()
     is_user = " " in principal.cache_owner
     return principal.block_owner()[: USER_BYTES if is_user else KEY_BYTES]
 
 
-def forget_everywhere(state: State, owner: bytes) -> None:
-    """Every model drops the blocks of `owner`."""
+def forget_everywhere(state: ServerState, owner: bytes) -> None:
+    """Drop the blocks of `owner` in every model."""
     for model in state.rows:
         model.client.forget(owner)
 
 
-def forget_revoked(state: State) -> None:
-    """Every model drops the blocks of the revoked keys, whenever they were revoked."""
+def forget_revoked(state: ServerState) -> None:
+    """Drop the blocks of all revoked keys in every model."""
     for principal in state.keyring.revoked:
-        forget_everywhere(state, owner_of(principal, None))
+        forget_everywhere(state, block_owner_prefix(principal, None))

@@ -1,7 +1,7 @@
-"""What a request that generates asks for, how far its answer is, and what writes the answer.
+"""A request that generates, the progress of its answer, and the protocol of what writes it.
 
-`prepare` of an endpoint makes of an `Incoming` body a frozen `GenerationRequest`, and the `Dialect`
-that writes its answer from its `Progress`. `session` moves it from one to the other.
+`prepare` of an endpoint makes a frozen `GenerationRequest` of an `IncomingRequest`, and the
+`AnswerDialect` that writes its answer from its `Progress`. `session` runs it.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,21 +25,21 @@ from headway.frontend.answer import Delta
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.parts import CallEnds, Output
 from headway.server import kv
-from headway.server.body import Accepts
-from headway.server.context import Cut
+from headway.server.body import BodySpec
+from headway.server.context import ContextCut
 from headway.server.models import ServedModel
 from headway.server.openai.render import usage
 from headway.server.openai.tools import ToolUse
 from headway.telemetry.timeline import RequestTimeline
 
-# ── what comes in ───────────────────────────────────────────────────────────────────────────
+# ── incoming ────────────────────────────────────────────────────────────────────────────────
 
 
-class Incoming(msgspec.Struct, frozen=True, kw_only=True):
-    """One request as it came in, who asks, and the way to answer.
+class IncomingRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One request as it arrived, with its caller and its ASGI connection.
 
     `raw` is the body's object and `body` the same with types; `request_id` has the prefix of the
-    endpoint. `owner` is the name of the key that may ask for what is stored.
+    endpoint. `owner` is the name of the key that owns what is stored of it.
     """
 
     scope: Scope
@@ -56,33 +56,33 @@ class Incoming(msgspec.Struct, frozen=True, kw_only=True):
     owner: str
     created: int = 0
     relayed: Relayed | None = None
-    """What a gateway wants to know besides, or go on from."""
+    """What a gateway asks for besides, or resumes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRow:
-    """An endpoint that generates: what it takes, how that is prepared and answered."""
+    """An endpoint that generates: its body, how a request is prepared and answered."""
 
     path: str
-    accepts: Accepts
-    prepare: Callable[..., "Dialect"]
-    """Called in a thread with the state and an `Incoming`; raises RequestError."""
-    prefix: str
-    """Of the ids of its answers."""
+    body_spec: BodySpec
+    prepare: Callable[..., "AnswerDialect"]
+    """Called in a thread with the state and an `IncomingRequest`; raises RequestError."""
+    id_prefix: str
+    """Prefix of the ids of its answers."""
     respond: Callable[..., Awaitable[None]] | None = None
-    """Answers a session in a way of its own, where there is one."""
-    chats: bool = True
-    """Whether a template is rendered."""
-    prompt: str = "messages"
-    """The field of the prompt."""
-    lengths: tuple[str, ...] = ()
-    """Fields that say how long the answer may be, and are to be kept to the letter."""
-    elsewhere: bool = True
-    """Whether another server can answer: nothing in the body is known here alone."""
+    """Answers a session in place of `Session.answer`, where given."""
+    is_chat: bool = True
+    """Whether the chat template is rendered."""
+    prompt_field: str = "messages"
+    """Name of the prompt's field."""
+    length_fields: tuple[str, ...] = ()
+    """Names of the fields that set the answer's length; admission never shortens a given one."""
+    can_fall_back: bool = True
+    """Whether another server can answer: false where a body may refer to stored responses."""
 
     def admission_request(self, body: Any, request: "GenerationRequest") -> AdmissionRequest:
-        """What admission looks at."""
-        given = [name for name in self.lengths if getattr(body, name) not in (None, -1)]
+        """Return the request as admission checks it."""
+        fields = [name for name in self.length_fields if getattr(body, name) not in (None, -1)]
         return AdmissionRequest(
             lengths=[len(prompt) for prompt in request.prompts],
             sampling=request.sampling,
@@ -90,16 +90,16 @@ class GenerationRow:
             prompts=request.prompts,
             salt=request.caller.principal.salted(request.cache_salt).cache_salt,
             slo=request.slo,
-            prompt_param=self.prompt,
-            answer_param=given[0] if given else None,
+            prompt_param=self.prompt_field,
+            answer_param=fields[0] if fields else None,
         )
 
 
-# ── what is asked ───────────────────────────────────────────────────────────────────────────
+# ── request ─────────────────────────────────────────────────────────────────────────────────
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What one HTTP request asks for; choice i belongs to prompt i // n."""
+    """The checked content of one HTTP request; choice i belongs to prompt i // n."""
 
     model: ServedModel
     model_name: str
@@ -116,14 +116,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     slo: Slo | None = None
     priority: int | None = None
     cache_salt: str | None = None
-    shares: kv.Shares = kv.NONE
-    cut: Cut | None = None
+    shares: kv.KVShares = kv.SERVER_SHARES
+    cut: ContextCut | None = None
     use: ToolUse | None = None
     parser_spec: OutputParserSpec | None = None
 
     @property
     def terms(self) -> Terms:
-        """What the engine is told of its class, its key and its own fields."""
+        """Terms of scheduling for the engine, from its class, its key and its own fields."""
         return self.service_class.terms(self.slo, self.caller.weight, self.priority)
 
     @property
@@ -132,10 +132,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def kv_usage(self) -> dict[str, int]:
-        """Prompt tokens whose keys and values are kept and read, where not all are; and those that
-        `context` has cut, where it was asked for."""
-        found = kv.usage(self.model.client.info, self.prompts, self.shares)
-        return found | ({"cut": self.cut.num_cut} if self.cut is not None else {})
+        """Counts of prompt tokens whose KV is kept and read, where not all are, and of those that
+        `context` has cut."""
+        counts = kv.usage(self.model.client.info, self.prompts, self.shares)
+        return counts | ({"cut": self.cut.num_cut} if self.cut is not None else {})
 
     @property
     def num_choices(self) -> int:
@@ -143,14 +143,14 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def longest_answer(self) -> int:
-        """Its max_tokens, or what the context leaves of the longest prompt."""
+        """Most tokens of an answer: max_tokens, or the rest of the context."""
         info = self.model.client.info
         context = info.max_model_len if info is not None else 0
-        left = context - max(map(len, self.prompts), default=0)
-        return self.sampling.max_tokens or max(left, 0)
+        room = context - max(map(len, self.prompts), default=0)
+        return self.sampling.max_tokens or max(room, 0)
 
     def envelope(self, kind: str, fingerprint: str) -> dict[str, Any]:
-        """What every answer and chunk begins with; `kind` is its `object`."""
+        """Return the first fields of every answer and chunk; `kind` is the value of `object`."""
         return {
             "id": self.request_id,
             "object": kind,
@@ -160,29 +160,29 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-# ── how far it is ───────────────────────────────────────────────────────────────────────────
+# ── progress ────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(slots=True)
 class Progress:
-    """How far the answer to a request is; a dialect writes from it."""
+    """State of the answer to a request, from which a dialect writes."""
 
     request: GenerationRequest
     num_generated: int = 0
     num_cached: int = 0
     num_reasoned: int = 0
     outputs: dict[int, Output] = field(default_factory=dict)
-    """Choice → what its parts add up to, where the answers are read for them."""
+    """Choice → its accumulated parts, where answers are parsed for reasoning or calls."""
     timeline: RequestTimeline | None = None
-    """From when it is sent to the engine."""
+    """Set when the request is sent to the engine."""
 
     @property
     def num_tokens(self) -> int:
-        """Of prompts and answers."""
+        """Number of tokens of prompts and answers."""
         return self.request.num_prompt_tokens + self.num_generated
 
     def usage(self) -> dict[str, Any]:
-        """The `usage` object so far."""
+        """Return the `usage` object as it stands."""
         spec = self.request.parser_spec
         reasoned = self.num_reasoned if spec and spec.reasoning else None
         request = self.request
@@ -200,7 +200,7 @@ class Progress:
         return output is not None and bool(output.calls)
 
     def count(self, number: int, deltas: list[Delta]) -> list[tuple[int, Delta]]:
-        """(choice, delta) of what prompt `number` gained, its tokens and its ends counted."""
+        """Count the deltas of prompt `number`; return (choice, delta) pairs."""
         request, timeline = self.request, self.timeline
         assert timeline is not None
         telemetry, grammar = request.model.telemetry, request.sampling.grammar
@@ -221,13 +221,13 @@ class Progress:
                 timeline.on_scheduled(delta.first_scheduled_s, delta.num_cached_tokens)
             if delta.finish_reason is not None:
                 telemetry.on_sequence_end(delta.finish_reason)
-                called = self.has_calls(choice)  # judged by themselves
-                if delta.incomplete and grammar is not None and not called:
+                has_calls = self.has_calls(choice)  # `accumulate` counts those
+                if delta.incomplete and grammar is not None and not has_calls:
                     telemetry.on_invalid_answer(grammar.kind)
         return pairs
 
     def accumulate(self, choice: int, delta: Delta) -> None:
-        """Add the parts of `delta` to its output; calls that are over are judged."""
+        """Add the parts of `delta` to the output of its choice; count finished calls."""
         output = self.outputs.setdefault(choice, Output())
         output.accumulate(delta.parts or ())
         if output.thoughts and not (output.contents or output.calls):
@@ -239,76 +239,76 @@ class Progress:
                 telemetry.on_tool_call(fits=use.fault(call.name, call.arguments) is None)
 
     def timings(self) -> dict[str, Any]:
-        """{"timings": …} when they were asked for."""
+        """Return {"timings": …} where the request asks for them, else {}."""
         if not self.request.wants_timings or self.timeline is None:
             return {}
         return {"timings": self.timeline.timings()}
 
     def ending(self, usage_chunk: Callable[[], bytes]) -> bytes:
-        """How OpenAI's streams of chunks end: usage and timings where asked for, then `[DONE]`."""
-        wanted = self.request.include_usage or self.request.wants_timings
-        return (usage_chunk() if wanted else b"") + DONE
+        """Return the end of an OpenAI stream: usage and timings as asked for, then `[DONE]`."""
+        has_usage_chunk = self.request.include_usage or self.request.wants_timings
+        return (usage_chunk() if has_usage_chunk else b"") + DONE
 
     def last_chunk(self, envelope: dict[str, Any], usage: dict[str, Any]) -> bytes:
-        """The event that follows the last choice's: usage and timings, as asked for."""
+        """Return the event after that of the last choice: usage and timings as asked for."""
         content = {**envelope, "choices": [], **self.timings()}
         if self.request.include_usage:
             content["usage"] = usage
         return b"data: " + msgspec.json.encode(content) + b"\n\n"
 
 
-# ── who writes the answer ───────────────────────────────────────────────────────────────────
+# ── dialect ─────────────────────────────────────────────────────────────────────────────────
 
 
-class Dialect(Protocol):
-    """How one endpoint writes the answer to one request."""
+class AnswerDialect(Protocol):
+    """Writer of the answer to one request, in the format of its endpoint."""
 
     progress: Progress
-    """What is asked, and how far it is."""
+    """The request and the progress of its answer."""
 
     def opening(self, choice: int) -> bytes:
-        """The chunk that opens a choice, or b""."""
+        """Return the chunk that opens a choice, or b""."""
         ...
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
-        """The chunks for what a choice gained, or b"" while nothing can be shown."""
+        """Return the chunks of a delta, or b"" while no text can be shown."""
         ...
 
     def ending(self) -> bytes:
-        """What closes a stream after the last chunk."""
+        """Return the end of a stream."""
         ...
 
     def failure(self, error: RequestError) -> bytes:
-        """The event that ends a stream instead."""
+        """Return the event that ends a stream with an error."""
         ...
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
-        """The complete answer, from each choice's deltas."""
+        """Return the complete answer from the deltas of each choice."""
         ...
 
     def refusal(self, error: RequestError) -> Response:
-        """The HTTP answer when nothing was sent yet."""
+        """Return the HTTP response of an error before anything is sent."""
         ...
 
     def ping(self) -> bytes:
-        """What keeps a silent stream alive."""
+        """Return the bytes that keep a silent stream alive."""
         ...
 
 
 class Openings:
-    """The chunks that open the choices, each handed out once: with its first text, or before."""
+    """The chunks that open the choices; each is returned once."""
 
-    def __init__(self, dialect: Dialect, num_choices: int) -> None:
+    def __init__(self, dialect: AnswerDialect, num_choices: int) -> None:
         self._dialect = dialect
-        self._left = dict.fromkeys(range(num_choices))
+        self._unopened = dict.fromkeys(range(num_choices))
 
     def take(self, choice: int) -> bytes:
-        """The opening of a choice, b"" when it is open."""
-        if choice not in self._left:
+        """Return the opening of a choice, b"" if it is open."""
+        if choice not in self._unopened:
             return b""
-        del self._left[choice]
+        del self._unopened[choice]
         return self._dialect.opening(choice)
 
     def rest(self) -> bytes:
-        """The openings of all that are not open."""
-        return b"".join([self.take(choice) for choice in tuple(self._left)])
+        """Return the openings of all choices that are not open."""
+        return b"".join([self.take(choice) for choice in tuple(self._unopened)])

@@ -1,7 +1,7 @@
-"""The table of served models: a name, the client that answers for it, and its defaults.
+"""The table of served models: names, the client of the engines, and defaults.
 
-A client is an engine, wherever it runs; names that mean the same model are several keys of one row.
-The server asks this table for everything that depends on the model.
+A client is an engine, wherever it runs; several names of one model are keys of one row. The server
+asks this table for everything that depends on the model.
 """
 
 import itertools
@@ -33,9 +33,9 @@ from headway.telemetry.traffic import Origin
 
 @dataclass(slots=True, kw_only=True)
 class ServedModel:
-    """One row; `defaults` are the sampling parameters of its generation_config.json.
+    """One model; `defaults` are the sampling parameters of its generation_config.json.
 
-    `format` and `reasoning` say how its answers show tool calls and reasoning, if they can.
+    `format` and `reasoning` are the formats of tool calls and reasoning in its answers, if any.
     """
 
     names: list[str]
@@ -49,31 +49,31 @@ class ServedModel:
     rules: Rules = Rules()
     num_engines: int = 1
     scorer: Scorer | None = None
-    """Who says what `context` may cut; None without a drafting model."""
+    """Scores the units that `context` may cut; None without a draft model."""
     request_ids: Iterator[int] = field(default_factory=partial(itertools.count, 1))
-    """What its engine calls the next prompts."""
+    """Ids of the next prompts in the engine."""
     machine_time: MachineTime = field(default_factory=MachineTime)
     admission: Admission = field(init=False)
 
     def __post_init__(self) -> None:
         self.admission = Admission(self.telemetry.clock, self.rules, self.num_engines)
-        lines = self.admission.lines
+        queues = self.admission.queues
         self.telemetry.on_record = self._on_record
-        self.telemetry.on_engine_death = lines.on_gone
-        self.telemetry.on_engine_ready = self._began
+        self.telemetry.on_engine_death = queues.on_engine_down
+        self.telemetry.on_engine_ready = self._on_engine_ready
         if self.telemetry.ready is not None:
-            self._began(0, self.telemetry.ready)
+            self._on_engine_ready(0, self.telemetry.ready)
 
     def _on_record(self, record: StepRecord) -> None:
-        self.admission.lines.on_record(record)
+        self.admission.queues.on_record(record)
         self.machine_time.add(record)
 
-    def _began(self, engine: int, ready: Introduction) -> None:
-        """A new engine has computed nothing yet, and keeps what its KV blocks hold."""
-        self.admission.lines.on_began(engine, max(ready.group_blocks) * ready.block_size)
+    def _on_engine_ready(self, engine: int, ready: Introduction) -> None:
+        """Reset the prefixes of an engine that has started, at the size of its KV blocks."""
+        self.admission.queues.on_engine_ready(engine, max(ready.group_blocks) * ready.block_size)
 
     def origin(self) -> Origin | None:
-        """What it was started with, for who simulates it; None before its engine is ready."""
+        """Return the settings for a simulation; None before the engine is ready."""
         ready = self.telemetry.ready
         if ready is None or ready.plan is None:
             return None
@@ -87,13 +87,13 @@ class ServedModel:
         )
 
     def info(self) -> Ready:
-        """What the engine serves; raises EngineDownError while it loads or restarts."""
+        """Return what the engine serves; raises EngineDownError while it loads or restarts."""
         if not self.client.ready or self.client.info is None:
             raise not_ready(self.client.status)
         return self.client.info
 
     def service_class(self, body: Any, caller: Caller) -> ServiceClass:
-        """The class that `body` names, else its key's, else the default; raises RequestError."""
+        """Return the class of `body`, else of its key, else the default; raises RequestError."""
         chosen = choose_class(
             self.telemetry.classes,
             body.service_class,
@@ -104,9 +104,9 @@ class ServedModel:
             return chosen
         by_tier = body.service_class is None and body.service_tier
         named = "service_tier" if by_tier else "service_class"
-        whose = "Batches of this key" if caller.in_batch else "This key"
+        subject = "Batches of this key" if caller.in_batch else "This key"
         raise RequestError(
-            f"{whose} may not use the class {chosen.name!r}. Leave {named} out, or let the "
+            f"{subject} may not use the class {chosen.name!r}. Leave {named} out, or let the "
             "operator name the class under `classes` in the key's row.",
             param=named,
             code="permission_denied",
@@ -115,14 +115,14 @@ class ServedModel:
 
     @property
     def accepts(self) -> list[str]:
-        """What it can be asked with: ids always, text with a tokenizer, chats with a template."""
+        """Kinds of prompts: ids always, text with a tokenizer, messages with a chat template."""
         if self.tokenizer is None:
             return ["token_ids"]
         chats = ["messages"] if self.tokenizer.template else []
         return [*chats, "text", "token_ids"]
 
     def needs_tokenizer(self, param: str) -> Tokenizer:
-        """The tokenizer, or a RequestError on `param` where the server runs without one."""
+        """Return the tokenizer; RequestError on `param` where the server runs without one."""
         if self.tokenizer is None:
             raise RequestError(
                 "This server runs without a tokenizer; send token ids to /v1/completions.",
@@ -133,8 +133,8 @@ class ServedModel:
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
-    """What every handler is given."""
+class ServerState:
+    """State of the server process, passed to every handler."""
 
     models: dict[str, ServedModel]
     options: ServerOptions
@@ -142,11 +142,11 @@ class State:
     fingerprint: str = ""
     keyring: Keyring = field(default_factory=Keyring)
     upstream: FallbackUpstream | None = None
-    """The server that answers what this one would refuse for load; else `fallback_model` does."""
+    """Server that answers requests refused here for load; without one `fallback_model` does."""
     fallback_model: str = ""
     pool: TokenizerPool = field(default_factory=TokenizerPool)
     log_stats: bool = False
-    """Whether a line a minute with the totals is logged."""
+    """Whether the totals are logged once a minute."""
     tasks: Tasks = field(default_factory=Tasks)
     retries: Retries = field(default_factory=Retries)
     responses: ResponseStore = field(init=False)
@@ -156,15 +156,12 @@ class State:
 
     @property
     def unnamed(self) -> str | None:
-        """Whom a request without a model asks: the only one served, a fallback not counted."""
+        """Name of the model of a request without one: the only one served, without the fallback."""
         rows = [row for row in self.rows if self.fallback_model not in row.names]
         return rows[0].names[0] if len(rows) == 1 else None
 
     def name(self, given: str | None) -> str:
-        """The model's name as it was given; it may be left out where there is only one to answer.
-
-        Raises RequestError where it may not.
-        """
+        """Return the given name, or that of the only model; RequestError where there are more."""
         name = self.unnamed if given is None else given
         if name is not None:
             return name
@@ -176,25 +173,25 @@ class State:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All that a request may ask for."""
+        """Names that a request may give."""
         return tuple(self.models)
 
     @property
     def batch_price(self) -> float:
-        """What a token of the class of batches costs beside another."""
+        """Price of a token of the batch class, relative to others."""
         return self.rows[0].telemetry.classes[BATCH_CLASS].price
 
     def takes_lines(self, model: str) -> bool:
-        """Whether a line of a batch for this model may be asked now."""
+        """Whether lines of a batch for this model may run now."""
         return self.models[model].client.ready
 
     def num_at_once(self, model: str) -> int:
-        """How many sequences the model's engines run at once; 1 before it has said so."""
+        """Return the number of slots of the model's engines; 1 before an engine is ready."""
         info = self.models[model].client.info
         return info.max_num_seqs * self.models[model].num_engines if info else 1
 
     def model(self, given: str | None) -> ServedModel:
-        """The row for a name; RequestError 404 when there is none."""
+        """Return the row of a name; RequestError 404 without one."""
         name = self.name(given)
         model = self.models.get(name)
         if model is None:
@@ -207,11 +204,11 @@ class State:
         return model
 
     def named_or_first(self, name: str | None) -> ServedModel:
-        """The named model; without a name the first."""
+        """Return the named model; without a name the first."""
         return self.model(name if name is not None else next(iter(self.models)))
 
     def falls_back(self, given: str | None) -> bool:
-        """Whether somebody else answers for this model when it is full."""
+        """Whether a fallback answers for this model when it is full."""
         if self.upstream is not None:
             return True
         second = self.models.get(self.fallback_model)
@@ -223,10 +220,10 @@ class State:
         return list({id(model): model for model in self.models.values()}.values())
 
 
-def answer_marks(
+def answer_formats(
     tokenizer: Tokenizer | None, parser: str
 ) -> tuple[Format | None, ReasoningMarkers | None]:
-    """How a model's answers show calls and reasoning: as its template has it, or as was said."""
+    """Return the formats of calls and reasoning, by `parser` or by the chat template."""
     if tokenizer is None or tokenizer.template is None:
         return None, None
     source = tokenizer.template.source

@@ -1,7 +1,7 @@
-"""The OpenAPI document: what this server takes, from the same models that check it.
+"""The OpenAPI document, made from the same structs and tables that check requests.
 
 Bodies come from their msgspec structs, ranges from `core.request`, names without effect and refused
-ones from the table of endpoints, model names from the models served. It is served at /openapi.json;
+ones from the table of endpoints, model names from the served models. It is served at /openapi.json;
 a test holds that it names every route, and another sends what it describes.
 """
 
@@ -18,11 +18,11 @@ from headway.batches.routes import CreateBody
 from headway.core.request import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOPS, RANGES
 from headway.edge.errors import speaks_anthropic
 from headway.server.anthropic.messages import COUNT as COUNT_MESSAGES
-from headway.server.body import Accepts
+from headway.server.body import BodySpec
 from headway.server.forgetting import ForgetBody
-from headway.server.models import State
-from headway.server.openai.schema import ROLES, SIDES
-from headway.server.responses.stored import COUNT as COUNT_RESPONSES
+from headway.server.models import ServerState
+from headway.server.openai.schema import ROLES, TRUNCATION_SIDES
+from headway.server.responses.routes import COUNT as COUNT_RESPONSES
 from headway.server.tokens import TEMPLATE, DetokenizeBody, TokenizeBody
 from headway.telemetry.tasks import Outcome
 
@@ -70,7 +70,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "repeat_penalty": dict(zip(("minimum", "maximum"), RANGES["repetition_penalty"], strict=True)),
     "n_predict": {"minimum": -1},
     "truncate_prompt_tokens": {"minimum": -1},
-    "truncation_side": {"enum": list(SIDES)},
+    "truncation_side": {"enum": list(TRUNCATION_SIDES)},
     "max_completion_tokens": COUNT_AT_LEAST_ONE,
     "max_output_tokens": COUNT_AT_LEAST_ONE,
     "top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
@@ -84,7 +84,7 @@ LIMITS: dict[str, dict[str, Any]] = {
     "messages": {"minItems": 1, "items": MESSAGE},
     "truncation": {"enum": ["disabled"]},
 }
-"""What a field's type does not say; a limit goes to the branch of its type."""
+"""Limits of a field beyond its type; each goes to the branch of its type."""
 BY_TYPE = {
     "minimum": ("integer", "number"),
     "maximum": ("integer", "number"),
@@ -99,27 +99,27 @@ BY_TYPE = {
 }
 
 
-class Row(Protocol):
-    """An endpoint that generates, of the application's table."""
+class EndpointRow(Protocol):
+    """A row of the table of endpoints that generate."""
 
     @property
     def path(self) -> str: ...
     @property
-    def accepts(self) -> Accepts: ...
+    def body_spec(self) -> BodySpec: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One method at one path: what it takes, which keys its answer always has."""
+    """One method of one path: its body, and the keys that its answer always has."""
 
     summary: str
-    takes: Accepts | None = None
+    body: BodySpec | None = None
     answers: tuple[str, ...] = ()
     streams: bool = False
     query: dict[str, dict[str, Any]] = field(default_factory=dict)
     media: str = "application/json"
     form: tuple[str, ...] = ()
-    """The fields of a multipart form, the file first."""
+    """Fields of a multipart form, the file first."""
 
 
 MODEL_QUERY: dict[str, dict[str, Any]] = {"model": {"type": "string"}}
@@ -194,7 +194,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses/input_tokens"): Operation(
         summary="How many tokens the items have",
-        takes=COUNT_RESPONSES,
+        body=COUNT_RESPONSES,
         answers=("object", "input_tokens"),
     ),
     ("POST", "/v1/messages"): Operation(
@@ -204,12 +204,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/messages/count_tokens"): Operation(
         summary="How many tokens the messages have",
-        takes=COUNT_MESSAGES,
+        body=COUNT_MESSAGES,
         answers=("input_tokens",),
     ),
     ("POST", "/v1/messages/batches"): Operation(
         summary="Run these messages when there is room",
-        takes=Accepts(MessageBatchBody),
+        body=BodySpec(MessageBatchBody),
         answers=MESSAGE_BATCH_KEYS,
     ),
     ("GET", "/v1/messages/batches"): Operation(
@@ -249,7 +249,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         summary="Delete a file", answers=("id", "object", "deleted")
     ),
     ("POST", "/v1/batches"): Operation(
-        summary="Run the requests of a file", takes=Accepts(CreateBody), answers=BATCH_KEYS
+        summary="Run the requests of a file", body=BodySpec(CreateBody), answers=BATCH_KEYS
     ),
     ("GET", "/v1/batches"): Operation(
         summary="The batches of this key", answers=("object", "data", "has_more"), query=PAGE
@@ -258,43 +258,43 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/batches/{id}/cancel"): Operation(summary="End a batch", answers=BATCH_KEYS),
     ("POST", "/v1/outcomes"): Operation(
         summary="Whether a task of this key has succeeded",
-        takes=Accepts(Outcome),
+        body=BodySpec(Outcome),
         answers=("task_id", "success"),
     ),
     ("POST", "/cache/forget"): Operation(
         summary="Forget the KV blocks of this key",
-        takes=Accepts(ForgetBody),
+        body=BodySpec(ForgetBody),
         answers=("object", "key", "cache_salt"),
     ),
     ("POST", "/tokenize"): Operation(
         summary="Text or messages in, token ids out",
-        takes=Accepts(TokenizeBody),
+        body=BodySpec(TokenizeBody),
         answers=("tokens", "count", "max_model_len"),
     ),
     ("POST", "/detokenize"): Operation(
-        summary="Token ids in, text out", takes=Accepts(DetokenizeBody), answers=("prompt",)
+        summary="Token ids in, text out", body=BodySpec(DetokenizeBody), answers=("prompt",)
     ),
     ("POST", "/apply-template"): Operation(
-        summary="Messages in, the prompt's text out", takes=TEMPLATE, answers=("prompt",)
+        summary="Messages in, the prompt's text out", body=TEMPLATE, answers=("prompt",)
     ),
 }
 
 
-def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
-    """The document for this server; `rows` are the endpoints that generate."""
-    accepts = {row.path: row.accepts for row in rows}
-    taken = {key: op.takes or accepts.get(key[1]) for key, op in OPERATIONS.items()}
-    structs = list(dict.fromkeys(row.body for row in taken.values() if row is not None))
+def build_document(state: ServerState, rows: Iterable[EndpointRow]) -> dict[str, Any]:
+    """Return the document of this server; `rows` are the endpoints that generate."""
+    body_specs = {row.path: row.body_spec for row in rows}
+    specs = {key: operation.body or body_specs.get(key[1]) for key, operation in OPERATIONS.items()}
+    structs = list(dict.fromkeys(row.body for row in specs.values() if row is not None))
     references, schemas = msgspec.json.schema_components(structs, ref_template=REFERENCE)
     names = dict(zip(structs, references, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
-        wanted = taken[method, path]
+        spec = specs[method, path]
         entry: dict[str, Any]
         entry = paths.setdefault(path, {})[method.lower()] = describe(path, operation)
-        if wanted is not None:
-            reference = names[wanted.body]
-            complete(schemas[reference["$ref"].rpartition("/")[2]], wanted, state)
+        if spec is not None:
+            reference = names[spec.body]
+            add_limits(schemas[reference["$ref"].rpartition("/")[2]], spec, state)
             entry["requestBody"] = {
                 "required": True,
                 "content": {"application/json": {"schema": reference}},
@@ -318,7 +318,7 @@ def document(state: State, rows: Iterable[Row]) -> dict[str, Any]:
 
 
 def form_content(names: tuple[str, ...]) -> dict[str, Any]:
-    """A multipart form whose first field is a file."""
+    """Return the content of a multipart form, with the file as the first field."""
     fields: dict[str, Any] = {name: {"type": "string"} for name in names}
     fields[names[0]]["format"] = "binary"
     schema = {"type": "object", "required": list(names), "properties": fields}
@@ -326,7 +326,7 @@ def form_content(names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def describe(path: str, operation: Operation) -> dict[str, Any]:
-    """One operation but its body: parameters and answers."""
+    """Return the parameters and responses of one operation, without its body."""
     answer: dict[str, Any] = {"type": "object", "required": list(operation.answers)}
     content = {operation.media: {"schema": answer if operation.answers else {}}}
     if operation.streams:
@@ -355,8 +355,8 @@ def describe(path: str, operation: Operation) -> dict[str, Any]:
     }
 
 
-def complete(schema: dict[str, Any], accepts: Accepts, state: State) -> None:
-    """Add to a body's schema what its types do not say."""
+def add_limits(schema: dict[str, Any], spec: BodySpec, state: ServerState) -> None:
+    """Add the limits that types do not state to the schema of a body."""
     properties: dict[str, Any] = schema["properties"]
     for name, limits in LIMITS.items():
         if name in properties:
@@ -365,16 +365,16 @@ def complete(schema: dict[str, Any], accepts: Accepts, state: State) -> None:
         restrict(properties["n"], {"maximum": state.options.max_n})
     if "model" in properties:
         restrict(properties["model"], {"enum": list(state.models)})
-    for name in sorted(accepts.no_ops):
+    for name in sorted(spec.no_ops):
         properties.setdefault(name, {"description": "Accepted, without effect."})
-    for name in sorted(accepts.refused):
+    for name in sorted(spec.refused):
         properties.setdefault(name, {"type": "null", "description": "Refused: not honoured."})
     if state.options.strict_api:
         schema["additionalProperties"] = False
 
 
 def restrict(schema: dict[str, Any], limits: dict[str, Any]) -> None:
-    """Put each limit on the branch of `schema` whose type it speaks of."""
+    """Put each limit on the branch of `schema` that has its type."""
     for branch in schema.get("anyOf", [schema]):
         for key, value in limits.items():
             if branch.get("type") in BY_TYPE[key]:

@@ -1,7 +1,7 @@
-"""What tasks have cost this server, and whether they succeeded: POST /v1/outcomes.
+"""The cost of tasks on this server, and whether they succeeded: POST /v1/outcomes.
 
-A request's dollars are its share of the machine's time, at `--price-per-hour`: what its own tokens
-took in the steps. Time in which nothing ran is in `cost_usd` alone.
+The dollars of a request are its share of the machine's time, at `--price-per-hour`: the time that
+its tokens took in the steps. Idle time is in `cost_usd` alone.
 """
 
 from typing import Any
@@ -13,34 +13,35 @@ from starlette.types import Scope
 
 from headway.edge import body as bodies
 from headway.edge.errors import json_response
-from headway.edge.principal import owner_of, turn_of
+from headway.edge.principal import owner_of
 from headway.edge.tasks import TaskName, task_name
 from headway.server.generation import GenerationRequest, Progress
-from headway.server.models import State
+from headway.server.models import ServerState
+from headway.server.turn import read_body
 from headway.telemetry.tasks import Outcome, Tasks, no_such_task
 
-MOST_SHOWN = 100
-"""Groups of tasks in `/stats`."""
+MAX_TASK_GROUPS = 100
+"""Most groups of tasks in `/stats`."""
 
 
-def named_task(
-    state: State, scope: Scope, raw: dict[str, Any], owner: str, request: GenerationRequest
+def request_task(
+    state: ServerState, scope: Scope, raw: dict[str, Any], owner: str, request: GenerationRequest
 ) -> TaskName:
-    """The task of a request; one that its client's library sends again has that of its first try.
+    """Return the task of a request; a retry by the client's library has that of the first try.
 
     Raises RequestError.
     """
     named = task_name(scope, raw.get("metadata"))
     if named.task is not None:
         return named
-    asked = hash((scope["path"], *map(tuple, request.prompts)))
+    prompt_hash = hash((scope["path"], *map(tuple, request.prompts)))
     again = named.num_retry > 0
-    task = state.retries.task_of(owner, asked, again, scope["request_id"])
+    task = state.retries.task_of(owner, prompt_hash, again, scope["request_id"])
     return TaskName(task, named.task_class, named.num_retry)
 
 
-def spend(state: State, owner: str, name: TaskName, progress: Progress) -> None:
-    """A request is over: what it took is its task's."""
+def charge_task(state: ServerState, owner: str, name: TaskName, progress: Progress) -> None:
+    """Charge a request that has ended to its task."""
     request = progress.request
     computed = max(0, request.num_prompt_tokens - progress.num_cached)
     seconds = request.model.machine_time.seconds(computed, progress.num_generated)
@@ -50,23 +51,17 @@ def spend(state: State, owner: str, name: TaskName, progress: Progress) -> None:
     )
 
 
-async def outcome(state: State, request: Request) -> Response:
-    """POST /v1/outcomes: whether a task of this key has succeeded; the last word holds."""
-    raw, _ = await bodies.read_object(
-        request.receive,
-        state.options.max_body,
-        Outcome,
-        pool=state.pool,
-        user=turn_of(request.scope),
-    )
-    told = bodies.typed(raw, Outcome)
-    if not state.tasks.judge(owner_of(request.scope), told.task_id, told.success):
-        raise no_such_task(told.task_id)
-    return json_response(msgspec.to_builtins(told))
+async def outcome(state: ServerState, request: Request) -> Response:
+    """POST /v1/outcomes: note whether a task of this key has succeeded; the last call holds."""
+    raw, _ = await read_body(state, request, Outcome)
+    body = bodies.typed(raw, Outcome)
+    if not state.tasks.judge(owner_of(request.scope), body.task_id, body.success):
+        raise no_such_task(body.task_id)
+    return json_response(msgspec.to_builtins(body))
 
 
-def show(state: State) -> None:
-    """Set the metrics of tasks, which are of all models together."""
+def export_task_metrics(state: ServerState) -> None:
+    """Set the metrics of tasks, which count all models together."""
     registry = state.rows[0].telemetry.registry
     tasks: Tasks = state.tasks
     for dimension, name, totals in tasks.rows():

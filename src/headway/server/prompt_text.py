@@ -1,9 +1,9 @@
-"""The text of a prompt on its way to token ids: refused as soon as it is certain not to fit.
+"""The text of a prompt on its way to token ids, refused as soon as it is certain not to fit.
 
 No token stands for more bytes than the longest entry of the vocabulary, so a text of more bytes
-than that for each token of the context is refused before it is tokenized; a long text is tokenized
-part by part, and no further than the context. Of a prompt that is truncated, and of messages that
-a template has yet to render, more may be dropped than can be known: they may be 16 times as long.
+than that for each token of the context is refused before it is tokenized. A long text is tokenized
+part by part, no further than the context. Of a prompt that is truncated, and of messages before a
+template renders them, the part that remains is not known: they may be 16 times as long.
 """
 
 from collections.abc import Iterable
@@ -14,10 +14,10 @@ from headway.edge.lanes import checkpoint
 from headway.server.models import ServedModel
 
 COUNTABLE_BYTES, COUNTABLE_BYTES_PER_TOKEN = 2**20, 16
-"""What is only counted may be longer than a prompt: this much, or so much for each token of the
+"""Limit of a text that is only counted: the larger of these bytes, in all or for each token of the
 context."""
 RENDERED_BYTES = 32 * 2**20
-"""Texts of messages in all, those of stored responses included, before they are rendered."""
+"""Limit of the text of all messages before rendering, stored responses included."""
 
 
 def encode(
@@ -28,16 +28,16 @@ def encode(
     add_special_tokens: bool = True,
     truncated: bool = False,
 ) -> list[int]:
-    """The ids of a prompt's text; RequestError when it cannot fit in the context.
+    """Return the ids of a prompt's text; RequestError where it cannot fit in the context.
 
-    What is `truncated` afterwards is encoded to its end.
+    A prompt that is `truncated` afterwards is encoded to its end.
     """
     tokenizer, most = model.needs_tokenizer(param), model.info().max_model_len
     check_bytes(text, tokenizer.text_limit(most, loosely=truncated), most, param)
     ids: list[int] = []
     for part in tokenizer.encode_parts(text, add_special_tokens=add_special_tokens):
         if len(ids) > most and not truncated:
-            raise too_long(
+            raise too_long_error(
                 f"The context holds {most} tokens; the prompt has {len(ids)} or more.", param
             )
         checkpoint()
@@ -48,7 +48,7 @@ def encode(
 def count(
     model: ServedModel, text: str, param: str, *, add_special_tokens: bool = True
 ) -> list[int]:
-    """The ids of a text that need not fit in the context; RequestError beyond what is counted."""
+    """Return the ids of a text that need not fit in the context; RequestError beyond the limit."""
     check_countable(model, has_more_bytes(text, countable_bytes(model)), param)
     ids: list[int] = []
     tokenizer = model.needs_tokenizer(param)
@@ -59,13 +59,13 @@ def count(
 
 
 def countable_bytes(model: ServedModel) -> int:
-    """The most bytes of text that are tokenized to be counted."""
+    """Return the most bytes of a text that is only counted."""
     return max(COUNTABLE_BYTES, COUNTABLE_BYTES_PER_TOKEN * model.info().max_model_len)
 
 
-def check_countable(model: ServedModel, too_long: bool, param: str) -> None:
-    """Refuse a text that is too long even to be counted."""
-    if too_long:
+def check_countable(model: ServedModel, is_too_long: bool, param: str) -> None:
+    """Raise RequestError where a text is too long to be counted."""
+    if is_too_long:
         raise RequestError(
             f"{param} has more than {countable_bytes(model)} bytes, which is all that is "
             "tokenized at once here. Send it in parts.",
@@ -77,7 +77,7 @@ def check_countable(model: ServedModel, too_long: bool, param: str) -> None:
 def check_messages(
     model: ServedModel, messages: Iterable[dict[str, Any]], *, counted: bool = False
 ) -> None:
-    """Refuse messages that no template could make fit, before one is asked."""
+    """Raise RequestError for messages that cannot fit, before a template renders them."""
     size = sum(len(message.get("content") or "") for message in messages)
     if counted:
         check_countable(model, size > countable_bytes(model), "messages")
@@ -85,7 +85,7 @@ def check_messages(
     tokenizer, most = model.needs_tokenizer("messages"), model.info().max_model_len
     limit = min(tokenizer.text_limit(most, loosely=True), RENDERED_BYTES)
     if size > limit:
-        raise too_long(
+        raise too_long_error(
             f"The context holds {most} tokens; the messages have {size} characters, and {limit} "
             "are the most that are rendered here.",
             "messages",
@@ -93,9 +93,9 @@ def check_messages(
 
 
 def check_bytes(text: str, limit: int, most: int, param: str) -> None:
-    """Refuse a text of more than `limit` bytes, which cannot be `most` tokens."""
+    """Raise RequestError for a text of more than `limit` bytes, which cannot be `most` tokens."""
     if has_more_bytes(text, limit):
-        raise too_long(
+        raise too_long_error(
             f"The context holds {most} tokens, which are {limit} bytes at most; the prompt has "
             f"{len(text)} characters.",
             param,
@@ -103,11 +103,11 @@ def check_bytes(text: str, limit: int, most: int, param: str) -> None:
 
 
 def has_more_bytes(text: str, limit: int) -> bool:
-    """Whether `text` has more than `limit` bytes of UTF-8; a long one is not encoded to see it."""
+    """Whether `text` has more than `limit` bytes of UTF-8, mostly without encoding it."""
     return len(text) > limit or (
         4 * len(text) > limit and len(text.encode("utf-8", "surrogatepass")) > limit
     )
 
 
-def too_long(why: str, param: str) -> RequestError:
+def too_long_error(why: str, param: str) -> RequestError:
     return RequestError(f"{why} Shorten the prompt.", param=param, code="context_length_exceeded")

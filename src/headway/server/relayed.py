@@ -1,6 +1,6 @@
-"""A gateway asks this server: streams with marks, streams that go on, and the load of a model.
+"""Requests of a gateway: streams with marks, resumed streams, and the load of a model.
 
-What the gateway may say stands in `edge/relayed.py`; whoever else says it is refused.
+The fields are in `edge/relayed.py`; only a gateway's key may send them.
 """
 
 import uuid
@@ -28,16 +28,16 @@ from headway.edge.relayed import (
 )
 from headway.engine.messages import Ready
 from headway.frontend.answer import Stream
-from headway.server.generation import Dialect, GenerationRequest, Progress
-from headway.server.models import ServedModel, State
+from headway.server.generation import AnswerDialect, GenerationRequest, Progress
+from headway.server.models import ServedModel, ServerState
 
 PROCESS = uuid.uuid4().hex[:8]
 
 
-def take_field(raw: dict[str, Any], caller: Caller, prefix: str) -> Relayed | None:
-    """The gateway's field, taken out of a body; raises RequestError where the key may not send it.
+def pop_relay_field(raw: dict[str, Any], caller: Caller, prefix: str) -> Relayed | None:
+    """Remove the gateway's field from a body and return it; RequestError for another caller.
 
-    `prefix` begins the ids of the endpoint that was asked.
+    `prefix` is that of the endpoint's ids.
     """
     content = raw.pop(FIELD, None)
     if content is None:
@@ -45,104 +45,104 @@ def take_field(raw: dict[str, Any], caller: Caller, prefix: str) -> Relayed | No
     if not caller.relays:
         raise forbidden(f"{FIELD} is for a gateway's key (gateway: true in the key file).")
     try:
-        asked = msgspec.convert(content, Relayed)
+        relayed = msgspec.convert(content, Relayed)
     except msgspec.ValidationError as error:
         raise RequestError(f"{FIELD}: {error}.", param=FIELD, code="invalid_type") from error
-    resume = asked.resume
+    resume = relayed.resume
     if resume is not None and len(resume.tokens) > MAX_RESUMED:
-        raise bad_resume("is too long")
+        raise resume_error("is too long")
     if resume is not None and not resume.id.startswith(prefix):
-        raise bad_resume(f"has an id that does not begin with {prefix}")
-    return asked
+        raise resume_error(f"has an id that does not begin with {prefix}")
+    return relayed
 
 
-def bad_resume(why: str) -> RequestError:
-    """The error of what another server had begun, where this one cannot go on with it."""
+def resume_error(why: str) -> RequestError:
+    """Return the error of a stream that cannot be resumed here."""
     return RequestError(f"{FIELD}.resume {why}.", param=FIELD, code="invalid_value")
 
 
-def check_resumed(asked: Relayed | None, request: GenerationRequest) -> None:
-    """Raise RequestError where a stream cannot go on: several answers, or log-probabilities."""
-    if asked is None or asked.resume is None:
+def check_resume(relayed: Relayed | None, request: GenerationRequest) -> None:
+    """Raise RequestError where a stream cannot resume: several answers or log-probabilities."""
+    if relayed is None or relayed.resume is None:
         return
     sampling = request.sampling
     plain = sampling.logprobs is None and sampling.prompt_logprobs is None
     if not (request.stream and request.num_choices == 1 and plain):
-        raise bad_resume("needs a stream of one answer without log-probabilities")
-    tokens = asked.resume.tokens
+        raise resume_error("needs a stream of one answer without log-probabilities")
+    tokens = relayed.resume.tokens
     info = request.model.info()
     room = request.longest_answer
     if len(tokens) >= room or any(not 0 <= token < info.vocab_size for token in tokens):
-        raise bad_resume("has tokens that are no beginning of an answer here")
+        raise resume_error("has tokens that are no beginning of an answer here")
 
 
-def replay(tokens: list[int], stream: Stream, dialect: Dialect) -> None:
-    """Bring the text of the answer and its writer to where another server's stream broke off."""
+def replay(tokens: list[int], stream: Stream, dialect: AnswerDialect) -> None:
+    """Bring the text of the answer and its dialect to where the other server's stream ended."""
     for token in tokens:
         for delta, _ in stream.answer.pushed(SequenceUpdate(0, 0, [token])):
             for choice, each in dialect.progress.count(0, [delta]):
                 dialect.chunk(choice, each)
 
 
-class Marks:
-    """The marks of a stream of one answer; what is not shown yet is told with what shows it."""
+class MarkWriter:
+    """Writer of the marks of a stream of one answer; tokens are marked when their text is shown."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._untold: list[int] = []
+        self._unmarked: list[int] = []
 
     def after(self, content: bytes, tokens: list[int]) -> bytes:
-        """`content` and the mark behind it; b"" while nothing can be shown of these tokens."""
-        self._untold += tokens
+        """Return `content` with its mark; b"" while no text of these tokens can be shown."""
+        self._unmarked += tokens
         if not content:
             return b""
-        told, self._untold = self._untold, []
+        tokens, self._unmarked = self._unmarked, []
         progress = self._progress
-        return content + mark(progress.request.num_prompt_tokens, progress.num_cached, told)
+        return content + mark(progress.request.num_prompt_tokens, progress.num_cached, tokens)
 
 
 # ── load ────────────────────────────────────────────────────────────────────────────────────
 
 
-def load_of(model: ServedModel) -> LoadReport:
-    """What a gateway chooses by."""
-    lines, info = model.admission.lines, model.client.info
-    forecasts = [lines.of[number].forecast for number in lines.taking]
+def load_report(model: ServedModel) -> LoadReport:
+    """Return the load of a model, by which a gateway chooses."""
+    queues, info = model.admission.queues, model.client.info
+    forecasts = [queues.by_engine[number].forecast for number in queues.accepting]
     now = model.telemetry.engines.last
     return LoadReport(
         queue_s=round(min(each.queue_s() for each in forecasts), 6),
         token_s=round(fmean(each.token_s for each in forecasts), 9),
         kv=round(now.kv_usage, 4),
         rows=model.admission.num_admitted,
-        max_rows=info.max_num_seqs * len(lines.of) if info else 0,
+        max_rows=info.max_num_seqs * len(queues.by_engine) if info else 0,
         boot=f"{PROCESS}-{model.client.num_restarts}",
         context=info.max_model_len if info else 0,
-        cache_tokens=num_cached_tokens(info) * len(lines.of) if info else 0,
+        cache_tokens=num_cached_tokens(info) * len(queues.by_engine) if info else 0,
     )
 
 
 def num_cached_tokens(info: Ready) -> int:
-    """What the KV blocks of one engine hold."""
+    """Return how many tokens the KV blocks of one engine hold."""
     return max(info.group_blocks, default=0) * info.block_size
 
 
 def load_header(model: ServedModel) -> tuple[bytes, bytes]:
-    return LOAD_HEADER, encode_load(load_of(model))
+    return LOAD_HEADER, encode_load(load_report(model))
 
 
-async def load(state: State, request: Request) -> Response:
-    """GET /v1/load: of each model by its first name; for a gateway's key."""
+async def load(state: ServerState, request: Request) -> Response:
+    """GET /v1/load: the load of each model by its first name; for a gateway's key."""
     check_relays(state, request.scope)
     models = {
-        row.names[0]: msgspec.structs.replace(load_of(row), fingerprint=state.fingerprint)
+        row.names[0]: msgspec.structs.replace(load_report(row), fingerprint=state.fingerprint)
         for row in state.rows
         if row.client.ready
     }
     return json_response(models)
 
 
-def check_relays(state: State, scope: Scope) -> None:
-    """Raise RequestError 403 for a caller who is no gateway."""
+def check_relays(state: ServerState, scope: Scope) -> None:
+    """Raise RequestError 403 for a caller that is no gateway."""
     caller: Caller = scope.get("caller") or state.keyring.anonymous
     if not caller.relays:
         raise forbidden("This path is for a gateway's key (gateway: true in the key file).")

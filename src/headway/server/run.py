@@ -1,7 +1,7 @@
-"""The server process: bind, start the engine's client, serve until a signal, then drain.
+"""The server process: bind, start the engines' clients, serve until a signal, then drain.
 
-Given a state it listens, and promises that a port in use is a clean error before anything is
-loaded, that `/health` answers at once, and that no child process or socket is left behind.
+A port in use is a clean error before anything is loaded, `/health` answers at once, and no child
+process or socket is left behind.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from headway.edge.notify import Notifier
 from headway.edge.serving import allowed_connections, end_on_signals, http_server
 from headway.server.app import make_app
 from headway.server.forgetting import forget_revoked
-from headway.server.models import State
+from headway.server.models import ServerState
 from headway.telemetry.request_log import MINUTE_S, log_minute
 
 log = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ SILENT = Notifier()
 
 
 async def serve(
-    state: State,
+    state: ServerState,
     listener: socket.socket,
     on_ready: Callable[[], None] = lambda: None,
     notifier: Notifier = SILENT,
@@ -52,7 +52,7 @@ async def serve(
     deadline.watch()
     watchers = [
         supervise("connection sweep", limiter.watch),
-        supervise("systemd watchdog", lambda: notifier.watch(lambda: not any_failed(state))),
+        supervise("systemd watchdog", lambda: notifier.watch(lambda: not has_failed_engine(state))),
         supervise("log of totals", lambda: log_minutes(state)),
     ]
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -60,18 +60,18 @@ async def serve(
         await runner.start()
         await asyncio.gather(*(model.client.start() for model in state.rows))
         forget_revoked(state)
-        settled = asyncio.create_task(all_settled(state))
-        ending = asyncio.create_task(server.asked_to_end.wait())
-        await asyncio.wait({settled, ending, serving}, return_when=asyncio.FIRST_COMPLETED)
-        if settled.done():
-            settled.result()
+        all_ready = asyncio.create_task(wait_all_ready(state))
+        end_signal = asyncio.create_task(server.asked_to_end.wait())
+        await asyncio.wait({all_ready, end_signal, serving}, return_when=asyncio.FIRST_COMPLETED)
+        if all_ready.done():
+            all_ready.result()
             gc.collect()
-            gc.freeze()  # what serves lives as long as the server
+            gc.freeze()  # these objects live as long as the server
             on_ready()
             notifier.ready()
         else:
-            settled.cancel()
-        await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
+            all_ready.cancel()
+        await asyncio.wait({end_signal, serving}, return_when=asyncio.FIRST_COMPLETED)
         notifier.stopping()
         log.info("draining, %d left", sum(model.telemetry.num_live for model in state.rows))
         await runner.stop()
@@ -94,16 +94,16 @@ async def serve(
         deadline.close()
 
 
-async def log_minutes(state: State) -> None:
-    """A line a minute for each model that had something to do, where totals are logged."""
+async def log_minutes(state: ServerState) -> None:
+    """Log the totals of each model once a minute, where it had requests and totals are logged."""
     while state.log_stats:
         await asyncio.sleep(MINUTE_S)
         for model in state.rows:
             log_minute(model.telemetry)
 
 
-async def reload_keys(state: State, notifier: Notifier) -> None:
-    """SIGHUP: read the key file again; with one that cannot be used the old keys stay."""
+async def reload_keys(state: ServerState, notifier: Notifier) -> None:
+    """Handle SIGHUP: read the key file again; an invalid file leaves the old keys in force."""
     notifier.reloading()
     try:
         state.keyring.use(await asyncio.to_thread(state.keyring.read))
@@ -115,11 +115,11 @@ async def reload_keys(state: State, notifier: Notifier) -> None:
     notifier.notify("READY=1")
 
 
-def any_failed(state: State) -> bool:
-    """Whether an engine has been given up: then only a new server helps."""
+def has_failed_engine(state: ServerState) -> bool:
+    """Whether an engine has failed for good: only a new server process helps."""
     return any(model.client.status == "failed" for model in state.rows)
 
 
-async def all_settled(state: State) -> None:
-    """Wait until every engine is ready; raises what keeps one from starting."""
+async def wait_all_ready(state: ServerState) -> None:
+    """Wait until every engine is ready; raises the error that keeps one from starting."""
     await asyncio.gather(*(model.client.settled() for model in state.rows))

@@ -1,12 +1,13 @@
 """A request that generates, from its body to its last byte, and the one place where it ends.
 
-    Generate    the endpoint: a body in, a session opened; who answers where that is refused
-    Session     the request once it is let in: its prompts made, sent to the engine, answered
+    GenerationEndpoint    reads a body, admits it, opens a session; falls back where it is refused
+    Session               an admitted request: prepared, sent to the engine, answered
 
-A `Session` owns the ticket, the streams and the timeline of its request and closes all of them,
-however it ends: answered, refused, shed, cancelled, its client or its engine gone. The headers of
-a stream go with its first text, or before that, once it has been silent for a second and the
-engine has begun: from then on an error is an event. No stream ends without `[DONE]` or an error.
+A `Session` owns the ticket, the streams and the timeline of its request. It closes all of them
+however the request ends: answered, refused, shed, cancelled, with its client or engine gone. The
+headers of a stream are sent with its first text, or earlier once it has been silent for a second
+and the engine has begun: from then on an error is an event. Each stream ends with `[DONE]` or an
+error.
 """
 
 import asyncio
@@ -40,30 +41,30 @@ from headway.frontend.answer import Delta, Stream, merge
 from headway.server import kv
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (
-    Dialect,
+    AnswerDialect,
     GenerationRequest,
     GenerationRow,
-    Incoming,
+    IncomingRequest,
     Openings,
 )
-from headway.server.models import State
-from headway.server.outcomes import named_task, spend
-from headway.server.relayed import Marks, check_resumed, load_header, replay, take_field
-from headway.server.shorten import settle_context
-from headway.server.turn import prepared
+from headway.server.models import ServerState
+from headway.server.outcomes import charge_task, request_task
+from headway.server.relayed import MarkWriter, check_resume, load_header, pop_relay_field, replay
+from headway.server.shorten import apply_class_context
+from headway.server.turn import prepare_in_turn
 from headway.telemetry.timeline import RequestTimeline
 
 log = logging.getLogger(__name__)
 
 
 class ClientGoneError(RequestError):
-    """The client closed the connection; nobody reads this."""
+    """The client closed the connection, so no answer can be sent."""
 
 
-class Generate:
-    """POST endpoint that generates, on raw ASGI, for it is the hot path."""
+class GenerationEndpoint:
+    """A POST endpoint that generates, on raw ASGI because it is the hot path."""
 
-    def __init__(self, state: State, row: GenerationRow) -> None:
+    def __init__(self, state: ServerState, row: GenerationRow) -> None:
         self._state = state
         self._row = row
         self._fallback = Fallback(state, row, self)
@@ -80,39 +81,39 @@ class Generate:
                 incoming.num_bytes,
             )
             async with Session(self._state, incoming, ticket) as session:
-                session.prepared(await prepared(self._state, self._row, incoming))
-                ticket.measure(self._row.admission_request(incoming.body, session.request))
+                session.set_dialect(await prepare_in_turn(self._state, self._row, incoming))
+                ticket.set_prompts(self._row.admission_request(incoming.body, session.request))
                 session.is_admitted = True
-                if not await self._answered_late(session):
+                if not await self._answer_late(session):
                     await (self._row.respond or Session.answer)(session)
         except ClientGoneError:
             return
         except RequestError as error:
-            if not await self._answer_instead(error, incoming, session, scope.get("source")):
+            if not await self._answer_error(error, incoming, session, scope.get("source")):
                 raise
         except Exception:
             if session is not None and session.events is not None:
                 await session.fail(ServerFaultError())
             raise
 
-    async def _read(self, scope: Scope, receive: Receive, send: Send) -> Incoming:
-        """The request, checked as far as types go; raises RequestError."""
-        state, accepts = self._state, self._row.accepts
+    async def _read(self, scope: Scope, receive: Receive, send: Send) -> IncomingRequest:
+        """Read the body and check its types, its model and its class; raises RequestError."""
+        state, body_spec = self._state, self._row.body_spec
         raw, num_bytes = await bodies.read_object(
-            receive, state.options.max_body, accepts.body, pool=state.pool, user=turn_of(scope)
+            receive, state.options.max_body, body_spec.body, pool=state.pool, user=turn_of(scope)
         )
         arrived_s = state.clock.now_s()
         caller = scope.get("caller") or state.keyring.anonymous
-        relayed = take_field(raw, caller, self._row.prefix)
+        relayed = pop_relay_field(raw, caller, self._row.id_prefix)
         resume = relayed.resume if relayed is not None else None
-        body, ignored = accepts.read(raw, state.options.strict_api)
+        body, ignored = body_spec.read(raw, state.options.strict_api)
         body.model = raw["model"] = state.name(body.model)
         if body.kv is not None:
-            kv.shares_of(state.model(body.model).info(), body.kv)
+            kv.request_shares(state.model(body.model).info(), body.kv)
         model = state.model(body.model)
         service_class = model.service_class(body, caller)
-        settle_context(model, body, service_class)
-        return Incoming(
+        apply_class_context(model, body, service_class)
+        return IncomingRequest(
             scope=scope,
             receive=receive,
             send=send,
@@ -120,7 +121,7 @@ class Generate:
             body=body,
             num_bytes=num_bytes,
             ignored=ignored,
-            request_id=resume.id if resume else self._row.prefix + scope["request_id"],
+            request_id=resume.id if resume else self._row.id_prefix + scope["request_id"],
             arrived_s=arrived_s,
             caller=caller,
             service_class=service_class,
@@ -129,21 +130,23 @@ class Generate:
             relayed=relayed,
         )
 
-    async def _answered_late(self, session: "Session") -> bool:
-        """Whether the fallback has answered a request whose first token would come too late."""
+    async def _answer_late(self, session: "Session") -> bool:
+        """Let the fallback answer a request whose first token is predicted late; whether it did."""
         if not (session.ticket.late and self._state.options.fallback_late):
             return False
         return await self._fallback.answer(session.incoming, "late", session.ticket.close)
 
-    async def _answer_instead(
+    async def _answer_error(
         self,
         error: RequestError,
-        incoming: Incoming | None,
+        incoming: IncomingRequest | None,
         session: "Session | None",
         source: RequestSource | None,
     ) -> bool:
-        """Answer, with `error` or by the fallback; False, and nothing was sent, before the engine
-        had the request and where there is no fallback."""
+        """Answer with `error` or by the fallback; return whether an answer was sent.
+
+        It is not where the engine has not got the request and there is no fallback.
+        """
         if session is not None and session.was_sent:
             if isinstance(error, ShedError) and not session.is_open:
                 if await self._fallback.answer(session.incoming, "late"):
@@ -156,15 +159,15 @@ class Generate:
             return True
         if session is not None and session.is_admitted:
             return False
-        name, comes_again = DEFAULT_CLASS, False
+        name, will_retry = DEFAULT_CLASS, False
         if incoming is not None:
             if isinstance(error, OverloadedError) and await self._fallback.answer(
                 incoming, "queue"
             ):
                 return True
             name = incoming.service_class.name
-            comes_again = incoming.caller.in_batch and error.retry_after_s is not None
-        if not comes_again:
+            will_retry = incoming.caller.in_batch and error.retry_after_s is not None
+        if not will_retry:
             self._state.rows[0].telemetry.on_rejection(error, service_class=name, source=source)
         return False
 
@@ -172,19 +175,19 @@ class Generate:
 class Session:
     """One request from its ticket to its end.
 
-    `async with` closes what it owns and says on the timeline how it ended; what was raised goes on.
+    `async with` closes what it owns and notes on the timeline how it ended; errors propagate.
     """
 
     __slots__ = (
         *("_in_background", "_owns", "_watcher", "dialect", "events", "headers"),
-        *("incoming", "is_admitted", "is_spent", "request", "state", "streams", "task"),
+        *("incoming", "is_admitted", "is_charged", "request", "state", "streams", "task"),
         *("ticket", "timeline", "was_sent"),
     )
-    dialect: Dialect
+    dialect: AnswerDialect
     request: GenerationRequest
     task: TaskName
 
-    def __init__(self, state: State, incoming: Incoming, ticket: Ticket) -> None:
+    def __init__(self, state: ServerState, incoming: IncomingRequest, ticket: Ticket) -> None:
         self.state = state
         self.incoming = incoming
         self.ticket = ticket
@@ -193,12 +196,12 @@ class Session:
         self.timeline: RequestTimeline | None = None
         self.events: EventStream | None = None
         self.headers: list[tuple[bytes, bytes]] = []
-        self.is_admitted = self.was_sent = self.is_spent = False
-        """Whether admission has nothing more to say; whether the engine has all of its prompts."""
+        self.is_admitted = self.was_sent = self.is_charged = False
+        """Whether admission is complete, the engine has all prompts, the task was charged."""
         self._watcher: asyncio.Task[None] | None = None
         self._owns, self._in_background = True, False
 
-    # ── its end ─────────────────────────────────────────────────────────────────────────────
+    # ── end ─────────────────────────────────────────────────────────────────────────────────
 
     async def __aenter__(self) -> "Session":
         return self
@@ -216,7 +219,7 @@ class Session:
                 await self._watcher
 
     def close(self, error: BaseException | None = None) -> None:
-        """Close all that it owns, once `error` has ended it; safe to call twice."""
+        """Close all that it owns; `error` is what ended it. Safe to call twice."""
         if not self._owns:
             return
         num_tokens = 0
@@ -224,16 +227,16 @@ class Session:
             self._end(self.timeline, error)
             num_tokens = self.dialect.progress.num_tokens
         self.ticket.close(num_tokens)
-        if self.was_sent and not self.is_spent:
-            self.is_spent = True
-            spend(self.state, self.incoming.owner, self.task, self.dialect.progress)
+        if self.was_sent and not self.is_charged:
+            self.is_charged = True
+            charge_task(self.state, self.incoming.owner, self.task, self.dialect.progress)
         for stream in self.streams:
             stream.close()
         if self.events is not None:
             self.events.stop_pinging()
 
     def _end(self, timeline: RequestTimeline, error: BaseException | None) -> None:
-        """How it ended, for the timeline, unless that is known."""
+        """Note on the timeline how the request ended, unless that is noted."""
         telemetry = self.request.model.telemetry
         if timeline.ended is not None:
             return
@@ -247,36 +250,38 @@ class Session:
                 telemetry.on_failure(timeline, error)
             case Exception():
                 timeline.fail()
-            case _:  # cancelled: nobody is there any more
+            case _:  # cancelled: the client is gone
                 timeline.disconnect()
 
     def hand_over(self) -> "Session":
-        """A session for the background, which owns what this one has owned so far."""
+        """Return a session for the background, which owns what this one owned."""
         other = copy.copy(self)
         self._owns, other._in_background = False, True
         return other
 
-    # ── its way to the engine ───────────────────────────────────────────────────────────────
+    # ── to the engine ───────────────────────────────────────────────────────────────────────
 
-    def prepared(self, dialect: Dialect) -> None:
-        """Take what its body asks for, and who writes the answer."""
+    def set_dialect(self, dialect: AnswerDialect) -> None:
+        """Set the prepared request and the dialect that writes its answer."""
         self.dialect, self.request = dialect, dialect.progress.request
-        check_resumed(self.incoming.relayed, self.request)
-        asked = self.incoming
-        self.task = named_task(self.state, asked.scope, asked.raw, asked.owner, self.request)
-        self.headers = response_headers(self.incoming, self.request)
+        check_resume(self.incoming.relayed, self.request)
+        incoming = self.incoming
+        self.task = request_task(
+            self.state, incoming.scope, incoming.raw, incoming.owner, self.request
+        )
+        self.headers = response_headers(incoming, self.request)
         if self.task.num_retry:
             self.request.model.telemetry.registry.add("client_retries")
 
     def submit(self) -> RequestTimeline:
-        """Send every prompt to the engine; raises RequestError when it takes none of them now."""
+        """Send every prompt to the engine; raises RequestError where it accepts none now."""
         request = self.request
         model, telemetry = request.model, request.model.telemetry
-        timeline = self.timeline = self.dialect.progress.timeline = self._begin()
+        timeline = self.timeline = self.dialect.progress.timeline = self._begin_timeline()
         try:
             for number, prompt in enumerate(request.prompts):
                 engine_id = next(model.request_ids)
-                asked = Request(
+                engine_request = Request(
                     engine_id,
                     prompt,
                     request.sampling,
@@ -286,29 +291,29 @@ class Session:
                     kv_read=request.shares.read,
                     kv_keep=request.shares.keep,
                 )
-                self.ticket.sent(number, engine_id)
+                self.ticket.on_sent(number, engine_id)
                 stream = model.client.submit(
-                    asked, request.parser_spec, self.ticket.engine, self._known()
+                    engine_request, request.parser_spec, self.ticket.engine, self._resumed_tokens()
                 )
                 self.streams.append(stream)
-                stream.on_begin = partial(self.ticket.began, number)
+                stream.on_begin = partial(self.ticket.on_first_token, number)
                 telemetry.on_submit(timeline, engine_id)
         except RequestError as error:
             telemetry.on_rejection(error, timeline)
             raise
         self.was_sent = True
         if not self._in_background:
-            departure = watch_for_departure(self.incoming.receive, self.streams)
+            departure = watch_disconnect(self.incoming.receive, self.streams)
             self._watcher = asyncio.create_task(departure)
         return timeline
 
-    def _known(self) -> list[list[int] | None]:
-        """What another server had told of the answer, of a stream that goes on here."""
+    def _resumed_tokens(self) -> list[list[int] | None]:
+        """Return the tokens that another server has sent, of a stream that is resumed here."""
         relayed = self.incoming.relayed
         return [list(relayed.resume.tokens)] if relayed and relayed.resume else []
 
-    def _begin(self) -> RequestTimeline:
-        """Its timeline, from now on among the live ones."""
+    def _begin_timeline(self) -> RequestTimeline:
+        """Create the timeline of the request and add it to the live ones."""
         request = self.request
         telemetry = request.model.telemetry
         for prompt in request.prompts:
@@ -326,10 +331,10 @@ class Session:
             max_tokens=request.longest_answer,
         )
 
-    # ── its answer ──────────────────────────────────────────────────────────────────────────
+    # ── answer ──────────────────────────────────────────────────────────────────────────────
 
     async def answer(self) -> None:
-        """Send it to the engine and write what comes back, as it comes or whole."""
+        """Send the request to the engine and write its answer, streamed or whole."""
         if self.request.stream:
             await self.send_chunks()
             return
@@ -337,7 +342,7 @@ class Session:
         await send_response(response, self.incoming.send, self.headers)
 
     async def send_chunks(self) -> None:
-        """Write what arrives; a token has left when its text has, an opening is no token."""
+        """Stream the answer; a token counts as sent when its text is, an opening does not count."""
         dialect, progress = self.dialect, self.dialect.progress
         timeline = self.submit()
         openings = Openings(dialect, self.request.num_choices)
@@ -346,7 +351,7 @@ class Session:
             self.headers,
             dialect.ping(),
             opening=openings.rest,
-            due=partial(is_due, timeline, self._may_be_refused()),
+            due=partial(should_send_headers, timeline, self._may_be_refused()),
         )
         held: dict[int, int] = {}
         marks = self._marks(openings)
@@ -368,19 +373,19 @@ class Session:
         events.stop_pinging()
         await events.end(ending)
 
-    def _marks(self, openings: Openings) -> Marks | None:
-        """What tells a gateway which tokens were shown, behind what it goes on from."""
+    def _marks(self, openings: Openings) -> MarkWriter | None:
+        """Return the writer of marks for a gateway, None without one; replays a resumed stream."""
         relayed = self.incoming.relayed
         if relayed is None:
             return None
         if relayed.resume is not None:
             openings.rest()
             replay(relayed.resume.tokens, self.streams[0], self.dialect)
-        wanted = relayed.marks and self.request.num_choices == 1
-        return Marks(self.dialect.progress) if wanted else None
+        has_marks = relayed.marks and self.request.num_choices == 1
+        return MarkWriter(self.dialect.progress) if has_marks else None
 
     async def collect(self) -> dict[str, Any]:
-        """The whole answer, once it is complete."""
+        """Return the complete answer."""
         timeline, progress = self.submit(), self.dialect.progress
         choices: list[list[Delta]] = [[] for _ in range(self.request.num_choices)]
         async for number, deltas in merge(self.streams):
@@ -392,11 +397,11 @@ class Session:
 
     @property
     def is_open(self) -> bool:
-        """Whether a stream has its headers: what follows is an event."""
+        """Whether the headers of a stream are sent: an error is an event from then on."""
         return self.events is not None and self.events.started
 
     async def fail(self, error: RequestError) -> None:
-        """Answer with `error`: an HTTP status when nothing was sent yet, else an event."""
+        """Answer with `error`: an HTTP status while nothing is sent, else an event."""
         if self.events is not None and self.events.started:
             await self.events.end(self.dialect.failure(error))
             return
@@ -404,9 +409,9 @@ class Session:
         await send_response(self.dialect.refusal(error), self.incoming.send, self.headers)
 
     def _may_be_refused(self) -> bool:
-        """Whether it may yet be refused, or answered elsewhere.
+        """Whether the request may still be refused or answered by the fallback.
 
-        Its grammar may not compile; the engine may shed it, and then the fallback may take over.
+        Its grammar may not compile, or the engine may shed it.
         """
         sheds = self.request.model.admission.rules.sheds
         falls_back = "fallback" not in self.incoming.scope and self.state.falls_back(
@@ -415,17 +420,19 @@ class Session:
         return sheds or falls_back or self.request.sampling.grammar is not None
 
 
-def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tuple[bytes, bytes]]:
-    """What an answer says in its headers of what was left out, and of who gives it."""
+def response_headers(
+    incoming: IncomingRequest, request: GenerationRequest
+) -> list[tuple[bytes, bytes]]:
+    """Return the headers of an answer: ignored fields, KV losses, cuts, load, fallback."""
     headers = []
     if incoming.ignored:
         names = bodies.printable(incoming.ignored)
         log.warning("ignored fields: %s", names)
         headers.append((b"x-headway-ignored-fields", names.encode()))
-    if told := kv.told(request.model.client.info, request.shares):
-        headers.append((b"x-headway-kv", told.encode()))
+    if kv_losses := kv.format_header(request.model.client.info, request.shares):
+        headers.append((b"x-headway-kv", kv_losses.encode()))
     if request.cut is not None:
-        headers.append((b"x-headway-context", request.cut.told.encode()))
+        headers.append((b"x-headway-context", request.cut.header_value.encode()))
     if incoming.relayed is not None:
         headers.append(load_header(request.model))
     if "fallback" in incoming.scope:
@@ -433,7 +440,7 @@ def response_headers(incoming: Incoming, request: GenerationRequest) -> list[tup
     return headers
 
 
-async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
+async def watch_disconnect(receive: Receive, streams: list[Stream]) -> None:
     """End the streams when the client closes the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -441,8 +448,8 @@ async def watch_for_departure(receive: Receive, streams: list[Stream]) -> None:
         stream.fail(ClientGoneError("The client left."))
 
 
-def is_due(timeline: RequestTimeline, may_be_refused: bool, silent_s: float) -> bool:
-    """Whether a stream goes without headers for too long: until then errors have a status."""
+def should_send_headers(timeline: RequestTimeline, may_be_refused: bool, silent_s: float) -> bool:
+    """Whether a stream without headers has been silent for too long to wait for an error status."""
     if timeline.computed:
         return silent_s >= GRACE_S
     return silent_s >= (PING_INTERVAL_S if may_be_refused else WAIT_S)

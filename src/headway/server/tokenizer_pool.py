@@ -1,6 +1,6 @@
-"""The threads that render and tokenize: short texts apart from long ones, users in turn.
+"""The threads that render and tokenize: separate ones for short and long texts, users in turn.
 
-Short texts have threads of their own, so that they never wait for a long one.
+A short text never waits for a long one.
 """
 
 import asyncio
@@ -14,15 +14,15 @@ from starlette.types import Receive
 from headway.edge.lanes import LONG_BYTES, BodyPool, FairThreadPool, Result, unless_gone
 
 SHORT_THREADS, LONG_THREADS = 3, 2
-AHEAD = 2
-"""So many texts of a user may wait for the long threads; then his next body is not read on."""
-TRIM_BYTES, TRIM_S = 2**20, 1.0
-"""So long after the work for a body of this size free memory goes back to the system: bodies in a
-row use it again, and the pages of a new one take longer to come than its bytes to be read."""
+MAX_LONG_TEXTS_PER_USER = 2
+"""Long texts of a user that may wait; beyond them its next body is not read further."""
+TRIM_MIN_BYTES, TRIM_DELAY_S = 2**20, 1.0
+"""Body size and delay after which free memory goes back to the system. The delay lets bodies in a
+row reuse it: mapping new pages takes longer than reading a body."""
 
 
 class TokenizerPool(BodyPool):
-    """The lanes of a server: bodies parsed, short texts, long ones; and who reads a long body."""
+    """The thread pools of a server, for short and long texts, and the turns of reading bodies."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -31,19 +31,20 @@ class TokenizerPool(BodyPool):
         self._trims = False
 
     def _has_room(self, user: str) -> bool:
-        return self.long.num_waiting_of(user) < AHEAD
+        return self.long.num_waiting_of(user) < MAX_LONG_TEXTS_PER_USER
 
     async def run(
         self, user: str, num_bytes: int, receive: Receive, work: Callable[[], Result]
     ) -> Result:
-        """Run what renders and tokenizes a body; RequestError when its client leaves."""
+        """Run `work`, which renders and tokenizes a body; RequestError when its client leaves."""
         if num_bytes < LONG_BYTES:
             return await unless_gone(self.short.run(user, work), receive)
-        done = self._trimmed(work) if num_bytes >= TRIM_BYTES else work
-        return await unless_gone(self.long.run(user, done), receive)
+        if num_bytes >= TRIM_MIN_BYTES:
+            work = self._with_trim(work)
+        return await unless_gone(self.long.run(user, work), receive)
 
-    def _trimmed(self, work: Callable[[], Result]) -> Callable[[], Result]:
-        """`work`, and soon after it what has been freed is handed back to the system."""
+    def _with_trim(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Return `work` followed, after a delay, by a trim of the heap."""
         loop = asyncio.get_running_loop()
 
         def both() -> Result:
@@ -58,15 +59,15 @@ class TokenizerPool(BodyPool):
     def _trim_soon(self) -> None:
         if not self._trims:
             self._trims = True
-            asyncio.get_running_loop().call_later(TRIM_S, self._trim)
+            asyncio.get_running_loop().call_later(TRIM_DELAY_S, self._trim)
 
     def _trim(self) -> None:
         self._trims = False
-        asyncio.get_running_loop().run_in_executor(None, trim)
+        asyncio.get_running_loop().run_in_executor(None, trim_heap)
 
 
-def trim() -> None:
-    """Hand free memory back: glibc keeps some 30 times a text that was tokenized whole."""
+def trim_heap() -> None:
+    """Return free memory to the system: glibc keeps about 30 times the size of a tokenized text."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

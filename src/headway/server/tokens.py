@@ -11,18 +11,18 @@ from headway.edge import body as bodies
 from headway.edge.lanes import checkpoint
 from headway.server import prompt_text
 from headway.server.context import ContextAsked
-from headway.server.endpoints import accepts
-from headway.server.models import ServedModel, State
+from headway.server.endpoints import body_spec
+from headway.server.models import ServedModel, ServerState
 from headway.server.openai import chat
 from headway.server.openai.schema import NO_OPS, ChatBody, chat_messages
-from headway.server.shorten import shortened
-from headway.server.turn import in_turn
+from headway.server.shorten import shorten_chat
+from headway.server.turn import answer_in_turn
 
-TEMPLATE = accepts(ChatBody, NO_OPS)
+TEMPLATE = body_spec(ChatBody, NO_OPS)
 
 
 class TokenizeBody(msgspec.Struct):
-    """POST /tokenize: vLLM's fields; a prompt or messages."""
+    """POST /tokenize: a prompt or messages, with the fields of vLLM."""
 
     model: str | None = None
     prompt: str | None = None
@@ -40,8 +40,8 @@ class DetokenizeBody(msgspec.Struct):
     model: str | None = None
 
 
-async def tokenize(state: State, request: Request) -> Response:
-    """POST /tokenize: the ids of a prompt or of messages."""
+async def tokenize(state: ServerState, request: Request) -> Response:
+    """POST /tokenize: answer with the ids of a prompt or of messages."""
 
     def answer(raw: dict[str, Any]) -> Any:
         body = bodies.typed(raw, TokenizeBody)
@@ -54,11 +54,11 @@ async def tokenize(state: State, request: Request) -> Response:
         content = {"tokens": ids, "count": len(ids), "max_model_len": model.info().max_model_len}
         return content | ({"token_strs": token_strs(model, ids)} if body.return_token_strs else {})
 
-    return await in_turn(state, request, TokenizeBody, answer)
+    return await answer_in_turn(state, request, TokenizeBody, answer)
 
 
 def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
-    """The ids of a prompt or of messages; RequestError beyond what is counted."""
+    """Return the ids of a prompt or of messages; RequestError for a text that is too long."""
     if body.prompt is not None:
         if body.context is not None:
             raise RequestError(
@@ -68,7 +68,7 @@ def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
             )
         specials = body.add_special_tokens
         return prompt_text.count(model, body.prompt, "prompt", add_special_tokens=specials)
-    chat_body, _ = shortened(model, ChatBody(messages=body.messages or []), body.context)
+    chat_body, _ = shorten_chat(model, ChatBody(messages=body.messages or []), body.context)
     tokenizer, messages = model.needs_tokenizer("messages"), chat_messages(chat_body.messages)
     prompt_text.check_messages(model, messages, counted=True)
     text = tokenizer.render(messages, add_generation_prompt=body.add_generation_prompt)
@@ -76,15 +76,15 @@ def prompt_ids(model: ServedModel, body: TokenizeBody) -> list[int]:
 
 
 def token_strs(model: ServedModel, ids: list[int]) -> list[str]:
-    """The vocabulary's entries, each looked up once."""
+    """Return the vocabulary entries of ids."""
     tokenizer = model.needs_tokenizer("prompt")
     checkpoint()
     entries = {token_id: tokenizer.token(token_id) for token_id in set(ids)}
     return [entries[token_id] for token_id in ids]
 
 
-async def detokenize(state: State, request: Request) -> Response:
-    """POST /detokenize: the text of token ids."""
+async def detokenize(state: ServerState, request: Request) -> Response:
+    """POST /detokenize: answer with the text of token ids."""
 
     def answer(raw: dict[str, Any]) -> Any:
         body = bodies.typed(raw, DetokenizeBody)
@@ -98,17 +98,17 @@ async def detokenize(state: State, request: Request) -> Response:
             )
         return {"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)}
 
-    return await in_turn(state, request, DetokenizeBody, answer)
+    return await answer_in_turn(state, request, DetokenizeBody, answer)
 
 
-async def apply_template(state: State, request: Request) -> Response:
-    """The text that the messages of a chat become; the body is a chat's."""
+async def apply_template(state: ServerState, request: Request) -> Response:
+    """POST /apply-template: answer with the prompt text of a chat body."""
 
     def answer(raw: dict[str, Any]) -> Any:
         body, _ = TEMPLATE.read(raw, state.options.strict_api)
         model = state.model(body.model)
-        body, _ = shortened(model, body, body.context)
-        rendered = chat.rendered(model, body, counted=True)
+        body, _ = shorten_chat(model, body, body.context)
+        rendered = chat.render_chat(model, body, counted=True)
         return {"prompt": model.needs_tokenizer("messages").unquoted(rendered)}
 
-    return await in_turn(state, request, ChatBody, answer)
+    return await answer_in_turn(state, request, ChatBody, answer)

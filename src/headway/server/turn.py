@@ -1,4 +1,4 @@
-"""Work on a body waits for its turn in the tokenizer pool: small endpoints, and prompts."""
+"""Work on bodies in the tokenizer pool, where users take turns: small endpoints, and prompts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,37 +11,49 @@ from starlette.responses import Response
 from headway.edge import body as bodies
 from headway.edge.errors import json_response
 from headway.edge.principal import turn_of
-from headway.server.generation import Dialect, GenerationRow, Incoming
-from headway.server.models import State
+from headway.server.generation import AnswerDialect, GenerationRow, IncomingRequest
+from headway.server.models import ServerState
 
-INLINE_BYTES = 4096
-"""The prompt of so small a body is tokenized in a millisecond or two, sooner than in a thread."""
+MAX_INLINE_BYTES = 4096
+"""A prompt of a body up to this size is tokenized in 1-2 ms, faster than by way of a thread."""
 
 
-async def prepared(state: State, row: GenerationRow, incoming: Incoming) -> Dialect:
-    """What a row's `prepare` makes of a request, in its sender's turn; raises RequestError."""
+async def prepare_in_turn(
+    state: ServerState, row: GenerationRow, incoming: IncomingRequest
+) -> AnswerDialect:
+    """Run the `prepare` of a row on a request in its user's turn; raises RequestError."""
     work = partial(row.prepare, state, incoming)
-    if not row.chats and incoming.num_bytes <= INLINE_BYTES:
+    if not row.is_chat and incoming.num_bytes <= MAX_INLINE_BYTES:
         return work()
     user = turn_of(incoming.scope)
     return await state.pool.run(user, incoming.num_bytes, incoming.receive, work)
 
 
-async def in_turn(
-    state: State,
+async def read_body(
+    state: ServerState, request: Request, kind: type[msgspec.Struct]
+) -> tuple[dict[str, Any], int]:
+    """Read a body of `kind`; return its JSON object and its number of bytes."""
+    return await bodies.read_object(
+        request.receive,
+        state.options.max_body,
+        kind,
+        pool=state.pool,
+        user=turn_of(request.scope),
+    )
+
+
+async def answer_in_turn(
+    state: ServerState,
     request: Request,
     kind: type[msgspec.Struct],
     answer: Callable[[dict[str, Any]], Any],
 ) -> Response:
-    """What `answer` makes of the body, as JSON; in the tokenizer pool, in its sender's turn."""
-    user = turn_of(request.scope)
-    raw, num_bytes = await bodies.read_object(
-        request.receive, state.options.max_body, kind, pool=state.pool, user=user
-    )
-    work = partial(answered, answer, raw)
-    return await state.pool.run(user, num_bytes, request.receive, work)
+    """Answer with the JSON of `answer(body)`, run in the tokenizer pool in its user's turn."""
+    raw, num_bytes = await read_body(state, request, kind)
+    work = partial(encode_answer, answer, raw)
+    return await state.pool.run(turn_of(request.scope), num_bytes, request.receive, work)
 
 
-def answered(answer: Callable[[dict[str, Any]], Any], raw: dict[str, Any]) -> Response:
-    """The response, its JSON written in the thread that made it."""
+def encode_answer(answer: Callable[[dict[str, Any]], Any], raw: dict[str, Any]) -> Response:
+    """Return the response, with the JSON encoded in the same thread."""
     return json_response(answer(raw))

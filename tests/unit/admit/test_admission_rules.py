@@ -1,4 +1,4 @@
-"""Admission on a virtual clock: who is let in, who is refused, why, and for how long."""
+"""Admission on a virtual clock: which requests are admitted or refused, why, and for how long."""
 
 from dataclasses import replace
 
@@ -13,9 +13,9 @@ from admission_house import (
     PLAIN,
     TOKEN_S,
     House,
-    asked_for,
-    asked_of,
     full,
+    request_of,
+    request_with,
     step,
     with_limits,
 )
@@ -59,12 +59,12 @@ def test_an_answer_that_is_cut_to_the_context_holds_its_min_tokens():
 
 def test_an_answer_of_no_given_length_is_cut():
     house = House()
-    asked = asked_for()
-    house.arrive(with_limits(max_output_tokens=64)).measure(asked)
-    assert asked.sampling.max_tokens == 64
-    asked = asked_for(31_990)
-    house.arrive(replace(with_limits(max_output_tokens=64), slo=Slo())).measure(asked)
-    assert asked.sampling.max_tokens == 10, "no more than the context holds"
+    request = request_of()
+    house.arrive(with_limits(max_output_tokens=64)).set_prompts(request)
+    assert request.sampling.max_tokens == 64
+    request = request_of(31_990)
+    house.arrive(replace(with_limits(max_output_tokens=64), slo=Slo())).set_prompts(request)
+    assert request.sampling.max_tokens == 10, "no more than the context holds"
 
 
 # ── rates ───────────────────────────────────────────────────────────────────────────────────────
@@ -120,7 +120,7 @@ def test_all_answers_are_held_at_their_longest(lengths, sampling, count):
     """Of each prompt n answers of `max_tokens`, or of all that the context has room for."""
     house, key = House(), House().caller(tokens_per_minute=10**6)
     ticket = house.arrive(replace(PLAIN, slo=Slo()), key)
-    ticket.measure(asked_of(lengths, **sampling))
+    ticket.set_prompts(request_with(lengths, **sampling))
     assert key.meter.tokens.available == 10**6 - count
     ticket.close(150)
     assert key.meter.tokens.available == pytest.approx(10**6 - 150)
@@ -130,21 +130,21 @@ def test_answers_of_no_given_length_have_the_minute_s_tokens_together():
     """Many answers to many prompts cannot take more than a minute's worth in one request."""
     house, row = House(), replace(PLAIN, slo=Slo())
     key = house.caller(tokens_per_minute=5000)
-    asked = asked_of([100, 100], n=8)
+    request = request_with([100, 100], n=8)
     first = house.arrive(row, key)
-    first.measure(asked)
-    assert asked.sampling.max_tokens == 300, "(5000 - 200) / 16"
+    first.set_prompts(request)
+    assert request.sampling.max_tokens == 300, "(5000 - 200) / 16"
     assert key.meter.tokens.available == 0
     with pytest.raises(RequestError, match="may take 4900; a lower max_tokens") as error:
         house.ask(4899, row, key, max_tokens=1)
     assert error.value.status == 429, "concurrent requests share one balance"
     first.close(5000)
-    least = asked_of([100], min_tokens=400)
-    house.arrive(row, house.caller(tokens_per_minute=5000)).measure(least)
+    least = request_with([100], min_tokens=400)
+    house.arrive(row, house.caller(tokens_per_minute=5000)).set_prompts(least)
     assert least.sampling.max_tokens == 4900
-    never = asked_of([100], n=128, min_tokens=100)
+    never = request_with([100], n=128, min_tokens=100)
     with pytest.raises(RequestError, match="ask for fewer answers") as error:
-        house.arrive(row, house.caller(tokens_per_minute=5000)).measure(never)
+        house.arrive(row, house.caller(tokens_per_minute=5000)).set_prompts(never)
     assert (error.value.status, error.value.code) == (400, "tokens_per_minute_exceeded")
 
 
@@ -153,9 +153,9 @@ def test_answers_of_no_given_length_have_the_minute_s_tokens_together():
 
 def test_the_queue_is_bounded_before_anything_is_rendered():
     house = House()
-    tickets = [house.arrive(num_rows=100) for _ in range(400)]
+    tickets = [house.arrive(num_slots=100) for _ in range(400)]
     with pytest.raises(OverloadedError) as error:
-        house.arrive(num_rows=100)
+        house.arrive(num_slots=100)
     full(error, "queue_requests")
     for ticket in tickets[256:]:
         ticket.close()
@@ -165,8 +165,8 @@ def test_the_queue_is_bounded_before_anything_is_rendered():
     house.arrive()
     with pytest.raises(OverloadedError):
         house.arrive()
-    tickets[1].measure(asked_for())
-    tickets[1].began(0)
+    tickets[1].set_prompts(request_of())
+    tickets[1].on_first_token(0)
     house.arrive()
 
 
@@ -227,7 +227,7 @@ def test_far_beyond_its_objective_a_first_token_is_not_waited_for():
     )
 
 
-def test_while_others_are_late_nobody_who_would_be_is_let_in():
+def test_while_requests_are_late_those_that_would_be_are_refused():
     """1 ms a token and a tenth of the time for those late: 600 tokens are before a chat of 200."""
     house = House()
     house.ask(50)
@@ -268,7 +268,7 @@ def test_after_a_refusal_less_may_be_waited_for_as_long_as_an_objective():
     assert not house.ask(300).late, "long ago"
 
 
-def test_who_bears_little_and_is_refused_puts_no_pressure_on_others():
+def test_a_refusal_by_a_strict_limit_puts_no_pressure_on_others():
     """1,200 tokens are before a chat of 300: it is late by 0.1 s, and let in."""
     house, impatient = House(), Slo(ttft_s=0.25)
     house.ask(500)
@@ -284,7 +284,7 @@ def test_who_bears_little_and_is_refused_puts_no_pressure_on_others():
     assert house.ask(300).late
 
 
-def test_who_asks_for_the_impossible_and_waits_puts_no_pressure_on_others():
+def test_an_impossible_objective_puts_no_pressure_on_others():
     """Late by its own 0.1 s, not by its class's 1.5 s: a chat after 1,350 tokens is let in late."""
     house = House()
     house.ask(50, slo=Slo(ttft_s=0.1))
@@ -294,7 +294,7 @@ def test_who_asks_for_the_impossible_and_waits_puts_no_pressure_on_others():
     assert house.ask(200).late
 
 
-def test_a_bound_that_was_said_holds_under_pressure():
+def test_a_configured_bound_holds_under_pressure():
     house = House(max_queue_wait_s=1.5)
     for length in 500, 500, 300:
         house.ask(length)
@@ -315,7 +315,7 @@ def test_what_is_late_even_alone_may_wait_twice_its_objective():
     assert "the maximum queue wait of 2.3 s" in str(error.value)
 
 
-def test_the_bound_can_be_said():
+def test_the_bound_can_be_configured():
     house = House(max_queue_wait_s=0.65)
     house.ask(400)
     house.ask(100)
@@ -330,19 +330,21 @@ def test_the_bound_can_be_said():
     assert (refusal.value.status, refusal.value.reason) == (429, "key_queue_seconds")
 
 
-def test_an_idle_server_refuses_nobody_for_load():
+def test_an_idle_server_refuses_no_request_for_load():
     house = House(max_queue_wait_s=0.01)
     assert not house.ask(30_000).late
 
 
-def test_who_is_late_or_idle_is_not_waited_for():
+def test_late_and_idle_requests_are_not_ahead():
     house = House(max_queue_wait_s=60)
     for _ in range(5):
         house.ask(500)
     house.ask(3000, CLASSES["batch"])
-    entry = QueueEntry(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    entry = QueueEntry(user="alice", lengths=[100], remaining={0: 100}, untouched={0})
     assert house.forecast.wait_s(entry) == pytest.approx(2.6 + 0.1)
-    idle = QueueEntry(user="alice", idle_only=True, lengths=[100], left={0: 100}, untouched={0})
+    idle = QueueEntry(
+        user="alice", idle_only=True, lengths=[100], remaining={0: 100}, untouched={0}
+    )
     assert house.forecast.wait_s(idle) == pytest.approx(5.6 + 0.1)
     house.clock.advance(1.6)  # by now the five are late, and have the lane
     assert house.forecast.wait_s(entry) == pytest.approx(0.1 / (1 - 0.1) + 0.1)
@@ -350,16 +352,16 @@ def test_who_is_late_or_idle_is_not_waited_for():
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
-def test_first_come_first_served_waits_for_everybody(policy):
+def test_first_come_first_served_waits_for_all(policy):
     house = House(order=POLICIES[policy].queue_order)
     house.ask(500)
     house.ask(3000, CLASSES["batch"])
     house.clock.advance(10)
-    entry = QueueEntry(user="alice", lengths=[100], left={0: 100}, untouched={0})
+    entry = QueueEntry(user="alice", lengths=[100], remaining={0: 100}, untouched={0})
     assert house.forecast.wait_s(entry) == pytest.approx(3.6 + 0.1)
 
 
-def test_who_is_due_later_is_not_waited_for():
+def test_requests_due_later_are_not_ahead():
     """Under slo an interactive request goes before a standard one, not the other way round."""
     house = House()
     house.ask(500, CLASSES["standard"])
@@ -424,7 +426,7 @@ def ask_often(house: House, times: int, prompt: int, row=DEFAULT, **how) -> None
         house.ask(prompt, row, **how)
 
 
-def test_who_asks_for_no_objective_is_queued_for_a_minute():
+def test_a_request_without_objective_is_queued_for_a_minute():
     """1 ms a token: the 100th request of 600 tokens would wait for a minute and is refused."""
     house = House()
     tickets = [house.ask(600, DEFAULT) for _ in range(99)]
@@ -437,7 +439,7 @@ def test_who_asks_for_no_objective_is_queued_for_a_minute():
 
 
 @pytest.mark.parametrize("how", ["slo", "class", "stated"])
-def test_who_asks_for_an_objective_is_refused_as_before(how):
+def test_a_request_with_an_objective_is_refused_as_before(how):
     house = House()
     row, slo = {
         "slo": (DEFAULT, PLAIN.slo),
@@ -449,7 +451,7 @@ def test_who_asks_for_an_objective_is_refused_as_before(how):
     full(error, "queue_seconds")
 
 
-def test_the_queue_is_in_order_and_holds_up_nobody_with_an_objective():
+def test_the_queue_is_in_order_and_delays_no_request_with_an_objective():
     """Those queued go by arrival, later ones too that could be in time; others go before them."""
     house, terms = House(), DEFAULT.terms()
     for _ in range(3):
@@ -464,14 +466,14 @@ def test_the_queue_is_in_order_and_holds_up_nobody_with_an_objective():
     other = house.ask(5, DEFAULT, house.caller("bob"))
     assert not other.entry.best_effort and other.terms(terms) == terms, "another user's turn"
     before = house.forecast.wait_s(queued.entry)
-    asked = house.ask(5, PLAIN, house.caller("carol"))
-    assert house.forecast.wait_s(asked.entry) < 1.5 < before
+    request = house.ask(5, PLAIN, house.caller("carol"))
+    assert house.forecast.wait_s(request.entry) < 1.5 < before
     house.clock.advance(2.0)
     house.ask(5, PLAIN, house.caller("carol"))
     assert queued.entry.late_s > house.clock.now_s(), "it puts no pressure on others"
 
 
-def test_the_bound_of_the_queue_can_be_said():
+def test_the_bound_of_the_queue_can_be_configured():
     house = House(max_queue_wait_s=3.0)
     with pytest.raises(OverloadedError, match=r"the maximum queue wait of 3.0 s"):
         ask_often(house, 10, 600, DEFAULT)
@@ -483,7 +485,7 @@ def test_a_queue_that_has_ended_is_forgotten():
     tickets = [house.ask(600, DEFAULT) for _ in range(5)]
     assert tickets[-1].entry.best_effort
     for ticket in tickets[1:]:
-        ticket.began(0)
+        ticket.on_first_token(0)
     assert not house.ask(600, DEFAULT).entry.best_effort
 
 
@@ -539,7 +541,7 @@ class Door(RuleBasedStateMachine):
     @precondition(lambda self: self.tickets)
     @rule(data=st.data())
     def begin(self, data: st.DataObject) -> None:
-        data.draw(st.sampled_from(self.tickets)).began(0)
+        data.draw(st.sampled_from(self.tickets)).on_first_token(0)
 
     @precondition(lambda self: self.tickets)
     @rule(data=st.data(), used=st.integers(0, 600))

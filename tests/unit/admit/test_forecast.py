@@ -1,4 +1,4 @@
-"""The forecast of waiting: what it learns from steps, from the cache and from who is refused."""
+"""The forecast of waiting: what it learns from steps, from the cache and from refusals."""
 
 from functools import partial
 from math import inf
@@ -9,15 +9,15 @@ from msgspec import structs
 from admission_house import CLASSES, House, step
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.admit.lengths import AdmissionRequest
+from headway.admit.prefixes import ComputedPrefixes, page_hashes
 from headway.admit.queue import QueueOrder
-from headway.admit.seen import Seen, pages_of
 from headway.core.errors import OverloadedError
 from headway.core.request import SamplingParams
 from headway.core.slo import Slo
 
 
-def found_of(seen: Seen, salt: str, prompt: list[int]) -> int:
-    return seen.found(pages_of(salt, prompt), len(prompt))
+def num_cached(prefixes: ComputedPrefixes, salt: str, prompt: list[int]) -> int:
+    return prefixes.num_cached(page_hashes(salt, prompt), len(prompt))
 
 
 def test_progress_counts():
@@ -26,7 +26,7 @@ def test_progress_counts():
     (engine_id,) = ticket.entry.engine_ids
     house.forecast.on_record(step(600, 0.6, prefilling=[(engine_id, 0, 600), (99, 0, 5)]))
     assert house.forecast.tokens(ticket.entry) == 400
-    ticket.began(0)
+    ticket.on_first_token(0)
     assert house.forecast.backlog_s() == 0
     house.forecast.check_integrity()
 
@@ -50,9 +50,9 @@ def test_a_wait_is_what_the_engine_predicts_of_a_prompt_token():
     ticket.close()
 
 
-def test_before_any_step_nobody_is_refused_for_load():
+def test_before_any_step_no_request_is_refused_for_load():
     house = House()
-    house.admission.lines.of[0].forecast = house.forecast = Forecast(
+    house.admission.queues.by_engine[0].forecast = house.forecast = Forecast(
         house.clock, order=QueueOrder.DEADLINE, lane_share=0.1
     )
     for _ in range(10):
@@ -67,38 +67,38 @@ def test_while_rows_are_short_the_queue_is_so_many_rows_long():
     heavy = house.caller("heavy")
     for _ in range(10):
         house.ask(100, caller=heavy, slo=relaxed)
-    newcomer = QueueEntry(user="heavy", due_s=inf)
-    house.forecast.measured(newcomer, [100])
+    new = QueueEntry(user="heavy", due_s=inf)
+    house.forecast.set_prompts(new, [100])
     other = QueueEntry(user="other", due_s=inf)
-    house.forecast.measured(other, [100])
-    assert house.forecast.wait_s(newcomer) == pytest.approx(1.1 + 0.1)
+    house.forecast.set_prompts(other, [100])
+    assert house.forecast.wait_s(new) == pytest.approx(1.1 + 0.1)
     house.forecast.on_record(full)
-    assert house.forecast.wait_s(newcomer) == pytest.approx(4.4 + 0.01)
+    assert house.forecast.wait_s(new) == pytest.approx(4.4 + 0.01)
     assert house.forecast.wait_s(other) == pytest.approx(0.8 + 0.01)
     with pytest.raises(OverloadedError) as error:
         house.ask(100, caller=heavy, slo=relaxed)
     assert error.value.reason == "queue_seconds"
     house.ask(100, caller=house.caller("other"), slo=relaxed).close()
     house.forecast.on_record(step(10, 0.01))
-    assert house.forecast.wait_s(newcomer) < 2, "there are rows again"
+    assert house.forecast.wait_s(new) < 2, "there are rows again"
 
 
 def test_rows_that_others_had_of_late_are_not_counted_on():
     """Of the last forty rows each second went to one who does not wait now: a backlog of two takes
-    twice as long, but not the first request of one who asks seldom."""
+    twice as long, but not the first request of a user with few."""
     house = House()
     house.forecast.on_record(step(10, 0.01, row_s=0.4))
     relaxed = Slo(ttft_s=100.0)
     for number in range(40):
         caller = house.caller("heavy" if number % 2 else f"light {number % 3}")
         ticket = house.ask(10, caller=caller, slo=relaxed)
-        ticket.began(0)
+        ticket.on_first_token(0)
         ticket.close()
     house.ask(10, caller=house.caller("heavy"), slo=relaxed)
     for user, wait_s in (("heavy", 2 * 0.4 * 2), ("seldom", 2 * 0.4)):
-        newcomer = QueueEntry(user=user, due_s=inf)
-        house.forecast.measured(newcomer, [10])
-        assert house.forecast.wait_s(newcomer) == pytest.approx(wait_s, rel=0.05)
+        new = QueueEntry(user=user, due_s=inf)
+        house.forecast.set_prompts(new, [10])
+        assert house.forecast.wait_s(new) == pytest.approx(wait_s, rel=0.05)
 
 
 def test_what_was_computed_before_is_not_waited_for_again():
@@ -113,30 +113,30 @@ def test_what_was_computed_before_is_not_waited_for_again():
         salt="alice",
     )
     ticket = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
-    ticket.measure(first)
-    assert ticket.entry.left == {0: 1650}
-    ticket.began(0)
-    found = partial(found_of, house.admission.lines.of[0].seen)
+    ticket.set_prompts(first)
+    assert ticket.entry.remaining == {0: 1650}
+    ticket.on_first_token(0)
+    found = partial(num_cached, house.admission.queues.by_engine[0].prefixes)
     assert found("alice", system + [9] * 150) == 1472
     assert found("bob", system + question) == 0
     assert found("alice", system[:64]) == 63
     again = house.admission.arrive(house.caller(), CLASSES["standard"], 8)
-    again.measure(structs.replace(first, prompts=[system + [9] * 150]))
-    assert again.entry.left == {0: 178}
+    again.set_prompts(structs.replace(first, prompts=[system + [9] * 150]))
+    assert again.entry.remaining == {0: 178}
 
 
-def test_what_was_seen_is_bounded():
+def test_remembered_prefixes_are_bounded():
     """The least recently used pages go first."""
-    seen = Seen(most_pages=4)
-    seen.add(pages_of("", [1] * 128))
-    seen.add(pages_of("", [2] * 192))
-    assert len(seen) == 4
-    assert found_of(seen, "", [2] * 300) == 192
-    assert found_of(seen, "", [1] * 300) == 0  # its first page is gone
+    prefixes = ComputedPrefixes(max_pages=4)
+    prefixes.add(page_hashes("", [1] * 128))
+    prefixes.add(page_hashes("", [2] * 192))
+    assert len(prefixes) == 4
+    assert num_cached(prefixes, "", [2] * 300) == 192
+    assert num_cached(prefixes, "", [1] * 300) == 0  # its first page is gone
 
 
-def test_answers_end_sooner_where_guesses_come():
-    """Who may hold 2 rows of 4 gets the third when answers end: 50 steps of 40 ms, or a third."""
+def test_answers_end_sooner_where_draft_tokens_are_accepted():
+    """A user with 2 slots of 4 gets the third after 50 steps of 40 ms, or a third of them."""
     waits = []
     for kept in (0, 8):
         house = House()
@@ -146,7 +146,7 @@ def test_answers_end_sooner_where_guesses_come():
             full = step(0, 0.04, user_slots={"A": (4.0, 1.0)}, **told)
             house.forecast.on_record(full)
         entry = QueueEntry(user="B", n=1, answer=50, due_s=house.clock.now_s() + 1.5)
-        house.forecast.measured(entry, [100] * 3)
+        house.forecast.set_prompts(entry, [100] * 3)
         waits.append(house.forecast.wait_s(entry))
     slow, fast = waits
     assert slow - fast == pytest.approx(50 * 0.04 * (1 - 1 / 3), rel=0.01)

@@ -48,7 +48,7 @@ def test_littles_law_and_all_tokens_come():
     assert made.replicas[0].num_tokens == 12 * len(found)
     made.replicas[0].engine.check_integrity()
     made.door.admission.check_integrity()
-    assert not list(made.door.admission.lines.entries)
+    assert not list(made.door.admission.queues.entries)
 
 
 def test_the_same_twice_to_the_byte():

@@ -53,7 +53,7 @@ def test_all_answers_are_whole_and_nobody_holds_a_block():
         assert not replica.jobs
         replica.engine.check_integrity()
     made.door.admission.check_integrity()
-    assert [line.num_requests for line in made.door.admission.lines.of] == [0] * 4
+    assert [line.num_requests for line in made.door.admission.queues.by_engine] == [0] * 4
 
 
 def test_an_answer_of_one_token_and_who_leaves_end_where_they_began():

@@ -174,7 +174,7 @@ def test_the_report_has_all_of_it():
 
 
 def test_the_table_has_the_finalists(capsys):
-    verb.show(tuned())
+    verb.print_tuned(tuned())
     told = capsys.readouterr().out
     (best,) = (line for line in told.splitlines() if "policy=fcfs" in line and "12.00/s" in line)
     assert "+20.0%" in best and "+18.0% to +22.0%" in best
@@ -288,7 +288,7 @@ def test_it_says_why_each_setting_ran_for_real(capsys):
     why = "the default, policy turned: -18.0% in simulation"
     found = tuned(points=[*many, point((), 8.0), point(B, 7.0)],
                   confirmed=[real(()), real(B, 0.2, taken=why)])  # fmt: skip
-    verb.show(found)
+    verb.print_tuned(found)
     told = capsys.readouterr().out
     assert f"real run, policy=fcfs: {why}" in told and "real run, default" not in told
     (row,) = (line for line in told.splitlines() if "policy=fcfs" in line and "7.00/s" in line)

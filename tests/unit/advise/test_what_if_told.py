@@ -131,7 +131,7 @@ def asked_of(options: DoctorOptions, reading, calibration: MachineCalibration | 
     changes = [parse_change(text) for text in options.what_if]
     body = b"" if calibration is None else msgspec.json.encode(calibration)
     with answering(200 if body else 404, body) as (url, _):
-        doctor.what_ifs(url, options, reading, found, changes)
+        doctor.simulate_changes(url, options, reading, found, changes)
     return found
 
 
@@ -160,7 +160,7 @@ def test_metrics_alone_tell_no_steps():
     """A server of another kind: no fix is simulated, a question is refused."""
     other = replace(varied(HEALTHY, CASES["rows"][0]), source="metrics")
     assert asked_of(DoctorOptions(), other, told()).simulated_from == []
-    with pytest.raises(UsageError, match="tells no steps"):
+    with pytest.raises(UsageError, match="has no step records"):
         asked_of(DoctorOptions(what_if=["rate=2x"]), other, told())
 
 

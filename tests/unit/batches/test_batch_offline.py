@@ -10,7 +10,7 @@ import pytest
 
 from headway.batches.offline import Output
 from headway.batches.results import Result
-from headway.cli.batch import checked_lines, default_output, run, speed
+from headway.cli.batch import default_output, format_speed, read_lines, run
 from headway.cli.main import main
 from headway.core.errors import HeadwayError, UsageError
 from in_process import fake_state
@@ -35,11 +35,11 @@ def source(tmp_path: Path) -> Path:
 
 
 async def answer(source: Path, output: Output) -> int:
-    lines = checked_lines(source, ["tiny"])
+    lines = read_lines(source, ["tiny"])
     output.refuse_strangers(lines)
     left = [line for line in lines if line.custom_id not in output.done]
     tally = await run(fake_state(), source, lines, left, output, None)
-    assert tally.num_lines == len(left) and "tokens/s" in speed(tally, 1.0)
+    assert tally.num_lines == len(left) and "tokens/s" in format_speed(tally, 1.0)
     return tally.num_lines
 
 
@@ -96,7 +96,7 @@ def test_an_output_is_refused_when_it_is_not_ours(source: Path):
     target.write_text('{"custom_id": "stranger"}\n')
     output = Output(target)
     with pytest.raises(UsageError, match="stranger"):
-        output.refuse_strangers(checked_lines(source, ["tiny"]))
+        output.refuse_strangers(read_lines(source, ["tiny"]))
     with pytest.raises(UsageError, match="Another headway batch"):
         Output(target)
     output.close()

@@ -36,7 +36,7 @@ def test_a_has_formats_of_its_own():
     assert a.kernels == b.kernels == "torch"
 
 
-def test_every_option_of_a_format_is_told_apart():
+def test_every_option_of_a_format_may_differ():
     """One that is added to the engine's table joins `OF_ONE`, or A would get B's."""
     named = ("dtype", "fp8", "quantization", "kv_cache_dtype", "kv_layers", "kv_read", "kv_keep")
     given = {f.name for f in dataclasses.fields(EngineOptions) if f.name.startswith(named)}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from headway.cli.common import model_folder, model_name
-from headway.cli.hub import cached_snapshot, short
+from headway.cli.hub import cached_snapshot, format_count
 from headway.cli.main import main
 
 COMMIT = "1" * 40
@@ -127,7 +127,7 @@ def files_of(config: dict) -> dict[str, bytes]:
     }
 
 
-def test_a_model_is_pulled_listed_and_found_by_its_name(
+def test_a_model_is_pulled_listed_and_opened_by_its_name(
     hub: Hub, capsys: pytest.CaptureFixture[str]
 ):
     hub.repositories["some/model"] = files_of(CONFIG)
@@ -191,5 +191,5 @@ def test_a_name_is_two_words(name: str, capsys: pytest.CaptureFixture[str]):
 
 
 def test_numbers_are_short():
-    told = [short(n) for n in (5, 1500, 2_600_000, 7_000_000_000)]
+    told = [format_count(n) for n in (5, 1500, 2_600_000, 7_000_000_000)]
     assert told == ["5", "1.5K", "2.6M", "7.0B"]

@@ -48,7 +48,7 @@ def test_a_passed_gate_lets_the_same_way_start_and_no_other(
         kv_gate.check(FOLDER, READS)
     assert "--kv-read 25%" in str(refused.value) and "--allow-unverified-kv" in refused.value.fix
     kv_gate.record(FOLDER, READS, report(), [0, 300, 800])
-    assert "headway serve may start so" in capsys.readouterr().out
+    assert "headway serve may start with these options" in capsys.readouterr().out
     kv_gate.check(FOLDER, READS)
     kv_gate.check(FOLDER, EngineOptions(kv_read="0.25"))
     whole = tmp_path / "kv.yaml"
@@ -101,7 +101,7 @@ def test_a_share_of_prompts_has_a_gate_of_its_own(tmp_path: Path):
             kv_gate.check(FOLDER, other)
 
 
-def test_windows_are_asked_alike_whatever_their_file_is_called(tmp_path: Path):
+def test_the_same_windows_have_one_record_whatever_their_file_is_called(tmp_path: Path):
     files = tmp_path / "a.yaml", tmp_path / "b.yaml"
     for path in files:
         path.write_text(f"# {path.name}\nlayers: {{2-3: {{window: 64, sinks: 4}}}}")
@@ -124,7 +124,7 @@ def test_a_gate_against_another_model_is_not_recorded(
     weaker, nowhere = FOLDER.parent / "headway-draft", Path("http://127.0.0.1:9/v1")
     for other in (weaker, nowhere):
         kv_gate.record(FOLDER, READS, report(against=other), [0, 300, 800])
-        assert "whole is no folder of the same weights" in capsys.readouterr().out
+        assert "whole is no folder with the same weights" in capsys.readouterr().out
         with pytest.raises(UsageError):
             kv_gate.check(FOLDER, READS)
     copied = tmp_path / "copy"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.agents import AGENTS, Target, parsed
+from headway.cli.agents import AGENTS, AgentTarget, parse_settings
 from headway.cli.launch import BACKUP, REPLACED
 from headway.cli.main import main
 from headway.core.errors import UsageError
@@ -42,7 +42,7 @@ def uncommented(text: str) -> str:
     return "".join(line for line in text.splitlines(True) if not line.startswith("#"))
 
 
-def test_each_agent_is_told_url_model_and_key_of_a_live_server(
+def test_each_agent_gets_url_model_and_key_of_a_live_server(
     agents_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     live = InProcess(tmp_path / "data", api_key=["sesame"])
@@ -137,7 +137,7 @@ def test_run_starts_the_agent_set_up_and_writes_no_file(agents_home: Path, tmp_p
     check(name, content, live.url)
 
 
-def test_an_agent_that_is_not_installed_is_told(
+def test_an_agent_that_is_not_installed_is_an_error(
     agents_home: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -168,7 +168,7 @@ def test_written_and_restored_where_there_was_nothing(
 
 
 @pytest.mark.parametrize("name", ["claude", "opencode"])
-def test_what_was_there_is_kept_and_comes_back(agents_home: Path, name: str):
+def test_the_old_file_is_saved_and_restored(agents_home: Path, name: str):
     path = agents_home / FILES[name]
     path.parent.mkdir(parents=True)
     before = '{"theme": "ü",   "env": {"A": "b"}, "provider": {"other": {"x": 1}}}'
@@ -217,15 +217,15 @@ def test_a_configuration_we_cannot_merge_is_left_alone(
 
 def test_names_are_quoted():
     """A model's name may hold quotes and brackets: it stays a string."""
-    target = Target(base="http://h", model='a"]\n[x]\nb="\\', key="none", context=None)
+    target = AgentTarget(base="http://h", model='a"]\n[x]\nb="\\', key="none", context=None)
     for name, agent in AGENTS.items():
-        text = agent.merged(target, "")
+        text = agent.merge(target, "")
         content = tomllib.loads(text) if name == "codex" else json.loads(text)
         assert target.model in json.dumps(content, ensure_ascii=False).replace(
             json.dumps(target.model)[1:-1], target.model
         )
     with pytest.raises(UsageError):
-        parsed("{'a': 1}")
+        parse_settings("{'a': 1}")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_names_are_quoted():
         (("codex", f"--url={OFFLINE}"), "--model"),
     ],
 )
-def test_a_wrong_command_is_told(
+def test_a_wrong_command_is_an_error(
     agents_home: Path,
     arguments: tuple[str, ...],
     words: str,

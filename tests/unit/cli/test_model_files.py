@@ -49,7 +49,7 @@ def test_no_verb_is_left_out():
 
 
 @pytest.mark.parametrize("verb", TAKES)
-def test_a_gguf_file_is_taken(verb: str, file: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_gguf_file_is_accepted(verb: str, file: Path, capsys: pytest.CaptureFixture[str]):
     status = call(verb, TAKES[verb], file)
     assert status == 0, capsys.readouterr().err
 

@@ -84,7 +84,7 @@ def test_a_dry_run_compiles_the_chat_template(tmp_path, capsys):
         ("", "holds no *.safetensors"),
     ],
 )
-def test_weights_that_cannot_be_read_are_told_before_an_engine_starts(
+def test_unreadable_weights_are_an_error_before_an_engine_starts(
     tmp_path, capsys, monkeypatch, name, told
 ):
     folder = tmp_path / "model"

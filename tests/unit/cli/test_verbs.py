@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from headway.cli.main import REMOVED_VERBS, RENAMED, VERBS, main, with_job
+from headway.cli.main import REMOVED_VERBS, RENAMED_VERBS, VERBS, main, with_subcommand
 
 GROUPS = {
     "serve": "serve run chat batch pull ls launch key",
@@ -45,7 +45,7 @@ def test_the_overview_has_the_verbs_by_group(capsys):
     ],
 )
 def test_a_subcommand_comes_first_and_a_flag_anywhere(words, expected):
-    assert with_job(words[0], words[1:]) == expected
+    assert with_subcommand(words[0], words[1:]) == expected
 
 
 def test_old_names_work_with_one_warning(capsys):
@@ -60,12 +60,12 @@ def test_old_names_work_with_one_warning(capsys):
     )
 
 
-@pytest.mark.parametrize("name", RENAMED)
+@pytest.mark.parametrize("name", RENAMED_VERBS)
 def test_every_old_name_is_a_row_by_its_new_name(name, capsys):
-    assert RENAMED[name] in VERBS and name not in VERBS
+    assert RENAMED_VERBS[name] in VERBS and name not in VERBS
     assert main([name, "--help"]) == 0
     told = capsys.readouterr()
-    assert told.out.startswith(f"headway {RENAMED[name]}") and told.err.count("\n") == 1
+    assert told.out.startswith(f"headway {RENAMED_VERBS[name]}") and told.err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", REMOVED_VERBS)

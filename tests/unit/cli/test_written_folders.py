@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.distill import curves, said
-from headway.cli.evaluate import Sources, wants
-from headway.cli.gated import check_gate, eval_call, evaluated
-from headway.cli.main import Call
+from headway.cli.distill import curves, format_losses
+from headway.cli.evaluate import Sources, selection_of
+from headway.cli.gated import check_gate, eval_call, evaluate_folder
+from headway.cli.main import VerbCall
 from headway.config.options import (
     AgainstOptions,
     DistillOptions,
@@ -22,8 +22,8 @@ from headway.core.errors import UsageError
 from headway.core.progress import steps_bar
 
 
-def called(**gate: object) -> Call:
-    return Call(
+def called(**gate: object) -> VerbCall:
+    return VerbCall(
         options={GateOptions: GateOptions(**gate)},  # type: ignore[arg-type]
         positionals=[],
         sources={},
@@ -44,7 +44,9 @@ def test_progress_without_a_terminal_is_a_line_a_tenth(capsys: pytest.CaptureFix
 
 
 def test_losses_are_named_by_file_and_drawn_by_step(tmp_path: Path):
-    assert said({"/data/books.txt": 0.25, "skills": 1.0}) == "books.txt 0.2500, skills 1.0000"
+    assert (
+        format_losses({"/data/books.txt": 0.25, "skills": 1.0}) == "books.txt 0.2500, skills 1.0000"
+    )
     (tmp_path / "loss.csv").write_text(
         "step,/data/books.txt,skills,lr,seconds\n10,0.5,0.2,0.1,1\n20,0.4,0.1,0.1,2\n"
     )
@@ -66,7 +68,7 @@ def test_a_gate_needs_something_to_compare_with(tmp_path: Path):
     with pytest.raises(UsageError, match="--gate needs"):
         check_gate(called(gate=True))
     check_gate(called())
-    figures = evaluated(called(), tmp_path, "student")
+    figures = evaluate_folder(called(), tmp_path, "student")
     assert not figures.failed and not figures.markdown
 
 
@@ -95,7 +97,7 @@ def test_windows_of_a_file_hold_for_b_alone(monkeypatch: pytest.MonkeyPatch):
     engine = EngineOptions(kv_layers="kv.yaml", threads=2)
     call.options[EngineOptions] = engine
     whole = reference_engine(engine, AgainstOptions())
-    Sources(call, wants(call.options[EvalOptions]), whole)._both("headway-tiny")
+    Sources(call, selection_of(call.options[EvalOptions]), whole)._both("headway-tiny")
     assert opened == [
         ("headway-tiny --kv-layers kv.yaml", {"threads": "2", "kv_layers": "kv.yaml"}),
         ("headway-tiny", {"threads": "2"}),

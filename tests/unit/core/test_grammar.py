@@ -9,7 +9,7 @@ from headway.core import grammar as grammars
 from headway.core.errors import RequestError
 from headway.core.grammar import MAX_TEXT_BYTES, Grammar, is_deeper
 from headway.core.request import SamplingParams
-from headway.server.openai.structured import asked_grammar
+from headway.server.openai.structured import body_grammar
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
@@ -17,7 +17,7 @@ NAMED = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHE
 
 def asked(**fields):
     """The grammar of a body with these fields."""
-    return asked_grammar(SimpleNamespace(**fields))
+    return body_grammar(SimpleNamespace(**fields))
 
 
 def nested(depth: int) -> dict:

@@ -8,7 +8,7 @@ import pytest
 
 from headway.edge.body import read_pieces
 from headway.edge.lanes import LONG_BYTES
-from headway.server.tokenizer_pool import AHEAD, LONG_THREADS, TokenizerPool
+from headway.server.tokenizer_pool import LONG_THREADS, MAX_LONG_TEXTS_PER_USER, TokenizerPool
 
 PIECES = 5
 LIMIT = 10 * LONG_BYTES
@@ -121,7 +121,7 @@ async def test_who_has_made_work_ahead_is_not_read_on(bodies: Bodies) -> None:
     gate, pool = threading.Event(), bodies.pool
     ahead = [
         asyncio.create_task(pool.run("a", LONG_BYTES, stays, gate.wait))
-        for _ in range(LONG_THREADS - 1 + AHEAD)
+        for _ in range(LONG_THREADS - 1 + MAX_LONG_TEXTS_PER_USER)
     ]
     await rounds()
     mine, other = bodies.begin("a1"), bodies.begin("b1")
@@ -137,7 +137,7 @@ async def test_who_has_made_work_ahead_is_read_on_when_it_is_dropped(bodies: Bod
     gate, pool = threading.Event(), bodies.pool
     ahead = [
         asyncio.create_task(pool.run("a", LONG_BYTES, stays, gate.wait))
-        for _ in range(LONG_THREADS - 1 + AHEAD)
+        for _ in range(LONG_THREADS - 1 + MAX_LONG_TEXTS_PER_USER)
     ]
     await rounds()
     mine = bodies.begin("a1")

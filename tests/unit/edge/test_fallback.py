@@ -165,10 +165,10 @@ def test_what_would_be_late_goes_elsewhere_and_comes_back_when_that_fails(
     full: Full, elsewhere: Elsewhere
 ) -> None:
     """The queue has room, but a prompt of 1,000,000 tokens is before this one."""
-    forecast = full.model.admission.lines.of[0].forecast
+    forecast = full.model.admission.queues.by_engine[0].forecast
     (ticket,) = full.tickets
     full.model.admission.rules = type(full.model.admission.rules)(max_queue_wait_s=1e9)
-    forecast.measured(ticket.entry, [1_000_000])
+    forecast.set_prompts(ticket.entry, [1_000_000])
     ticket.entry.due_s = forecast.clock.now_s() + 1.0
     full.post()  # something to learn a rate from
     forecast._told_s, learn = 1.0, forecast.on_record

@@ -10,7 +10,7 @@ from headway.core.service import Limits
 from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_here
 from headway.edge.key_file import add_row, digest, make_key, read_rows, revoke_row, row_text
 from headway.edge.keys import Keyring, anonymous_caller
-from headway.server.access import ACCESS, access
+from headway.server.app import ACCESS, access
 
 
 def key_file(tmp_path, text: str):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engine_world import EXAMPLES, World, additions, make_settings, perform, shapes
 from fakes import FakeExecutor
 from headway.core.plan import NULL_BLOCK
-from headway.spec import dealt
+from headway.spec import context_shards
 
 SPLIT = 16
 """In place of 512 tokens, so that short contexts lie on several ranks."""
@@ -18,7 +18,7 @@ SPLIT = 16
 
 @pytest.fixture(autouse=True)
 def short_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealt, "SPLIT_TOKENS", SPLIT)
+    monkeypatch.setattr(context_shards, "SPLIT_TOKENS", SPLIT)
 
 
 class Ranks(FakeExecutor):

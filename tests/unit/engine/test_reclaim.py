@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from admission_house import House, asked_for, step
+from admission_house import House, request_of, step
 from engine_world import EXAMPLES, World, make_settings, swap_settings
 from headway.admit.forecast import Forecast, QueueEntry
 from headway.core.errors import OverloadedError
@@ -132,7 +132,7 @@ def test_blocks_are_held_as_slots_are():
 
 
 def test_a_better_priority_gives_nothing():
-    """Under `priority` only those whose priority is no better than the newcomer's give."""
+    """Under `priority` only those whose priority is no better than the new request's give."""
     world = World(make_settings(num_blocks=(4000,), max_num_seqs=4, budget=64, policy="priority"))
     for number in range(4):
         terms = replace(CHAT, priority=number % 2)
@@ -203,7 +203,7 @@ def test_the_predicted_wait_is_what_it_takes(policy):
     forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
     entry = QueueEntry(user="B", due_s=world.clock.now_s() + CHAT.ttft_s)
-    forecast.measured(entry, [9])
+    forecast.set_prompts(entry, [9])
     asked = ask(world)
     predicted_s = forecast.wait_s(entry)
     assert predicted_s > 10 * STEP_S, "the rows are not his at once"
@@ -217,7 +217,7 @@ def test_the_predicted_wait_of_more_prompts_than_may_reclaim_at_once(policy):
     forecast = Forecast(world.clock, order=ENGINE_POLICIES[policy].queue_order, lane_share=0.1)
     forecast.on_record(world.step()[1])
     entry = QueueEntry(user="B", due_s=world.clock.now_s() + CHAT.ttft_s, answer=100)
-    forecast.measured(entry, [9] * 7)
+    forecast.set_prompts(entry, [9] * 7)
     asked = [ask(world, tokens=tokens) for tokens in (100, 100, 100, 100, 1, 1, 1)]
     predicted_s, began_s = forecast.wait_s(entry), world.clock.now_s()
     while not world.finished_at.keys() >= set(asked[4:]):
@@ -240,13 +240,13 @@ def test_the_predicted_wait_of_more_prompts_than_may_reclaim_at_once(policy):
     ],
 )
 def test_how_many_rows_one_may_reclaim(held, weight, rows):
-    """As the engine does it: from who holds most, and nobody has less than the taker afterwards."""
+    """As in the engine: from the user with most, and none has less than the taker afterwards."""
     house = House()
     slots = {f"u{number}": (float(each), 1.0) for number, each in enumerate(held)}
     house.forecast.on_record(step(10, 0.01, user_slots=slots))
     entry = QueueEntry(user="B", weight=float(weight))
-    house.forecast.measured(entry, [100])
-    assert house.forecast._may_reclaim(entry) == rows
+    house.forecast.set_prompts(entry, [100])
+    assert house.forecast._num_reclaimable(entry) == rows
 
 
 def test_what_users_hold_is_not_counted_in_each_step():
@@ -271,21 +271,21 @@ def test_who_may_not_reclaim_is_told_of_the_rows():
     waits = {}
     for user in ("A", "B", "C", "new"):
         entry = QueueEntry(user=user, due_s=house.clock.now_s() + 1.5)
-        house.forecast.measured(entry, [100])
+        house.forecast.set_prompts(entry, [100])
         waits[user] = house.forecast.wait_s(entry)
     patience_s = pytest.approx(0.25 * (1.5 - 0.1))
     assert waits == {"A": 2.0, "B": 2.0, "C": patience_s, "new": patience_s}
     idle = QueueEntry(user="new", idle_only=True)
-    house.forecast.measured(idle, [100])
+    house.forecast.set_prompts(idle, [100])
     assert house.forecast.wait_s(idle) == 2.0
 
 
 def test_a_wide_request_fills_the_queue_for_its_own_user_alone():
     """One request of 300 prompts beside a queue of 16: others still get their places."""
     house = House(max_queue=16)
-    wide = asked_for(20)
+    wide = request_of(20)
     wide = replace(wide, lengths=[20] * 300)
-    house.arrive(caller=house.caller("A")).measure(wide)
+    house.arrive(caller=house.caller("A")).set_prompts(wide)
     house.ask(20, caller=house.caller("B"))
     with pytest.raises(OverloadedError):
         house.ask(20, caller=house.caller("A"))

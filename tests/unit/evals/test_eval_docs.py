@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.evaluate import GATE_FAILED
+from headway.cli.common import GATE_FAILED
 from headway.config.options import AgainstOptions, EngineOptions, EvalOptions, read_options
 from headway.config.options.against import OF_ONE, PREFIX
 from headway.config.options.field import flag_name

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from headway.cli.evaluate import GATE_FAILED
+from headway.cli.common import GATE_FAILED
 from headway.cli.main import main
 from headway.core.errors import UsageError
 from headway.core.scoring import STOP, Score, transcript

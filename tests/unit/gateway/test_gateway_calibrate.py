@@ -218,7 +218,7 @@ def options(**given: Any) -> CalibrateOptions:
 
 
 def test_the_suite_of_skills_has_a_class_each() -> None:
-    found = list(cli.suite(options(questions=3, skills=["sort", "copy"], levels=[1])))
+    found = list(cli.suite_questions(options(questions=3, skills=["sort", "copy"], levels=[1])))
     assert [one.task for one in found] == ["sort"] * 3 + ["copy"] * 3
     assert not found[0].accepts("no") and found[0].max_tokens == 64
 
@@ -231,7 +231,7 @@ def suite_of(folder: Path, *lines: Any) -> CalibrateOptions:
 
 def test_a_suite_of_ones_own(tmp_path: Path) -> None:
     pattern = {"task": "p", "messages": MESSAGES, "pattern": "a+"}
-    first, second = cli.suite(suite_of(tmp_path, LINE, pattern))
+    first, second = cli.suite_questions(suite_of(tmp_path, LINE, pattern))
     assert first.accepts(" t0 t1 t2 t3 t4 t5 t6 t7\n") and not first.accepts("t0")
     assert second.accepts("aaa") and not second.accepts("ab") and second.max_tokens == 256
 
@@ -247,7 +247,7 @@ def test_a_suite_of_ones_own(tmp_path: Path) -> None:
 )
 def test_lines_that_cannot_be_asked(tmp_path: Path, line: Any, message: str) -> None:
     with pytest.raises(UsageError) as raised:
-        list(cli.suite(suite_of(tmp_path, LINE, line)))
+        list(cli.suite_questions(suite_of(tmp_path, LINE, line)))
     assert message in raised.value.cause and "suite.jsonl:2" in raised.value.cause
 
 
@@ -303,13 +303,13 @@ async def test_evidence_is_written_whole_and_read_again(
 ) -> None:
     found = await evidence_of(Stub("a"), Stub("b"), questions(80))
     path = tmp_path / "e.json"
-    cli.save(path, found)
+    cli.write_evidence(path, found)
     assert read_evidence(path) == found and list(tmp_path.iterdir()) == [path]
     assert read_config(gateway_file(tmp_path)).evidence == {"tiny": found}
-    cli.show(found, path)
+    cli.print_evidence(found, path)
     assert "dear: it costs no less" in capsys.readouterr().out
     with pytest.raises(UsageError, match="No such file"):
-        cli.save(tmp_path / "none" / "e.json", found)
+        cli.write_evidence(tmp_path / "none" / "e.json", found)
 
 
 @pytest.mark.parametrize("told", [{"score": 1}, {"score": "high"}, [], {}])

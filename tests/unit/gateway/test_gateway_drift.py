@@ -272,8 +272,8 @@ async def test_the_command_compares_urls() -> None:
     for stub in stubs:
         await stub.start()
     try:
-        config = cli.config_of([stub.url for stub in stubs])
-        found = await cli.compared(config, ["*"], list(PROBES), lambda: None)
+        config = cli.read_upstreams([stub.url for stub in stubs])
+        found = await cli.compare_upstreams(config, ["*"], list(PROBES), lambda: None)
     finally:
         for stub in stubs:
             await stub.stop()
@@ -288,8 +288,8 @@ async def test_a_busy_upstream_is_asked_again(monkeypatch: pytest.MonkeyPatch) -
     for stub in stubs:
         await stub.start()
     try:
-        config = cli.config_of([stub.url for stub in stubs])
-        (found,) = await cli.compared(config, ["*"], list(PROBES), lambda: None)
+        config = cli.read_upstreams([stub.url for stub in stubs])
+        (found,) = await cli.compare_upstreams(config, ["*"], list(PROBES), lambda: None)
     finally:
         for stub in stubs:
             await stub.stop()

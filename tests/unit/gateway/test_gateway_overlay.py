@@ -135,7 +135,7 @@ def test_a_dry_run_says_the_steps(file: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"), [(cli.REFUSED, "refused by the gate"), (2, "not evaluated")]
+    ("status", "verdict"), [(cli.GATE_FAILED, "refused by the gate"), (2, "not evaluated")]
 )
 def test_a_refused_one_leaves_the_gateway_alone(
     file: Path,
@@ -148,7 +148,7 @@ def test_a_refused_one_leaves_the_gateway_alone(
     asked: list[tuple[Any, ...]] = []
     monkeypatch.setattr(cli, "verb", lambda *words: asked.append(words) or status)
     options = RolloutOptions(to=str(file), questions=7)
-    steps = cli.Steps(options, Path("model"), file, "chat", cli.Running(options))
+    steps = cli.RolloutRun(options, Path("model"), file, "chat", cli.GatewayClient(options))
     assert steps.run("http://a/v1") == status
     assert f"{verdict}. The gateway was not touched" in capsys.readouterr().out
     (words,) = asked
@@ -156,7 +156,7 @@ def test_a_refused_one_leaves_the_gateway_alone(
     assert not overlay.overlay_path(file).exists()
 
 
-@pytest.mark.parametrize(("fault", "status"), [("", 0), ("status429", cli.REFUSED)])
+@pytest.mark.parametrize(("fault", "status"), [("", 0), ("status429", cli.GATE_FAILED)])
 async def test_it_follows_until_it_is_promoted_or_back(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -184,7 +184,7 @@ async def test_it_follows_until_it_is_promoted_or_back(
                 requests=10,
                 slo="ttft=600s",
             )
-            steps = cli.Steps(options, folder, file, "tiny", cli.Running(options))
+            steps = cli.RolloutRun(options, folder, file, "tiny", cli.GatewayClient(options))
             running = asyncio.create_task(asyncio.to_thread(steps.run, today.url))
             while not running.done():
                 assert (await live.chat()).is_complete, "no client notices"
@@ -206,25 +206,25 @@ async def test_a_gateway_that_has_gone_leaves_no_row(
 ) -> None:
     monkeypatch.setattr(cli, "verb", lambda *words: 0)
     options = RolloutOptions(to=str(file), gateway="http://127.0.0.1:9", canary="http://c/v1")
-    steps = cli.Steps(options, file.parent, file, "chat", cli.Running(options))
+    steps = cli.RolloutRun(options, file.parent, file, "chat", cli.GatewayClient(options))
     with pytest.raises(HeadwayError, match="cannot be asked"):
         await asyncio.to_thread(steps.run, "http://a/v1")
     assert not overlay.overlay_path(file).exists()
-    assert "the version of today answers all" in capsys.readouterr().out
+    assert "the current version answers all" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("answer", [b"SSH-2.0-OpenSSH_9.6\r\n", HTTP % b"<html>", HTTP % b"[]"])
 async def test_what_is_no_gateway_is_told(answer: bytes) -> None:
     with raw_upstream(answer) as other:
-        running = cli.Running(RolloutOptions(gateway=other.url))
+        running = cli.GatewayClient(RolloutOptions(gateway=other.url))
         with pytest.raises(HeadwayError, match="cannot be asked"):
             await asyncio.to_thread(running.reload)
 
 
 async def test_what_the_gateway_refuses_is_told() -> None:
     async with world(Stub("a"), options={"api_key": ["sesame"]}) as live:
-        running = cli.Running(RolloutOptions(gateway=f"{live.url}/v1"))
+        running = cli.GatewayClient(RolloutOptions(gateway=f"{live.url}/v1"))
         with pytest.raises(HeadwayError, match="answered /stats with 401"):
             await asyncio.to_thread(running.stats)
-        keyed = cli.Running(RolloutOptions(gateway=live.url, api_key="sesame"))
+        keyed = cli.GatewayClient(RolloutOptions(gateway=live.url, api_key="sesame"))
         assert (await asyncio.to_thread(keyed.stats))["rollouts"] == []

@@ -15,7 +15,7 @@ from headway.core.slo import Slo
 from headway.frontend.text import Tokenizer
 from headway.server.context import ContextAsked, check
 from headway.server.openai.schema import ChatBody, chat_messages
-from headway.server.shorten import marked, settle_context, shortened
+from headway.server.shorten import apply_class_context, marked_parts, shorten_chat
 from headway.spec.embedded import model_folder
 
 HALF = ContextAsked(keep=0.5)
@@ -113,11 +113,11 @@ def test_no_instruction_of_1000_prompts_is_cut(model):
         )
         body = body_of(messages, documents=documents)
         was = copy.deepcopy(body.messages)
-        found, cut = shortened(model, body, asked)
+        found, cut = shorten_chat(model, body, asked)
         assert instructions(found.messages) == instructions(was)
         assert body.messages == was, "the client's own body is left as it is"
         assert [d["title"] for d in found.documents or ()] == [d["title"] for d in documents or ()]
-        assert number % 10 or shortened(model, body, asked) == (found, cut)
+        assert number % 10 or shorten_chat(model, body, asked) == (found, cut)
         chat_messages(found.messages)
         num_cut += cut.num_cut
     assert num_cut > 100_000
@@ -128,8 +128,8 @@ def test_what_a_later_turn_adds_changes_no_earlier_cut(model):
     for _ in range(100):
         messages, _ = some_chat(rng)
         longer = [*messages, {"role": "assistant", "content": "So."}, *some_chat(rng)[0][1:]]
-        first, _ = shortened(model, body_of(messages), HALF)
-        then, _ = shortened(model, body_of(longer), HALF)
+        first, _ = shorten_chat(model, body_of(messages), HALF)
+        then, _ = shorten_chat(model, body_of(longer), HALF)
         assert then.messages[: len(messages)] == first.messages
 
 
@@ -141,19 +141,22 @@ def test_the_parts_of_a_message_share_its_room(model):
             "content": [document("Far away. " * 8), document(DOCUMENT), text("What has Anna?")],
         }
     ]
-    model_half, cut = shortened(model, body_of(messages), HALF)
+    model_half, cut = shorten_chat(model, body_of(messages), HALF)
     kept = [p for p in model_half.messages[0]["content"] if p["type"] == "document"]
     assert "Anna has a red kite." in kept[-1]["document"]["data"]["text"]
     assert cut.num_cut >= cut.num_tokens / 2 and cut.num_units > 4
-    assert "cut_tokens" not in cut.told and f"cut={cut.num_cut}/{cut.num_tokens}" in cut.told
+    assert (
+        "cut_tokens" not in cut.header_value
+        and f"cut={cut.num_cut}/{cut.num_tokens}" in cut.header_value
+    )
 
 
-def test_what_was_said_before_goes_first(model):
+def test_repeated_units_are_cut_first(model):
     result = {"role": "tool", "tool_call_id": "c", "content": DOCUMENT}
     messages = [{"role": "user", "content": "Look."}, result, dict(result)]
-    found, cut = shortened(model, body_of(messages), ContextAsked(keep=0.99))
+    found, cut = shorten_chat(model, body_of(messages), ContextAsked(keep=0.99))
     assert len(found.messages[2]["content"]) < len(DOCUMENT) / 2
-    assert cut.num_duplicate > 0 and "said twice" in cut.told
+    assert cut.num_duplicate > 0 and "said twice" in cut.header_value
 
 
 def test_documents_are_left_where_the_template_shows_none(model):
@@ -161,26 +164,28 @@ def test_documents_are_left_where_the_template_shows_none(model):
     tokenizer = Tokenizer(model_folder("headway-tiny"))
     bare.needs_tokenizer = lambda param: tokenizer
     body = body_of([{"role": "user", "content": "Hi"}], documents=[{"text": DOCUMENT}])
-    assert shortened(bare, body, HALF)[0].documents == [{"text": DOCUMENT}]
-    assert shortened(model, body, HALF)[0].documents != [{"text": DOCUMENT}]
+    assert shorten_chat(bare, body, HALF)[0].documents == [{"text": DOCUMENT}]
+    assert shorten_chat(model, body, HALF)[0].documents != [{"text": DOCUMENT}]
 
 
-def test_questions_are_found_beside_what_they_ask_of():
+def test_parts_go_with_the_question_of_their_message():
     messages = [
         {"role": "user", "content": [document("A."), text("First?")]},
         {"role": "tool", "tool_call_id": "c", "content": "B."},
         {"role": "user", "content": "Last?"},
     ]
-    groups = list(marked(messages, [{"snippet": "C."}, {"data": "D."}, {"data": {"text": "E."}}]))
+    groups = list(
+        marked_parts(messages, [{"snippet": "C."}, {"data": "D."}, {"data": {"text": "E."}}])
+    )
     told = [[(part.text, part.question) for part in parts] for parts in groups]
     assert told[0] == [("C.", "Last?"), ("D.", "Last?"), ("E.", "Last?")]
     assert told[1:] == [[("A.", "First?")], [("B.", "First?")]]
 
 
-def test_nothing_asked_is_the_same_body(model):
+def test_without_context_the_body_is_unchanged(model):
     body = body_of([{"role": "tool", "tool_call_id": "c", "content": DOCUMENT}])
     for asked in (None, ContextAsked(keep=1.0)):
-        assert shortened(model, body, asked) == (body, None)
+        assert shorten_chat(model, body, asked) == (body, None)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +204,7 @@ def test_what_cannot_be_done_is_refused_by_name(asked, has_scorer, param, code):
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
-def test_without_a_draft_chance_alone_can_be_asked_for():
+def test_without_a_draft_model_only_random_cuts_are_possible():
     check(ContextAsked(keep=0.5, method="random"), False)
     check(ContextAsked(keep=1.0), False)
 
@@ -207,12 +212,12 @@ def test_without_a_draft_chance_alone_can_be_asked_for():
 def test_a_class_says_it_for_its_requests(model):
     row = ServiceClass(name="cheap", slo=Slo(), keep_context=0.3)
     body = body_of([{"role": "user", "content": "Hi"}])
-    settle_context(model, body, row)
+    apply_class_context(model, body, row)
     assert body.context == ContextAsked(keep=0.3)
     own = body_of([{"role": "user", "content": "Hi"}], context={"keep": 1})
-    settle_context(model, own, row)
+    apply_class_context(model, own, row)
     assert own.context == ContextAsked(keep=1)
-    settle_context(model, SimpleNamespace(), row)  # completions have no documents
+    apply_class_context(model, SimpleNamespace(), row)  # completions have no documents
 
 
 @pytest.mark.parametrize(
@@ -251,5 +256,5 @@ def test_more_text_than_is_read_is_refused(model):
     small.info = lambda: SimpleNamespace(max_model_len=2)
     body = body_of([{"role": "tool", "tool_call_id": "c", "content": DOCUMENT * 50}])
     with pytest.raises(RequestError, match="the most that are read here") as caught:
-        shortened(small, body, HALF)
+        shorten_chat(small, body, HALF)
     assert caught.value.param == "context"

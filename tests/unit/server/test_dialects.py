@@ -19,20 +19,20 @@ from headway.frontend.text.parts import (
     Part,
     Reasoning,
 )
-from headway.server.anthropic.blocks import say_messages
-from headway.server.anthropic.dialect import parsed_input
-from headway.server.anthropic.messages import conversation
+from headway.server.anthropic.blocks import add_messages
+from headway.server.anthropic.dialect import parse_input
+from headway.server.anthropic.messages import build_chat
 from headway.server.anthropic.schema import CountBody
-from headway.server.responses.items import numbered, say_items
+from headway.server.responses.items import add_items, with_ids
 from headway.server.responses.output import Output
 from headway.server.responses.tools import (
-    Declared,
-    chosen_tool,
+    DeclaredTool,
+    chat_tool_choice,
     custom_arguments,
     custom_input,
     offer_tools,
 )
-from headway.server.translate import Chat
+from headway.server.translate import ChatBuilder
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"a": 1}'}
@@ -46,9 +46,9 @@ CHAT_CALL = {
 # ── items of Responses ──────────────────────────────────────────────────────────────────────
 
 
-def chat_of(items: Any) -> Chat:
-    chat = Chat()
-    say_items(chat, numbered(items, "stem"))
+def chat_of(items: Any) -> ChatBuilder:
+    chat = ChatBuilder()
+    add_items(chat, with_ids(items, "stem"))
     return chat
 
 
@@ -56,7 +56,7 @@ def test_text_is_a_message_of_the_user() -> None:
     assert chat_of("hi").messages == [{"role": "user", "content": [TEXT]}]
 
 
-def test_what_an_assistant_said_in_one_turn_is_one_message() -> None:
+def test_the_items_of_an_assistant_in_one_turn_are_one_message() -> None:
     items = [
         {"role": "user", "content": "hi"},
         {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "t"}]},
@@ -83,10 +83,10 @@ def test_what_an_assistant_said_in_one_turn_is_one_message() -> None:
 
 def test_instructions_keep_their_roles() -> None:
     """Which of them a template takes is decided where it is rendered, for every dialect."""
-    chat = Chat()
-    chat.say({"role": "system", "content": "be"}, "instructions")
+    chat = ChatBuilder()
+    chat.add_message({"role": "system", "content": "be"}, "instructions")
     roles = [{"role": role, "content": "hi"} for role in ("developer", "system", "user", "system")]
-    say_items(chat, numbered(roles, "stem"))
+    add_items(chat, with_ids(roles, "stem"))
     assert [m["role"] for m in chat.messages] == ["system", "developer", "system", "user", "system"]
     assert chat.names["messages[1]"] == "input[0]"
 
@@ -126,7 +126,7 @@ def test_an_error_names_what_the_client_sent() -> None:
         ("max_completion_tokens", "max_completion_tokens is 0.", "max_output_tokens"),
         ("seed", "seed is odd.", "seed"),
     ):
-        with pytest.raises(RequestError) as caught, chat.told():
+        with pytest.raises(RequestError) as caught, chat.client_names():
             raise RequestError(text, param=param)
         assert caught.value.param == wanted
         assert wanted in str(caught.value) and "max_tokens" not in str(caught.value)
@@ -136,11 +136,11 @@ def test_functions_are_offered_under_their_names_in_the_chat() -> None:
     function = {"name": "get", "parameters": {"type": "object"}, "strict": True}
     inner = {"type": "function", **function, "defer_loading": True}
     tools = [inner, {"type": "namespace", "name": "crm", "tools": [inner]}]
-    chat = Chat()
+    chat = ChatBuilder()
     found = offer_tools(chat, tools, "required", False)
     assert found == {
-        "get": Declared(name="get"),
-        "crm__get": Declared(name="get", namespace="crm"),
+        "get": DeclaredTool(name="get"),
+        "crm__get": DeclaredTool(name="get", namespace="crm"),
     }
     named = {**function, "name": "crm__get", "description": ""}
     assert chat.fields == {
@@ -152,7 +152,7 @@ def test_functions_are_offered_under_their_names_in_the_chat() -> None:
         "parallel_tool_calls": False,
     }
     assert chat.names["tools[1].function"] == "tools[1].tools[0]"
-    alone = Chat()
+    alone = ChatBuilder()
     assert offer_tools(alone, [], "auto", True) == {} and alone.fields == {}
 
 
@@ -164,8 +164,8 @@ def test_a_custom_tools_input_is_read_from_its_arguments(arguments: str) -> None
 
 
 def test_a_choice_lies_one_level_deeper_in_chat() -> None:
-    assert chosen_tool("auto", {}) == "auto"
-    assert chosen_tool({"type": "function", "name": "get"}, {}) == {
+    assert chat_tool_choice("auto", {}) == "auto"
+    assert chat_tool_choice({"type": "function", "name": "get"}, {}) == {
         "type": "function",
         "function": {"name": "get"},
     }
@@ -174,17 +174,17 @@ def test_a_choice_lies_one_level_deeper_in_chat() -> None:
         "mode": "auto",
         "tools": [{"type": "function", "name": "a"}],
     }
-    assert chosen_tool(allowed, {})["allowed_tools"]["tools"][0]["function"] == {"name": "a"}
+    assert chat_tool_choice(allowed, {})["allowed_tools"]["tools"][0]["function"] == {"name": "a"}
     with pytest.raises(RequestError):
-        chosen_tool({"type": "web_search"}, {})
+        chat_tool_choice({"type": "web_search"}, {})
 
 
 # ── blocks of Messages ──────────────────────────────────────────────────────────────────────
 
 
 def said(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    chat = Chat()
-    say_messages(chat, messages)
+    chat = ChatBuilder()
+    add_messages(chat, messages)
     return chat.messages
 
 
@@ -256,9 +256,9 @@ def test_a_wrong_block_is_refused_by_name(messages: Any, code: str, param: str) 
 @pytest.mark.parametrize("role", ["user", "assistant"])
 def test_a_great_many_messages_of_one_turn_take_no_longer_each(role: str) -> None:
     """Copying what came before for each of them would take minutes."""
-    chat, count = Chat(), 200_000
+    chat, count = ChatBuilder(), 200_000
     blocks = [TEXT] if role == "user" else [TEXT, {"type": "thinking", "thinking": "hm" * 10}]
-    say_messages(chat, [{"role": role, "content": blocks}] * count)
+    add_messages(chat, [{"role": role, "content": blocks}] * count)
     (turn,) = chat.messages
     assert len(turn["content"]) == count
     assert len(turn.get("reasoning_content", "")) == (0 if role == "user" else 20 * count)
@@ -266,12 +266,12 @@ def test_a_great_many_messages_of_one_turn_take_no_longer_each(role: str) -> Non
 
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
     begun = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": [TEXT, TEXT]}]
-    chat = conversation(CountBody(model="m", messages=begun))
+    chat = build_chat(CountBody(model="m", messages=begun))
     assert chat.messages[-1]["content"] == "hi\nhi"
     assert chat.fields["continue_final_message"] is True
     call = {"type": "tool_use", "id": "c", "name": "get", "input": {}}
     with pytest.raises(RequestError):
-        conversation(CountBody(model="m", messages=[{"role": "assistant", "content": [call]}]))
+        build_chat(CountBody(model="m", messages=[{"role": "assistant", "content": [call]}]))
 
 
 def test_thinking_tools_and_output_become_fields_of_chat() -> None:
@@ -283,7 +283,7 @@ def test_thinking_tools_and_output_become_fields_of_chat() -> None:
         "thinking": {"type": "enabled", "budget_tokens": 2000},
         "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"a": 1}}},
     }
-    chat = conversation(msgspec.convert(raw, CountBody))
+    chat = build_chat(msgspec.convert(raw, CountBody))
     assert chat.fields == {
         "model": "m",
         "tools": [{"type": "function", "function": {"name": "get", "parameters": {}}}],
@@ -299,10 +299,10 @@ def test_thinking_tools_and_output_become_fields_of_chat() -> None:
 
 
 def test_arguments_that_are_no_object_are_shown_as_they_are() -> None:
-    assert parsed_input('{"a": 1}') == {"a": 1}
-    assert parsed_input("") == {}
-    assert parsed_input("[1]") == {"_malformed": "[1]"}
-    assert parsed_input('{"a": ') == {"_malformed": '{"a": '}
+    assert parse_input('{"a": 1}') == {"a": 1}
+    assert parse_input("") == {}
+    assert parse_input("[1]") == {"_malformed": "[1]"}
+    assert parse_input('{"a": ') == {"_malformed": '{"a": '}
 
 
 # ── output: the events add up to the items ──────────────────────────────────────────────────
@@ -369,17 +369,17 @@ def test_any_split_gives_the_same_items_and_its_events_add_up(
 ) -> None:
     parts = parts_of(stretches)
     whole = Output("s", {}, None)
-    whole.take(delta_of(parts))
+    whole.append_delta(delta_of(parts))
     whole.close("completed")
     split = Output("s", {}, None)
     at = 0
     while at < len(parts):
         step = data.draw(st.integers(1, len(parts) - at))
-        split.take(delta_of(parts[at : at + step]))
+        split.append_delta(delta_of(parts[at : at + step]))
         at += step
     split.close("completed")
     assert split.items == whole.items
-    told = events(split.told())
+    told = events(split.drain_events())
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
     assert msgspec.json.encode(replayed(told)) == msgspec.json.encode(split.items)
     assert all(item["status"] == "completed" for item in split.items)

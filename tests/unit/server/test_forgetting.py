@@ -51,7 +51,7 @@ def forget(live: InProcess, caller: str, user: str = "", /, **body: Any) -> requ
     return requests.post(live.url + "/cache/forget", json=body, headers=headers(caller, user))
 
 
-def test_a_key_forgets_its_own_and_nobody_elses(live: InProcess):
+def test_a_key_forgets_its_own_blocks_alone(live: InProcess):
     for key in ("al", "bo"):
         found(live, key), found(live, key, "x")
     assert forget(live, "al").json() == {

@@ -12,17 +12,17 @@ from headway.config.options import Bytes, ServerOptions
 from headway.core.request import RANGES
 from headway.server import page
 from headway.server.app import GENERATIONS, SMALL_ROUTES
-from headway.server.models import State
-from headway.server.openapi import OPERATIONS, document
+from headway.server.models import ServerState
+from headway.server.openapi import OPERATIONS, build_document
 
 
-def state(**options: Any) -> State:
-    return State(models={"a": None, "b": None}, options=ServerOptions(**options))  # type: ignore
+def state(**options: Any) -> ServerState:
+    return ServerState(models={"a": None, "b": None}, options=ServerOptions(**options))  # type: ignore
 
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:
-    return document(state(), GENERATIONS)
+    return build_document(state(), GENERATIONS)
 
 
 def body(told: dict[str, Any], path: str) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def body(told: dict[str, Any], path: str) -> dict[str, Any]:
     return schema
 
 
-def test_every_route_is_told_and_nothing_else(told: dict[str, Any]) -> None:
+def test_the_document_has_every_route_and_nothing_else(told: dict[str, Any]) -> None:
     served = {("POST", row.path) for row in GENERATIONS}
     small = [*SMALL_ROUTES, *FILE_ROUTES, *BATCH_ROUTES, *MESSAGE_BATCH_ROUTES]
     served |= {(method, path.replace(":path", "")) for method, path, _ in small}
@@ -50,10 +50,10 @@ def test_every_reference_leads_somewhere(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("row", GENERATIONS, ids=lambda row: row.path)
-def test_every_field_is_told_with_its_range(told: dict[str, Any], row: Any) -> None:
+def test_the_document_has_every_field_with_its_range(told: dict[str, Any], row: Any) -> None:
     properties = body(told, row.path)["properties"]
-    fields = set(row.accepts.body.__struct_fields__)
-    assert set(properties) == fields | row.accepts.no_ops | row.accepts.refused
+    fields = set(row.body_spec.body.__struct_fields__)
+    assert set(properties) == fields | row.body_spec.no_ops | row.body_spec.refused
     for name in fields & set(RANGES) - {"max_tokens", "logprobs", "top_k"}:
         low, high = RANGES[name]
         branches = properties[name]["anyOf"]
@@ -65,9 +65,9 @@ def test_every_field_is_told_with_its_range(told: dict[str, Any], row: Any) -> N
 
 
 def test_strict_servers_say_that_they_are() -> None:
-    strict = document(state(strict_api=True), GENERATIONS)
+    strict = build_document(state(strict_api=True), GENERATIONS)
     assert body(strict, "/v1/chat/completions")["additionalProperties"] is False
-    loose = document(state(), GENERATIONS)
+    loose = build_document(state(), GENERATIONS)
     assert "additionalProperties" not in body(loose, "/v1/chat/completions")
 
 
@@ -75,9 +75,9 @@ def test_what_is_without_effect_or_refused_is_called_so(told: dict[str, Any]) ->
     for row in GENERATIONS:
         properties = body(told, row.path)["properties"]
         assert all(
-            "without effect" in properties[name]["description"] for name in row.accepts.no_ops
+            "without effect" in properties[name]["description"] for name in row.body_spec.no_ops
         )
-        assert all(properties[name]["type"] == "null" for name in row.accepts.refused)
+        assert all(properties[name]["type"] == "null" for name in row.body_spec.refused)
 
 
 def test_errors_have_the_shape_of_their_dialect(told: dict[str, Any]) -> None:
@@ -91,4 +91,4 @@ def test_errors_have_the_shape_of_their_dialect(told: dict[str, Any]) -> None:
 
 
 def test_a_server_without_memory_still_has_a_document() -> None:
-    assert document(state(response_memory=Bytes(0)), GENERATIONS)["openapi"] == "3.1.0"
+    assert build_document(state(response_memory=Bytes(0)), GENERATIONS)["openapi"] == "3.1.0"

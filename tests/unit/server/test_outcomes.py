@@ -130,7 +130,7 @@ def test_what_comes_after_an_outcome_counts_too() -> None:
     tasks.check_integrity()
 
 
-def test_a_retry_is_told_by_its_body() -> None:
+def test_a_retry_is_recognized_by_its_body() -> None:
     retries = Retries()
     assert retries.task_of("me", 1, False, "a") == "a"
     assert retries.task_of("me", 1, True, "b") == "a"

@@ -144,7 +144,7 @@ def test_only_a_gateway_may_ask_so(live: InProcess) -> None:
     assert "x-headway-load" not in ask(live, path, BODIES[path]).headers
 
 
-def test_the_load_is_told_with_an_answer_and_by_itself(live: InProcess) -> None:
+def test_the_load_comes_with_an_answer_and_by_itself(live: InProcess) -> None:
     path = "/v1/completions"
     answer = ask(live, path, {**BODIES[path], FIELD: {"marks": True}})
     told = decode_load(answer.headers["x-headway-load"])

@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
-from headway.server.responses.store import Entry, ResponseStore
+from headway.server.responses.store import ResponseStore, StoredResponse
 
 
-def entry(number: int, size: int = 10, owner: str = "o", previous: str | None = None) -> Entry:
-    return Entry(
+def entry(
+    number: int, size: int = 10, owner: str = "o", previous: str | None = None
+) -> StoredResponse:
+    return StoredResponse(
         response_id=f"resp_{number}",
         owner=owner,
         previous_id=previous,
@@ -34,7 +36,7 @@ def test_a_store_keeps_its_bound_and_forgets_the_oldest(
         assert not kept or store.find(f"resp_{number}", "o") is not None
 
 
-def test_a_store_is_asked_by_a_thread_while_another_makes_room() -> None:
+def test_a_store_is_read_by_a_thread_while_another_makes_room() -> None:
     """Prompts are prepared in the threads of the tokenizer pool."""
     store = ResponseStore(2000)
     makes_room = threading.Thread(target=lambda: store.put(entry(2, 1500)))
@@ -55,7 +57,7 @@ def test_a_store_is_asked_by_a_thread_while_another_makes_room() -> None:
     store.check_integrity()
 
 
-def test_a_response_larger_than_the_bound_is_not_kept() -> None:
+def test_a_response_larger_than_the_bound_is_not_stored() -> None:
     store = ResponseStore(800)
     store.put(entry(1, 500))
     assert len(store) == 0 and store.num_bytes == 0
@@ -78,7 +80,7 @@ def test_a_stored_response_is_there_for_its_owner_alone() -> None:
 def test_a_response_is_read_once_for_all_references_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     store, read = ResponseStore(3000), []
     store.put(entry(1))
-    monkeypatch.setattr(Entry, "input_items", lambda self: read.append(1) or [])
+    monkeypatch.setattr(StoredResponse, "input_items", lambda self: read.append(1) or [])
     store.items(["msg_1_0"] * 1000, "o")
     assert read == [1]
 

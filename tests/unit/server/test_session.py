@@ -16,9 +16,9 @@ from headway.edge import event_stream
 from headway.server import session as sessions
 from headway.server.endpoints import GENERATIONS
 from headway.server.generation import GenerationRow
-from headway.server.models import ServedModel, State
+from headway.server.models import ServedModel, ServerState
 from headway.server.openai.chat import ChatDialect
-from headway.server.session import Generate
+from headway.server.session import GenerationEndpoint
 from headway.telemetry.timeline import RequestTimeline
 from in_process import fake_state
 
@@ -37,14 +37,14 @@ CHAT = PATHS[0]
 class Exchange:
     """One request to an endpoint, and what has been sent to its client."""
 
-    def __init__(self, state: State, path: str, **fields: Any) -> None:
+    def __init__(self, state: ServerState, path: str, **fields: Any) -> None:
         self.model = state.rows[0]
         self.sent: list[dict[str, Any]] = []
         self.leaves = asyncio.Event()
         body = msgspec.json.encode({"model": "tiny", **BODIES[path], **fields})
         self._bodies = [{"type": "http.request", "body": body}]
         scope = {"type": "http", "path": path, "request_id": "1", "headers": [], "meters": []}
-        app = Generate(state, ROWS[path])
+        app = GenerationEndpoint(state, ROWS[path])
         self.task = asyncio.ensure_future(app(scope, self._receive, self._send))
 
     async def _receive(self) -> dict[str, Any]:
@@ -83,7 +83,7 @@ class Exchange:
 
 
 @pytest.fixture
-async def state() -> AsyncIterator[State]:
+async def state() -> AsyncIterator[ServerState]:
     state = fake_state()
     yield state
     await state.rows[0].client.stop()
@@ -94,7 +94,7 @@ def closed(model: ServedModel) -> None:
     """Nothing is held any more."""
     model.admission.check_integrity()
     assert model.admission.num_admitted == 0, "a ticket is open"
-    assert not model.admission.lines.of[0].forecast.entries, "it stands in the queue"
+    assert not model.admission.queues.by_engine[0].forecast.entries, "it stands in the queue"
     assert model.client.num_requests == 0, "a stream is open"
     assert model.client.engine.num_requests == 0, "the engine still has it"
     assert not model.telemetry.live, "its timeline has no end"
@@ -107,7 +107,7 @@ def streams(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_answered(state: State, path: str, streams: bool) -> None:
+async def test_answered(state: ServerState, path: str, streams: bool) -> None:
     exchange = Exchange(state, path, stream=streams)
     timeline = await exchange.submitted()
     assert state.rows[0].admission.num_admitted == 1
@@ -155,7 +155,7 @@ ENDS = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("path", PATHS)
 async def test_ended_before_anything_was_sent(
-    state: State, path: str, end: str, streams: bool
+    state: ServerState, path: str, end: str, streams: bool
 ) -> None:
     ends, outcome, counted = ENDS[end]
     exchange = Exchange(state, path, stream=streams)
@@ -175,7 +175,7 @@ async def test_ended_before_anything_was_sent(
 )
 @pytest.mark.parametrize("path", PATHS)
 async def test_ended_when_its_stream_was_open(
-    state: State, path: str, end: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+    state: ServerState, path: str, end: str, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What would have had a status is an event then, and is counted here alone."""
     monkeypatch.setattr(event_stream, "TICK_S", 0.001)
@@ -192,7 +192,7 @@ async def test_ended_when_its_stream_was_open(
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_refused_before_the_engine_had_it(state: State, path: str) -> None:
+async def test_refused_before_the_engine_had_it(state: ServerState, path: str) -> None:
     """A prompt that does not fit; an engine that takes the first of two prompts alone."""
     long = "word " * 2000
     field = {"/v1/completions": "prompt", "/v1/responses": "input"}.get(path, "messages")
@@ -203,7 +203,7 @@ async def test_refused_before_the_engine_had_it(state: State, path: str) -> None
 
 
 async def test_an_engine_that_goes_between_two_prompts(
-    state: State, monkeypatch: pytest.MonkeyPatch
+    state: ServerState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = state.rows[0].client
     submit = client.submit
@@ -223,7 +223,7 @@ async def test_an_engine_that_goes_between_two_prompts(
 
 @pytest.mark.parametrize("method", ["opening", "chunk", "ending", "whole"])
 async def test_a_bug_of_ours_closes_too(
-    state: State, method: str, monkeypatch: pytest.MonkeyPatch
+    state: ServerState, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def bug(*_: Any) -> Any:
         raise ZeroDivisionError
@@ -238,7 +238,7 @@ async def test_a_bug_of_ours_closes_too(
     closed(state.rows[0])
 
 
-async def test_in_the_background_the_task_owns_it(state: State) -> None:
+async def test_in_the_background_the_task_owns_it(state: ServerState) -> None:
     """The request is answered at once; what it holds is held until its task has ended."""
     exchange = Exchange(state, "/v1/responses", background=True)
     await exchange.task
@@ -251,7 +251,9 @@ async def test_in_the_background_the_task_owns_it(state: State) -> None:
 
 
 @pytest.mark.parametrize("begins", [False, True])
-async def test_a_background_task_that_is_cancelled_closes_it(state: State, begins: bool) -> None:
+async def test_a_background_task_that_is_cancelled_closes_it(
+    state: ServerState, begins: bool
+) -> None:
     """Also before its first line has run."""
     exchange = Exchange(state, "/v1/responses", background=True)
     while not state.responses.tasks:
@@ -267,7 +269,7 @@ async def test_a_background_task_that_is_cancelled_closes_it(state: State, begin
     assert state.keyring.anonymous.meter.num_running == 0
 
 
-async def test_what_was_asked_is_frozen(state: State) -> None:
+async def test_a_generation_request_is_frozen(state: ServerState) -> None:
     seen = []
 
     async def look(session: sessions.Session) -> None:
@@ -278,7 +280,11 @@ async def test_what_was_asked_is_frozen(state: State) -> None:
 
     row = ROWS[CHAT]
     ROWS[CHAT] = GenerationRow(
-        path=row.path, accepts=row.accepts, prepare=row.prepare, prefix=row.prefix, respond=look
+        path=row.path,
+        body_spec=row.body_spec,
+        prepare=row.prepare,
+        id_prefix=row.id_prefix,
+        respond=look,
     )
     try:
         await Exchange(state, CHAT).task

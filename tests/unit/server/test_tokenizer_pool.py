@@ -17,8 +17,8 @@ from headway.server import tokenizer_pool
 from headway.server.tokenizer_pool import (
     LONG_THREADS,
     SHORT_THREADS,
-    TRIM_BYTES,
-    TRIM_S,
+    TRIM_DELAY_S,
+    TRIM_MIN_BYTES,
     TokenizerPool,
 )
 
@@ -96,7 +96,7 @@ async def test_users_take_turns_and_none_has_every_thread() -> None:
     assert lane.num_waiting == 0
 
 
-async def test_who_leaves_gives_up_the_turn() -> None:
+async def test_a_client_that_leaves_gives_up_its_turn() -> None:
     pool, gate = TokenizerPool(), Gate()
     running = asyncio.create_task(pool.run("a", LONG_BYTES, stays, gate.work("first")))
     await until(lambda: gate.begun)
@@ -110,7 +110,7 @@ async def test_who_leaves_gives_up_the_turn() -> None:
     assert gate.begun == ["first", "last"]
 
 
-async def test_work_for_somebody_who_has_left_stops_between_its_parts() -> None:
+async def test_work_for_a_client_that_is_gone_stops_between_its_parts() -> None:
     pool, parts, left = TokenizerPool(), [], asyncio.Event()
 
     def work() -> None:
@@ -133,7 +133,7 @@ async def test_work_for_somebody_who_has_left_stops_between_its_parts() -> None:
     assert "more" not in parts
 
 
-async def test_who_leaves_leaves_no_body_behind() -> None:
+async def test_the_body_of_a_client_that_is_gone_is_freed() -> None:
     """Behind a long job of the same user, and one of his that still waits."""
     lane, gate = FairThreadPool("test", 1), Gate()
     kept = [asyncio.create_task(lane.run("a", gate.work(name))) for name in ("runs", "waits")]
@@ -164,18 +164,18 @@ async def test_memory_goes_back_once_for_bodies_in_a_row(monkeypatch: pytest.Mon
     later = loop.call_later
 
     def held(delay: float, *call: Any) -> Any:
-        return timers.append(call[0]) if delay == TRIM_S else later(delay, *call)
+        return timers.append(call[0]) if delay == TRIM_DELAY_S else later(delay, *call)
 
     monkeypatch.setattr(loop, "call_later", held)
-    monkeypatch.setattr(tokenizer_pool, "trim", lambda: trims.append(1))
+    monkeypatch.setattr(tokenizer_pool, "trim_heap", lambda: trims.append(1))
     for expected in (1, 2):
-        jobs = [pool.run(f"user {i}", TRIM_BYTES, stays, lambda: None) for i in range(8)]
+        jobs = [pool.run(f"user {i}", TRIM_MIN_BYTES, stays, lambda: None) for i in range(8)]
         await asyncio.gather(*jobs)
         (trim,) = timers
         timers.clear()
         trim()
         await until(lambda expected=expected: len(trims) == expected)
-    await pool.run("a", TRIM_BYTES - 1, stays, lambda: None)
+    await pool.run("a", TRIM_MIN_BYTES - 1, stays, lambda: None)
     assert not timers
 
 

@@ -18,7 +18,7 @@ from headway.frontend.text.tools.written import (
     regex_value,
     thought_then,
 )
-from headway.server.openai.calls import short_id
+from headway.server.openai.calls import shorten_id
 from headway.server.openai.schema import ChatBody, chat_messages
 from headway.server.openai.tools import ToolUse, tool_use
 
@@ -117,10 +117,12 @@ def test_arguments_are_judged(arguments: str, fits: bool) -> None:
 
 
 def test_short_ids_are_short_and_the_same_again() -> None:
-    assert short_id("abcDEF123") == "abcDEF123"
+    assert shorten_id("abcDEF123") == "abcDEF123"
     for long in ("call_1", "", "abcDEF12é", "x" * 500):
-        assert re.fullmatch("[A-Za-z0-9]{9}", short_id(long)) and short_id(long) == short_id(long)
-    assert short_id("call_1") != short_id("call_2")
+        assert re.fullmatch("[A-Za-z0-9]{9}", shorten_id(long)) and shorten_id(long) == shorten_id(
+            long
+        )
+    assert shorten_id("call_1") != shorten_id("call_2")
 
 
 # ── grammars ────────────────────────────────────────────────────────────────────────────────
@@ -196,7 +198,7 @@ def test_a_forced_call_may_be_thought_over(name: str) -> None:
 
 
 @pytest.mark.parametrize("row", [row for row in FORMATS if row.written.marked])
-def test_text_beside_calls_may_be_kept_to_a_schema(row: object) -> None:
+def test_text_with_calls_may_have_a_schema(row: object) -> None:
     tools = [Offered(name="w", schema=WEATHER)]
     answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     rules = calls_grammar(row.written, tools, forced=False, several=True, answer=answer)  # type: ignore[attr-defined]

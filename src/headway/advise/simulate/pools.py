@@ -42,7 +42,7 @@ class Pools(World):
             replica.lengths = replica.script.lengths = lengths
             replica.hands_over = number < num_prefill
             join(replica, str(number), 1 / link_bytes_s)
-        self.door.admission.lines.on_roles([replica.hands_over for replica in replicas])
+        self.door.admission.queues.on_roles([replica.hands_over for replica in replicas])
 
     def _ended(self, replica: Replica, stepped: Stepped) -> None:
         super()._ended(replica, stepped)
@@ -60,7 +60,7 @@ class Pools(World):
         target.num_tokens -= made
         due_s = now_s + RELAY_S
         target.take(due_s, job, parcel, replica.started_s)
-        self.door.admission.lines.on_handed(number, self.replicas.index(target))
+        self.door.admission.queues.on_handover(number, self.replicas.index(target))
         self.at(due_s, self._step, target, due_s)
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from headway.admit.admission import Admission, Rules, Ticket
 from headway.admit.lengths import AdmissionRequest
-from headway.admit.seen import PAGE_TOKENS
+from headway.admit.prefixes import PAGE_TOKENS
 from headway.advise.simulate.executor import Script, SimulatedExecutor
 from headway.advise.simulate.truth import Truth
 from headway.config.memory_plan import with_open_blocks
@@ -120,7 +120,7 @@ class Door:
         cache = served.settings.cache
         for number in range(len(replicas)):
             tokens = (max(cache.token_blocks) - 1) * cache.block_size
-            self.admission.lines.on_began(number, max(tokens, PAGE_TOKENS))
+            self.admission.queues.on_engine_ready(number, max(tokens, PAGE_TOKENS))
 
     def class_of(self, name: str) -> ServiceClass:
         """The service class of that name; the default where the server has none."""
@@ -136,7 +136,7 @@ class Door:
             self.caller, service_class, self.served.settings.max_num_seqs
         )
         try:
-            ticket.measure(self._asked(prompt, sampling))
+            ticket.set_prompts(self._asked(prompt, sampling))
         except RequestError:
             ticket.close()
             raise
@@ -156,7 +156,7 @@ class Door:
         self.clock.advance_to(stepped.ends_s)
         if stepped.record is not None:
             stepped.record.engine = engine
-            self.admission.lines.on_record(stepped.record)
+            self.admission.queues.on_record(stepped.record)
 
 
 def one_by_one(settings: Settings) -> Settings:
@@ -233,7 +233,7 @@ class Replica:
         """Send a request on its way; the engine has it at `at_s`."""
         number = job.request.request_id
         self.jobs[number] = job
-        job.ticket.sent(0, number)
+        job.ticket.on_sent(0, number)
         self.inbox.append((at_s, job.request))
 
     def take(self, at_s: float, job: Job, parcel: bytes, from_s: float) -> None:
@@ -312,7 +312,7 @@ class Replica:
             if job.answer is not None:
                 job.answer += tokens
             if update.first_scheduled_s is not None:  # it comes with the first token
-                job.ticket.began(0)
+                job.ticket.on_first_token(0)
                 job.began(update, at_s)
             if update.finish_reason is not None:
                 del jobs[update.request_id]

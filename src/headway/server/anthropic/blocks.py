@@ -1,7 +1,7 @@
-"""Blocks: from what a client sends to the messages of a chat.
+"""Conversion of Anthropic's blocks to the messages of a chat.
 
 A user's tool results become tool messages before its text; an assistant's thinking, text and calls
-stay one message; neighbours of one role are one turn, as Anthropic has it:
+stay one message; consecutive messages of one role are one turn, as in Anthropic's API:
 
     user       [tool_result "18 °C", text "And now?"]  →  tool "18 °C", user "And now?"
     assistant  [thinking "…", text "Hm", tool_use]     →  assistant with reasoning, text and a call
@@ -12,15 +12,15 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.server.translate import Chat, missing, text_field, unsupported
+from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 ROLES = ("user", "assistant", "system")
 UNREADABLE = ("redacted_thinking",)
-"""Blocks with nothing in them that a model here could read."""
+"""Types of blocks that a model here cannot read."""
 
 
-def say_messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
-    """Add the messages; raises RequestError by block."""
+def add_messages(chat: ChatBuilder, messages: list[dict[str, Any]]) -> None:
+    """Add the messages to the chat; RequestError names the block at fault."""
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
         role = text_field(message, "role", where)
@@ -30,22 +30,24 @@ def say_messages(chat: Chat, messages: list[dict[str, Any]]) -> None:
                 param=f"{where}.role",
                 code="invalid_value",
             )
-        blocks = blocks_of(message.get("content"), f"{where}.content")
+        blocks = content_blocks(message.get("content"), f"{where}.content")
         if role == "assistant":
-            say_assistant(chat, blocks, where)
+            add_assistant(chat, blocks, where)
         elif role == "system":
-            chat.say({"role": "system", "content": texts(blocks, f"{where}.content")}, where)
+            chat.add_message(
+                {"role": "system", "content": text_parts(blocks, f"{where}.content")}, where
+            )
         else:
-            say_user(chat, blocks, where)
-    for said in chat.messages:
-        if "thoughts" in said:
-            said["reasoning_content"] = "".join(said.pop("thoughts"))
+            add_user(chat, blocks, where)
+    for message in chat.messages:
+        if "thoughts" in message:
+            message["reasoning_content"] = "".join(message.pop("thoughts"))
 
 
-def blocks_of(content: Any, where: str) -> list[dict[str, Any]]:
-    """A content as blocks with types: "hi" → [{type: text, text: hi}]."""
+def content_blocks(content: Any, where: str) -> list[dict[str, Any]]:
+    """Return a content as blocks with types: "hi" → [{type: text, text: hi}]."""
     if content is None:
-        raise missing(where)
+        raise missing_field(where)
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -60,44 +62,44 @@ def blocks_of(content: Any, where: str) -> list[dict[str, Any]]:
     return content
 
 
-def texts(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
-    """Blocks that must all be text, as parts."""
+def text_parts(blocks: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """Return blocks that must all be text as parts."""
     return [text_part(block, f"{where}[{i}]") for i, block in enumerate(blocks)]
 
 
 def text_part(block: dict[str, Any], where: str) -> dict[str, Any]:
-    """One block that must be text."""
+    """Return a block that must be text as a part."""
     if block["type"] != "text":
-        raise unsupported(
+        raise unsupported_value(
             f"{where}.type", repr(block["type"][:40]), "this model reads text blocks here"
         )
     return {"type": "text", "text": text_field(block, "text", where)}
 
 
 def document_part(block: dict[str, Any], where: str) -> dict[str, Any]:
-    """A document of plain text, with its title."""
+    """Return a document of plain text as a part, with its title."""
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if kind != "text" or not isinstance(source, dict):
-        raise unsupported(
+        raise unsupported_value(
             f"{where}.source.type", repr(str(kind)[:40]), "documents of plain text are read here"
         )
     for name in ("context", "citations"):
         if block.get(name) not in (None, "", {"enabled": False}):
-            raise unsupported(f"{where}.{name}", "given", "leave it out")
+            raise unsupported_value(f"{where}.{name}", "given", "leave it out")
     data = {"text": text_field(source, "data", f"{where}.source")}
     if block.get("title") is not None:
         data = {"title": text_field(block, "title", where), **data}
     return {"type": "document", "document": {"data": data}}
 
 
-def say_user(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
-    """Results of tools first, then the text."""
+def add_user(chat: ChatBuilder, blocks: list[dict[str, Any]], where: str) -> None:
+    """Add the results of tools first, then the text."""
     parts = []
     for i, block in enumerate(blocks):
         name = f"{where}.content[{i}]"
         if block["type"] == "tool_result":
-            say_result(chat, block, name)
+            add_tool_result(chat, block, name)
         elif block["type"] == "document":
             parts.append(document_part(block, name))
         else:
@@ -106,40 +108,40 @@ def say_user(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
         return
     last = chat.messages[-1] if chat.messages else None
     if last is not None and last["role"] == "user":
-        last["content"] += parts  # a list of our own: it grows in place, however many messages
+        last["content"] += parts  # the list is not the client's, so it grows in place
     else:
-        chat.say({"role": "user", "content": parts}, where)
+        chat.add_message({"role": "user", "content": parts}, where)
 
 
-def say_result(chat: Chat, block: dict[str, Any], where: str) -> None:
-    """What a tool returned; an error is told as one."""
+def add_tool_result(chat: ChatBuilder, block: dict[str, Any], where: str) -> None:
+    """Add the result of a tool; an error begins with "Error:"."""
     call_id = text_field(block, "tool_use_id", where)
     content = block.get("content")
-    inner = [] if content is None else blocks_of(content, f"{where}.content")
-    parts = texts(inner, f"{where}.content")
+    inner = [] if content is None else content_blocks(content, f"{where}.content")
+    parts = text_parts(inner, f"{where}.content")
     if block.get("is_error") is True:
         parts.insert(0, {"type": "text", "text": "Error:"})
-    chat.say({"role": "tool", "tool_call_id": call_id, "content": parts}, where)
+    chat.add_message({"role": "tool", "tool_call_id": call_id, "content": parts}, where)
 
 
-def say_assistant(chat: Chat, blocks: list[dict[str, Any]], where: str) -> None:
-    """What the model said before: thinking, text, calls."""
+def add_assistant(chat: ChatBuilder, blocks: list[dict[str, Any]], where: str) -> None:
+    """Add an earlier answer of the model: thinking, text, calls."""
     last = chat.messages[-1] if chat.messages else None
     if last is None or last["role"] != "assistant":
-        last = chat.say({"role": "assistant", "content": None}, where)
+        last = chat.add_message({"role": "assistant", "content": None}, where)
     for i, block in enumerate(blocks):
         name, kind = f"{where}.content[{i}]", block["type"]
         if kind == "thinking":
             last.setdefault("thoughts", []).append(text_field(block, "thinking", name))
         elif kind == "tool_use":
-            last.setdefault("tool_calls", []).append(call_of(block, name))
+            last.setdefault("tool_calls", []).append(chat_call(block, name))
         elif kind not in UNREADABLE:
             last["content"] = last["content"] or []
             last["content"].append(text_part(block, name))
 
 
-def call_of(block: dict[str, Any], where: str) -> dict[str, Any]:
-    """A tool_use block as chat has it."""
+def chat_call(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a tool_use block as a call of the chat."""
     arguments = block.get("input")
     if not isinstance(arguments, dict):
         raise RequestError(

@@ -1,4 +1,4 @@
-"""How /v1/messages answers: a message of blocks, and the events that tell how it grows.
+"""The answer of /v1/messages: a message of blocks, and the events of its stream.
 
 Worked example, "Hi" and a call:
 
@@ -27,6 +27,7 @@ from headway.frontend.text.parts import (
     Reasoning,
 )
 from headway.server.generation import Progress
+from headway.server.openai.calls import decode_object
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 TEXTS: dict[type, tuple[str, str, str]] = {
@@ -37,25 +38,25 @@ TEXTS: dict[type, tuple[str, str, str]] = {
 
 
 def event(kind: str, **fields: Any) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     data = msgspec.json.encode({"type": kind, **fields})
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
 class MessagesDialect:
-    """One message. `cut`: the context ends before the `max_tokens` that were asked for."""
+    """Dialect of one message. `cut`: the context ends before the given `max_tokens`."""
 
     def __init__(self, progress: Progress, *, cut: bool) -> None:
         self.progress = progress
         self._request = progress.request
         self._cut = cut
         self._blocks: list[dict[str, Any]] = []
-        self._pieces: list[str] = []
-        """The text of the last block while it grows."""
+        self._texts: list[str] = []
+        """Texts of the open block."""
         self._open: type | None = None
-        self._last: Delta | None = None
+        self._last_delta: Delta | None = None
 
-    # ── the stream ──────────────────────────────────────────────────────────────────────────
+    # ── stream ──────────────────────────────────────────────────────────────────────────────
 
     def ping(self) -> bytes:
         return event("ping")
@@ -65,9 +66,9 @@ class MessagesDialect:
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
         parts = delta.parts if delta.parts is not None else [Content(delta.text)]
-        data = b"".join(self._take(part) for part in parts)
+        data = b"".join(self._append_part(part) for part in parts)
         if delta.finish_reason is not None:
-            self._last = delta
+            self._last_delta = delta
             data += self._close()
         return data
 
@@ -75,8 +76,8 @@ class MessagesDialect:
         reason, sequence = self._stop()
         delta = {"stop_reason": reason, "stop_sequence": sequence}
         timings = self.progress.timings()
-        told = event("message_delta", delta=delta, usage=self._usage(), **timings)
-        return told + event("message_stop")
+        message_delta = event("message_delta", delta=delta, usage=self._usage(), **timings)
+        return message_delta + event("message_stop")
 
     def failure(self, error: RequestError) -> bytes:
         body = anthropic_body(error, self._request.request_id)
@@ -85,24 +86,24 @@ class MessagesDialect:
     def refusal(self, error: RequestError) -> Response:
         return error_response(error, self._request.request_id, anthropic=True)
 
-    # ── growing ─────────────────────────────────────────────────────────────────────────────
+    # ── blocks ──────────────────────────────────────────────────────────────────────────────
 
-    def _take(self, part: Part) -> bytes:
-        """Add a part; the events that tell of it."""
+    def _append_part(self, part: Part) -> bytes:
+        """Add a part and return its events."""
         match part:
             case Content(text) | Reasoning(text):
-                return self._say(type(part), text) if text else b""
+                return self._append_text(type(part), text) if text else b""
             case CallBegins(_, name, call_id):
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
                 return self._close() + self._start(CallBegins, block)
             case CallArguments(_, text):
-                self._pieces.append(text)
+                self._texts.append(text)
                 return self._delta({"type": "input_json_delta", "partial_json": text})
             case CallEnds():
                 return self._close()
 
-    def _say(self, kind: type, text: str) -> bytes:
-        """Text of one kind; a block of another is closed."""
+    def _append_text(self, kind: type, text: str) -> bytes:
+        """Add text of one kind and return its events; a block of another kind is closed."""
         block_type, name, delta_type = TEXTS[kind]
         data = b""
         if self._open is not kind:
@@ -110,11 +111,11 @@ class MessagesDialect:
             if kind is Reasoning:
                 block["signature"] = ""
             data = self._close() + self._start(kind, block)
-        self._pieces.append(text)
+        self._texts.append(text)
         return data + self._delta({"type": delta_type, name: text})
 
     def _start(self, kind: type, block: dict[str, Any]) -> bytes:
-        self._open, self._pieces = kind, []
+        self._open, self._texts = kind, []
         self._blocks.append(block)
         return event("content_block_start", index=len(self._blocks) - 1, content_block=block)
 
@@ -122,18 +123,18 @@ class MessagesDialect:
         return event("content_block_delta", index=len(self._blocks) - 1, delta=delta)
 
     def _close(self) -> bytes:
-        """Close the block that grows, if there is one."""
+        """Close the open block, if any, and return its event."""
         if self._open is None:
             return b""
-        text, block = "".join(self._pieces), self._blocks[-1]
+        text, block = "".join(self._texts), self._blocks[-1]
         if self._open is CallBegins:
-            block["input"] = parsed_input(text)
+            block["input"] = parse_input(text)
         else:
             block[TEXTS[self._open][1]] = text
         self._open = None
         return event("content_block_stop", index=len(self._blocks) - 1)
 
-    # ── the whole ───────────────────────────────────────────────────────────────────────────
+    # ── whole answer ────────────────────────────────────────────────────────────────────────
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         for delta in choices[0]:
@@ -142,9 +143,9 @@ class MessagesDialect:
         return self._message(content=self._blocks, stop_reason=reason, stop_sequence=sequence)
 
     def _stop(self) -> tuple[str, str | None]:
-        """The stop reason, and the stop sequence where one was met."""
-        assert self._last is not None
-        finish, met = self._last.finish_reason, self._last.stop_reason
+        """Return the stop reason, and the stop sequence where one matched."""
+        assert self._last_delta is not None
+        finish, met = self._last_delta.finish_reason, self._last_delta.stop_reason
         if finish == "stop" and isinstance(met, str):
             return "stop_sequence", met
         if finish == "length" and self._cut:
@@ -171,7 +172,7 @@ class MessagesDialect:
         }
 
     def _usage(self) -> dict[str, Any]:
-        """Tokens so far; Anthropic counts what came from a cache apart."""
+        """Return the token counts; Anthropic counts cached tokens apart."""
         progress, kv = self.progress, self._request.kv_usage
         return {
             "input_tokens": self._request.num_prompt_tokens - progress.num_cached,
@@ -182,10 +183,7 @@ class MessagesDialect:
         }
 
 
-def parsed_input(text: str) -> dict[str, Any]:
-    """A call's arguments as an object; what the model wrote amiss is shown as it is."""
-    try:
-        value = msgspec.json.decode(text or "{}")
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        value = None
-    return value if isinstance(value, dict) else {"_malformed": text}
+def parse_input(text: str) -> dict[str, Any]:
+    """Parse a call's arguments; text that is no JSON object is returned under `_malformed`."""
+    value = decode_object(text or "{}")
+    return {"_malformed": text} if value is None else value

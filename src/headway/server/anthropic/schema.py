@@ -1,6 +1,6 @@
 """The bodies of /v1/messages and /v1/messages/count_tokens.
 
-Types are checked by msgspec, most ranges by the chat that a body becomes; what is left is here.
+Types are checked by msgspec, most ranges by the chat that a body becomes, the rest here.
 """
 
 from typing import Any
@@ -9,21 +9,21 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.server.context import ContextAsked
-from headway.server.kv import Asked
+from headway.server.kv import KVField
 
 NO_OPS = frozenset(
     "metadata cache_control speed inference_geo user_profile_id workspace_id diagnostics".split()
 )
 """Accepted and without effect here; documented in docs/api.md."""
 REFUSED = frozenset("container mcp_servers".split())
-UNHEEDED = ("thinking.budget_tokens", "thinking.display")
-"""Clients have to send the first; both are named in the header of ignored fields."""
+NESTED_NO_OPS = ("thinking.budget_tokens", "thinking.display")
+"""Nested fields without effect, of which clients must send the first; named in a header."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 THINKING = ("enabled", "adaptive", "disabled", "between_tools")
 
 
 class Thinking(msgspec.Struct):
-    """`thinking`: whether the template lets the model think; `UNHEEDED` has the rest."""
+    """`thinking`: whether the template lets the model think; `NESTED_NO_OPS` has the rest."""
 
     type: str
     budget_tokens: int | None = None
@@ -38,7 +38,7 @@ class JSONFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputConfig(msgspec.Struct):
-    """`output_config`: what the text has to be, and the effort that the template is told."""
+    """`output_config`: the format of the text, and the reasoning effort for the template."""
 
     format: JSONFormat | None = None
     effort: str | None = None
@@ -53,7 +53,7 @@ class ToolChoice(msgspec.Struct):
 
 
 class CountBody(msgspec.Struct, kw_only=True):
-    """What a prompt is made of: POST /v1/messages/count_tokens."""
+    """The fields of a prompt: POST /v1/messages/count_tokens."""
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -95,19 +95,19 @@ class MessagesBody(CountBody, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
-    kv: Asked = None
+    kv: KVField = None
 
 
 def check(body: CountBody) -> None:
-    """What types do not say."""
-    one_of("thinking.type", body.thinking.type if body.thinking else None, THINKING)
+    """Raise RequestError for what types do not exclude."""
+    check_choice("thinking.type", body.thinking.type if body.thinking else None, THINKING)
     config = body.output_config
     if config is not None:
-        one_of("output_config.effort", config.effort, EFFORTS)
-        wanted = config.format.type if config.format else None
-        one_of("output_config.format.type", wanted, ("json_schema",))
+        check_choice("output_config.effort", config.effort, EFFORTS)
+        format_type = config.format.type if config.format else None
+        check_choice("output_config.format.type", format_type, ("json_schema",))
     if body.output_format is not None:
-        one_of("output_format.type", body.output_format.type, ("json_schema",))
+        check_choice("output_format.type", body.output_format.type, ("json_schema",))
         if config is not None and config.format is not None:
             raise RequestError(
                 "output_format and output_config.format are the same; give one.",
@@ -116,7 +116,7 @@ def check(body: CountBody) -> None:
             )
 
 
-def one_of(where: str, value: str | None, allowed: tuple[str, ...]) -> None:
+def check_choice(where: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Raise RequestError unless `value` is None or among `allowed`."""
     if value is not None and value not in allowed:
         raise RequestError(

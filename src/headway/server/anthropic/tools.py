@@ -1,4 +1,4 @@
-"""The tools of a message: the client's own, and those of Anthropic that the client runs.
+"""The tools of a message: the client's own, and those that Anthropic defines and the client runs.
 
 `CLIENT_TOOLS` has the latter as Anthropic documents them: their names and inputs are fixed, and a
 body names nothing but the type. Tools that only Anthropic runs are refused by name.
@@ -7,8 +7,8 @@ body names nothing but the type. Tools that only Anthropic runs are refused by n
 from typing import Any
 
 from headway.core.errors import RequestError
-from headway.server.anthropic.schema import CountBody, ToolChoice, one_of
-from headway.server.translate import Chat, missing, text_field, unsupported
+from headway.server.anthropic.schema import CountBody, ToolChoice, check_choice
+from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 TEXT: dict[str, Any] = {"type": "string"}
@@ -22,7 +22,7 @@ RANGE: dict[str, Any] = {
 
 
 def command(name: str, *, optional: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:
-    """The input of one command: its name, the fields that it needs, and those that it may have."""
+    """Return the input schema of one command: its name, required and optional fields."""
     return {
         "type": "object",
         "properties": {"command": {"const": name}, **fields, **(optional or {})},
@@ -69,32 +69,32 @@ CLIENT_TOOLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
         [*EDITS, *MOVES],
     ),
 }
-"""Type of a tool → its name, what the model is told of it, and the inputs that it may have."""
+"""Type of a tool → its name, its description for the model, and schemas of its inputs."""
 
 
-def offer_tools(asked: Chat, body: CountBody) -> None:
-    """Set the chat's tools and the choice among them; RequestError by the client's field."""
+def offer_tools(builder: ChatBuilder, body: CountBody) -> None:
+    """Set the chat's tools and tool choice; RequestError names the client's field."""
     functions: list[dict[str, Any]] = []
     for i, tool in enumerate(body.tools or []):
         origin = f"tools[{i}]"
-        asked.names[origin] = asked.names[f"{origin}.function"] = origin
-        asked.names[f"{origin}.function.parameters"] = f"{origin}.input_schema"
-        functions.append({"type": "function", "function": function_of(tool, origin)})
-    asked.set("tools", functions or None, "tools")
+        builder.names[origin] = builder.names[f"{origin}.function"] = origin
+        builder.names[f"{origin}.function.parameters"] = f"{origin}.input_schema"
+        functions.append({"type": "function", "function": chat_function(tool, origin)})
+    builder.set("tools", functions or None, "tools")
     choice = body.tool_choice
     if choice is not None and (functions or choice.type not in ("auto", "none")):
-        asked.set("tool_choice", chosen_tool(choice), "tool_choice")
+        builder.set("tool_choice", chat_tool_choice(choice), "tool_choice")
         parallel = False if choice.disable_parallel_tool_use else None
-        asked.set("parallel_tool_calls", parallel, "tool_choice.disable_parallel_tool_use")
+        builder.set("parallel_tool_calls", parallel, "tool_choice.disable_parallel_tool_use")
 
 
-def function_of(tool: dict[str, Any], origin: str) -> dict[str, Any]:
-    """A tool as chat has it: `input_schema` is `parameters` there."""
+def chat_function(tool: dict[str, Any], origin: str) -> dict[str, Any]:
+    """Return a tool as a function of the chat: `input_schema` is `parameters` there."""
     kind = tool.get("type")
     if kind not in (None, "custom"):
         return client_tool(tool, str(kind), origin)
     if tool.get("input_schema") is None:
-        raise missing(f"{origin}.input_schema")
+        raise missing_field(f"{origin}.input_schema")
     given: dict[str, Any] = {
         name: tool[name] for name in ("name", "description", "strict") if name in tool
     }
@@ -102,9 +102,9 @@ def function_of(tool: dict[str, Any], origin: str) -> dict[str, Any]:
 
 
 def client_tool(tool: dict[str, Any], kind: str, origin: str) -> dict[str, Any]:
-    """A tool that Anthropic defines and the client runs."""
+    """Return the function of a tool that Anthropic defines and the client runs."""
     if kind not in CLIENT_TOOLS:
-        raise unsupported(
+        raise unsupported_value(
             f"{origin}.type",
             f"{kind[:40]!r}, not served here",
             f"tools of your own (custom) and {', '.join(CLIENT_TOOLS)} are, which the client runs",
@@ -121,11 +121,11 @@ def client_tool(tool: dict[str, Any], kind: str, origin: str) -> dict[str, Any]:
     return {"name": name, "description": description, "parameters": parameters, **strict}
 
 
-def chosen_tool(choice: ToolChoice) -> Any:
-    """`tool_choice` as chat has it."""
-    one_of("tool_choice.type", choice.type, (*CHOICES, "tool"))
+def chat_tool_choice(choice: ToolChoice) -> Any:
+    """Return `tool_choice` in the form of chat."""
+    check_choice("tool_choice.type", choice.type, (*CHOICES, "tool"))
     if choice.type != "tool":
         return CHOICES[choice.type]
     if choice.name is None:
-        raise missing("tool_choice.name")
+        raise missing_field("tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}

@@ -1,7 +1,7 @@
-"""Tool calls in the messages of a chat, and what tools answered.
+"""Tool calls in the messages of a chat, and the messages that answer them.
 
-Given messages as clients send them they become what chat templates expect: arguments are objects, a
-tool's message has the name of its function. What is malformed is refused by name.
+Messages become what chat templates expect: arguments are objects, and a tool's message has the name
+of its function. A malformed call is refused by name.
 """
 
 import hashlib
@@ -16,15 +16,15 @@ ID_LENGTH = 9
 ID_CHARACTERS = string.digits + string.ascii_letters
 
 
-def checked_calls(calls: Any, where: str) -> list[dict[str, Any]]:
-    """An assistant's `tool_calls` as templates expect them: arguments are objects, not text."""
+def template_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """Return an assistant's `tool_calls` as templates expect them, with arguments as objects."""
     if not isinstance(calls, list):
         raise RequestError(f"{where} must be a list.", param=where, code="invalid_type")
-    return [checked_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
+    return [template_call(call, f"{where}[{i}]") for i, call in enumerate(calls)]
 
 
-def checked_call(call: Any, where: str) -> dict[str, Any]:
-    """One call."""
+def template_call(call: Any, where: str) -> dict[str, Any]:
+    """Return one call as templates expect it; RequestError names a malformed field."""
     if not isinstance(call, dict):
         raise RequestError(f"{where} must be an object.", param=where, code="invalid_type")
     if call.get("type", "function") != "function":
@@ -55,28 +55,34 @@ def checked_call(call: Any, where: str) -> dict[str, Any]:
         "type": "function",
         "function": {
             "name": function["name"],
-            "arguments": parsed_arguments(function["arguments"]),
+            "arguments": parse_arguments(function["arguments"]),
         },
     }
 
 
-def parsed_arguments(text: str) -> Any:
-    """The object that arguments are; text that is none stays what the model once wrote."""
+def parse_arguments(text: str) -> Any:
+    """Return arguments as an object; text that is no JSON object stays as it is."""
+    value = decode_object(text or "{}")
+    return text if value is None else value
+
+
+def decode_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object of a text that a model wrote, None where it is none."""
     try:
-        value = msgspec.json.decode(text or "{}")
+        value = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError):
-        return text
-    return value if isinstance(value, dict) else text
+        return None
+    return value if isinstance(value, dict) else None
 
 
-def called_names(messages: list[dict[str, Any]]) -> dict[str, str]:
-    """Call id → function, of all checked calls: {"call_1": "get_weather"}."""
+def call_names(messages: list[dict[str, Any]]) -> dict[str, str]:
+    """Return call id → function of all calls: {"call_1": "get_weather"}."""
     calls = [call for message in messages for call in message.get("tool_calls") or ()]
     return {call["id"]: call["function"]["name"] for call in calls}
 
 
-def check_answer(message: dict[str, Any], where: str) -> None:
-    """A tool's message says which call it answers."""
+def check_tool_message(message: dict[str, Any], where: str) -> None:
+    """Raise RequestError where a tool's message does not name the call it answers."""
     call_id = message.get("tool_call_id")
     if call_id is None:
         raise RequestError(
@@ -92,24 +98,24 @@ def check_answer(message: dict[str, Any], where: str) -> None:
         )
 
 
-def short_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with ids of nine letters and digits, which Mistral's templates insist on."""
-    return [with_short_ids(message) for message in messages]
+def shorten_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with ids of nine letters and digits, as Mistral's templates require."""
+    return [shorten_message_ids(message) for message in messages]
 
 
-def with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """One message; the same id becomes the same short one everywhere."""
+def shorten_message_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """Shorten the ids of one message; the same id becomes the same short one everywhere."""
     changed = dict(message)
     if "tool_call_id" in message:
-        changed["tool_call_id"] = short_id(message["tool_call_id"])
+        changed["tool_call_id"] = shorten_id(message["tool_call_id"])
     if message.get("tool_calls"):
         calls = message["tool_calls"]
-        changed["tool_calls"] = [{**call, "id": short_id(call["id"])} for call in calls]
+        changed["tool_calls"] = [{**call, "id": shorten_id(call["id"])} for call in calls]
     return changed
 
 
-def short_id(call_id: str) -> str:
-    """An id that is short enough as it is, another by its hash: "call_x…" → "7Gh2…"."""
+def shorten_id(call_id: str) -> str:
+    """Return an id of nine characters as it is, another by its hash: "call_x…" → "7Gh2…"."""
     if len(call_id) == ID_LENGTH and call_id.isascii() and call_id.isalnum():
         return call_id
     number = int.from_bytes(hashlib.sha256(call_id.encode()).digest())

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.core.request import SamplingParams
 from headway.core.service import request_slo
 from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
@@ -13,96 +14,97 @@ from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
 from headway.frontend.text.tools.generic import with_tools
 from headway.server import kv, prompt_text
-from headway.server.context import Cut
-from headway.server.generation import GenerationRequest, Incoming, Progress
-from headway.server.models import ServedModel, State
+from headway.server.context import ContextCut
+from headway.server.generation import GenerationRequest, IncomingRequest, Progress
+from headway.server.models import ServedModel, ServerState
 from headway.server.openai import render
-from headway.server.openai.calls import short_ids
+from headway.server.openai.calls import shorten_ids
 from headway.server.openai.schema import (
     REASONING,
     ChatBody,
+    Common,
     answer_length,
-    asked_priority,
     chat_messages,
     check_chat,
+    check_priority,
     content_text,
     sampling_params,
-    truncated,
+    truncate_prompt,
 )
 from headway.server.openai.tools import (
     ToolUse,
-    after_reasoning,
     format_for,
+    grammar_after_reasoning,
     grammar_for,
     parser_spec_for,
     tool_use,
 )
 from headway.server.openai.usage import Usage
-from headway.server.shorten import shortened
+from headway.server.shorten import shorten_chat
 
 encode = msgspec.json.encode
 
 
-def prepare(state: State, incoming: Incoming) -> "ChatDialect":
+def prepare(state: ServerState, incoming: IncomingRequest) -> "ChatDialect":
     """Check the body, render and encode its messages; raises RequestError."""
     body: ChatBody = incoming.body
     model = state.model(body.model)
-    body, cut = shortened(model, body, body.context, incoming.owner)
+    body, cut = shorten_chat(model, body, body.context, incoming.owner)
     prompt = prompt_ids(model, body)
     room = max(1, model.info().max_model_len - (answer_length(body) or 1))
-    request = request_of(state, incoming, body, truncated(body, prompt, room), cut=cut)
+    request = build_request(state, incoming, body, truncate_prompt(body, prompt, room), cut=cut)
     return ChatDialect(Progress(request), body, state.fingerprint)
 
 
 def prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
-    """The messages as the model's template renders them, encoded; RequestError beyond a context."""
+    """Return the ids of the rendered messages; RequestError beyond the context."""
     return prompt_text.encode(
         model,
-        rendered(model, body),
+        render_chat(model, body),
         "messages",
         add_special_tokens=bool(body.add_special_tokens),
         truncated=body.truncate_prompt_tokens is not None,
     )
 
 
-def counted_ids(model: ServedModel, body: ChatBody) -> list[int]:
-    """The same of messages that are only counted, and may be longer."""
-    text, specials = rendered(model, body, counted=True), bool(body.add_special_tokens)
+def counted_prompt_ids(model: ServedModel, body: ChatBody) -> list[int]:
+    """Return the ids of messages that are only counted, and may exceed the context."""
+    text, specials = render_chat(model, body, counted=True), bool(body.add_special_tokens)
     return prompt_text.count(model, text, "messages", add_special_tokens=specials)
 
 
-def rendered(model: ServedModel, body: ChatBody, *, counted: bool = False) -> str:
-    """The text of the messages; `counted` ones may be longer than a prompt."""
-    tokenizer, messages = checked_messages(model, body)
+def render_chat(model: ServedModel, body: ChatBody, *, counted: bool = False) -> str:
+    """Return the text of the messages; `counted` ones may be longer than a prompt."""
+    tokenizer, messages = check_messages(model, body)
     prompt_text.check_messages(model, messages, counted=counted)
     return tokenizer.render(messages, **template_options(model, body))
 
 
-def checked_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, list[dict[str, Any]]]:
-    """The messages as templates expect them, and who renders them; raises RequestError."""
+def check_messages(model: ServedModel, body: ChatBody) -> tuple[Tokenizer, list[dict[str, Any]]]:
+    """Return the tokenizer and the messages as templates expect them; raises RequestError."""
     check_chat(body)
     messages = chat_messages(body.messages)
     model.info()
     if model.format is not None and model.format.short_ids:
-        messages = short_ids(messages)
+        messages = shorten_ids(messages)
     if model.format is not None and model.format.in_messages:
-        use = use_of(body)
+        use = body_tool_use(body)
         messages = with_tools(messages, use.prompt_tools() if use else [])
     return model.needs_tokenizer("messages"), messages
 
 
-def request_of(
-    state: State,
-    incoming: Incoming,
+def build_request(
+    state: ServerState,
+    incoming: IncomingRequest,
     body: ChatBody,
     prompt: list[int],
-    cut: Cut | None = None,
+    cut: ContextCut | None = None,
 ) -> GenerationRequest:
-    """What `body` asks for after its prompt; every dialect that chats comes through here."""
+    """Build the request of a chat body with its encoded prompt, for every dialect that chats."""
     model = state.model(body.model)
     info = model.info()
     max_tokens = answer_length(body)
-    fits(len(prompt), max_tokens, info.max_model_len, "messages")
+    check_fits(len(prompt), max_tokens, info.max_model_len, "messages")
     sampling = sampling_params(
         body,
         model.defaults,
@@ -113,19 +115,32 @@ def request_of(
     sampling.check_vocabulary(info.vocab_size)
     if sampling.grammar is not None:
         model.needs_tokenizer(sampling.grammar.param)
-    use = use_of(body)
+    use = body_tool_use(body)
     parser_spec = parser_spec_for(model, use, prompt, continued_text(body))
     if use is not None and parser_spec is not None:
         sampling.grammar = grammar_for(model, use, parser_spec, sampling.grammar)
     elif parser_spec is not None and parser_spec.thinking and sampling.grammar is not None:
-        sampling.grammar = after_reasoning(model, parser_spec, sampling.grammar)
+        sampling.grammar = grammar_after_reasoning(model, parser_spec, sampling.grammar)
     sampling.check_grammar()
+    return make_request(
+        state, incoming, body, [prompt], sampling, use=use, parser_spec=parser_spec, cut=cut
+    )
+
+
+def make_request(
+    state: ServerState,
+    incoming: IncomingRequest,
+    body: Common,
+    prompts: list[list[int]],
+    sampling: SamplingParams,
+    **fields: Any,
+) -> GenerationRequest:
+    """Return the request with the fields that chat and completions share, and `fields`."""
+    model = state.model(body.model)
     return GenerationRequest(
-        use=use,
-        parser_spec=parser_spec,
         model=model,
         model_name=state.name(body.model),
-        prompts=[prompt],
+        prompts=prompts,
         sampling=sampling,
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
@@ -135,27 +150,27 @@ def request_of(
         caller=incoming.caller,
         service_class=incoming.service_class,
         slo=request_slo(body.slo),
-        priority=asked_priority(body.priority),
+        priority=check_priority(body.priority),
         wants_timings=bool(body.timings),
         cache_salt=body.cache_salt,
-        shares=kv.shares_of(info, incoming.body.kv),
-        cut=cut,
+        shares=kv.request_shares(model.info(), incoming.body.kv),
+        **fields,
     )
 
 
-def use_of(body: ChatBody) -> ToolUse | None:
-    """What the body says of tools."""
+def body_tool_use(body: ChatBody) -> ToolUse | None:
+    """Return the tools of the body, None without any."""
     return tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
 
 
 def continued_text(body: ChatBody) -> str:
-    """The text that the answer goes on with, "" when it is a message of its own."""
+    """Return the text that the answer continues, "" for a message of its own."""
     content = body.messages[-1].get("content") if body.continue_final_message else None
     return content if isinstance(content, str) else ""
 
 
 def echoed_text(body: ChatBody) -> str:
-    """With `echo` the last message, where it is the assistant's: the answer begins with it."""
+    """Return the last message of the assistant, with which an answer with `echo` begins, or ""."""
     last = body.messages[-1]
     if not body.echo or last.get("role") != "assistant":
         return ""
@@ -163,12 +178,12 @@ def echoed_text(body: ChatBody) -> str:
 
 
 def num_logprobs(body: ChatBody) -> int | None:
-    """How many alternatives to report; None for no log-probabilities."""
+    """Return how many alternatives to report; None for no log-probabilities."""
     return (body.top_logprobs or 0) if body.logprobs else None
 
 
 def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
-    """What the chat template is told besides the messages."""
+    """Return the arguments of the chat template besides the messages."""
     options = dict(body.chat_template_kwargs or {})
     for name in ("messages", "tools"):
         options.pop(name, None)
@@ -179,16 +194,16 @@ def template_options(model: ServedModel, body: ChatBody) -> dict[str, Any]:
     for name in ("reasoning_effort", "documents"):
         if getattr(body, name) is not None:
             options[name] = getattr(body, name)
-    use = use_of(body)
+    use = body_tool_use(body)
     if use is not None and not format_for(model).in_messages:
         options["tools"] = use.prompt_tools()
     return options
 
 
-def fits(prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> None:
-    """Raise RequestError when prompt and answer do not fit in the context."""
-    wanted = prompt_tokens + (max_tokens or 1)
-    if wanted > max_model_len:
+def check_fits(prompt_tokens: int, max_tokens: int | None, max_model_len: int, param: str) -> None:
+    """Raise RequestError where prompt and answer do not fit in the context."""
+    num_tokens = prompt_tokens + (max_tokens or 1)
+    if num_tokens > max_model_len:
         answer = f" and {max_tokens} for the answer" if max_tokens else ""
         raise RequestError(
             f"The context holds {max_model_len} tokens; the prompt has {prompt_tokens}{answer}. "
@@ -203,7 +218,7 @@ OPENING_WITH_TOOLS = b'{"role":"assistant","content":null}'
 
 
 def part_delta(part: Part) -> bytes:
-    """A part as OpenAI streams it: a call's id and name first, then pieces of its arguments."""
+    """Return a part as OpenAI streams it: a call's id and name first, then its arguments."""
     match part:
         case Content(text):
             return encode({"content": text})
@@ -219,7 +234,7 @@ def part_delta(part: Part) -> bytes:
 
 
 class ChatDialect:
-    """Chunks and whole answers of chat; what does not change in a chunk is encoded once."""
+    """Dialect of chat; the constant parts of a chunk are encoded once."""
 
     def __init__(self, progress: Progress, body: ChatBody, fingerprint: str) -> None:
         self.progress = progress
@@ -256,7 +271,7 @@ class ChatDialect:
         return data
 
     def _part_chunks(self, choice: int, delta: Delta) -> bytes:
-        """A chunk for each part; what belongs to the tokens goes with the first."""
+        """Return a chunk for each part; fields of the tokens go with the first."""
         shown = (part for part in delta.parts or () if self._shows(part))
         contents = [content for part in shown if (content := part_delta(part))]
         if not contents and not self._plain and delta.token_ids:
@@ -297,7 +312,7 @@ class ChatDialect:
         )
 
     def _tail(self) -> bytes:
-        """What stands behind the choices: usage so far, and in the first chunk the prompt's ids."""
+        """Return the bytes after the choices: usage, and in the first chunk the prompt's ids."""
         prompt = b""
         if self._return_ids and not self._begun:
             prompt = b',"prompt_token_ids":' + encode(self._request.prompts[0])

@@ -6,23 +6,21 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
-from headway.core.service import request_slo
 from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
-from headway.server import kv, prompt_text
-from headway.server.generation import GenerationRequest, Incoming, Progress
-from headway.server.models import ServedModel, State
+from headway.server import prompt_text
+from headway.server.generation import IncomingRequest, Progress
+from headway.server.models import ServedModel, ServerState
 from headway.server.openai import render
-from headway.server.openai.chat import fits
+from headway.server.openai.chat import check_fits, make_request
 from headway.server.openai.offsets import Offsets, prompt_offsets
 from headway.server.openai.schema import (
     CompletionBody,
     answer_length,
-    asked_priority,
     check_common,
     sampling_params,
-    truncated,
+    truncate_prompt,
 )
 from headway.server.openai.usage import Usage
 
@@ -32,24 +30,24 @@ MAX_PROMPTS = 256
 encode = msgspec.json.encode
 
 
-def prepare(state: State, incoming: Incoming) -> "CompletionDialect":
+def prepare(state: ServerState, incoming: IncomingRequest) -> "CompletionDialect":
     """Check the body and encode its prompts; raises RequestError."""
     body: CompletionBody = incoming.body
     model = state.model(body.model)
     check(body)
     info = model.info()
-    wanted = answer_length(body)
-    max_tokens = DEFAULT_MAX_TOKENS if wanted is None else wanted
+    length = answer_length(body)
+    max_tokens = DEFAULT_MAX_TOKENS if length is None else length
     room = max(1, info.max_model_len - max(1, max_tokens))
-    prompts = [truncated(body, prompt, room) for prompt in encode_prompts(model, body)]
+    prompts = [truncate_prompt(body, prompt, room) for prompt in encode_prompts(model, body)]
     only_prompt = max_tokens == 0 and bool(body.echo)
     if only_prompt:
         max_tokens = 1  # computed and dropped: what lm-eval's loglikelihood asks for
-    elif wanted is None:
-        left = max(1, info.max_model_len - max(map(len, prompts)))
-        max_tokens = left if body.n_predict == -1 else min(max_tokens, left)
+    elif length is None:
+        space = max(1, info.max_model_len - max(map(len, prompts)))
+        max_tokens = space if body.n_predict == -1 else min(max_tokens, space)
     for prompt in prompts:
-        fits(len(prompt), max_tokens, info.max_model_len, "prompt")
+        check_fits(len(prompt), max_tokens, info.max_model_len, "prompt")
     sampling = sampling_params(
         body,
         model.defaults,
@@ -64,29 +62,12 @@ def prepare(state: State, incoming: Incoming) -> "CompletionDialect":
         model.needs_tokenizer("stop")
     if sampling.grammar is not None:
         model.needs_tokenizer(sampling.grammar.param)
-    request = GenerationRequest(
-        model=model,
-        model_name=state.name(body.model),
-        prompts=prompts,
-        sampling=sampling,
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
-        request_id=incoming.request_id,
-        created=incoming.created,
-        arrived_s=incoming.arrived_s,
-        caller=incoming.caller,
-        service_class=incoming.service_class,
-        slo=request_slo(body.slo),
-        priority=asked_priority(body.priority),
-        wants_timings=bool(body.timings),
-        cache_salt=body.cache_salt,
-        shares=kv.shares_of(info, incoming.body.kv),
-    )
+    request = make_request(state, incoming, body, prompts, sampling)
     return CompletionDialect(Progress(request), body, state.fingerprint, only_prompt)
 
 
 def check(body: CompletionBody) -> None:
-    """What types and ranges do not say."""
+    """Raise RequestError for what types and ranges do not exclude."""
     check_common(body)
     if body.suffix is not None:
         raise RequestError("suffix is not supported.", param="suffix", code="unsupported_parameter")
@@ -103,7 +84,7 @@ def check(body: CompletionBody) -> None:
 
 
 def encode_prompts(model: ServedModel, body: CompletionBody) -> list[list[int]]:
-    """The prompts as token ids; raises RequestError on the prompt at fault."""
+    """Return the prompts as token ids; RequestError names the prompt at fault."""
     prompt = body.prompt
     if isinstance(prompt, str):
         prompts: list[Any] = [prompt]
@@ -123,7 +104,7 @@ def encode_prompts(model: ServedModel, body: CompletionBody) -> list[list[int]]:
 
 
 def encode_prompt(model: ServedModel, item: Any, i: int, body: CompletionBody) -> list[int]:
-    """One prompt, text or ids, as ids within the vocabulary."""
+    """Return one prompt, text or ids, as ids within the vocabulary."""
     where = "prompt" if isinstance(body.prompt, str) else f"prompt[{i}]"
     if isinstance(item, str):
         specials = body.add_special_tokens is not False
@@ -149,7 +130,7 @@ def encode_prompt(model: ServedModel, item: Any, i: int, body: CompletionBody) -
 
 
 class CompletionDialect:
-    """Chunks and whole answers of completions."""
+    """Dialect of completions."""
 
     def __init__(
         self, progress: Progress, body: CompletionBody, fingerprint: str, only_prompt: bool
@@ -168,7 +149,7 @@ class CompletionDialect:
         self._begun: set[int] = set()
 
     def prompt_of(self, choice: int) -> tuple[str | None, list[int]]:
-        """(its text as it was sent, where it was text and is whole, and its ids)."""
+        """Return (text of the prompt as sent, None for ids or a truncated text; its ids)."""
         number = choice // self._request.sampling.n
         sent = self._body.prompt
         item = sent if isinstance(sent, str) or isinstance(sent[0], int) else sent[number]
@@ -176,7 +157,7 @@ class CompletionDialect:
         return (item if isinstance(item, str) and whole else None), self._request.prompts[number]
 
     def echoed(self, choice: int) -> str:
-        """The text of the prompt that a choice belongs to, or "" without `echo`."""
+        """Return the text of the prompt of a choice, "" without `echo`."""
         if not self._body.echo:
             return ""
         text, prompt = self.prompt_of(choice)
@@ -202,10 +183,9 @@ class CompletionDialect:
             entries: list[Any] = list(delta.logprobs or [])
             shown = [entry.token_id for entry in entries]
             offsets = self._offsets[choice].place(shown)
-            found = render.completion_logprobs(
-                self._tokenizer, entries, shown, offsets, self._as_ids
+            logprobs = encode(
+                render.completion_logprobs(self._tokenizer, entries, shown, offsets, self._as_ids)
             )
-            logprobs = encode(found)
         if body.return_token_ids or self._tokenizer is None:
             ids = b',"token_ids":' + encode(delta.token_ids)
         return self._chunk(choice, delta.text, render.stream_end(delta), logprobs, ids)
@@ -242,9 +222,9 @@ class CompletionDialect:
         return self.progress.ending(self.usage_chunk)
 
     def usage_chunk(self) -> bytes:
-        return self.progress.last_chunk(self._common, self._used())
+        return self.progress.last_chunk(self._common, self._usage_object())
 
-    def _used(self) -> dict[str, Any]:
+    def _usage_object(self) -> dict[str, Any]:
         if self._only_prompt:
             request = self._request
             return render.usage(request.num_prompt_tokens, 0, kv=request.kv_usage)
@@ -252,16 +232,16 @@ class CompletionDialect:
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         n = self._request.sampling.n
-        found = []
+        answers = []
         for index, deltas in enumerate(choices):
             first = choices[index - index % n]  # a prompt's log-probabilities come with its first
-            told = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
-            found.append(self._choice(index, deltas, told))
-        answer = {**self._common, "choices": found, "usage": self._used()}
+            prompt_logprobs = next((d.prompt_logprobs for d in first if d.prompt_logprobs), None)
+            answers.append(self._choice(index, deltas, prompt_logprobs))
+        answer = {**self._common, "choices": answers, "usage": self._usage_object()}
         return answer | self.progress.timings()
 
     def _choice(
-        self, index: int, deltas: list[Delta], told: list[TokenLogprobs | None] | None
+        self, index: int, deltas: list[Delta], prompt_logprobs: list[TokenLogprobs | None] | None
     ) -> dict[str, Any]:
         prompt = self._request.prompts[index // self._request.sampling.n]
         generated = [] if self._only_prompt else deltas
@@ -274,9 +254,9 @@ class CompletionDialect:
             "stop_reason": None if self._only_prompt else deltas[-1].stop_reason,
         }
         if self._body.logprobs is not None:
-            choice["logprobs"] = self._logprobs(index, echoed, generated, told)
+            choice["logprobs"] = self._logprobs(index, echoed, generated, prompt_logprobs)
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = render.prompt_logprobs(self._tokenizer, told)
+            choice["prompt_logprobs"] = render.prompt_logprobs(self._tokenizer, prompt_logprobs)
         if self._body.return_token_ids or self._tokenizer is None:
             choice["token_ids"] = [t for delta in generated for t in delta.token_ids]
             choice["prompt_token_ids"] = prompt
@@ -287,20 +267,20 @@ class CompletionDialect:
         index: int,
         echoed: str,
         generated: list[Delta],
-        told: list[TokenLogprobs | None] | None,
+        prompt_logprobs: list[TokenLogprobs | None] | None,
     ) -> dict[str, Any]:
-        """The log-probabilities of a whole answer; with `echo` of its prompt too."""
+        """Return the log-probabilities of an answer; with `echo` also of its prompt."""
         entries: list[Any] = [e for delta in generated for e in delta.logprobs or []]
         shown = [entry.token_id for entry in entries]
         offsets = Offsets(self._tokenizer, hides=self._hides, at=len(echoed)).place(shown)
         if self._body.echo:
             prompt = self._request.prompts[index // self._request.sampling.n]
-            entries = [*(told or [None] * len(prompt)), *entries]
+            entries = [*(prompt_logprobs or [None] * len(prompt)), *entries]
             shown, offsets = prompt + shown, self._prompt_offsets(index, echoed) + offsets
         return render.completion_logprobs(self._tokenizer, entries, shown, offsets, self._as_ids)
 
     def _prompt_offsets(self, index: int, echoed: str) -> list[int]:
-        """Where each token of a prompt begins in its text."""
+        """Return where each token of a prompt begins in its text."""
         text, prompt = self.prompt_of(index)
         if text is None or self._tokenizer is None:
             return prompt_offsets(self._tokenizer, prompt, echoed, self._hides)

@@ -1,39 +1,39 @@
-"""A document among the parts of a message, as Cohere's API has it, and the text that it becomes.
+"""A document among the parts of a message, in the shape of Cohere's API, and its text.
 
     {"type": "document", "document": {"data": "Anna has a red kite."}}
     {"type": "document", "document": {"id": "7", "data": {"title": "Kites", "text": "Anna has …"}}}
 
-`id` is the client's own. The model reads the title, then the text, on lines of their own.
+`id` is the client's own. The model reads the title, then the text, on separate lines.
 """
 
 from typing import Any
 
 from headway.core.errors import RequestError
 
-FIELDS = ("text", "snippet", "content", "contents")
-"""Where clients put the text of a document."""
+TEXT_FIELDS = ("text", "snippet", "content", "contents")
+"""Names under which clients send the text of a document."""
 
 
 def document_text(part: dict[str, Any], where: str) -> str:
-    """The text of a part of the type `document`; what would be dropped is refused by name."""
+    """Return the text of a `document` part; RequestError names a field that would be dropped."""
     document = part.get("document")
     if not isinstance(document, dict):
-        raise wrong(f"{where}.document", "must be an object with data")
-    known(document, ("id", "data"), f"{where}.document")
+        raise shape_error(f"{where}.document", "must be an object with data")
+    check_field_names(document, ("id", "data"), f"{where}.document")
     data = document.get("data")
     if isinstance(data, str):
         return data
     if not isinstance(data, dict):
-        raise wrong(f"{where}.document.data", "must be a string or an object")
-    known(data, ("title", *FIELDS), f"{where}.document.data")
+        raise shape_error(f"{where}.document.data", "must be a string or an object")
+    check_field_names(data, ("title", *TEXT_FIELDS), f"{where}.document.data")
     for name, value in data.items():
         if not isinstance(value, str):
-            raise wrong(f"{where}.document.data.{name}", "must be a string")
-    return "\n".join(data[name] for name in ("title", *FIELDS) if data.get(name))
+            raise shape_error(f"{where}.document.data.{name}", "must be a string")
+    return "\n".join(data[name] for name in ("title", *TEXT_FIELDS) if data.get(name))
 
 
-def known(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
-    """Refuse a field that the model would not be shown."""
+def check_field_names(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
+    """Raise RequestError for a field that the model would not be shown."""
     for name in given:
         if name not in names:
             raise RequestError(
@@ -43,6 +43,6 @@ def known(given: dict[str, Any], names: tuple[str, ...], where: str) -> None:
             )
 
 
-def wrong(where: str, why: str) -> RequestError:
-    """A document of another shape."""
+def shape_error(where: str, why: str) -> RequestError:
+    """Return the error of a document of another shape."""
     return RequestError(f"{where} {why}.", param=where, code="invalid_type")

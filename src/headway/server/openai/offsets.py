@@ -1,4 +1,4 @@
-"""`text_offset`: where in the shown text each token begins, special tokens and half characters too.
+"""`text_offset`: where each token begins in the shown text, special tokens and half characters too.
 
 Worked example, the prompt "Once é" of a tokenizer that puts <s> before it, "é" in two tokens:
 
@@ -12,7 +12,7 @@ from headway.frontend.text import Tokenizer
 
 
 class Offsets:
-    """Hands out the offsets of a text's tokens, in order; `hides` special tokens."""
+    """Counter of the offsets of a text's tokens; `hides` leaves out special tokens."""
 
     def __init__(self, tokenizer: Tokenizer | None, *, hides: bool, at: int = 0) -> None:
         self.at = at
@@ -21,23 +21,23 @@ class Offsets:
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
 
     def place(self, token_ids: list[int]) -> list[int]:
-        """The offsets of the tokens that come next."""
-        found = []
+        """Return the offsets of the next tokens."""
+        offsets = []
         for token_id in token_ids:
-            found.append(self.at)
+            offsets.append(self.at)
             if self._tokenizer is not None and token_id not in self._hidden:
                 self.at += len(self._decode(self._tokenizer.piece(token_id)))
-        return found
+        return offsets
 
 
 def prompt_offsets(
     tokenizer: Tokenizer | None, prompt: list[int], text: str, hides: bool
 ) -> list[int]:
-    """The offsets of a prompt given as ids whose decoded text is `text`.
+    """Return the offsets of a prompt given as ids whose decoded text is `text`.
 
     Some decoders drop the space before the first word: " Once" is shown as "Once".
     """
-    offsets = Offsets(tokenizer, hides=hides)
-    found = offsets.place(prompt)
-    dropped = max(0, offsets.at - len(text))
-    return [max(0, at - dropped) for at in found]
+    counter = Offsets(tokenizer, hides=hides)
+    offsets = counter.place(prompt)
+    dropped = max(0, counter.at - len(text))
+    return [max(0, at - dropped) for at in offsets]

@@ -11,27 +11,27 @@ from headway.frontend.answer import Delta
 from headway.frontend.text import Tokenizer
 
 FLOOR = -9999.0
-"""What OpenAI reports for a token of no probability; JSON has no -inf."""
+"""Log-probability that OpenAI reports for a token of probability 0; JSON has no -inf."""
 
 UNFINISHED = b'"finish_reason":null'
-"""What a chunk says of the end of its choice while that goes on."""
+"""End fields of a chunk whose choice has not ended."""
 
 
 def stream_end(delta: Delta) -> bytes:
-    """The fields of a chunk's choice that say whether and why it ended."""
+    """Return the end fields of a chunk."""
     if delta.finish_reason is None:
         return UNFINISHED
     return end_fields(delta.finish_reason, delta.stop_reason)
 
 
 def end_fields(finish_reason: str, stop_reason: str | int | None) -> bytes:
-    """The fields of a choice that has ended, as JSON without its braces."""
+    """Return the end fields of a choice that has ended, as JSON without braces."""
     ended = {"finish_reason": finish_reason, "stop_reason": stop_reason}
     return msgspec.json.encode(ended)[1:-1]
 
 
 def token_text(tokenizer: Tokenizer | None, token_id: int, as_id: bool = False) -> str:
-    """The text of one token; half a character shows as the replacement character.
+    """Return the text of one token; half a character becomes the replacement character.
 
     `as_id`, and without a tokenizer: "token_id:5".
     """
@@ -41,14 +41,14 @@ def token_text(tokenizer: Tokenizer | None, token_id: int, as_id: bool = False) 
 
 
 def token_bytes(tokenizer: Tokenizer | None, token_id: int) -> list[int]:
-    """The bytes of one token."""
+    """Return the bytes of one token."""
     return list(tokenizer.piece(token_id)) if tokenizer else []
 
 
 def chat_logprob(
     tokenizer: Tokenizer | None, token_id: int, logprob: float, as_ids: bool = False
 ) -> dict[str, Any]:
-    """One entry of chat's `logprobs.content` or `top_logprobs`."""
+    """Return one entry of chat's `logprobs.content` or `top_logprobs`."""
     return {
         "token": token_text(tokenizer, token_id, as_ids),
         "logprob": max(logprob, FLOOR),
@@ -59,7 +59,7 @@ def chat_logprob(
 def chat_logprobs(
     tokenizer: Tokenizer | None, entries: list[TokenLogprobs] | None, as_ids: bool = False
 ) -> dict[str, Any] | None:
-    """Chat's `logprobs` object for some tokens, or None when they were not asked for."""
+    """Return chat's `logprobs` object of some tokens, None without entries."""
     if entries is None:
         return None
     return {
@@ -84,7 +84,7 @@ def completion_logprobs(
     offsets: list[int],
     as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Completions' four parallel lists; `offsets` is where each token begins in the text.
+    """Return completions' four parallel lists; `offsets` is where each token begins in the text.
 
     A prompt's first token has no entry: its log-probability is null.
     """
@@ -99,7 +99,7 @@ def completion_logprobs(
 def top_texts(
     tokenizer: Tokenizer | None, entry: TokenLogprobs, as_ids: bool = False
 ) -> dict[str, float]:
-    """{" the": -0.3, …}; the chosen token is among them, as OpenAI does it."""
+    """Return {" the": -0.3, …} with the chosen token, as OpenAI does."""
     pairs = [
         *zip(entry.top_ids, entry.top_logprobs, strict=True),
         (entry.token_id, entry.logprob),
@@ -113,26 +113,26 @@ def top_texts(
 def prompt_logprobs(
     tokenizer: Tokenizer | None, entries: list[TokenLogprobs | None] | None
 ) -> list[dict[str, Any] | None] | None:
-    """vLLM's `prompt_logprobs`: per position {id: {logprob, rank, decoded_token}}."""
+    """Return vLLM's `prompt_logprobs`: {id: {logprob, rank, decoded_token}} by position."""
     if entries is None:
         return None
     return [position_logprobs(tokenizer, entry) if entry else None for entry in entries]
 
 
 def position_logprobs(tokenizer: Tokenizer | None, entry: TokenLogprobs) -> dict[str, Any]:
-    """One position: the alternatives by rank, and the token that stands there."""
-    found = {}
+    """Return the alternatives of one position by rank, and the token of the prompt."""
+    by_token = {}
     ranked = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
     for rank, token_id, logprob in [
         *((rank, *pair) for rank, pair in ranked),
         (entry.rank, entry.token_id, entry.logprob),
     ]:
-        found[str(token_id)] = {
+        by_token[str(token_id)] = {
             "logprob": max(logprob, FLOOR),
             "rank": rank,
             "decoded_token": token_text(tokenizer, token_id),
         }
-    return found
+    return by_token
 
 
 def usage(
@@ -143,9 +143,9 @@ def usage(
     *,
     kv: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """The `usage` object; `reasoning_tokens` where answers are read for reasoning.
+    """Return the `usage` object; `reasoning_tokens` is None where answers have no reasoning.
 
-    `kv` counts prompt tokens that are kept and read, where not all are.
+    `kv` counts the prompt tokens that are kept and read, where not all are.
     """
     details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
     counts = {f"{name}_tokens": count for name, count in kv.items()}

@@ -1,7 +1,7 @@
-"""The bodies of /v1/chat/completions and /v1/completions, and what they ask of the sampler.
+"""The bodies of /v1/chat/completions and /v1/completions, and their sampling parameters.
 
-Types are checked by msgspec, ranges by `SamplingParams`; what is left is here. None is "not
-given": then the model's generation_config.json decides, else OpenAI's default.
+Types are checked by msgspec, ranges by `SamplingParams`, the rest here. None means "not given":
+then the model's generation_config.json decides, else OpenAI's default.
 """
 
 import re
@@ -19,10 +19,10 @@ from headway.core.request import (
 )
 from headway.core.service import MAX_PRIORITY
 from headway.server.context import ContextAsked
-from headway.server.kv import Asked
-from headway.server.openai.calls import called_names, check_answer, checked_calls
+from headway.server.kv import KVField
+from headway.server.openai.calls import call_names, check_tool_message, template_calls
 from headway.server.openai.documents import document_text
-from headway.server.openai.structured import asked_grammar
+from headway.server.openai.structured import body_grammar
 from headway.server.openai.tools import Tool
 
 ROLES = ("developer", "system", "user", "assistant", "tool", "function")
@@ -32,8 +32,8 @@ NO_OPS = frozenset(
 )
 """Accepted and without effect here; documented in docs/api.md."""
 MAX_SALT = 256
-SIDES = ("left", "right")
-TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+TRUNCATION_SIDES = ("left", "right")
+TOKEN_ID_PATTERN = re.compile(r"-?[0-9]{1,18}")
 SAMPLING_FIELDS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "min_tokens", "stop_token_ids", "ignore_eos"),
@@ -43,7 +43,7 @@ SAMPLING_FIELDS = (
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`: usage in a last chunk, or in every one; nothing is obfuscated here."""
+    """`stream_options`: usage in a last chunk, or in every chunk; there is no obfuscation."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -100,7 +100,7 @@ class Common(msgspec.Struct, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
-    kv: Asked = None
+    kv: KVField = None
 
 
 class ChatBody(Common, kw_only=True):
@@ -139,7 +139,7 @@ def sampling_params(
     logprobs: int | None,
     max_n: int,
 ) -> SamplingParams:
-    """What `body` asks of the sampler; raises RequestError that names the field."""
+    """Return the sampling parameters of `body`; RequestError names the field at fault."""
     if body.n is not None and body.n > max_n:
         raise RequestError(
             f"n is {body.n}; the maximum here is {max_n}.",
@@ -159,25 +159,25 @@ def sampling_params(
         max_tokens=max_tokens,
         logprobs=logprobs,
         stop=[stop] if isinstance(stop, str) else stop or [],
-        logit_bias=checked_bias(body.logit_bias or {}),
-        grammar=asked_grammar(body),
+        logit_bias=parse_logit_bias(body.logit_bias or {}),
+        grammar=body_grammar(body),
     )
 
 
 def repeat_penalty(body: Common) -> float:
-    """llama.cpp's name for repetition_penalty, over prompt and answer; RequestError by its name."""
+    """Return llama.cpp's name of repetition_penalty; RequestError names it."""
     value = body.repeat_penalty
     check_range("repeat_penalty", value, *RANGES["repetition_penalty"])
     if body.repetition_penalty not in (None, value):
-        raise differing("repeat_penalty", "repetition_penalty")
+        raise conflict_error("repeat_penalty", "repetition_penalty")
     assert value is not None
     return value
 
 
 def answer_length(body: Common) -> int | None:
-    """How many tokens the answer may have at most; None when no field says so.
+    """Return the maximum tokens of the answer, None where no field sets it.
 
-    OpenAI's max_completion_tokens and max_tokens, llama.cpp's n_predict, where -1 is no limit.
+    Read OpenAI's max_completion_tokens and max_tokens, and llama.cpp's n_predict (-1: no limit).
     """
     given: dict[str, int] = {}
     for name in ("max_completion_tokens", "max_tokens", "n_predict"):
@@ -188,46 +188,46 @@ def answer_length(body: Common) -> int | None:
         check_range(name, value, lowest, None)
         given[name] = value
     if len(set(given.values())) > 1:
-        raise differing(*list(given)[::-1][:2])
+        raise conflict_error(*list(given)[::-1][:2])
     return next(iter(given.values()), None)
 
 
-def differing(name: str, other: str) -> RequestError:
-    """Two names of the same thing with different values."""
+def conflict_error(name: str, other: str) -> RequestError:
+    """Return the error of two names of one field with different values."""
     return RequestError(f"{name} and {other} differ; give one.", param=name, code="invalid_value")
 
 
-def asked_priority(given: int | None) -> int | None:
-    """vLLM's `priority`, lower first; RequestError when it is out of range."""
+def check_priority(given: int | None) -> int | None:
+    """Return vLLM's `priority` (lower first); RequestError where it is out of range."""
     if given is not None:
         check_range("priority", given, -MAX_PRIORITY, MAX_PRIORITY)
     return given
 
 
-def checked_bias(bias: dict[str, Any]) -> dict[int, float]:
-    """{"50256": -100} → {50256: -100}; RequestError names the key at fault."""
+def parse_logit_bias(bias: dict[str, Any]) -> dict[int, float]:
+    """Parse {"50256": -100} as {50256: -100}; RequestError names the key at fault."""
     if len(bias) > MAX_LOGIT_BIAS:
         raise RequestError(
             f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS}.",
             param="logit_bias",
             code="object_above_max_properties",
         )
-    found = {}
+    biases = {}
     for key, value in bias.items():
         name = f"logit_bias[{key[:40]!r}]"
-        if not TOKEN_ID.fullmatch(key):
+        if not TOKEN_ID_PATTERN.fullmatch(key):
             raise RequestError(
                 f"{name}: the keys of logit_bias are token ids.",
                 param="logit_bias",
                 code="invalid_value",
             )
         check_range(name, value, -100, 100, integer=False, param="logit_bias")
-        found[int(key)] = value
-    return found
+        biases[int(key)] = value
+    return biases
 
 
 def check_common(body: Common) -> None:
-    """What types and ranges do not say, for both endpoints."""
+    """Raise RequestError for what types and ranges do not exclude, in both endpoints."""
     check_truncation(body)
     if body.stream_options is not None and not body.stream:
         raise RequestError(
@@ -246,20 +246,20 @@ def check_common(body: Common) -> None:
 
 
 def check_truncation(body: Common) -> None:
-    """`truncate_prompt_tokens` is -1 or at least 1, `truncation_side` left or right."""
+    """Check that `truncate_prompt_tokens` is -1 or >= 1, `truncation_side` left or right."""
     count, side = body.truncate_prompt_tokens, body.truncation_side
     if count is not None and count != -1:
         check_range("truncate_prompt_tokens", count, 1, None)
-    if side not in (None, *SIDES):
+    if side not in (None, *TRUNCATION_SIDES):
         raise RequestError(
-            f"truncation_side is {side[:40]!r}; it must be one of {', '.join(SIDES)}.",
+            f"truncation_side is {side[:40]!r}; it must be one of {', '.join(TRUNCATION_SIDES)}.",
             param="truncation_side",
             code="invalid_value",
         )
 
 
-def truncated(body: Common, prompt: list[int], room: int) -> list[int]:
-    """The last `truncate_prompt_tokens` of a prompt, or the first; -1 keeps what has room."""
+def truncate_prompt(body: Common, prompt: list[int], room: int) -> list[int]:
+    """Return the last `truncate_prompt_tokens` of a prompt, or the first; -1: all with room."""
     count = room if body.truncate_prompt_tokens == -1 else body.truncate_prompt_tokens
     if count is None or len(prompt) <= count:
         return prompt
@@ -267,7 +267,7 @@ def truncated(body: Common, prompt: list[int], room: int) -> list[int]:
 
 
 def check_chat(body: ChatBody) -> None:
-    """What types and ranges do not say of a chat body."""
+    """Raise RequestError for what types and ranges do not exclude in a chat body."""
     check_common(body)
     if body.top_logprobs is not None:
         if not body.logprobs:
@@ -290,11 +290,11 @@ def check_chat(body: ChatBody) -> None:
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as templates expect them: contents are strings; raises RequestError by message."""
+    """Return messages as templates expect them, with string contents; raises RequestError."""
     if not messages:
         raise RequestError("messages is empty.", param="messages", code="empty_array")
-    checked = [one_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    names = called_names(checked)
+    checked = [check_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+    names = call_names(checked)
     return [
         {"name": names[message["tool_call_id"]], **message}
         if message["role"] == "tool" and message["tool_call_id"] in names
@@ -303,8 +303,8 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
-    """One message, its parts joined to a string."""
+def check_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return one message with its parts joined to a string; raises RequestError."""
     role = message.get("role")
     if role is None:
         raise RequestError(
@@ -325,22 +325,22 @@ def one_message(message: dict[str, Any], where: str) -> dict[str, Any]:
         )
     changed = {**message, "content": content_text(content, f"{where}.content")}
     if role == "assistant":
-        changed |= told_reasoning(message, where)
+        changed |= reasoning_fields(message, where)
     if role == "tool":
-        check_answer(message, where)
+        check_tool_message(message, where)
     calls = changed.pop("tool_calls", None)
     if calls:
-        changed["tool_calls"] = checked_calls(calls, f"{where}.tool_calls")
+        changed["tool_calls"] = template_calls(calls, f"{where}.tool_calls")
         changed["content"] = changed["content"] or ""
     return changed
 
 
 REASONING = ("reasoning", "reasoning_content")
-"""Where an assistant's message has its reasoning: vLLM's name, and DeepSeek's and ours."""
+"""Names of an assistant's reasoning: that of vLLM, and that of DeepSeek and Headway."""
 
 
-def told_reasoning(message: dict[str, Any], where: str) -> dict[str, str]:
-    """The reasoning under both names, for templates read one or the other."""
+def reasoning_fields(message: dict[str, Any], where: str) -> dict[str, str]:
+    """Return the reasoning under both names, as templates read one or the other."""
     for name in REASONING:
         text = message.get(name)
         if text is not None and not isinstance(text, str):
@@ -352,7 +352,7 @@ def told_reasoning(message: dict[str, Any], where: str) -> dict[str, str]:
 
 
 def content_text(content: Any, where: str) -> str | None:
-    """A string as it is; text and documents joined; anything else is refused by name."""
+    """Return the text of a content: a string, or text and document parts joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):

@@ -1,9 +1,8 @@
-"""What must the answer's text be: every field that constrains it, as one grammar.
+"""Structured output: every field that constrains the text of an answer, as one grammar.
 
-`CONSTRAINTS` names the fields, OpenAI's and those of other servers' dialects. Given a body it
-returns a `core.grammar.Grammar`, or None where the text is free. Size, depth and types are checked
-here; what a schema may not say is found when the engine compiles it, and comes back with the same
-field named.
+`CONSTRAINTS` names the fields of OpenAI and of other servers' dialects. A body becomes a
+`core.grammar.Grammar`, or None where the text is free. Size, depth and types are checked here; an
+invalid schema is found when the engine compiles it, and the error names the same field.
 """
 
 from collections.abc import Callable
@@ -20,26 +19,26 @@ STRUCTURED: dict[str, Callable[[Any, str], Grammar]] = {
     "choice": grammars.choice,
     "grammar": grammars.context_free,
 }
-"""`structured_outputs`: key → the grammar it asks for. `json_object` is a flag beside them."""
+"""`structured_outputs`: key → reader of its grammar. `json_object` is a flag besides."""
 NAME_LENGTH = 64
 
 
-def asked_grammar(body: Any) -> Grammar | None:
-    """The grammar that a body asks for; RequestError when two of its fields constrain the text."""
-    found: dict[str, Grammar] = {}
+def body_grammar(body: Any) -> Grammar | None:
+    """Return the grammar of a body; RequestError where two of its fields constrain the text."""
+    grammars_of: dict[str, Grammar] = {}
     for name, read in CONSTRAINTS.items():
         value = getattr(body, name, None)
         grammar = None if value is None else read(value, name)
         if grammar is not None:
-            found[name] = grammar
-    if len(found) > 1:
-        first, second = list(found)[:2]
+            grammars_of[name] = grammar
+    if len(grammars_of) > 1:
+        first, second = list(grammars_of)[:2]
         raise RequestError(
             f"{first} and {second} exclude each other; give one.",
             param=second,
             code="invalid_value",
         )
-    return next(iter(found.values()), None)
+    return next(iter(grammars_of.values()), None)
 
 
 # ── OpenAI: response_format ─────────────────────────────────────────────────────────────────
@@ -49,12 +48,12 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "json_object": ("schema",),
     "json_schema": ("json_schema", "schema"),
 }
-"""Type of a `response_format` → its other keys; `schema` is llama.cpp's place for a schema."""
+"""Type of a `response_format` → its other keys; llama.cpp puts a schema into `schema`."""
 
 
 def response_grammar(response_format: Any, param: str = "response_format") -> Grammar | None:
-    """text, json_object, perhaps with a schema, or json_schema with {name, schema, strict}."""
-    given = an_object(response_format, param)
+    """Read text, json_object with or without a schema, or json_schema {name, schema, strict}."""
+    given = check_object(response_format, param)
     kind = given.get("type")
     if not isinstance(kind, str) or kind not in FORMATS:
         raise RequestError(
@@ -75,8 +74,8 @@ def response_grammar(response_format: Any, param: str = "response_format") -> Gr
 
 
 def schema_grammar(named: Any, param: str) -> Grammar:
-    """{"name": …, "schema": {…}}: answers that validate; `strict` or not, we always hold to it."""
-    given = an_object(named, param)
+    """Read {"name": …, "schema": {…}}; the schema is enforced whether `strict` or not."""
+    given = check_object(named, param)
     refuse_other_keys(given, ("name", "schema", "strict", "description"), param, "here")
     name = given.get("name")
     if not isinstance(name, str) or not 0 < len(name) <= NAME_LENGTH:
@@ -95,7 +94,7 @@ def schema_grammar(named: Any, param: str) -> Grammar:
 
 
 def refuse_other_keys(given: dict[str, Any], keys: tuple[str, ...], param: str, where: str) -> None:
-    """Raise RequestError for a key that would be dropped: a constraint is kept or refused."""
+    """Raise RequestError for a key that would be dropped: a constraint holds or is refused."""
     for key, value in given.items():
         if key not in keys and value is not None:
             name = f"{param}.{key[:80]}"
@@ -110,8 +109,8 @@ def refuse_other_keys(given: dict[str, Any], keys: tuple[str, ...], param: str, 
 
 
 def structured_grammar(structured: Any, param: str = "structured_outputs") -> Grammar | None:
-    """Exactly one of json, json_object, regex, choice, grammar; other keys may be false."""
-    given = {name: v for name, v in an_object(structured, param).items() if v is not None}
+    """Read exactly one of json, json_object, regex, choice, grammar; others may be false."""
+    given = {name: v for name, v in check_object(structured, param).items() if v is not None}
     given = {name: v for name, v in given.items() if v is not False or name in STRUCTURED}
     refuse_other_keys(given, (*STRUCTURED, "json_object"), param, "here")
     if len(given) != 1:
@@ -130,21 +129,21 @@ def structured_grammar(structured: Any, param: str = "structured_outputs") -> Gr
 # ── Ollama, llama.cpp, SGLang: fields of their own ──────────────────────────────────────────
 
 
-def ollama_grammar(wanted: Any, param: str) -> Grammar | None:
-    """ "json" for any object, or a schema."""
-    if wanted == "json":
+def ollama_grammar(schema: Any, param: str) -> Grammar | None:
+    """Read "json" for any object, or a schema."""
+    if schema == "json":
         return grammars.json_object(param)
-    if isinstance(wanted, str):
+    if isinstance(schema, str):
         raise RequestError(
-            f'{param} is {wanted[:40]!r}; it must be "json" or a JSON Schema.',
+            f'{param} is {schema[:40]!r}; it must be "json" or a JSON Schema.',
             param=param,
             code="invalid_value",
         )
-    return grammars.json_schema(wanted, param)
+    return grammars.json_schema(schema, param)
 
 
 def unless_empty(read: Callable[[Any, str], Grammar | None]) -> Reader:
-    """`read`, but "" asks for nothing: these servers' clients send it by default."""
+    """Return `read` with "" as no constraint: clients of these servers send it by default."""
     return lambda value, param: None if value == "" else read(value, param)
 
 
@@ -161,12 +160,11 @@ CONSTRAINTS: dict[str, Reader] = {
     "ebnf": unless_empty(grammars.context_free),
     "format": unless_empty(ollama_grammar),
 }
-"""Field of a body → how it is read: OpenAI's, vLLM's old and new, llama.cpp's, SGLang's, Ollama's.
-"""
+"""Field of a body → its reader: of OpenAI, vLLM (old and new), llama.cpp, SGLang and Ollama."""
 
 
-def an_object(value: Any, param: str) -> dict[str, Any]:
-    """`value`, which must be an object."""
+def check_object(value: Any, param: str) -> dict[str, Any]:
+    """Return `value`, which must be an object; raises RequestError."""
     if not isinstance(value, dict):
         raise RequestError(
             f"{param} must be an object.",

@@ -1,8 +1,8 @@
-"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat: what they ask for, what they force.
+"""`tools`, `tool_choice` and `parallel_tool_calls` of a chat.
 
-Given a checked body they say which tools the prompt shows, which may be called, what the answer is
-read for, and the grammar that forces a call. They promise an error that names the field for all
-that is malformed, and for a model whose template cannot offer tools.
+From a checked body come the tools that the prompt shows, those that may be called, the parser of
+the answer, and the grammar that forces a call. Errors name the malformed field; a model whose chat
+template cannot offer tools is refused as well.
 """
 
 import re
@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,128}")
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}}
 MODES = ("none", "auto", "required")
 TAIL_TOKENS = 16
-"""So much of a prompt's end tells whether it ends inside reasoning."""
+"""Tokens at the end of a prompt that show whether it ends inside reasoning."""
 
 
 class Function(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -52,9 +52,9 @@ class Tool(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolUse:
-    """What a request says of tools: `shown` in the prompt, `callable`; a call `forced`, `several`.
+    """Tools of a request: `shown` in the prompt, `callable`; a call is `forced`, `several` allowed.
 
-    A named function is forced and alone callable; the prompt shows its companions all the same.
+    A named function is forced and the only callable one; the prompt shows the others as well.
     """
 
     shown: tuple[Function, ...]
@@ -64,16 +64,16 @@ class ToolUse:
 
     @property
     def offered(self) -> frozenset[str]:
-        """The names of what may be called."""
+        """Names of the functions that may be called."""
         return frozenset(function.name for function in self.callable)
 
     @property
     def strict(self) -> bool:
-        """Whether a grammar has to keep some function's arguments to its schema."""
+        """Whether a grammar has to enforce the schema of some function's arguments."""
         return any(function.strict for function in self.callable)
 
     def prompt_tools(self) -> list[dict[str, Any]]:
-        """The tools as chat templates expect them; models have not seen `strict`."""
+        """Return the tools as chat templates expect them, without `strict`."""
         return [
             {
                 "type": "function",
@@ -87,9 +87,9 @@ class ToolUse:
         ]
 
     def fault(self, name: str, arguments: str) -> str | None:
-        """What is wrong with a call; None when it names a tool and its arguments fit."""
-        found = next((f for f in self.callable if f.name == name), None)
-        if found is None:
+        """Return what is wrong with a call; None where its tool exists and its arguments fit."""
+        function = next((f for f in self.callable if f.name == name), None)
+        if function is None:
             return f"there is no tool {name[:60]!r}"
         try:
             value = msgspec.json.decode(arguments)
@@ -97,7 +97,7 @@ class ToolUse:
             return "the arguments are not JSON"
         if not isinstance(value, dict):
             return "the arguments are no object"
-        return misfit(value, found.parameters or {})
+        return misfit(value, function.parameters or {})
 
 
 # ── the request ─────────────────────────────────────────────────────────────────────────────
@@ -106,7 +106,7 @@ class ToolUse:
 def tool_use(
     tools: list[Tool] | None, choice: str | dict[str, Any] | None, parallel: bool | None
 ) -> ToolUse | None:
-    """What the three fields ask for; None without tools and for the choice `none`."""
+    """Return what the three fields ask for; None without tools and for the choice `none`."""
     if tools is None:
         if choice == "none":
             return None
@@ -114,8 +114,8 @@ def tool_use(
             if value is not None:
                 raise RequestError(f"{name} needs tools.", param=name, code="invalid_value")
         return None
-    functions = checked_functions(tools)
-    mode, names = chosen(choice, functions)
+    functions = check_functions(tools)
+    mode, names = resolve_choice(choice, functions)
     if mode == "none":
         return None
     callable_ = tuple(f for f in functions if f.name in names)
@@ -128,8 +128,8 @@ def tool_use(
     )
 
 
-def checked_functions(tools: list[Tool]) -> tuple[Function, ...]:
-    """The functions; raises RequestError on the tool at fault."""
+def check_functions(tools: list[Tool]) -> tuple[Function, ...]:
+    """Return the functions; RequestError names the tool at fault."""
     if not tools:
         raise RequestError("tools is empty.", param="tools", code="empty_array")
     if len(tools) > MAX_TOOLS:
@@ -140,7 +140,7 @@ def checked_functions(tools: list[Tool]) -> tuple[Function, ...]:
         )
     functions: dict[str, Function] = {}
     for i, tool in enumerate(tools):
-        function = checked_function(tool, f"tools[{i}]")
+        function = check_function(tool, f"tools[{i}]")
         if function.name in functions:
             raise RequestError(
                 f"tools names {function.name} twice.",
@@ -151,8 +151,8 @@ def checked_functions(tools: list[Tool]) -> tuple[Function, ...]:
     return tuple(functions.values())
 
 
-def checked_function(tool: Tool, where: str) -> Function:
-    """The function of one tool."""
+def check_function(tool: Tool, where: str) -> Function:
+    """Return the function of one tool; raises RequestError."""
     if tool.type != "function":
         raise RequestError(
             f"{where}.type is {tool.type[:40]!r}; only function is supported.",
@@ -189,10 +189,10 @@ def checked_function(tool: Tool, where: str) -> Function:
     return function
 
 
-def chosen(
+def resolve_choice(
     choice: str | dict[str, Any] | None, functions: tuple[Function, ...]
 ) -> tuple[str, frozenset[str]]:
-    """The mode (none, auto, required, named) and the names of what may be called."""
+    """Return the mode (none, auto, required, named) and the names that may be called."""
     names = frozenset(function.name for function in functions)
     if choice is None:
         return "auto", names
@@ -206,26 +206,26 @@ def chosen(
                 raise choice_error(f"tool_choice names {name[:64]!r}, which is not in tools")
             return "named", frozenset([name])
         case {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(allowed)}}:
-            return allowed_tools(mode, allowed, names)
+            return resolve_allowed_tools(mode, allowed, names)
     raise choice_error(
         'tool_choice must be none, auto, required or {"type": "function", "function": {"name": …}}'
     )
 
 
-def allowed_tools(
+def resolve_allowed_tools(
     mode: Any, allowed: list[Any], names: frozenset[str]
 ) -> tuple[str, frozenset[str]]:
-    """A choice that narrows `tools` down."""
-    found = set()
+    """Return the mode and the names of a choice that restricts `tools`."""
+    chosen = set()
     for entry in allowed:
         match entry:
             case {"type": "function", "function": {"name": str(name)}} if name in names:
-                found.add(name)
+                chosen.add(name)
             case _:
                 raise choice_error("tool_choice.allowed_tools names a tool that is not in tools")
-    if mode not in ("auto", "required") or not found:
+    if mode not in ("auto", "required") or not chosen:
         raise choice_error("tool_choice.allowed_tools needs tools and a mode, auto or required")
-    return mode, frozenset(found)
+    return mode, frozenset(chosen)
 
 
 def choice_error(text: str) -> RequestError:
@@ -233,7 +233,7 @@ def choice_error(text: str) -> RequestError:
 
 
 def format_for(model: ServedModel) -> Format:
-    """How the model writes calls; RequestError when its template does not say."""
+    """Return the model's format of calls; RequestError where its template has none."""
     if model.format is None:
         raise RequestError(
             "The chat template of this model offers no tools, or in no format that is known here; "
@@ -249,8 +249,8 @@ def format_for(model: ServedModel) -> Format:
 # ── the answer ──────────────────────────────────────────────────────────────────────────────
 
 
-def ends_inside(markers: ReasoningMarkers, tail: str, continued: str) -> bool:
-    """Whether a prompt ends within reasoning: its template opened it, or the message to go on."""
+def ends_in_reasoning(markers: ReasoningMarkers, tail: str, continued: str) -> bool:
+    """Whether a prompt ends inside reasoning, opened by its template or the continued message."""
     opened = continued.rfind(markers.open)
     return tail.endswith(markers.open) or opened > continued.rfind(markers.close)
 
@@ -258,15 +258,15 @@ def ends_inside(markers: ReasoningMarkers, tail: str, continued: str) -> bool:
 def parser_spec_for(
     model: ServedModel, use: ToolUse | None, prompt: list[int], continued: str = ""
 ) -> OutputParserSpec | None:
-    """What to look for in the answers; None when all of them is content.
+    """Return the parser of the answers; None where all text is content.
 
-    `continued` is the text of the message that the answer goes on with.
+    `continued` is the text of the message that the answer continues.
     """
     markers, thinking = model.reasoning, False
     if markers is not None:
         tokenizer = model.needs_tokenizer("messages")
         tail = tokenizer.decode(prompt[-TAIL_TOKENS:], skip_special_tokens=False).rstrip()
-        thinking = ends_inside(markers, tail, continued)
+        thinking = ends_in_reasoning(markers, tail, continued)
         markers = None if tail.endswith(markers.close) else markers
     if use is None and markers is None:
         return None
@@ -282,16 +282,16 @@ def parser_spec_for(
 
 
 def grammar_for(
-    model: ServedModel, use: ToolUse, parser_spec: OutputParserSpec, wanted: Grammar | None
+    model: ServedModel, use: ToolUse, parser_spec: OutputParserSpec, grammar: Grammar | None
 ) -> Grammar | None:
-    """The grammar of an answer with calls, around what its text must be (`wanted`).
+    """Return the grammar of an answer with calls, around that of its text (`grammar`).
 
-    None where nothing has to be kept to: a free choice among tools that are not strict.
+    None where nothing is enforced: a free choice among tools that are not strict.
     """
-    if not use.forced and not use.strict and wanted is None:
+    if not use.forced and not use.strict and grammar is None:
         return None
-    if use.forced and wanted is not None and not wanted.param.startswith("response_format"):
-        name = wanted.param.partition(".")[0]
+    if use.forced and grammar is not None and not grammar.param.startswith("response_format"):
+        name = grammar.param.partition(".")[0]
         raise RequestError(
             f"{name} and a tool_choice that forces a call exclude each other; drop one.",
             param=name,
@@ -299,8 +299,8 @@ def grammar_for(
         )
     written = format_for(model).written
     answer = None
-    if wanted is not None and not use.forced:
-        answer = answer_schema(wanted, written.marked)
+    if grammar is not None and not use.forced:
+        answer = answer_schema(grammar, written.marked)
     tools = [
         Offered(
             name=f.name,
@@ -323,19 +323,21 @@ def grammar_for(
     return Grammar(kind="structural", text=text, param="tools")
 
 
-def after_reasoning(model: ServedModel, parser_spec: OutputParserSpec, wanted: Grammar) -> Grammar:
-    """`wanted` where the prompt ends inside reasoning: thoughts are free, the text is not."""
-    if wanted.kind == "json":
-        answer = json_value(msgspec.json.decode(wanted.text), strict=True)
-    elif wanted.kind == "json_object":
+def grammar_after_reasoning(
+    model: ServedModel, parser_spec: OutputParserSpec, grammar: Grammar
+) -> Grammar:
+    """Return `grammar` after free reasoning, for a prompt that ends inside reasoning."""
+    if grammar.kind == "json":
+        answer = json_value(msgspec.json.decode(grammar.text), strict=True)
+    elif grammar.kind == "json_object":
         answer = json_value({"type": "object"}, strict=True)
-    elif wanted.kind == "choice":
-        choices = msgspec.json.decode(wanted.text)
+    elif grammar.kind == "choice":
+        choices = msgspec.json.decode(grammar.text)
         answer = " | ".join(msgspec.json.encode(text).decode() for text in choices)
-    elif wanted.kind == "regex":
-        answer = regex_value(wanted.text)
+    elif grammar.kind == "regex":
+        answer = regex_value(grammar.text)
     else:
-        name = wanted.param.partition(".")[0]
+        name = grammar.param.partition(".")[0]
         raise RequestError(
             f"{name}: a grammar cannot follow reasoning here; use a schema, a regex or a choice, "
             "or switch reasoning off by chat_template_kwargs.",
@@ -345,18 +347,18 @@ def after_reasoning(model: ServedModel, parser_spec: OutputParserSpec, wanted: G
     assert parser_spec.reasoning is not None
     special = model.needs_tokenizer("messages").special(parser_spec.markers)
     text = thought_then(answer, parser_spec.reasoning.close, special)
-    return Grammar(kind="structural", text=text, param=wanted.param)
+    return Grammar(kind="structural", text=text, param=grammar.param)
 
 
-def answer_schema(wanted: Grammar, marked: bool) -> dict[str, Any]:
-    """The schema of text beside calls; RequestError for what cannot stand beside them."""
-    if wanted.kind not in ("json", "json_object") or not marked:
-        name = wanted.param.partition(".")[0]
+def answer_schema(grammar: Grammar, marked: bool) -> dict[str, Any]:
+    """Return the schema of text besides calls; RequestError where they cannot be combined."""
+    if grammar.kind not in ("json", "json_object") or not marked:
+        name = grammar.param.partition(".")[0]
         raise RequestError(
             f"This {name} cannot be combined with tools here; leave one of them out, or "
             'say tool_choice "none".',
             param=name,
             code="unsupported_value",
         )
-    schema: dict[str, Any] = msgspec.json.decode(wanted.text) if wanted.kind == "json" else {}
+    schema: dict[str, Any] = msgspec.json.decode(grammar.text) if grammar.kind == "json" else {}
     return schema

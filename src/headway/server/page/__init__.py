@@ -13,5 +13,5 @@ PATHS = frozenset(map(page.address, FILES))
 
 
 def endpoints() -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """Path → what answers there."""
+    """Return path → handler of the page's files."""
     return page.endpoints(Path(__file__).parent)

@@ -1,5 +1,5 @@
-// Charts over time, drawn as SVG so that the style sheet colours them. A chart is given its samples
-// at each tick and writes one path per line; the pointer reads a moment off it.
+// Charts over time, drawn as SVG so that the style sheet colours them. A chart gets its samples
+// at each tick and draws one path per line; the pointer selects a moment.
 
 import { make, mark, write } from "./dom.js";
 import { said } from "./format.js";

@@ -12,7 +12,7 @@ const COMPLETION_TOKENS = 200;
 const called = ({ function: { name, arguments: given } = {} }) =>
   (name ? `${name} ` : "") + (given ?? "");
 
-/** How this model is spoken to: its path, the box's words, and how a body and a piece look. */
+/** How to ask this model: its path, the texts of the box, the shape of a body and of a chunk. */
 const WAYS = {
   messages: {
     path: "v1/chat/completions",
@@ -97,7 +97,7 @@ export class Chat {
     byId("chat-clear").addEventListener("click", () => this.clear());
   }
 
-  /** Speak to this model from now on; `accepts` is what its card says. */
+  /** Use this model from now on; `accepts` is that of its card. */
   use(model, accepts) {
     const way = accepts.includes("messages")
       ? WAYS.messages
@@ -152,7 +152,7 @@ export class Chat {
     if (example?.then && answered && !this.input.value) this.fill({ text: example.then });
   }
 
-  /** One turn on the page: who said it (heard, not seen), what, and what came of it. */
+  /** One turn on the page: its role (for screen readers), its text, and its result. */
   add(role, who, content) {
     const text = document.createTextNode(content);
     const after = make("p", { class: "after" });
@@ -170,7 +170,7 @@ export class Chat {
     return { node, said, text, after, thought: null };
   }
 
-  /** Where a model that thinks first is heard thinking: open until it answers. */
+  /** The place of the reasoning: open until the answer begins. */
   think(turn) {
     const text = document.createTextNode("");
     const body = make("div", { class: "thinking" });
@@ -234,7 +234,7 @@ export class Chat {
     return chosen;
   }
 
-  /** Pieces are gathered and written once a frame, however fast they come. */
+  /** Collect chunks and write them once a frame. */
   show(turn, piece, thought) {
     if (!turn.pending) requestAnimationFrame(() => this.flush(turn));
     turn.pending ??= { piece: "", thought: "" };

@@ -1,4 +1,4 @@
-// What the charts show: one sample a tick, kept for five minutes, behind those that the server kept
+// Samples of the charts: one for each tick, for five minutes, after those that the server had stored
 // before the page was opened. Rates are differences of the totals between two ticks; percentiles are
 // those of the last 10 s.
 
@@ -105,12 +105,12 @@ export class History {
     for (const chart of this.charts) chart.update(this.samples, snapshot.now_s);
   }
 
-  /** Whether the next snapshot should bring the past along. */
+  /** Whether the next snapshot should include the history. */
   get isBlank() {
     return this.last === null;
   }
 
-  /** Lines break here: the server was not heard, or another one answers. */
+  /** Break the lines here: the server was away, or another one answers. */
   interrupt() {
     if (this.last) this.samples.push({ t: this.last.now_s });
     this.last = null;

@@ -1,4 +1,4 @@
-// The page's clock: ask /stats once a second, write what has changed, say so when nobody answers.
+// The page's clock: read /stats once a second, update what has changed, show when the server is away.
 
 import { Chat } from "./chat.js";
 import { byId, make, mark, show, write } from "./dom.js";
@@ -40,7 +40,7 @@ const LOADING = [
   "The model is being loaded; figures and answers follow when it is ready.",
 ];
 
-/** How long the script of each tick took, in ms: what the tests look at. */
+/** Milliseconds of script in each tick, read by the tests. */
 export const ticks = [];
 
 /** ", 3 of 4 engines" where there are several. */
@@ -96,7 +96,7 @@ class Page {
     });
   }
 
-  /** One round; the next is due a second after this one began, later while nobody answers. */
+  /** One round; the next is due a second after this one began, later while the server does not answer. */
   async tick() {
     clearTimeout(this.timer);
     if (this.running) return;
@@ -158,7 +158,7 @@ class Page {
     if (ticks.length > KEPT_TICKS) ticks.shift();
   }
 
-  /** Everything that depends on the window chosen. */
+  /** Update everything that depends on the chosen window. */
   draw() {
     const window =
       this.snapshot.windows[WINDOWS.indexOf(document.querySelector("[name=window]:checked").value)];
@@ -226,7 +226,7 @@ class Page {
   }
 }
 
-/** The theme button: auto, light, dark; what is chosen is kept for the next visit. */
+/** The theme button: auto, light, dark; the choice is stored for the next visit. */
 function themeButton() {
   const button = byId("theme"),
     names = ["auto", "light", "dark"];

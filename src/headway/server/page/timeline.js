@@ -50,7 +50,7 @@ export class StepTimeline extends Drawing {
     this.nowS = nowS;
     const last = steps[steps.length - 1];
     const end = last ? last[START] + last[DURATION] : 0;
-    const stale = !last || nowS - end > STALE_S; // an idle server's last steps tell nothing of now
+    const stale = !last || nowS - end > STALE_S; // the last steps of an idle server are not current
     if (this.newest === last?.[START] && this.stale === stale) {
       this.tell();
       return;
@@ -101,7 +101,7 @@ export class StepTimeline extends Drawing {
     return LEFT + ((this.width - LEFT - RIGHT) * (t - this.from)) / this.span;
   }
 
-  /** Without the pointer: how old the newest step is, when that is long ago. */
+  /** Without the pointer: the age of the newest step, where it is old. */
   tell() {
     if (this.pointed) return;
     const ago = this.newest === undefined ? null : this.nowS - this.newest;

@@ -1,4 +1,4 @@
-// The first thing to read: what limits the server, in one sentence with its figures.
+// The verdict: what limits the server, in one sentence with its figures.
 
 import { Rows, byId, make, show, write } from "./dom.js";
 import { bandwidth, digits, flops, said, share } from "./format.js";
@@ -13,7 +13,7 @@ const KINDS = {
   "under-loaded": "Under-loaded",
   unknown: "No verdict yet",
 };
-const BELOW = new Set(["roofline", "probe_share"]); // these speak when they are low
+const BELOW = new Set(["roofline", "probe_share"]); // these limit when they are low
 const NUMBERS = new Set(["waiting", "run_queue"]); // no shares
 
 /** Steps with or without prefill, whichever took more time: ["decode", its utilization]. */
@@ -26,7 +26,7 @@ function main(used) {
   return name ? [name, used[name]] : [null, null];
 }
 
-/** "decode reads 38 of 41 GB/s": the work against the ceiling it lies under. */
+/** "decode reads 38 of 41 GB/s": the work and its ceiling. */
 function working(kind, used, machine) {
   const [name, part] = main(used);
   if (!part) return null;
@@ -37,7 +37,7 @@ function working(kind, used, machine) {
   return null;
 }
 
-/** Whether a figure lies on the side of its threshold that speaks for the verdict. */
+/** Whether a figure is on the side of its threshold that supports the verdict. */
 const counts = ({ name, value, threshold }) =>
   BELOW.has(name) ? value < threshold : value > threshold;
 
@@ -99,7 +99,7 @@ export class VerdictCard {
       : `${text} The kernels leave some of the machine.`;
   }
 
-  /** Say a new verdict to a screen reader: its kind alone, for its figures change each second. */
+  /** Announce a new verdict to screen readers: its kind alone, as its figures change each second. */
   tellChange(title) {
     if (title && this.title && title !== this.title) write(byId("announce"), `Verdict: ${title}`);
     this.title = title;

@@ -1,1 +1,1 @@
-"""The Responses dialect: a request for one answer, told as items and events, kept if wanted."""
+"""The Responses dialect: items in, items and events out, stored unless `store` is false."""

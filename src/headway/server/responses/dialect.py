@@ -1,6 +1,6 @@
-"""How /v1/responses answers: an object of items, and the events that tell how it grows.
+"""The answer of /v1/responses: an object of items, and the events of its stream.
 
-One writer serves both: a whole answer is what the events add up to. An example, "Hi" and a call:
+One writer serves both: a whole answer is the sum of the events. An example, "Hi" and a call:
 
     response.created, response.in_progress
     response.output_item.added      0  message, in progress
@@ -25,27 +25,27 @@ from headway.edge.errors import error_body, error_response
 from headway.edge.event_stream import PING
 from headway.frontend.answer import Delta
 from headway.server.generation import Progress
-from headway.server.models import State
+from headway.server.models import ServerState
 from headway.server.responses.output import Output
 from headway.server.responses.schema import ResponsesBody, wants_logprobs
-from headway.server.responses.store import Entry
+from headway.server.responses.store import StoredResponse
 from headway.server.responses.tools import Tools
 
 INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
 class ResponsesDialect:
-    """One response; with an `entry` it is kept when it ends."""
+    """Dialect of one response; with an `entry` it is stored when it ends."""
 
     refusal = staticmethod(error_response)
 
     def __init__(
         self,
-        state: State,
+        state: ServerState,
         progress: Progress,
         body: ResponsesBody,
         tools: Tools,
-        entry: Entry | None,
+        entry: StoredResponse | None,
     ) -> None:
         self.background = bool(body.background)
         self._state = state
@@ -58,46 +58,46 @@ class ResponsesDialect:
         tokenizer = request.model.tokenizer
         self._output = Output(stem, tools, tokenizer if wants_logprobs(body) else None)
 
-    # ── the stream ──────────────────────────────────────────────────────────────────────────
+    # ── stream ──────────────────────────────────────────────────────────────────────────────
 
     def ping(self) -> bytes:
         return PING
 
     def opening(self, choice: int) -> bytes:
         for kind in ("response.created", "response.in_progress"):
-            self._output.tell(kind, response=self.snapshot("in_progress"))
-        return self._output.told()
+            self._output.emit(kind, response=self.snapshot("in_progress"))
+        return self._output.drain_events()
 
     def chunk(self, choice: int, delta: Delta) -> bytes:
-        self._output.take(delta)
+        self._output.append_delta(delta)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
             self._output.close("incomplete" if delta.finish_reason in INCOMPLETE else "completed")
-        return self._output.told()
+        return self._output.drain_events()
 
     def ending(self) -> bytes:
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
-        response = self._kept(self.snapshot(status))
-        self._output.tell(f"response.{status}", response=response)
-        return self._output.told()
+        response = self._store(self.snapshot(status))
+        self._output.emit(f"response.{status}", response=response)
+        return self._output.drain_events()
 
     def failure(self, error: RequestError) -> bytes:
-        """`response.failed`; `error` beside it is what the official client raises on."""
-        self._output.break_off()
-        response = self._kept(self.snapshot("failed", error))
-        self._output.tell("response.failed", response=response, **error_body(error))
-        return self._output.told()
+        """Return `response.failed`, with the `error` on which the official client raises."""
+        self._output.close_item()
+        response = self._store(self.snapshot("failed", error))
+        self._output.emit("response.failed", response=response, **error_body(error))
+        return self._output.drain_events()
 
-    # ── the whole ───────────────────────────────────────────────────────────────────────────
+    # ── whole answer ────────────────────────────────────────────────────────────────────────
 
     def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
         for delta in choices[0]:
             self.chunk(0, delta)
         status = "incomplete" if self._finish in INCOMPLETE else "completed"
-        return self._kept(self.snapshot(status))
+        return self._store(self.snapshot(status))
 
     def queued(self, task: "asyncio.Task[None]") -> dict[str, Any]:
-        """The response before it began; from now on it can be asked for."""
+        """Store the response before it begins and return it; from then on it can be retrieved."""
         response = self.snapshot("queued")
         if self._entry is not None:
             self._entry = replace(self._entry, response=msgspec.json.encode(response), task=task)
@@ -105,12 +105,12 @@ class ResponsesDialect:
         return response
 
     def cancelled(self) -> None:
-        """It was ended before it was complete."""
-        self._output.break_off()
-        self._kept(self.snapshot("cancelled"))
+        """Store a response that was cancelled."""
+        self._output.close_item()
+        self._store(self.snapshot("cancelled"))
 
-    def _kept(self, response: dict[str, Any]) -> dict[str, Any]:
-        """The response, stored as it stands where that is wanted and nobody deleted it."""
+    def _store(self, response: dict[str, Any]) -> dict[str, Any]:
+        """Return the response, stored unless `store` is false or it was deleted meanwhile."""
         entry, store = self._entry, self._state.responses
         if entry is not None:
             if entry.task is None or store.find(entry.response_id, entry.owner):
@@ -119,7 +119,7 @@ class ResponsesDialect:
         return response
 
     def snapshot(self, status: str, error: RequestError | None = None) -> dict[str, Any]:
-        """The response object as it stands."""
+        """Return the response object as it stands."""
         request, body = self._request, self._body
         sampling = request.sampling
         over = status not in ("queued", "in_progress")
@@ -166,16 +166,16 @@ class ResponsesDialect:
 
 
 def text_config(body: ResponsesBody) -> dict[str, Any]:
-    """`text` as it holds."""
-    wanted = body.text.format if body.text and body.text.format else None
+    """Return the `text` object with its defaults."""
+    format = body.text.format if body.text and body.text.format else None
     given = (
-        {k: v for k, v in msgspec.to_builtins(wanted).items() if v is not None} if wanted else {}
+        {k: v for k, v in msgspec.to_builtins(format).items() if v is not None} if format else {}
     )
     return {"format": given or {"type": "text"}, "verbosity": "medium"}
 
 
 def usage(progress: Progress) -> dict[str, Any]:
-    """Tokens so far, as Responses counts them."""
+    """Return the token counts of a response."""
     prompt, answer = progress.request.num_prompt_tokens, progress.num_generated
     details = {"cached_tokens": progress.num_cached, "cache_write_tokens": 0}
     kv = {f"{name}_tokens": count for name, count in progress.request.kv_usage.items()}

@@ -1,7 +1,7 @@
-"""Input items: from what a client sends to the messages of a chat.
+"""Conversion of the input items of a response to the messages of a chat.
 
-Given text or a list of items they are checked, numbered and turned into messages. What an assistant
-said between two turns (reasoning, text, calls) becomes one message, as templates expect it:
+Text or a list of items is checked, given ids and turned into messages. The assistant's items
+between two turns (reasoning, text, calls) become one message, as templates expect it:
 
     reasoning "…"                               ┐
     message assistant "Let me see."             ├ one assistant message
@@ -12,8 +12,8 @@ said between two turns (reasoning, text, calls) becomes one message, as template
 from typing import Any
 
 from headway.core.errors import RequestError
-from headway.server.responses.tools import custom_arguments, qualified
-from headway.server.translate import Chat, missing, text_field, unsupported
+from headway.server.responses.tools import custom_arguments, qualified_name
+from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
@@ -22,8 +22,8 @@ MAX_ITEMS = 100_000
 Item = dict[str, Any]
 
 
-def numbered(value: str | list[Item], stem: str) -> list[Item]:
-    """The items with types and ids: "hi" → [{type: message, role: user, content: […], id: …}]."""
+def with_ids(value: str | list[Item], stem: str) -> list[Item]:
+    """Return items with types and ids: "hi" → [{type: message, role: user, id: …, …}]."""
     if isinstance(value, str):
         value = [{"role": "user", "content": value}]
     if not value:
@@ -34,16 +34,16 @@ def numbered(value: str | list[Item], stem: str) -> list[Item]:
             param="input",
             code="array_above_max_length",
         )
-    return [one_item(item, f"{stem}_i{i}", f"input[{i}]") for i, item in enumerate(value)]
+    return [normalize_item(item, f"{stem}_i{i}", f"input[{i}]") for i, item in enumerate(value)]
 
 
-def one_item(item: Item, own_id: str, where: str) -> Item:
-    """One item with a type, an id, and a list of parts for content."""
+def normalize_item(item: Item, own_id: str, where: str) -> Item:
+    """Return one item with a type, an id, and a list of parts as content."""
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind is None:
-        raise missing(f"{where}.type")
+        raise missing_field(f"{where}.type")
     if not isinstance(kind, str) or kind not in KINDS:
-        raise unsupported(
+        raise unsupported_value(
             f"{where}.type", repr(str(kind)[:60]), f"it must be one of {', '.join(KINDS)}"
         )
     given = item.get("id")
@@ -65,13 +65,13 @@ def one_item(item: Item, own_id: str, where: str) -> Item:
     return {**named, "status": "completed"}
 
 
-def say_items(chat: Chat, items: list[Item], where: str = "input") -> None:
-    """Add the messages that `items` make."""
+def add_items(chat: ChatBuilder, items: list[Item], where: str = "input") -> None:
+    """Add the messages of `items` to the chat."""
     for i, item in enumerate(items):
         KINDS[item["type"]](chat, item, f"{where}[{i}]")
 
 
-def say_message(chat: Chat, item: Item, where: str) -> None:
+def add_message(chat: ChatBuilder, item: Item, where: str) -> None:
     role = text_field(item, "role", where)
     if role not in ROLES:
         raise RequestError(
@@ -79,16 +79,16 @@ def say_message(chat: Chat, item: Item, where: str) -> None:
             param=f"{where}.role",
             code="invalid_value",
         )
-    content = plain_parts(item.get("content"), f"{where}.content")
+    content = chat_parts(item.get("content"), f"{where}.content")
     if role == "assistant":
         turn = assistant_turn(chat, where, without="content")
         turn["content"] = content
     else:
-        chat.say({"role": ROLES[role], "content": content}, where)
+        chat.add_message({"role": ROLES[role], "content": content}, where)
 
 
-def say_reasoning(chat: Chat, item: Item, where: str) -> None:
-    """What the model thought; an item with nothing readable in it says nothing."""
+def add_reasoning(chat: ChatBuilder, item: Item, where: str) -> None:
+    """Add the model's reasoning; an item without readable text is ignored."""
     texts = []
     for name in ("content", "summary"):
         parts = item.get(name) or []
@@ -103,43 +103,43 @@ def say_reasoning(chat: Chat, item: Item, where: str) -> None:
             return
 
 
-def say_call(chat: Chat, item: Item, where: str) -> None:
+def add_function_call(chat: ChatBuilder, item: Item, where: str) -> None:
     add_call(chat, item, text_field(item, "arguments", where), where)
 
 
-def say_custom_call(chat: Chat, item: Item, where: str) -> None:
+def add_custom_call(chat: ChatBuilder, item: Item, where: str) -> None:
     add_call(chat, item, custom_arguments(text_field(item, "input", where)), where)
 
 
-def add_call(chat: Chat, item: Item, arguments: str, where: str) -> None:
-    """A call as chat has it, its tool by the name that it has there."""
+def add_call(chat: ChatBuilder, item: Item, arguments: str, where: str) -> None:
+    """Add a call to the assistant's turn, with the tool's name in the chat."""
     name, call_id = text_field(item, "name", where), text_field(item, "call_id", where)
     if item.get("namespace") is not None:
-        name = qualified(name, text_field(item, "namespace", where))
+        name = qualified_name(name, text_field(item, "namespace", where))
     turn = assistant_turn(chat, where)
     turn.setdefault("tool_calls", []).append(
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
     )
 
 
-def say_output(chat: Chat, item: Item, where: str) -> None:
+def add_call_output(chat: ChatBuilder, item: Item, where: str) -> None:
     call_id = text_field(item, "call_id", where)
-    content = plain_parts(item.get("output"), f"{where}.output")
-    chat.say({"role": "tool", "tool_call_id": call_id, "content": content}, where)
+    content = chat_parts(item.get("output"), f"{where}.output")
+    chat.add_message({"role": "tool", "tool_call_id": call_id, "content": content}, where)
 
 
-def assistant_turn(chat: Chat, where: str, without: str = "") -> dict[str, Any]:
-    """The assistant's message that is still open, or a new one where it already has `without`."""
+def assistant_turn(chat: ChatBuilder, where: str, without: str = "") -> dict[str, Any]:
+    """Return the open message of the assistant, or a new one where it already has `without`."""
     last = chat.messages[-1] if chat.messages else None
     if last is None or last["role"] != "assistant" or last.get(without) is not None:
-        last = chat.say({"role": "assistant", "content": None}, where)
+        last = chat.add_message({"role": "assistant", "content": None}, where)
     return last
 
 
-def plain_parts(content: Any, where: str) -> Any:
-    """Parts as chat knows them; what is no text is left for chat to refuse."""
+def chat_parts(content: Any, where: str) -> Any:
+    """Return parts in the form of chat, which refuses those that are no text."""
     if content is None:
-        raise missing(where)
+        raise missing_field(where)
     if not isinstance(content, list):
         return content
     return [
@@ -150,8 +150,8 @@ def plain_parts(content: Any, where: str) -> Any:
     ]
 
 
-def say_reference(chat: Chat, item: Item, where: str) -> None:
-    """References are resolved before; what is left of them is not there."""
+def refuse_reference(chat: ChatBuilder, item: Item, where: str) -> None:
+    """Raise RequestError for a reference that was not resolved."""
     raise RequestError(
         f"{where}: the item {item['id'][:80]!r} is not stored here.",
         param=f"{where}.id",
@@ -160,13 +160,13 @@ def say_reference(chat: Chat, item: Item, where: str) -> None:
 
 
 KINDS = {
-    "message": say_message,
-    "reasoning": say_reasoning,
-    "function_call": say_call,
-    "function_call_output": say_output,
-    "custom_tool_call": say_custom_call,
-    "custom_tool_call_output": say_output,
-    "item_reference": say_reference,
+    "message": add_message,
+    "reasoning": add_reasoning,
+    "function_call": add_function_call,
+    "function_call_output": add_call_output,
+    "custom_tool_call": add_custom_call,
+    "custom_tool_call_output": add_call_output,
+    "item_reference": refuse_reference,
 }
 PREFIXES = {
     "message": "msg",

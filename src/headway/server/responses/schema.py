@@ -1,6 +1,6 @@
 """The bodies of /v1/responses and /v1/responses/input_tokens.
 
-Types are checked by msgspec, most ranges by the chat that a body becomes; what is left is here.
+Types are checked by msgspec, most ranges by the chat that a body becomes, the rest here.
 """
 
 from typing import Any
@@ -9,7 +9,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.server.context import ContextAsked
-from headway.server.kv import Asked
+from headway.server.kv import KVField
 
 NO_OPS = frozenset(
     "user safety_identifier prompt_cache_key prompt_cache_retention prompt_cache_options "
@@ -22,7 +22,7 @@ INCLUDABLE = frozenset(
     "web_search_call.results web_search_call.action.sources message.input_image.image_url "
     "computer_call_output.output.image_url code_interpreter_call.outputs".split()
 )
-"""What `include` may name; all but the first are of items that are never made here."""
+"""Names that `include` may have; all but the first are of items that never occur here."""
 MAX_PAIRS, MAX_KEY, MAX_VALUE = 16, 64, 512
 
 
@@ -37,14 +37,14 @@ class TextFormat(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TextConfig(msgspec.Struct):
-    """`text`: what the text has to be; `verbosity` has no effect."""
+    """`text`: the format of the text; `verbosity` has no effect."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
 class Reasoning(msgspec.Struct):
-    """`reasoning`: `effort` is handed to the template; reasoning is never summarized here."""
+    """`reasoning`: `effort` goes to the chat template; there are no summaries."""
 
     effort: str | None = None
     summary: str | None = None
@@ -54,13 +54,13 @@ class Reasoning(msgspec.Struct):
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
-    """`stream_options`: nothing is obfuscated here."""
+    """`stream_options`: there is no obfuscation."""
 
     include_obfuscation: bool = False
 
 
 class InputBody(msgspec.Struct, kw_only=True):
-    """What a prompt is made of: POST /v1/responses/input_tokens."""
+    """The fields of a prompt: POST /v1/responses/input_tokens."""
 
     model: str | None = None
     input: str | list[dict[str, Any]]
@@ -110,11 +110,11 @@ class ResponsesBody(InputBody, kw_only=True):
     priority: int | None = None
     timings: bool | None = None
     cache_salt: str | None = None
-    kv: Asked = None
+    kv: KVField = None
 
 
 def check_input(body: InputBody) -> None:
-    """What types do not say of the prompt's fields."""
+    """Raise RequestError for what types do not exclude in the prompt's fields."""
     if body.truncation not in (None, "disabled"):
         raise RequestError(
             f"truncation is {body.truncation[:40]!r}; it can only be disabled: send fewer items.",
@@ -124,7 +124,7 @@ def check_input(body: InputBody) -> None:
 
 
 def check(body: ResponsesBody) -> None:
-    """What types and ranges do not say."""
+    """Raise RequestError for what types and ranges do not exclude."""
     check_input(body)
     if body.stream_options is not None and not body.stream:
         raise RequestError(
@@ -143,7 +143,7 @@ def check(body: ResponsesBody) -> None:
 
 
 def check_include(names: list[str]) -> None:
-    """Raise RequestError for what nobody can include."""
+    """Raise RequestError for an unknown name in `include`."""
     for i, name in enumerate(names):
         if name not in INCLUDABLE:
             raise RequestError(
@@ -155,7 +155,7 @@ def check_include(names: list[str]) -> None:
 
 
 def check_metadata(metadata: dict[str, str]) -> None:
-    """At most 16 pairs, keys of 64 characters, values of 512."""
+    """Check the limits: 16 pairs, keys of 64 characters, values of 512."""
     if len(metadata) > MAX_PAIRS:
         raise RequestError(
             f"metadata has {len(metadata)} pairs; at most {MAX_PAIRS} are accepted.",

@@ -1,4 +1,4 @@
-"""The tools of a response: what a client declares as functions of a chat, and calls told back.
+"""The tools of a response, as functions of the chat, and the way back to the client's names.
 
 A client runs functions, custom tools (their input is any text) and namespaces of both. Each becomes
 a function of the chat: a namespace's tool by both names, a custom one with a single string.
@@ -7,8 +7,8 @@ a function of the chat: a namespace's tool by both names, a custom one with a si
     namespace crm [function get_weather]  →  crm__get_weather(…)
     custom apply_patch                    →  apply_patch(input: string)
 
-`Declared` leads back from a name of the chat to the tool and its namespace. Tools of other types,
-which a service has to run, are refused by name.
+`DeclaredTool` leads from a function of the chat to the tool and its namespace. Tools of other
+types, which a service has to run, are refused by name.
 """
 
 from dataclasses import dataclass
@@ -17,21 +17,22 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.server.translate import Chat, missing, text_field, unsupported
+from headway.server.openai.calls import decode_object
+from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
-INPUT: dict[str, Any] = {
+CUSTOM_TOOL_PARAMETERS: dict[str, Any] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
     "required": ["input"],
     "additionalProperties": False,
 }
-"""The arguments of a custom tool in the chat."""
-SERVED = "functions, custom tools and namespaces of them are, which the client runs"
+"""Schema of a custom tool's arguments in the chat."""
+SUPPORTED_TOOLS = "functions, custom tools and namespaces of them are, which the client runs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declared:
+class DeclaredTool:
     """A tool as its client declared it."""
 
     name: str
@@ -40,86 +41,84 @@ class Declared:
 
     @property
     def origin(self) -> dict[str, str]:
-        """The fields of an item that name the tool."""
+        """Fields of an item that name the tool."""
         namespace = {} if self.namespace is None else {"namespace": self.namespace}
         return {"name": self.name, **namespace}
 
 
-Tools = dict[str, Declared]
-"""Name of a function of the chat → the tool it stands for."""
+Tools = dict[str, DeclaredTool]
+"""Name of a function in the chat → its tool."""
 
 
-def qualified(name: str, namespace: str | None) -> str:
-    """The name in the chat: get_weather of crm → crm__get_weather."""
+def qualified_name(name: str, namespace: str | None) -> str:
+    """Return the name in the chat: get_weather of crm → crm__get_weather."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
 def custom_arguments(text: str) -> str:
-    """The arguments in the chat of a custom tool's input."""
+    """Return the arguments in the chat of a custom tool's input."""
     return msgspec.json.encode({"input": text}).decode()
 
 
 def custom_input(arguments: str) -> str:
-    """The input that a custom tool's arguments hold; what the model wrote amiss as it is."""
-    try:
-        value = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError, ValueError):
-        return arguments
-    text = value.get("input") if isinstance(value, dict) else None
+    """Return the input in a custom tool's arguments; malformed ones are returned as they are."""
+    text = (decode_object(arguments) or {}).get("input")
     return text if isinstance(text, str) else arguments
 
 
-# ── what is declared ────────────────────────────────────────────────────────────────────────
+# ── declaration ─────────────────────────────────────────────────────────────────────────────
 
 
 def offer_tools(
-    asked: Chat,
+    builder: ChatBuilder,
     tools: list[dict[str, Any]] | None,
     choice: str | dict[str, Any] | None,
     parallel: bool | None,
 ) -> Tools:
-    """Set the chat's tools and the choice among them; RequestError by the client's field."""
-    found: Tools = {}
+    """Set the chat's tools and tool choice; RequestError names the client's field."""
+    declared_tools: Tools = {}
     functions: list[dict[str, Any]] = []
-    for where, tool, namespace in flattened(tools or []):
+    for where, tool, namespace in flatten_namespaces(tools or []):
         place = f"tools[{len(functions)}]"
-        asked.names[place] = asked.names[f"{place}.function"] = where
+        builder.names[place] = builder.names[f"{place}.function"] = where
         kind = tool.get("type")
         if kind == "custom":
-            fields, told_only = custom_function(tool, where)
-            asked.unheeded += told_only
-            asked.names[f"{place}.function.parameters"] = f"{where}.format"
+            fields, unenforced = custom_function(tool, where)
+            builder.unenforced += unenforced
+            builder.names[f"{place}.function.parameters"] = f"{where}.format"
         elif kind == "function":
             fields = {name: tool[name] for name in FUNCTION_FIELDS if name in tool}
         else:
-            raise unsupported(f"{where}.type", f"{str(kind)[:40]!r}, not served here", SERVED)
+            raise unsupported_value(
+                f"{where}.type", f"{str(kind)[:40]!r}, not served here", SUPPORTED_TOOLS
+            )
         name = text_field(tool, "name", where)
         space = None if namespace is None else str(namespace["name"])
-        fields["name"] = qualified(name, space)
+        fields["name"] = qualified_name(name, space)
         if namespace is not None:
             about = (namespace.get("description"), fields.get("description"))
             fields["description"] = "\n".join(text for text in about if isinstance(text, str))
-        declared = Declared(name=name, custom=kind == "custom", namespace=space)
-        found.setdefault(fields["name"], declared)
+        declared = DeclaredTool(name=name, custom=kind == "custom", namespace=space)
+        declared_tools.setdefault(fields["name"], declared)
         functions.append({"type": "function", "function": fields})
-    asked.set("tools", functions or None, "tools")
-    chosen = chosen_tool(choice, found)
+    builder.set("tools", functions or None, "tools")
+    chosen = chat_tool_choice(choice, declared_tools)
     if functions or chosen not in (None, "auto", "none"):
-        asked.set("tool_choice", chosen, "tool_choice")
-        # sent by habit, without tools too
-        asked.set("parallel_tool_calls", parallel if functions else None, "parallel_tool_calls")
-    return found
+        builder.set("tool_choice", chosen, "tool_choice")
+        # some clients send it without tools
+        builder.set("parallel_tool_calls", parallel if functions else None, "parallel_tool_calls")
+    return declared_tools
 
 
-def flattened(
+def flatten_namespaces(
     tools: list[dict[str, Any]],
 ) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
-    """(its place in the body, a tool, its namespace), those of a namespace in its place."""
-    found: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = []
+    """Return (place in the body, tool, namespace) of each tool, with namespaces expanded."""
+    flat: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = []
     for i, tool in enumerate(tools):
         where = f"tools[{i}]"
         if tool.get("type") != "namespace":
-            found.append((where, tool, None))
+            flat.append((where, tool, None))
             continue
         members = tool.get("tools")
         if not isinstance(members, list) or not all(isinstance(one, dict) for one in members):
@@ -129,68 +128,68 @@ def flattened(
                 code="invalid_type",
             )
         text_field(tool, "name", where)
-        found += [(f"{where}.tools[{j}]", member, tool) for j, member in enumerate(members)]
-    return found
+        flat += [(f"{where}.tools[{j}]", member, tool) for j, member in enumerate(members)]
+    return flat
 
 
 def custom_function(tool: dict[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
-    """A custom tool as a function of one string, and the fields that are only told.
+    """Return a custom tool as a function of one string, and its fields that are not enforced.
 
-    A format of syntax `regex` holds the input; one of syntax `lark` is shown to the model, for a
-    grammar cannot look through the escapes of a JSON string.
+    A format of syntax `regex` is enforced; one of syntax `lark` is only shown to the model, because
+    a grammar cannot look through the escapes of a JSON string.
     """
     about = tool.get("description")
-    fields: dict[str, Any] = {"parameters": INPUT}
+    fields: dict[str, Any] = {"parameters": CUSTOM_TOOL_PARAMETERS}
     lines = [about] if isinstance(about, str) and about else []
-    wanted, told_only = tool.get("format"), []
-    match wanted:
+    format, unenforced = tool.get("format"), []
+    match format:
         case None | {"type": "text"}:
             pass
         case {"type": "grammar", "syntax": "regex", "definition": str(pattern)}:
             held = {"type": "string", "pattern": f"^(?:{pattern})$"}
-            fields["parameters"] = {**INPUT, "properties": {"input": held}}
+            fields["parameters"] = {**CUSTOM_TOOL_PARAMETERS, "properties": {"input": held}}
             fields["strict"] = True
         case {"type": "grammar", "syntax": "lark", "definition": str(grammar)}:
             lines.append(f"The input follows this Lark grammar:\n{grammar}")
-            told_only = [f"{where}.format"]
+            unenforced = [f"{where}.format"]
         case _:
-            raise unsupported(
+            raise unsupported_value(
                 f"{where}.format",
                 "neither text nor a grammar of syntax lark or regex with its definition",
                 "send one of these, or leave it out",
             )
     fields["description"] = "\n".join(lines)
-    return fields, told_only
+    return fields, unenforced
 
 
-# ── the choice ──────────────────────────────────────────────────────────────────────────────
+# ── choice ──────────────────────────────────────────────────────────────────────────────────
 
 
-def chosen_tool(choice: str | dict[str, Any] | None, tools: Tools) -> Any:
-    """`tool_choice` as chat has it: names lie one level deeper there."""
+def chat_tool_choice(choice: str | dict[str, Any] | None, tools: Tools) -> Any:
+    """Return `tool_choice` in the form of chat, where names are one level deeper."""
     match choice:
         case {"type": "function" | "custom"}:
-            return named(choice, tools)
+            return chat_choice(choice, tools)
         case {"type": "allowed_tools", "mode": mode, "tools": list(allowed)}:
-            entries = [named(tool, tools) for tool in allowed]
+            entries = [chat_choice(tool, tools) for tool in allowed]
             return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": entries}}
         case {"type": kind}:
-            raise unsupported("tool_choice", repr(str(kind)[:40]), SERVED)
+            raise unsupported_value("tool_choice", repr(str(kind)[:40]), SUPPORTED_TOOLS)
     return choice
 
 
-def named(tool: Any, tools: Tools) -> dict[str, Any]:
-    """One tool of a choice as chat names it: by its name there, or its own and its namespace's."""
+def chat_choice(tool: Any, tools: Tools) -> dict[str, Any]:
+    """Return one tool of a choice in the form of chat; raises RequestError."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     if not isinstance(tool, dict) or kind not in ("function", "custom"):
-        raise unsupported("tool_choice", f"of the type {str(kind)[:40]!r}", SERVED)
+        raise unsupported_value("tool_choice", f"of the type {str(kind)[:40]!r}", SUPPORTED_TOOLS)
     name, namespace = tool.get("name"), tool.get("namespace")
     if name is None:
-        raise missing("tool_choice.name")
-    wanted = qualified(str(name), None if namespace is None else str(namespace))
-    declared = tools.get(wanted)
+        raise missing_field("tool_choice.name")
+    chat_name = qualified_name(str(name), None if namespace is None else str(namespace))
+    declared = tools.get(chat_name)
     if declared is not None and declared.custom != (kind == "custom"):
-        raise unsupported(
-            "tool_choice", f"a {kind} tool {wanted[:64]!r}", "it is declared otherwise"
+        raise unsupported_value(
+            "tool_choice", f"a {kind} tool {chat_name[:64]!r}", "it is declared otherwise"
         )
-    return {"type": "function", "function": {"name": wanted}}
+    return {"type": "function", "function": {"name": chat_name}}

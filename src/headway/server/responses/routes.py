@@ -1,4 +1,4 @@
-"""Stored responses over HTTP: retrieve, delete, cancel, and the items a response was made from."""
+"""Routes of stored responses: retrieve, delete, cancel, and the items a response was made from."""
 
 from typing import Any
 
@@ -10,22 +10,22 @@ from headway.core.errors import RequestError
 from headway.edge.errors import json_response
 from headway.edge.principal import owner_of
 from headway.server import body as bodies
-from headway.server.models import State
+from headway.server.models import ServerState
 from headway.server.responses.create import count_tokens
 from headway.server.responses.schema import NO_OPS, REFUSED, InputBody, check_include
-from headway.server.responses.store import Entry
-from headway.server.turn import in_turn
+from headway.server.responses.store import StoredResponse
+from headway.server.turn import answer_in_turn
 
-COUNT = bodies.Accepts(InputBody, NO_OPS, REFUSED)
+COUNT = bodies.BodySpec(InputBody, NO_OPS, REFUSED)
 DEFAULT_ITEMS, MAX_ITEMS = 20, 100
 
 
-def asked_entry(state: State, request: Request) -> Entry:
-    """The stored response that the path names; RequestError 404 without one."""
+def requested_entry(state: ServerState, request: Request) -> StoredResponse:
+    """Return the stored response that the path names; RequestError 404 without one."""
     return state.responses.get(request.path_params["response_id"], owner_of(request.scope))
 
 
-async def retrieve(state: State, request: Request) -> Response:
+async def retrieve(state: ServerState, request: Request) -> Response:
     """GET /v1/responses/{response_id}."""
     if request.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise RequestError(
@@ -34,20 +34,20 @@ async def retrieve(state: State, request: Request) -> Response:
             code="unsupported_value",
         )
     check_include(request.query_params.getlist("include[]"))
-    entry = asked_entry(state, request)
+    entry = requested_entry(state, request)
     return Response(entry.response, media_type="application/json")
 
 
-async def delete(state: State, request: Request) -> Response:
-    """DELETE /v1/responses/{response_id}: it is forgotten, and ended if it still runs."""
+async def delete(state: ServerState, request: Request) -> Response:
+    """DELETE /v1/responses/{response_id}: drop it, and cancel it if it runs."""
     response_id = request.path_params["response_id"]
     state.responses.delete(response_id, owner_of(request.scope))
     return json_response({"id": response_id, "object": "response", "deleted": True})
 
 
-async def cancel(state: State, request: Request) -> Response:
-    """POST /v1/responses/{response_id}/cancel: end what runs in the background."""
-    entry = asked_entry(state, request)
+async def cancel(state: ServerState, request: Request) -> Response:
+    """POST /v1/responses/{response_id}/cancel: cancel a background response."""
+    entry = requested_entry(state, request)
     response: dict[str, Any] = msgspec.json.decode(entry.response)
     if not response["background"]:
         raise RequestError(
@@ -62,22 +62,22 @@ async def cancel(state: State, request: Request) -> Response:
     return json_response(response)
 
 
-async def input_items(state: State, request: Request) -> Response:
-    """GET /v1/responses/{response_id}/input_items: all the model was given, newest first."""
-    asked = request.query_params
-    limit, order = asked_limit(asked.get("limit")), asked.get("order", "desc")
+async def input_items(state: ServerState, request: Request) -> Response:
+    """GET /v1/responses/{response_id}/input_items: all items of the prompt, newest first."""
+    params = request.query_params
+    limit, order = limit_param(params.get("limit")), params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError(
             f"order is {order[:40]!r}; it must be asc or desc.", param="order", code="invalid_value"
         )
-    entry = asked_entry(state, request)
+    entry = requested_entry(state, request)
     items: list[dict[str, Any]] = []
     for before in state.responses.chain(entry.previous_id, entry.owner):
         items += [*before.input_items(), *before.output_items()]
     items += entry.input_items()
     if order == "desc":
         items.reverse()
-    page = after(items, asked.get("after"))
+    page = items_after(items, params.get("after"))
     shown = page[:limit]
     return json_response(
         {
@@ -90,8 +90,8 @@ async def input_items(state: State, request: Request) -> Response:
     )
 
 
-def asked_limit(text: str | None) -> int:
-    """`?limit=` from 1 to 100, 20 without it."""
+def limit_param(text: str | None) -> int:
+    """Parse `?limit=` from 1 to 100, 20 without it."""
     limit = (
         DEFAULT_ITEMS if text is None else int(text) if text.isdecimal() and len(text) < 5 else 0
     )
@@ -104,8 +104,8 @@ def asked_limit(text: str | None) -> int:
     return limit
 
 
-def after(items: list[dict[str, Any]], item_id: str | None) -> list[dict[str, Any]]:
-    """What follows the item `item_id`; RequestError where there is none."""
+def items_after(items: list[dict[str, Any]], item_id: str | None) -> list[dict[str, Any]]:
+    """Return the items after `item_id`; RequestError where it is not among them."""
     if item_id is None:
         return items
     places = [i for i, item in enumerate(items) if item.get("id") == item_id]
@@ -116,11 +116,11 @@ def after(items: list[dict[str, Any]], item_id: str | None) -> list[dict[str, An
     return items[places[0] + 1 :]
 
 
-async def input_tokens(state: State, request: Request) -> Response:
-    """POST /v1/responses/input_tokens: how many tokens a prompt has."""
+async def input_tokens(state: ServerState, request: Request) -> Response:
+    """POST /v1/responses/input_tokens: answer with the number of tokens of a prompt."""
 
     def answer(raw: dict[str, Any]) -> Any:
         body, _ = COUNT.read(raw, state.options.strict_api)
         return count_tokens(state, body, owner_of(request.scope))
 
-    return await in_turn(state, request, InputBody, answer)
+    return await answer_in_turn(state, request, InputBody, answer)

@@ -65,7 +65,7 @@ def kept(answer: dict[str, Any]) -> tuple[int | None, int]:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_exact_keys_and_values_are_told_by_nothing(server: InProcess, path: str):
+def test_exact_kv_has_no_header(server: InProcess, path: str):
     held(server, narrowed=[])
     answer = ask(server, path, kv="exact")
     assert answer.status_code == 200 and "x-headway-kv" not in answer.headers
@@ -73,7 +73,7 @@ def test_exact_keys_and_values_are_told_by_nothing(server: InProcess, path: str)
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_windows_are_told_in_header_and_usage(server: InProcess, path: str):
+def test_windows_are_in_header_and_usage(server: InProcess, path: str):
     """Layer 1 keeps all n tokens, layer 0 20 of them, layer 2 12 of the 16 that it saw."""
     held(server, narrowed=NARROW)
     answer = ask(server, path, kv="windows")
@@ -139,7 +139,7 @@ def read_of(answer: dict[str, Any]) -> int | None:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_share_that_is_read_is_told_and_asked_for(server: InProcess, path: str):
+def test_the_share_that_is_read_is_reported_and_may_be_set(server: InProcess, path: str):
     """The server's by default, more where a request asks, all where it must be exact."""
     held(server, narrowed=[], **READS)
     answer = ask(server, path)
@@ -186,7 +186,7 @@ LONG = "hello there " * 60
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_share_that_is_kept_is_told_and_asked_for(server: InProcess, path: str):
+def test_the_share_that_is_kept_is_reported_and_may_be_set(server: InProcess, path: str):
     """The server's by default, more where a request asks, all where it must be exact."""
     name = next(name for name in ("messages", "prompt", "input") if name in BODIES[path])
     long = {name: [{"role": "user", "content": LONG}] if name == "messages" else LONG}

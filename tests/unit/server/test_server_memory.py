@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from headway.admit.seen import pages_of
+from headway.admit.prefixes import page_hashes
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.request import Request, SamplingParams
 from headway.frontend.answer import Answer, Stream
 from headway.server.models import ServedModel
-from headway.server.responses.store import Entry, ResponseStore
+from headway.server.responses.store import ResponseStore, StoredResponse
 from headway.telemetry.live import Telemetry
 from telemetry_cases import begin, telemetry
 
@@ -32,23 +32,23 @@ def served(model: Telemetry) -> ServedModel:
     return ServedModel(names=["made-up"], client=None, tokenizer=None, telemetry=model)  # type: ignore[arg-type]
 
 
-def test_no_more_prompts_are_seen_than_the_engine_has_memory_for() -> None:
+def test_no_more_prefixes_are_remembered_than_the_engine_has_memory_for() -> None:
     """100 blocks of 16 tokens are 25 pages of 64, however many prompts come."""
-    seen = served(telemetry(VirtualClock())).admission.lines.of[0].seen
-    assert seen is not None
+    prefixes = served(telemetry(VirtualClock())).admission.queues.by_engine[0].prefixes
+    assert prefixes is not None
     for number in range(200):
-        seen.add(pages_of("", [number] * 130))
-    assert len(seen) == 25
-    assert seen.found(pages_of("", [199] * 130), 130) == 128
+        prefixes.add(page_hashes("", [number] * 130))
+    assert len(prefixes) == 25
+    assert prefixes.num_cached(page_hashes("", [199] * 130), 130) == 128
 
 
-def test_an_engine_that_begins_anew_has_seen_nothing() -> None:
+def test_a_restarted_engine_has_no_cached_prefixes() -> None:
     model = telemetry(VirtualClock())
-    seen = served(model).admission.lines.of[0].seen
-    assert seen is not None and model.ready is not None
-    seen.add(pages_of("", [1] * 130))
+    prefixes = served(model).admission.queues.by_engine[0].prefixes
+    assert prefixes is not None and model.ready is not None
+    prefixes.add(page_hashes("", [1] * 130))
     model.on_ready(model.ready)
-    assert seen.found(pages_of("", [1] * 130), 130) == 0
+    assert prefixes.num_cached(page_hashes("", [1] * 130), 130) == 0
 
 
 @pytest.mark.parametrize("size", [10, 1000])
@@ -61,7 +61,9 @@ def test_stored_responses_take_no_more_memory_than_they_are_counted_as(size: int
         items, response = bytes(bytearray(size // 2)), bytes(bytearray(size))
         name, owner = f"resp_{number:032x}", "o"
         store.put(
-            Entry(response_id=name, owner=owner, previous_id=None, items=items, response=response)
+            StoredResponse(
+                response_id=name, owner=owner, previous_id=None, items=items, response=response
+            )
         )
     held = tracemalloc.get_traced_memory()[0] - began
     tracemalloc.stop()

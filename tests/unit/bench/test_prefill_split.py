@@ -1,14 +1,14 @@
-"""How many of several engines compute prompts, by what is asked of each kind."""
+"""How many of several engines compute prompts, by the load of each kind."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.admit.split import fullest_pool, prefill_engines
+from literature.split import fullest_pool, prefill_engines
 
 
 @pytest.mark.parametrize(
-    ("asked", "number"),
+    ("load", "number"),
     [
         ((0.9, 0.5), 5),  # of eight
         ((0.1, 4.0), 1),
@@ -18,8 +18,8 @@ from headway.admit.split import fullest_pool, prefill_engines
         ((0.0, 0.0), 4),
     ],
 )
-def test_the_fuller_pool_is_as_empty_as_can_be(asked, number):
-    assert prefill_engines(8, *asked) == number
+def test_the_fuller_pool_is_as_empty_as_can_be(load, number):
+    assert prefill_engines(8, *load) == number
 
 
 @given(st.integers(2, 12), st.floats(0, 20), st.floats(0, 20))

@@ -1,7 +1,7 @@
 """How many of several engines compute prompts, where prompts and answers are computed apart.
 
-By what the traffic asks of each kind: seconds of a prefill engine, and of a decode engine that
-keeps the pace it promises. Worked example, Llama 3.1 8B on eight engines, a second of traffic:
+The load of each kind is given in engines: seconds of a prefill engine, and of a decode engine that
+keeps its pace. Worked example, Llama 3.1 8B on eight engines, a second of traffic:
 
     20 prompts of 1,024 tokens at 30,000 tokens/s               0.68 engines
     20 answers of 256 tokens at 2,600 tokens/s an engine        1.97 engines
@@ -10,16 +10,18 @@ keeps the pace it promises. Worked example, Llama 3.1 8B on eight engines, a sec
 
 
 def fullest_pool(count: int, number: int, prefill: float, decode: float) -> float:
-    """How full the fuller pool is where `number` of `count` engines prefill.
+    """Return the load of the fuller pool where `number` of `count` engines prefill.
 
-    `prefill` and `decode` are what is asked of each kind, in engines.
+    `prefill` and `decode` are the loads of each kind, in engines.
     """
     return max(prefill / number, decode / (count - number))
 
 
 def prefill_engines(count: int, prefill: float, decode: float) -> int:
-    """So many that the fuller pool is as empty as can be, never all or none; of those that are as
-    good the one nearest to half."""
+    """Return the number of prefill engines with the least load of the fuller pool, never 0 or all.
+
+    Of equal numbers it is the one nearest to half.
+    """
     assert count > 1
     return min(
         range(1, count),
