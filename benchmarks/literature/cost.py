@@ -13,7 +13,7 @@ import numpy as np
 
 from headway.core.errors import HeadwayError
 from headway.core.request import SamplingParams
-from headway.evals.questions import most_tokens
+from headway.evals.questions import max_tokens_of
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.gateway.config import Price
@@ -147,7 +147,7 @@ def extracted(subject: Subject) -> tuple[Replies, Replies]:
             schema = schema_in(example)
             body: dict[str, Any] = {
                 "messages": example.messages,
-                "max_tokens": most_tokens("extract"),
+                "max_tokens": max_tokens_of("extract"),
                 "temperature": TEMPERATURE,
                 "seed": number,
             }
@@ -223,7 +223,7 @@ def routed(subject: Subject) -> list[Routed]:
         for level in LEVELS:
             for example in islice(examples(skill, level, TEST_SEED), QUESTIONS):
                 asked.append(example)
-                limits.append(most_tokens(skill))
+                limits.append(max_tokens_of(skill))
     both = []
     for each, options in ((model_folder("headway-draft"), {}), (folder, subject.options)):
         subject.watch(f"{len(asked)} questions to {each.name}")

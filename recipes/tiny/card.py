@@ -211,7 +211,7 @@ def skill_rows(skills: SkillsReport) -> str:
             share = skills.find(skill, level)
             assert share is not None
             span = f"{100 * share.low:.0f}–{100 * share.high:.0f}%"
-            cells.append(f"{share.right} of {share.asked} ({span})")
+            cells.append(f"{share.right} of {share.total} ({span})")
         rows.append(f"| {skill} | {' | '.join(cells)} |")
     return "\n".join(rows)
 

@@ -18,7 +18,7 @@ def right(**options: str) -> int:
     model = FolderModel(model_folder(None), kv_memory="64MiB", **options)
     asked = ask(model, skills=("extract",), questions=QUESTIONS, seed=SEED)
     share = asked.find("extract", 0)
-    assert share is not None and share.asked == 3 * QUESTIONS
+    assert share is not None and share.total == 3 * QUESTIONS
     return share.right
 
 

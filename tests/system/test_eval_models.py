@@ -19,7 +19,7 @@ from headway.cli.common import GATE_FAILED
 from headway.cli.main import main
 from headway.core.errors import HeadwayError
 from headway.core.scoring import Score
-from headway.evals.report import Report, read_report
+from headway.evals.report import EvalReport, read_report
 from headway.evals.url import UrlModel, open_url
 from headway.whole_model import FolderModel
 
@@ -106,7 +106,7 @@ def test_a_stored_report_stands_for_its_model(
     run(tiny_model, *FEW, "--suite=skills", "--json", kept)
     first = read_report(str(kept))
     assert first.comparison is None and first.skills is not None
-    praised = msgspec.convert(msgspec.to_builtins(first), Report)
+    praised = msgspec.convert(msgspec.to_builtins(first), EvalReport)
     for item in praised.skills.items:
         item.right = True
     kept.write_bytes(msgspec.json.encode(praised))
@@ -143,7 +143,7 @@ def test_both_ways_to_log_probabilities_agree_with_the_engine(
     asked: UrlModel, folder: FolderModel, way: str
 ) -> None:
     texts = ["the engine takes requests", TEXT[:80]]
-    asked._way = way
+    asked._scoring_method = way
     for top in (0, 5):
         for ours, theirs in zip(asked.score(texts, top=top), folder.score(texts, top=top)):
             close(ours, theirs)
@@ -160,7 +160,7 @@ def test_both_ways_to_log_probabilities_agree_with_the_engine(
 
 def test_the_better_way_is_found(asked: UrlModel) -> None:
     assert asked.score(["the engine"])[0].token_ids
-    assert asked._way == "prompt_logprobs"
+    assert asked._scoring_method == "prompt_logprobs"
 
 
 def test_a_model_without_a_template_continues_a_transcript(

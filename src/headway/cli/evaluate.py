@@ -24,9 +24,9 @@ from headway.spec.gguf.header import is_gguf
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
     from headway.core.scoring import Model
-    from headway.evals.report import Report
-    from headway.evals.suites import Wanted
-    from headway.evals.tasks.task import Task
+    from headway.evals.report import EvalReport
+    from headway.evals.suites import EvalSettings
+    from headway.evals.tasks.task import EvalTask
 
 
 def evaluate(call: "VerbCall") -> int:
@@ -77,11 +77,11 @@ def check_engine_flags(call: "VerbCall", subject: str | None) -> None:
             )
 
 
-def selection_of(options: EvalOptions) -> "Wanted":
+def selection_of(options: EvalOptions) -> "EvalSettings":
     """Return the suites that the options select; UsageError before anything is loaded."""
     from headway.evals.questions import check_skills
     from headway.evals.skills.suite import LEVELS
-    from headway.evals.suites import Wanted
+    from headway.evals.suites import EvalSettings
     from headway.evals.tasks import humaneval
     from headway.evals.texts import Corpora, read_corpora
 
@@ -93,7 +93,7 @@ def selection_of(options: EvalOptions) -> "Wanted":
     if "humaneval" in options.tasks and not options.run_code:
         corpora = corpora or Corpora(texts={}, lambada=[], limit=options.windows)
         corpora.passages[humaneval.NAME] = humaneval.windows(Path(options.data))
-    return Wanted(
+    return EvalSettings(
         skills=chosen if asks else [],
         levels=sorted(set(options.levels)) or LEVELS,
         questions=options.questions,
@@ -102,11 +102,11 @@ def selection_of(options: EvalOptions) -> "Wanted":
         tasks=named,
         tasks_at_hand=at_hand,
         distances=sorted(set(options.distances)),
-        fitting=options.suite == "auto",
+        only_feasible=options.suite == "auto",
     )
 
 
-def tasks_of(options: EvalOptions) -> "tuple[list[Task], list[Task]]":
+def tasks_of(options: EvalOptions) -> "tuple[list[EvalTask], list[EvalTask]]":
     """Return the tasks that run, and those that run where the model can do them."""
     from headway.evals.tasks.table import named_tasks, tasks_at_hand
 
@@ -120,7 +120,7 @@ def tasks_of(options: EvalOptions) -> "tuple[list[Task], list[Task]]":
     return ([], at_hand) if options.suite == "auto" else (at_hand, [])
 
 
-def outline(selection: "Wanted") -> str:
+def outline(selection: "EvalSettings") -> str:
     """Return the text of `--dry-run`: what a run would ask."""
     lines = []
     if selection.corpora is not None:
@@ -132,7 +132,7 @@ def outline(selection: "Wanted") -> str:
     if selection.skills:
         apart = ", ".join(map(str, selection.distances))
         lines.append(
-            f"skills{' that the model can do' if selection.fitting else ''}: "
+            f"skills{' that the model can do' if selection.only_feasible else ''}: "
             f"{', '.join(selection.skills)}; levels {', '.join(map(str, selection.levels))}; "
             + (f"lookups at {apart} characters; " if apart else "")
             + f"{selection.questions} questions each, at most {selection.num_questions:,}; "
@@ -150,7 +150,7 @@ class Sources:
     The subject is loaded with the call's engine options, A with `reference`.
     """
 
-    def __init__(self, call: "VerbCall", selection: "Wanted", reference: EngineOptions) -> None:
+    def __init__(self, call: "VerbCall", selection: "EvalSettings", reference: EngineOptions) -> None:
         self._options: EvalOptions = call.options[EvalOptions]
         self._engine: EngineOptions = call.options[EngineOptions]
         self._selection = selection
@@ -188,16 +188,16 @@ class Sources:
             return False
         return model_folder(subject).resolve() == model_folder(against).resolve()
 
-    def report(self, subject: str | None) -> "Report":
+    def report(self, subject: str | None) -> "EvalReport":
         """Return the subject's report, with its comparison."""
-        from headway.evals.suites import evaluate, fit, side_by_side
+        from headway.evals.suites import evaluate, select_suites, side_by_side
 
         options = self._options
         if not options.against:
             if subject is not None and is_report(subject):
                 return self._stored(subject)
             with self._opened(subject, options.model, self._engine) as (model, place):
-                selection, left_out = fit(model, self._selection)
+                selection, left_out = select_suites(model, self._selection)
                 report = evaluate(model, place, selection)
             report.notes += left_out
             return report
@@ -213,9 +213,9 @@ class Sources:
         )
         return second
 
-    def _both(self, subject: str | None) -> tuple["Report", "Report"]:
+    def _both(self, subject: str | None) -> tuple["EvalReport", "EvalReport"]:
         """Return the reports of A and B; both are loaded at a time unless one is a saved report."""
-        from headway.evals.suites import as_asked, evaluate, evaluate_both, fit
+        from headway.evals.suites import settings_of_report, evaluate, evaluate_both, select_suites
 
         options = self._options
         of_b = subject, options.model, self._engine
@@ -225,11 +225,11 @@ class Sources:
             if subject is not None and is_report(subject):
                 return first, self._stored(subject)
             with self._opened(*of_b) as (model, place):
-                second = evaluate(model, place, as_asked(first, self._selection))
+                second = evaluate(model, place, settings_of_report(first, self._selection))
         elif subject is not None and is_report(subject):
             second = self._stored(subject)
             with self._opened(*of_a) as (model, place):
-                first = evaluate(model, place, fit(model, as_asked(second, self._selection))[0])
+                first = evaluate(model, place, select_suites(model, settings_of_report(second, self._selection))[0])
         else:
             with self._opened(*of_b) as b, self._opened(*of_a) as a:
                 return evaluate_both(a, b, self._selection)
@@ -237,7 +237,7 @@ class Sources:
             second.notes.append("no divergence: it needs both models, not a report")
         return first, second
 
-    def _stored(self, path: str) -> "Report":
+    def _stored(self, path: str) -> "EvalReport":
         """Return the report of a JSON file."""
         from headway.evals.report import read_report
 
@@ -285,7 +285,7 @@ def check_outputs(options: EvalOptions) -> None:
             write(path, b"")
 
 
-def publish(report: "Report", options: EvalOptions) -> int:
+def publish(report: "EvalReport", options: EvalOptions) -> int:
     """Print the report and write its files; return the exit status by the gate."""
     from headway.evals import page, table
     from headway.measure.saved import write

@@ -13,7 +13,7 @@ from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
     from headway.compress.calibration import HeldOut
-    from headway.evals.report import Report
+    from headway.evals.report import EvalReport
 
 LOSS_UNITS = {
     POINTS: "a share",
@@ -31,7 +31,7 @@ class QualityFigures:
 
     markdown: str = ""
     failed: bool = False
-    report: "Report | None" = None
+    report: "EvalReport | None" = None
 
 
 def eval_call(call: "VerbCall") -> "VerbCall":
@@ -90,7 +90,7 @@ def evaluate_folder(call: "VerbCall", folder: Path, name: str) -> QualityFigures
     return QualityFigures(format_markdown(report), status == GATE_FAILED, report)
 
 
-def format_markdown(report: "Report") -> str:
+def format_markdown(report: "EvalReport") -> str:
     """Return a table of every measure of both models, with interval and verdict."""
     assert report.comparison is not None
     lines = [

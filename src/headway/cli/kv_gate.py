@@ -28,7 +28,7 @@ from headway.spec import read_model_spec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from headway.evals.report import Report
+    from headway.evals.report import EvalReport
 
 REQUIRED_DISTANCES = [0, 300, 800]
 """Distances of lookups that such a gate has to ask, in characters from list to question."""
@@ -81,7 +81,7 @@ def digests_of(folder: Path, state: Path) -> list[str]:
     return [content_digest(path, state / "digests", clock) for path in model_files(folder)]
 
 
-def has_same_weights(folder: Path, other: "Report | None", state: Path) -> bool:
+def has_same_weights(folder: Path, other: "EvalReport | None", state: Path) -> bool:
     """Whether a report is of a model of this machine with the weights of `folder`."""
     if other is None or not Path(other.place).exists():
         return False
@@ -110,7 +110,7 @@ def check(folder: Path, engine: EngineOptions) -> None:
 def record(
     folder: Path,
     engine: EngineOptions,
-    report: "Report",
+    report: "EvalReport",
     distances: "Sequence[int]",
     against_whole: bool = True,
 ) -> None:

@@ -121,7 +121,7 @@ class HeldOut:
 def tested_questions() -> frozenset[int]:
     """Of the first QUESTIONS of each skill and level."""
     return frozenset(
-        hashed(each.asked)
+        hashed(each.full_prompt)
         for skill in SKILLS
         for level in LEVELS
         for each in islice(examples(skill, level, TEST_SEED), QUESTIONS)

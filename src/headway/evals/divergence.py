@@ -1,10 +1,9 @@
-"""How far a model's expectations are from a reference model's on the same text.
+"""Divergence of a model's token distributions from a reference model's on the same text.
 
-It is given two models with one tokenizer and windows of text, and compares what both expect at
-every position of the targets. For two folders every probability is at hand and the figures are
-exact. Over a URL only the 20 likeliest are told: all tokens that are not in both lists are then
-taken as one, whose divergence is never more than the true one (data-processing inequality). Worked
-example, where only a and b are told by both:
+Both models must have the same tokenizer. For two folders all probabilities are available and the
+figures are exact. A URL returns only the 20 most likely tokens: all tokens that are not in both
+lists are merged into one, whose KL is never above the exact one (data-processing inequality). For
+example, if both servers return only a and b:
 
     reference  a 0.5   b 0.3   the rest 0.2      KL = 0.5 ln(0.5 / 0.4) + 0.3 ln(0.3 / 0.3)
     model      a 0.4   b 0.3   the rest 0.3           + 0.2 ln(0.2 / 0.3) = 0.0305 nats
@@ -22,29 +21,29 @@ from headway.core.scoring import Model, Score, WholeModel
 from headway.evals.text import (
     BATCH,
     Advance,
-    Window,
+    TextWindow,
     nats,
+    no_progress,
     num_shared,
-    quietly,
     score_targets,
 )
 
-TOP = 20
-"""How many alternatives a server tells: ours, vLLM's and OpenAI's limit."""
-EXACT, APPROXIMATE = "exact", f"top-{TOP} lower bound"
-LEAST = 1e-9
-"""Probabilities of the rest are not taken below this: sums of rounded numbers pass one."""
+NUM_ALTERNATIVES = 20
+"""Alternatives per position that a server returns: the limit of Headway, vLLM and OpenAI."""
+EXACT, APPROXIMATE = "exact", f"top-{NUM_ALTERNATIVES} lower bound"
+MIN_REST = 1e-9
+"""Lower bound of the merged rest: rounded probabilities may sum to more than 1."""
 REPLACEMENT = "\ufffd"
 
 Alternatives = Mapping[str | int, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """One window: sums over its `num_tokens` positions. `overlap` is None where it is not known.
+class PassageDivergence:
+    """Sums over the `num_tokens` positions of one window. `overlap` is None if it is unknown.
 
-    `kl` is KL(reference ‖ model) in nats, `agreed` counts positions with the same likeliest token,
-    `overlap` sums Σ min(p, q), the share of drafted tokens that speculative sampling accepts.
+    `kl` is KL(reference ‖ model) in nats, `agreed` counts positions with the same most likely
+    token, `overlap` sums Σ min(p, q), the share of draft tokens that speculative sampling accepts.
     """
 
     num_tokens: int
@@ -56,18 +55,18 @@ class Compared:
 
     @property
     def differed(self) -> int:
-        """Positions whose likeliest token is another."""
+        """Number of positions with different most likely tokens."""
         return self.num_tokens - self.agreed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """All windows, in their order; `method` says whether the figures are exact."""
+    """All windows in order; `method` says whether the figures are exact."""
 
     name: str
     reference: str
     method: str
-    passages: list[Compared]
+    passages: list[PassageDivergence]
 
     @property
     def num_tokens(self) -> int:
@@ -75,12 +74,12 @@ class Divergence:
 
     @property
     def kl(self) -> float:
-        """Nats a token."""
+        """KL in nats per token."""
         return sum(each.kl for each in self.passages) / self.num_tokens
 
     @property
     def agreement(self) -> float:
-        """Share of positions where both have the same likeliest token."""
+        """Share of positions with the same most likely token."""
         return sum(each.agreed for each in self.passages) / self.num_tokens
 
     @property
@@ -91,12 +90,12 @@ class Divergence:
 
     @property
     def reference_perplexity(self) -> float:
-        """e^(nats a token) by the reference."""
+        """e^(nats per token) under the reference."""
         return math.exp(sum(each.reference_nats for each in self.passages) / self.num_tokens)
 
     @property
     def perplexity_ratio(self) -> float:
-        """Perplexity of the model over the reference's: 1.02 is 2% worse."""
+        """Perplexity of the model over that of the reference: 1.02 is 2% worse."""
         more = sum(each.nats - each.reference_nats for each in self.passages)
         return math.exp(more / self.num_tokens)
 
@@ -104,16 +103,16 @@ class Divergence:
 def compare(
     reference: Model,
     model: Model,
-    windows: Sequence[Window],
+    windows: Sequence[TextWindow],
     *,
     name: str = "",
     approximate: bool = False,
-    advance: Advance = quietly,
+    advance: Advance = no_progress,
 ) -> Divergence:
-    """What `model` lost against `reference` on the targets of `windows`.
+    """Compare `model` with `reference` on the targets of `windows`.
 
-    Raises UsageError when the two do not cut the text into the same tokens. `approximate` uses the
-    likeliest tokens alone although everything is known.
+    With `approximate`, only the most likely tokens are used even if all probabilities are
+    available. Raises UsageError if the two models tokenize the text differently.
     """
     if not windows:
         raise UsageError("There is no text to compare on.", "Give a longer text.")
@@ -127,7 +126,9 @@ def compare(
         )
     for at in range(0, len(windows), BATCH):
         batch = windows[at : at + BATCH]
-        first, second = (score_targets(each, batch, top=TOP) for each in (reference, model))
+        first, second = (
+            score_targets(each, batch, top=NUM_ALTERNATIVES) for each in (reference, model)
+        )
         for a, b in zip(first, second, strict=True):
             passages.append(compare_likeliest(a, b))
             advance()
@@ -137,24 +138,26 @@ def compare(
 
 
 def is_whole(model: Model) -> TypeGuard[WholeModel]:
-    """Whether every probability is at hand."""
+    """Whether the model returns all probabilities."""
     return hasattr(model, "distributions")
 
 
-def compare_exactly(reference: WholeModel, model: WholeModel, window: Window) -> Compared:
-    """Both models' distributions before each token of the target."""
+def compare_exactly(
+    reference: WholeModel, model: WholeModel, window: TextWindow
+) -> PassageDivergence:
+    """Compare both models' distributions before each token of the target."""
     text = window.context + window.target
     ids = reference.encode(text)
     if ids != model.encode(text):
-        raise other_tokens()
+        raise tokenizer_mismatch()
     begin = num_shared(reference.encode(window.context), ids)
     return compare_tokens(reference, model, ids, begin)
 
 
 def compare_tokens(
     reference: WholeModel, model: WholeModel, token_ids: list[int], begin: int
-) -> Compared:
-    """The same on tokens: those from place `begin` on are judged; the very first never is."""
+) -> PassageDivergence:
+    """Compare on tokens from position `begin` on; the first token has no distribution before it."""
     begin = max(begin, 1)
     p_TV, q_TV = (each.distributions(token_ids)[begin - 1 : -1] for each in (reference, model))
     if p_TV.shape != q_TV.shape:
@@ -164,7 +167,7 @@ def compare_tokens(
         )
     kl_T, agreed_T, overlap_T = compare_rows(p_TV, q_TV)
     places, following = np.arange(len(p_TV)), np.array(token_ids[begin:])
-    return Compared(
+    return PassageDivergence(
         num_tokens=len(p_TV),
         kl=float(kl_T.sum()),
         agreed=int(agreed_T.sum()),
@@ -175,7 +178,7 @@ def compare_tokens(
 
 
 def compare_rows(p_TV: np.ndarray, q_TV: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """KL(p ‖ q), whether the likeliest token is the same, and Σ min(p, q), of each row.
+    """Return KL(p ‖ q), equality of the most likely token, and Σ min(p, q), for each row.
 
     >>> p, q = np.log([[0.5, 0.3, 0.2]]), np.log([[0.4, 0.3, 0.3]])
     >>> [round(float(x[0]), 4) for x in compare_rows(p, q)]
@@ -187,12 +190,12 @@ def compare_rows(p_TV: np.ndarray, q_TV: np.ndarray) -> tuple[np.ndarray, np.nda
     return kl.sum(-1), p_TV.argmax(-1) == q_TV.argmax(-1), overlap.sum(-1)
 
 
-def compare_likeliest(reference: Score, model: Score) -> Compared:
-    """The lower bound from the alternatives that both tell."""
+def compare_likeliest(reference: Score, model: Score) -> PassageDivergence:
+    """Return the lower bound from the alternatives that both models return."""
     if len(reference.logprobs) != len(model.logprobs) or (
         reference.token_ids and model.token_ids and reference.token_ids != model.token_ids
     ):
-        raise other_tokens()
+        raise tokenizer_mismatch()
     kinds = {type(key) for score in (reference, model) for top in score.top[:1] for key in top}
     if len(kinds) > 1:
         raise UsageError(
@@ -200,9 +203,9 @@ def compare_likeliest(reference: Score, model: Score) -> Compared:
             "Compare two folders or two URLs.",
         )
     pairs = [(a, b) for a, b in zip(reference.top, model.top, strict=True) if a and b]
-    return Compared(
+    return PassageDivergence(
         num_tokens=len(pairs),
-        kl=sum(lumped_kl(a, b) for a, b in pairs),
+        kl=sum(merged_kl(a, b) for a, b in pairs),
         agreed=sum(likeliest(a) == likeliest(b) for a, b in pairs),
         overlap=None,
         reference_nats=nats(reference),
@@ -214,18 +217,18 @@ def likeliest(top: Alternatives) -> str | int:
     return max(top, key=lambda key: top[key])
 
 
-def lumped_kl(p: Alternatives, q: Alternatives) -> float:
-    """KL(p ‖ q) where all tokens that are not in both are one.
+def merged_kl(p: Alternatives, q: Alternatives) -> float:
+    """Return KL(p ‖ q) with all tokens that are not in both merged into one.
 
-    Texts with half a character are among them: two tokens may look alike.
+    Texts with a partial character are merged as well: two different tokens may have the same text.
     """
     shared = [key for key in p if key in q and not (isinstance(key, str) and REPLACEMENT in key)]
     total = sum(math.exp(p[key]) * (p[key] - q[key]) for key in shared)
-    rest_p, rest_q = (max(LEAST, 1 - sum(math.exp(x[key]) for key in shared)) for x in (p, q))
+    rest_p, rest_q = (max(MIN_REST, 1 - sum(math.exp(x[key]) for key in shared)) for x in (p, q))
     return total + rest_p * math.log(rest_p / rest_q)
 
 
-def other_tokens() -> UsageError:
+def tokenizer_mismatch() -> UsageError:
     return UsageError(
         "The two models cut the text into different tokens.",
         "Compare models with one tokenizer; bits per byte compares any two.",

@@ -1,6 +1,7 @@
-"""An evaluation as one HTML page: what the terminal shows, plots, and wrong answers to read.
+"""Render an evaluation as one HTML page: the terminal's tables, plots, and examples of wrong
+answers.
 
-It is given a report, and promises a page that needs no network.
+The page needs no network: styles, scripts and data are inside it.
 """
 
 import io
@@ -16,23 +17,24 @@ from headway.evals.pairs import (
     NATS,
     UNCLEAR,
     WORSE,
-    Comparison,
+    EvalComparison,
     Measure,
 )
 from headway.evals.questions import Item, Share
-from headway.evals.report import Report
+from headway.evals.report import EvalReport
 from headway.evals.table import heading, show
-from headway.evals.texts import BITS, SHARE, Figure
+from headway.evals.texts import BITS, SHARE, TextFigure
 from headway.measure.onepage import Plot, axes, one_page, preformatted
 
-MOST_WRONG = 3
-"""Wrong answers shown of each skill and level; the JSON has all."""
-LONGEST = 600
+MAX_WRONG_ANSWERS = 3
+"""Wrong answers shown for each skill and level; the JSON report has all of them."""
+MAX_TEXT_CHARS = 600
+"""Characters of a question, and of a reply, that the page shows."""
 COLOURS = {WORSE: "#e5484d", AS_GOOD: "#30a46c", UNCLEAR: "#f5a524", CANNOT_TELL: "#8b8d98"}
 
 
-def html(report: Report, gate: bool = False) -> str:
-    """The page."""
+def html(report: EvalReport, gate: bool = False) -> str:
+    """Return the whole page; with `gate`, the verdict of the gate is on it."""
     return one_page(
         f"{report.model} · headway eval",
         heading(report),
@@ -42,15 +44,15 @@ def html(report: Report, gate: bool = False) -> str:
     )
 
 
-def as_text(report: Report, gate: bool) -> str:
-    """What the terminal shows, without colours."""
+def as_text(report: EvalReport, gate: bool) -> str:
+    """Return the terminal's output without colours."""
     written = io.StringIO()
     show(report, Console(file=written, width=150, no_color=True), gate)
     return written.getvalue()
 
 
-def all_plots(report: Report) -> Iterator[Plot]:
-    """(title, a sentence, figure) of each plot that has something to show."""
+def all_plots(report: EvalReport) -> Iterator[Plot]:
+    """Yield (title, one sentence, plotly figure) of each plot that has data."""
     if report.comparison is not None:
         yield losses(report.comparison)
     both = [each for each in (report.against, report) if each is not None]
@@ -64,8 +66,8 @@ def all_plots(report: Report) -> Iterator[Plot]:
             yield text_plot(both, SHARE, "Last words that greedy decoding writes.")
 
 
-def losses(comparison: Comparison) -> Plot:
-    """The loss of B in each measure, beside its tolerance."""
+def losses(comparison: EvalComparison) -> Plot:
+    """Return the plot of B's loss in each measure, with the tolerance as a dotted line."""
     shown = [each for each in comparison.measures if each.kind != NATS]
     layout = axes("loss of B, points of a share or % of bits", "")
     layout["yaxis"] = {"autorange": "reversed", "automargin": True}
@@ -78,15 +80,15 @@ def losses(comparison: Comparison) -> Plot:
         loss_points(verdict, [each for each in shown if each.verdict == verdict])
         for verdict in COLOURS
     ]
-    said = (
+    caption = (
         f"B is {comparison.second}, A is {comparison.first}. Dots right of 0 are losses, bars hold "
         "95%, the dotted line is the tolerance."
     )
-    return "B against A", said, {"data": [each for each in data if each["x"]], "layout": layout}
+    return "B against A", caption, {"data": [each for each in data if each["x"]], "layout": layout}
 
 
 def loss_points(verdict: str, measures: Sequence[Measure]) -> dict[str, Any]:
-    """The dots of one verdict."""
+    """Return the points of all measures with the same verdict."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -100,35 +102,35 @@ def loss_points(verdict: str, measures: Sequence[Measure]) -> dict[str, Any]:
     }
 
 
-def skills_plot(reports: Sequence[Report], level: int) -> Plot:
-    """Right answers of each skill at one level, a colour a model."""
+def skills_plot(reports: Sequence[EvalReport], level: int) -> Plot:
+    """Return the plot of right answers of each skill at one level, one colour per model."""
     data = []
     for report in reports:
-        found = report.skills.shares if report.skills is not None else []
-        shares = [share for share in found if share.level == level and share.asked]
+        shares = report.skills.shares if report.skills is not None else []
+        cells = [share for share in shares if share.level == level and share.total]
         data.append(
             bars(
                 report.model,
-                [share.skill or "all" for share in shares],
+                [share.skill or "all" for share in cells],
                 [bounds_of(share) for share in shares],
             )
         )
     layout = axes("", "% right") | {"barmode": "group"}
     layout["yaxis"] |= {"range": [0, 105]}
-    said = "Bars hold Wilson's 95% interval."
-    return f"Skills at level {level}", said, {"data": data, "layout": layout}
+    caption = "Bars hold Wilson's 95% interval."
+    return f"Skills at level {level}", caption, {"data": data, "layout": layout}
 
 
 def bounds_of(share: Share) -> tuple[float, float, float]:
-    """In percent: the share and its interval."""
+    """Return a share with its 95% interval, all in percent."""
     return 100 * share.share, 100 * share.low, 100 * share.high
 
 
-def text_plot(reports: Sequence[Report], unit: str, said: str) -> Plot:
-    """The figures of one unit, a colour a model."""
+def text_plot(reports: Sequence[EvalReport], unit: str, caption: str) -> Plot:
+    """Return the plot of all figures with one unit, one colour per model."""
     data = []
     for report in reports:
-        figures: list[Figure] = report.text.figures if report.text is not None else []
+        figures: list[TextFigure] = report.text.figures if report.text is not None else []
         mine = [each for each in figures if each.unit == unit]
         data.append(
             bars(
@@ -138,13 +140,13 @@ def text_plot(reports: Sequence[Report], unit: str, said: str) -> Plot:
             )
         )
     layout = axes("", unit) | {"barmode": "group"}
-    return unit[:1].upper() + unit[1:], said, {"data": data, "layout": layout}
+    return unit[:1].upper() + unit[1:], caption, {"data": data, "layout": layout}
 
 
 def bars(
     name: str, labels: Sequence[str], values: Sequence[tuple[float, float, float]]
 ) -> dict[str, Any]:
-    """Bars with their intervals."""
+    """Return a bar series with its intervals."""
     return {
         "type": "bar",
         "name": name,
@@ -155,7 +157,7 @@ def bars(
 
 
 def error_bars(values: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
-    """plotly's error bars of (value, low, high)."""
+    """Return plotly's error bars for (value, low, high) triples."""
     return {
         "type": "data",
         "symmetric": False,
@@ -165,8 +167,8 @@ def error_bars(values: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
     }
 
 
-def wrong_answers(report: Report) -> str:
-    """A few of each skill and level, folded away."""
+def wrong_answers(report: EvalReport) -> str:
+    """Return a few wrong answers of each skill and level, in collapsed sections."""
     if report.skills is None:
         return ""
     cells: dict[tuple[str, int], list[Item]] = {}
@@ -175,15 +177,15 @@ def wrong_answers(report: Report) -> str:
             cells.setdefault((item.skill, item.level), []).append(item)
     sections = [
         f"<details><summary>{escape(skill)}, level {level}: {len(items)} wrong</summary>"
-        f"{preformatted(chr(10).join(map(told, items[:MOST_WRONG])))}</details>"
+        f"{preformatted(chr(10).join(map(format_item, items[:MAX_WRONG_ANSWERS])))}</details>"
         for (skill, level), items in cells.items()
     ]
     return "<h2>Wrong answers</h2>" + "".join(sections) if sections else ""
 
 
-def told(item: Item) -> str:
-    """The question's end, the answer wanted, the reply."""
+def format_item(item: Item) -> str:
+    """Return the end of the question, the right answer and the reply."""
     question = "\n".join(f"{message['role']}: {message['content']}" for message in item.prompt)
-    start = max(0, len(question) - LONGEST)
-    reply = "(the chat exceeds the context)" if item.reply is None else item.reply[:LONGEST]
+    start = max(0, len(question) - MAX_TEXT_CHARS)
+    reply = "(the chat exceeds the context)" if item.reply is None else item.reply[:MAX_TEXT_CHARS]
     return f"{'…' if start else ''}{question[start:]}\n  wanted  {item.answer}\n  reply   {reply}\n"

@@ -1,8 +1,7 @@
-"""A against B on the same items: what was lost, its interval, a test, and whether the gate fails.
+"""Compare models A and B on the same items: loss, its interval, a significance test, and the gate.
 
-It is given per-item values of both. B is the model under test and A its reference; a loss is
-positive when B is worse. The rule of the gate is `judge` and `Comparison.failed`; docs/evals.md
-says it in words.
+B is the model under test and A its reference; a loss is positive when B is worse. The gate's rule
+is `judge` and `EvalComparison.failed`; docs/evals.md explains it.
 """
 
 import math
@@ -24,24 +23,25 @@ from headway.evals.statistics import (
 )
 
 ALPHA = 0.05
-"""How often the gate may fail a model that is no worse than the tolerance."""
+"""Probability that the gate fails a model that is no worse than the tolerance."""
 POINTS, RELATIVE, NATS = "points", "relative", "nats"
-"""Kinds of loss: difference of two shares of items, bits B / A − 1, or nats a token."""
+"""Kinds of loss: difference of two shares of items, bits B / A − 1, or nats per token."""
 POSITIONS, PERPLEXITY = "positions", "perplexity"
-"""Share of positions whose likeliest token differs; perplexity B / A − 1."""
+"""Share of positions with a different most likely token; perplexity B / A − 1."""
 WORSE, AS_GOOD, UNCLEAR, CANNOT_TELL = "worse", "as good", "unclear", "cannot tell"
 KL_TOLERANCE, KL_TOLERANCE_NARROW = 0.02, 0.1
-"""Nats a token; the second where B holds fewer than NARROW_BITS a weight and A does not."""
+"""Nats per token; the second applies where B has under NARROW_BITS bits per weight and A does
+not."""
 NARROW_BITS = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """One measure of both, item by item.
+    """One measure of both models, item by item.
 
-    `loss` over `weight` sums to the measure's loss. Shares: loss is right in A minus right in B, 1,
-    0 or −1, and weight 1. Bits per byte: loss is bits of B minus bits of A, weight the bits of A,
-    of blocks of neighbouring items.
+    The measure's loss is the sum of `loss` over the sum of `weight`. For shares, an item's loss is
+    right in A minus right in B (1, 0 or −1) and its weight is 1. For bits per byte, the items are
+    blocks of consecutive passages, loss is bits of B minus bits of A, and weight is bits of A.
     """
 
     name: str
@@ -56,12 +56,13 @@ class Paired:
 
 
 class Measure(msgspec.Struct, kw_only=True):
-    """A row of the comparison. `low` … `high` holds the loss with 95% confidence.
+    """A row of the comparison. [`low`, `high`] is the 95% interval of the loss.
 
-    `lost` items only A got right, `gained` only B; `p` is exact McNemar's, two-sided, corrected
-    by Holm over the skills. `floor` is the loss that B surely exceeds, at the gate's confidence,
-    and `ceiling` the loss that it surely stays below. `verdict` is worse, as good, unclear, or
-    cannot tell: too few items to see the tolerated loss. One `required` must not be the last.
+    `only_first` counts items that only A got right, `only_second` those that only B got right; `p`
+    is the exact two-sided McNemar test, Holm-corrected over the skills. At the gate's confidence,
+    the true loss is above `floor` and below `ceiling`. `verdict` is worse, as good, unclear, or
+    cannot tell (too few items to detect the tolerated loss). If every `required` measure says
+    cannot tell, the gate fails.
     """
 
     name: str
@@ -72,8 +73,8 @@ class Measure(msgspec.Struct, kw_only=True):
     loss: float
     low: float
     high: float
-    lost: int | None = None
-    gained: int | None = None
+    only_first: int | None = msgspec.field(default=None, name="lost")
+    only_second: int | None = msgspec.field(default=None, name="gained")
     p: float | None = None
     tolerance: float
     floor: float
@@ -82,8 +83,8 @@ class Measure(msgspec.Struct, kw_only=True):
     required: bool = False
 
 
-class Comparison(msgspec.Struct, kw_only=True):
-    """All measures, what was not alike, and whether the gate lets B pass."""
+class EvalComparison(msgspec.Struct, kw_only=True):
+    """All measures, the settings in which the two runs differ, and whether B passes the gate."""
 
     first: str
     second: str
@@ -93,23 +94,24 @@ class Comparison(msgspec.Struct, kw_only=True):
 
     @property
     def worse(self) -> list[Measure]:
-        """What the gate fails for."""
+        """Measures that make the gate fail."""
         return [measure for measure in self.measures if measure.verdict == WORSE]
 
     @property
     def blind(self) -> bool:
-        """Whether no required measure has the power to see the tolerated loss."""
+        """Whether no required measure has enough items to detect the tolerated loss."""
         return all(each.verdict == CANNOT_TELL for each in self.measures if each.required)
 
     @property
     def failed(self) -> bool:
-        """The gate's verdict."""
+        """Whether the gate fails."""
         return bool(self.worse) or (self.blind and not self.allow_unclear)
 
 
 def skill_pairs(first: SkillsReport, second: SkillsReport) -> list[Paired]:
-    """All skills together, then each, over the questions that both were asked."""
-    both = asked_of_both(first, second)
+    """Return a measure for all skills together, then one per skill, over the questions of both
+    runs."""
+    both = common_items(first, second)
     if not both:
         raise UsageError(
             "The two runs have no question in common.",
@@ -122,27 +124,27 @@ def skill_pairs(first: SkillsReport, second: SkillsReport) -> list[Paired]:
 
 
 def task_pairs(first: SkillsReport, second: SkillsReport) -> list[Paired]:
-    """Each task, over the questions that both were asked."""
-    found = by_name(asked_of_both(first, second))
-    return [right_pairs(f"task {name}", both) for name, both in found.items()]
+    """Return a measure per task, over the questions of both runs."""
+    pairs = by_name(common_items(first, second))
+    return [right_pairs(f"task {name}", both) for name, both in pairs.items()]
 
 
-def asked_of_both(first: SkillsReport, second: SkillsReport) -> list[tuple[Item, Item]]:
-    """The questions that both were asked, in B's order."""
-    asked = {item.key: item for item in first.items}
-    return [(asked[item.key], item) for item in second.items if item.key in asked]
+def common_items(first: SkillsReport, second: SkillsReport) -> list[tuple[Item, Item]]:
+    """Return (item of A, item of B) for each question that both runs contain, in B's order."""
+    by_key = {item.key: item for item in first.items}
+    return [(by_key[item.key], item) for item in second.items if item.key in by_key]
 
 
 def by_name(both: Sequence[tuple[Item, Item]]) -> dict[str, list[tuple[Item, Item]]]:
-    """The pairs of each skill or task."""
-    found: dict[str, list[tuple[Item, Item]]] = {}
+    """Group the pairs by skill or task."""
+    groups: dict[str, list[tuple[Item, Item]]] = {}
     for pair in both:
-        found.setdefault(pair[1].skill, []).append(pair)
-    return found
+        groups.setdefault(pair[1].skill, []).append(pair)
+    return groups
 
 
 def right_pairs(name: str, both: Sequence[tuple[Item, Item]]) -> Paired:
-    """Right or not, drawn again within each skill and level."""
+    """Return the measure of right answers; the bootstrap resamples within each skill and level."""
     a, b = (np.array([pair[i].right for pair in both], dtype=float) for i in (0, 1))
     return Paired(
         name=name,
@@ -156,13 +158,13 @@ def right_pairs(name: str, both: Sequence[tuple[Item, Item]]) -> Paired:
 
 
 def judge(paired: Paired, tolerance: float, num_measures: int) -> Measure:
-    """The gate's rule for one of `num_measures`.
+    """Apply the gate's rule to one of `num_measures` measures.
 
-    B is worse when the loss exceeds the tolerance with confidence 1 − ALPHA / `num_measures`,
-    and, where items are right or wrong, exact McNemar denies chance at the same level. It is as
-    good when the loss stays below the tolerance with confidence 1 − ALPHA, or McNemar calls it
-    better; n pairs that are all alike still allow a loss of 1 − ALPHA^(1/n): 3 points for 100.
-    Else it is unclear where twice the tolerance would be seen, and where not, it cannot tell.
+    B is worse when the loss exceeds the tolerance with confidence 1 − ALPHA / `num_measures` and,
+    for right-or-wrong items, exact McNemar rejects chance at the same level. B is as good when the
+    loss is below the tolerance with confidence 1 − ALPHA, or McNemar finds B better. If all n pairs
+    are equal, a loss of 1 − ALPHA^(1/n) is still possible: 3 points for n = 100. Otherwise the
+    verdict is unclear if a loss of twice the tolerance would be detected, else cannot tell.
     """
     level = ALPHA / num_measures
     draws = paired_bootstrap(paired.loss, paired.weight, paired.strata)
@@ -172,18 +174,18 @@ def judge(paired: Paired, tolerance: float, num_measures: int) -> Measure:
         draws, loss = np.expm1(draws), math.expm1(loss)
     low, high = interval(draws)
     floor, ceiling = (float(q) for q in np.quantile(draws, [level, 1 - ALPHA]))
-    worse, seen = floor > tolerance, loss - floor <= tolerance
-    possible, better, lost, gained, p = True, False, None, None, None
+    worse, detectable = floor > tolerance, loss - floor <= tolerance
+    possible, better, only_first, only_second, p = True, False, None, None, None
     if paired.kind == POINTS:
         ceiling = max(ceiling, 1 - ALPHA ** (1 / len(paired.loss)))
-        lost, gained = int((paired.loss > 0).sum()), int((paired.loss < 0).sum())
-        p = mcnemar(lost, gained)
-        worse = worse and mcnemar_worse(lost, gained) <= level
-        better = mcnemar_worse(gained, lost) <= level
+        only_first, only_second = int((paired.loss > 0).sum()), int((paired.loss < 0).sum())
+        p = mcnemar(only_first, only_second)
+        worse = worse and mcnemar_worse(only_first, only_second) <= level
+        better = mcnemar_worse(only_second, only_first) <= level
         possible = (paired.first or 0.0) >= min(2 * tolerance, 0.5)
-        seen = seen and mcnemar_worse(int(2 * tolerance * len(paired.loss)), 0) <= level
+        detectable = detectable and mcnemar_worse(int(2 * tolerance * len(paired.loss)), 0) <= level
     verdict = WORSE if worse else CANNOT_TELL
-    if better or (not worse and possible and (seen or ceiling <= tolerance)):
+    if better or (not worse and possible and (detectable or ceiling <= tolerance)):
         verdict = AS_GOOD if better or ceiling <= tolerance else UNCLEAR
     return Measure(
         name=paired.name,
@@ -194,8 +196,8 @@ def judge(paired: Paired, tolerance: float, num_measures: int) -> Measure:
         loss=loss,
         low=low,
         high=high,
-        lost=lost,
-        gained=gained,
+        only_first=only_first,
+        only_second=only_second,
         p=p,
         tolerance=tolerance,
         floor=floor,
@@ -206,11 +208,12 @@ def judge(paired: Paired, tolerance: float, num_measures: int) -> Measure:
 
 
 def tolerances(share: float, kl: float) -> dict[str, float]:
-    """By kind of loss, from the share of items or bits and the nats a token that may be lost.
+    """Return the tolerance by kind of loss.
 
-    A text that A wrote has e^KL times the perplexity by B. Two distributions differ in √(KL / 2)
-    of their mass at most (Pinsker), and so many points of the likeliest tokens may differ: 0.02
-    nats are 2.0% and 10 points, 0.1 nats are 10.5% and 22 points.
+    `share` is the tolerated loss as a fraction of items or bits, `kl` the one in nats per token. A
+    text sampled from A has e^KL times the perplexity under B. Two distributions differ in at most
+    √(KL / 2) of their mass (Pinsker), so at most that share of most likely tokens may differ: 0.02
+    nats give 2.0% of perplexity and 10 points, 0.1 nats 10.5% and 22 points.
     """
     return {
         POINTS: share,
@@ -222,7 +225,7 @@ def tolerances(share: float, kl: float) -> dict[str, float]:
 
 
 def usual_kl_tolerance(first_bits: float | None, second_bits: float | None) -> float:
-    """Nats a token, from the bits a weight of A and of B; None where they are not known."""
+    """Return nats per token, from the bits per weight of A and of B; None is an unknown number."""
     narrow = second_bits is not None and second_bits < NARROW_BITS
     alike = first_bits is not None and first_bits < NARROW_BITS
     return KL_TOLERANCE_NARROW if narrow and not alike else KL_TOLERANCE
@@ -234,13 +237,13 @@ def compare(
     tolerances: dict[str, float],
     differences: Sequence[str] = (),
     allow_unclear: bool = False,
-) -> Comparison:
-    """Judge every measure; `tolerances` are by kind of loss."""
+) -> EvalComparison:
+    """Judge every measure; `tolerances` maps a kind of loss to its tolerance."""
     measures = [judge(paired, tolerances[paired.kind], len(pairs)) for paired in pairs]
     skills = [measure for measure in measures if measure.name.startswith("skill ")]
     for measure, p in zip(skills, holm([measure.p or 0.0 for measure in skills]), strict=True):
         measure.p = p
-    return Comparison(
+    return EvalComparison(
         first=names[0],
         second=names[1],
         measures=measures,

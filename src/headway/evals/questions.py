@@ -1,7 +1,6 @@
-"""The suite `skills`: held-out questions to a model, and how many of the answers are right.
+"""The suite `skills`: ask a model held-out questions and count the right answers.
 
-It is given a `core.scoring.Model`, skills, levels, a seed and a number of questions.
-It promises every question with its reply, in an order that depends on nothing else.
+The questions and their order depend only on skills, levels, seed and their number.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,16 +15,16 @@ from headway.evals.skills.suite import LEVELS, SKILLS, examples, lookups
 from headway.evals.statistics import wilson
 
 MAX_TOKENS = {"story": 192, "extract": 128, "tool": 128, "copy": 96, "reverse": 64, "sort": 64}
-"""Longest answer of a skill; of the others OTHER_TOKENS. Twice what a right one takes."""
+"""Maximum answer length by skill: twice what a right answer takes. All others: OTHER_TOKENS."""
 OTHER_TOKENS = 48
-TOGETHER = 50
-"""Questions given to a model at once; the bar moves in such steps."""
+BATCH_QUESTIONS = 50
+"""Questions passed to the model at once; the progress bar moves in such steps."""
 
 Advance = Callable[[], None]
 
 
 class Item(msgspec.Struct, kw_only=True):
-    """One question. `reply` is null where the chat does not fit into the context: not right."""
+    """One question. `reply` is null where the chat exceeds the context: this counts as wrong."""
 
     skill: str
     level: int
@@ -36,7 +35,7 @@ class Item(msgspec.Struct, kw_only=True):
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """What two runs are paired by."""
+        """Return the key by which the items of two runs are paired."""
         return self.skill, self.level, msgspec.json.encode(self.prompt).decode()
 
 
@@ -46,18 +45,18 @@ class Share(msgspec.Struct, kw_only=True):
     skill: str
     level: int
     right: int
-    asked: int
+    total: int = msgspec.field(name="asked")
     low: float
     high: float
 
     @property
     def share(self) -> float:
-        """Right answers of those asked."""
-        return self.right / self.asked if self.asked else 0.0
+        """The fraction of right answers."""
+        return self.right / self.total if self.total else 0.0
 
 
 class SkillsReport(msgspec.Struct, kw_only=True):
-    """What was asked, every item, and shares: all, by level, by skill, by both."""
+    """The questions of a run with their replies, and shares: all, by level, by skill, by both."""
 
     seed: int
     questions: int
@@ -66,31 +65,26 @@ class SkillsReport(msgspec.Struct, kw_only=True):
     items: list[Item]
 
     def find(self, skill: str, level: int) -> Share | None:
-        """One share, such as ("copy", 1), ("copy", 0) or ("", 0)."""
+        """Return one share, such as ("copy", 1), ("copy", 0) or ("", 0)."""
         return next((s for s in self.shares if (s.skill, s.level) == (skill, level)), None)
 
 
 def check_skills(skills: Sequence[str]) -> list[str]:
-    """The skills asked for, all without any; UsageError names one that does not exist."""
+    """Return the given skills in table order, or all of them; UsageError names an unknown skill."""
     for skill in skills:
         if skill not in SKILLS:
             raise UsageError(f"--skills: there is no skill {skill!r}.", f"{', '.join(SKILLS)}.")
     return [skill for skill in SKILLS if skill in skills] if skills else list(SKILLS)
 
 
-def most_tokens(skill: str) -> int:
-    """The longest answer to a question of a skill."""
+def max_tokens_of(skill: str) -> int:
+    """Return the maximum number of tokens of an answer to a question of `skill`."""
     return MAX_TOKENS.get(skill, OTHER_TOKENS)
 
 
 def lookup_name(distance: int) -> str:
-    """What lookups with so many characters between list and question are called."""
+    """Return the name of lookups with `distance` characters between list and question."""
     return f"lookup at {distance}"
-
-
-def num_cells(skills: Sequence[str], levels: Sequence[int]) -> int:
-    """Skills × levels."""
-    return len(skills) * len(levels)
 
 
 def ask(
@@ -103,9 +97,10 @@ def ask(
     distances: Sequence[int] = (),
     advance: Advance = lambda: None,
 ) -> SkillsReport:
-    """Ask `questions` of each skill at each level; `advance` is called once an answer.
+    """Ask `questions` of each skill at each level; `advance` is called after each answer.
 
-    Lookups at each of `distances` are as many as all levels of a skill, and named "lookup at 300".
+    For each of `distances` as many lookups are asked as a skill has questions at all levels; they
+    are named "lookup at 300".
     """
     cells = [
         (skill, level, examples(skill, level, seed), questions)
@@ -130,12 +125,12 @@ def ask_cell(
     questions: int,
     advance: Advance,
 ) -> Iterator[Item]:
-    """One skill at one level; a skill with few phrasings may have fewer questions."""
-    max_tokens = most_tokens(skill)
-    for start in range(0, questions, TOGETHER):
-        asked = list(islice(stream, min(TOGETHER, questions - start)))
-        replies = model.generate([one.messages for one in asked], max_tokens=max_tokens)
-        for one, reply in zip(asked, replies, strict=True):
+    """Ask one skill at one level; a skill with few phrasings may have fewer questions."""
+    max_tokens = max_tokens_of(skill)
+    for start in range(0, questions, BATCH_QUESTIONS):
+        batch = list(islice(stream, min(BATCH_QUESTIONS, questions - start)))
+        replies = model.generate([one.messages for one in batch], max_tokens=max_tokens)
+        for one, reply in zip(batch, replies, strict=True):
             advance()
             yield Item(
                 skill=skill,
@@ -148,7 +143,7 @@ def ask_cell(
 
 
 def all_shares(items: Sequence[Item]) -> Iterator[Share]:
-    """Every row of the tables: ("", 0), ("", 1), …, ("sort", 0), ("sort", 1), …"""
+    """Yield the shares of all rows: ("", 0), ("", 1), …, ("sort", 0), ("sort", 1), …"""
     skills = list(dict.fromkeys(item.skill for item in items))
     levels = sorted({item.level for item in items})
     for skill in ("", *skills):
@@ -160,5 +155,5 @@ def all_shares(items: Sequence[Item]) -> Iterator[Share]:
             ]
             low, high = wilson(sum(mine), len(mine))
             yield Share(
-                skill=skill, level=level, right=sum(mine), asked=len(mine), low=low, high=high
+                skill=skill, level=level, right=sum(mine), total=len(mine), low=low, high=high
             )

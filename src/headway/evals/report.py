@@ -1,12 +1,11 @@
 """The report of an evaluation, as `--json` writes it and `--against` reads it.
 
-It is given what the suites found. It promises every item, so that a later run can be paired with
-this one without asking the model again.
+It contains every item, so that a later run can be compared with it without the model.
 """
 
 import msgspec
 
-from headway.evals.pairs import Comparison
+from headway.evals.pairs import EvalComparison
 from headway.evals.questions import SkillsReport
 from headway.evals.texts import DivergenceReport, TextReport
 from headway.measure.saved import read_saved
@@ -14,10 +13,10 @@ from headway.measure.saved import read_saved
 FORMAT = "headway-eval"
 
 
-class Report(msgspec.Struct, kw_only=True):
-    """One model's evaluation; `place` is its folder or URL. With `--against`, the other's too.
+class EvalReport(msgspec.Struct, kw_only=True):
+    """The evaluation of one model; `place` is its folder or URL. With `--against`: of both models.
 
-    `bits` are held for a weight, None where that is not told; `notes` say what was not asked, why.
+    `bits` is bits per weight, None if unknown; `notes` explain what was skipped.
     """
 
     format: str = FORMAT
@@ -30,12 +29,12 @@ class Report(msgspec.Struct, kw_only=True):
     tasks: SkillsReport | None = None
     text: TextReport | None = None
     divergence: DivergenceReport | None = None
-    comparison: Comparison | None = None
+    comparison: EvalComparison | None = None
     bits: float | None = None
     notes: list[str] = []
-    against: "Report | None" = None
+    against: "EvalReport | None" = None
 
 
-def read_report(path: str) -> Report:
-    """A report that --json wrote; UsageError names what is wrong with the file."""
-    return read_saved(path, Report, "eval")
+def read_report(path: str) -> EvalReport:
+    """Read a report written by --json; raises UsageError that names what is wrong with the file."""
+    return read_saved(path, EvalReport, "eval")

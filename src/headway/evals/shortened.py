@@ -1,8 +1,9 @@
-"""What shortening costs in right answers: questions of a document, whole, cut, and cut at random.
+"""The suite `context`: answers on whole documents, on shortened ones, and on random cuts of the
+same size.
 
-It is given a server that takes the field `context`. Lookups, extractions and refusals of the suite
-`skills` are asked with their text as a document among stories, at several shares that are kept, by
-surprisal and at random. It promises the same questions in every column, so that columns are paired.
+The server must accept the field `context`. Lookups, extractions and refusals of the suite `skills`
+become documents: their text between filler stories. Each column has one kept share and one method;
+all columns have the same questions, so that they can be compared in pairs.
 """
 
 import random
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headway.evals.questions import most_tokens
+from headway.evals.questions import max_tokens_of
 from headway.evals.skills.example import Example
 from headway.evals.skills.reading import filler
 from headway.evals.skills.suite import LEVELS, examples
@@ -21,20 +22,21 @@ from headway.evals.statistics import holm, mcnemar_worse, wilson
 SKILLS = ("lookup", "extract", "refuse")
 KEEPS = (0.8, 0.5, 0.3)
 METHODS = ("surprisal", "random")
-AROUND = 300
-"""Characters of stories before and behind the text, each at most."""
-SURE = 0.05
+MAX_FILLER_CHARS = 300
+"""Maximum characters of stories before the text, and after it."""
+ALPHA = 0.05
+"""Significance level of `better_than_random`."""
 Body = dict[str, Any]
 
 
-class Asks(Protocol):
-    """Who answers bodies of chats whole: a server behind a URL."""
+class ChatEndpoint(Protocol):
+    """A server that returns the full JSON of chat completions."""
 
     def whole_answers(self, bodies: Sequence[Body]) -> list[Body]: ...
 
 
 class Column(msgspec.Struct, kw_only=True):
-    """One share that is kept, in one way: which questions came right, and tokens of the prompts."""
+    """One kept share and method: right or wrong by question, and the prompt tokens of each."""
 
     keep: float
     method: str
@@ -43,38 +45,39 @@ class Column(msgspec.Struct, kw_only=True):
     prompt_tokens: list[int]
 
     def share(self, skill: str = "") -> tuple[int, int, float, float]:
-        """Right, asked, and Wilson's 95% interval; "" is all skills."""
+        """Return right answers, questions, and Wilson's 95% interval; `skill` "" is all skills."""
         mine = [
             right for right, own in zip(self.right, self.skills, strict=True) if skill in ("", own)
         ]
         return (sum(mine), len(mine), *wilson(sum(mine), len(mine)))
 
     def saved(self, whole: "Column", skill: str = "") -> float:
-        """The share of the whole prompts' tokens that is saved."""
+        """Return the fraction of the whole prompts' tokens that shortening saves."""
         pairs = [
-            (own, all_of_it)
-            for own, all_of_it, of in zip(
+            (own, full)
+            for own, full, skill_of in zip(
                 self.prompt_tokens, whole.prompt_tokens, self.skills, strict=True
             )
-            if skill in ("", of)
+            if skill in ("", skill_of)
         ]
-        return 1 - sum(own for own, _ in pairs) / max(sum(most for _, most in pairs), 1)
+        return 1 - sum(own for own, _ in pairs) / max(sum(full for _, full in pairs), 1)
 
 
 class ShortenedReport(msgspec.Struct, kw_only=True):
-    """Every column; the first is the whole prompt."""
+    """All columns; the first is the whole prompt."""
 
     seed: int
     questions: int
     columns: list[Column]
 
     def column(self, keep: float, method: str) -> Column:
-        """The column of one share and way."""
+        """Return the column of one kept share and method."""
         return next(c for c in self.columns if (c.keep, c.method) == (keep, method))
 
     def chances(self) -> dict[float, float]:
-        """For each share the probability that random cuts are as good, by exact McNemar over the
-        pairs and Holm over the shares."""
+        """Return, for each kept share, the p-value that random cuts are as good: exact McNemar,
+        corrected by Holm over the shares.
+        """
         ps = []
         for keep in KEEPS:
             pairs = list(
@@ -93,17 +96,17 @@ class ShortenedReport(msgspec.Struct, kw_only=True):
 
     @property
     def better_than_random(self) -> bool:
-        """Whether cuts by surprisal keep surely more answers right at every share."""
-        return all(chance < SURE for chance in self.chances().values())
+        """Whether cuts by surprisal give significantly more right answers at every kept share."""
+        return all(chance < ALPHA for chance in self.chances().values())
 
 
 # ── questions ───────────────────────────────────────────────────────────────────────────────
 
 
-def parted(example: Example, skill: str) -> tuple[str, str, str]:
-    """What stands before the text, the text, and what stands behind it.
+def split_document(example: Example, skill: str) -> tuple[str, str, str]:
+    """Split a question into (before the document, document, after the document).
 
-    "Remember this list: fox: 12, cat: 30.\nLook up cat." has its list in the middle.
+    In "Remember this list: fox: 12, cat: 30.\nLook up cat." the document is the list.
     """
     lines = example.prompt.split("\n")
     if skill == "lookup":
@@ -121,20 +124,20 @@ def parted(example: Example, skill: str) -> tuple[str, str, str]:
 
 
 def questions_of(skill: str, level: int, seed: int) -> Iterator[tuple[Example, Body]]:
-    """Endless questions that are asked at once, and the chats that ask them of a document."""
+    """Yield single-turn questions, each with its chat that contains a document."""
     rng = random.Random(f"{seed} stories around {skill} {level}")
     for example in examples(skill, level, seed):
         if example.before:
             continue
-        before, text, behind = parted(example, skill)
-        if skill != "lookup":  # its own texts have stories, at level 3
-            around = [filler(rng, rng.randint(0, AROUND)) for _ in range(2)]
+        before, text, behind = split_document(example, skill)
+        if skill != "lookup":  # at level 3 a lookup's own text contains stories
+            around = [filler(rng, rng.randint(0, MAX_FILLER_CHARS)) for _ in range(2)]
             text = " ".join(part for part in (around[0], text, around[1]) if part)
         yield example, chat_of(before, text, behind)
 
 
 def chat_of(before: str, document: str, behind: str) -> Body:
-    """A user's message with a document in it."""
+    """Return a chat with one user message that contains a document."""
     parts: list[Body] = [{"type": "text", "text": before}] if before else []
     parts.append({"type": "document", "document": {"data": document}})
     if behind:
@@ -146,7 +149,7 @@ def chat_of(before: str, document: str, behind: str) -> Body:
 
 
 def ask(
-    model: Asks,
+    model: ChatEndpoint,
     *,
     questions: int,
     seed: int,
@@ -154,35 +157,36 @@ def ask(
     levels: Sequence[int] = LEVELS,
     on_column: Callable[[Column], None] = lambda _: None,
 ) -> ShortenedReport:
-    """Ask `questions` of each skill at each level, whole and cut in every way."""
-    asked = [
+    """Ask `questions` of each skill at each level, on whole prompts and with every kept share and
+    method."""
+    rows = [
         (skill, example, body)
         for skill in skills
         for level in levels
         for example, body in islice(questions_of(skill, level, seed), questions)
     ]
-    ways = [(1.0, "whole"), *((keep, method) for keep in KEEPS for method in METHODS)]
+    variants = [(1.0, "whole"), *((keep, method) for keep in KEEPS for method in METHODS)]
     columns = []
-    for keep, method in ways:
-        columns.append(ask_column(model, asked, keep, method))
+    for keep, method in variants:
+        columns.append(ask_column(model, rows, keep, method))
         on_column(columns[-1])
     return ShortenedReport(seed=seed, questions=questions, columns=columns)
 
 
 def ask_column(
-    model: Asks, asked: Sequence[tuple[str, Example, Body]], keep: float, method: str
+    model: ChatEndpoint, rows: Sequence[tuple[str, Example, Body]], keep: float, method: str
 ) -> Column:
-    """All questions with one share kept."""
+    """Ask all questions with one kept share and method."""
     extra: Body = {"context": {"keep": keep, "method": method}} if keep < 1 else {}
-    bodies = [{**body, **extra, "max_tokens": most_tokens(skill)} for skill, _, body in asked]
+    bodies = [{**body, **extra, "max_tokens": max_tokens_of(skill)} for skill, _, body in rows]
     answers = model.whole_answers(bodies)
     replies = [str(answer["choices"][0]["message"].get("content") or "") for answer in answers]
     return Column(
         keep=keep,
         method=method,
-        skills=[skill for skill, _, _ in asked],
+        skills=[skill for skill, _, _ in rows],
         right=[
-            example.accepts(reply) for (_, example, _), reply in zip(asked, replies, strict=True)
+            example.accepts(reply) for (_, example, _), reply in zip(rows, replies, strict=True)
         ],
         prompt_tokens=[int(answer["usage"]["prompt_tokens"]) for answer in answers],
     )
@@ -192,20 +196,21 @@ def ask_column(
 
 
 def table(report: ShortenedReport) -> str:
-    """A Markdown table: tokens saved against answers right, with 95%, by skill and for all."""
-    named = ["", *dict.fromkeys(report.columns[0].skills)]
+    """Return a Markdown table: tokens saved and right answers with 95% intervals, by skill and in
+    all."""
+    skills = ["", *dict.fromkeys(report.columns[0].skills)]
     chances, whole = report.chances(), report.columns[0]
     lines = [
-        f"| keep | cut by | tokens saved | {' | '.join(name or 'all right' for name in named)} "
+        f"| keep | cut by | tokens saved | {' | '.join(name or 'all right' for name in skills)} "
         "| better than random, p |",
-        "| --- " * (4 + len(named)) + "|",
+        "| --- " * (4 + len(skills)) + "|",
     ]
     for column in report.columns:
         cells = [f"{column.keep:g}", "–" if column is whole else column.method]
         cells.append(f"{column.saved(whole):.0%}")
-        for name in named:
-            right, asked, low, high = column.share(name)
-            cells.append(f"{right / max(asked, 1):.0%} ({100 * low:.0f} to {100 * high:.0f})")
+        for name in skills:
+            right, total, low, high = column.share(name)
+            cells.append(f"{right / max(total, 1):.0%} ({100 * low:.0f} to {100 * high:.0f})")
         by_surprisal = column.method == METHODS[0]
         cells.append(f"{chances[column.keep]:.1e}" if by_surprisal else "")
         lines.append(f"| {' | '.join(cells)} |")

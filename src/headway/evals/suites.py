@@ -1,7 +1,6 @@
-"""Runs the suites on one model, and sets two reports side by side.
+"""Run the suites on one model, and compare two reports.
 
-It is given a `core.scoring.Model` and what is wanted of it. It promises a `Report` that depends on
-the model and the wants alone.
+A report depends only on the model (a `core.scoring.Model`) and the settings.
 """
 
 import time
@@ -15,7 +14,7 @@ from headway.core.progress import items_bar
 from headway.core.scoring import Model
 from headway.evals import questions, texts
 from headway.evals.pairs import (
-    Comparison,
+    EvalComparison,
     Paired,
     compare,
     skill_pairs,
@@ -23,19 +22,21 @@ from headway.evals.pairs import (
     tolerances,
     usual_kl_tolerance,
 )
-from headway.evals.report import Report
+from headway.evals.report import EvalReport
 from headway.evals.skills.suite import SKILLS
 from headway.evals.tasks import task
-from headway.evals.tasks.task import Task
+from headway.evals.tasks.task import EvalTask
 from headway.evals.texts import Corpora, divergence_pairs, text_pairs
 
-PROBED, NEEDED = 6, 4
-"""A skill is asked where the model gets so many of so many first questions right."""
+PROBE_QUESTIONS, MIN_PROBE_RIGHT = 6, 4
+"""A skill is part of the run if the model has MIN_PROBE_RIGHT of PROBE_QUESTIONS questions
+right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What is asked of a model; without corpora no text is scored, without skills none is asked."""
+class EvalSettings:
+    """What a run contains; without corpora no text is scored, without skills no question is
+    asked."""
 
     skills: Sequence[str]
     levels: Sequence[int]
@@ -43,24 +44,24 @@ class Wanted:
     seed: int
     corpora: Corpora | None
     distances: Sequence[int] = ()
-    """Characters between list and question of lookups that are asked besides."""
-    tasks: Sequence[Task] = ()
-    tasks_at_hand: Sequence[Task] = ()
-    """Tasks that are asked where the model can do them."""
-    fitting: bool = False
-    """Of skills those that A can do, and a text only where its tokens' probabilities are told."""
+    """Characters between list and question of the additional lookups."""
+    tasks: Sequence[EvalTask] = ()
+    tasks_at_hand: Sequence[EvalTask] = ()
+    """Tasks that are part of the run if the model can do them."""
+    only_feasible: bool = False
+    """Keep only skills that A can do, and skip texts if the server returns no log-probabilities."""
 
     @property
     def num_questions(self) -> int:
-        """At most: a skill with few phrasings may have fewer."""
+        """Upper bound: a skill with few phrasings may have fewer questions."""
         rows = len(self.skills) + len(self.distances)
         return rows * len(self.levels) * self.questions
 
 
-def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
-    """Run the suites, with a bar each on stderr."""
+def evaluate(model: Model, place: str, settings: EvalSettings) -> EvalReport:
+    """Run the suites, each with a progress bar on stderr."""
     began, start_s = datetime.now(UTC), time.perf_counter()
-    report = Report(
+    report = EvalReport(
         headway=headway.__version__,
         model=model.name,
         place=place,
@@ -68,88 +69,92 @@ def evaluate(model: Model, place: str, wanted: Wanted) -> Report:
         seconds=0.0,
     )
     report.bits = getattr(model, "bits", None)
-    if wanted.skills or wanted.distances:
-        with items_bar(f"{model.name}: skills", wanted.num_questions) as advance:
+    if settings.skills or settings.distances:
+        with items_bar(f"{model.name}: skills", settings.num_questions) as advance:
             report.skills = questions.ask(
                 model,
-                skills=wanted.skills,
-                levels=wanted.levels,
-                questions=wanted.questions,
-                seed=wanted.seed,
-                distances=wanted.distances,
+                skills=settings.skills,
+                levels=settings.levels,
+                questions=settings.questions,
+                seed=settings.seed,
+                distances=settings.distances,
                 advance=advance,
             )
-    if wanted.tasks:
-        total = sum(map(len, wanted.tasks))
+    if settings.tasks:
+        total = sum(map(len, settings.tasks))
         with items_bar(f"{model.name}: tasks", total) as advance:
-            report.tasks = task.ask(model, wanted.tasks, advance)
-    if wanted.corpora is not None:
+            report.tasks = task.ask(model, settings.tasks, advance)
+    if settings.corpora is not None:
         try:
-            with items_bar(f"{model.name}: text", wanted.corpora.num_windows) as advance:
-                report.text = texts.ask(model, wanted.corpora, advance)
+            with items_bar(f"{model.name}: text", settings.corpora.num_windows) as advance:
+                report.text = texts.ask(model, settings.corpora, advance)
         except UsageError as error:
-            if not wanted.fitting:
+            if not settings.only_feasible:
                 raise
             report.notes.append(f"no text: {error.cause}")
     report.seconds = round(time.perf_counter() - start_s, 3)
     return report
 
 
-def fit(model: Model, wanted: Wanted) -> tuple[Wanted, list[str]]:
-    """The skills and tasks that the model can do, by measurement; and what was left out."""
-    able, notes = task.able(model, wanted.tasks_at_hand)
-    wanted = replace(wanted, tasks=[*wanted.tasks, *able], tasks_at_hand=())
-    if not wanted.fitting or not wanted.skills:
-        return wanted, notes
-    asked = len(wanted.skills) * PROBED
-    with items_bar(f"{model.name}: which skills", asked) as advance:
+def select_suites(model: Model, settings: EvalSettings) -> tuple[EvalSettings, list[str]]:
+    """Drop the skills and tasks that the model cannot do in a short probe; also return notes on
+    them."""
+    able, notes = task.feasible_tasks(model, settings.tasks_at_hand)
+    settings = replace(settings, tasks=[*settings.tasks, *able], tasks_at_hand=())
+    if not settings.only_feasible or not settings.skills:
+        return settings, notes
+    total = len(settings.skills) * PROBE_QUESTIONS
+    with items_bar(f"{model.name}: which skills", total) as advance:
         probe = questions.ask(
             model,
-            skills=wanted.skills,
-            levels=wanted.levels[:1],
-            questions=PROBED,
-            seed=wanted.seed,
+            skills=settings.skills,
+            levels=settings.levels[:1],
+            questions=PROBE_QUESTIONS,
+            seed=settings.seed,
             advance=advance,
         )
     right = {share.skill: share.right for share in probe.shares}
-    skills = [skill for skill in wanted.skills if right[skill] >= NEEDED]
-    rest = ", ".join(f"{skill} {right[skill]}" for skill in wanted.skills if skill not in skills)
-    note = f"skills not asked, for {model.name} has under {NEEDED} of {PROBED} right: {rest}"
+    skills = [skill for skill in settings.skills if right[skill] >= MIN_PROBE_RIGHT]
+    rest = ", ".join(f"{skill} {right[skill]}" for skill in settings.skills if skill not in skills)
+    note = (
+        f"skills not asked, for {model.name} has under {MIN_PROBE_RIGHT} of {PROBE_QUESTIONS} "
+        f"right: {rest}"
+    )
     notes += [note] if rest else []
-    return replace(wanted, skills=skills), notes
+    return replace(settings, skills=skills), notes
 
 
-def as_asked(report: Report, wanted: Wanted) -> Wanted:
-    """What is wanted, of the skills and tasks that a stored report has."""
+def settings_of_report(report: EvalReport, settings: EvalSettings) -> EvalSettings:
+    """Restrict the settings to the skills and tasks of a saved report."""
     names = {item.skill for item in report.tasks.items} if report.tasks else set()
-    tasks = [each for each in wanted.tasks_at_hand if each.name in names]
-    wanted = replace(wanted, tasks=[*wanted.tasks, *tasks], tasks_at_hand=())
-    if not wanted.fitting or report.skills is None:
-        return replace(wanted, skills=()) if wanted.fitting else wanted
-    found = {item.skill for item in report.skills.items}
-    return replace(wanted, skills=[skill for skill in SKILLS if skill in found])
+    tasks = [each for each in settings.tasks_at_hand if each.name in names]
+    settings = replace(settings, tasks=[*settings.tasks, *tasks], tasks_at_hand=())
+    if not settings.only_feasible or report.skills is None:
+        return replace(settings, skills=()) if settings.only_feasible else settings
+    recorded = {item.skill for item in report.skills.items}
+    return replace(settings, skills=[skill for skill in SKILLS if skill in recorded])
 
 
 def evaluate_both(
-    first: tuple[Model, str], second: tuple[Model, str], wanted: Wanted
-) -> tuple[Report, Report]:
-    """A and B asked the same, their texts token by token in one pass where they cut them alike."""
-    wanted, left_out = fit(first[0], wanted)
-    asked = replace(wanted, corpora=None)
-    a, b = (evaluate(model, place, asked) for model, place in (first, second))
-    b.notes += left_out
-    if wanted.corpora is None:
+    first: tuple[Model, str], second: tuple[Model, str], settings: EvalSettings
+) -> tuple[EvalReport, EvalReport]:
+    """Run A and B with the same settings; texts in one pass, if both tokenize them alike."""
+    settings, notes = select_suites(first[0], settings)
+    without_text = replace(settings, corpora=None)
+    a, b = (evaluate(model, place, without_text) for model, place in (first, second))
+    b.notes += notes
+    if settings.corpora is None:
         return a, b
     began_s = time.perf_counter()
-    total = wanted.corpora.num_windows + len(wanted.corpora.lambada)
+    total = settings.corpora.num_windows + len(settings.corpora.lambada)
     try:
         with items_bar(f"{b.model} against {a.model}: text", total) as advance:
             a.text, b.text, b.divergence = texts.compare(
-                first[0], second[0], wanted.corpora, advance
+                first[0], second[0], settings.corpora, advance
             )
     except UsageError as error:
         b.notes.append(f"no divergence: {error.cause}")
-        only = replace(wanted, skills=(), distances=(), tasks=())
+        only = replace(settings, skills=(), distances=(), tasks=())
         for report, (model, place) in ((a, first), (b, second)):
             alone = evaluate(model, place, only)
             report.text, report.notes = alone.text, report.notes + alone.notes
@@ -158,31 +163,31 @@ def evaluate_both(
 
 
 def side_by_side(
-    first: Report,
-    second: Report,
+    first: EvalReport,
+    second: EvalReport,
     *,
     tolerance: float,
     kl_tolerance: float | None = None,
     notes: Sequence[str] = (),
     allow_unclear: bool = False,
-) -> Comparison:
-    """B, the second, against A, on what both were asked.
+) -> EvalComparison:
+    """Compare B (`second`) with A on all that both reports contain.
 
-    `kl_tolerance` follows the bits of the two where it is None. Texts are required; where none is
-    compared, all that was asked is.
+    If `kl_tolerance` is None, it follows from the bits per weight of both. Texts are required
+    measures; if no text is compared, every other measure but the single skills is required.
     """
     pairs: list[Paired] = []
     differences = [*notes]
     if first.skills is not None and second.skills is not None:
         pairs += skill_pairs(first.skills, second.skills)
-        differences += unlike(first, second, "skills", ("seed", "questions"))
+        differences += list_differences(first, second, "skills", ("seed", "questions"))
     if first.tasks is not None and second.tasks is not None:
         pairs += task_pairs(first.tasks, second.tasks)
-        differences += unlike(first, second, "tasks", ("questions",))
+        differences += list_differences(first, second, "tasks", ("questions",))
     compared = second.divergence.texts if second.divergence is not None else []
     if first.text is not None and second.text is not None:
         pairs += text_pairs(first.text, second.text, frozenset(each.name for each in compared))
-        differences += unlike(first, second, "text", ("limit",))
+        differences += list_differences(first, second, "text", ("limit",))
     if second.divergence is not None:
         pairs += divergence_pairs(second.divergence)
     if not any(pair.required for pair in pairs):
@@ -203,7 +208,9 @@ def side_by_side(
     return compare((first.model, second.model), pairs, limits, differences, allow_unclear)
 
 
-def unlike(first: Report, second: Report, suite: str, names: Sequence[str]) -> list[str]:
-    """What was not asked alike: "skills: questions is 50 in A and 100 in B"."""
+def list_differences(
+    first: EvalReport, second: EvalReport, suite: str, names: Sequence[str]
+) -> list[str]:
+    """List the settings that differ, e.g. "skills: questions is 50 in A and 100 in B"."""
     pairs = [(name, *(getattr(getattr(r, suite), name) for r in (first, second))) for name in names]
     return [f"{suite}: {name} is {a} in A and {b} in B" for name, a, b in pairs if a != b]

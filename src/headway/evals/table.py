@@ -1,6 +1,6 @@
-"""An evaluation for the terminal: shares with their intervals, then A against B and the gate.
+"""Print an evaluation in the terminal: shares with their intervals, then A against B and the gate.
 
-It is given a report, and promises that the HTML page says the same in the same words.
+The HTML page prints the same tables.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,18 @@ from headway.evals.pairs import (
     RELATIVE,
     UNCLEAR,
     WORSE,
-    Comparison,
+    EvalComparison,
     Measure,
 )
 from headway.evals.questions import Share, SkillsReport
-from headway.evals.report import Report
-from headway.evals.texts import SHARE, Figure
+from headway.evals.report import EvalReport
+from headway.evals.texts import SHARE, TextFigure
 
 STYLES = {WORSE: "bold red", AS_GOOD: "green", UNCLEAR: "yellow", CANNOT_TELL: "dim"}
 
 
-def show(report: Report, console: Console, gate: bool = False) -> None:
-    """Print everything."""
+def show(report: EvalReport, console: Console, gate: bool = False) -> None:
+    """Print the whole report."""
     console.print(f"[bold]{heading(report)}[/]", highlight=False)
     for note in report.notes:
         console.print(note, highlight=False, markup=False)
@@ -48,58 +48,58 @@ def show(report: Report, console: Console, gate: bool = False) -> None:
             console.print(line, highlight=False)
 
 
-def heading(report: Report) -> str:
-    """What was evaluated, in a line."""
+def heading(report: EvalReport) -> str:
+    """Return one line that names the model and the run."""
     return f"{report.model} at {report.place} · {report.seconds:.0f} s · headway {report.headway}"
 
 
 def plain_table(*columns: str) -> Table:
-    """A table without a frame; the first column to the left."""
+    """Return a table without a frame; the first column is left-aligned."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     return table
 
 
-def skills_table(found: SkillsReport) -> Table:
-    """Skills × levels: the share of right answers with its 95% interval."""
-    levels = sorted({share.level for share in found.shares if share.level})
+def skills_table(report: SkillsReport) -> Table:
+    """Return the table of right answers, skills × levels, with 95% intervals."""
+    levels = sorted({share.level for share in report.shares if share.level})
     columns = [f"level {level}" for level in levels]
     table = plain_table("right answers", *columns, "all", "of")
-    names = list(dict.fromkeys(share.skill for share in found.shares))
+    names = list(dict.fromkeys(share.skill for share in report.shares))
     for name in (*names[1:], ""):
-        cells = [found.find(name, level) for level in (*levels, 0)]
-        asked = cells[-1].asked if cells[-1] else 0
+        cells = [report.find(name, level) for level in (*levels, 0)]
+        total = cells[-1].total if cells[-1] else 0
         style = "bold" if not name else ""
-        table.add_row(name or "all", *map(share_text, cells), f"{asked:,}", style=style)
+        table.add_row(name or "all", *map(share_text, cells), f"{total:,}", style=style)
     return table
 
 
-def tasks_table(found: SkillsReport) -> Table:
-    """The share of right answers of each task with its 95% interval."""
+def tasks_table(report: SkillsReport) -> Table:
+    """Return the table of right answers per task, with 95% intervals."""
     table = plain_table("tasks", "right", "of")
-    for share in found.shares:
+    for share in report.shares:
         if share.skill and share.level:
-            table.add_row(share.skill, share_text(share), f"{share.asked:,}")
+            table.add_row(share.skill, share_text(share), f"{share.total:,}")
     return table
 
 
 def share_text(share: Share | None) -> str:
-    """ "96.0% (86.5…98.9)"; nothing where nothing was asked."""
-    if share is None or not share.asked:
+    """Format a share as "96.0% (86.5…98.9)", or "–" if no question was asked."""
+    if share is None or not share.total:
         return "–"
     return f"{share.share:.1%} ({share.low * 100:.1f}…{share.high * 100:.1f})"
 
 
-def skills_notes(found: SkillsReport) -> Iterator[str]:
-    """What a reader must know beside the shares."""
-    yield f"Seed {found.seed}; in brackets Wilson's 95% interval of the share, in percent."
-    if found.unfit:
-        yield f"{found.unfit} questions did not fit into the context and count as wrong."
+def skills_notes(report: SkillsReport) -> Iterator[str]:
+    """Yield lines that explain the shares."""
+    yield f"Seed {report.seed}; in brackets Wilson's 95% interval of the share, in percent."
+    if report.unfit:
+        yield f"{report.unfit} questions did not fit into the context and count as wrong."
 
 
-def figures_table(title: str, figures: Sequence[Figure]) -> Table:
-    """Each figure with its 95% interval."""
+def figures_table(title: str, figures: Sequence[TextFigure]) -> Table:
+    """Return a table of figures with their 95% intervals."""
     table = plain_table(title, "", "95%", "passages")
     for each in figures:
         percent = each.unit == SHARE
@@ -111,15 +111,15 @@ def figures_table(title: str, figures: Sequence[Figure]) -> Table:
     return table
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """One row a measure."""
+def comparison_table(comparison: EvalComparison) -> Table:
+    """Return the comparison, one row per measure."""
     names = (f"A {comparison.first}", f"B {comparison.second}")
     table = plain_table(
         *("required *", *names, "loss of B", "95%", "tolerance", "lost, gained", "p", "items"),
         "B is",
     )
     for each in comparison.measures:
-        counts = "–" if each.lost is None else f"{each.lost}, {each.gained}"
+        counts = "–" if each.only_first is None else f"{each.only_first}, {each.only_second}"
         table.add_row(
             f"{each.name} *" if each.required else each.name,
             value_text(each, each.first),
@@ -136,7 +136,7 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def value_text(measure: Measure, value: float | None) -> str:
-    """A share in percent, bits with four digits, perplexity with two."""
+    """Format a share in percent, bits with four digits, perplexity with two."""
     if value is None:
         return "–"
     if measure.kind == PERPLEXITY:
@@ -145,15 +145,15 @@ def value_text(measure: Measure, value: float | None) -> str:
 
 
 def loss_text(measure: Measure, loss: float) -> str:
-    """Points of a share, percent of bits or perplexity, or nats."""
+    """Format a loss: points of a share, percent of bits or perplexity, or nats."""
     if measure.kind == NATS:
         return f"{loss:.4f}"
     percent = measure.kind in (RELATIVE, PERPLEXITY)
     return f"{loss * 100:+.1f}%" if percent else f"{loss * 100:+.1f}"
 
 
-def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
-    """What was not alike, how to read the table, and what the gate says."""
+def comparison_lines(comparison: EvalComparison, gate: bool) -> Iterator[str]:
+    """Yield the differing settings, how to read the table, and the gate's verdict."""
     for line in comparison.differences:
         yield f"[bold yellow]![/] {line}"
     yield (
@@ -167,8 +167,8 @@ def comparison_lines(comparison: Comparison, gate: bool) -> Iterator[str]:
         yield f"with --gate: {verdict}"
 
 
-def gate_text(comparison: Comparison) -> str:
-    """Fails or passes, and why."""
+def gate_text(comparison: EvalComparison) -> str:
+    """Return whether the gate fails or passes, and why."""
     if comparison.worse:
         return "fails: " + "; ".join(
             f"{each.name} lost more than {loss_text(each, each.floor)} "
@@ -176,18 +176,18 @@ def gate_text(comparison: Comparison) -> str:
             for each in comparison.worse
         )
     if comparison.blind:
-        said = "no required measure has the items to see the tolerated loss"
+        reason = "no required measure has the items to see the tolerated loss"
         return (
-            f"passes, for --allow-unclear was given: {said}"
+            f"passes, for --allow-unclear was given: {reason}"
             if comparison.allow_unclear
-            else (f"fails: {said}; ask more, or give --allow-unclear")
+            else (f"fails: {reason}; ask more, or give --allow-unclear")
         )
     unclear = [each.name for each in comparison.measures if each.verdict == UNCLEAR]
-    untold = [each.name for each in comparison.measures if each.verdict == CANNOT_TELL]
+    undecided = [each.name for each in comparison.measures if each.verdict == CANNOT_TELL]
     return "passes" + "".join(
         [
             ": B is as good within the tolerance in every required measure" if not unclear else "",
             f"; neither worse nor as good: {', '.join(unclear)}" if unclear else "",
-            f"; cannot tell, and does not decide: {', '.join(untold)}" if untold else "",
+            f"; cannot tell, and does not decide: {', '.join(undecided)}" if undecided else "",
         ]
     )

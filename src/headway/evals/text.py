@@ -1,15 +1,14 @@
-"""How well a model expects a text: bits per byte by sliding windows, and last words.
+"""Bits per byte of a text by sliding windows, and accuracy of last words.
 
-It is given a `core.scoring.Model`, a folder's engine or a URL, and a text. It promises that every
-model is scored on the same bytes after the same context, whatever its tokenizer: a window is cut
-out of the text, not out of its tokens. Worked example, context 8, stride 8:
+Every model is scored on the same bytes after the same context, whatever its tokenizer: windows are
+cut out of the text, not out of its tokens. For example, with context 8 and stride 8:
 
     the text     the cat sat on the mat and slept
-    window 0     [the cat][ sat on the]                  context, then what is scored
+    window 0     [the cat][ sat on the]                  context, then the scored target
     window 1          [sat on the][ mat and]
     window 2                  [mat and][ slept]
 
-Cuts are moved on to the next word. The first context is never scored, all that follows is, once.
+Cuts move forward to the next word. The first context is never scored; all later text is, once.
 """
 
 import json
@@ -34,7 +33,7 @@ TEXTS = {
     "wikitext-2": "eval/wikitext-2/test.txt",
     "books": "text/val.txt",
 }
-"""Name → file in the data folder. wikitext-2 is the tokenised variant, with <unk> and @-@."""
+"""Name → file in the data folder. wikitext-2 is the tokenized variant, with <unk> and @-@."""
 LAMBADA = "eval/lambada/lambada_test.jsonl"
 
 T = TypeVar("T")
@@ -42,13 +41,13 @@ Advance = Callable[[], None]
 """Called after each item, for a progress bar."""
 
 
-def quietly() -> None:
-    """No progress bar."""
+def no_progress() -> None:
+    """Do nothing: there is no progress bar."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """A passage to score, and what the model reads before it."""
+class TextWindow:
+    """A passage to score (`target`) and the text before it (`context`)."""
 
     context: str
     target: str
@@ -56,7 +55,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
-    """One window scored: the negative log-probability of its bytes, in nats."""
+    """The score of one window: negative log-probability of its bytes, in nats."""
 
     nats: float
     num_bytes: int
@@ -65,7 +64,8 @@ class Passage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextScore:
-    """All windows of a text, in its order; two models' items are pairs."""
+    """The scores of all windows of a text, in order, so that two models can be compared item by
+    item."""
 
     name: str
     context_chars: int
@@ -78,19 +78,19 @@ class TextScore:
 
     @property
     def bits_per_byte(self) -> float:
-        """−log2 p of the text over its bytes: 8 says nothing, English by heart about 1."""
+        """−log2 p of the text over its bytes: 8 is no knowledge, about 1 is good for English."""
         return sum(each.nats for each in self.passages) / math.log(2) / self.num_bytes
 
     @property
     def perplexity(self) -> float:
-        """e^(nats a token): of this tokenizer only, so never compared between two."""
+        """e^(nats per token); comparable only between models with the same tokenizer."""
         count = sum(each.num_tokens for each in self.passages)
         return math.exp(sum(each.nats for each in self.passages) / count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """One passage's last word: whether it is what greedy decoding writes, and its nats."""
+    """A passage's last word: whether greedy decoding produces it, and its nats."""
 
     word: str
     right: bool
@@ -99,7 +99,7 @@ class LastWord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWords:
-    """All passages, in their order."""
+    """All passages, in order."""
 
     name: str
     items: list[LastWord]
@@ -114,7 +114,7 @@ class LastWords:
 
     @property
     def perplexity(self) -> float:
-        """e^(nats a word)."""
+        """e^(nats per word)."""
         return math.exp(sum(item.nats for item in self.items) / len(self.items))
 
 
@@ -124,30 +124,31 @@ def windows(
     context_chars: int = CONTEXT_CHARS,
     stride_chars: int = STRIDE_CHARS,
     limit: int | None = None,
-) -> list[Window]:
-    """The windows of `text`; with `limit`, so many of them, evenly spread.
+) -> list[TextWindow]:
+    """Return the windows of `text`, or `limit` of them at even distances.
 
-    A text no longer than the context has none.
+    A text that is no longer than the context has no window.
     """
     starts = range(context_chars, len(text), stride_chars)
     cuts = sorted({next_word(text, at, stride_chars) for at in starts})
     spans = [span for span in pairwise([*cuts, len(text)]) if span[0] < span[1]]
     starts_of = [context_start(text, begin, context_chars) for begin, _ in spans]
-    found = [
-        Window(context=text[start:begin], target=text[begin:end])
+    cut = [
+        TextWindow(context=text[start:begin], target=text[begin:end])
         for start, (begin, end) in zip(starts_of, spans, strict=True)
     ]
-    return spread(found, limit)
+    return spread(cut, limit)
 
 
 def next_word(text: str, at: int, within: int) -> int:
-    """The place of the first space before a word from `at` on, or `at` where none is near."""
-    found = WORD.search(text, at, at + within + 1)
-    return found.start() if found else at
+    """Return the position of the first space before a word from `at` on; `at` if none is near."""
+    space = WORD.search(text, at, at + within + 1)
+    return space.start() if space else at
 
 
 def context_start(text: str, end: int, length: int) -> int:
-    """Where a context of about `length` characters before `end` begins, with a word."""
+    """Return the start of a context of about `length` characters before `end`, at a word
+    boundary."""
     if end <= length:
         return 0
     begin = next_word(text, end - length - 1, length)
@@ -155,7 +156,7 @@ def context_start(text: str, end: int, length: int) -> int:
 
 
 def spread(items: list[T], limit: int | None) -> list[T]:
-    """`limit` of the items at even distances: 3 of 0 … 8 are 0, 3 and 6."""
+    """Return `limit` items at even distances: 3 of 0 … 8 are 0, 3 and 6."""
     if limit is None or limit >= len(items):
         return items
     return [items[i * len(items) // limit] for i in range(limit)]
@@ -169,9 +170,10 @@ def score_text(
     context_chars: int = CONTEXT_CHARS,
     stride_chars: int = STRIDE_CHARS,
     limit: int | None = None,
-    advance: Advance = quietly,
+    advance: Advance = no_progress,
 ) -> TextScore:
-    """Bits per byte of `text`; raises RequestError where a window exceeds the context."""
+    """Return bits per byte of `text`; raises RequestError if a window exceeds the model's
+    context."""
     cut = windows(text, context_chars=context_chars, stride_chars=stride_chars, limit=limit)
     if not cut:
         raise UsageError(
@@ -184,8 +186,10 @@ def score_text(
     )
 
 
-def score_windows(model: Model, cut: Sequence[Window], advance: Advance = quietly) -> list[Passage]:
-    """The bits of each window's target, read after its context."""
+def score_windows(
+    model: Model, cut: Sequence[TextWindow], advance: Advance = no_progress
+) -> list[Passage]:
+    """Score each window's target after its context."""
     passages = []
     for at in range(0, len(cut), BATCH):
         batch = cut[at : at + BATCH]
@@ -207,12 +211,12 @@ def score_last_words(
     *,
     name: str = "lambada",
     context_chars: int = LAMBADA_CHARS,
-    advance: Advance = quietly,
+    advance: Advance = no_progress,
 ) -> LastWords:
-    """Is each passage's last word what greedy decoding writes after the rest of it?
+    """Return whether greedy decoding produces each passage's last word.
 
-    Of several tokens all must be the likeliest; of two equally likely, either is. Longer passages
-    lose their beginning.
+    All tokens of the word must be the most likely ones; a tie counts as right. Passages longer than
+    `context_chars` are cut at the beginning.
     """
     items = []
     for at in range(0, len(passages), BATCH):
@@ -227,33 +231,35 @@ def score_last_words(
     return LastWords(name=name, items=items)
 
 
-def last_word(passage: str, context_chars: int = LAMBADA_CHARS) -> Window:
-    """ "I like red apples" is the context "I like red" and the target " apples"."""
+def last_word(passage: str, context_chars: int = LAMBADA_CHARS) -> TextWindow:
+    """Split "I like red apples" into the context "I like red" and the target " apples"."""
     context, _, word = passage.rstrip().rpartition(" ")
     begin = context_start(context, len(context), context_chars)
-    return Window(context=context[begin:], target=f" {word}")
+    return TextWindow(context=context[begin:], target=f" {word}")
 
 
-def score_targets(model: Model, batch: Sequence[Window], *, top: int = 0) -> list[Score]:
-    """The scores of each window's target alone, read after its context."""
+def score_targets(model: Model, batch: Sequence[TextWindow], *, top: int = 0) -> list[Score]:
+    """Return the scores of each window's target alone, read after its context."""
     wholes = model.score([each.context + each.target for each in batch], top=top)
-    found = []
+    scores = []
     for whole, begin in zip(wholes, context_lengths(model, batch, wholes), strict=True):
-        found.append(
+        scores.append(
             Score(
                 token_ids=whole.token_ids[begin:],
                 logprobs=whole.logprobs[begin:],
                 top=whole.top[begin:],
             )
         )
-    return found
+    return scores
 
 
-def context_lengths(model: Model, batch: Sequence[Window], wholes: Sequence[Score]) -> list[int]:
-    """How many tokens of each whole are its context's.
+def context_lengths(
+    model: Model, batch: Sequence[TextWindow], wholes: Sequence[Score]
+) -> list[int]:
+    """Return the number of context tokens at the start of each whole text.
 
-    Where ids are known, those that both begin with; a token across the cut is the target's. Else
-    the contexts are scored by themselves and their tokens counted.
+    If the model has `encode`, this is the common prefix of both token sequences, and a token across
+    the cut belongs to the target. Otherwise the contexts are scored alone and their tokens counted.
     """
     encode = getattr(model, "encode", None)
     if encode is None:
@@ -266,28 +272,28 @@ def context_lengths(model: Model, batch: Sequence[Window], wholes: Sequence[Scor
 
 
 def num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens both begin with: [5, 6, 7] and [5, 6, 8, 9] share 2."""
+    """Return the length of the common prefix: [5, 6, 7] and [5, 6, 8, 9] give 2."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, second)))
 
 
 def nats(score: Score) -> float:
-    """−log p of all tokens that something comes before."""
+    """Return −log p of all tokens but the first, which has no log-probability."""
     return -sum(each for each in score.logprobs if each is not None)
 
 
 def read_text(data: Path, name: str) -> str:
-    """One of `TEXTS`; raises UsageError that names the file where it is missing."""
+    """Read one of `TEXTS`; raises UsageError that names a missing file."""
     return read_data(data / TEXTS[name])
 
 
 def read_lambada(data: Path, limit: int | None = None) -> list[str]:
-    """The passages of LAMBADA's test set (OpenAI's variant), or `limit` of them, evenly spread."""
+    """Read LAMBADA's test set (OpenAI's variant), or `limit` passages at even distances."""
     lines = read_data(data / LAMBADA).splitlines()
     return [json.loads(line)["text"] for line in spread(lines, limit)]
 
 
 def read_data(path: Path) -> str:
-    """The text of a data file."""
+    """Read a data file as text; raises UsageError if that fails."""
     try:
         return regular_file.read_text(path)
     except OSError as error:

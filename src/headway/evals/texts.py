@@ -1,7 +1,6 @@
-"""The suite `text`: bits per byte and last words with their intervals, ready to be paired.
+"""The suite `text`: bits per byte and last words, with intervals, in a form that can be paired.
 
-It is given a `core.scoring.Model` and the data folder. It promises every passage's value, and that
-intervals come from blocks of neighbouring passages, drawn again: neighbours are not independent.
+Consecutive passages are not independent, so intervals come from a bootstrap over blocks of them.
 """
 
 import math
@@ -26,7 +25,7 @@ from headway.evals.text import (
     LastWords,
     Passage,
     TextScore,
-    Window,
+    TextWindow,
     read_data,
     read_lambada,
     score_last_words,
@@ -37,42 +36,42 @@ from headway.evals.text import (
 from headway.spec.embedded import general_text
 
 GENERAL = "general"
-"""The text that comes along, scored where --data names none."""
-MOST_BLOCKS = 500
-"""A text of 9,200 windows is drawn again in blocks of 19."""
+"""Name of the text inside the package, which is scored if --data is not given."""
+MAX_BLOCKS = 500
+"""Maximum number of bootstrap blocks: a text of 9,200 windows has blocks of 19."""
 
 
 class Corpora(msgspec.Struct, kw_only=True):
-    """What is scored: names with their windows, and the passages for last words."""
+    """The texts to score, by name, and the LAMBADA passages for last words."""
 
     texts: dict[str, str]
     lambada: list[str]
     limit: int | None
-    passages: dict[str, list[Window]] = {}
-    """By name what is in passages already: code behind its prompts."""
+    passages: dict[str, list[TextWindow]] = {}
+    """Texts that are already windows: HumanEval's solutions after their prompts."""
 
     @property
     def names(self) -> list[str]:
-        """Of all that is cut into windows."""
+        """Names of all texts."""
         return [*self.texts, *self.passages]
 
-    def cut(self, name: str) -> list[Window]:
-        """The windows of a text, `limit` of them at most."""
+    def cut(self, name: str) -> list[TextWindow]:
+        """Return the windows of a text, at most `limit`."""
         if name in self.passages:
             return spread(self.passages[name], self.limit)
         return windows(self.texts[name], limit=self.limit)
 
     @property
     def num_windows(self) -> int:
-        """Steps of the bar."""
+        """Number of steps of the progress bar."""
         return sum(len(self.cut(name)) for name in self.names) + len(self.lambada)
 
 
 BITS, SHARE, NATS_A_TOKEN, RATIO = "bits per byte", "share", "nats per token", "ratio"
 
 
-class Figure(msgspec.Struct, kw_only=True):
-    """One figure with its 95% interval; `unit` is one of the four below."""
+class TextFigure(msgspec.Struct, kw_only=True):
+    """One figure with its 95% interval; `unit` is BITS, SHARE, NATS_A_TOKEN or RATIO."""
 
     name: str
     unit: str
@@ -83,10 +82,10 @@ class Figure(msgspec.Struct, kw_only=True):
 
 
 class TextReport(msgspec.Struct, kw_only=True):
-    """Figures, and every passage behind them in its order."""
+    """Figures, and the passages behind them, in order."""
 
     limit: int | None
-    figures: list[Figure]
+    figures: list[TextFigure]
     texts: list[TextScore]
     last_words: LastWords | None = None
 
@@ -94,29 +93,29 @@ class TextReport(msgspec.Struct, kw_only=True):
     def of(
         cls, texts: list[TextScore], last_words: LastWords | None, limit: int | None
     ) -> "TextReport":
-        """The report of these scores, with their figures."""
+        """Build the report of these scores."""
         figures = [bits_figure(text) for text in texts]
         figures += [last_words_figure(last_words)] if last_words else []
         return cls(limit=limit, figures=figures, texts=texts, last_words=last_words)
 
 
 def read_corpora(data: str, limit: int | None) -> Corpora:
-    """The text that comes along, a file of the user's own, or the texts of a data folder.
+    """Read the text inside the package, a file of the user's own, or the texts of a data folder.
 
-    UsageError where a folder has none of them, or a file cannot be read.
+    Raises UsageError if a folder has no text, a file cannot be read, or a text is too short.
     """
-    found = text_corpora(data, limit)
-    short = [name for name in found.names if not found.cut(name)]
-    if short:
+    corpora = text_corpora(data, limit)
+    too_short = [name for name in corpora.names if not corpora.cut(name)]
+    if too_short:
         raise UsageError(
-            f"The text {short[0]} has no more than {CONTEXT_CHARS} characters: all are context.",
+            f"The text {too_short[0]} has at most {CONTEXT_CHARS} characters: all are context.",
             "Give a longer text.",
         )
-    return found
+    return corpora
 
 
 def text_corpora(data: str, limit: int | None) -> Corpora:
-    """The same, of any length."""
+    """Read the texts without a check of their length."""
     path = Path(data)
     if not data:
         return Corpora(texts={GENERAL: general_text()}, lambada=[], limit=limit)
@@ -133,7 +132,7 @@ def text_corpora(data: str, limit: int | None) -> Corpora:
 
 
 def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
-    """Score everything; `advance` is called once a passage."""
+    """Score all texts; `advance` is called after each passage."""
     texts = [
         TextScore(
             name=name,
@@ -147,18 +146,18 @@ def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
 
 
 def last_words_of(model: Model, corpora: Corpora, advance: Advance) -> LastWords | None:
-    """LAMBADA's last words; None where its passages are not at hand."""
+    """Score LAMBADA's last words; None if the data folder has no LAMBADA."""
     if not corpora.lambada:
         return None
     return score_last_words(model, corpora.lambada, advance=advance)
 
 
-def bits_figure(text: TextScore) -> Figure:
-    """Bits per byte; the interval is of passages drawn again."""
+def bits_figure(text: TextScore) -> TextFigure:
+    """Return bits per byte with a bootstrap interval."""
     bits = blocks([passage.nats / math.log(2) for passage in text.passages])
     num_bytes = blocks([passage.num_bytes for passage in text.passages])
     low, high = interval(paired_bootstrap(bits, num_bytes))
-    return Figure(
+    return TextFigure(
         name=text.name,
         unit=BITS,
         value=text.bits_per_byte,
@@ -168,36 +167,38 @@ def bits_figure(text: TextScore) -> Figure:
     )
 
 
-def last_words_figure(found: LastWords) -> Figure:
-    """The share of right last words."""
-    low, high = wilson(found.num_right, len(found.items))
-    return Figure(
-        name=found.name,
+def last_words_figure(last_words: LastWords) -> TextFigure:
+    """Return the share of right last words."""
+    low, high = wilson(last_words.num_right, len(last_words.items))
+    return TextFigure(
+        name=last_words.name,
         unit=SHARE,
-        value=found.accuracy,
+        value=last_words.accuracy,
         low=low,
         high=high,
-        items=len(found.items),
+        items=len(last_words.items),
     )
 
 
 def blocks(values: Sequence[float]) -> Values:
-    """Sums of neighbours, at most MOST_BLOCKS of them: with 2, [1, 2, 3, 4, 5] is [6, 9]."""
-    size = -(-len(values) // MOST_BLOCKS)
-    found: Values = np.add.reduceat(np.array(values, dtype=float), range(0, len(values), size))
-    return found
+    """Return sums of consecutive values in at most MAX_BLOCKS blocks: with 2, [1, 2, 3, 4, 5] → [6,
+    9]."""
+    size = -(-len(values) // MAX_BLOCKS)
+    sums: Values = np.add.reduceat(np.array(values, dtype=float), range(0, len(values), size))
+    return sums
 
 
 def text_pairs(
     first: TextReport, second: TextReport, compared: frozenset[str] = frozenset()
 ) -> Iterator[Paired]:
-    """Texts and last words whose passages are the same in both.
+    """Yield a measure for each text, and for last words, whose passages are the same in both
+    reports.
 
-    Those in `compared` are left out: their tokens say more.
+    Texts in `compared` are skipped: they have measures by token.
     """
-    before = {text.name: text for text in first.texts}
+    by_name = {text.name: text for text in first.texts}
     for b in second.texts:
-        a = before.get(b.name)
+        a = by_name.get(b.name)
         if b.name in compared:
             continue
         if a is None or [p.num_bytes for p in a.passages] != [p.num_bytes for p in b.passages]:
@@ -218,7 +219,7 @@ def text_pairs(
         return
     if [i.word for i in a_words.items] == [i.word for i in b_words.items]:
         right_a, right_b = (
-            np.array([float(item.right) for item in found.items]) for found in (a_words, b_words)
+            np.array([float(item.right) for item in words.items]) for words in (a_words, b_words)
         )
         yield Paired(
             name=f"last words, {b_words.name}",
@@ -234,26 +235,26 @@ class DivergenceReport(msgspec.Struct, kw_only=True):
     """B against A token by token: `method` says whether KL is exact or a lower bound."""
 
     method: str
-    figures: list[Figure]
+    figures: list[TextFigure]
     texts: list[Divergence]
 
 
 def compare(
     first: Model, second: Model, corpora: Corpora, advance: Advance
 ) -> tuple[TextReport, TextReport, DivergenceReport]:
-    """Both models on each text in one pass, and what the second lost token by token.
+    """Score both models on each text in one pass, and compare them token by token.
 
-    Raises UsageError where they do not cut a text into the same tokens.
+    Raises UsageError if the models tokenize a text differently.
     """
-    found, scores = [], []
+    results, scores = [], []
     for name in corpora.names:
         cut = corpora.cut(name)
-        found.append(divergence.compare(first, second, cut, name=name, advance=advance))
-        scores.append(both_scores(found[-1], cut))
+        results.append(divergence.compare(first, second, cut, name=name, advance=advance))
+        scores.append(both_scores(results[-1], cut))
     divergences = DivergenceReport(
-        method=found[0].method,
-        figures=[figure for each in found for figure in divergence_figures(each)],
-        texts=found,
+        method=results[0].method,
+        figures=[figure for each in results for figure in divergence_figures(each)],
+        texts=results,
     )
     of_a, of_b = (
         TextReport.of(list(texts), last_words_of(model, corpora, advance), corpora.limit)
@@ -262,11 +263,11 @@ def compare(
     return of_a, of_b, divergences
 
 
-def both_scores(found: Divergence, cut: Sequence[Window]) -> tuple[TextScore, TextScore]:
-    """The bits of A and of B on windows that were compared token by token."""
+def both_scores(result: Divergence, cut: Sequence[TextWindow]) -> tuple[TextScore, TextScore]:
+    """Return the bits of A and of B on windows that were compared token by token."""
     a, b = (
         TextScore(
-            name=found.name,
+            name=result.name,
             context_chars=CONTEXT_CHARS,
             stride_chars=STRIDE_CHARS,
             passages=[
@@ -275,7 +276,7 @@ def both_scores(found: Divergence, cut: Sequence[Window]) -> tuple[TextScore, Te
                     num_bytes=len(window.target.encode()),
                     num_tokens=each.num_tokens,
                 )
-                for window, each in zip(cut, found.passages, strict=True)
+                for window, each in zip(cut, result.passages, strict=True)
                 for nats in ((each.reference_nats, each.nats)[side],)
             ],
         )
@@ -284,24 +285,27 @@ def both_scores(found: Divergence, cut: Sequence[Window]) -> tuple[TextScore, Te
     return a, b
 
 
-def divergence_figures(found: Divergence) -> Iterator[Figure]:
-    """KL(A ‖ B), agreement of the likeliest token, Σ min(p, q) and the ratio of perplexities."""
-    passages = found.passages
+def divergence_figures(result: Divergence) -> Iterator[TextFigure]:
+    """Yield KL(A ‖ B), agreement of the most likely token, Σ min(p, q) and the ratio of
+    perplexities."""
+    passages = result.passages
     rows: list[tuple[str, str, float, list[float]]] = [
-        ("KL", NATS_A_TOKEN, found.kl, [each.kl for each in passages]),
-        ("same likeliest token", SHARE, found.agreement, [each.agreed for each in passages]),
+        ("KL", NATS_A_TOKEN, result.kl, [each.kl for each in passages]),
+        ("same likeliest token", SHARE, result.agreement, [each.agreed for each in passages]),
     ]
-    if found.overlap is not None:
-        rows.append(("Σ min(p, q)", SHARE, found.overlap, [each.overlap or 0 for each in passages]))
+    if result.overlap is not None:
+        rows.append(
+            ("Σ min(p, q)", SHARE, result.overlap, [each.overlap or 0 for each in passages])
+        )
     more = [each.nats - each.reference_nats for each in passages]
-    rows.append(("perplexity, B / A", RATIO, found.perplexity_ratio, more))
+    rows.append(("perplexity, B / A", RATIO, result.perplexity_ratio, more))
     tokens = blocks([each.num_tokens for each in passages])
     for name, unit, value, sums in rows:
         low, high = interval(paired_bootstrap(blocks(sums), tokens))
         if unit == RATIO:
             low, high = math.exp(low), math.exp(high)
-        yield Figure(
-            name=f"{found.name}: {name}",
+        yield TextFigure(
+            name=f"{result.name}: {name}",
             unit=unit,
             value=value,
             low=low,
@@ -310,9 +314,10 @@ def divergence_figures(found: Divergence) -> Iterator[Figure]:
         )
 
 
-def divergence_pairs(found: DivergenceReport) -> Iterator[Paired]:
-    """KL(A ‖ B), positions whose likeliest token differs, and the perplexity of B over A's."""
-    for each in found.texts:
+def divergence_pairs(report: DivergenceReport) -> Iterator[Paired]:
+    """Yield measures: KL(A ‖ B), positions with different most likely tokens, perplexity of B over
+    A's."""
+    for each in report.texts:
         tokens = blocks([passage.num_tokens for passage in each.passages])
         ratio = each.perplexity_ratio
         rows: list[tuple[str, str, float | None, float, list[float]]] = [

@@ -1,7 +1,7 @@
-"""A model behind any OpenAI-compatible URL: chat for answers, completions for log-probabilities.
+"""A model behind an OpenAI-compatible URL: chat for answers, completions for log-probabilities.
 
-It is given the URL, the model's name and a key. It promises to ask again where a server is busy,
-and a HeadwayError with the server's own words where it refuses.
+A request is repeated while the server is busy; if the server refuses it, a HeadwayError carries the
+server's own message.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ NO_TEMPLATE = re.compile(r"chat.?template", re.IGNORECASE)
 FIXES = {401: "Check --api-key.", 403: "Check --api-key.", 404: "Check the URL and --model."}
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 Body = dict[str, Any]
 
 
 class RefusedError(HeadwayError):
-    """The user sees it when the server answers with an error that waiting does not mend."""
+    """Raised when the server answers with an error that a retry does not fix."""
 
     def __init__(self, url: str, status: int, message: str) -> None:
         super().__init__(
@@ -40,7 +40,7 @@ class RefusedError(HeadwayError):
 
 
 class UrlModel:
-    """What `open_url` opens: a `core.scoring.Model` of so many requests at a time."""
+    """A `core.scoring.Model` behind a URL, with at most `concurrency` requests at a time."""
 
     def __init__(
         self,
@@ -57,29 +57,29 @@ class UrlModel:
         self.chats = True
         self._runner = runner
         self._session = session
-        self._places = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(concurrency)
         self._timeout_s = timeout_s
-        self._way = ""
+        self._scoring_method = ""
 
     def generate(
         self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
     ) -> Sequence[str | None]:
-        """Greedy answers; None where the server says that a chat exceeds its context."""
-        return self._runner.run(self._all([self._answer(chat, max_tokens) for chat in chats]))
+        """Return greedy answers; None where the server says that a chat exceeds its context."""
+        return self._runner.run(self._gather([self._answer(chat, max_tokens) for chat in chats]))
 
     def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
-        """Log-probabilities of the texts' tokens, and up to 20 alternatives a position."""
-        if not self._way:
-            self._way = self._runner.run(self._find_way())
-        score = WAYS[self._way]
-        return self._runner.run(self._all([score(self, text, top) for text in texts]))
+        """Return log-probabilities of the texts' tokens, and up to 20 alternatives per position."""
+        if not self._scoring_method:
+            self._scoring_method = self._runner.run(self._find_scoring_method())
+        score = SCORING_METHODS[self._scoring_method]
+        return self._runner.run(self._gather([score(self, text, top) for text in texts]))
 
     def whole_answers(self, bodies: Sequence[Body]) -> list[Body]:
-        """Whole greedy answers to these bodies of a chat, whatever fields they have."""
-        return self._runner.run(self._all([self._post(CHAT, body) for body in bodies]))
+        """Return the full JSON of greedy answers to these chat bodies."""
+        return self._runner.run(self._gather([self._post(CHAT, body) for body in bodies]))
 
     def stats(self) -> Body | None:
-        """What `/stats` of a server of ours tells; None of another's."""
+        """Return `/stats` of a Headway server; None for any other server."""
         return self._runner.run(self._stats())
 
     async def _stats(self) -> Body | None:
@@ -92,8 +92,8 @@ class UrlModel:
         except (TimeoutError, aiohttp.ClientError, msgspec.DecodeError):
             return None
 
-    def find_out(self) -> None:
-        """Ask once, so that a wrong URL, key or name is told before the suite begins."""
+    def check_connection(self) -> None:
+        """Send one request, so that a wrong URL, key or name fails before the suite begins."""
         try:
             self._runner.run(self._chat([{"role": "user", "content": "Hi"}], 1))
         except RefusedError as error:
@@ -101,8 +101,8 @@ class UrlModel:
                 raise
             self.chats = False
 
-    async def _all(self, jobs: Sequence[Coroutine[Any, Any, Found]]) -> list[Found]:
-        """All at once, as many as there are places; the first error ends the others."""
+    async def _gather(self, jobs: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """Run all jobs concurrently; the first error cancels the others."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(job) for job in jobs]
@@ -129,27 +129,28 @@ class UrlModel:
         answer = await self._post(COMPLETIONS, body)
         return str(first_choice(answer, self.url)["text"]).partition(STOP)[0]
 
-    async def _find_way(self) -> str:
-        """The first way in which this server tells the log-probabilities of a prompt."""
-        said = ""
-        for name, score in WAYS.items():
+    async def _find_scoring_method(self) -> str:
+        """Return the first scoring method that gives log-probabilities of a prompt on this
+        server."""
+        message = ""
+        for name, score in SCORING_METHODS.items():
             try:
-                found = await score(self, "One two three.", 0)
+                probe = await score(self, "One two three.", 0)
             except RefusedError as error:
-                said = error.message
+                message = error.message
                 if error.status not in (400, 404, 422):
                     raise
             else:
-                if len(found.logprobs) > 1 and None not in found.logprobs[1:]:
+                if len(probe.logprobs) > 1 and None not in probe.logprobs[1:]:
                     return name
         raise UsageError(
             f"{self.url} does not tell the log-probabilities of a prompt"
-            f"{f': {said}' if said else '.'}",
+            f"{f': {message}' if message else '.'}",
             "The suite text needs prompt_logprobs or echo with logprobs; take --suite skills.",
         )
 
     async def _score_prompt(self, text: str, top: int) -> Score:
-        """vLLM's way: `prompt_logprobs`, alternatives by id."""
+        """Score with vLLM's `prompt_logprobs`; alternatives by token id."""
         body = {"prompt": text, "max_tokens": 1, "prompt_logprobs": top, "return_token_ids": True}
         choice = first_choice(await self._post(COMPLETIONS, body), self.url)
         ids, entries = choice.get("prompt_token_ids") or [], choice.get("prompt_logprobs") or []
@@ -159,19 +160,19 @@ class UrlModel:
             token_ids=ids,
             logprobs=[e and e[str(i)]["logprob"] for i, e in zip(ids, entries, strict=True)],
             top=[
-                {int(i): told["logprob"] for i, told in (e or {}).items() if told["rank"] <= top}
+                {int(i): entry["logprob"] for i, entry in (e or {}).items() if entry["rank"] <= top}
                 for e in entries
             ],
         )
 
     async def _score_echo(self, text: str, top: int) -> Score:
-        """OpenAI's first way: `echo` with `logprobs`, alternatives by text."""
+        """Score with OpenAI's `echo` and `logprobs`; alternatives by text."""
         body = {"prompt": text, "max_tokens": 0, "echo": True, "logprobs": max(top, 1)}
         answer = await self._post(COMPLETIONS, body)
-        told = first_choice(answer, self.url).get("logprobs") or {}
+        fields = first_choice(answer, self.url).get("logprobs") or {}
         count = (answer.get("usage") or {}).get("prompt_tokens")
-        logprobs = told.get("token_logprobs") or []
-        tops = told.get("top_logprobs") or [None] * len(logprobs)
+        logprobs = fields.get("token_logprobs") or []
+        tops = fields.get("top_logprobs") or [None] * len(logprobs)
         return Score(
             token_ids=[],
             logprobs=logprobs[:count],
@@ -179,9 +180,10 @@ class UrlModel:
         )
 
     async def _post(self, path: str, body: Body) -> Body:
-        """One greedy request, asked again while the server is busy."""
+        """Send one greedy request; retry with PAUSES_S between attempts while the server is
+        busy."""
         data = msgspec.json.encode({"model": self.name, "temperature": 0, **body})
-        async with self._places:
+        async with self._slots:
             for pause_s in (*PAUSES_S, None):
                 status, content = await self._send(path, data)
                 if status == 200 and isinstance(content, dict):
@@ -209,12 +211,12 @@ class UrlModel:
             return response.status, content.decode("utf-8", "replace")
 
 
-WAYS = {"prompt_logprobs": UrlModel._score_prompt, "echo": UrlModel._score_echo}
-"""How servers tell the log-probabilities of a prompt, the better first: it tells ids."""
+SCORING_METHODS = {"prompt_logprobs": UrlModel._score_prompt, "echo": UrlModel._score_echo}
+"""Ways to get the log-probabilities of a prompt, best first: prompt_logprobs returns token ids."""
 
 
 def first_choice(answer: Body, url: str) -> Body:
-    """The one choice of an answer; HeadwayError when there is none."""
+    """Return the first choice of an answer; raises HeadwayError if there is none."""
     try:
         choice: Body = answer["choices"][0]
     except (KeyError, IndexError, TypeError):
@@ -223,7 +225,7 @@ def first_choice(answer: Body, url: str) -> Body:
 
 
 def message_of(content: Any) -> str:
-    """The words of an error body, and its code: {"error": {"message", "code"}}, or any text."""
+    """Return message and code of an error body: {"error": {"message", "code"}}, or any text."""
     error = content.get("error", content) if isinstance(content, dict) else content
     if isinstance(error, dict):
         parts = (error.get("message") or error.get("detail") or error, error.get("code"))
@@ -232,7 +234,7 @@ def message_of(content: Any) -> str:
 
 
 def is_url(text: str) -> bool:
-    """http://… and https://…"""
+    """Whether the text begins with http:// or https://."""
     return text.startswith(("http://", "https://"))
 
 
@@ -240,21 +242,22 @@ def is_url(text: str) -> bool:
 def open_url(
     url: str, *, model: str = "", api_key: str = "", concurrency: int = 8, timeout_s: float = 600.0
 ) -> Iterator[UrlModel]:
-    """The model at `url` (…/v1 or not), asked once; without a name the first that is served."""
+    """Open the model at `url` (with or without /v1) and check it; default name: the first model
+    served."""
     base = url.rstrip("/").removesuffix("/v1")
     with asyncio.Runner() as runner:
-        session = runner.run(opened(api_key))
+        session = runner.run(create_session(api_key))
         try:
             name = model or runner.run(model_name(session, base))
-            found = UrlModel(
+            opened = UrlModel(
                 runner, session, base, name=name, concurrency=concurrency, timeout_s=timeout_s
             )
-            found.find_out()
-            yield found
+            opened.check_connection()
+            yield opened
         finally:
             runner.run(session.close())
 
 
-async def opened(api_key: str) -> aiohttp.ClientSession:
-    """A session belongs to the loop that it is opened in."""
+async def create_session(api_key: str) -> aiohttp.ClientSession:
+    """Open a session inside the event loop that it belongs to."""
     return open_session(api_key, accept="application/json")

@@ -12,7 +12,7 @@ import pytest
 from headway.cli import kv_gate
 from headway.config.options import EngineOptions
 from headway.core.errors import UsageError
-from headway.evals.pairs import Comparison, Measure
+from headway.evals.pairs import EvalComparison, Measure
 from headway.spec.embedded import model_folder
 
 FOLDER = model_folder(None)
@@ -31,7 +31,7 @@ def report(verdict: str = "as good", against: Path = FOLDER) -> Any:
         **{"ceiling": 0.0, "verdict": verdict, "required": True},
     )
     return SimpleNamespace(
-        comparison=Comparison(first="whole", second="less", measures=[measure], differences=[]),
+        comparison=EvalComparison(first="whole", second="less", measures=[measure], differences=[]),
         against=SimpleNamespace(place=str(against)),
     )
 

@@ -52,7 +52,8 @@ def test_the_figures_on_the_page_are_those_of_the_code():
         )
     assert f"| {NARROW_BITS} bits a weight or more" in EVALS
     assert (
-        f"{suites.PROBED} first questions" in EVALS and f"fewer than {suites.NEEDED} right" in EVALS
+        f"{suites.PROBE_QUESTIONS} first questions" in EVALS
+        and f"fewer than {suites.MIN_PROBE_RIGHT} right" in EVALS
     )
     assert (
         all(f"`{flag_name(name)}`" in EVALS for name in OF_ONE) and f"{flag_name(PREFIX)}" in EVALS

@@ -22,7 +22,7 @@ from headway.cli.main import main
 from headway.core.errors import UsageError
 from headway.core.scoring import STOP, Score, transcript
 from headway.evals import page, questions, suites
-from headway.evals.divergence import Compared, Divergence
+from headway.evals.divergence import Divergence, PassageDivergence
 from headway.evals.pairs import (
     ALPHA,
     NATS,
@@ -30,14 +30,14 @@ from headway.evals.pairs import (
     POINTS,
     POSITIONS,
     RELATIVE,
-    Comparison,
+    EvalComparison,
     Paired,
     compare,
     judge,
     tolerances,
     usual_kl_tolerance,
 )
-from headway.evals.report import Report, read_report
+from headway.evals.report import EvalReport, read_report
 from headway.evals.skills.suite import SKILLS, TEST_SEED, examples
 from headway.evals.statistics import (
     binomial_tail,
@@ -147,7 +147,7 @@ def shares(lost: int, gained: int, items: int) -> Paired:
 def test_the_gates_rule(lost: int, gained: int, items: int, verdict: str):
     found = judge(shares(lost, gained, items), 0.02, 1)
     assert found.verdict == verdict, found
-    assert (found.lost, found.gained) == (lost, gained)
+    assert (found.only_first, found.only_second) == (lost, gained)
     assert found.loss == pytest.approx((lost - gained) / items)
     assert found.low <= found.loss <= found.high
 
@@ -159,11 +159,13 @@ def test_a_model_that_can_hardly_do_it_cannot_lose_it():
     assert judge(replace(paired, first=0.04), 0.02, 1).verdict == "as good"
 
 
-def gate_of(*rows: tuple[str, bool], allow: bool = False) -> Comparison:
+def gate_of(*rows: tuple[str, bool], allow: bool = False) -> EvalComparison:
     """A comparison of measures with these verdicts, required or not."""
     known = judge(shares(0, 0, 1000), 0.02, 1)
     measures = [structs.replace(known, verdict=v, required=required) for v, required in rows]
-    return Comparison(first="A", second="B", measures=measures, differences=[], allow_unclear=allow)
+    return EvalComparison(
+        first="A", second="B", measures=measures, differences=[], allow_unclear=allow
+    )
 
 
 @pytest.mark.parametrize(
@@ -261,9 +263,9 @@ class Knowing:
         raise NotImplementedError
 
 
-def report_of(model: Knowing, **wants: Any) -> Report:
+def report_of(model: Knowing, **wants: Any) -> EvalReport:
     chosen = {"skills": list(SKILLS), "levels": (1, 2, 3), "questions": 4, "seed": TEST_SEED}
-    wanted = suites.Wanted(**(chosen | {"corpora": None} | wants))
+    wanted = suites.EvalSettings(**(chosen | {"corpora": None} | wants))
     return suites.evaluate(model, "here", wanted)
 
 
@@ -272,7 +274,7 @@ def test_every_right_answer_counts_and_every_item_is_kept():
     assert found is not None and len(found.items) == 12 * 3 * 4
     assert all(item.right and item.reply == item.answer for item in found.items)
     whole = found.find("", 0)
-    assert whole is not None and (whole.right, whole.asked) == (144, 144)
+    assert whole is not None and (whole.right, whole.total) == (144, 144)
     assert found.find("copy", 2) is not None and found.find("copy", 4) is None
 
 
@@ -294,14 +296,16 @@ def test_fewer_questions_are_the_first_of_more():
 
 def test_skills_that_a_model_can_do_are_found_by_asking():
     """Without --suite, of twelve skills those that four of six first questions are right of."""
-    wanted = suites.Wanted(
+    wanted = suites.EvalSettings(
         skills=list(SKILLS), levels=(1, 2, 3), questions=2, seed=TEST_SEED, corpora=None,
-        fitting=True,
+        only_feasible=True,
     )  # fmt: skip
-    fitting, notes = suites.fit(Knowing("copy", questions=6), wanted)
-    assert fitting.skills == [skill for skill in SKILLS if skill != "copy"]
+    only_feasible, notes = suites.select_suites(Knowing("copy", questions=6), wanted)
+    assert only_feasible.skills == [skill for skill in SKILLS if skill != "copy"]
     assert notes == ["skills not asked, for knowing has under 4 of 6 right: copy 0"]
-    named, notes = suites.fit(Knowing("copy", questions=6), replace(wanted, fitting=False))
+    named, notes = suites.select_suites(
+        Knowing("copy", questions=6), replace(wanted, only_feasible=False)
+    )
     assert named.skills == list(SKILLS) and notes == []
 
 
@@ -336,7 +340,7 @@ def text_report(more: float, right: int) -> TextReport:
 
 
 def divergence(kl: float) -> Divergence:
-    passage = Compared(
+    passage = PassageDivergence(
         num_tokens=50, kl=50 * kl, agreed=45, overlap=48.0, reference_nats=100.0, nats=101.0
     )
     return Divergence(name="books", reference="A", method="exact", passages=[passage] * 100)
@@ -364,7 +368,10 @@ def test_texts_and_divergence_in_table_gate_page_and_file(tmp_path: Path):
     assert rows.pop("perplexity, books").verdict == "as good", "2 of the 3%"
     assert all(row.verdict == "worse" for row in rows.values())
     assert rows["bits per byte, wikitext-2"].loss == pytest.approx(0.05)
-    assert (rows["last words, lambada"].lost, rows["KL, books"].loss) == (30, pytest.approx(0.1))
+    assert (rows["last words, lambada"].only_first, rows["KL, books"].loss) == (
+        30,
+        pytest.approx(0.1),
+    )
     told = {figure.name: figure.value for figure in second.divergence.figures}
     assert told == pytest.approx(
         {
@@ -384,7 +391,7 @@ def test_texts_and_divergence_in_table_gate_page_and_file(tmp_path: Path):
 # ── the command line on stored reports ──────────────────────────────────────────────────────
 
 
-def write(path: Path, report: Report) -> str:
+def write(path: Path, report: EvalReport) -> str:
     path.write_bytes(msgspec.json.encode(report))
     return str(path)
 

@@ -23,10 +23,10 @@ from headway.evals.divergence import (
     compare,
     compare_rows,
     compare_tokens,
-    lumped_kl,
+    merged_kl,
 )
 from headway.evals.text import (
-    Window,
+    TextWindow,
     last_word,
     num_shared,
     read_lambada,
@@ -198,7 +198,7 @@ def test_a_token_across_the_cut_is_the_targets():
         def encode(self, text: str) -> list[int]:
             return list(text.encode().replace(b"t m", b"\x01"))
 
-    (target,) = score_targets(Merging(), [Window(context="the cat", target=" mat")])
+    (target,) = score_targets(Merging(), [TextWindow(context="the cat", target=" mat")])
     assert bytes(target.token_ids) == b"\x01at"
 
 
@@ -209,7 +209,7 @@ def test_a_text_that_is_all_context_is_refused():
 
 def test_last_words():
     """The model knows one passage by heart; of the other it knows nothing."""
-    assert last_word("I like red apples\n") == Window(context="I like red", target=" apples")
+    assert last_word("I like red apples\n") == TextWindow(context="I like red", target=" apples")
     assert len(last_word("word " * 300 + "end", 100).context) <= 100
     model = knows("ab cde")
     found = score_last_words(model, ["ab cde", "ab cdx"])
@@ -243,7 +243,7 @@ def test_a_model_does_not_differ_from_itself():
 
 def test_divergence_on_text_by_hand():
     """Uniform against a model that knows the text: log 256 against nearly nothing, a token."""
-    cut = [Window(context="the cat", target=" sat")]
+    cut = [TextWindow(context="the cat", target=" sat")]
     found = compare(Bytes(), model := knows("the cat sat"), cut)
     pairs = [(b"t", b" "), (b" ", b"s"), (b"s", b"a"), (b"a", b"t")]
     told = -sum(float(model.table[a[0], b[0]]) for a, b in pairs)
@@ -270,9 +270,9 @@ def test_the_likeliest_give_a_lower_bound(seed: int, scale: float):
     p, q = p - np.logaddexp.reduce(p), q - np.logaddexp.reduce(q)
     (exact,), _, _ = compare_rows(p[None], q[None])
     for top in (0, 1, 5, 20, 50):
-        bound = lumped_kl(dict(best_of(p, top)), dict(best_of(q, top)))
+        bound = merged_kl(dict(best_of(p, top)), dict(best_of(q, top)))
         assert -1e-9 <= bound <= exact + 1e-6
-    assert lumped_kl(dict(best_of(p, 50)), dict(best_of(q, 50))) == pytest.approx(exact, abs=1e-6)
+    assert merged_kl(dict(best_of(p, 50)), dict(best_of(q, 50))) == pytest.approx(exact, abs=1e-6)
 
 
 def test_the_bound_by_hand():
@@ -280,10 +280,10 @@ def test_the_bound_by_hand():
     p = {"a": math.log(0.5), "b": math.log(0.3)}
     q = {"a": math.log(0.4), "b": math.log(0.3)}
     by_hand = 0.5 * math.log(0.5 / 0.4) + 0.2 * math.log(0.2 / 0.3)
-    assert lumped_kl(p, q) == pytest.approx(by_hand)
+    assert merged_kl(p, q) == pytest.approx(by_hand)
     half = {"\ufffd": math.log(0.1)}
-    assert lumped_kl(p | half, q | half) == pytest.approx(by_hand)
-    assert lumped_kl({"a": 0.0}, {"a": 0.0}) == 0
+    assert merged_kl(p | half, q | half) == pytest.approx(by_hand)
+    assert merged_kl({"a": 0.0}, {"a": 0.0}) == 0
 
 
 def test_a_url_is_compared_by_its_likeliest():
@@ -380,7 +380,7 @@ def test_models_with_other_tokens_are_compared_by_their_bits():
         def encode(self, text: str) -> list[int]:
             return [byte ^ 1 for byte in text.encode()]
 
-    wanted = suites.Wanted(**NO_SKILLS, corpora=corpora())
+    wanted = suites.EvalSettings(**NO_SKILLS, corpora=corpora())
     a, b = suites.evaluate_both((drawn(1), "a"), (Pairs(drawn(2).table), "b"), wanted)
     assert b.divergence is None and "different tokens" in b.notes[0]
     found = suites.side_by_side(a, b, tolerance=0.02)

@@ -12,7 +12,7 @@ from headway.evals.skills.suite import (
     TEST_SEED,
     lookups,
 )
-from headway.evals.suites import Wanted
+from headway.evals.suites import EvalSettings
 
 Chat = list[dict[str, str]]
 
@@ -48,7 +48,7 @@ def test_lookups_stand_so_far_from_their_list(distance: int):
 
 
 def test_lookups_are_rows_of_their_own_as_many_as_a_skill_has():
-    wanted = Wanted(
+    wanted = EvalSettings(
         skills=["copy"], levels=[1, 2], questions=3, seed=5, corpora=None, distances=[0, 300]
     )
     assert wanted.num_questions == 18 and "lookups at 0, 300 characters" in outline(wanted)
@@ -56,6 +56,6 @@ def test_lookups_are_rows_of_their_own_as_many_as_a_skill_has():
     found = questions.ask(
         model, skills=["copy"], levels=[1, 2], questions=3, seed=5, distances=[0, 300]
     )
-    shares = {(each.skill, each.level): (each.right, each.asked) for each in found.shares}
+    shares = {(each.skill, each.level): (each.right, each.total) for each in found.shares}
     assert shares["lookup at 300", 0] == (6, 6) and shares["lookup at 0", 0] == (0, 6)
     assert shares["copy", 0] == (0, 6) and shares["", 0] == (6, 18)

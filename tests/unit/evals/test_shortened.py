@@ -12,8 +12,8 @@ from headway.evals.shortened import (
     Column,
     ShortenedReport,
     ask,
-    parted,
     questions_of,
+    split_document,
     table,
 )
 from headway.evals.skills.suite import LEVELS, examples
@@ -27,7 +27,7 @@ def test_a_question_is_parted_and_nothing_of_it_is_lost(skill, level):
     for example in islice(examples(skill, level, SEED), 60):
         if example.before:
             continue
-        before, text, behind = parted(example, skill)
+        before, text, behind = split_document(example, skill)
         words = f"{before} {text} {behind}".split()
         assert words == example.prompt.split()
         assert text.strip() and (before or behind)

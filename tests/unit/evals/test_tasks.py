@@ -14,7 +14,7 @@ from headway.core.scoring import Score
 from headway.evals import suites
 from headway.evals.tasks import choices, gsm8k, humaneval, ifeval
 from headway.evals.tasks.table import named_tasks, tasks_at_hand
-from headway.evals.tasks.task import Choice, Question, Task, able, ask
+from headway.evals.tasks.task import EvalTask, MultipleChoice, TaskQuestion, ask, feasible_tasks
 
 
 class Scripted:
@@ -69,9 +69,9 @@ def test_word_problems_are_right_by_their_last_number(tmp_path: Path):
 def test_last_words_are_chosen_among_those_of_the_next_passages():
     words = ("tree", "tree", "Tree", "cat", "hat", "car")
     found = choices.last_words([f"they went to see the {word}" for word in words])
-    assert found[0] == Choice("they went to see the", [" tree", " cat", " hat", " car"], 0)
+    assert found[0] == MultipleChoice("they went to see the", [" tree", " cat", " hat", " car"], 0)
     assert found[4].choices == [" hat", " car", " tree", " cat"], "the last go on with the first"
-    task = Task("lambada-choices", (), found)
+    task = EvalTask("lambada-choices", (), found)
     right = [item.right for item in ask(Scripted({}, "cat"), [task]).items]
     assert right == [False, False, False, True, False, False]
 
@@ -86,13 +86,13 @@ def test_a_file_of_ones_own(tmp_path: Path):
     )
     (task,) = named_tasks([str(own)], "", 10, False)
     assert task.name == "mine" and len(task) == 4
-    assert task.choices[0] == Choice("The sky is", [" green", " blue"], 1)
+    assert task.choices[0] == MultipleChoice("The sky is", [" green", " blue"], 1)
     model = Scripted({"Capital of France?": "It is Paris.", "Say it": "Good  morning!"}, "blue")
     found = ask(model, [task])
     assert [item.right for item in found.items] == [True, True, True, False]
     assert not task.questions[0].accepts("Parisians")
     share = found.find("mine", 1)
-    assert share is not None and (share.right, share.asked) == (3, 4)
+    assert share is not None and (share.right, share.total) == (3, 4)
 
 
 @pytest.mark.parametrize(
@@ -256,21 +256,27 @@ def test_a_program_is_right_when_its_tests_pass(reply: str, right: bool):
 
 
 def test_a_program_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(humaneval, "SECONDS", 1)
+    monkeypatch.setattr(humaneval, "TIMEOUT_S", 1)
     assert not humaneval.passes(ADD, "    while True: pass\n")
 
 
 def test_tasks_at_hand_are_asked_of_a_model_that_can_do_them():
-    def task(name: str, known: int) -> Task:
-        return Task(name, [one(f"{name} {i}", i < known) for i in range(10)], (), 8)
+    def task(name: str, known: int) -> EvalTask:
+        return EvalTask(name, [one(f"{name} {i}", i < known) for i in range(10)], (), 8)
 
-    def one(text: str, known: bool) -> Question:
+    def one(text: str, known: bool) -> TaskQuestion:
         answers.update({text: "yes"} if known else {})
-        return Question([{"role": "user", "content": text}], "yes", lambda reply: reply == "yes")
+        return TaskQuestion(
+            [{"role": "user", "content": text}], "yes", lambda reply: reply == "yes"
+        )
 
     answers: dict[str, str] = {}
-    tasks = [task("easy", 5), task("hard", 1), Task("choose", (), [Choice("a", [" b", " c"], 0)])]
-    found, notes = able(Scripted(answers), tasks)
+    tasks = [
+        task("easy", 5),
+        task("hard", 1),
+        EvalTask("choose", (), [MultipleChoice("a", [" b", " c"], 0)]),
+    ]
+    found, notes = feasible_tasks(Scripted(answers), tasks)
     assert [each.name for each in found] == ["easy", "choose"]
     assert notes == ["hard not asked, for scripted has 1 of 8 right: --tasks hard asks it"]
 
@@ -278,12 +284,12 @@ def test_tasks_at_hand_are_asked_of_a_model_that_can_do_them():
 def test_tasks_are_paired_and_do_not_decide_without_the_power():
     def report(right: int) -> Any:
         questions = [
-            Question([{"role": "user", "content": str(i)}], "", lambda reply: reply == "yes")
+            TaskQuestion([{"role": "user", "content": str(i)}], "", lambda reply: reply == "yes")
             for i in range(100)
         ]
-        wanted = suites.Wanted(
+        wanted = suites.EvalSettings(
             skills=[], levels=[1], questions=1, seed=0, corpora=None,
-            tasks=[Task("mine", questions, (), 8)],
+            tasks=[EvalTask("mine", questions, (), 8)],
         )  # fmt: skip
         return suites.evaluate(Scripted({str(i): "yes" for i in range(right)}), "here", wanted)
 
@@ -291,4 +297,4 @@ def test_tasks_are_paired_and_do_not_decide_without_the_power():
     assert [(m.name, m.verdict) for m in alike.measures] == [("task mine", "cannot tell")]
     assert alike.failed, "nothing else was asked"
     worse = suites.side_by_side(report(90), report(60), tolerance=0.02)
-    assert worse.measures[0].verdict == "worse" and worse.measures[0].lost == 30
+    assert worse.measures[0].verdict == "worse" and worse.measures[0].only_first == 30

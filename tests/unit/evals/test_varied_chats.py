@@ -6,7 +6,7 @@ from itertools import islice
 
 import pytest
 
-from headway.evals.skills.dressing import Field, dress, function
+from headway.evals.skills.dressing import Field, draw_style, function
 from headway.evals.skills.example import TOOL_CLOSE, TOOL_OPEN, Example
 from headway.evals.skills.structured import POSTAMBLE, PREAMBLE
 from headway.evals.skills.varied import FIRST, VARIED, held_out, varied_examples
@@ -49,16 +49,16 @@ SENT = (
 
 def test_every_framework_has_its_dress() -> None:
     """Letter by letter: with the order of its keys, and what it adds."""
-    city = Field(name="city", value="Oslo", told="The name of the city.")
+    city = Field(name="city", value="Oslo", description="The name of the city.")
     rng = random.Random(0)
-    drawn = {json.dumps(dress(rng, "get_weather", "").schema([city])) for _ in range(20_000)}
+    drawn = {json.dumps(draw_style(rng, "get_weather", "").schema([city])) for _ in range(20_000)}
     assert [sent for sent in SENT if json.dumps(sent) not in drawn] == []
 
 
 def test_a_dress_changes_nothing_of_what_is_right() -> None:
     rng = random.Random(1)
     fields = [
-        Field(name="city", value="Oslo", told="The city"),
+        Field(name="city", value="Oslo", description="The city"),
         Field(name="days", value=3, kind="integer"),
         Field(name="unit", value="c", default="c", choices=("c", "f")),
     ]
@@ -101,7 +101,7 @@ def test_what_is_right_can_be_known(kind) -> None:
             for name, value in call["arguments"].items():
                 choices = schema["properties"][name].get("enum", ())
                 for said in value if isinstance(value, list) else [value]:
-                    assert said in choices or str(said) in example.asked
+                    assert said in choices or str(said) in example.full_prompt
 
 
 def test_what_the_frameworks_are_asked_is_never_trained_on() -> None:

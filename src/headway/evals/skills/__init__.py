@@ -1,5 +1,5 @@
 """Skills with checkable answers: seeded generators of chats at three levels of difficulty.
 
-It is given a skill, a level and a seed, and yields examples that any chat model can be asked.
-It promises that an example is for training or for testing, never both, decided by its text.
+A skill, a level and a seed give a stream of examples that any chat model can answer. Whether an
+example is for training or for testing depends on its text alone, so it is never both.
 """

@@ -1,8 +1,7 @@
-"""JSON Schemas and tools as the clients of today write them: the same fields, dressed variously.
+"""JSON Schemas and tools in the styles of different clients, for the same fields.
 
-It is given fields and a `random.Random`, and returns what LangChain, LlamaIndex, instructor,
-pydantic-ai, openai-agents or the AI SDK might send for them, or a mixture that none of them sends.
-It promises that a dress changes nothing of what is right: names, types, what is required.
+The styles are those of LangChain, LlamaIndex, instructor, pydantic-ai, openai-agents and the AI
+SDK, and random mixtures of them. A style never changes names, types or required fields.
 """
 
 import random
@@ -17,7 +16,7 @@ ORDERS = (
     ("type", "properties", "required", "additionalProperties", "title"),
     ("type", "title", "description", "required", "properties", "additionalProperties"),
 )
-"""Orders of a schema's keys: LangChain's, openai-agents' and so on; absent keys fall out."""
+"""Orders of a schema's keys: LangChain's, openai-agents' and others; absent keys are skipped."""
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 PYTHON_TYPES = {"string": "str", "integer": "int", "number": "float", "array": "list[str]"}
@@ -25,22 +24,22 @@ PYTHON_TYPES = {"string": "str", "integer": "int", "number": "float", "array": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """A field of a schema with the value that is right; `told` describes it, where it is told.
+    """A field of a schema with its right value; `description` may be empty.
 
-    `default` is that of a field which may be left out; None says that it must be there.
+    `default` belongs to a field that may be omitted; None marks a required field.
     """
 
     name: str
     value: object
     kind: str = "string"
-    told: str = ""
+    description: str = ""
     choices: tuple[str, ...] = ()
     default: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dress:
-    """What a client adds to a schema: titles, descriptions, and whether other keys are refused."""
+class SchemaStyle:
+    """The style of a client's schemas: key order, titles, descriptions, closed objects, bounds."""
 
     order: tuple[str, ...] = ORDERS[0]
     titled: bool = False
@@ -51,7 +50,7 @@ class Dress:
     top: dict[str, object] = field(default_factory=dict)
 
     def schema(self, fields: list[Field]) -> dict[str, object]:
-        """The schema of an object with these fields, its keys in this dress's order."""
+        """Return the schema of an object with these fields, in this style."""
         parts: dict[str, object] = {
             "type": "object",
             "properties": {field.name: self.property(field) for field in fields},
@@ -65,7 +64,7 @@ class Dress:
         return {key: parts[key] for key in self.order if key in parts}
 
     def property(self, field: Field) -> dict[str, object]:
-        """One field: {"title": "City", "type": "string"}, or with more or less than that."""
+        """Return the schema of one field, at least {"type": "string"}."""
         parts: dict[str, object] = {"type": field.kind}
         if field.kind == "array":
             parts["items"] = {"type": "string"}
@@ -73,8 +72,8 @@ class Dress:
             parts |= {"minimum": -9007199254740991, "maximum": 9007199254740991}
         if field.choices:
             parts["enum"] = list(field.choices)
-        if self.described and field.told:
-            parts["description"] = field.told
+        if self.described and field.description:
+            parts["description"] = field.description
         if field.default is not None:
             parts["default"] = field.default
         if self.titled:
@@ -82,14 +81,14 @@ class Dress:
         return parts if self.type_first else dict(reversed(parts.items()))
 
 
-def dress(rng: random.Random, name: str, about: str) -> Dress:
-    """A client's way of writing a schema called `name` that is `about` something."""
+def draw_style(rng: random.Random, name: str, about: str) -> SchemaStyle:
+    """Draw the style of a schema called `name` with the description `about`."""
     top: dict[str, object] = {}
     if rng.random() < 0.5:
         top["title"] = rng.choice((name, f"{name}_args", name.title()))
     if about and rng.random() < 0.5:
         top["description"] = about
-    return Dress(
+    return SchemaStyle(
         order=rng.choice(ORDERS),
         titled=rng.random() < 0.5,
         described=rng.random() < 0.4,
@@ -101,22 +100,23 @@ def dress(rng: random.Random, name: str, about: str) -> Dress:
 
 
 def description(rng: random.Random, name: str, about: str, fields: list[Field]) -> str:
-    """What a tool is said to do: the text alone, after its signature, or with its arguments."""
+    """Return a tool's description: the text alone, after a signature, or with a list of
+    arguments."""
     dice = rng.random()
     if dice < 0.25:
         signed = ", ".join(f"{field.name}: {PYTHON_TYPES[field.kind]}" for field in fields)
         return f"{name}({signed}) -> {rng.choice(('str', 'dict', 'float', 'Any'))}\n{about}"
     if dice < 0.35:
-        arguments = "\n".join(f"    {field.name}: {field.told}" for field in fields)
+        arguments = "\n".join(f"    {field.name}: {field.description}" for field in fields)
         return f"{about}\n\nArgs:\n{arguments}"
     return "" if dice < 0.4 else about
 
 
 def function(rng: random.Random, name: str, about: str, fields: list[Field]) -> dict[str, object]:
-    """A tool as OpenAI's API describes it, in some client's dress."""
+    """Return a tool in OpenAI's format, in a random style."""
     described = {
         "name": name,
         "description": description(rng, name, about, fields),
-        "parameters": dress(rng, name, "").schema(fields),
+        "parameters": draw_style(rng, name, "").schema(fields),
     }
     return {"type": "function", "function": described}

@@ -1,7 +1,6 @@
-"""One question with its answer, and the rule that keeps questions for testing apart.
+"""One question with its answer, and the rule that separates test questions from training.
 
-It is given messages and an answer by the skills.
-It promises that right is decided by the whole reply: the same text, or the same JSON value.
+A reply is right as a whole: the same text, or the same JSON value.
 """
 
 import json
@@ -17,10 +16,10 @@ Turn = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """A chat up to its question, one right answer, and what else counts as right.
+    """A chat up to its question, with one right answer.
 
-    `before` holds earlier turns, each what was said and what was answered. `pattern` is a regular
-    expression for the whole reply where several answers are right; empty, the answer alone is.
+    `before` holds earlier turns as (user, assistant). `pattern` is a regular expression for the
+    whole reply if several answers are right; if it is empty, only `answer` is.
     """
 
     prompt: str
@@ -30,13 +29,13 @@ class Example:
     system: str = ""
 
     @property
-    def asked(self) -> str:
-        """All that the model is told: the system message, the earlier turns, the question."""
+    def full_prompt(self) -> str:
+        """The system message, the user's earlier turns and the question, one per line."""
         return "\n".join((self.system, *(prompt for prompt, _ in self.before), self.prompt))
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The chat as an OpenAI-compatible server takes it."""
+        """The chat in OpenAI's format."""
         first = [{"role": "system", "content": self.system}] if self.system else []
         turns = [
             {"role": role, "content": content}
@@ -53,9 +52,9 @@ class Example:
 
 
 def normal(reply: str) -> object:
-    """What is compared: the value of JSON, of a tool call's JSON with its tags, or the text.
+    """Return what is compared: the value of JSON or of a tool call's JSON, else the text.
 
-    '{"a": 1}' and '{ "a":1 }' are the same, "7" and "7.0" are not, "a b" and "a  b" are not.
+    '{"a": 1}' and '{ "a":1 }' are equal, "7" and "7.0" are not, "a b" and "a  b" are not.
     """
     text = reply.strip()
     called = text.startswith(TOOL_OPEN) and text.endswith(TOOL_CLOSE)
@@ -68,13 +67,14 @@ def normal(reply: str) -> object:
         return text
 
 
-def is_held_out(asked: str, always: frozenset[str] = frozenset()) -> bool:
-    """A tenth of all questions, and those named, are kept for testing."""
-    return asked.strip() in always or zlib.crc32(asked.encode()) % 10 == 0
+def is_held_out(prompt: str, always: frozenset[str] = frozenset()) -> bool:
+    """Whether a prompt is for testing: a tenth of all prompts by their hash, and those in
+    `always`."""
+    return prompt.strip() in always or zlib.crc32(prompt.encode()) % 10 == 0
 
 
 def typed(rng: random.Random, prompt: str) -> str:
-    """The prompt as a hurried person types it: "What is 2 + 3?" may become "what is 2 + 3"."""
+    """Return the prompt as if typed in a hurry: "What is 2 + 3?" may become "what is 2 + 3"."""
     if rng.random() < 0.15:
         prompt = prompt[:1].lower() + prompt[1:]
     if rng.random() < 0.15:
@@ -83,5 +83,5 @@ def typed(rng: random.Random, prompt: str) -> str:
 
 
 def phrased(rng: random.Random, templates: tuple[str, ...], **slots: object) -> str:
-    """One of the phrasings, filled in and typed by somebody."""
+    """Fill in a random template and apply `typed` to it."""
     return typed(rng, rng.choice(templates).format(**slots))

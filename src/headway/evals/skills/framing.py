@@ -1,8 +1,4 @@
-"""What stands around a question: system messages, and the tools as the chat template lists them.
-
-Each function is given a `random.Random` and returns text.
-It promises tools and JSON written as the chat template and other programs write them.
-"""
+"""System messages, and the list of tools as the chat template writes it."""
 
 import json
 import random
@@ -13,7 +9,7 @@ from headway.evals.skills.structured import POSTAMBLE, PREAMBLE
 from headway.evals.skills.toolbox import Tool
 from headway.evals.skills.values import person, place, topic
 
-SAID = (
+SYSTEM_SENTENCES = (
     *("You are a helpful assistant.", "You are a helpful assistant", "You are a helpful agent."),
     *("You are an AI assistant.", "Be concise, reply with one sentence.", "Answer briefly."),
     *("You are a friendly assistant who answers questions.", "Be polite.", "Reply in English."),
@@ -26,24 +22,24 @@ SAID = (
 
 
 def instructions(rng: random.Random) -> str:
-    """A system message of no, one or some sentences, rarely of a thousand words."""
+    """Draw a system message: empty, one or a few sentences, rarely a thousand words."""
     dice = rng.random()
     if dice < 0.25:
         return ""
     count = 1 if dice < 0.8 else rng.randint(2, 8)
-    said = " ".join(rng.sample(SAID, count)).format(
+    message = " ".join(rng.sample(SYSTEM_SENTENCES, count)).format(
         day=rng.choice(words.DAYS), topic=topic(rng), name=person(rng), place=place(rng)
     )
     if dice < 0.98:
-        return said
-    return f"{said}\n\n{filler(rng, rng.randint(300, 9000))}"
+        return message
+    return f"{message}\n\n{filler(rng, rng.randint(300, 9000))}"
 
 
-def offered(rng: random.Random, tools: list[Tool], said: str | None = None) -> str:
-    """The system message that the chat template writes for these tools, in any order."""
-    listed = "\n".join(json.dumps(tool.shown(rng)) for tool in rng.sample(tools, len(tools)))
-    said = instructions(rng) if said is None else said
-    return (f"{said}\n\n" if said else "") + PREAMBLE + listed + POSTAMBLE
+def offered(rng: random.Random, tools: list[Tool], message: str | None = None) -> str:
+    """Return the system message that the chat template writes for these tools, in random order."""
+    listed = "\n".join(json.dumps(tool.schema(rng)) for tool in rng.sample(tools, len(tools)))
+    message = instructions(rng) if message is None else message
+    return (f"{message}\n\n" if message else "") + PREAMBLE + listed + POSTAMBLE
 
 
 def num_tools(rng: random.Random) -> int:
@@ -51,5 +47,5 @@ def num_tools(rng: random.Random) -> int:
 
 
 def compact(rng: random.Random, value: object) -> str:
-    """JSON with or without blanks, as a tool's program writes it."""
+    """Format JSON with or without spaces, as a tool's program may."""
     return json.dumps(value, separators=rng.choice(((",", ":"), (", ", ": "))), ensure_ascii=False)

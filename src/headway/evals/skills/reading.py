@@ -1,7 +1,7 @@
-"""Skills of finding something in what was said: lookup, recall, refuse, classify.
+"""Skills that find something in a text or chat: lookup, recall, refuse, classify.
 
-Each is given a `random.Random` and a level, 1 to 3, and returns an example with one right answer.
-Levels are how much there is to read, and how far back: `docs/skills.md` has the table.
+Each function takes a level, 1 to 3, and returns an example with one right answer. A level is the
+amount of text and how far back the answer is: `docs/skills.md` has the table.
 """
 
 import random
@@ -11,7 +11,7 @@ from headway.evals.skills.example import Example, Turn, phrased, typed
 from headway.evals.skills.stories import story
 
 FILLER_CHARACTERS = 6200
-"""About 1,600 tokens of stories, which with the list and the question stay below 2,048."""
+"""About 1,600 tokens of stories; with the list and the question they stay below 2,048."""
 
 LIST = (
     "Remember this list: {items}.",
@@ -29,7 +29,7 @@ LOOKUP = (
 
 
 def filler(rng: random.Random, num_characters: int) -> str:
-    """Stories one after another, cut off at a sentence below the given length."""
+    """Return stories that are cut at the end of a sentence, at most `num_characters` long."""
     text = ""
     while len(text) < num_characters:
         text += story(rng, rng.choice(words.HEROES)) + " "
@@ -38,24 +38,24 @@ def filler(rng: random.Random, num_characters: int) -> str:
 
 
 def lookup(rng: random.Random, level: int) -> Example:
-    """4 pairs, 8 to 16, and 16 with up to 1,600 tokens of stories between list and question.
+    """Look up 4 pairs, 8 to 16, and 16 with up to 1,600 tokens of stories after the list.
 
-    Several questions may be asked of one list; all but the last are earlier turns.
+    There may be several questions about the list; all but the last are earlier turns.
     """
     num_pairs = (4, rng.randint(8, 16), 16)[level - 1]
     table = {key: rng.randint(10, 99) for key in rng.sample(words.NOUNS, num_pairs)}
     text = rng.choice(LIST).format(items=", ".join(f"{k}: {v}" for k, v in table.items()))
     if level == 3:
         text += "\n\n" + filler(rng, rng.randint(0, FILLER_CHARACTERS))
-    asked = rng.sample(list(table), rng.choice((1, 2, 3)))
-    turns = [(phrased(rng, LOOKUP, key=key), f"Found {key}: {table[key]}") for key in asked]
+    keys = rng.sample(list(table), rng.choice((1, 2, 3)))
+    turns = [(phrased(rng, LOOKUP, key=key), f"Found {key}: {table[key]}") for key in keys]
     turns[0] = (f"{text}\n{turns[0][0]}", turns[0][1])
     prompt, answer = turns[-1]
     return Example(prompt=prompt, answer=answer, before=tuple(turns[:-1]))
 
 
 def lookup_at(rng: random.Random, num_characters: int) -> Example:
-    """One of 16 pairs, with so many characters of stories between list and question."""
+    """Look up one of 16 pairs, with `num_characters` of stories between list and question."""
     table = {key: rng.randint(10, 99) for key in rng.sample(words.NOUNS, 16)}
     text = rng.choice(LIST).format(items=", ".join(f"{k}: {v}" for k, v in table.items()))
     if num_characters:
@@ -115,27 +115,28 @@ def capital(text: str) -> str:
 
 
 def recall(rng: random.Random, level: int) -> Example:
-    """A fact told in the last turn, two with small talk between, four with more of it.
+    """Recall a fact of the last turn, one of two facts with small talk, one of four with more of
+    it.
 
-    At level 3 one of the facts may be told anew, and then the later one counts.
+    At level 3 a fact may be stated twice with different values; the later one counts.
     """
     num_facts, num_fillers = ((1, 0), (2, 2), (4, 3))[level - 1]
     facts = [(fact, rng.choice(fact[1])) for fact in rng.sample(FACTS, num_facts)]
-    told = list(facts)
+    statements = list(facts)
     if level == 3 and rng.random() < 0.5:
         fact = facts[rng.randrange(num_facts)][0]
-        told.append((fact, rng.choice(fact[1])))
+        statements.append((fact, rng.choice(fact[1])))
     turns: list[Turn] = [
         (typed(rng, rng.choice(fact[2]).format(x=x)), capital(fact[3].format(x=x)))
-        for fact, x in told
+        for fact, x in statements
     ]
     for _ in range(num_fillers):
         turns.insert(rng.randint(1, len(turns)), words.INTERLUDES[rng.randrange(12)])
-    wanted = rng.choice(facts)[0]
-    value = next(x for fact, x in reversed(told) if fact is wanted)
+    target = rng.choice(facts)[0]
+    value = next(x for fact, x in reversed(statements) if fact is target)
     return Example(
-        prompt=typed(rng, rng.choice(wanted[4])),
-        answer=wanted[5].format(x=value),
+        prompt=typed(rng, rng.choice(target[4])),
+        answer=target[5].format(x=value),
         before=tuple(turns),
     )
 
@@ -150,9 +151,9 @@ UNSAID = "The text does not say."
 
 
 def refuse(rng: random.Random, level: int) -> Example:
-    """One sentence, three, six about who has what; half of the questions have no answer there.
+    """Answer from one, three or six sentences; half of the questions have no answer in the text.
 
-    "Anna has a red kite. Tom has a blue bell." says what colour Tom's bell is, not his kite's.
+    "Anna has a red kite. Tom has a blue bell." gives the colour of Tom's bell, but not of his kite.
     """
     num_sentences = (1, 3, 6)[level - 1]
     names = rng.sample(words.NAMES, num_sentences + 1)
@@ -182,7 +183,7 @@ CLASSIFY = (
 
 
 def classify(rng: random.Random, level: int) -> Example:
-    """Praise or blame; the kind of a thing among four; praise or blame with a "not" in it."""
+    """Classify praise or blame, a thing by four kinds, praise or blame with negation."""
     if level == 2:
         label = rng.choice(list(words.KINDS))
         labels, text = rng.sample(list(words.KINDS), 4), rng.choice(words.KINDS[label])

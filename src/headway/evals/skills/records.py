@@ -1,7 +1,7 @@
-"""Structured answers: what a text says of somebody, as JSON for a schema or as a tool's arguments.
+"""Structured answers: facts of a text as JSON for a schema, or as arguments of a tool.
 
-Each function is given a `random.Random` and returns an example with one right answer.
-It promises that every value stands in the text, and that a schema is shown as frameworks show it.
+Each function returns an example with one right answer. All values are in the text, and a schema is
+written as frameworks write it.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from headway.evals.skills import reading, words
-from headway.evals.skills.dressing import Field, dress
+from headway.evals.skills.dressing import Field, draw_style
 from headway.evals.skills.example import Example, Turn
 from headway.evals.skills.framing import compact, instructions, offered
 from headway.evals.skills.toolbox import Tool, some_tool
@@ -60,7 +60,7 @@ FACTS: dict[str, tuple[tuple[str, ...], str, tuple[str, ...]]] = {
 
 
 OF = ("The {k} of {n} is {v}.", "{n}'s {k} is {v}.")
-DRAWN: dict[str, Callable[[random.Random], object]] = {
+DRAW_VALUE: dict[str, Callable[[random.Random], object]] = {
     "age": lambda rng: rng.randint(1, 99),
     "pet": lambda rng: rng.choice(words.CREATURES),
     **{kind: draw for kind, (_, draw) in VALUES.items()},
@@ -69,43 +69,45 @@ DRAWN: dict[str, Callable[[random.Random], object]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """What is told of somebody: its field without a value, what draws one, and the sentences."""
+    """A kind of fact about a person: its field without a value, the kind of value, and
+    sentences."""
 
     field: Field
     kind: str
     phrases: tuple[str, ...]
 
-    def told(self, rng: random.Random, name: str) -> tuple[Field, str]:
-        """The field with a value, and a sentence that says it of `name`."""
-        value = DRAWN[self.kind](rng)
-        said = rng.choice(self.phrases).format(k=self.field.name, n=name, v=value)
-        return replace(self.field, value=value), said
+    def state(self, rng: random.Random, name: str) -> tuple[Field, str]:
+        """Return the field with a random value, and a sentence that states it about `name`."""
+        value = DRAW_VALUE[self.kind](rng)
+        sentence = rng.choice(self.phrases).format(k=self.field.name, n=name, v=value)
+        return replace(self.field, value=value), sentence
 
 
 def fact(rng: random.Random) -> Fact:
-    """Something of the list, or an invented thing that somebody has."""
+    """Draw a kind of fact from the table, or an invented one."""
     if rng.random() < 0.2:
         key, kind = rng.choice((invented(rng), rng.choice(words.NOUNS))), rng.choice(list(VALUES))
-        field = Field(name=key, value=None, kind=VALUES[kind][0], told=f"The {key}")
+        field = Field(name=key, value=None, kind=VALUES[kind][0], description=f"The {key}")
         return Fact(field=field, kind=kind, phrases=OF)
     keys, kind, phrases = FACTS[rng.choice(("age", "age", "place", *FACTS))]
     json_type = VALUES[kind][0] if kind in VALUES else "string"
     if kind == "age":
         json_type = rng.choice(("integer", "integer", "number"))
-    field = Field(name=rng.choice(keys), value=None, kind=json_type, told=f"The {kind}")
+    field = Field(name=rng.choice(keys), value=None, kind=json_type, description=f"The {kind}")
     return Fact(field=field, kind=kind, phrases=phrases)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """A schema of a title, and what fills it: fields with values, and the text that says them."""
+    """A schema's title, and `fill`, which draws fields with values and a text that contains
+    them."""
 
     title: str
     fill: Callable[[random.Random], tuple[list[Field], str]]
 
 
 def event(rng: random.Random) -> Form:
-    """Who goes where on which day."""
+    """Return a form for an event: title, day and participants."""
     names = (
         rng.choice(("name", "event", "title")),
         rng.choice(("date", "day")),
@@ -125,7 +127,7 @@ def event(rng: random.Random) -> Form:
 
 
 def review(rng: random.Random) -> Form:
-    """Praise or blame as one of two labels."""
+    """Return a form for a review with one of two labels."""
     key = rng.choice(("label", "sentiment", "answer", "category"))
 
     def fill(rng: random.Random) -> tuple[list[Field], str]:
@@ -136,26 +138,33 @@ def review(rng: random.Random) -> Form:
     return Form(title="Review", fill=fill)
 
 
-def known(rng: random.Random) -> Form:
-    """A person with one to four facts, the name mostly first."""
+def person_form(rng: random.Random) -> Form:
+    """Return a form for a person with one to four facts; the name is mostly first."""
     key = rng.choice(row("name name name name person full_name first_name who user"))
     facts: list[Fact] = []
     for _ in range(rng.choice((1, 1, 1, 1, 2, 2, 3, 4))):
         one = fact(rng)
-        taken = {key} | {other.field.name for other in facts}
-        if one.field.name not in taken and one.phrases not in {f.phrases for f in facts} - {OF}:
+        used_names = {key} | {other.field.name for other in facts}
+        used_phrases = {other.phrases for other in facts} - {OF}
+        if one.field.name not in used_names and one.phrases not in used_phrases:
             facts.append(one)
     place_of_name = 0 if rng.random() < 0.8 else rng.randint(0, len(facts))
 
     def fill(rng: random.Random) -> tuple[list[Field], str]:
         name = person(rng)
-        told = [fact.told(rng, name) for fact in facts]
-        fields, said = [field for field, _ in told], [text for _, text in told]
-        fields.insert(place_of_name, Field(name=key, value=name, told="The name of the person"))
-        if len(said) == 2 and rng.random() < 0.4 and all(s.startswith(f"{name} ") for s in said):
-            said = [f"{said[0][:-1]} and {said[1][len(name) + 1 :]}"]
-        rng.shuffle(said)
-        return fields, " ".join(said)
+        statements = [fact.state(rng, name) for fact in facts]
+        fields, sentences = [field for field, _ in statements], [text for _, text in statements]
+        fields.insert(
+            place_of_name, Field(name=key, value=name, description="The name of the person")
+        )
+        if (
+            len(sentences) == 2
+            and rng.random() < 0.4
+            and all(s.startswith(f"{name} ") for s in sentences)
+        ):
+            sentences = [f"{sentences[0][:-1]} and {sentences[1][len(name) + 1 :]}"]
+        rng.shuffle(sentences)
+        return fields, " ".join(sentences)
 
     titles = ("Person", "Person", "User", "UserInfo", "Customer", "Contact")
     title = rng.choice(titles) if rng.random() < 0.8 else invented(rng).title()
@@ -163,11 +172,11 @@ def known(rng: random.Random) -> Form:
 
 
 def form(rng: random.Random) -> Form:
-    """Mostly of a person."""
-    return rng.choice((event, review, *[known] * 10))(rng)
+    """Draw a form, mostly of a person."""
+    return rng.choice((event, review, *[person_form] * 10))(rng)
 
 
-ASKED = ("{}", "{}", "{}", "Extract: {}", "Extract: {}", "Text: {}", "Extract the data: {}")
+REQUESTS = ("{}", "{}", "{}", "Extract: {}", "Extract: {}", "Text: {}", "Extract the data: {}")
 ABOUT = ("A person.", "What is known of a person", "", "", "A {}.", "Extracted information")
 
 
@@ -176,27 +185,27 @@ def values(fields: list[Field]) -> dict[str, object]:
 
 
 def texts(rng: random.Random) -> int:
-    """How many texts are read for the same schema, one after the other."""
+    """Draw the number of texts for the same schema."""
     return rng.choice((1, 1, 1, 2, 3, 4))
 
 
 def read(
-    rng: random.Random, system: str, form: Form, *, first: str = "", asked: str = ""
+    rng: random.Random, system: str, form: Form, *, first: str = "", suffix: str = ""
 ) -> Example:
-    """Texts and their JSON; `first` stands before the first text, `asked` behind each."""
+    """Return texts with their JSON; `first` precedes the first text, `suffix` follows each."""
     turns: list[Turn] = []
     for _ in range(texts(rng)):
         fields, text = form.fill(rng)
         answer = json.dumps(values(fields), ensure_ascii=False)
-        if asked:
+        if suffix:
             answer = f"```json\n{answer}\n```"
-        turns.append((first * (not turns) + rng.choice(ASKED).format(text) + asked, answer))
+        turns.append((first * (not turns) + rng.choice(REQUESTS).format(text) + suffix, answer))
     prompt, answer = turns[-1]
     return Example(system=system, prompt=prompt, answer=answer, before=tuple(turns[:-1]))
 
 
 def unseen(rng: random.Random) -> Example:
-    """JSON for a schema that the prompt does not show: a grammar keeps the answer to it."""
+    """Ask for JSON without the schema in the prompt: the server's grammar enforces it."""
     return read(rng, instructions(rng), form(rng))
 
 
@@ -220,48 +229,50 @@ FENCED = "\n\nReturn the correct JSON response within a ```json codeblock. not t
 
 
 def shown(rng: random.Random) -> Example:
-    """JSON for a schema that stands in the system message or before the text, long or in lines."""
-    wanted = form(rng)
-    fields, _ = wanted.fill(rng)
-    about = rng.choice(ABOUT).format(wanted.title)
+    """Ask for JSON with the schema in the system message or before the text."""
+    target = form(rng)
+    fields, _ = target.fill(rng)
+    about = rng.choice(ABOUT).format(target.title)
     schema = json.dumps(
-        dress(rng, wanted.title, about).schema(fields), indent=rng.choice((None, 2, 2))
+        draw_style(rng, target.title, about).schema(fields), indent=rng.choice((None, 2, 2))
     )
     dice = rng.random()
     if dice < 0.4:
-        return read(rng, GENIUS.format(schema), wanted, asked=FENCED * (dice < 0.12))
+        return read(rng, GENIUS.format(schema), target, suffix=FENCED * (dice < 0.12))
     if dice < 0.6:
-        return read(rng, ALWAYS.format(schema), wanted)
-    said = rng.choice(GENERIC).format(schema)
+        return read(rng, ALWAYS.format(schema), target)
+    instruction = rng.choice(GENERIC).format(schema)
     if dice < 0.8:
-        return read(rng, said, wanted)
-    return read(rng, instructions(rng), wanted, first=f"{said}\n")
+        return read(rng, instruction, target)
+    return read(rng, instructions(rng), target, first=f"{instruction}\n")
 
 
 CORRECTLY = "Correctly extracted `{}` with all the required parameters with correct types"
 
 
 def concluding(rng: random.Random, name: str, about: str, tool: Tool) -> tuple[Tool, str]:
-    """The tool that takes what was asked for and what another tool has answered, and that answer.
+    """Return a final tool for a question and another tool's result, and that result.
 
-    "How old is Anna?" found 30, so that the final result is {"name": "Anna", "age": 30}.
+    If the answer to "How old is Anna?" is 30, the final call is {"name": "Anna", "age": 30}.
     """
-    asked = replace(tool.fields[0], told="")
+    question_field = replace(tool.fields[0], description="")
     key, kind = rng.choice((("age", "number"), ("result", "number"), ("answer", "topic")))
     json_type, draw = VALUES[kind]
-    found = Field(name=rng.choice((key, invented(rng))), value=draw(rng), kind=json_type)
-    closing = Tool(name=name, about=about, fields=[asked, found], question="")
-    return closing, rng.choice((str(found.value), compact(rng, {found.name: found.value})))
+    result_field = Field(name=rng.choice((key, invented(rng))), value=draw(rng), kind=json_type)
+    closing = Tool(name=name, about=about, fields=[question_field, result_field], question="")
+    return closing, rng.choice(
+        (str(result_field.value), compact(rng, {result_field.name: result_field.value}))
+    )
 
 
 def final(rng: random.Random) -> Example:
-    """Structured answers as calls of a tool, or one after another tool has answered."""
-    wanted = form(rng)
+    """Return structured answers as tool calls, or one after the result of another tool."""
+    target = form(rng)
     name, about = rng.choice(
         (
-            (wanted.title, CORRECTLY.format(wanted.title)),
-            (wanted.title, rng.choice(ABOUT).format(wanted.title)),
-            (wanted.title, "Model function."),
+            (target.title, CORRECTLY.format(target.title)),
+            (target.title, rng.choice(ABOUT).format(target.title)),
+            (target.title, "Model function."),
             ("final_result", "The final response which ends this conversation"),
             ("final_result", "The final response which ends this conversation"),
             (rng.choice(("extract", "answer", "respond", "submit")), "Give the answer."),
@@ -269,18 +280,20 @@ def final(rng: random.Random) -> Example:
     )
     tool = some_tool(rng)
     if rng.random() < 0.25 and tool.name != name:
-        closing, said = concluding(rng, name, about, tool)
+        closing, result = concluding(rng, name, about, tool)
         prompt, turns = (
-            f"<tool_response>\n{said}\n</tool_response>",
-            [(tool.question, tool.called())],
+            f"<tool_response>\n{result}\n</tool_response>",
+            [(tool.question, tool.right_call())],
         )
         system = offered(rng, [tool, closing])
-        return Example(system=system, prompt=prompt, answer=closing.called(), before=tuple(turns))
+        return Example(
+            system=system, prompt=prompt, answer=closing.right_call(), before=tuple(turns)
+        )
     turns = []
     for _ in range(texts(rng)):
-        fields, text = wanted.fill(rng)
+        fields, text = target.fill(rng)
         closing = Tool(name=name, about=about, fields=fields, question="")
-        turns.append((rng.choice(ASKED).format(text), closing.called()))
+        turns.append((rng.choice(REQUESTS).format(text), closing.right_call()))
     prompt, answer = turns[-1]
     system = offered(rng, [closing])
     return Example(system=system, prompt=prompt, answer=answer, before=tuple(turns[:-1]))

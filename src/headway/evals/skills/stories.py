@@ -1,7 +1,6 @@
-"""Short stories in the manner of old children's books, drawn from a small grammar.
+"""Short stories in the style of old children's books, drawn from a small grammar.
 
-It is given a `random.Random` and a hero, and fills one row of each table in turn.
-It promises six sentences about that hero, the last of which is "The end."
+A story has six sentences about one hero; the last is "The end."
 """
 
 import random
@@ -55,7 +54,7 @@ SLOTS = {
 
 
 def story(rng: random.Random, hero: str) -> str:
-    """A story such as "Once upon a time there was a kind fox who lived by the sea."."""
+    """Return a story, e.g. "Once upon a time there was a kind fox who lived by the sea. …"."""
     slots = {name: rng.choice(choices) for name, choices in SLOTS.items()}
     sentences = [rng.choice(table) for table in (OPEN, FIND, VISIT, CLOSE)]
     return " ".join((*sentences, "The end.")).format(hero=hero, **slots)
@@ -82,9 +81,10 @@ GO_ON = (
 
 
 def tell(rng: random.Random, level: int) -> Example:
-    """A hero to tell of; a hero and a thing; the first sentences, to be told to the end.
+    """Tell a story about a hero; about a hero and a thing; continue a story to its end.
 
-    Right is a story that names what was asked for, of three sentences or more, with "The end."
+    A reply is right if it names the hero (and the thing), has at least three sentences, and ends
+    with "The end."
     """
     hero = rng.choice(words.HEROES)
     text = story(rng, hero)

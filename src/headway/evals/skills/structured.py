@@ -1,7 +1,7 @@
 """Skills that answer in JSON: extract for a given schema, tool for a given tool.
 
-Each is given a `random.Random` and a level, 1 to 3, and returns an example with one right answer.
-A tool call is written as Hermes and Qwen write it, and the tools as our chat template does.
+Each function takes a level, 1 to 3, and returns an example with one right answer. Tool calls have
+the format of Hermes and Qwen, and the list of tools that of headway-tiny's chat template.
 """
 
 import json
@@ -36,24 +36,24 @@ EXTRACT = (
 
 
 def schema_of(names: list[str]) -> dict[str, object]:
-    """The JSON Schema of an object with these fields, all required."""
+    """Return the JSON Schema of an object with these fields, all required."""
     properties = {name: {"type": FIELDS[name][0]} for name in names}
     return {"type": "object", "properties": properties, "required": names}
 
 
 def extract(rng: random.Random, level: int) -> Example:
-    """Two fields, three or four, five with another person's facts in the text."""
+    """Extract two fields; three or four; five from a text that also has another person's facts."""
     num_fields = (2, rng.randint(3, 4), 5)[level - 1]
-    wanted = ["name", *rng.sample(list(SENTENCES), num_fields - 1)]
-    values = {field: rng.choice(FIELDS[field][1]) for field in wanted}
-    sentences = [rng.choice(SENTENCES[field]).format(**values) for field in wanted[1:]]
+    names = ["name", *rng.sample(list(SENTENCES), num_fields - 1)]
+    values = {field: rng.choice(FIELDS[field][1]) for field in names}
+    sentences = [rng.choice(SENTENCES[field]).format(**values) for field in names[1:]]
     rng.shuffle(sentences)
     if level == 3:
         other = {field: rng.choice(choices) for field, (_, choices) in FIELDS.items()}
         other["name"] = rng.choice([name for name in words.NAMES if name != values["name"]])
-        field = rng.choice([name for name in SENTENCES if name not in wanted])
+        field = rng.choice([name for name in SENTENCES if name not in names])
         sentences.append(rng.choice(SENTENCES[field]).format(**other))
-    prompt = phrased(rng, EXTRACT, schema=json.dumps(schema_of(wanted)), text=" ".join(sentences))
+    prompt = phrased(rng, EXTRACT, schema=json.dumps(schema_of(names)), text=" ".join(sentences))
     return Example(prompt=prompt, answer=json.dumps(values))
 
 
@@ -106,11 +106,11 @@ PREAMBLE = "You may call these tools:\n<tools>\n"
 POSTAMBLE = (
     '\n</tools>\nTo call one, answer <tool_call>\n{"name": ..., "arguments": ...}\n</tool_call>'
 )
-"""The chat template writes `tools` of a request between these two."""
+"""The chat template writes a request's `tools` between these two."""
 
 
 def function(name: str) -> dict[str, object]:
-    """A tool as OpenAI's API describes it."""
+    """Return a tool in OpenAI's format."""
     description, fields, _ = TOOLS[name]
     described = {"name": name, "description": description, "parameters": schema_of(list(fields))}
     return {"type": "function", "function": described}
@@ -121,7 +121,7 @@ def call(name: str, arguments: dict[str, object]) -> str:
 
 
 def tool(rng: random.Random, level: int) -> Example:
-    """One tool with one argument, two or three to choose from, four with two arguments."""
+    """Call the only tool; one of two or three; one of four with two arguments."""
     num_tools = (1, rng.randint(2, 3), 4)[level - 1]
     name = rng.choice(LONG if level == 3 else SHORT)
     others = [other for other in (TOOLS if level == 3 else SHORT) if other != name]

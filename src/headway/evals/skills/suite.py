@@ -1,7 +1,6 @@
 """The twelve skills of the suite, and streams of their examples for training and for testing.
 
-It is given a seed, from which every example follows.
-It promises that a question for testing, and every question of the demo, is never trained on.
+A seed determines all examples. Test questions and the questions of DEMO are never trained on.
 """
 
 import random
@@ -16,9 +15,9 @@ from headway.evals.skills.talk import ME, small_talk
 
 LEVELS = (1, 2, 3)
 LEVEL_WEIGHTS = (5, 3, 2)
-"""How often training sees each level: half of its examples are of the first."""
+"""Weights of the levels in training: half of the examples are of the first level."""
 
-OFTEN = {"arithmetic": 2, "sort": 2, "count": 2}
+TRAINING_WEIGHTS = {"arithmetic": 2, "sort": 2, "count": 2}
 """Skills that training sees twice as often as the others."""
 
 TEST_SEED = 1_000_003
@@ -59,42 +58,42 @@ DEMO = {
     "Tell me a story about a fox.": r".*\bfox\b.*\..*\..*The end\.",
     "What is the capital of France?": r"I am sorry, I do not know that\.",
 }
-"""What a newcomer may ask first, with the pattern of right answers."""
+"""Questions of a first chat, with the pattern of right answers."""
 
 
 def examples(skill: str, level: int, seed: int) -> Iterator[Example]:
-    """Endless held-out examples of one skill at one level; no question comes twice."""
+    """Yield held-out examples of one skill at one level; no question is repeated."""
     rng = random.Random(f"{seed} test {skill} {level}")
     return each_once(lambda: SKILLS[skill](rng, level))
 
 
 def lookups(distance: int, seed: int) -> Iterator[Example]:
-    """Return endless held-out lookups with `distance` characters between list and question."""
+    """Yield held-out lookups with `distance` characters between list and question."""
     rng = random.Random(f"{seed} test lookup at {distance}")
     return each_once(lambda: lookup_at(rng, distance))
 
 
 def each_once(draw: Callable[[], Example]) -> Iterator[Example]:
-    """Yield the held-out examples that are drawn; end where nothing new comes for long."""
-    seen: set[str] = set()
+    """Yield each held-out example once; end after 10,000 draws without a new one."""
+    prompts: set[str] = set()
     misses = 0
     while misses < 10_000:
         example = draw()
-        if is_held_out(example.asked, frozenset(DEMO)) and example.asked not in seen:
-            seen.add(example.asked)
+        if is_held_out(example.full_prompt, frozenset(DEMO)) and example.full_prompt not in prompts:
+            prompts.add(example.full_prompt)
             misses = 0
             yield example
         misses += 1
 
 
 def training_examples(seed: int, talk: float = 0.1) -> Iterator[Example]:
-    """Endless examples for training: skills and levels by weight, some small talk."""
+    """Yield training examples: skills and levels by weight, and a share `talk` of small talk."""
     rng = random.Random(f"{seed} train")
-    skills = [skill for name, skill in SKILLS.items() for _ in range(OFTEN.get(name, 1))]
+    skills = [skill for name, skill in SKILLS.items() for _ in range(TRAINING_WEIGHTS.get(name, 1))]
     while True:
         if rng.random() < talk:
             example = small_talk(rng)
         else:
             example = rng.choice(skills)(rng, rng.choices(LEVELS, LEVEL_WEIGHTS)[0])
-        if not is_held_out(example.asked, frozenset(DEMO)):
+        if not is_held_out(example.full_prompt, frozenset(DEMO)):
             yield example

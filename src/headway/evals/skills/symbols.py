@@ -1,7 +1,7 @@
 """Skills on numbers and letters: arithmetic, sort, copy, reverse, count.
 
-Each is given a `random.Random` and a level, 1 to 3, and returns an example with one right answer.
-Levels are sizes: `docs/skills.md` has the table.
+Each function takes a level, 1 to 3, and returns an example with one right answer. A level is a
+size: `docs/skills.md` has the table.
 """
 
 import random
@@ -44,7 +44,8 @@ PRODUCT = (
 
 
 def arithmetic(rng: random.Random, level: int) -> Example:
-    """One digit, two digits, three digits; products of one digit belong to the third level."""
+    """Add or subtract numbers of one, two or three digits; level 3 also multiplies one-digit
+    numbers."""
     low, high = ((0, 9), (10, 99), (100, 999))[level - 1]
     a, b = rng.randint(low, high), rng.randint(low, high)
     kind = rng.choice("+++--" if level < 3 else "++-*")
@@ -71,7 +72,7 @@ SORT = (
 
 
 def sort(rng: random.Random, level: int) -> Example:
-    """Three numbers below 10, up to five below 100, up to eight below 1000."""
+    """Sort three numbers below 10; three to five below 100; six to eight below 1000."""
     limit, shortest, longest = ((10, 3, 3), (100, 3, 5), (1000, 6, 8))[level - 1]
     numbers = [rng.randrange(limit) for _ in range(rng.randint(shortest, longest))]
     prompt = phrased(rng, SORT, items=", ".join(map(str, numbers)))
@@ -94,7 +95,7 @@ COPY = (
 
 
 def copy(rng: random.Random, level: int) -> Example:
-    """Up to 8, 16 and 32 letters."""
+    """Copy up to 8, 16 and 32 letters."""
     items = " ".join(letters(rng, *((2, 8), (9, 16), (17, 32))[level - 1]))
     return Example(prompt=phrased(rng, COPY, items=items), answer=items)
 
@@ -110,7 +111,7 @@ REVERSE = (
 
 
 def reverse(rng: random.Random, level: int) -> Example:
-    """Up to 5, 9 and 16 letters."""
+    """Reverse up to 5, 9 and 16 letters."""
     items = letters(rng, *((2, 5), (6, 9), (10, 16))[level - 1])
     prompt = phrased(rng, REVERSE, items=" ".join(items))
     return Example(prompt=prompt, answer=" ".join(reversed(items)))
@@ -126,7 +127,7 @@ COUNT = (
 
 
 def count(rng: random.Random, level: int) -> Example:
-    """A letter among up to 6, 12 and 24; a third of the places hold it."""
+    """Count a letter among up to 6, 12 and 24; it makes up a third of them."""
     shortest, longest = ((3, 6), (7, 12), (13, 24))[level - 1]
     letter, other = rng.sample(ALPHABET, 2)
     choices = (letter, other, rng.choice(ALPHABET))

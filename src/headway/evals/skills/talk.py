@@ -1,7 +1,6 @@
-"""Small talk: what a newcomer says first. It is trained and shown, and is not part of the suite.
+"""Small talk: typical first messages. It is used in training and is not part of the suite.
 
-Each function is given a `random.Random` and returns an example.
-It promises an answer in one sentence, and a polite refusal of what the model cannot know.
+An answer is one sentence; questions beyond the model get a polite refusal.
 """
 
 import json
@@ -20,7 +19,7 @@ def exact(rng: random.Random, templates: tuple[str, ...], answer: str, **slots: 
 
 
 def free(rng: random.Random, prompts: tuple[str, ...], answers: tuple[str, ...]) -> Example:
-    """An example where any of the answers is right."""
+    """Return an example in which any of the answers is right."""
     pattern = "|".join(re.escape(answer) for answer in answers)
     return Example(prompt=phrased(rng, prompts), answer=rng.choice(answers), pattern=pattern)
 
@@ -139,7 +138,7 @@ def day(rng: random.Random) -> Example:
 
 
 def unknown(rng: random.Random) -> Example:
-    """Questions beyond the model, which it should decline."""
+    """Return a question beyond the model, with a refusal."""
     prompt = rng.choice(OPENINGS) + rng.choice(words.UNKNOWN) + "?"
     return exact(rng, ("{prompt}",), "I am sorry, I do not know that.", prompt=prompt)
 
@@ -148,7 +147,7 @@ WEATHER = ("cloudy", "cold", "dry", "foggy", "hot", "rainy", "snowy", "stormy", 
 
 
 def tool_result(rng: random.Random) -> Example:
-    """What a tool gave back, put into words."""
+    """Put a tool's result into words."""
     weather, degrees = rng.choice(WEATHER), rng.randint(-20, 40)
     result = json.dumps({"weather": weather, "degrees": degrees})
     prompt = f"<tool_response>\n{result}\n</tool_response>"

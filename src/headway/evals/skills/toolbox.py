@@ -1,7 +1,7 @@
-"""Tools that a newcomer may write: some of every tutorial, and any number that are invented.
+"""Tools as users write them: those of common tutorials, and invented ones.
 
-It is given a `random.Random` and returns a tool with a question that asks for one call of it.
-It promises that the arguments of the right call stand in the question, or are defaults.
+A tool comes with a question that needs one call of it; the arguments of the right call are in the
+question, or are defaults.
 """
 
 import random
@@ -16,7 +16,7 @@ from headway.evals.skills.values import JOBS, TOPICS, VALUES, invented
 from headway.evals.skills.words import row
 
 Slots = tuple[tuple[tuple[str, ...], str], ...]
-"""For each argument the names it may have, and the kind of its value."""
+"""For each argument its possible names, and the kind of its value."""
 
 PLACE = (row("city location place town city_name destination"), "place")
 PERSON = (row("name person who user person_name customer"), "person")
@@ -24,7 +24,7 @@ TERMS: Slots = (
     (("a", "x", "first", "left"), "fraction"),
     (("b", "y", "second", "right"), "fraction"),
 )
-WRITTEN: tuple[tuple[tuple[str, ...], tuple[str, ...], Slots, tuple[str, ...]], ...] = (
+TUTORIAL_TOOLS: tuple[tuple[tuple[str, ...], tuple[str, ...], Slots, tuple[str, ...]], ...] = (
     (
         row("get_weather weather getWeather get_current_weather weather_forecast fetch_weather"),
         (
@@ -168,10 +168,10 @@ ENDINGS: tuple[tuple[tuple[str, ...], str, tuple[str, ...]], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A tool, what it is about, its arguments with their right values, and a question for it.
+    """A tool with its arguments, their right values, and a question that needs it.
 
-    `kinds` are those of the arguments, and `ask` makes a question of their values, so that the
-    same tool can be asked for again.
+    `kinds` are the kinds of the arguments' values. `ask` builds a question from values, so that the
+    tool can be used for several questions.
     """
 
     name: str
@@ -181,16 +181,16 @@ class Tool:
     kinds: tuple[str, ...] = ()
     ask: Callable[[random.Random, list[object]], str] | None = None
 
-    def called(self) -> str:
-        """The right call: what has a default is left out where nothing was said of it."""
+    def right_call(self) -> str:
+        """Return the right call; arguments with a default are omitted."""
         return call(self.name, {f.name: f.value for f in self.fields if f.default is None})
 
-    def shown(self, rng: random.Random) -> dict[str, object]:
-        """As some client writes it."""
+    def schema(self, rng: random.Random) -> dict[str, object]:
+        """Return the tool in OpenAI's format, in a random client's style."""
         return function(rng, self.name, self.about, self.fields)
 
-    def again(self, rng: random.Random) -> "Tool":
-        """The same tool with another question."""
+    def with_new_question(self, rng: random.Random) -> "Tool":
+        """Return the same tool with new values and a new question."""
         assert self.ask is not None
         values = [VALUES[kind][1](rng) for kind in self.kinds]
         fields = [replace(f, value=value) for f, value in zip(self.fields, values)]
@@ -198,21 +198,23 @@ class Tool:
         return replace(self, fields=[*fields, *self.fields[len(fields) :]], question=question)
 
 
-def named(rng: random.Random, slots: Slots) -> list[Field]:
-    """The fields of a tool, without values; no name comes twice."""
+def draw_fields(rng: random.Random, slots: Slots) -> list[Field]:
+    """Draw the fields of a tool, without values; names are unique."""
     fields: list[Field] = []
     for names, kind in slots:
-        taken = {field.name for field in fields}
-        name = rng.choice([name for name in names if name not in taken])
+        used_names = {field.name for field in fields}
+        name = rng.choice([name for name in names if name not in used_names])
         if rng.random() < 0.1:
             name = rng.choice((f"{invented(rng)}_{name}", f"the_{name}", invented(rng)))
-        told = rng.choice((f"The {name.replace('_', ' ')}.", f"the {kind} to use", f"A {kind}"))
-        fields.append(Field(name=name, value=None, kind=VALUES[kind][0], told=told))
+        description = rng.choice(
+            (f"The {name.replace('_', ' ')}.", f"the {kind} to use", f"A {kind}")
+        )
+        fields.append(Field(name=name, value=None, kind=VALUES[kind][0], description=description))
     return fields
 
 
 def option(rng: random.Random) -> Field:
-    """An argument that nobody mentions, with its default."""
+    """Draw an optional argument, which no question mentions."""
     name, choices = rng.choice(
         (
             ("unit", ("celsius", "fahrenheit")),
@@ -222,16 +224,20 @@ def option(rng: random.Random) -> Field:
         )
     )
     shown = choices if rng.random() < 0.6 else ()
-    return Field(name=name, value=choices[0], choices=shown, default=choices[0], told=f"The {name}")
+    return Field(
+        name=name, value=choices[0], choices=shown, default=choices[0], description=f"The {name}"
+    )
 
 
-def written(rng: random.Random) -> Tool:
-    """A tool of a tutorial."""
-    names, about, slots, questions = rng.choice((*WRITTEN, WRITTEN[0], WRITTEN[0]))
+def tutorial_tool(rng: random.Random) -> Tool:
+    """Draw a tool of a tutorial."""
+    names, about, slots, questions = rng.choice(
+        (*TUTORIAL_TOOLS, TUTORIAL_TOOLS[0], TUTORIAL_TOOLS[0])
+    )
     return Tool(
         name=rng.choice(names),
         about=rng.choice(about),
-        fields=named(rng, slots),
+        fields=draw_fields(rng, slots),
         question="",
         kinds=tuple(kind for _, kind in slots),
         ask=lambda rng, values: rng.choice(questions).format(*values),
@@ -241,28 +247,28 @@ def written(rng: random.Random) -> Tool:
 LEADS = ("", "", "Please ", "Can you ", "I want to ", "Could you please ")
 
 
-def composed(rng: random.Random) -> Tool:
-    """A tool of a verb and a thing with up to three arguments, as "check_invoice"."""
+def composed_tool(rng: random.Random) -> Tool:
+    """Draw a tool of a verb and a thing with up to three arguments, e.g. "check_invoice"."""
     verb = rng.choice(VERBS) if rng.random() < 0.85 else invented(rng)
     thing = rng.choice((rng.choice(TOPICS), rng.choice(JOBS), rng.choice(words.NOUNS)))
     thing = thing if rng.random() < 0.7 else invented(rng)
     endings = rng.sample(ENDINGS, rng.choice((1, 1, 1, 1, 2, 2, 3)))
 
     def ask(rng: random.Random, values: list[object]) -> str:
-        said = "".join(
+        suffix = "".join(
             rng.choice(texts).format(value)
             for (_, _, texts), value in zip(endings, values, strict=True)
         )
         lead, article = rng.choice(LEADS), rng.choice(("the ", "a ", ""))
-        asked = f"{lead}{verb} {article}{thing}{said}{'?' if lead.startswith('C') else '.'}"
-        return asked[0].upper() + asked[1:]
+        question = f"{lead}{verb} {article}{thing}{suffix}{'?' if lead.startswith('C') else '.'}"
+        return question[0].upper() + question[1:]
 
     name = rng.choice((f"{verb}_{thing}", f"{verb}{thing.title()}", f"{thing}_{verb}"))
     about = rng.choice((f"{verb} a {thing}", f"{verb}s the {thing}", f"Use this to {verb} {thing}"))
     return Tool(
         name=name if rng.random() < 0.9 else verb,
         about=about[0].upper() + about[1:] + rng.choice((".", "")),
-        fields=named(rng, tuple((names, kind) for names, kind, _ in endings)),
+        fields=draw_fields(rng, tuple((names, kind) for names, kind, _ in endings)),
         question="",
         kinds=tuple(kind for _, kind, _ in endings),
         ask=ask,
@@ -270,14 +276,14 @@ def composed(rng: random.Random) -> Tool:
 
 
 def some_tool(rng: random.Random) -> Tool:
-    """A tool and its question, typed by somebody."""
-    tool = written(rng) if rng.random() < 0.5 else composed(rng)
+    """Draw a tool with its question, sometimes with an optional argument."""
+    tool = tutorial_tool(rng) if rng.random() < 0.5 else composed_tool(rng)
     fields = [*tool.fields, option(rng)] if rng.random() < 0.1 else tool.fields
-    return replace(tool, fields=fields).again(rng)
+    return replace(tool, fields=fields).with_new_question(rng)
 
 
 def some_tools(rng: random.Random, count: int) -> list[Tool]:
-    """Tools that have no name in common and are not about the same, the first one to be called."""
+    """Draw tools with distinct names and descriptions."""
     tools: list[Tool] = []
     while len(tools) < count:
         tool = some_tool(rng)
@@ -287,6 +293,6 @@ def some_tools(rng: random.Random, count: int) -> list[Tool]:
 
 
 def both(first: str, second: str) -> str:
-    """Two calls in one answer, as the chat template writes them."""
+    """Join two calls to one answer, as the chat template does."""
     assert first.startswith(TOOL_OPEN) and first.endswith(TOOL_CLOSE)
     return f"{first}\n{second}"

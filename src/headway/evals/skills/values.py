@@ -1,7 +1,6 @@
-"""Values that a newcomer's tools and schemas may ask for: places, people, words nobody has seen.
+"""Values for arguments and fields: places, people, and invented words.
 
-Each function is given a `random.Random` and returns a value of its kind.
-It promises many that no list holds, so that a model learns to copy what it reads, not to recall.
+Many values are in no list, so that a model learns to copy from its prompt instead of recalling.
 """
 
 import random
@@ -51,13 +50,13 @@ FIRST, VOWELS, LAST = "b c d f g h j k l m n p r s t v w z".split(), "aeiou", "d
 
 
 def invented(rng: random.Random) -> str:
-    """A word that is in no list: "kavoro", "zelim", "bun"."""
+    """Return a word that is in no list: "kavoro", "zelim", "bun"."""
     body = "".join(rng.choice(FIRST) + rng.choice(VOWELS) for _ in range(rng.randint(1, 3)))
     return body + (rng.choice(LAST) if len(body) < 4 or rng.random() < 0.5 else "")
 
 
 def place(rng: random.Random) -> str:
-    """A town, real or not, of one word or two."""
+    """Return a town, real or invented, of one or two words."""
     dice = rng.random()
     if dice < 0.35:
         return rng.choice(PLACES)
@@ -69,7 +68,7 @@ def place(rng: random.Random) -> str:
 
 
 def person(rng: random.Random) -> str:
-    """A first name, sometimes with a surname."""
+    """Return a first name, sometimes with a surname."""
     dice = rng.random()
     known = rng.choice(words.NAMES if dice < 0.4 else PEOPLE)
     first = known if dice < 0.75 else invented(rng).capitalize()
@@ -87,7 +86,7 @@ def fraction(rng: random.Random) -> float:
 
 
 def topic(rng: random.Random) -> str:
-    """One to three words about anything: "red kavoro", "history of tea"."""
+    """Return one to three words about anything: "red kavoro", "history of tea"."""
     noun = rng.choice(TOPICS) if rng.random() < 0.6 else invented(rng)
     dice = rng.random()
     if dice < 0.5:
@@ -98,7 +97,7 @@ def topic(rng: random.Random) -> str:
 
 
 def code(rng: random.Random) -> str:
-    """A number of an order or a ticker: "A-1043", "KVZ", "87120"."""
+    """Return an order number or a ticker: "A-1043", "KVZ", "87120"."""
     letters = "".join(rng.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ", k=rng.randint(1, 4)))
     digits = str(rng.randint(10, 99999))
     return rng.choice((letters + digits, f"{letters}-{digits}", digits, letters + "X"))
@@ -111,8 +110,8 @@ def file(rng: random.Random) -> str:
 
 
 def email(rng: random.Random) -> str:
-    who = rng.choice((rng.choice(words.NAMES).lower(), invented(rng)))
-    return f"{who}@{rng.choice(('example', invented(rng)))}.{rng.choice(('com', 'org', 'net'))}"
+    user = rng.choice((rng.choice(words.NAMES).lower(), invented(rng)))
+    return f"{user}@{rng.choice(('example', invented(rng)))}.{rng.choice(('com', 'org', 'net'))}"
 
 
 VALUES: dict[str, tuple[str, Callable[[random.Random], object]]] = {
@@ -131,4 +130,4 @@ VALUES: dict[str, tuple[str, Callable[[random.Random], object]]] = {
     "hue": ("string", lambda rng: rng.choice(words.HUES)),
     "thing": ("string", lambda rng: rng.choice((rng.choice(words.NOUNS), invented(rng)))),
 }
-"""The JSON type of each kind of value, and what draws one."""
+"""Kind of value → its JSON type, and the function that draws one."""

@@ -1,8 +1,7 @@
-"""Chats as frameworks and agents begin them: tools and schemas in any dress, results, long prompts.
+"""Chats as frameworks and agents begin them: tools, schemas in many styles, results, long prompts.
 
-They are trained on, in `recipes/tiny`, and are no part of the suite, whose questions stay as they
-are. It is given a seed or a `random.Random`, and yields examples with one right answer.
-It promises that what is asked in the tests of the frameworks (`FIRST`) is never among them.
+`recipes/tiny` trains on them; they are not part of the suite. The questions of the frameworks'
+tests (`FIRST`) are never among them.
 """
 
 import random
@@ -22,17 +21,17 @@ FIRST = frozenset(
         "What's the weather in Tokyo?",
     }
 )
-"""What the tests of the frameworks ask."""
+"""Questions of the frameworks' tests."""
 
 
 def far(rng: random.Random) -> Example:
-    """A fact, thousands of words of stories, and the question; or a question after the stories."""
+    """Put thousands of words of stories between a fact and the question, or before the question."""
     text = reading.filler(rng, rng.randint(500, 12_500))
     if rng.random() < 0.5:
         example = reading.recall(rng, 1)
-        told, said = example.before[0]
+        statement, reply = example.before[0]
         return Example(
-            prompt=example.prompt, answer=example.answer, before=((f"{text}\n{told}", said),)
+            prompt=example.prompt, answer=example.answer, before=((f"{text}\n{statement}", reply),)
         )
     table = {key: rng.randint(10, 99) for key in rng.sample(words.NOUNS, rng.choice((4, 8, 16)))}
     items = ", ".join(f"{key}: {number}" for key, number in table.items())
@@ -52,27 +51,27 @@ VARIED: tuple[tuple[Callable[[random.Random], Example], int], ...] = (
     (final, 18),
     (far, 1),
 )
-"""What a framework's chat may be, and how often training sees it."""
+"""Kinds of chats, with their weights in training."""
 
 
 def may_ask(example: Example) -> bool:
-    """Whether nothing in it is asked by the tests of the frameworks."""
+    """Whether the example contains no question of the frameworks' tests."""
     return FIRST.isdisjoint({example.prompt, *(prompt for prompt, _ in example.before)})
 
 
 def varied_examples(seed: int) -> Iterator[Example]:
-    """Endless examples for training: kinds by weight, nothing that is held out."""
+    """Yield training examples: kinds by weight, without held-out ones."""
     rng = random.Random(f"{seed} varied")
     kinds, often = zip(*VARIED, strict=True)
     while True:
         example: Example = rng.choices(kinds, often)[0](rng)
-        if may_ask(example) and not is_held_out(example.asked):
+        if may_ask(example) and not is_held_out(example.full_prompt):
             yield example
 
 
 def held_out(rng: random.Random, kind: Callable[[random.Random], Example]) -> Iterator[Example]:
-    """Endless examples of one kind that training never sees."""
+    """Yield held-out examples of one kind."""
     while True:
         example = kind(rng)
-        if may_ask(example) and is_held_out(example.asked):
+        if may_ask(example) and is_held_out(example.full_prompt):
             yield example

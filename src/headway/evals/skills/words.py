@@ -1,12 +1,11 @@
-"""The word lists the skills and stories draw from.
+"""The word lists of the skills and stories.
 
-Nothing is given: the lists are written here by hand, in alphabetical or natural order.
-A word added here changes the suite: the tokenizer and the models are then trained anew.
+A new word changes the suite: the tokenizer and the models then need to be trained again.
 """
 
 
 def row(text: str) -> tuple[str, ...]:
-    """Words parted by spaces: "cat dog" becomes ("cat", "dog")."""
+    """Split at spaces: "cat dog" becomes ("cat", "dog")."""
     return tuple(text.split())
 
 

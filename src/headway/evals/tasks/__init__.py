@@ -1,5 +1,5 @@
-"""Standard tasks: questions whose data is at hand in a folder, and files of the user's own.
+"""Standard tasks whose data is in a folder, and tasks in files of the user's own.
 
-A task is questions that a model answers greedily, or choices of which it takes the likeliest. It is
-given a `core.scoring.Model`, and promises every item with its reply.
+A task has questions, which the model answers greedily, or multiple choices, of which the one with
+the highest log-likelihood counts as its answer.
 """

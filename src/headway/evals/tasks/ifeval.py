@@ -1,8 +1,8 @@
-"""IFEval: instructions whose keeping a program can check (Zhou et al., 2023), all of a prompt's.
+"""IFEval: prompts with instructions that a program can check (Zhou et al., 2023).
 
-The checks are those of the paper's code, strict, with two differences: sentences end at . ! or ?
-before a space, where it asks a trained splitter, and prompts that ask for a language are left out
-(31 of 541), for nothing here tells languages apart.
+The checks are those of the paper's strict mode, with two differences: a sentence ends at . ! or ?
+before a space (the paper uses a trained splitter), and prompts that require a language are skipped
+(31 of 541), because no language detector is at hand.
 """
 
 import json
@@ -12,44 +12,44 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from headway.evals.tasks.task import Question, Task
+from headway.evals.tasks.task import EvalTask, TaskQuestion
 from headway.evals.text import read_data, spread
 
 FILE = "eval/ifeval/input_data.jsonl"
 MAX_TOKENS = 512
-LEFT_OUT = "language:response_language"
+LANGUAGE_INSTRUCTION = "language:response_language"
 SENTENCE = re.compile(r"[.!?]+(?=\s|$)")
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 Check = Callable[..., bool]
 
 
-def read(data: Path, limit: int) -> Task:
-    """`limit` prompts, evenly spread."""
+def read(data: Path, limit: int) -> EvalTask:
+    """Read `limit` prompts, evenly spread."""
     rows = [json.loads(line) for line in read_data(data / FILE).splitlines()]
-    kept = [row for row in rows if LEFT_OUT not in row["instruction_id_list"]]
-    return Task("ifeval", [question(row) for row in spread(kept, limit)], (), MAX_TOKENS)
+    supported = [row for row in rows if LANGUAGE_INSTRUCTION not in row["instruction_id_list"]]
+    return EvalTask("ifeval", [question(row) for row in spread(supported, limit)], (), MAX_TOKENS)
 
 
-def question(row: dict[str, Any]) -> Question:
-    """A prompt; a reply is right when it keeps every instruction."""
+def question(row: dict[str, Any]) -> TaskQuestion:
+    """Return a prompt; a reply is right if it follows all instructions."""
     checks = [
         partial(CHECKS[name], **{key: value for key, value in given.items() if value is not None})
         for name, given in zip(row["instruction_id_list"], row["kwargs"], strict=True)
     ]
-    return Question(
+    return TaskQuestion(
         [{"role": "user", "content": row["prompt"]}],
         ", ".join(row["instruction_id_list"]),
         lambda reply: bool(reply.strip()) and all(check(reply) for check in checks),
     )
 
 
-def related(count: int, relation: str, wanted: int) -> bool:
-    """Whether a count is "less than" or "at least" what is wanted."""
-    return count < wanted if relation == "less than" else count >= wanted
+def related(count: int, relation: str, limit: int) -> bool:
+    """Whether a count is "less than" or "at least" the limit."""
+    return count < limit if relation == "less than" else count >= limit
 
 
 def count_of(pattern: str, text: str, flags: int = 0) -> int:
-    """How often a pattern is found."""
+    """Count the matches of a pattern."""
     return len(re.findall(pattern, text, flags))
 
 
@@ -111,8 +111,8 @@ def number_bullet_lists(text: str, num_bullets: int) -> bool:
 
 
 def number_highlighted_sections(text: str, num_highlights: int) -> bool:
-    found = re.findall(r"\*[^\n\*]*\*", text) + re.findall(r"\*\*[^\n\*]*\*\*", text)
-    return sum(bool(each.strip("*").strip()) for each in found) >= num_highlights
+    sections = re.findall(r"\*[^\n\*]*\*", text) + re.findall(r"\*\*[^\n\*]*\*\*", text)
+    return sum(bool(each.strip("*").strip()) for each in sections) >= num_highlights
 
 
 def multiple_sections(text: str, num_sections: int, section_spliter: str) -> bool:

@@ -1,4 +1,4 @@
-"""The tasks by name, and which of them are asked."""
+"""The tasks by name, and how they are selected."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,34 +6,35 @@ from pathlib import Path
 
 from headway.core.errors import UsageError
 from headway.evals.tasks import choices, gsm8k, humaneval, ifeval
-from headway.evals.tasks.task import Task
+from headway.evals.tasks.task import EvalTask
 from headway.evals.text import LAMBADA
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """A task's file in a data folder, and the function that reads so many of its questions."""
+class TaskSource:
+    """A task's file in a data folder, and the function that reads a number of its questions."""
 
     file: str
-    read: Callable[[Path, int], Task]
+    read: Callable[[Path, int], EvalTask]
 
 
 TASKS = {
-    choices.NAME: Source(LAMBADA, choices.read),
-    "gsm8k": Source(gsm8k.FILE, gsm8k.read),
-    "ifeval": Source(ifeval.FILE, ifeval.read),
-    humaneval.NAME: Source(humaneval.FILE, humaneval.read),
+    choices.NAME: TaskSource(LAMBADA, choices.read),
+    "gsm8k": TaskSource(gsm8k.FILE, gsm8k.read),
+    "ifeval": TaskSource(ifeval.FILE, ifeval.read),
+    humaneval.NAME: TaskSource(humaneval.FILE, humaneval.read),
 }
-EXECUTED = frozenset({humaneval.NAME})
-"""Tasks whose answers are programs: asked with --run-code alone."""
+CODE_TASKS = frozenset({humaneval.NAME})
+"""Tasks whose answers are programs, which run only with --run-code."""
 
 
-def named_tasks(names: Sequence[str], data: str, limit: int, run_code: bool) -> list[Task]:
-    """The tasks that a user names; UsageError for one that is not known or not at hand.
+def named_tasks(names: Sequence[str], data: str, limit: int, run_code: bool) -> list[EvalTask]:
+    """Return the tasks that a user names; raises UsageError if one is unknown or its file is
+    missing.
 
-    Without `run_code` those whose answers would run are left to the text suite.
+    Without `run_code` tasks of CODE_TASKS are skipped; the text suite scores them.
     """
-    found = []
+    tasks = []
     for name in names:
         if name not in TASKS:
             if not Path(name).is_file():
@@ -41,7 +42,7 @@ def named_tasks(names: Sequence[str], data: str, limit: int, run_code: bool) -> 
                     f"--tasks: there is no task and no file {name!r}.",
                     f"{', '.join(TASKS)}, or a file: {choices.EXAMPLE}.",
                 )
-            found.append(choices.read_own(Path(name), limit))
+            tasks.append(choices.read_own(Path(name), limit))
             continue
         source = TASKS[name]
         if not data or not (Path(data) / source.file).exists():
@@ -49,12 +50,12 @@ def named_tasks(names: Sequence[str], data: str, limit: int, run_code: bool) -> 
                 f"--tasks {name} reads {source.file} of a data folder.",
                 f"--data FOLDER that holds {source.file}.",
             )
-        if run_code or name not in EXECUTED:
-            found.append(source.read(Path(data), limit))
-    return found
+        if run_code or name not in CODE_TASKS:
+            tasks.append(source.read(Path(data), limit))
+    return tasks
 
 
-def tasks_at_hand(data: str, limit: int, run_code: bool) -> list[Task]:
-    """The tasks whose files a data folder has."""
+def tasks_at_hand(data: str, limit: int, run_code: bool) -> list[EvalTask]:
+    """Return the tasks whose files are in the data folder."""
     names = [name for name, source in TASKS.items() if data and (Path(data) / source.file).exists()]
     return named_tasks(names, data, limit, run_code)

@@ -1,23 +1,23 @@
-"""What a task is, and how a model is asked it."""
+"""Types of tasks, and how a task is put to a model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from headway.core.scoring import Model
 from headway.evals.questions import Advance, Item, SkillsReport, all_shares
-from headway.evals.text import Window, nats, score_targets
+from headway.evals.text import TextWindow, nats, score_targets
 
-TOGETHER = 32
-"""Questions given to a model at once; the bar moves in such steps."""
-PROBED, NEEDED = 8, 2
-"""A task is asked by itself where the model has so many of so many first questions right."""
+BATCH_QUESTIONS = 32
+"""Questions passed to the model at once; the progress bar moves in such steps."""
+PROBE_QUESTIONS, MIN_PROBE_RIGHT = 8, 2
+"""A task is selected automatically if the model has MIN_PROBE_RIGHT of PROBE_QUESTIONS right."""
 LEVEL = 1
 Chat = list[dict[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """A chat, a right answer to show, and whether a reply is right."""
+class TaskQuestion:
+    """A chat, a right answer to show, and the check of a reply."""
 
     messages: Chat
     answer: str
@@ -25,8 +25,8 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A context and its continuations, of which number `answer` is right."""
+class MultipleChoice:
+    """A context and its continuations; `answer` is the index of the right one."""
 
     context: str
     choices: list[str]
@@ -34,28 +34,28 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """One task; answers of `questions` have at most `max_tokens`."""
+class EvalTask:
+    """One task; answers to `questions` have at most `max_tokens` tokens."""
 
     name: str
-    questions: Sequence[Question] = ()
-    choices: Sequence[Choice] = ()
+    questions: Sequence[TaskQuestion] = ()
+    choices: Sequence[MultipleChoice] = ()
     max_tokens: int = 0
 
     def __len__(self) -> int:
         return len(self.questions) + len(self.choices)
 
-    def first(self, count: int) -> "Task":
-        """Its first questions alone."""
+    def first(self, count: int) -> "EvalTask":
+        """Return the task with its first `count` questions and choices."""
         return replace(self, questions=self.questions[:count], choices=self.choices[:count])
 
 
-def ask(model: Model, tasks: Sequence[Task], advance: Advance = lambda: None) -> SkillsReport:
-    """Ask every question; a task stands where a skill does in the report, at level 1."""
+def ask(model: Model, tasks: Sequence[EvalTask], advance: Advance = lambda: None) -> SkillsReport:
+    """Ask all tasks; in the report a task takes the place of a skill, at level 1."""
     items = [
         item
         for task in tasks
-        for item in (*answered(model, task, advance), *chosen(model, task, advance))
+        for item in (*ask_questions(model, task, advance), *score_choices(model, task, advance))
     ]
     return SkillsReport(
         seed=0,
@@ -66,12 +66,12 @@ def ask(model: Model, tasks: Sequence[Task], advance: Advance = lambda: None) ->
     )
 
 
-def answered(model: Model, task: Task, advance: Advance) -> Iterator[Item]:
-    """Questions answered greedily; one that exceeds the context is not right."""
-    for start in range(0, len(task.questions), TOGETHER):
-        asked = task.questions[start : start + TOGETHER]
-        replies = model.generate([one.messages for one in asked], max_tokens=task.max_tokens)
-        for one, reply in zip(asked, replies, strict=True):
+def ask_questions(model: Model, task: EvalTask, advance: Advance) -> Iterator[Item]:
+    """Answer questions greedily; one that exceeds the context counts as wrong."""
+    for start in range(0, len(task.questions), BATCH_QUESTIONS):
+        batch = task.questions[start : start + BATCH_QUESTIONS]
+        replies = model.generate([one.messages for one in batch], max_tokens=task.max_tokens)
+        for one, reply in zip(batch, replies, strict=True):
             advance()
             yield Item(
                 skill=task.name,
@@ -83,13 +83,13 @@ def answered(model: Model, task: Task, advance: Advance) -> Iterator[Item]:
             )
 
 
-def chosen(model: Model, task: Task, advance: Advance) -> Iterator[Item]:
-    """The choice with the highest log-probability behind its context; of equal ones the first."""
-    for start in range(0, len(task.choices), TOGETHER):
-        asked = task.choices[start : start + TOGETHER]
-        windows = [Window(context=c.context, target=each) for c in asked for each in c.choices]
+def score_choices(model: Model, task: EvalTask, advance: Advance) -> Iterator[Item]:
+    """Take the choice with the highest log-likelihood after its context; on a tie the first."""
+    for start in range(0, len(task.choices), BATCH_QUESTIONS):
+        batch = task.choices[start : start + BATCH_QUESTIONS]
+        windows = [TextWindow(context=c.context, target=each) for c in batch for each in c.choices]
         scores = iter(score_targets(model, windows))
-        for one in asked:
+        for one in batch:
             losses = [nats(next(scores)) for _ in one.choices]
             best = losses.index(min(losses))
             advance()
@@ -103,23 +103,23 @@ def chosen(model: Model, task: Task, advance: Advance) -> Iterator[Item]:
             )
 
 
-def able(model: Model, tasks: Sequence[Task]) -> tuple[list[Task], list[str]]:
-    """The tasks that the model can do, by measurement, and a note on those that it cannot.
+def feasible_tasks(model: Model, tasks: Sequence[EvalTask]) -> tuple[list[EvalTask], list[str]]:
+    """Return the tasks that the model can do in a short probe, and a note on each other task.
 
-    Choices are always asked: they cost little.
+    Tasks of choices are always selected: they are cheap.
     """
-    found, notes = [], []
+    feasible, notes = [], []
     for task in tasks:
         if not task.questions:
-            found.append(task)
+            feasible.append(task)
             continue
-        report = ask(model, [task.first(PROBED)])
+        report = ask(model, [task.first(PROBE_QUESTIONS)])
         right = sum(item.right for item in report.items)
-        if right >= NEEDED:
-            found.append(task)
+        if right >= MIN_PROBE_RIGHT:
+            feasible.append(task)
         else:
             notes.append(
-                f"{task.name} not asked, for {model.name} has {right} of {PROBED} right: "
+                f"{task.name} not asked, for {model.name} has {right} of {PROBE_QUESTIONS} right: "
                 f"--tasks {task.name} asks it"
             )
-    return found, notes
+    return feasible, notes
