@@ -15,14 +15,21 @@ from torch.testing import assert_close
 
 from headway.compress.calibration import HeldOut, shingles
 from headway.compress.train.checkpoint import own_tensors
-from headway.compress.train.data import Mixture, Source
+from headway.compress.train.data import Mixture, TokenSource
 from headway.compress.train.distill import divergence
 from headway.compress.train.fake import FakeRounding
-from headway.compress.train.loop import Cosine, Training, minutes, train
-from headway.compress.train.model import TrainedModel, refuse_untrained, spec_of
-from headway.compress.train.run import Pair, Plan, distill, prepare
+from headway.compress.train.loop import CosineSchedule, Training, minutes, train
+from headway.compress.train.model import TrainedModel, check_trainable_formats, spec_of
+from headway.compress.train.run import DistillPlan, TeacherStudent, distill, prepare
 from headway.compress.train.student import rounded_layers
-from headway.compress.train.texts import READ, WRITTEN, chat, named, paragraphs, records
+from headway.compress.train.texts import (
+    ANSWER_WEIGHT,
+    PROMPT_WEIGHT,
+    chat,
+    paragraphs,
+    parse_source,
+    records,
+)
 from headway.compress.train.written import write_student
 from headway.core.errors import HeadwayError, ModelError, UsageError
 from headway.runtime.kernels import reference
@@ -118,10 +125,10 @@ def test_divergence_by_hand():
     assert float(divergence(taught, student, 2.0)) == pytest.approx(expected, rel=1e-4)
 
 
-def source(name: str, share: float, first: int) -> Source:
+def source(name: str, share: float, first: int) -> TokenSource:
     """Documents of ten tokens, all the same within one; half of them count."""
     documents = [[([first + i] * 5, 0.0), ([first + i] * 5, 1.0)] for i in range(40)]
-    return Source.of(name, share, documents)
+    return TokenSource.of(name, share, documents)
 
 
 def test_rows_begin_at_documents_and_come_by_share():
@@ -139,7 +146,7 @@ def test_rows_begin_at_documents_and_come_by_share():
 
 
 def test_a_source_that_is_too_short_and_rows_too_few_are_refused():
-    short = Source.of("short.txt", 1, [[([1, 2, 3], 1.0)]])
+    short = TokenSource.of("short.txt", 1, [[([1, 2, 3], 1.0)]])
     with pytest.raises(UsageError, match=r"short.txt has 3 tokens"):
         Mixture(sources=[short], num_rows=1, length=8, seed=0)
     with pytest.raises(UsageError, match="cannot hold 2 sources"):
@@ -161,11 +168,14 @@ class Letters:
 
 def test_what_is_answered_counts_and_what_is_read_a_little():
     said = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
-    assert chat(said, Letters()) == [(list(b"U:hi\nA:"), READ), (list(b"ho\n"), WRITTEN)]
+    assert chat(said, Letters()) == [
+        (list(b"U:hi\nA:"), PROMPT_WEIGHT),
+        (list(b"ho\n"), ANSWER_WEIGHT),
+    ]
     lines = iter([json.dumps({"messages": said}) + "\n", "\n", '{"text": "sea"}\n'])
     assert list(records(lines, "f.jsonl", Letters(), HeldOut())) == [
         chat(said, Letters()),
-        [(list(b"sea"), WRITTEN)],
+        [(list(b"sea"), ANSWER_WEIGHT)],
     ]
     texts = list(paragraphs(iter(["one\n", "two\n", "\n", "three\n"]), Letters(), HeldOut()))
     assert [bytes(document[0][0]) for document in texts] == [b"one\ntwo\n\n", b"three\n"]
@@ -179,7 +189,7 @@ def test_paragraphs_that_are_tested_are_left_out():
     line = "they found a red ball under the old tree and went home at night\n"
     tested.shingles.update(shingles(line))
     lines = ["One day,\n", line.upper(), "\n", "they found a red ball\n", "\n", "three\n"]
-    found = Source.of("f", 1.0, paragraphs(iter(lines), Letters(), tested))
+    found = TokenSource.of("f", 1.0, paragraphs(iter(lines), Letters(), tested))
     assert bytes(found.tokens_N.tolist()) == b"they found a red ball\n\nthree\n"
     assert found.left_out == 1 and len(found.starts) == 2
     with pytest.raises(UsageError, match=r"f.jsonl, line 1, has passages"):
@@ -187,19 +197,21 @@ def test_paragraphs_that_are_tested_are_left_out():
 
 
 def test_shares_stand_behind_a_colon():
-    assert named("books.txt:0.7") == ("books.txt", 0.7)
-    assert named("C:books.txt") == ("C:books.txt", 1.0)
+    assert parse_source("books.txt:0.7") == ("books.txt", 0.7)
+    assert parse_source("C:books.txt") == ("C:books.txt", 1.0)
     with pytest.raises(UsageError, match="above 0"):
-        named("skills:0")
+        parse_source("skills:0")
 
 
 # ── runs ────────────────────────────────────────────────────────────────────────────────────
 
 SOURCES = [
-    Source.of("a", 1, [[(torch.randint(211, (50,), generator=g).tolist(), 1.0)] for _ in range(30)])
+    TokenSource.of(
+        "a", 1, [[(torch.randint(211, (50,), generator=g).tolist(), 1.0)] for _ in range(30)]
+    )
     for g in [torch.Generator().manual_seed(1)]
 ]
-PLAN = Plan(steps=6, step_tokens=64, row_length=16, learning_rate=0.003)
+PLAN = DistillPlan(steps=6, step_tokens=64, row_length=16, learning_rate=0.003)
 
 
 @pytest.fixture(scope="module")
@@ -216,7 +228,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return teacher, student
 
 
-def trained(folders: tuple[Path, Path], run: Path, plan: Plan, stop: int = 99) -> TrainedModel:
+def trained(
+    folders: tuple[Path, Path], run: Path, plan: DistillPlan, stop: int = 99
+) -> TrainedModel:
     """A run in `run`, cut short before step `stop`."""
     pair = prepare(*folders, plan, SOURCES, save_every=2)
     losses = pair.training.losses
@@ -235,7 +249,7 @@ def trained(folders: tuple[Path, Path], run: Path, plan: Plan, stop: int = 99) -
     )
 
 
-def loss_of(pair: Pair) -> float:
+def loss_of(pair: TeacherStudent) -> float:
     """Of the first step's rows."""
     return pair.losses(0)[0].item()
 
@@ -375,7 +389,9 @@ def test_formats_that_no_training_writes_are_refused(even: Path, tmp_path: Path)
     assert torch.equal(weight.detach(), expected)
     for name, format in (("layers.0.mlp.down", Format("fp8")), ("head", INT8)):
         with pytest.raises(HeadwayError, match="not trained"):
-            refuse_untrained(out, dataclasses.replace(student.spec, formats=((name, format),)))
+            check_trainable_formats(
+                out, dataclasses.replace(student.spec, formats=((name, format),))
+            )
 
 
 def test_a_fresh_student_begins_at_random(folders: tuple[Path, Path]):
@@ -398,7 +414,7 @@ def test_other_tokenizers_and_other_plans_are_refused(folders: tuple[Path, Path]
 
 
 def test_the_rate_rises_and_falls():
-    rate = Cosine(steps=110, peak_lr=1.0, final_lr=0.1, warmup_steps=10)
+    rate = CosineSchedule(steps=110, peak_lr=1.0, final_lr=0.1, warmup_steps=10)
     assert [rate(0), rate(9), rate(10)] == [0.1, 1.0, 1.0]
     assert rate(60) == pytest.approx(0.55) and rate(110) == pytest.approx(0.1)
     assert all(a >= b for a, b in itertools.pairwise(map(rate, range(10, 110))))

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 from transformers import DeepseekV3ForCausalLM, PreTrainedModel
 
 from drive import engine_for, finish, greedy
-from headway.compress.rows import refuse_unread
+from headway.compress.rows import check_trainable_attention
 from headway.core.errors import UnsupportedModelError, UsageError
 from headway.core.plan import BlockCopy
 from headway.runtime.attention.cache import LatentKVLayer, copy_blocks
@@ -181,7 +181,7 @@ def test_what_does_not_read_latent_rows_is_refused(options: dict, said: str, fol
 
 def test_quantizing_the_family_is_refused(folder: Path):
     with pytest.raises(UnsupportedModelError, match="latent attention"):
-        refuse_unread(read_model_spec(folder))
+        check_trainable_attention(read_model_spec(folder))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from headway.compress.folder import new_folder, write_model
 from headway.compress.prune.layers import choose_layers
 from headway.compress.prune.masks import METHODS, TWO_OF_FOUR, Pattern, sparsegpt, wanda
-from headway.compress.prune.promise import memory, promised, smaller_spec
-from headway.compress.prune.prune import Wanted, check, prune
+from headway.compress.prune.promise import memory, size_rows, smaller_spec
+from headway.compress.prune.prune import PruneSettings, check, prune
 from headway.compress.prune.structure import remove_units
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import HeadwayError, UsageError
@@ -144,7 +144,7 @@ def test_units_together_give_what_they_give_one_by_one(
 # ── whole models ────────────────────────────────────────────────────────────────────────────
 
 
-def with_dead(model: PreTrainedModel, wanted: Wanted) -> PreTrainedModel:
+def with_dead(model: PreTrainedModel, settings: PruneSettings) -> PreTrainedModel:
     """Parts that no output depends on: every third neuron, KV head 1 or the first head of each KV
     head, layer 1."""
     config = model.config
@@ -152,13 +152,13 @@ def with_dead(model: PreTrainedModel, wanted: Wanted) -> PreTrainedModel:
     for index, layer in enumerate(model.model.layers):
         out, down = layer.self_attn.o_proj, layer.mlp.down_proj
         heads = out.weight.data.unflatten(1, (config.num_key_value_heads, group, -1))
-        if wanted.neurons:
+        if settings.neurons:
             down.weight.data[:, ::3] = 0
-        if wanted.kv_heads:
+        if settings.kv_heads:
             heads[:, 1] = 0
-        if wanted.heads:
+        if settings.heads:
             heads[:, :, 0] = 0
-        if wanted.layers and index == 1:
+        if settings.layers and index == 1:
             for linear in (out, down):
                 linear.weight.data.zero_()
                 if linear.bias is not None:
@@ -166,13 +166,13 @@ def with_dead(model: PreTrainedModel, wanted: Wanted) -> PreTrainedModel:
     return model
 
 
-def wanted_of(family: str, heads: bool) -> Wanted:
+def wanted_of(family: str, heads: bool) -> PruneSettings:
     """A third of the neurons and a layer; heads or KV heads where they can go."""
     neurons, both = 18 / 52, family != "olmo2"  # which norms all heads together
-    return Wanted(neurons=neurons, layers=1, heads=heads * both, kv_heads=(not heads) * both)
+    return PruneSettings(neurons=neurons, layers=1, heads=heads * both, kv_heads=(not heads) * both)
 
 
-def pruned_folder(folder: Path, out: Path, wanted: Wanted) -> dict[str, Any]:
+def pruned_folder(folder: Path, out: Path, settings: PruneSettings) -> dict[str, Any]:
     """Prune `folder` into `out`; returns the new config."""
     generation = folder / "generation_config.json"
     found = prune(
@@ -180,7 +180,7 @@ def pruned_folder(folder: Path, out: Path, wanted: Wanted) -> dict[str, Any]:
         read_json(folder / "config.json"),
         read_json(generation) if generation.exists() else {},
         ROWS,
-        wanted,
+        settings,
     )
     with new_folder(out) as partial:
         write_model(partial, found.config, found.model.tensors(), found.model.spec.dtype)
@@ -197,10 +197,10 @@ def logits_of(model: PreTrainedModel) -> Tensor:
 )
 def test_what_nobody_uses_goes_without_a_trace(family: str, heads: bool, tmp_path: Path):
     """transformers gives the smaller folder's logits, and they are the whole model's."""
-    wanted = wanted_of(family, heads)
+    settings = wanted_of(family, heads)
     changes = {"hidden_size": 72} if family.startswith("gemma") else {}  # 8, 6 and 4 divide it
-    model = with_dead(tiny_model(family, **changes), wanted)
-    config = pruned_folder(save(model, tmp_path / "whole"), tmp_path / "out", wanted)
+    model = with_dead(tiny_model(family, **changes), settings)
+    config = pruned_folder(save(model, tmp_path / "whole"), tmp_path / "out", settings)
     smaller = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
     assert_close(logits_of(smaller), logits_of(model), atol=2e-4, rtol=1e-4)
     num_parameters = sum(p.numel() for p in smaller.parameters())
@@ -212,10 +212,10 @@ def test_what_nobody_uses_goes_without_a_trace(family: str, heads: bool, tmp_pat
 def test_everything_at_once(tmp_path: Path):
     """Layers, heads, neurons and zeros together; the folder has the sizes that were promised."""
     folder = save(tiny_model("llama", num_hidden_layers=4, intermediate_size=96), tmp_path / "all")
-    wanted = Wanted(layers=1, kv_heads=1, heads=1, neurons=0.33, pattern=TWO_OF_FOUR)
-    pruned_folder(folder, tmp_path / "out", wanted)
+    settings = PruneSettings(layers=1, kv_heads=1, heads=1, neurons=0.33, pattern=TWO_OF_FOUR)
+    pruned_folder(folder, tmp_path / "out", settings)
     spec, before = read_model_spec(tmp_path / "out"), read_model_spec(folder)
-    promise = smaller_spec(before, wanted)
+    promise = smaller_spec(before, settings)
     for name in ("num_layers", "num_heads", "num_kv_heads", "intermediate_size", "num_parameters"):
         assert getattr(spec, name) == getattr(promise, name)
     assert (spec.num_layers, spec.num_heads, spec.num_kv_heads) == (3, 3, 3)
@@ -251,17 +251,19 @@ def spec_of(**changes: object) -> Any:
 
 def test_what_is_promised_is_no_more_than_bytes_and_products_allow():
     before = spec_of(intermediate_size=512, hidden_size=192, tie_word_embeddings=True)
-    wanted = Wanted(neurons=0.375)
-    rows = {row[0]: row for row in promised(before, smaller_spec(before, wanted), wanted)}
+    settings = PruneSettings(neurons=0.375)
+    rows = {row[0]: row for row in size_rows(before, smaller_spec(before, settings), settings)}
     assert rows["neurons of an MLP"][1:3] == ("512", "320")
     assert "at most" in rows["bytes of a decode step"][3]
     assert "at most" in rows["FLOPs of a prefill"][3]
     whole, zeroed = (
-        memory(before, smaller_spec(before, wanted), wanted),
-        Wanted(pattern=TWO_OF_FOUR),
+        memory(before, smaller_spec(before, settings), settings),
+        PruneSettings(pattern=TWO_OF_FOUR),
     )
-    assert whole - memory(before, before, zeroed) == 4 * smaller_spec(before, wanted).num_parameters
-    zeros = promised(before, before, Wanted(pattern=TWO_OF_FOUR))
+    assert (
+        whole - memory(before, before, zeroed) == 4 * smaller_spec(before, settings).num_parameters
+    )
+    zeros = size_rows(before, before, PruneSettings(pattern=TWO_OF_FOUR))
     assert [row[0] for row in zeros] == ["bytes, compressed"]
     assert "no faster here" in zeros[0][3]
 
@@ -269,22 +271,22 @@ def test_what_is_promised_is_no_more_than_bytes_and_products_allow():
 @pytest.mark.parametrize(
     ("family", "wanted", "word"),
     [
-        ("llama", Wanted(), "Nothing is to be removed"),
-        ("llama", Wanted(layers=2), "--layers 2"),
-        ("llama", Wanted(kv_heads=4), "--kv-heads 4"),
-        ("llama", Wanted(heads=2), "--heads 2"),
-        ("llama", Wanted(neurons=0.001), "--neurons 0.001"),
-        ("olmo2", Wanted(heads=1), "norms all of its heads together"),
-        ("gemma2", Wanted(kv_heads=1), "6 heads would be left"),
-        ("qwen3moe", Wanted(layers=1), "experts"),
+        ("llama", PruneSettings(), "Nothing is to be removed"),
+        ("llama", PruneSettings(layers=2), "--layers 2"),
+        ("llama", PruneSettings(kv_heads=4), "--kv-heads 4"),
+        ("llama", PruneSettings(heads=2), "--heads 2"),
+        ("llama", PruneSettings(neurons=0.001), "--neurons 0.001"),
+        ("olmo2", PruneSettings(heads=1), "norms all of its heads together"),
+        ("gemma2", PruneSettings(kv_heads=1), "6 heads would be left"),
+        ("qwen3moe", PruneSettings(layers=1), "experts"),
     ],
 )
 def test_what_cannot_be_removed_is_refused_by_name(
-    family: str, wanted: Wanted, word: str, tmp_path: Path
+    family: str, settings: PruneSettings, word: str, tmp_path: Path
 ):
     spec = read_model_spec(save(tiny_model(family), tmp_path / "m"))
     with pytest.raises(HeadwayError, match=word) as caught:
-        check(spec, wanted)
+        check(spec, settings)
     assert caught.value.fix
 
 
@@ -292,7 +294,7 @@ def test_a_quantized_folder_is_refused(tmp_path: Path):
     """Its levels are no weights in 16 bits, in which the smaller folder would be written."""
     spec = read_model_spec(save(tiny_model("llama"), tmp_path / "m"))
     with pytest.raises(HeadwayError, match="quantized"):
-        check(replace(spec, formats=(("layers.0.mlp.down", INT8),)), Wanted(layers=1))
+        check(replace(spec, formats=(("layers.0.mlp.down", INT8),)), PruneSettings(layers=1))
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path: Path):

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from headway.compress.awq import awq_scale, output_error
-from headway.compress.calibration import Calibration
+from headway.compress.calibration import CalibrationRows
 from headway.compress.card import as_json, card
-from headway.compress.folds import LayerWork, apply, layer_folds
+from headway.compress.folds import LayerState, apply_scale, layer_folds
 from headway.compress.gptq import gptq
 from headway.compress.grid import Grid, GridRule, grid_for
 from headway.compress.matrices import is_router, layer_matrices
@@ -23,7 +23,7 @@ from headway.compress.recipe import Recipe
 from headway.compress.rotate import RotatedTensors
 from headway.compress.rows import RowModel, Tensors
 from headway.compress.smooth import smooth_scale
-from headway.compress.statistics import Moments, counting
+from headway.compress.statistics import Moments, collect_moments
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import UnsupportedModelError
 from headway.runtime.rounding import round_weight
@@ -235,19 +235,19 @@ class Changed(Tensors):
         return self.changes[name] if name in self.changes else super().read(name)
 
 
-def works(model: RowModel) -> list[LayerWork]:
+def works(model: RowModel) -> list[LayerState]:
     """Every layer with the moments of its inputs."""
     lens, found = [len(row) for row in ROWS], []
     x = model.embed(ROWS)
     for index in range(model.spec.num_layers):
         layer = model.layer(index)
-        with counting(layer) as seen:
+        with collect_moments(layer) as seen:
             x = model.run(layer, x, lens)
         prefix = f"model.layers.{index}."
         weights = {n: model.tensors.read(n).float() for n in model.tensors if n.startswith(prefix)}
         matrices = layer_matrices(model.architecture, layer, index)
         found.append(
-            LayerWork(index=index, matrices=matrices, weights=weights, moments=seen, changed=set())
+            LayerState(index=index, matrices=matrices, weights=weights, moments=seen, changed=set())
         )
     return found
 
@@ -261,13 +261,15 @@ def test_experts_that_nobody_was_routed_to(tmp_path: Path):
     recipe = Recipe(formats=(Format("int4", 32),), rule=EXACT)
     opened = open_model(save(model, tmp_path / "moe"), recipe)
     partial = Partial(tmp_path / "out", recipe.key)
-    plan = make(opened, Calibration(rows=[list(range(60))], told=["numbers"]), recipe, partial)
-    unseen = [name for name in plan.produced.unseen if ".layers.0." in name]
+    plan = make(
+        opened, CalibrationRows(rows=[list(range(60))], descriptions=["numbers"]), recipe, partial
+    )
+    uncalibrated = [name for name in plan.produced.uncalibrated if ".layers.0." in name]
     parts = ("gate_proj", "up_proj", "down_proj")
     names = [f"model.layers.0.mlp.experts.{e}.{part}" for e in range(4, 8) for part in parts]
-    assert sorted(unseen) == sorted(names)
-    assert f"No token reached {len(plan.produced.unseen)} matrices" in card(plan)
-    assert as_json(plan)["unseen"] == plan.produced.unseen
+    assert sorted(uncalibrated) == sorted(names)
+    assert f"No token reached {len(plan.produced.uncalibrated)} matrices" in card(plan)
+    assert as_json(plan)["unseen"] == plan.produced.uncalibrated
     rounded = partial.load("layer-0").matrices[names[2], recipe.formats[0]]
     weight = opened.tensors.read(f"{names[2]}.weight").float()
     nearest = grid_for(weight, recipe.formats[0], recipe.rule).nearest(weight)
@@ -285,7 +287,7 @@ def test_folds_change_no_logits(family: Path):
         layer = model.skeleton(work.index)
         for fold in layer_folds(model.architecture, model.spec, layer, work.index):
             scale = torch.empty(int(fold.channels_I.max()) + 1).uniform_(0.5, 2, generator=draw)
-            apply(work, fold, scale, model.spec.norm_offset, torch.float32)
+            apply_scale(work, fold, scale, model.spec.norm_offset, torch.float32)
             folds += 1
         assert work.changed
         changed.changes |= work.weights
@@ -304,7 +306,7 @@ def test_moments_are_scaled_as_their_inputs(family: Path):
         for fold in layer_folds(model.architecture, model.spec, layer, work.index):
             scale = smooth_scale(work, fold)
             if scale is not None:
-                apply(work, fold, scale, model.spec.norm_offset, torch.float32)
+                apply_scale(work, fold, scale, model.spec.norm_offset, torch.float32)
         changed.changes |= work.weights
     model.tensors = changed
     for work, counted in zip(foretold, works(model), strict=True):
@@ -339,7 +341,7 @@ def test_smoothing_meets_in_the_middle(tmp_path: Path):
     fold = layer_folds(model.architecture, model.spec, model.skeleton(0), 0)[0]
     scale = smooth_scale(work, fold)
     assert scale is not None
-    apply(work, fold, scale, 0.0, torch.float32)
+    apply_scale(work, fold, scale, 0.0, torch.float32)
     weights = torch.stack([work.weights[m.weight].abs().amax(0) for m in fold.readers]).amax(0)
     torch.testing.assert_close(weights, work.moments[fold.place].amax_I)
 

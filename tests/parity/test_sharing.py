@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 
 from drive import engine_for, finish
-from headway.compress.rows import refuse_unread
-from headway.compress.train.model import refuse_experts
+from headway.compress.rows import check_trainable_attention
+from headway.compress.train.model import check_trainable
 from headway.core.errors import HeadwayError, UnsupportedModelError, UsageError
 from headway.core.request import Request, SamplingParams
 from headway.spec import read_model_spec, spec_from_config
@@ -140,7 +140,7 @@ def test_what_is_not_there_is_refused_by_name(folder: Path, tmp_path: Path):
         engine_for(folder, kv_layers=str(windows))
     with pytest.raises(UsageError, match="layer 4 reads the keys and values of layer 1"):
         engine_for(folder, kv_cache_dtype="int8", kv_cache_dtype_skip_layers="0,4")
-    for refuse in (refuse_unread, refuse_experts):
+    for refuse in (check_trainable_attention, check_trainable):
         with pytest.raises(UnsupportedModelError, match="several streams"):
             refuse(read_model_spec(folder))
     save(tiny_model("gemma3n"), tmp_path)

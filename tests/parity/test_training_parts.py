@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from headway.compress.train import checkpoint
-from headway.compress.train.data import Mixture, Source
+from headway.compress.train.data import Mixture, TokenSource
 from headway.compress.train.distill import Distillation, mean
 from headway.compress.train.fake import FakeRounding, fake_inputs
-from headway.compress.train.loop import refuse_other
+from headway.compress.train.loop import check_same_settings
 from headway.compress.train.model import TrainedModel
 from headway.compress.train.run import identity
 from headway.compress.train.student import keep_zeros, make_optimizer, round_layers
@@ -187,7 +187,7 @@ def test_a_layer_learns_what_is_guessed_in_answers():
 def test_the_text_itself_may_have_a_share_of_the_loss(model: TrainedModel):
     """All of it is the cross entropy of the next tokens, and the teacher is not asked."""
     documents = [[(row.tolist() * 3, 1.0)] for row in ROWS]
-    mixture = Mixture(sources=[Source.of("a", 1, documents)], num_rows=2, length=20, seed=0)
+    mixture = Mixture(sources=[TokenSource.of("a", 1, documents)], num_rows=2, length=20, seed=0)
     losses = Distillation(teacher=model, student=model, mixture=mixture, mix=1.0)
     inputs, targets, _ = mixture.batch(0)
     expected = nn.functional.cross_entropy(said(model, inputs).flatten(0, 1), targets.flatten())
@@ -203,6 +203,6 @@ def test_a_run_knows_its_folders_by_what_is_in_them(folder: Path, tmp_path: Path
     other = save(tiny_model("mistral", rms_norm_eps=1e-3), tmp_path / "m")
     assert identity(other)[1] != digest
     (tmp_path / "training.json").write_text(json.dumps({"asked": {"student": [name, digest]}}))
-    refuse_other(tmp_path, {"student": [name, digest]})
+    check_same_settings(tmp_path, {"student": [name, digest]})
     with pytest.raises(UsageError, match="a run with student"):
-        refuse_other(tmp_path, {"student": identity(other)})
+        check_same_settings(tmp_path, {"student": identity(other)})

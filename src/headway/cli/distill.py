@@ -19,7 +19,7 @@ from headway.spec.quantization import Quantization
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.compress.train.run import Pair, Plan
+    from headway.compress.train.run import TeacherStudent, DistillPlan
 
 CARD = """# {name}
 
@@ -49,18 +49,18 @@ def distill(call: "VerbCall") -> int:
         )
     check_gate(call)
 
-    from headway.compress.folder import refuse_taken  # late: torch
+    from headway.compress.folder import check_free  # late: torch
     from headway.compress.train import run as training
     from headway.compress.train.texts import read_sources
     from headway.frontend.text import Tokenizer
     from headway.runtime.checkpoint_files import find_files
 
-    refuse_taken(out)
+    check_free(out)
     for folder in [teacher] if options.fresh else [teacher, student]:
         read_model_spec(folder)
         find_files(folder)
     training.use_threads(options.threads)
-    training.refuse_other_tokenizer(teacher, student)
+    training.check_same_tokenizer(teacher, student)
     sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
     plan = plan_of(options, student)
     pair = training.prepare(teacher, student, plan, sources, options.save_every)
@@ -84,13 +84,13 @@ def distill(call: "VerbCall") -> int:
     return write(call, pair, out, run, student, {**names, "rows": rows})
 
 
-def plan_of(options: DistillOptions, student: Path) -> "Plan":
+def plan_of(options: DistillOptions, student: Path) -> "DistillPlan":
     """Return the training plan of the options; quantized layers of STUDENT keep their formats."""
     from headway.compress.train.model import spec_of
-    from headway.compress.train.run import Plan
+    from headway.compress.train.run import DistillPlan
 
     formats = () if options.fresh else spec_of(student).formats
-    return Plan(
+    return DistillPlan(
         steps=options.steps,
         step_tokens=options.step_tokens,
         row_length=options.row_length,
@@ -111,7 +111,7 @@ def format_losses(losses: dict[str, float]) -> str:
     return ", ".join(f"{Path(name).name} {value:.4f}" for name, value in losses.items())
 
 
-def describe_run(pair: "Pair", plan: "Plan") -> dict[str, str]:
+def describe_run(pair: "TeacherStudent", plan: "DistillPlan") -> dict[str, str]:
     """Return the rows that describe the run, for the terminal and the card."""
     mixture = pair.losses.mixture
     sources = [
@@ -138,7 +138,7 @@ def describe_run(pair: "Pair", plan: "Plan") -> dict[str, str]:
 
 
 def write(
-    call: "VerbCall", pair: "Pair", out: Path, run: Path, student: Path, facts: dict[str, Any]
+    call: "VerbCall", pair: "TeacherStudent", out: Path, run: Path, student: Path, facts: dict[str, Any]
 ) -> int:
     """Write the folder with its record, figures and card; nothing where the gate fails."""
     from headway.compress.folder import new_folder

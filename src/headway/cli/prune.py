@@ -14,7 +14,7 @@ from headway.spec import read_json
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.compress.prune.prune import Pruned, Wanted
+    from headway.compress.prune.prune import Pruned, PruneSettings
 
 CARD = """# {name}
 
@@ -35,20 +35,20 @@ def prune(call: "VerbCall") -> int:
     options: PruneOptions = call.options[PruneOptions]
     check_gate(call)
 
-    from headway.compress.folder import refuse_taken  # late: torch
+    from headway.compress.folder import check_free  # late: torch
     from headway.compress.prune import promise
     from headway.compress.prune.prune import check
     from headway.compress.train.model import spec_of
     from headway.compress.train.run import use_threads
     from headway.runtime.checkpoint_files import find_files
 
-    refuse_taken(out)
+    check_free(out)
     spec, cuts = spec_of(folder), cuts_of(options)
     find_files(folder)
     use_threads(options.threads)
     check(spec, cuts)
     after = promise.smaller_spec(spec, cuts)
-    rows = promise.promised(spec, after, cuts)
+    rows = promise.size_rows(spec, after, cuts)
     for row in rows:
         print("{:<22} {:>14} → {:>14}  {}".format(*row))
     print(f"memory for it          about {gib(promise.memory(spec, after, cuts))}: fp32")
@@ -58,10 +58,10 @@ def prune(call: "VerbCall") -> int:
     return write(call, folder, out, pruned, rows)
 
 
-def cuts_of(options: PruneOptions) -> "Wanted":
+def cuts_of(options: PruneOptions) -> "PruneSettings":
     """Return what the options cut; --pattern 2:4 alone is half of the weights."""
     from headway.compress.prune.masks import TWO_OF_FOUR, Pattern
-    from headway.compress.prune.prune import Wanted
+    from headway.compress.prune.prune import PruneSettings
 
     pattern = None
     if options.pattern == "2:4":
@@ -73,7 +73,7 @@ def cuts_of(options: PruneOptions) -> "Wanted":
         pattern = TWO_OF_FOUR
     elif options.sparsity:
         pattern = Pattern(options.sparsity)
-    return Wanted(
+    return PruneSettings(
         layers=options.layers,
         kv_heads=options.kv_heads,
         heads=options.heads,
@@ -83,7 +83,7 @@ def cuts_of(options: PruneOptions) -> "Wanted":
     )
 
 
-def run_pruning(call: "VerbCall", folder: Path, cuts: "Wanted") -> "Pruned":
+def run_pruning(call: "VerbCall", folder: Path, cuts: "PruneSettings") -> "Pruned":
     """Prune the model, with a progress bar."""
     options: PruneOptions = call.options[PruneOptions]
     from headway.compress.prune.prune import num_steps, prune

@@ -20,9 +20,9 @@ from headway.spec.formats import GROUPS, INT8, PLAIN, Format
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.compress.calibration import Calibration
+    from headway.compress.calibration import CalibrationRows
     from headway.compress.partial import Partial
-    from headway.compress.produce import Plan, Seconds
+    from headway.compress.produce import QuantizationResult, Seconds
     from headway.compress.recipe import Recipe
     from headway.compress.rows import RowModel
     from headway.compress.search import Budget
@@ -67,7 +67,7 @@ def quantize(call: "VerbCall") -> int:
     return finish(call, work, plan)
 
 
-def finish(call: "VerbCall", partial: "Partial", plan: "Plan") -> int:
+def finish(call: "VerbCall", partial: "Partial", plan: "QuantizationResult") -> int:
     """Evaluate the folder, write its card, rename it to OUT; return 5 when the gate fails."""
     from headway.compress.card import as_json, card, table
     from headway.compress.write import write_text
@@ -154,7 +154,7 @@ def outline(model: "RowModel", recipe: "Recipe", options: QuantizeOptions) -> st
     size = gib(estimated.file_bytes)
     mixed = " (of the smallest formats; the budget decides)" if options.format == "mixed" else ""
     return (
-        f"{recipe.told}\n"
+        f"{recipe.summary}\n"
         f"calibration   {options.rows} rows of {options.row_length} tokens: "
         f"{', '.join(options.calibrate)}\n"
         f"weights       {size}, {estimated.bits:.2f} bits a weight of the layers{mixed}\n"
@@ -163,7 +163,7 @@ def outline(model: "RowModel", recipe: "Recipe", options: QuantizeOptions) -> st
     )
 
 
-def calibration_rows(call: "VerbCall", folder: Path) -> "Calibration":
+def calibration_rows(call: "VerbCall", folder: Path) -> "CalibrationRows":
     """Return the calibration rows, without held-out texts."""
     from headway.compress.calibration import parse_sources, read_calibration
     from headway.frontend.text.tokenizer import Tokenizer

@@ -1,8 +1,8 @@
-"""`--quantization int4`: formats by module, measured on the model that is to be served.
+"""Format selection for `--quantization int4`, measured on the model that is loaded.
 
-Given a folder in 16 or 32 bits it measures a profile (`sensitivity`) on a text of this package,
-keeps it in the user's cache, and chooses int4 by 64, int4 by 32 or int8 for each matrix, so that
-the predicted KL divergence is least and all takes no more bytes than llama.cpp's Q4_K_M.
+A sensitivity profile of the folder (16 or 32 bits) is measured on a text of this package and cached
+for the user. Each matrix gets int4 in groups of 64, int4 in groups of 32, or int8, so that the
+predicted KL divergence is minimal and the size is at most that of llama.cpp's Q4_K_M.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from headway.compress.rows import RowModel
-from headway.compress.search import Choice, kl_of, solve
+from headway.compress.search import FormatOption, kl_of, solve
 from headway.compress.sensitivity import measure
 from headway.core.clock import SystemClock
 from headway.core.errors import CheckpointError, HeadwayError
@@ -31,13 +31,14 @@ from headway.spec.quantization import q4_k_m_budget
 log = logging.getLogger(__name__)
 
 VERSION = 1
-"""Counted up when a profile is measured otherwise."""
+"""Incremented when the measurement of a profile changes."""
 CANDIDATES = (Format("int4", 64), Format("int4", 32), ROTATED_INT8)
 MAX_FLOPS, FLOPS_PER_PARAMETER = 6e12, 12
-"""Of a measurement, a minute of two cores; of one token, for each parameter: a forward and a
-backward pass, and a product for each candidate."""
+"""Budget of a measurement (a minute on two cores), and FLOPs per token and parameter: a forward
+and a backward pass, and a product for each candidate.
+"""
 TOKENIZER_FILE = "tokenizer.json"
-MIN_TOKENS, MAX_TOKENS, ROW = 64, 512, 256
+MIN_TOKENS, MAX_TOKENS, MAX_ROW_TOKENS = 64, 512, 256
 TEXT = """\
 The harbour master kept two books. In the first he wrote what the sea had brought: the names of \
 ships, their captains, the tons of grain and timber and salt. In the second, which nobody asked to \
@@ -81,17 +82,17 @@ spoons of water and let the dough rest for thirty minutes. 4. Bake until golden,
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """A model whose formats were chosen, or as it was, and why."""
+    """A model spec, with the chosen formats if there are any, and the reason."""
 
     spec: ModelSpec
     why: str
 
 
 def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> FormatChoice:
-    """The spec with a format for each matrix and the profile that its int4 is rounded with.
+    """Return the spec with a format for each matrix, and the profile for the rounding of its int4.
 
-    `tokenizer` is the folder of the tokenizer; without one random tokens are read. Where no profile
-    can be measured the spec is as it was: one format for all.
+    `tokenizer` is the tokenizer's folder; without one the text is random tokens. If no profile can
+    be measured, the spec is unchanged: one format for all matrices.
     """
     refusal = refusal_reason(folder, spec)
     if refusal:
@@ -111,16 +112,18 @@ def choose_formats(folder: Path, spec: ModelSpec, tokenizer: Path) -> FormatChoi
         return FormatChoice(
             spec, "plain: the model's numbers are not finite on the text it is measured on"
         )
-    found = allocate(spec, profile)
-    formats = tuple((profile[name].place, choice.format) for name, choice in found.items())
-    kl = sum(choice.kl for choice in found.values())
-    bits = 8 * sum(c.num_bytes for c in found.values()) / sum(map(num_weights, profile.values()))
+    allocation = allocate(spec, profile)
+    formats = tuple((profile[name].place, choice.format) for name, choice in allocation.items())
+    kl = sum(choice.kl for choice in allocation.values())
+    bits = (
+        8 * sum(c.num_bytes for c in allocation.values()) / sum(map(num_weights, profile.values()))
+    )
     why = f"measured: {bits:.2f} bits a weight in layers, KL of about {kl:.3f} nats a token"
     return FormatChoice(replace(spec, formats=formats, profile=str(path)), why)
 
 
 def refusal_reason(folder: Path, spec: ModelSpec) -> str:
-    """Why no profile is measured of this model; "" where one is."""
+    """Return why no profile can be measured for this model; "" if one can."""
     if spec.formats or is_gguf(folder):
         return "plain: the rest of a quantized checkpoint has one format"
     if spec.experts is not None:
@@ -129,7 +132,7 @@ def refusal_reason(folder: Path, spec: ModelSpec) -> str:
 
 
 def cached_profile(path: Path) -> dict[str, MatrixProfile] | None:
-    """The profile in the cache; None where there is none, or one that cannot be read."""
+    """Return the profile in the cache; None if it is missing or unreadable."""
     if not path.is_file():
         return None
     try:
@@ -140,7 +143,7 @@ def cached_profile(path: Path) -> dict[str, MatrixProfile] | None:
 
 
 def profile_path(folder: Path, tokenizer: Path, cache: Path) -> Path:
-    """The profile of this model, on a text in these tokens, in the cache; raises OSError."""
+    """Return the cache path of this model's profile with this tokenizer; raises OSError."""
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     clock, vocabulary = SystemClock(), tokenizer / TOKENIZER_FILE
     files = [*model_files(folder), *([vocabulary] if vocabulary.is_file() else [])]
@@ -151,7 +154,7 @@ def profile_path(folder: Path, tokenizer: Path, cache: Path) -> Path:
 
 
 def measure_profile(folder: Path, spec: ModelSpec, tokenizer: Path) -> dict[str, MatrixProfile]:
-    """Measure; the log says so before and after."""
+    """Measure a profile, and log progress."""
     model = RowModel(folder)
     tokens = num_tokens(spec)
     log.info("measuring on %d tokens which matrices int4 costs most, once for this model", tokens)
@@ -173,31 +176,31 @@ def measure_profile(folder: Path, spec: ModelSpec, tokenizer: Path) -> dict[str,
 
 
 def num_tokens(spec: ModelSpec) -> int:
-    """As many tokens as MAX_FLOPS allow."""
+    """Return the number of tokens that MAX_FLOPS allows."""
     allowed = int(MAX_FLOPS / (FLOPS_PER_PARAMETER * spec.num_parameters))
     return max(MIN_TOKENS, min(allowed, MAX_TOKENS, spec.max_len))
 
 
 def text_rows(spec: ModelSpec, tokenizer: Path, tokens: int) -> list[list[int]]:
-    """Rows of up to ROW tokens, of TEXT or drawn at random."""
-    found: list[int] = []
+    """Return rows of up to MAX_ROW_TOKENS tokens, of TEXT or random."""
+    token_ids: list[int] = []
     try:
-        found = Tokenizer(tokenizer).encode(TEXT)[:tokens]
+        token_ids = Tokenizer(tokenizer).encode(TEXT)[:tokens]
     except HeadwayError as error:
         log.warning("measuring on random tokens: %s", error)
-    found = [token for token in found if token < spec.vocab_size]
-    if len(found) < MIN_TOKENS:
+    token_ids = [token for token in token_ids if token < spec.vocab_size]
+    if len(token_ids) < MIN_TOKENS:
         generator = torch.Generator().manual_seed(0)
-        found = torch.randint(spec.vocab_size, (tokens,), generator=generator).tolist()
-    row = min(ROW, spec.max_len)
-    return [found[begin : begin + row] for begin in range(0, len(found), row)]
+        token_ids = torch.randint(spec.vocab_size, (tokens,), generator=generator).tolist()
+    length = min(MAX_ROW_TOKENS, spec.max_len)
+    return [token_ids[begin : begin + length] for begin in range(0, len(token_ids), length)]
 
 
-def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[str, Choice]:
-    """A format for each matrix: the least predicted KL within the bytes of Q4_K_M."""
+def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[str, FormatOption]:
+    """Return the format of each matrix that minimizes predicted KL within the bytes of Q4_K_M."""
     choices = {
         name: [
-            Choice(format=format, kl=loss, num_bytes=format.num_bytes(*one.shape))
+            FormatOption(format=format, kl=loss, num_bytes=format.num_bytes(*one.shape))
             for format, loss in one.losses.items()
         ]
         for name, one in profile.items()
@@ -205,10 +208,10 @@ def allocate(spec: ModelSpec, profile: Mapping[str, MatrixProfile]) -> Mapping[s
     cheapest = sum(min(choice.num_bytes for choice in each) for each in choices.values())
     parts = [(one.module, one.part, one.shape) for one in profile.values()]
     budget = max(q4_k_m_budget(spec, parts), cheapest)
-    found = solve(choices, value=kl_of, cost=lambda choice: choice.num_bytes, budget=budget)
-    return found.chosen
+    allocation = solve(choices, value=kl_of, cost=lambda choice: choice.num_bytes, budget=budget)
+    return allocation.chosen
 
 
 def num_weights(one: MatrixProfile) -> int:
-    """The weights of a matrix."""
+    """Return the number of weights of a matrix."""
     return one.shape[0] * one.shape[1]

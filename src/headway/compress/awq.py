@@ -1,6 +1,6 @@
-"""AWQ (Lin et al. 2023): inputs that are large in the mean get finer steps.
+"""AWQ (Lin et al. 2023): input channels with a large mean magnitude get finer steps.
 
-s = mean|x|^α; of the α tried the one with the least error of the outputs, tr(Δ H Δᵀ).
+The scale is s = mean|x|^α, with the α of ALPHAS that has the least output error tr(Δ H Δᵀ).
 """
 
 from collections.abc import Callable
@@ -8,13 +8,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from headway.compress.folds import Fold, LayerWork, by_channel, num_channels
+from headway.compress.folds import Fold, LayerState, by_channel, num_channels
 
 ALPHAS = tuple(step / 10 for step in range(11))
 
 
-def awq_scale(work: LayerWork, fold: Fold, rounded: Callable[[Tensor], Tensor]) -> Tensor | None:
-    """The scale of each channel, (C), where `rounded` rounds weights; None without statistics."""
+def awq_scale(work: LayerState, fold: Fold, rounded: Callable[[Tensor], Tensor]) -> Tensor | None:
+    """Return the scale of each channel, (C); `rounded` rounds weights. None without statistics."""
     moments = work.moments.get(fold.place)
     if moments is None or not moments.count:
         return None
@@ -26,7 +26,7 @@ def awq_scale(work: LayerWork, fold: Fold, rounded: Callable[[Tensor], Tensor]) 
         scale_C = scale_C / (scale_C.max() * scale_C.min()).sqrt()
         scale_I = scale_C[fold.channels_I]
         error = 0.0
-        for matrix in fold.rounded:
+        for matrix in fold.quantized:
             weight = work.weights[matrix.weight]
             error += output_error(rounded(weight * scale_I) / scale_I - weight, hessian_II)
         if error < best:
@@ -35,5 +35,5 @@ def awq_scale(work: LayerWork, fold: Fold, rounded: Callable[[Tensor], Tensor]) 
 
 
 def output_error(difference_OI: Tensor, hessian_II: Tensor) -> float:
-    """tr(Δ H Δᵀ): the mean squared error of the outputs, summed over them."""
+    """Return tr(Δ H Δᵀ), the mean squared error of the outputs, summed over outputs."""
     return float((difference_OI @ hessian_II).mul_(difference_OI).sum())

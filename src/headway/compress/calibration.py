@@ -1,9 +1,8 @@
-"""Rows of tokens that a model is calibrated on: from texts, recorded traffic, the skills' seeds, or
-the model itself.
+"""Rows of tokens for calibration: from texts, recorded traffic, the skills' seeds, or the model.
 
-Sources are named by share, as `books.txt:0.5 skills:0.5`, and fill rows of one length. What is
-tested is never among them: thirteen words in a row that an evaluation text has as well, or a chat
-that an evaluation asks, refuse the source.
+Sources have shares, as `books.txt:0.5 skills:0.5`, and fill rows of equal length. Test data is
+never used: a source is refused if thirteen consecutive words, or a whole chat, occur in an
+evaluation.
 """
 
 import json
@@ -23,21 +22,21 @@ from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples, trai
 from headway.evals.text import LAMBADA, TEXTS
 
 SKILLS_SOURCE, SELF_SOURCE = "skills", "self"
-BEGINNINGS = (
+ROW_BEGINNINGS = (
     *("The", "In", "She said", "How do I", "According to", "I", "Question:", "It was", "1.", "A"),
     *("def ", "import ", "#include", "SELECT ", "<html>", "{", "# ", "\\begin{", "Der", "Les"),
     *("El", "On Monday", "Chapter 1", "To", "We", "There are", "What is", "Dear", "He", "If"),
     "This is",
 )
-"""First words of the rows that a model samples itself."""
-OWN_SOURCES = (SKILLS_SOURCE, SELF_SOURCE)
-SHINGLE = 13
-"""Words in a row that two texts do not share by chance, as in GPT-3's own check."""
-QUESTIONS = 100
-"""Questions of each skill and level that count as tested."""
-BYTES_A_TOKEN = 12
-"""Read for each token wanted: more than tokens have."""
-MOST_LINES = 100_000
+"""First words of the rows that the model samples for the source `self`."""
+BUILT_IN_SOURCES = (SKILLS_SOURCE, SELF_SOURCE)
+SHINGLE_WORDS = 13
+"""Consecutive words that two texts do not share by chance, as in GPT-3's contamination check."""
+NUM_TEST_QUESTIONS = 100
+"""Test questions of each skill and level."""
+READ_BYTES_PER_TOKEN = 12
+"""Bytes to read for each token: more than a token has."""
+MAX_LINES = 100_000
 WORD = re.compile(r"\w+")
 
 Chat = list[dict[str, Any]]
@@ -47,8 +46,8 @@ Writer = Callable[[list[list[int]], int], list[list[int]]]
 """(beginnings of rows, tokens of a row) → rows."""
 
 
-class Tokens(Protocol):
-    """What is asked of a tokenizer."""
+class CalibrationTokenizer(Protocol):
+    """The part of a tokenizer that calibration uses."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
@@ -56,19 +55,19 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """Where rows come from: a .txt or .jsonl file, `skills` or `self`; and their share."""
+class CalibrationSource:
+    """A .txt or .jsonl file, `skills` or `self`, with its share of the rows."""
 
     name: str
     share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
-    """Rows of token ids, and what they are in a line for each source."""
+class CalibrationRows:
+    """Rows of token ids, with a line of description for each source."""
 
     rows: list[list[int]]
-    told: list[str]
+    descriptions: list[str]
 
     @property
     def num_tokens(self) -> int:
@@ -76,19 +75,19 @@ class Calibration:
 
     @property
     def digest(self) -> str:
-        """Changes with any token."""
+        """A checksum that changes with any token."""
         return f"{zlib.crc32(json.dumps(self.rows).encode()):08x}"
 
 
 class HeldOut:
-    """Hashes of what evaluations test: of SHINGLE words in a row, and of whole questions."""
+    """Hashes of test data: of SHINGLE_WORDS consecutive words, and of whole questions."""
 
     def __init__(self) -> None:
         self.shingles: set[int] = set()
 
     @staticmethod
     def of(data: Path | None) -> "HeldOut":
-        """The skills' questions; with `data` the texts below it as well."""
+        """Hash the skills' questions and, with `data`, the evaluation texts below it."""
         tested = HeldOut()
         for name in (*TEXTS.values(), LAMBADA) if data is not None else ():
             path = Path(data or "", name)
@@ -97,11 +96,11 @@ class HeldOut:
         return tested
 
     def has(self, text: str) -> bool:
-        """Whether an evaluation has SHINGLE words in a row of it."""
+        """Whether an evaluation contains SHINGLE_WORDS consecutive words of the text."""
         return bool(self.shingles) and not self.shingles.isdisjoint(shingles(text))
 
     def refuse_text(self, text: str, place: str) -> None:
-        """UsageError when an evaluation has some of it."""
+        """Raise UsageError if an evaluation contains a part of the text."""
         if self.has(text):
             raise UsageError(
                 f"{place} has passages that an evaluation tests.",
@@ -109,59 +108,63 @@ class HeldOut:
             )
 
     def refuse_chat(self, chat: Chat, place: str) -> None:
-        """UsageError when an evaluation asks it."""
-        told = [str(turn["content"]) for turn in chat if turn["role"] != "assistant"]
-        whole = "\n".join(told if chat[0]["role"] == "system" else ["", *told])
-        if hashed(whole) in tested_questions():
+        """Raise UsageError if an evaluation contains the chat."""
+        turns = [str(turn["content"]) for turn in chat if turn["role"] != "assistant"]
+        whole = "\n".join(turns if chat[0]["role"] == "system" else ["", *turns])
+        if text_hash(whole) in tested_questions():
             raise UsageError(f"{place} is a question of an evaluation.", "Leave it out.")
-        self.refuse_text("\n".join(told), place)
+        self.refuse_text("\n".join(turns), place)
 
 
 @cache
 def tested_questions() -> frozenset[int]:
-    """Of the first QUESTIONS of each skill and level."""
+    """Return hashes of the first NUM_TEST_QUESTIONS of each skill and level."""
     return frozenset(
-        hashed(each.full_prompt)
+        text_hash(each.full_prompt)
         for skill in SKILLS
         for level in LEVELS
-        for each in islice(examples(skill, level, TEST_SEED), QUESTIONS)
+        for each in islice(examples(skill, level, TEST_SEED), NUM_TEST_QUESTIONS)
     )
 
 
-def hashed(text: str) -> int:
+def text_hash(text: str) -> int:
     return hash(text.strip())
 
 
 def shingles(text: str) -> Iterator[int]:
-    """A hash for each SHINGLE words in a row, whatever their case and what stands between."""
+    """Yield a hash of each SHINGLE_WORDS consecutive words, without case and punctuation."""
     words = [hash(word) for word in WORD.findall(text.lower())]
-    for at in range(len(words) - SHINGLE + 1):
-        yield hash(tuple(words[at : at + SHINGLE]))
+    for at in range(len(words) - SHINGLE_WORDS + 1):
+        yield hash(tuple(words[at : at + SHINGLE_WORDS]))
 
 
-def parse_sources(given: Sequence[str]) -> list[Source]:
-    """`books.txt:0.5` → Source; without a share each counts as much as another."""
-    found = []
+def parse_sources(given: Sequence[str]) -> list[CalibrationSource]:
+    """Parse `books.txt:0.5`; sources without a share have share 1."""
+    sources = []
     for text in given:
         name, colon, share = text.rpartition(":")
         try:
-            source = Source(name=name, share=float(share)) if colon else Source(name=text)
+            source = (
+                CalibrationSource(name=name, share=float(share))
+                if colon
+                else CalibrationSource(name=text)
+            )
         except ValueError:
-            source = Source(name=text)
+            source = CalibrationSource(name=text)
         if not 0 < source.share < float("inf"):
             raise UsageError(f"--calibrate {text}: the share must be above 0.", "books.txt:0.5")
-        if source.name not in OWN_SOURCES and not Path(source.name).is_file():
+        if source.name not in BUILT_IN_SOURCES and not Path(source.name).is_file():
             raise UsageError(
                 f"--calibrate {text}: there is no file {source.name}.",
                 "Give a .txt file, a .jsonl file of chats, skills or self.",
             )
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
 def read_calibration(
-    sources: Sequence[Source],
-    tokenizer: Tokens,
+    sources: Sequence[CalibrationSource],
+    tokenizer: CalibrationTokenizer,
     *,
     rows: int,
     length: int,
@@ -169,58 +172,59 @@ def read_calibration(
     tested: HeldOut,
     chats: bool = True,
     write: Writer | None = None,
-) -> Calibration:
-    """`rows` rows of `length` tokens, by share; chats are in their template where there is one.
+) -> CalibrationRows:
+    """Return `rows` rows of `length` tokens, divided by share; chats use the chat template if any.
 
-    `write` samples continuations of token ids, for `self`. Raises UsageError for a source that is
-    tested, empty, or not of its kind.
+    `write` samples continuations of token ids for the source `self`. Raises UsageError for a source
+    that contains test data, is empty, or has the wrong format.
     """
     total = sum(source.share for source in sources)
-    found: list[list[int]] = []
-    told, wanted = [], 0.0
+    all_rows: list[list[int]] = []
+    descriptions, quota = [], 0.0
     for number, source in enumerate(sources):
-        wanted += rows * source.share / total
-        count = round(wanted) - len(found) if number + 1 < len(sources) else rows - len(found)
+        quota += rows * source.share / total
+        count = round(quota) - len(all_rows) if number + 1 < len(sources) else rows - len(all_rows)
         if source.name == SELF_SOURCE:
-            mine = written_rows(tokenizer, length, count, write)
+            mine = sampled_rows(tokenizer, length, count, write)
         else:
             found_rows = rows_from(source, tokenizer, length, count, seed, tested, chats)
             mine = list(islice(found_rows, count))
         if not mine and count:
             raise UsageError(f"{source.name} holds no row of tokens.", "Give another source.")
-        found += mine
-        few = "" if len(mine) == count else f" ({count} were asked for)"
-        told.append(f"{len(mine)} rows of {Path(source.name).name}{few}")
-    return Calibration(rows=found, told=told)
+        all_rows += mine
+        shortage = "" if len(mine) == count else f" ({count} were asked for)"
+        descriptions.append(f"{len(mine)} rows of {Path(source.name).name}{shortage}")
+    return CalibrationRows(rows=all_rows, descriptions=descriptions)
 
 
 def rows_from(
-    source: Source,
-    tokenizer: Tokens,
+    source: CalibrationSource,
+    tokenizer: CalibrationTokenizer,
     length: int,
     count: int,
     seed: int,
     tested: HeldOut,
     chats: bool,
 ) -> Iterator[list[int]]:
-    """Rows of one source; texts at `count` places evenly spread, chats one behind the other."""
+    """Yield rows of one source; texts at `count` even positions, chats concatenated."""
     if source.name == SKILLS_SOURCE:
         turns = ([*one.messages, answer(one.answer)] for one in training_examples(seed))
-        yield from packed((chat_ids(tokenizer, chat, chats) for chat in turns), length)
+        yield from pack_rows((chat_ids(tokenizer, chat, chats) for chat in turns), length)
     elif source.name.endswith((".jsonl", ".json")):
-        yield from packed(traffic(source, tokenizer, seed, tested, chats), length)
+        yield from pack_rows(traffic(source, tokenizer, seed, tested, chats), length)
     else:
         yield from text_rows(Path(source.name), tokenizer, length, count, tested)
 
 
-def written_rows(
-    tokenizer: Tokens, length: int, count: int, write: Writer | None
+def sampled_rows(
+    tokenizer: CalibrationTokenizer, length: int, count: int, write: Writer | None
 ) -> list[list[int]]:
     """Sample rows from the model at temperature 1 (Williams et al., "Self-calibration for
-    language model quantization and pruning", 2025)."""
+    language model quantization and pruning", 2025).
+    """
     if write is None:
         raise UsageError("--calibrate self is not offered here.", "Give a text.")
-    begins = [tokenizer.encode(BEGINNINGS[i % len(BEGINNINGS)]) for i in range(count)]
+    begins = [tokenizer.encode(ROW_BEGINNINGS[i % len(ROW_BEGINNINGS)]) for i in range(count)]
     return write(begins, length)
 
 
@@ -228,8 +232,9 @@ def answer(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def chat_ids(tokenizer: Tokens, chat: Chat, chats: bool) -> list[int]:
-    """The chat as it is served: the template up to the last answer, then its tokens."""
+def chat_ids(tokenizer: CalibrationTokenizer, chat: Chat, chats: bool) -> list[int]:
+    """Return the tokens of a chat as served: the template up to the last answer, then the
+    answer."""
     *before, last = chat
     if not chats:
         text = "\n".join(str(turn["content"]) for turn in chat)
@@ -240,8 +245,8 @@ def chat_ids(tokenizer: Tokens, chat: Chat, chats: bool) -> list[int]:
     return ids + tokenizer.encode(str(last["content"]), add_special_tokens=False)
 
 
-def packed(pieces: Iterator[list[int]], length: int) -> Iterator[list[int]]:
-    """Rows of `length` tokens out of the pieces in turn; the last may be shorter."""
+def pack_rows(pieces: Iterator[list[int]], length: int) -> Iterator[list[int]]:
+    """Yield rows of `length` tokens from the concatenated pieces; the last may be shorter."""
     row: list[int] = []
     for piece in pieces:
         row += piece
@@ -253,11 +258,11 @@ def packed(pieces: Iterator[list[int]], length: int) -> Iterator[list[int]]:
 
 
 def text_rows(
-    path: Path, tokenizer: Tokens, length: int, count: int, tested: HeldOut
+    path: Path, tokenizer: CalibrationTokenizer, length: int, count: int, tested: HeldOut
 ) -> Iterator[list[int]]:
-    """A row from each of `count` places of a text; only these are read."""
+    """Yield a row from each of `count` positions of a text; only these parts are read."""
     refuse_by_name(path)
-    size, span = path.stat().st_size, length * BYTES_A_TOKEN
+    size, span = path.stat().st_size, length * READ_BYTES_PER_TOKEN
     with open_regular(path) as file:
         for number in range(count):
             file.seek(max(0, min(size * number // count, size - span)))
@@ -270,42 +275,46 @@ def text_rows(
 
 
 def refuse_by_name(path: Path) -> None:
-    """UsageError for a file that `headway eval` scores, wherever it lies."""
+    """Raise UsageError for a file that `headway eval` scores, in any folder."""
     whole = path.resolve().as_posix()
     if any(whole.endswith(f"/{name}") for name in (*TEXTS.values(), LAMBADA)):
         raise UsageError(f"{path} is what an evaluation tests.", "Give other texts.")
 
 
 def traffic(
-    source: Source, tokenizer: Tokens, seed: int, tested: HeldOut, chats: bool
+    source: CalibrationSource,
+    tokenizer: CalibrationTokenizer,
+    seed: int,
+    tested: HeldOut,
+    chats: bool,
 ) -> Iterator[list[int]]:
-    """The chats and prompts of a .jsonl file, in an order drawn from the seed."""
+    """Yield the chats and prompts of a .jsonl file, shuffled by the seed."""
     path = Path(source.name)
     refuse_by_name(path)
     with path.open(encoding="utf-8") as file:
-        lines = [line for line in islice(file, MOST_LINES) if line.strip()]
+        lines = [line for line in islice(file, MAX_LINES) if line.strip()]
     random.Random(seed).shuffle(lines)
     for line in lines:
         try:
-            found = read_line(json.loads(line))
-            if isinstance(found, str):
-                ids = tokenizer.encode(found)
+            request = read_line(json.loads(line))
+            if isinstance(request, str):
+                ids = tokenizer.encode(request)
             else:
-                ids = chat_ids(tokenizer, found, chats) if found else []
+                ids = chat_ids(tokenizer, request, chats) if request else []
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, HeadwayError):
             raise UsageError(
                 f"{path}: a line is no request: {line[:80].strip()!r}.",
                 'Give lines such as {"messages": […]} or {"prompt": "…"}, or those of a batch.',
             ) from None
-        if isinstance(found, str):
-            tested.refuse_text(found, f"A line of {path}")
-        elif found:
-            tested.refuse_chat(found, f"A line of {path}")
+        if isinstance(request, str):
+            tested.refuse_text(request, f"A line of {path}")
+        elif request:
+            tested.refuse_chat(request, f"A line of {path}")
         yield ids
 
 
 def read_line(line: dict[str, Any]) -> Chat | str:
-    """The messages or the prompt of a request, of a batch's line (`body`), or of ShareGPT's."""
+    """Return the messages or prompt of a request, a batch line (`body`), or a ShareGPT line."""
     body = line.get("body", line)
     if "conversations" in body:
         roles = {"human": "user", "gpt": "assistant", "system": "system"}

@@ -1,14 +1,14 @@
-"""The model card of a quantized folder: how it was made, what each matrix holds, its figures."""
+"""The model card of a quantized folder: how it was made, the format of each matrix, its quality."""
 
 from collections import Counter
 
-from headway.compress.produce import Plan
+from headway.compress.produce import QuantizationResult
 from headway.config.memory_plan import gib
 from headway.spec.formats import Format
 
 CARD = """# {name}
 
-`{source}`, quantized by `headway quantize`: {told}.
+`{source}`, quantized by `headway quantize`: {summary}.
 
 | | |
 | --- | --- |
@@ -28,24 +28,23 @@ The share of the squared outputs on the calibration's inputs that rounding loses
 """
 
 
-def card(plan: Plan, figures: str = "") -> str:
-    """The card in Markdown; `figures` is the section of an evaluation."""
-    made = plan.produced
+def card(plan: QuantizationResult, figures: str = "") -> str:
+    """Return the card in Markdown; `figures` is the section of an evaluation."""
+    produced = plan.produced
     text = CARD.format(
         name=plan.name,
         source=plan.source,
-        told=plan.recipe.told,
-        size=gib(made.num_bytes),
+        summary=plan.recipe.summary,
+        size=gib(produced.num_bytes),
         bits=plan.bits,
-        calibration="; ".join(plan.calibration.told),
+        calibration="; ".join(plan.calibration.descriptions),
         tokens=plan.calibration.num_tokens,
         digest=plan.calibration.digest,
         seconds=plan.seconds,
     )
-    if made.unseen:
-        text += (
-            f"\nNo token reached {len(made.unseen)} matrices: they are rounded to the nearest.\n"
-        )
+    if produced.uncalibrated:
+        count = len(produced.uncalibrated)
+        text += f"\nNo token reached {count} matrices: they are rounded to the nearest.\n"
     if plan.mixture is not None:
         text += (
             f"\nThe formats were searched: KL {plan.mixture.predicted_kl:.4f} nats a "
@@ -55,8 +54,8 @@ def card(plan: Plan, figures: str = "") -> str:
     return text + figures + losses(plan)
 
 
-def losses(plan: Plan) -> str:
-    """A row for each matrix."""
+def losses(plan: QuantizationResult) -> str:
+    """Return the table of losses, a row for each matrix."""
     searched = plan.mixture is not None
     text = LOSSES.format(
         searched="; nats are the part in the KL of the whole" if searched else "",
@@ -72,48 +71,48 @@ def losses(plan: Plan) -> str:
     return text
 
 
-def rows(plan: Plan) -> list[tuple[str, Format, float]]:
-    """(matrix of the checkpoint, format, share lost) of each one that is rounded."""
+def rows(plan: QuantizationResult) -> list[tuple[str, Format, float]]:
+    """Return (matrix of the checkpoint, format, share lost) for each rounded matrix."""
     formats = plan.produced.formats
     return [(name, formats[name], loss) for name, loss in plan.produced.losses.items()]
 
 
-def as_json(plan: Plan) -> dict[str, object]:
-    """What `quantize.json` of the folder holds: the same in a form for programs."""
-    found: dict[str, object] = {
+def as_json(plan: QuantizationResult) -> dict[str, object]:
+    """Return the content of the folder's `quantize.json`: the card for programs."""
+    content: dict[str, object] = {
         "source": plan.source,
-        "recipe": plan.recipe.told,
+        "recipe": plan.recipe.summary,
         "bits": plan.bits,
         "bytes": plan.produced.num_bytes,
         "seconds": plan.seconds,
         "calibration": {
-            "sources": plan.calibration.told,
+            "sources": plan.calibration.descriptions,
             "tokens": plan.calibration.num_tokens,
             "digest": plan.calibration.digest,
         },
-        "unseen": plan.produced.unseen,
+        "unseen": plan.produced.uncalibrated,
         "modules": [
             {"module": name, "format": str(format), "loss": loss}
             for name, format, loss in rows(plan)
         ],
     }
     if plan.mixture is not None:
-        found["search"] = {
+        content["search"] = {
             "predicted_kl": plan.mixture.predicted_kl,
             "kl": plan.mixture.kl,
-            "bound": plan.mixture.found.bound,
+            "bound": plan.mixture.content.bound,
             "choices": {
                 module: {"format": str(c.format), "kl": c.kl, "bytes": c.num_bytes,
                          "seconds": c.seconds}
                 for module, c in plan.mixture.chosen.items()
             },
         }  # fmt: skip
-    return found
+    return content
 
 
-def table(plan: Plan) -> str:
-    """What is printed: how many matrices have each format, what they lose, then the sums."""
-    lines = [f"{plan.name}: {plan.recipe.told}"]
+def table(plan: QuantizationResult) -> str:
+    """Return the printed summary: matrices by format with their mean loss, then the totals."""
+    lines = [f"{plan.name}: {plan.recipe.summary}"]
     counts = Counter(format for _, format, _ in rows(plan))
     for format, count in sorted(counts.items(), key=lambda item: str(item[0])):
         own = [loss for _, other, loss in rows(plan) if other == format]

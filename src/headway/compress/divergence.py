@@ -1,6 +1,6 @@
-"""KL from the model as it was, on rows, with some modules rounded: computed layer by layer.
+"""KL divergence from the plain model with some matrices rounded, computed layer by layer.
 
-Inputs of rounded modules are rounded to int8 by block, as they are when the folder is served.
+Inputs of rounded matrices are rounded to int8 by block, as when the folder is served.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headway.compress.matrices import Matrix, layer_matrices
-from headway.compress.partial import Partial, Rounded
+from headway.compress.partial import Partial, QuantizedLayer
 from headway.compress.quantize import HEAD_NAME
 from headway.compress.rows import RowModel, rows_of
 from headway.runtime.rounding import rounded_rows
 from headway.spec.formats import PLAIN, Format
 
-POSITIONS = 256
-"""Tokens whose distributions are compared, evenly spread: a large head is dear."""
+MAX_POSITIONS = 256
+"""Maximum number of evenly spread tokens that are compared: a large head is expensive."""
 
 
 class RoundedInputs:
-    """A linear kernel whose inputs are rounded as for weights of `format`, if that is not plain;
-    weights are as they are, and products have gradients."""
+    """A linear kernel that rounds inputs as a product with weights of `format` does; plain is
+    exact.
+
+    Weights are used as they are, and products have gradients.
+    """
 
     few_rows = 0
 
@@ -37,30 +40,32 @@ class RoundedInputs:
         return functional.linear(x_TH, weight_OH, bias_O)
 
 
-class Judge:
-    """One model on some rows, and its KL divergence with matrices rounded."""
+class KlMeter:
+    """Measures the KL divergence of one model on some rows with matrices rounded."""
 
     def __init__(self, model: RowModel, rows: Sequence[Sequence[int]], partial: Partial) -> None:
         self.model, self.partial = model, partial
         self.lens = [len(row) for row in rows]
         total = sum(self.lens)
-        self.at = torch.arange(POSITIONS) * total // POSITIONS if total > POSITIONS else None
+        self.at = (
+            torch.arange(MAX_POSITIONS) * total // MAX_POSITIONS if total > MAX_POSITIONS else None
+        )
         self.embedded = x_TH = model.embed(rows)
         for index in range(model.spec.num_layers):
             x_TH = model.run(model.layer(index), x_TH, self.lens)
         self.norm, self.head = model.norm(), model.head()
-        self.reference = self._log_shares(x_TH)
+        self.reference = self._log_probabilities(x_TH)
 
-    def whole(self, formats: Mapping[str, Format]) -> float:
-        """KL with these matrices of the checkpoint rounded, the head among them if it is named."""
+    def kl_of_formats(self, formats: Mapping[str, Format]) -> float:
+        """Return the KL with these matrices of the checkpoint (and the head, if named) rounded."""
         x_TH = self.embedded
         for index in range(self.model.spec.num_layers):
             layer = self.model.layer(index)
-            put(self.model, layer, index, self.partial.load(f"layer-{index}"), formats)
+            apply_rounding(self.model, layer, index, self.partial.load(f"layer-{index}"), formats)
             x_TH = self.model.run(layer, x_TH, self.lens)
         return self._kl(x_TH, formats.get(HEAD_NAME, PLAIN))
 
-    def _log_shares(self, x_TH: Tensor, format: Format = PLAIN) -> Tensor:
+    def _log_probabilities(self, x_TH: Tensor, format: Format = PLAIN) -> Tensor:
         head = self.head
         if format != PLAIN:
             head = self.model.head()
@@ -72,20 +77,24 @@ class Judge:
         return torch.log_softmax(self.model.logits(self.norm, head, chosen), -1)
 
     def _kl(self, x_TH: Tensor, head: Format = PLAIN) -> float:
-        other = self._log_shares(x_TH, head)
+        other = self._log_probabilities(x_TH, head)
         return float((self.reference.exp() * (self.reference - other)).sum(-1).mean())
 
 
 def modules_of(model: RowModel, index: int) -> list[str]:
-    """Our modules of a layer that are rounded, each once."""
+    """Return the names of a layer's modules that are rounded, each once."""
     matrices = layer_matrices(model.architecture, model.skeleton(index), index)
     return list(dict.fromkeys(m.module for m in matrices if not m.module.endswith(".router")))
 
 
-def put(
-    model: RowModel, layer: nn.Module, index: int, rounded: Rounded, formats: Mapping[str, Format]
+def apply_rounding(
+    model: RowModel,
+    layer: nn.Module,
+    index: int,
+    rounded: QuantizedLayer,
+    formats: Mapping[str, Format],
 ) -> None:
-    """The levels of these matrices in place of their weights, their inputs rounded."""
+    """Replace the weights of these matrices by their levels, and round their inputs."""
     modules = dict(layer.named_modules())
     for matrix in layer_matrices(model.architecture, layer, index):
         format = formats.get(matrix.name, PLAIN)
@@ -98,7 +107,7 @@ def put(
 
 
 def place_of(matrix: Matrix, weight: Tensor, model: RowModel) -> Tensor:
-    """The rows of our weight that a matrix of the checkpoint fills."""
+    """Return the rows of the module's weight that a matrix of the checkpoint fills."""
     expert = matrix.place[1]
     place = weight if expert is None else weight[expert]
     if matrix.part is None:

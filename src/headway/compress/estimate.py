@@ -1,4 +1,4 @@
-"""What a quantization will take, before it begins: bytes of the folder, seconds, memory."""
+"""Estimate of a quantization before it begins: size of the folder, time, memory."""
 
 import time
 from collections.abc import Mapping
@@ -12,24 +12,24 @@ from headway.spec import DTYPE_BYTES
 from headway.spec.formats import PLAIN, Format
 
 BASE_BYTES = 400 * 2**20
-"""The interpreter with torch."""
+"""Memory of the interpreter with torch."""
 PROBE_SIZE, PROBE_S = 768, 0.3
 SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Bytes of the weights in the folder, seconds of the work, bytes of memory at its peak."""
+    """Bytes of the folder's weights, seconds of work, bytes of peak memory."""
 
     file_bytes: int
     seconds: float
     memory_bytes: int
     bits: float
-    """Of a rounded weight of the layers, scales included."""
+    """Bits of a rounded weight of the layers, with scales."""
 
 
 def matrix_bytes(format: Format, outputs: int, inputs: int, dtype: str) -> int:
-    """In the file: 896 · 896 of int4 by 64 take 426,496."""
+    """Return the bytes of a matrix in a file: 896 × 896 in int4 by 64 takes 426,496."""
     if format == PLAIN:
         return outputs * inputs * DTYPE_BYTES[dtype]
     groups = inputs // format.group if format.group else 1
@@ -37,7 +37,7 @@ def matrix_bytes(format: Format, outputs: int, inputs: int, dtype: str) -> int:
 
 
 def file_bytes(model: RowModel, formats: Mapping[str, Format]) -> tuple[int, float]:
-    """(bytes of all tensors, bits of a rounded weight of the layers)."""
+    """Return (bytes of all tensors, bits of a rounded weight of the layers)."""
     dtype, total, bits, count = model.spec.dtype, 0, 0.0, 0
     for name in model.tensors:
         shape = model.tensors.shape(name)
@@ -58,7 +58,7 @@ def file_bytes(model: RowModel, formats: Mapping[str, Format]) -> tuple[int, flo
 def estimate(
     model: RowModel, recipe: Recipe, formats: Mapping[str, Format], rows: int, length: int
 ) -> Estimate:
-    """By the FLOPs of each part, at the rate of a product measured now."""
+    """Estimate from the FLOPs of each part, at the measured rate of a product."""
     spec, tokens = model.spec, rows * length
     flops = float(spec.flops(tokens, length // 2, 0))
     widest, layer_weights = 0, 0
@@ -73,19 +73,19 @@ def estimate(
             flops += 2.0 * outputs * inputs**2 * len(recipe.formats)
     moments = [spec.hidden_size, spec.hidden_size, spec.q_size, spec.intermediate_size]
     flops += spec.num_layers * sum(1.4 * tokens * size**2 + 4 * size**3 for size in moments)
-    held = 2 * tokens * spec.hidden_size * 4 + 3 * layer_weights // spec.num_layers * 4
-    busy = TOKENS_AT_ONCE * 4 * (3 * spec.intermediate_size + 4 * spec.hidden_size)
+    held_bytes = 2 * tokens * spec.hidden_size * 4 + 3 * layer_weights // spec.num_layers * 4
+    transient_bytes = TOKENS_AT_ONCE * 4 * (3 * spec.intermediate_size + 4 * spec.hidden_size)
     size, bits = file_bytes(model, formats)
     return Estimate(
         file_bytes=size,
         seconds=flops / product_rate(),
-        memory_bytes=BASE_BYTES + held + max(busy, 6 * widest**2 * 4),
+        memory_bytes=BASE_BYTES + held_bytes + max(transient_bytes, 6 * widest**2 * 4),
         bits=bits,
     )
 
 
 def product_rate() -> float:
-    """FLOPs a second of an fp32 product, the best of some."""
+    """Return FLOP/s of an fp32 product, the best of several runs."""
     a = torch.ones(PROBE_SIZE, PROBE_SIZE)
     best, end = float("inf"), time.perf_counter() + PROBE_S
     while time.perf_counter() < end:

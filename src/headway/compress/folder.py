@@ -1,7 +1,6 @@
-"""A model folder that is written whole or not at all.
+"""Output of a model folder that is complete or absent.
 
-It is written under a temporary name beside its place and renamed when all of it is there; what
-fails half way goes again.
+Files go to a temporary folder beside it, which is renamed at the end and removed on failure.
 """
 
 import json
@@ -26,17 +25,17 @@ TEXT_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
-"""What belongs to the text, and is copied as it is."""
+"""Files of the tokenizer and its settings, which are copied unchanged."""
 
 
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
-    """The temporary folder to write to; it becomes `out` unless the writing fails.
+    """Yield the temporary folder to write to; it becomes `out` unless the block fails.
 
-    A caller that removes it has changed its mind, and there is no `out`.
-    Raises UsageError where `out` is taken or cannot be made.
+    If the caller removes the temporary folder, no `out` is made. Raises UsageError if `out` exists
+    and is not empty, or cannot be made.
     """
-    refuse_taken(out)
+    check_free(out)
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -56,8 +55,8 @@ def new_folder(out: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def refuse_taken(out: Path) -> None:
-    """UsageError unless `out` is free, or an empty folder."""
+def check_free(out: Path) -> None:
+    """Raise UsageError unless `out` does not exist or is an empty folder."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file.", "Name a folder that does not exist yet.")
     if out.is_dir() and any(out.iterdir()):
@@ -65,16 +64,16 @@ def refuse_taken(out: Path) -> None:
 
 
 def copy_text_files(folder: Path, out: Path) -> None:
-    """Tokenizer, template and what an answer ends with."""
+    """Copy tokenizer, chat template and generation settings."""
     for name in TEXT_FILES:
         if (folder / name).exists():
             shutil.copyfile(folder / name, out / name)
 
 
 def write_model(out: Path, config: dict[str, Any], tensors: dict[str, Tensor], dtype: str) -> None:
-    """config.json and model.safetensors, the weights in `dtype`."""
+    """Write config.json and model.safetensors, the weights in `dtype`."""
     kind = getattr(torch, dtype)
-    written = {name: value.detach().to(kind).contiguous() for name, value in tensors.items()}
-    save_file(written, out / "model.safetensors", metadata={"format": "pt"})
+    converted = {name: value.detach().to(kind).contiguous() for name, value in tensors.items()}
+    save_file(converted, out / "model.safetensors", metadata={"format": "pt"})
     text = json.dumps(config, indent=2) + "\n"
     (out / "config.json").write_text(text, encoding="utf-8")

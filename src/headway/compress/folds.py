@@ -1,11 +1,11 @@
-"""What may be scaled without changing what a model computes, read from the family's table.
+"""Places where channels can be scaled without a change of the model's function.
 
     norm → qkv, norm → gate and up     the norm's weight ÷ s, the columns that read it · s
     v → out                            rows of v ÷ s, columns of out · s, by KV head
     up → down                          rows of up ÷ s, columns of down · s
 
-A family whose table has no norm before attention (OLMo 2) has no such fold; a router that reads a
-norm is scaled with the experts.
+They follow from the family's table: without a norm before attention (OLMo 2) there is no such fold,
+and a router that reads a norm is scaled with the experts.
 
 C channels that are scaled, I inputs of the readers (of out: q_size, each KV head several times).
 """
@@ -22,12 +22,13 @@ from headway.spec import ModelSpec
 
 NORMS = {"attention_norm": ("attention.qkv",), "mlp_norm": ("mlp.gate_up", "mlp.router")}
 """A norm of a layer → the linear layers that read it."""
-LEAST_SCALE, MOST_SCALE = 1e-4, 1e4
+MIN_SCALE, MAX_SCALE = 1e-4, 1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fold:
-    """One place for scales: `norm` or rows of `sources` are divided, columns of `readers` grow."""
+    """One fold: `norm` or rows of `sources` are divided by the scale, columns of `readers`
+    multiplied."""
 
     place: Place
     norm: str | None
@@ -36,30 +37,30 @@ class Fold:
     channels_I: Tensor
 
     @property
-    def rounded(self) -> tuple[Matrix, ...]:
-        """The readers that are rounded."""
+    def quantized(self) -> tuple[Matrix, ...]:
+        """The readers that are quantized."""
         return tuple(matrix for matrix in self.readers if not is_router(matrix))
 
 
 @dataclass(slots=True, kw_only=True)
-class LayerWork:
-    """One layer on its way: its plain tensors in fp32, and the moments of its linear layers."""
+class LayerState:
+    """A layer in progress: its plain tensors in fp32, and the moments of its linear layers."""
 
     index: int
     matrices: list[Matrix]
     weights: dict[str, Tensor]
     moments: dict[Place, Moments]
     changed: set[str]
-    """Tensors that are not as the checkpoint has them any more."""
+    """Tensors that differ from the checkpoint."""
 
 
 def layer_folds(
     architecture: Architecture, spec: ModelSpec, layer: nn.Module, index: int
 ) -> list[Fold]:
-    """The folds of layer `index`, norms first."""
+    """Return the folds of layer `index`, norms first."""
     matrices = layer_matrices(architecture, layer, index)
     names = {module: pattern for pattern, (module, _) in architecture.weights.items()}
-    found = []
+    folds = []
     for norm, modules in NORMS.items():
         readers = tuple(m for m in matrices if m.place[0] in modules)
         pattern = names.get(f"layers.{{i}}.{norm}")
@@ -67,15 +68,15 @@ def layer_folds(
             place = next(m.place for m in readers if not is_router(m))
             name = pattern.format(i=index) + ".weight"
             channels = torch.arange(spec.hidden_size)
-            found.append(
+            folds.append(
                 Fold(place=place, norm=name, sources=(), readers=readers, channels_I=channels)
             )
-    return found + row_folds(matrices, spec)
+    return folds + row_folds(matrices, spec)
 
 
 def row_folds(matrices: list[Matrix], spec: ModelSpec) -> list[Fold]:
-    """v → out and up → down, of experts one by one."""
-    found = []
+    """Return the folds v → out and up → down, for each expert separately."""
+    folds = []
     heads = torch.arange(spec.num_heads) // (spec.num_heads // spec.num_kv_heads)
     by_head = heads[:, None] * spec.head_dim + torch.arange(spec.head_dim)
     inner = spec.experts.intermediate_size if spec.experts else 0
@@ -98,7 +99,7 @@ def row_folds(matrices: list[Matrix], spec: ModelSpec) -> list[Fold]:
             rows = source_rows(matrix, part, spec, outputs)
             if rows is not None:
                 sources.append((matrix, rows))
-        found.append(
+        folds.append(
             Fold(
                 place=reader.place,
                 norm=None,
@@ -107,16 +108,18 @@ def row_folds(matrices: list[Matrix], spec: ModelSpec) -> list[Fold]:
                 channels_I=channels,
             )
         )
-    return found
+    return folds
 
 
-def apply(work: LayerWork, fold: Fold, scale_C: Tensor, offset: float, dtype: torch.dtype) -> None:
-    """Scale: what feeds the readers ÷ s, the readers · s, and the moments of their inputs with it.
+def apply_scale(
+    work: LayerState, fold: Fold, scale_C: Tensor, offset: float, dtype: torch.dtype
+) -> None:
+    """Divide the inputs of the readers by s, multiply the readers by s, and adapt their moments.
 
-    A norm is kept in `dtype`; what its rounding leaves over goes to the readers. `offset` is what
-    the family adds to norm weights.
+    A norm is stored in `dtype`, and its rounding error is moved to the readers. `offset` is the
+    number that the family adds to norm weights.
     """
-    scale_C = scale_C.float().clamp(LEAST_SCALE, MOST_SCALE)
+    scale_C = scale_C.float().clamp(MIN_SCALE, MAX_SCALE)
     if fold.norm is not None:
         old = work.weights[fold.norm]
         new = ((old + offset) / scale_C - offset).to(dtype).float()
@@ -140,16 +143,16 @@ def apply(work: LayerWork, fold: Fold, scale_C: Tensor, offset: float, dtype: to
 
 
 def by_channel(values_I: Tensor, fold: Fold, channels: int) -> Tensor:
-    """The largest of the inputs that share a channel, (C)."""
-    found = torch.zeros(channels)
-    return found.scatter_reduce(0, fold.channels_I, values_I.float(), "amax")
+    """Return the maximum over the inputs that share a channel, (C)."""
+    zeros = torch.zeros(channels)
+    return zeros.scatter_reduce(0, fold.channels_I, values_I.float(), "amax")
 
 
 def num_channels(fold: Fold) -> int:
     return int(fold.channels_I.max()) + 1
 
 
-def column_extremes(work: LayerWork, fold: Fold) -> Tensor:
-    """The largest weight that reads each input, by size, (I)."""
-    sizes = [work.weights[matrix.weight].abs().amax(0) for matrix in fold.rounded]
+def column_extremes(work: LayerState, fold: Fold) -> Tensor:
+    """Return the largest magnitude of the weights that read each input, (I)."""
+    sizes = [work.weights[matrix.weight].abs().amax(0) for matrix in fold.quantized]
     return torch.stack(sizes).amax(0)

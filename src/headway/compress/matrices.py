@@ -1,4 +1,4 @@
-"""The matrices of a layer by their names in the checkpoint, and which read the same inputs."""
+"""The matrices of a layer by their names in the checkpoint, and their inputs."""
 
 from dataclasses import dataclass
 
@@ -15,9 +15,10 @@ ROUTER = "router"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matrix:
-    """One matrix of the checkpoint, `model.layers.0.self_attn.q_proj`, within ours.
+    """One matrix of the checkpoint, such as `model.layers.0.self_attn.q_proj`, within the model.
 
-    `module` is `layers.0.attention.qkv` and `part` q; `place` is where its inputs are counted.
+    `module` is `layers.0.attention.qkv` and `part` is q; `place` is the key of its input
+    statistics.
     """
 
     name: str
@@ -31,7 +32,8 @@ class Matrix:
 
     @property
     def unit(self) -> str:
-        """What has a format of its own, `layers.0.attention.qkv.v`: experts of a layer have one."""
+        """Name of what has its own format, `layers.0.attention.qkv.v`: a layer's experts share
+        one."""
         alone = self.part is None or self.place[1] is not None
         return self.module if alone else f"{self.module}.{self.part}"
 
@@ -41,9 +43,10 @@ class Matrix:
 
 
 def layer_matrices(architecture: Architecture, layer: nn.Module, index: int) -> list[Matrix]:
-    """All linear layers of layer `index`, routers too, in the order of the family's table."""
+    """Return all linear layers of layer `index`, with routers, in the order of the family's
+    table."""
     modules = dict(layer.named_modules())
-    found = []
+    matrices = []
     for pattern, (module, part) in architecture.weights.items():
         name = module.format(i=index)
         own = name.removeprefix(f"layers.{index}.")
@@ -55,19 +58,19 @@ def layer_matrices(architecture: Architecture, layer: nn.Module, index: int) -> 
         for e in range(count):
             place = (own, e if sparse else None)
             full = pattern.format(i=index, e=e)
-            found.append(Matrix(name=full, module=name, part=part, place=place))
-    return found
+            matrices.append(Matrix(name=full, module=name, part=part, place=place))
+    return matrices
 
 
 def is_router(matrix: Matrix) -> bool:
-    """Routers stay in the type of the model."""
+    """Whether the matrix is a router, which is never quantized."""
     return matrix.module.endswith(f".{ROUTER}")
 
 
 def source_rows(matrix: Matrix, part: str, spec: ModelSpec, outputs: int) -> slice | None:
-    """The rows of a `part` (v, up) within a matrix of the checkpoint; None where it has none.
+    """Return the rows of `part` (v, up) within a matrix of the checkpoint; None if it has none.
 
-    A checkpoint with fused matrices (Phi-3) has v behind q and k, and up behind gate.
+    A checkpoint with fused matrices (Phi-3) has v after q and k, and up after gate.
     """
     if matrix.part is not None:
         return slice(0, outputs) if matrix.part == part else None

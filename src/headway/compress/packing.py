@@ -1,4 +1,4 @@
-"""Levels and scales as the tensors of a file: compressed-tensors and GPTQ, and their config.
+"""Levels and scales as tensors of a file: compressed-tensors and GPTQ, with their configuration.
 
     pack-quantized   weight_packed int32 (O, I · bits / 32), level + 8 or + 128, the first input in
                      the lowest bits; weight_scale (O, G); weight_shape
@@ -21,17 +21,17 @@ from headway.spec.formats import PLAIN, Format
 
 FileFormat = Literal["compressed-tensors", "gptq"]
 LIBRARY_VERSION = "0.20.0"
-"""The compressed-tensors whose configuration is written."""
+"""The version of compressed-tensors whose configuration is written."""
 BITS = {"int4": 4, "int8": 8}
 ALL_LAYERS = "re:.*\\.layers\\..*"
-"""Beside a head in another format: what fits `Linear` fits the head as well."""
+"""Target for the layers if the head has another format: `Linear` would match the head as well."""
 LAYER = re.compile(r"^(.*\.layers\.)(\d+)(\..*)$")
 
 
 def tensors_of(
     name: str, weight: RoundedWeight, kind: str, file_format: FileFormat, w8a8: bool, dtype: str
 ) -> dict[str, Tensor]:
-    """The tensors of one matrix by checkpoint name; `kind` int4 or int8."""
+    """Return the tensors of one matrix by checkpoint name; `kind` is int4 or int8."""
     scales = weight.scales_OG.to(getattr(torch, dtype))
     if file_format == "gptq":
         return gptq_tensors(name, weight)
@@ -45,7 +45,8 @@ def tensors_of(
 
 
 def pack(levels_OI: Tensor, bits: int) -> Tensor:
-    """int32 (O, I · bits / 32): [-8, 7, 0 …] of 4 bits is 0x…8f0. Inputs are filled up with 0."""
+    """Pack to int32 (O, I · bits / 32): [-8, 7, 0 …] in 4 bits is 0x…8f0; inputs are padded with
+    0."""
     a_word, lowest = 32 // bits, -(2 ** (bits - 1))
     codes = levels_OI.to(torch.int32) - lowest
     codes = torch.nn.functional.pad(codes, (0, -codes.shape[1] % a_word)).unflatten(1, (-1, a_word))
@@ -56,7 +57,7 @@ def pack(levels_OI: Tensor, bits: int) -> Tensor:
 
 
 def gptq_tensors(name: str, weight: RoundedWeight) -> dict[str, Tensor]:
-    """GPTQ's v1: packed along inputs, zeros one less than they are."""
+    """Return the tensors of GPTQ v1: packed along inputs, zero points stored minus one."""
     outputs, inputs = weight.levels_OH.shape
     groups = weight.scales_OG.shape[1]
     zeros = pack(torch.full((groups, outputs), 7 - 8, dtype=torch.int8), 4)
@@ -71,7 +72,8 @@ def gptq_tensors(name: str, weight: RoundedWeight) -> dict[str, Tensor]:
 def quantization_config(
     formats: Mapping[str, Format], file_format: FileFormat, w8a8: bool
 ) -> dict[str, Any]:
-    """What config.json says of these matrices of the checkpoint, `lm_head` among them."""
+    """Return `quantization_config` of config.json for these matrices of the checkpoint and the
+    head."""
     if file_format == "gptq":
         return gptq_config(formats)
     groups = {}
@@ -94,7 +96,7 @@ def quantization_config(
 
 
 def scheme(format: Format, names: list[str], w8a8: bool) -> dict[str, Any]:
-    """One group of the configuration."""
+    """Return one group of the configuration."""
     integers = format.kind == "int8" and w8a8
     return {
         "format": "int-quantized" if integers else "pack-quantized",
@@ -111,7 +113,7 @@ def scheme(format: Format, names: list[str], w8a8: bool) -> dict[str, Any]:
 
 
 def arguments(bits: int, strategy: str, group: int | None, dynamic: bool) -> dict[str, Any]:
-    """compressed-tensors' QuantizationArgs."""
+    """Return compressed-tensors' QuantizationArgs."""
     return {
         "actorder": None,
         "block_structure": None,
@@ -127,7 +129,8 @@ def arguments(bits: int, strategy: str, group: int | None, dynamic: bool) -> dic
 
 
 def targets(names: list[str], formats: Mapping[str, Format]) -> list[str]:
-    """`Linear` where all of a model has this format, all layers where they do, else patterns.
+    """Return `Linear` if the whole model has this format, all layers if they have it, else
+    patterns.
 
     q, k and v of layers 0 and 3: `re:.*layers\\.(0|3)\\.self_attn\\.q_proj$` and two more.
     """
@@ -147,21 +150,27 @@ def ignored_patterns(names: list[str]) -> list[str]:
 
 
 def patterns(names: list[str]) -> list[str]:
-    """Names of layers as regular expressions, one for each kind of matrix."""
-    found: dict[str, list[str]] = {}
+    """Return regular expressions for names of layers, one for each kind of matrix."""
+    by_kind: dict[str, list[str]] = {}
     for name in names:
         match = LAYER.match(name)
         assert match is not None
-        found.setdefault(match[3], []).append(match[2])
+        by_kind.setdefault(match[3], []).append(match[2])
     return [
-        f"re:.*layers\\.({'|'.join(layers)}){re.escape(rest)}$" for rest, layers in found.items()
+        f"re:.*layers\\.({'|'.join(layers)}){re.escape(rest)}$" for rest, layers in by_kind.items()
     ]
 
 
 def gptq_config(formats: Mapping[str, Format]) -> dict[str, Any]:
-    """GPTQ knows one format for all layers, and no head."""
-    found = {format for name, format in formats.items() if LAYER.match(name) and format != PLAIN}
-    if len(found) != 1 or next(iter(found)).kind != "int4" or formats["lm_head"] != PLAIN:
+    """Return GPTQ's configuration: one int4 format for all layers, and a plain head."""
+    formats_used = {
+        format for name, format in formats.items() if LAYER.match(name) and format != PLAIN
+    }
+    if (
+        len(formats_used) != 1
+        or next(iter(formats_used)).kind != "int4"
+        or formats["lm_head"] != PLAIN
+    ):
         raise UsageError(
             "A GPTQ file holds int4 of one group in all layers, and a plain head.",
             "Write compressed-tensors, or ask for --format int4 --head none.",
@@ -172,7 +181,7 @@ def gptq_config(formats: Mapping[str, Format]) -> dict[str, Any]:
         "damp_percent": 0.01,
         "desc_act": False,
         "dynamic": {},
-        "group_size": next(iter(found)).group,
+        "group_size": next(iter(formats_used)).group,
         "lm_head": False,
         "quant_method": "gptq",
         "sym": True,

@@ -1,7 +1,8 @@
-"""A folder on its way: what is done already survives a kill, and the next run goes on behind it.
+"""The output folder of an interrupted run: finished layers survive a kill, and the next run
+resumes.
 
-`OUT.partial` holds one file of rounded matrices for each layer, and the key of what was asked. It
-is renamed to OUT when all is written and judged.
+`OUT.partial` holds one file of rounded matrices per layer, and the key of the settings. It is
+renamed to OUT when all is written and judged.
 """
 
 import json
@@ -24,24 +25,25 @@ WORK = "work"
 
 
 @dataclass(slots=True)
-class Rounded:
-    """What became of a layer: matrices by (name, format), their losses, plain tensors changed."""
+class QuantizedLayer:
+    """Result of quantizing one layer: matrices by (name, format), their losses, changed plain
+    tensors."""
 
     matrices: dict[tuple[str, Format], RoundedWeight] = field(default_factory=dict)
     plain: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
-    unseen: list[str] = field(default_factory=list)
-    """Matrices no token has reached."""
+    uncalibrated: list[str] = field(default_factory=list)
+    """Matrices that no token reached."""
 
 
 def format_named(kind: str, group: str) -> Format:
-    """The format of a tensor's name in a `Partial`."""
+    """Return the format whose kind and group are in the name of a tensor of a `Partial`."""
     known = {"int8": Format("int8"), "int4": Format("int4")}
     return replace(known[kind], group=int(group))
 
 
 class Partial:
-    """The folder beside OUT where the work is done."""
+    """The folder beside OUT with the unfinished work."""
 
     def __init__(self, out: Path, key: str) -> None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -63,48 +65,51 @@ class Partial:
         return self.work / f"{name}.safetensors"
 
     def has(self, name: str) -> bool:
-        """Whether this layer (`layer-3`) or the head is done."""
+        """Whether this layer (`layer-3`) or the head is finished."""
         return self.path(name).exists()
 
-    def save(self, name: str, rounded: Rounded) -> None:
-        """Keep it, whole or not at all."""
+    def save(self, name: str, rounded: QuantizedLayer) -> None:
+        """Save a layer; its file is complete or absent."""
         tensors: dict[str, Tensor] = {}
         for (matrix, format), weight in rounded.matrices.items():
-            at = f"{format.kind}|{format.group}|{matrix}"
-            tensors[f"{at}|levels"] = weight.levels_OH.contiguous()
-            tensors[f"{at}|scales"] = weight.scales_OG.contiguous()
+            prefix = f"{format.kind}|{format.group}|{matrix}"
+            tensors[f"{prefix}|levels"] = weight.levels_OH.contiguous()
+            tensors[f"{prefix}|scales"] = weight.scales_OG.contiguous()
         tensors |= {f"plain||{n}|": t.contiguous() for n, t in rounded.plain.items()}
-        told = {"losses": json.dumps(rounded.losses), "unseen": json.dumps(rounded.unseen)}
+        metadata = {
+            "losses": json.dumps(rounded.losses),
+            "unseen": json.dumps(rounded.uncalibrated),
+        }
         path = self.path(name)
         try:
-            save_file(tensors, path.with_suffix(".new"), metadata=told)
+            save_file(tensors, path.with_suffix(".new"), metadata=metadata)
             os.replace(path.with_suffix(".new"), path)
         except (OSError, SafetensorError) as error:
             raise UsageError(f"{path} cannot be written: {error}.", "Free some disk.") from None
 
-    def load(self, name: str) -> Rounded:
-        """What was kept."""
-        found = Rounded()
+    def load(self, name: str) -> QuantizedLayer:
+        """Load a saved layer."""
+        layer = QuantizedLayer()
         parts: dict[tuple[str, Format], dict[str, Tensor]] = {}
         with safe_open(self.path(name), framework="pt") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
             for key in file.keys():  # noqa: SIM118
                 kind, group, matrix, which = key.split("|")
                 if kind == "plain":
-                    found.plain[matrix] = file.get_tensor(key)
+                    layer.plain[matrix] = file.get_tensor(key)
                 else:
                     own = parts.setdefault((matrix, format_named(kind, group)), {})
                     own[which] = file.get_tensor(key)
         for (matrix, format), both in parts.items():
-            found.matrices[matrix, format] = RoundedWeight(
+            layer.matrices[matrix, format] = RoundedWeight(
                 both["levels"], both["scales"], format.group
             )
-        found.losses = json.loads(metadata.get("losses", "{}"))
-        found.unseen = json.loads(metadata.get("unseen", "[]"))
-        return found
+        layer.losses = json.loads(metadata.get("losses", "{}"))
+        layer.uncalibrated = json.loads(metadata.get("unseen", "[]"))
+        return layer
 
     def finish(self) -> None:
-        """The work is thrown away and the folder gets its name."""
+        """Delete the intermediate files and rename the folder."""
         shutil.rmtree(self.work)
         if self.out.is_dir():
             self.out.rmdir()

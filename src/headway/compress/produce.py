@@ -1,4 +1,4 @@
-"""From a folder and a recipe to a smaller folder: the steps in their order, and what they cost.
+"""Quantize a folder by a recipe: the steps in order, and their cost.
 
 rows → layers, one at a time (`quantize`) → formats by module (`search`) → files (`write`)
 """
@@ -11,19 +11,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from headway.compress.calibration import Calibration
+from headway.compress.calibration import CalibrationRows
 from headway.compress.estimate import file_bytes
 from headway.compress.matrices import is_router, layer_matrices
-from headway.compress.mixed import Mixture, mix, split
+from headway.compress.mixed import MixedFormats, mix, split
 from headway.compress.packing import FileFormat
-from headway.compress.partial import Partial, Rounded, format_named
+from headway.compress.partial import Partial, QuantizedLayer, format_named
 from headway.compress.quantize import HEAD_NAME, calibrate
 from headway.compress.recipe import Recipe, check_groups, fits
 from headway.compress.rotate import RotatedTensors
 from headway.compress.rows import RowModel
 from headway.compress.search import Budget
 from headway.compress.timing import no_seconds
-from headway.compress.write import Content, copy_rest, source_names, write_config, write_weights
+from headway.compress.write import (
+    FolderContent,
+    copy_rest,
+    source_names,
+    write_config,
+    write_weights,
+)
 from headway.core.errors import UsageError
 from headway.runtime.rounding import RoundedWeight
 from headway.spec.formats import PLAIN, Format
@@ -34,24 +40,24 @@ Seconds = Callable[[int, int, Format], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """What was written: format and loss of each matrix of the checkpoint, bytes of all files."""
+    """The written files: format and loss of each matrix of the checkpoint, bytes of all files."""
 
     formats: Mapping[str, Format]
     losses: Mapping[str, float]
-    unseen: list[str]
+    uncalibrated: list[str]
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """A folder that was made, as its card tells it."""
+class QuantizationResult:
+    """The result of a quantization, as its card describes it."""
 
     name: str
     source: str
     recipe: Recipe
-    calibration: Calibration
+    calibration: CalibrationRows
     produced: Produced
-    mixture: Mixture | None
+    mixture: MixedFormats | None
     bits: float
     seconds: float
 
@@ -62,7 +68,7 @@ def use_threads(count: int) -> None:
 
 
 def open_model(folder: Path, recipe: Recipe) -> RowModel:
-    """The model that is quantized: that of `folder`, rotated where the recipe says so."""
+    """Open the model of `folder` for quantization, rotated if the recipe says so."""
     model = RowModel(folder)
     check_groups(recipe, model.spec)
     check_ignored(model, recipe)
@@ -72,7 +78,7 @@ def open_model(folder: Path, recipe: Recipe) -> RowModel:
 
 
 def check_ignored(model: RowModel, recipe: Recipe) -> None:
-    """UsageError for an --ignore that fits nothing, or some parts alone of a fused matrix."""
+    """Raise UsageError for an --ignore that matches nothing, or only parts of a fused matrix."""
     modules = all_modules(model)
     for pattern in recipe.ignore:
         if not any(fits(pattern, name) for name in modules):
@@ -93,23 +99,24 @@ def check_ignored(model: RowModel, recipe: Recipe) -> None:
 
 
 def all_modules(model: RowModel) -> dict[str, tuple[str, bool]]:
-    """Checkpoint matrix → (our module, whether it is rounded), layer by layer; the head last."""
-    found = {}
+    """Return checkpoint matrix → (the model's module, whether it is rounded), the head last."""
+    modules = {}
     for index in range(model.spec.num_layers):
         layer = model.skeleton(index)
         for matrix in layer_matrices(model.architecture, layer, index):
-            found[matrix.name] = (matrix.module, not is_router(matrix))
-    return found | {HEAD_NAME: ("head", True)}
+            modules[matrix.name] = (matrix.module, not is_router(matrix))
+    return modules | {HEAD_NAME: ("head", True)}
 
 
 def num_steps(model: RowModel, searches: bool = False) -> int:
-    """Calls of `advance`: a layer rounded, searched twice, written; the head, what is no layer."""
+    """Return the number of `advance` calls: per layer rounded, searched twice, written; head,
+    rest."""
     return (4 if searches else 2) * model.spec.num_layers + 2
 
 
 def make(
     model: RowModel,
-    calibration: Calibration,
+    calibration: CalibrationRows,
     recipe: Recipe,
     partial: Partial,
     *,
@@ -118,22 +125,22 @@ def make(
     file_format: FileFormat = "compressed-tensors",
     w8a8: bool = False,
     advance: Advance = lambda: None,
-) -> Plan:
-    """The folder under its temporary name: every candidate, with a budget a choice, files."""
+) -> QuantizationResult:
+    """Quantize under a temporary name: every candidate, with a budget a selection, then files."""
     began = time.perf_counter()
     mixture = None
     if budget is None:
         calibrate(model, calibration.rows, recipe, partial, advance)
         formats = uniform(model, recipe)
     else:
-        rows, kept = split(calibration.rows)
+        rows, search_rows = split(calibration.rows)
         calibrate(model, rows, recipe, partial, advance)
-        mixture = mix(model, recipe, partial, kept, budget, seconds, advance)
+        mixture = mix(model, recipe, partial, search_rows, budget, seconds, advance)
         formats = dict(mixture.formats)
     produced = write_folder(
         model, recipe, partial, formats, file_format=file_format, w8a8=w8a8, advance=advance
     )
-    return Plan(
+    return QuantizationResult(
         name=partial.out.name,
         source=model.folder.resolve().name,
         recipe=recipe,
@@ -155,12 +162,12 @@ def write_folder(
     w8a8: bool = False,
     advance: Advance = lambda: None,
 ) -> Produced:
-    """The folder, still under its temporary name, with `formats` by checkpoint matrix."""
-    kept = Kept(model, partial, recipe)
-    content = Content(
+    """Write the folder, still under its temporary name; `formats` are by checkpoint matrix."""
+    reader = PartialReader(model, partial, recipe)
+    content = FolderContent(
         formats=formats,
-        rounded=lambda name: kept.rounded(name, formats[name]),
-        plain=kept.plain,
+        rounded=lambda name: reader.rounded(name, formats[name]),
+        plain=reader.plain,
         names=source_names(model),
         dtype=recipe.rule.dtype,
         file_format=file_format,
@@ -169,61 +176,62 @@ def write_folder(
     write_weights(content, partial.folder, advance)
     copy_rest(model.folder, partial.folder, heads=recipe.transform != "rotate")
     write_config(model.folder, content, partial.folder)
-    losses, unseen = kept.losses(formats)
+    losses, uncalibrated = reader.losses(formats)
     size = sum(path.stat().st_size for path in partial.folder.glob("model*.safetensors"))
     return Produced(
         formats=formats,
         losses=losses,
-        unseen=unseen,
+        uncalibrated=uncalibrated,
         num_bytes=size,
     )
 
 
-class Kept:
-    """What a `Partial` holds, a layer in memory at a time."""
+class PartialReader:
+    """Reads the layers of a `Partial`, one at a time in memory."""
 
     def __init__(self, model: RowModel, partial: Partial, recipe: Recipe) -> None:
         self._model, self._partial, self._recipe = model, partial, recipe
-        self._name, self._layer = "", Rounded()
+        self._name, self._layer = "", QuantizedLayer()
 
-    def of(self, name: str) -> Rounded:
-        """The file that has this tensor of the checkpoint."""
+    def layer_of(self, name: str) -> QuantizedLayer:
+        """Return the saved layer that contains this tensor of the checkpoint."""
         _, dot, rest = name.partition(".layers.")
         file = f"layer-{rest.split('.')[0]}" if dot else "head"
         if file != self._name:
             self._name = file
-            self._layer = self._partial.load(file) if self._partial.has(file) else Rounded()
+            self._layer = self._partial.load(file) if self._partial.has(file) else QuantizedLayer()
         return self._layer
 
     def rounded(self, name: str, format: Format) -> RoundedWeight:
-        """The levels of a matrix in one of the formats that were tried."""
-        return self.of(name).matrices[name, format]
+        """Return the levels of a matrix in one of the tried formats."""
+        return self.layer_of(name).matrices[name, format]
 
     def plain(self, name: str) -> Tensor:
-        """Any other tensor, as it is kept: changed by a transform, or as the source has it."""
-        changed = self.of(name).plain.get(name)
+        """Return any other tensor, as changed by a transform or as in the source."""
+        changed = self.layer_of(name).plain.get(name)
         if changed is not None:
             return changed
         tensor = self._model.tensors.read(name)
         return tensor.to(self._model.dtype) if self._recipe.transform == "rotate" else tensor
 
     def losses(self, formats: Mapping[str, Format]) -> tuple[dict[str, float], list[str]]:
-        """(share of the outputs lost, by matrix; matrices that no token reached)."""
-        found: dict[str, float] = {}
-        unseen: list[str] = []
+        """Return (share of the outputs lost, by matrix; matrices that no token reached)."""
+        losses: dict[str, float] = {}
+        uncalibrated: list[str] = []
         for index in range(self._model.spec.num_layers):
-            layer = self.of(f"model.layers.{index}.")
-            unseen += layer.unseen
+            layer = self.layer_of(f"model.layers.{index}.")
+            uncalibrated += layer.uncalibrated
             for key, loss in layer.losses.items():
                 kind, group, name = key.split("|")
                 if formats[name] == format_named(kind, group):
-                    found[name] = loss
-        return found, unseen
+                    losses[name] = loss
+        return losses, uncalibrated
 
 
 def uniform(model: RowModel, recipe: Recipe) -> dict[str, Format]:
-    """One format for all layers: the first of the recipe; the head its own, what is left plain."""
-    found = {}
+    """Return one format for all layers (the recipe's first), the head's own, plain for ignored
+    ones."""
+    formats = {}
     for name, (_, rounds) in all_modules(model).items():
-        found[name] = recipe.formats[0] if rounds and recipe.rounds(name) else PLAIN
-    return found | {HEAD_NAME: recipe.head}
+        formats[name] = recipe.formats[0] if rounds and recipe.rounds(name) else PLAIN
+    return formats | {HEAD_NAME: recipe.head}

@@ -1,8 +1,7 @@
-"""The work itself: layer by layer, statistics of its inputs, a transform, rounding, a file.
+"""Quantization layer by layer: input statistics, a transform, rounding, a file.
 
-Given a RowModel, rows and a recipe it promises a file for each layer and for the head in a
-`Partial`. Each layer's inputs are those of the model as it was: the files do not depend on where an
-earlier run was stopped.
+The result is a file per layer, and one for the head, in a `Partial`. The inputs of each layer are
+those of the unquantized model, so the files do not depend on where an earlier run was interrupted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from headway.compress.awq import awq_scale, output_error
-from headway.compress.folds import LayerWork, apply, layer_folds
+from headway.compress.folds import LayerState, apply_scale, layer_folds
 from headway.compress.grid import grid_for
 from headway.compress.matrices import Matrix, is_router, layer_matrices
-from headway.compress.partial import Partial, Rounded
+from headway.compress.partial import Partial, QuantizedLayer
 from headway.compress.recipe import Recipe, round_matrices
 from headway.compress.rows import RowModel
 from headway.compress.smooth import smooth_scale
-from headway.compress.statistics import Moments, Place, counting
+from headway.compress.statistics import Moments, Place, collect_moments
 from headway.runtime.rounding import RoundedWeight
 from headway.spec.formats import PLAIN, Format
 
@@ -30,7 +29,7 @@ Advance = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MatrixGroup:
     """Matrices that read the same inputs and are rounded as one: q, k and v."""
 
     module: str
@@ -45,9 +44,9 @@ def calibrate(
     partial: Partial,
     advance: Advance = lambda: None,
 ) -> None:
-    """A file for each layer, `layer-0` …, and `head`; what is there already stays.
+    """Write the files `layer-0` …, and `head`; existing files stay.
 
-    `advance` is called once a layer, and for the head.
+    `advance` is called after each layer, and after the head.
     """
     lens = [len(row) for row in rows]
     x_TH = model.embed(rows)
@@ -57,7 +56,7 @@ def calibrate(
         if partial.has(name):
             x_TH = model.run(layer, x_TH, lens)
         else:
-            with counting(layer, normalized=True) as moments:
+            with collect_moments(layer, normalized=True) as moments:
                 x_TH = model.run(layer, x_TH, lens)
             partial.save(name, round_layer(model, layer, index, moments, recipe))
         advance()
@@ -72,23 +71,23 @@ def round_layer(
     index: int,
     moments: dict[Place, Moments],
     recipe: Recipe,
-) -> Rounded:
-    """Every matrix of the layer in every format of the recipe."""
+) -> QuantizedLayer:
+    """Round every matrix of the layer in every format of the recipe."""
     matrices = layer_matrices(model.architecture, layer, index)
     prefix = f"model.layers.{index}."
     weights = {n: model.tensors.read(n).float() for n in model.tensors if n.startswith(prefix)}
-    work = LayerWork(
+    work = LayerState(
         index=index, matrices=matrices, weights=weights, moments=moments, changed=set()
     )
     transform(model, layer, work, recipe)
-    rounded = Rounded()
+    rounded = QuantizedLayer()
     for group in groups_of(matrices):
         if not all(recipe.rounds(matrix.name) for matrix in group.matrices):
             continue
-        seen = moments.get(group.place)
-        hessian_II = seen.hessian() if seen is not None and seen.count else None
+        inputs = moments.get(group.place)
+        hessian_II = inputs.hessian() if inputs is not None and inputs.count else None
         if hessian_II is None:
-            rounded.unseen += [matrix.name for matrix in group.matrices]
+            rounded.uncalibrated += [matrix.name for matrix in group.matrices]
         for format in recipe.formats:
             round_group(group, hessian_II, format, work, recipe, rounded)
         moments.pop(group.place, None)
@@ -100,8 +99,8 @@ def round_layer(
     return rounded
 
 
-def transform(model: RowModel, layer: nn.Module, work: LayerWork, recipe: Recipe) -> None:
-    """AWQ's or SmoothQuant's scales, fold by fold; each sees what the one before it did."""
+def transform(model: RowModel, layer: nn.Module, work: LayerState, recipe: Recipe) -> None:
+    """Apply AWQ's or SmoothQuant's scales fold by fold; each fold sees the changes before it."""
     if recipe.transform not in ("awq", "smooth"):
         return
     spec, dtype = model.spec, getattr(torch, model.spec.dtype)
@@ -117,28 +116,29 @@ def transform(model: RowModel, layer: nn.Module, work: LayerWork, recipe: Recipe
         else:
             scale = smooth_scale(work, fold, recipe.smooth_alpha)
         if scale is not None:
-            apply(work, fold, scale, spec.norm_offset, dtype)
+            apply_scale(work, fold, scale, spec.norm_offset, dtype)
 
 
-def groups_of(matrices: list[Matrix]) -> Iterator[Group]:
-    """The matrices that are rounded, those of the same inputs together; no routers."""
+def groups_of(matrices: list[Matrix]) -> Iterator[MatrixGroup]:
+    """Yield the matrices to round, grouped by their inputs; routers are skipped."""
     places: dict[Place, list[Matrix]] = {}
     for matrix in matrices:
         if not is_router(matrix):
             places.setdefault(matrix.place, []).append(matrix)
-    for place, found in places.items():
-        yield Group(found[0].module, place, tuple(found))
+    for place, group in places.items():
+        yield MatrixGroup(group[0].module, place, tuple(group))
 
 
 def round_group(
-    group: Group,
+    group: MatrixGroup,
     hessian_II: Tensor | None,
     format: Format,
-    work: LayerWork,
+    work: LayerState,
     recipe: Recipe,
-    rounded: Rounded,
+    rounded: QuantizedLayer,
 ) -> None:
-    """One format of these matrices, with the share of each one's outputs that is lost."""
+    """Round these matrices in one format, and record the share of each one's outputs that is
+    lost."""
     weights = [work.weights[matrix.weight] for matrix in group.matrices]
     if format == PLAIN:
         return
@@ -152,8 +152,8 @@ def round_group(
         rounded.losses[f"{format.kind}|{format.group}|{matrix.name}"] = lost
 
 
-def round_head(model: RowModel, x_TH: Tensor, recipe: Recipe) -> Rounded:
-    """The head, so many rows at a time, for inputs behind the last norm."""
+def round_head(model: RowModel, x_TH: Tensor, recipe: Recipe) -> QuantizedLayer:
+    """Round the head, HEAD_ROWS at a time, for inputs after the last norm."""
     norm = model.norm()
     moments = Moments(model.spec.hidden_size, normalized=True)
     for part_TH in x_TH.split(HEAD_ROWS):
@@ -164,6 +164,6 @@ def round_head(model: RowModel, x_TH: Tensor, recipe: Recipe) -> Rounded:
         round_matrices([rows], hessian_II, recipe.head, recipe)[0]
         for rows in weight_VH.split(HEAD_ROWS)
     ]
-    rounded = Rounded()
+    rounded = QuantizedLayer()
     rounded.matrices[HEAD_NAME, recipe.head] = RoundedWeight.joined(parts)
     return rounded

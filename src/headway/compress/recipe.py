@@ -1,4 +1,4 @@
-"""What is asked of a quantization: formats, method, transform; and one matrix rounded by it."""
+"""The settings of a quantization: formats, method, transform; and the rounding of matrices."""
 
 import re
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from headway.spec import ModelSpec
 from headway.spec.formats import INT8, PLAIN, Format
 
 DAMPING = 0.05
-"""Of moments in which all tokens count alike: 6% less loss than with 0.01 (docs/lab-log.md)."""
+"""For moments in which all tokens have equal weight: 6% less loss than 0.01 (docs/lab-log.md)."""
 Method = Literal["gptq", "nearest"]
 Transform = Literal["none", "awq", "smooth", "rotate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """How a folder is quantized; several `formats` mean that each module gets one of them."""
+    """How a folder is quantized; with several `formats`, each module gets one of them."""
 
     formats: tuple[Format, ...] = (Format("int4", 64),)
     head: Format = INT8
@@ -33,36 +33,38 @@ class Recipe:
     smooth_alpha: float = 0.5
     seed: int = 0
     fused: bool = False
-    """Whether matrices that are multiplied as one (q, k and v; gate and up) have one format."""
+    """Whether matrices that are multiplied as one (q, k and v; gate and up) share a format."""
     ignore: tuple[str, ...] = ()
-    """Matrices of the checkpoint that stay as they are, as compressed-tensors names them."""
+    """Matrices of the checkpoint that stay plain, in compressed-tensors' syntax."""
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """`gptq, int4 in groups of 64, head int8`."""
         transform = "" if self.transform == "none" else f"{self.transform}, "
         formats = " or ".join(map(str, self.formats))
-        kept = f", {' '.join(self.ignore)} left as they are" if self.ignore else ""
-        return f"{transform}{self.method}, {formats}, head {self.head}{kept}"
+        ignored = f", {' '.join(self.ignore)} left as they are" if self.ignore else ""
+        return f"{transform}{self.method}, {formats}, head {self.head}{ignored}"
 
     @property
     def key(self) -> str:
-        """What changes when anything of it does."""
+        """A string that changes with any setting."""
         return repr(sorted(asdict(self).items()))
 
     def rounds(self, name: str) -> bool:
-        """Whether a matrix of the checkpoint is rounded: no name and no expression leaves it."""
+        """Whether a matrix of the checkpoint is rounded, i.e. no --ignore matches it."""
         return not any(fits(pattern, name) for pattern in self.ignore)
 
 
 def fits(pattern: str, name: str) -> bool:
-    """A name, or a regular expression behind `re:`, which fits from the first letter."""
+    """Whether a name equals `pattern`, or its beginning matches a regular expression after
+    `re:`."""
     expression = pattern.removeprefix("re:")
     return bool(re.match(expression, name)) if expression != pattern else pattern == name
 
 
 def check_groups(recipe: Recipe, spec: ModelSpec) -> None:
-    """UsageError where a group does not divide the inputs of a layer: no format of files has it."""
+    """Raise UsageError if a group does not divide the inputs of a layer: no file format allows
+    it."""
     inner = [spec.intermediate_size] if spec.num_sparse < spec.num_layers else []
     if spec.experts is not None:
         inner.append(spec.experts.intermediate_size)
@@ -80,7 +82,7 @@ def check_groups(recipe: Recipe, spec: ModelSpec) -> None:
 def round_matrices(
     weights: Sequence[Tensor], hessian_II: Tensor | None, format: Format, recipe: Recipe
 ) -> list[RoundedWeight]:
-    """Matrices that read the same inputs, rounded as one; without statistics to the nearest."""
+    """Round matrices that read the same inputs as one; without statistics to the nearest level."""
     whole = torch.cat([weight.float() for weight in weights])
     importance = None if hessian_II is None else hessian_II.diagonal()
     grid = grid_for(whole, format, recipe.rule, importance)
@@ -94,7 +96,7 @@ def round_matrices(
 
 
 def stored_dtype(spec: ModelSpec) -> str:
-    """The type of scales in the file: that of the model; fp16 for fp32, as our int4 keeps them."""
+    """Return the type of scales in the file: the model's; fp16 if that is fp32."""
     return "float16" if spec.dtype == "float32" else spec.dtype
 
 

@@ -1,9 +1,9 @@
-"""Rotation of the residual stream (QuaRot, Ashkboos et al. 2024): no channel stands out any more.
+"""Rotation of the residual stream (QuaRot, Ashkboos et al. 2024), which removes outlier channels.
 
-Norm weights go into the matrices that read them; then every matrix that reads the stream is turned
-by one orthogonal matrix and every one that writes it is turned back, embedding and head included.
-RMSNorm without weights commutes with it, so the model computes the same. A tied head becomes one of
-its own: the last norm's weight is in it.
+Norm weights move into the matrices that read them. One orthogonal matrix then turns every matrix
+that reads the stream, and its inverse every matrix that writes it, embedding and head included.
+RMSNorm without weights commutes with the rotation, so the model's function is unchanged. A tied
+head becomes untied, since it contains the last norm's weight.
 """
 
 from pathlib import Path
@@ -23,13 +23,13 @@ NORMS = ("attention_norm", "mlp_norm")
 
 
 class RotatedTensors(Tensors):
-    """The tensors of a folder, rotated when they are read; fp32."""
+    """The tensors of a folder, rotated on read; fp32."""
 
     own_head = True
 
     def __init__(self, folder: Path, spec: ModelSpec, seed: int) -> None:
         super().__init__(folder)
-        refuse_unlike(spec)
+        check_rotatable(spec)
         self._spec = spec
         self.rotation_HH = rotation(spec.hidden_size, seed)
         self._modules: dict[str, str] = {}
@@ -50,7 +50,7 @@ class RotatedTensors(Tensors):
         return super().shape(EMBEDDING if name == HEAD and self._spec.tied else name)
 
     def read(self, name: str) -> Tensor:
-        """The rotated tensor."""
+        """Return the rotated tensor."""
         stored = EMBEDDING if name == HEAD and self._spec.tied else name
         tensor = super().read(stored).float()
         module, _, kind = name.rpartition(".")
@@ -65,22 +65,22 @@ class RotatedTensors(Tensors):
         if name == EMBEDDING:
             rows_VH: Tensor = tensor @ turn_HH
             return rows_VH
-        found = tensor
+        turned = tensor
         if own in READS and kind == "weight":
             norm = self._norms[f"{ours.rsplit('.', 2)[0]}.{READS[own]}"]
-            found = self._weighted(tensor, f"{norm}.weight") @ turn_HH
+            turned = self._weighted(tensor, f"{norm}.weight") @ turn_HH
         elif own in WRITES:
-            found = turn_HH.T @ tensor
-        return found
+            turned = turn_HH.T @ tensor
+        return turned
 
     def _weighted(self, tensor_OH: Tensor, norm: str) -> Tensor:
-        """The columns of a reader, times the weight of the norm before it."""
+        """Return the columns of a reader times the weight of the norm before it."""
         weight_H: Tensor = super().read(norm).float() + self._spec.norm_offset
         return tensor_OH * weight_H
 
 
 def rotation(size: int, seed: int) -> Tensor:
-    """A random orthogonal matrix, the same for a seed."""
+    """Return a random orthogonal matrix that is determined by the seed."""
     draw = torch.Generator().manual_seed(seed)
     gaussian = torch.empty(size, size, dtype=torch.float64).normal_(generator=draw)
     factor, upper = torch.linalg.qr(gaussian)
@@ -89,15 +89,16 @@ def rotation(size: int, seed: int) -> Tensor:
 
 
 def can_rotate(spec: ModelSpec) -> bool:
-    """Whether norms stand before the layers alone: one behind attention or the MLP weighs channels
-    of the stream, which cannot be turned then."""
+    """Whether all norms are before attention and MLP; a norm behind them weights channels of the
+    stream, which then cannot be rotated.
+    """
     modules = {module for module, _ in MODELS[spec.architecture].weights.values()}
     layers = {f"layers.{{i}}.{norm}" for norm in NORMS}
     return layers <= modules and spec.norms == len(NORMS)
 
 
-def refuse_unlike(spec: ModelSpec) -> None:
-    """UnsupportedModelError for a model that cannot be rotated."""
+def check_rotatable(spec: ModelSpec) -> None:
+    """Raise UnsupportedModelError for a model that cannot be rotated."""
     if not can_rotate(spec):
         raise UnsupportedModelError(
             f"{spec.architecture} has norms behind its layers and cannot be rotated.",

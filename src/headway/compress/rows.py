@@ -1,7 +1,7 @@
-"""A model read layer by layer, run on whole rows of tokens: nothing is cached and nothing stays.
+"""A model that is read layer by layer and runs on whole rows of tokens, without a KV cache.
 
-Given a folder and rows it computes the inputs of every layer in fp32. In memory are the hidden
-states of all rows and the weights of one layer.
+It computes the inputs of every layer in fp32. In memory are the hidden states of all rows and the
+weights of one layer.
 
 T tokens of all rows, H hidden size, N query heads, G KV heads, D head size.
 """
@@ -31,18 +31,19 @@ from headway.runtime.tensor_files import check_finite, readable
 from headway.spec import ModelSpec, read_model_spec
 
 TOKENS_AT_ONCE = 2048
-"""Tokens that go through a layer together: an MLP of 4,864 makes 80 MB of them."""
+"""Tokens that go through a layer together: an MLP of 4,864 needs 80 MB for them."""
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
 def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """x · weightᵀ + bias in fp32, by oneDNN where it is there: 154 GFLOP/s where MKL does 88."""
+    """Return x · weightᵀ + bias in fp32, by oneDNN if available: 154 GFLOP/s, MKL 88."""
     linear = onednn.gemm if onednn.available() else reference.linear
     return linear(x_TI, weight_OI, bias_O)
 
 
 class RowAttention:
-    """Rows of a batch, each from its first token, attend to themselves: no memory of others."""
+    """Attention backend in which each row of a batch attends to itself only, from its first
+    token."""
 
     name = "rows"
     kv_layer: type[KVLayer] = KVLayer
@@ -56,14 +57,14 @@ class RowAttention:
         batch: Batch,
         rule: AttentionRule,
     ) -> Tensor:
-        assert k_TGD is not None and v_TGD is not None, "see refuse_unread"
+        assert k_TGD is not None and v_TGD is not None, "see check_trainable_attention"
         lens = batch.query_lens
         parts = zip(q_TND.split(lens), k_TGD.split(lens), v_TGD.split(lens), strict=True)
         return torch.cat([attend_row(q, k, v, rule) for q, k, v in parts])
 
 
 def attend_row(q_TND: Tensor, k_TGD: Tensor, v_TGD: Tensor, rule: AttentionRule) -> Tensor:
-    """Causal attention within one row, (T, N, D)."""
+    """Compute causal attention within one row, (T, N, D)."""
     tokens, heads, _ = q_TND.shape
     group = heads // k_TGD.shape[1]
     q = q_TND.unflatten(1, (-1, group)).permute(1, 2, 0, 3)
@@ -79,10 +80,10 @@ def attend_row(q_TND: Tensor, k_TGD: Tensor, v_TGD: Tensor, rule: AttentionRule)
 
 
 class Tensors:
-    """The tensors of a folder by name, each read when it is asked for."""
+    """The tensors of a folder by name, read on access."""
 
     own_head = False
-    """Whether a tied model has a head of its own here."""
+    """Whether a tied model gets a separate head, as after a rotation."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, Path] = {}
@@ -100,11 +101,11 @@ class Tensors:
         return iter(self._files)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Its shape; nothing else is read."""
+        """Return the shape without reading the tensor."""
         return self._shapes[name]
 
     def read(self, name: str) -> Tensor:
-        """The tensor as it is stored; CheckpointError when there is none."""
+        """Return the tensor as stored; raises CheckpointError if it is missing."""
         path = self._files.get(name)
         if path is None:
             raise CheckpointError(f"The checkpoint has no {name}.", "Copy the folder again.")
@@ -119,7 +120,7 @@ class RowModel:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.spec = folder, read_model_spec(folder)
-        refuse_unread(self.spec)
+        check_trainable_attention(self.spec)
         if self.spec.quantization:
             raise UnsupportedModelError(
                 f"config.json says that the folder is quantized already ({self.spec.quantization}) "
@@ -137,23 +138,23 @@ class RowModel:
         )
 
     def embed(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """What the first layer reads, fp32 (T, H)."""
+        """Return the input of the first layer, fp32 (T, H)."""
         table_VH = self.tensors.read(EMBEDDING)
         x_TH = table_VH[torch.tensor([token for row in rows for token in row])].float()
         return x_TH * self.spec.embedding_scale
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the checkpoint."""
-        found: torch.dtype = getattr(torch, self.spec.dtype)
-        return found
+        """The type of the checkpoint."""
+        dtype: torch.dtype = getattr(torch, self.spec.dtype)
+        return dtype
 
     def skeleton(self, index: int) -> nn.Module:
-        """Layer `index` without numbers; its memory is not touched."""
+        """Return layer `index` without weights; no memory is touched."""
         return self.architecture.layer(self._build, index)
 
     def layer(self, index: int) -> nn.Module:
-        """Layer `index` with its weights."""
+        """Return layer `index` with its weights."""
         layer = self.skeleton(index)
         for name, place in layer_places(layer, self.architecture, self.spec, index).items():
             fill(name, place, self.tensors.read(name))
@@ -163,13 +164,13 @@ class RowModel:
         return layer
 
     def norm(self) -> RMSNorm:
-        """The norm before the head."""
+        """Return the norm before the head."""
         norm = RMSNorm(self._build)
         fill(NORM, norm.weight, self.tensors.read(NORM))
         return norm
 
     def head(self) -> Linear:
-        """The head, which may be the embedding again."""
+        """Return the head; of a tied model it is the embedding."""
         head = Linear(self._build, self.spec.hidden_size, self.spec.vocab_size)
         assert head.weight is not None
         fill(HEAD, head.weight, self.tensors.read(self.head_name))
@@ -178,16 +179,16 @@ class RowModel:
 
     @property
     def head_name(self) -> str:
-        """The tensor that the head multiplies."""
+        """Name of the head's tensor."""
         return EMBEDDING if self.spec.tied and not self.tensors.own_head else HEAD
 
     def run(self, layer: nn.Module, x_TH: Tensor, lens: Sequence[int]) -> Tensor:
-        """`layer` on all rows, (T, H); so many rows at once as TOKENS_AT_ONCE holds."""
+        """Run `layer` on all rows, (T, H), up to TOKENS_AT_ONCE tokens at a time."""
         with torch.no_grad():
             return self.forward(layer, x_TH, lens)
 
     def forward(self, layer: nn.Module, x_TH: Tensor, lens: Sequence[int]) -> Tensor:
-        """The same, with gradients where they are asked for."""
+        """Run `layer` as `run` does, with gradients if they are enabled."""
         out = []
         longest = max(lens, default=0)
         ropes = [RopeTable(rope, self.spec.rope_dim, longest, "cpu") for rope in self.spec.ropes]
@@ -199,19 +200,19 @@ class RowModel:
         return torch.cat(out) if out else x_TH
 
     def logits(self, norm: RMSNorm, head: Linear, x_TH: Tensor) -> Tensor:
-        """fp32 (T, V), scaled and capped as the family does."""
+        """Return fp32 logits (T, V), scaled and capped as the family does."""
         with torch.no_grad():
             return self.scaled(head(norm(x_TH)))
 
     def scaled(self, logits_TV: Tensor) -> Tensor:
-        """What the family makes of the head's products."""
+        """Apply the family's scale and cap to the head's output."""
         logits_TV = logits_TV * self.spec.logits_scale
         cap = self.spec.logits_softcap
         return cap * torch.tanh(logits_TV / cap) if cap else logits_TV
 
 
-def refuse_unread(spec: ModelSpec) -> None:
-    """Attention that is not computed on whole rows."""
+def check_trainable_attention(spec: ModelSpec) -> None:
+    """Raise UnsupportedModelError for attention that cannot be computed on whole rows."""
     if spec.altup is not None:
         raise UnsupportedModelError(
             f"{spec.architecture} has several streams: it is served, and neither quantized, pruned "
@@ -239,7 +240,7 @@ def refuse_unread(spec: ModelSpec) -> None:
 
 
 def portions(x_TH: Tensor, lens: Sequence[int]) -> Iterator[tuple[list[int], Tensor]]:
-    """(lengths of some rows, their tokens), TOKENS_AT_ONCE or one row at a time."""
+    """Yield (lengths of some rows, their tokens), up to TOKENS_AT_ONCE tokens or one row."""
     begin = 0
     chosen: list[int] = []
     for length in [*lens, None]:
@@ -251,7 +252,7 @@ def portions(x_TH: Tensor, lens: Sequence[int]) -> Iterator[tuple[list[int], Ten
 
 
 def batch_of(lens: list[int]) -> Batch:
-    """Rows that begin at position 0 each; there are no blocks."""
+    """Return a batch of rows that all begin at position 0, without KV blocks."""
     return Batch(
         token_ids_T=torch.empty(0, dtype=torch.int64),
         positions_T=torch.cat([torch.arange(length) for length in lens]),
@@ -268,8 +269,8 @@ def batch_of(lens: list[int]) -> Batch:
 def layer_places(
     layer: nn.Module, architecture: Architecture, spec: ModelSpec, index: int
 ) -> dict[str, Tensor]:
-    """Checkpoint name → the part of a weight of `layer` that it fills."""
-    found = {}
+    """Return checkpoint name → the part of a weight of `layer` that it fills."""
+    places = {}
     parameters = dict(layer.named_parameters())
     for pattern, (module, part) in architecture.weights.items():
         if "{i}" not in pattern:
@@ -283,12 +284,12 @@ def layer_places(
             for e in range(len(parameter) if sparse else 1):
                 place = parameter.data[e] if sparse else parameter.data
                 rows = place.narrow(0, *rows_of(part, place, spec)) if part else place
-                found[pattern.format(i=index, e=e) + suffix] = rows
-    return found
+                places[pattern.format(i=index, e=e) + suffix] = rows
+    return places
 
 
 def rows_of(part: str, place: Tensor, spec: ModelSpec) -> tuple[int, int]:
-    """(first row, number of rows) of a part of a fused matrix."""
+    """Return (first row, number of rows) of a part of a fused matrix."""
     q, kv, inner = spec.q_size, spec.kv_size, place.shape[0] // 2
     ranges = {
         "q": (0, q),

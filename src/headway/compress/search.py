@@ -1,12 +1,13 @@
-"""A format for each module: what is lost, what it costs, and the best choice under a budget.
+"""Select a format for each module under a budget, by loss and cost.
 
-The loss of a format is the KL of the model with this module alone rounded; losses add up to first
-order. Worked example, two modules, at most 10 bytes:
+The loss of a format is the KL of the model with only this module rounded; to first order, losses
+are additive. Example with two modules and at most 10 bytes:
 
-    a   4 bytes 0.5 nats   8 bytes 0.1        from (4, 4) with 1.1 nats: b's step saves 0.5 nats for
-    b   4 bytes 0.6 nats   6 bytes 0.1        2 bytes, a's 0.4 for 4, of which half would fit
+    a   4 bytes 0.5 nats   8 bytes 0.1        start (4, 4), 1.1 nats: b's step saves 0.5 nats for
+    b   4 bytes 0.6 nats   6 bytes 0.1        2 bytes; a's saves 0.4 for 4, of which half would fit
 
-b goes up: 10 bytes, 0.6 nats. Were modules divisible, nothing could do better: that is the bound.
+b is raised: 10 bytes, 0.6 nats. If modules were divisible, nothing could be better: this is the
+bound.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +19,8 @@ from headway.spec.formats import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """One module in one format: nats a token that are lost, bytes, seconds of a decode step."""
+class FormatOption:
+    """One module in one format: loss in nats per token, bytes, seconds of a decode step."""
 
     format: Format
     kl: float
@@ -27,15 +28,15 @@ class Choice:
     seconds: float = 0.0
 
 
-Choices = Mapping[str, Sequence[Choice]]
-Measure = Callable[[Choice], float]
+FormatOptions = Mapping[str, Sequence[FormatOption]]
+Measure = Callable[[FormatOption], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The choice for each module, what it adds up to, and what no choice can go below."""
+class Allocation:
+    """The selected option of each module, the sums, and a lower bound for any selection."""
 
-    chosen: Mapping[str, Choice]
+    chosen: Mapping[str, FormatOption]
     value: float
     spent: float
     bound: float
@@ -43,10 +44,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A module from one choice to the next better one: what it saves, what it costs."""
+    """The step of a module from one option to the next better one."""
 
     module: str
-    to: Choice
+    to: FormatOption
     saves: float
     costs: float
 
@@ -55,11 +56,11 @@ class Move:
         return self.saves / self.costs
 
 
-def solve(choices: Choices, *, value: Measure, cost: Measure, budget: float) -> Found:
-    """The least sum of `value` with a sum of `cost` within `budget`, nearly.
+def solve(choices: FormatOptions, *, value: Measure, cost: Measure, budget: float) -> Allocation:
+    """Minimize the sum of `value` with a sum of `cost` within `budget`, nearly optimally.
 
-    Every module starts with its cheapest choice; moves along the lower hulls are taken in the order
-    of what they save for what they cost. Raises UsageError when even the cheapest is too dear.
+    Every module starts with its cheapest option; steps along the lower hulls are taken in the order
+    of saving per cost. Raises UsageError if even the cheapest options exceed the budget.
     """
     hulls = {module: hull(of, value, cost) for module, of in choices.items()}
     chosen = {module: line[0] for module, line in hulls.items()}
@@ -82,12 +83,12 @@ def solve(choices: Choices, *, value: Measure, cost: Measure, budget: float) -> 
             continue
         chosen[move.module] = move.to
         spent, total = spent + move.costs, total - move.saves
-    return Found(chosen=chosen, value=total, spent=spent, bound=bound if stopped else total)
+    return Allocation(chosen=chosen, value=total, spent=spent, bound=bound if stopped else total)
 
 
-def hull(choices: Sequence[Choice], value: Measure, cost: Measure) -> list[Choice]:
-    """The choices that some price makes best, the cheapest first."""
-    line: list[Choice] = []
+def hull(choices: Sequence[FormatOption], value: Measure, cost: Measure) -> list[FormatOption]:
+    """Return the lower convex hull of the options, the cheapest first."""
+    line: list[FormatOption] = []
     for choice in sorted(choices, key=lambda each: (cost(each), value(each))):
         if line and value(choice) >= value(line[-1]):
             continue
@@ -97,14 +98,14 @@ def hull(choices: Sequence[Choice], value: Measure, cost: Measure) -> list[Choic
     return line
 
 
-def above(a: Choice, b: Choice, c: Choice, value: Measure, cost: Measure) -> bool:
-    """Whether b lies on or above the line from a to c."""
+def above(a: FormatOption, b: FormatOption, c: FormatOption, value: Measure, cost: Measure) -> bool:
+    """Whether b is on or above the line from a to c."""
     direct = (value(c) - value(a)) * (cost(b) - cost(a))
     return (value(b) - value(a)) * (cost(c) - cost(a)) >= direct
 
 
-def steps(module: str, line: Sequence[Choice], value: Measure, cost: Measure) -> list[Move]:
-    """From each choice of a hull to the next."""
+def steps(module: str, line: Sequence[FormatOption], value: Measure, cost: Measure) -> list[Move]:
+    """Return the steps from each option of a hull to the next."""
     return [
         Move(module, to, value(at) - value(to), max(cost(to) - cost(at), 1e-30))
         for at, to in pairwise(line)
@@ -113,7 +114,7 @@ def steps(module: str, line: Sequence[Choice], value: Measure, cost: Measure) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """What is asked: one bound on cost, or one on KL (then `cost` says what is to be least)."""
+    """A bound on bytes or on seconds, or one on KL; with `max_kl`, `cost` is minimized."""
 
     max_bytes: float | None = None
     max_seconds: float | None = None
@@ -123,46 +124,47 @@ class Budget:
     def by_seconds(self) -> bool:
         return self.max_seconds is not None
 
-    def cost(self, choice: Choice) -> float:
+    def cost(self, choice: FormatOption) -> float:
         return choice.seconds if self.by_seconds else choice.num_bytes
 
 
-def kl_of(choice: Choice) -> float:
+def kl_of(choice: FormatOption) -> float:
     return choice.kl
 
 
-def choose(choices: Choices, budget: Budget) -> Found:
-    """The formats under this budget; a budget of KL and of cost: the KL, if the cost allows it."""
+def choose(choices: FormatOptions, budget: Budget) -> Allocation:
+    """Select formats under the budget; with bounds on KL and cost, the KL's, if the cost allows
+    it."""
     limit = budget.max_seconds if budget.by_seconds else budget.max_bytes
     if budget.max_kl is None:
         assert limit is not None
         return solve(choices, value=kl_of, cost=budget.cost, budget=limit)
-    found = solve(choices, value=budget.cost, cost=kl_of, budget=budget.max_kl)
-    if limit is not None and found.value > limit:
+    allocation = solve(choices, value=budget.cost, cost=kl_of, budget=budget.max_kl)
+    if limit is not None and allocation.value > limit:
         raise UsageError(
-            f"A KL of {budget.max_kl:g} takes {found.value:.4g}; the budget is {limit:.4g}.",
+            f"A KL of {budget.max_kl:g} takes {allocation.value:.4g}; the budget is {limit:.4g}.",
             "Give a larger budget of one of the two.",
         )
-    return found
+    return allocation
 
 
-def checked(
-    choices: Choices,
-    found: Found,
+def within_budget(
+    choices: FormatOptions,
+    allocation: Allocation,
     budget: Budget,
-    whole_kl: Callable[[Mapping[str, Choice]], float],
-) -> tuple[dict[str, Choice], float]:
-    """(choices, KL of the whole): the dearest modules go up until the whole is within the budget.
+    whole_kl: Callable[[Mapping[str, FormatOption]], float],
+) -> tuple[dict[str, FormatOption], float]:
+    """Raise modules to better formats until the measured KL of the whole is within the budget.
 
-    Without a budget of KL the whole is measured once.
+    Returns (options, KL of the whole). Without a bound on KL the whole is measured once.
     """
-    chosen = dict(found.chosen)
+    chosen = dict(allocation.chosen)
     kl = whole_kl(chosen)
     while budget.max_kl is not None and kl > budget.max_kl:
         moves = [
             move
             for module, at in chosen.items()
-            for move in steps(module, from_here(choices[module], at, budget), kl_of, budget.cost)[
+            for move in steps(module, hull_from(choices[module], at, budget), kl_of, budget.cost)[
                 :1
             ]
         ]
@@ -174,7 +176,9 @@ def checked(
     return chosen, kl
 
 
-def from_here(choices: Sequence[Choice], at: Choice, budget: Budget) -> list[Choice]:
-    """The hull from one choice on."""
+def hull_from(
+    choices: Sequence[FormatOption], at: FormatOption, budget: Budget
+) -> list[FormatOption]:
+    """Return the hull from one option on."""
     better = [choice for choice in choices if choice.kl < at.kl]
     return [at, *hull(better, kl_of, budget.cost)]

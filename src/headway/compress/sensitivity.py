@@ -1,11 +1,11 @@
-"""What each matrix of a model loses in each format, from one forward and one backward pass.
+"""Loss of each matrix of a model in each format, from one forward and one backward pass.
 
-To second order the KL divergence of a model with a matrix changed from W to W + D is
-½ · mean over tokens of (g · D x)², where x are the matrix's inputs and g is the gradient of the
-log-probability of a token drawn from the model's own distribution: the Fisher information (Martens,
-"New insights and perspectives on the natural gradient method", 2014). Losses of several matrices
-add up. g · D x is taken output by output, as if outputs were independent: on SmolLM2-135M the sums
-are 1 to 15% below the KL measured with all matrices changed.
+To second order, the KL divergence of a model whose matrix W changes to W + D is ½ · mean over
+tokens of (g · D x)², where x are the matrix's inputs and g is the gradient of the log-probability
+of a token drawn from the model's own distribution: the Fisher information (Martens, "New insights
+and perspectives on the natural gradient method", 2014). The losses of several matrices are
+additive. g · D x is computed per output, as if outputs were independent: on SmolLM2-135M the sums
+are 1 to 15% below the KL that is measured with all matrices changed.
 
 T tokens, I inputs, O outputs of a matrix, H hidden size, V vocabulary.
 """
@@ -29,7 +29,7 @@ from headway.runtime.rounding import round_weight, round_weight_by_power, rounde
 from headway.spec.formats import PLAIN, Format
 
 HEAD_ROWS = 64
-"""Tokens whose logits are held at once: 64 MB of a vocabulary of 256,000."""
+"""Tokens whose logits are in memory at once: 64 MB for a vocabulary of 256,000."""
 
 Activations = dict[Place, list[tuple[Tensor, Tensor]]]
 """Linear layer → (inputs (T, I), outputs (T, O)) of each call."""
@@ -39,7 +39,7 @@ Rounding = Callable[[Matrix, Tensor, Format, Tensor], Tensor]
 
 
 def round_at_load(matrix: Matrix, weight_OI: Tensor, format: Format, power_I: Tensor) -> Tensor:
-    """The weight as loading rounds it."""
+    """Round the weight as at load time."""
     if format.group:
         return round_weight_by_power(weight_OI, format.group, power_I).plain()
     return round_weight(weight_OI, 0, format.rotated).plain()
@@ -54,10 +54,9 @@ def measure(
     advance: Callable[[], None] = lambda: None,
     rounding: Rounding = round_at_load,
 ) -> dict[str, MatrixProfile]:
-    """The profile of each matrix of the layers, by its name in the checkpoint.
+    """Return the profile of each matrix of the layers, by its name in the checkpoint.
 
-    A matrix that no token reaches (an expert's) loses nothing. `advance` is called twice for each
-    layer.
+    A matrix that no token reaches (an expert's) has no loss. `advance` is called twice per layer.
     """
     lens = [len(row) for row in rows]
     states = [model.embed(rows)]
@@ -65,41 +64,41 @@ def measure(
         states.append(model.run(model.layer(index), states[-1], lens))
         advance()
     gradient_TH = gradient_of_last(model, states.pop())
-    found: dict[str, MatrixProfile] = {}
+    profiles: dict[str, MatrixProfile] = {}
     for index in reversed(range(model.spec.num_layers)):
         layer, x_TH = model.layer(index), states.pop().requires_grad_()
-        activations = watch(layer)
+        activations = record_activations(layer)
         model.forward(layer, x_TH, lens).backward(gradient_TH)
         assert x_TH.grad is not None
         gradient_TH = x_TH.grad
         with torch.no_grad():
             for matrix in layer_matrices(model.architecture, layer, index):
                 if not is_router(matrix):
-                    found[matrix.name] = profile_of(
+                    profiles[matrix.name] = profile_of(
                         model, layer, matrix, activations, formats, rounding, sum(lens)
                     )
         advance()
-    return found
+    return profiles
 
 
 def gradient_of_last(model: RowModel, state_TH: Tensor) -> Tensor:
-    """(T, H): of the log-probability of a token drawn for each position, by the last state."""
+    """Return the gradient (T, H) of a sampled token's log-probability at each position."""
     norm, head = model.norm(), model.head()
     head.kernel = RoundedInputs(PLAIN)
     generator = torch.Generator().manual_seed(0)
-    found = []
+    gradients = []
     for part_TH in state_TH.split(HEAD_ROWS):
         x_TH = part_TH.detach().requires_grad_()
         logprobs_TV = torch.log_softmax(model.scaled(head(norm(x_TH))), -1)
         sampled_T1 = torch.multinomial(logprobs_TV.detach().exp(), 1, generator=generator)
         logprobs_TV.gather(1, sampled_T1).sum().backward()
         assert x_TH.grad is not None
-        found.append(x_TH.grad)
-    return torch.cat(found)
+        gradients.append(x_TH.grad)
+    return torch.cat(gradients)
 
 
-def watch(layer: nn.Module) -> Activations:
-    """What passes through each linear layer from now on; products get a gradient."""
+def record_activations(layer: nn.Module) -> Activations:
+    """Record inputs and outputs of each linear layer from now on; outputs keep their gradients."""
     activations: Activations = {}
 
     def record(name: str, module: nn.Module, given: tuple[Any, ...], out_TO: Tensor) -> None:
@@ -124,7 +123,7 @@ def profile_of(
     rounding: Rounding,
     tokens: int,
 ) -> MatrixProfile:
-    """The power of the matrix's inputs and its loss in each format, in nats a token."""
+    """Return the power of the matrix's inputs and its loss in each format, in nats per token."""
     linear = layer.get_submodule(matrix.place[0])
     assert isinstance(linear, Linear | ExpertLinear) and linear.weight is not None
     weight_OI = place_of(matrix, linear.weight.data, model)

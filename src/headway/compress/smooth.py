@@ -1,6 +1,6 @@
-"""SmoothQuant (Xiao et al. 2022): what is hard to round in the inputs moves into the weights.
+"""SmoothQuant (Xiao et al. 2022): large input channels are scaled down, their weights up.
 
-s = max|x|^α / max|w|^(1-α) of each channel: with α = 0.5 both have the same largest number after.
+The scale of a channel is s = max|x|^α / max|w|^(1-α): α = 0.5 makes both maxima equal.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from headway.compress.folds import (
     Fold,
-    LayerWork,
+    LayerState,
     by_channel,
     column_extremes,
     num_channels,
@@ -17,8 +17,8 @@ from headway.compress.folds import (
 ALPHA = 0.5
 
 
-def smooth_scale(work: LayerWork, fold: Fold, alpha: float = ALPHA) -> Tensor | None:
-    """The scale of each channel, (C); 1 where either side is zero; None without statistics."""
+def smooth_scale(work: LayerState, fold: Fold, alpha: float = ALPHA) -> Tensor | None:
+    """Return the scale of each channel, (C), 1 if either side is zero; None without statistics."""
     moments = work.moments.get(fold.place)
     if moments is None or not moments.count:
         return None

@@ -1,8 +1,7 @@
-"""What a linear layer is given: the second moments of its inputs, their means and extremes.
+"""Input statistics of linear layers: second moments, means and extremes.
 
-Hooks on the linear layers of one layer count while rows run through it; then the layer is let go.
-The parts of a fused matrix (q, k and v) read the same inputs and share one entry, experts have one
-each.
+Forward hooks on the linear layers of one layer collect them while rows run through it. The parts of
+a fused matrix (q, k and v) read the same inputs and share an entry; each expert has its own.
 
 T tokens, I inputs of a linear layer.
 """
@@ -21,25 +20,25 @@ from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 
 COLUMNS_AT_ONCE = 1024
-"""Of a wide Σ xxᵀ only the upper triangle is summed, in stripes of so many rows."""
-MIN_SIZE = 1e-12
-"""Root mean square of a token's inputs below which they are as good as zero."""
+"""Rows of a stripe: only the upper triangle of Σ xxᵀ is summed, in stripes."""
+MIN_RMS = 1e-12
+"""Root mean square of a token's inputs that counts as zero."""
 EXACT_TOKENS = 1 << 20
-"""Beyond so many tokens sums are kept in fp64."""
+"""Number of tokens above which sums are in fp64."""
 
 
 @dataclass(slots=True)
 class Moments:
     """Sums over the tokens that one matrix has read.
 
-    With `normalized`, Σ xxᵀ is of x over its root mean square: a token counts as any other. A
-    sequence's first token may be many times as large as the others ("Massive activations in large
-    language models", Sun et al. 2024), and would be all that is fitted.
+    With `normalized`, Σ xxᵀ is of x over its root mean square, so that all tokens have equal
+    weight: the first token of a sequence may be many times as large as the others ("Massive
+    activations in large language models", Sun et al. 2024) and would otherwise determine the fit.
     """
 
     inputs: int
     normalized: bool = False
-    count: int = 0
+    add_call: int = 0
     outer_II: Tensor = field(init=False)
     amax_I: Tensor = field(init=False)
     size_I: Tensor = field(init=False)
@@ -49,17 +48,17 @@ class Moments:
         self.amax_I, self.size_I = torch.zeros(self.inputs), torch.zeros(self.inputs)
 
     def add(self, x_TI: Tensor) -> None:
-        """Count these tokens; one that is not finite is left out."""
+        """Add these tokens; tokens that are not finite are skipped."""
         x = x_TI.detach().float()
         x = x[torch.isfinite(x).all(-1)]
         if not len(x):
             return
-        self.count += len(x)
+        self.add_call += len(x)
         counted = x
         if self.normalized:
-            counted = x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(MIN_SIZE)
+            counted = x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(MIN_RMS)
         x_IT = counted.T.contiguous()
-        if self.count > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
+        if self.add_call > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
             self.outer_II = self.outer_II.double()
         for begin in range(0, self.inputs, COLUMNS_AT_ONCE):
             stripe = self.outer_II[begin : begin + COLUMNS_AT_ONCE, begin:]
@@ -70,52 +69,52 @@ class Moments:
     @property
     def mean_size(self) -> Tensor:
         """Mean |x| of each input."""
-        return self.size_I / max(self.count, 1)
+        return self.size_I / max(self.add_call, 1)
 
     def rescale(self, scale_I: Tensor) -> None:
-        """The moments of inputs divided by `scale_I`, in place."""
+        """Adapt the moments to inputs divided by `scale_I`, in place."""
         self.outer_II /= scale_I[:, None] * scale_I
         self.amax_I /= scale_I
         self.size_I /= scale_I
 
     def hessian(self) -> Tensor:
-        """Σ xxᵀ / T, whole, fp32 (I, I)."""
+        """Return the full Σ xxᵀ / T, fp32 (I, I)."""
         upper = torch.triu(self.outer_II)
         whole = upper + torch.triu(self.outer_II, 1).T
-        return (whole / max(self.count, 1)).float()
+        return (whole / max(self.add_call, 1)).float()
 
 
 Place = tuple[str, int | None]
-"""A linear layer within its layer, and the expert of it: ("mlp.down", None)."""
+"""A linear layer within its layer, and its expert: ("mlp.down", None)."""
 
 
 @contextmanager
-def counting(layer: nn.Module, normalized: bool = False) -> Iterator[dict[Place, Moments]]:
-    """Moments of all linear layers inside `layer`, filled by what runs through it meanwhile."""
-    found: dict[Place, Moments] = {}
+def collect_moments(layer: nn.Module, normalized: bool = False) -> Iterator[dict[Place, Moments]]:
+    """Collect moments of all linear layers in `layer` during the block."""
+    moments: dict[Place, Moments] = {}
     handles = []
     for name, module in layer.named_modules():
         if isinstance(module, Linear | ExpertLinear):
             handles.append(
-                module.register_forward_pre_hook(partial(count, found, name, normalized))
+                module.register_forward_pre_hook(partial(add_call, moments, name, normalized))
             )
     try:
-        yield found
+        yield moments
     finally:
         for handle in handles:
             handle.remove()
 
 
-def count(
-    found: dict[Place, Moments],
+def add_call(
+    moments: dict[Place, Moments],
     name: str,
     normalized: bool,
     module: nn.Module,
     arguments: tuple[Any, ...],
 ) -> None:
-    """One call of a linear layer: (x) or, of experts, (x, expert)."""
+    """Add one call of a linear layer: (x) or, for experts, (x, expert)."""
     x_TI, *expert = arguments
     place = (name, expert[0] if expert else None)
-    if place not in found:
-        found[place] = Moments(x_TI.shape[1], normalized)
-    found[place].add(x_TI)
+    if place not in moments:
+        moments[place] = Moments(x_TI.shape[1], normalized)
+    moments[place].add(x_TI)

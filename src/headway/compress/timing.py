@@ -1,4 +1,4 @@
-"""How long one row takes through a matrix in each format, on this machine, with its kernels."""
+"""Time of one row through a matrix in each format, with this machine's kernels."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -10,14 +10,14 @@ from headway.runtime.kernels.table import LinearKernel
 from headway.spec.formats import PLAIN, Format
 
 COPIES_BYTES = 96 * 2**20
-"""Copies of a matrix are read in turn, so that it comes from memory as in a step."""
-RUNS_S, LEAST_RUNS = 0.05, 5
+"""Copies of a matrix are read in turn, so that it comes from memory as in a decode step."""
+RUNS_S, MIN_RUNS = 0.05, 5
 
 
 def seconds_by(
     kernels: Mapping[Format, LinearKernel], dtype: torch.dtype
 ) -> Callable[[int, int, Format], float]:
-    """A function (outputs, inputs, format) → seconds of one row; each is measured once."""
+    """Return a function (outputs, inputs, format) → seconds of one row; results are cached."""
 
     @cache
     def measured(outputs: int, inputs: int, format: Format) -> float:
@@ -30,7 +30,7 @@ def seconds_by(
         row = torch.randn(1, inputs).to(dtype)
         best = float("inf")
         end, runs = time.perf_counter() + RUNS_S, 0
-        while runs < LEAST_RUNS or time.perf_counter() < end:
+        while runs < MIN_RUNS or time.perf_counter() < end:
             began = time.perf_counter()
             for prepared in copies:
                 kernel(row, prepared, None)
@@ -42,5 +42,5 @@ def seconds_by(
 
 
 def no_seconds(outputs: int, inputs: int, format: Format) -> float:
-    """Where seconds are not asked for."""
+    """Return 0: for a budget that does not depend on time."""
     return 0.0

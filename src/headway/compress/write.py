@@ -1,6 +1,6 @@
-"""Writes the quantized folder: shards a layer at a time, index, config, tokenizer, card.
+"""Write the quantized folder: a shard per layer, index, config, tokenizer files.
 
-Each file gets a temporary name first: what has its name is whole.
+Each file is written under a temporary name, so that a file with its final name is complete.
 """
 
 import json
@@ -43,11 +43,11 @@ HEAD_NAME = "lm_head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
-    """What a folder will hold: the format of each matrix of the checkpoint, and the numbers.
+class FolderContent:
+    """The content of a folder: the format of each matrix of the checkpoint, and its numbers.
 
-    `formats` names every linear layer, `lm_head` and plain ones too. `rounded` gives the levels of
-    one that is not plain, `plain` any other tensor, in the type it is kept in.
+    `formats` has every linear layer, `lm_head` and plain ones included. `rounded` returns the
+    levels of a matrix that is not plain, `plain` any other tensor, in its stored type.
     """
 
     formats: Mapping[str, Format]
@@ -61,9 +61,10 @@ class Content:
 
 
 def write_weights(
-    content: Content, out: Path, advance: Callable[[], None] = lambda: None
+    content: FolderContent, out: Path, advance: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Shards and index in `out`; returns tensor → file. `advance` is called once a shard."""
+    """Write shards and index to `out`; return tensor → file. `advance` is called after each
+    shard."""
     shards = list(shards_of(content))
     index: dict[str, str] = {}
     size = 0
@@ -71,7 +72,7 @@ def write_weights(
         file = f"model-{number:05}-of-{len(shards):05}.safetensors"
         tensors: dict[str, Tensor] = {}
         for name in names:
-            tensors |= stored(content, name)
+            tensors |= stored_tensors(content, name)
         index |= dict.fromkeys(tensors, file)
         size += sum(tensor.nbytes for tensor in tensors.values())
         write_file(out / file, partial(save_tensors, tensors))
@@ -85,8 +86,8 @@ def save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
     save_file(tensors, path, {"format": "pt"})
 
 
-def shards_of(content: Content) -> Iterator[list[str]]:
-    """Names of tensors by shard: what is no layer's first, then layer by layer."""
+def shards_of(content: FolderContent) -> Iterator[list[str]]:
+    """Yield names of tensors by shard: those outside layers first, then layer by layer."""
     layers: dict[str, list[str]] = {}
     for name in content.names:
         if not name.endswith(IGNORED_SUFFIXES):
@@ -97,8 +98,8 @@ def shards_of(content: Content) -> Iterator[list[str]]:
     yield from layers.values()
 
 
-def stored(content: Content, name: str) -> dict[str, Tensor]:
-    """A tensor of the checkpoint as the file has it: itself, or levels and scales."""
+def stored_tensors(content: FolderContent, name: str) -> dict[str, Tensor]:
+    """Return a tensor of the checkpoint as stored: itself, or levels and scales."""
     module = name.removesuffix(".weight")
     format = content.formats.get(module, PLAIN) if name.endswith(".weight") else PLAIN
     if format == PLAIN:
@@ -113,8 +114,8 @@ def stored(content: Content, name: str) -> dict[str, Tensor]:
     )
 
 
-def write_config(folder: Path, content: Content, out: Path) -> None:
-    """The source's config.json with the formats in it."""
+def write_config(folder: Path, content: FolderContent, out: Path) -> None:
+    """Write the source's config.json with the formats in it."""
     config: dict[str, Any] = read_json(folder / "config.json")
     config["quantization_config"] = quantization_config(
         content.formats, content.file_format, content.w8a8
@@ -125,19 +126,19 @@ def write_config(folder: Path, content: Content, out: Path) -> None:
 
 
 def copy_rest(folder: Path, out: Path, heads: bool = True) -> None:
-    """Tokenizer, template, generation settings, licence; what drafts, where it still fits."""
+    """Copy tokenizer, template, generation settings and licence; draft heads if `heads`."""
     for name in COPIED if heads else [name for name in COPIED if name not in BESIDE]:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 
 
 def write_text(path: Path, text: str) -> None:
-    """The file, whole or not at all."""
+    """Write a text file that is complete or absent."""
     write_file(path, lambda new: new.write_text(text, encoding="utf-8"))
 
 
 def write_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under a temporary name, then rename; UsageError when the disk says no."""
+    """Write under a temporary name, then rename; raises UsageError if the disk fails."""
     new = path.with_name(f".{path.name}.new")
     try:
         write(new)
@@ -148,6 +149,6 @@ def write_file(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def source_names(model: RowModel) -> list[str]:
-    """What the folder's files hold and the model reads, with the embedding first."""
+    """Return the tensors that the folder has and the model reads, the embedding first."""
     names = [name for name in model.tensors if name != HEAD or model.head_name == HEAD]
     return sorted(names, key=lambda name: (name != EMBEDDING, name))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from headway.compress.calibration import (
+    CalibrationSource,
     HeldOut,
-    Source,
     parse_sources,
     read_calibration,
     text_rows,
@@ -33,7 +33,9 @@ class Words:
         return [i for turn in messages for i in (0, *self.encode(turn["content"]))] + [1]
 
 
-def rows(sources: list[Source], tested: HeldOut | None = None, **options: Any) -> list[list[int]]:
+def rows(
+    sources: list[CalibrationSource], tested: HeldOut | None = None, **options: Any
+) -> list[list[int]]:
     given = {"rows": 8, "length": 64, "seed": 0, **options}
     return read_calibration(sources, Words(), tested=tested or HeldOut(), **given).rows
 
@@ -63,9 +65,9 @@ def test_chats_are_in_their_template_with_their_answer(tmp_path: Path):
         {"conversations": [{"from": "human", "value": "a bb"}, {"from": "gpt", "value": "ccc"}]},
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert rows([Source(name=str(path))], length=5, rows=3) == [[0, 3, 4, 1, 5]] * 3
+    assert rows([CalibrationSource(name=str(path))], length=5, rows=3) == [[0, 3, 4, 1, 5]] * 3
     path.write_text(json.dumps({"prompt": "a bb ccc"}))
-    assert rows([Source(name=str(path))], rows=1) == [[3, 4, 5]]
+    assert rows([CalibrationSource(name=str(path))], rows=1) == [[3, 4, 5]]
 
 
 @pytest.mark.parametrize("line", ['{"text": 1}', "[]", '{"prompt": 7}', "{", '{"messages": [1]}'])
@@ -73,7 +75,7 @@ def test_a_line_that_is_no_request_is_refused(tmp_path: Path, line: str):
     path = tmp_path / "traffic.jsonl"
     path.write_text(line)
     with pytest.raises(UsageError, match="a line is no request"):
-        rows([Source(name=str(path))])
+        rows([CalibrationSource(name=str(path))])
 
 
 def test_passages_of_an_evaluation_are_refused(tmp_path: Path):
@@ -85,11 +87,11 @@ def test_passages_of_an_evaluation_are_refused(tmp_path: Path):
     copy = tmp_path / "copy.txt"
     copy.write_text(f"Something else, then: {PASSAGE.upper().replace(' ', ', ')}!")
     with pytest.raises(UsageError, match="an evaluation tests"):
-        rows([Source(name=str(copy))], tested, rows=1, length=64)
+        rows([CalibrationSource(name=str(copy))], tested, rows=1, length=64)
     copy.write_text("Something else: the quick brown fox jumps over the lazy dog and sleeps there")
-    assert rows([Source(name=str(copy))], tested, rows=1)
+    assert rows([CalibrationSource(name=str(copy))], tested, rows=1)
     with pytest.raises(UsageError, match="what an evaluation tests"):
-        rows([Source(name=str(data / "val.txt"))])
+        rows([CalibrationSource(name=str(data / "val.txt"))])
 
 
 def test_questions_of_an_evaluation_are_refused(tmp_path: Path):
@@ -100,10 +102,10 @@ def test_questions_of_an_evaluation_are_refused(tmp_path: Path):
         asked = next(islice(examples(skill, level, TEST_SEED), 99, None)).messages
         path.write_text(json.dumps({"messages": asked}))
         with pytest.raises(UsageError, match="a question of an evaluation"):
-            rows([Source(name=str(path))], tested)
+            rows([CalibrationSource(name=str(path))], tested)
     other = next(examples("sort", 3, TEST_SEED + 5)).messages
     path.write_text(json.dumps({"messages": other}))
-    assert rows([Source(name=str(path))], tested)
+    assert rows([CalibrationSource(name=str(path))], tested)
 
 
 def test_sources_that_are_not_there_are_refused(tmp_path: Path):
@@ -112,7 +114,7 @@ def test_sources_that_are_not_there_are_refused(tmp_path: Path):
             parse_sources([given])
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(UsageError, match="holds no row"):
-        rows([Source(name=str(tmp_path / "empty.txt"))])
+        rows([CalibrationSource(name=str(tmp_path / "empty.txt"))])
 
 
 @pytest.mark.timeout(20)

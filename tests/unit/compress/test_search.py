@@ -8,12 +8,12 @@ import pytest
 
 from headway.compress.search import (
     Budget,
-    Choice,
-    checked,
+    FormatOption,
     choose,
     hull,
     kl_of,
     solve,
+    within_budget,
 )
 from headway.core.errors import UsageError
 from headway.spec.formats import PLAIN, Format
@@ -21,24 +21,24 @@ from headway.spec.formats import PLAIN, Format
 FORMATS = (Format("int4", 128), Format("int4", 64), Format("int8"), PLAIN)
 
 
-def size_of(choice: Choice) -> float:
+def size_of(choice: FormatOption) -> float:
     return choice.num_bytes
 
 
-def drawn(rng: random.Random, modules: int) -> dict[str, list[Choice]]:
+def drawn(rng: random.Random, modules: int) -> dict[str, list[FormatOption]]:
     """Modules whose losses fall with their bytes, some of them not worth it."""
     found = {}
     for number in range(modules):
         sizes = sorted(rng.randint(1, 40) for _ in FORMATS)
         losses = sorted((rng.random() for _ in FORMATS), reverse=True)
         found[f"m{number}"] = [
-            Choice(format=format, kl=loss, num_bytes=size, seconds=size / 10)
+            FormatOption(format=format, kl=loss, num_bytes=size, seconds=size / 10)
             for format, loss, size in zip(FORMATS, losses, sizes, strict=True)
         ]
     return found
 
 
-def best(choices: Mapping[str, list[Choice]], budget: float) -> float:
+def best(choices: Mapping[str, list[FormatOption]], budget: float) -> float:
     """The least loss of all combinations within the budget."""
     fitting = [
         sum(choice.kl for choice in combination)
@@ -65,12 +65,12 @@ def test_no_choice_is_better_than_the_bound(seed: int):
 def test_the_example_of_the_module():
     choices = {
         "a": [
-            Choice(format=Format("int4", 64), kl=0.5, num_bytes=4),
-            Choice(format=Format("int8"), kl=0.1, num_bytes=8),
+            FormatOption(format=Format("int4", 64), kl=0.5, num_bytes=4),
+            FormatOption(format=Format("int8"), kl=0.1, num_bytes=8),
         ],
         "b": [
-            Choice(format=Format("int4", 64), kl=0.6, num_bytes=4),
-            Choice(format=Format("int8"), kl=0.1, num_bytes=6),
+            FormatOption(format=Format("int4", 64), kl=0.6, num_bytes=4),
+            FormatOption(format=Format("int8"), kl=0.1, num_bytes=6),
         ],
     }
     found = solve(choices, value=kl_of, cost=size_of, budget=10)
@@ -83,10 +83,10 @@ def test_the_example_of_the_module():
 def test_a_choice_that_no_price_makes_best_is_left_out():
     line = hull(
         [
-            Choice(format=Format("int4", 64), kl=1.0, num_bytes=1),
-            Choice(format=Format("int4", 32), kl=0.9, num_bytes=2),  # above the line
-            Choice(format=Format("int8"), kl=0.0, num_bytes=3),
-            Choice(format=PLAIN, kl=0.0, num_bytes=9),  # no better
+            FormatOption(format=Format("int4", 64), kl=1.0, num_bytes=1),
+            FormatOption(format=Format("int4", 32), kl=0.9, num_bytes=2),  # above the line
+            FormatOption(format=Format("int8"), kl=0.0, num_bytes=3),
+            FormatOption(format=PLAIN, kl=0.0, num_bytes=9),  # no better
         ],
         kl_of,
         size_of,
@@ -99,7 +99,7 @@ def test_a_budget_that_nothing_fits_is_refused():
         solve(drawn(random.Random(1), 3), value=kl_of, cost=size_of, budget=1)
 
 
-def least(choices: Mapping[str, list[Choice]]) -> float:
+def least(choices: Mapping[str, list[FormatOption]]) -> float:
     """The loss of the dearest formats."""
     return sum(min(choice.kl for choice in of) for of in choices.values())
 
@@ -122,11 +122,11 @@ def test_modules_go_up_until_the_whole_is_within_the_budget():
     budget = Budget(max_kl=3 * least(choices))
     measured = []
 
-    def whole(chosen: Mapping[str, Choice]) -> float:
+    def whole(chosen: Mapping[str, FormatOption]) -> float:
         measured.append(2 * sum(choice.kl for choice in chosen.values()))
         return measured[-1]
 
-    chosen, kl = checked(choices, choose(choices, budget), budget, whole)
+    chosen, kl = within_budget(choices, choose(choices, budget), budget, whole)
     assert budget.max_kl is not None and kl <= budget.max_kl
     assert len(measured) > 1
     assert sorted(measured, reverse=True) == measured
@@ -136,6 +136,6 @@ def test_modules_go_up_until_the_whole_is_within_the_budget():
 def test_a_whole_that_never_fits_ends():
     choices = drawn(random.Random(5), 3)
     budget = Budget(max_kl=1.2 * least(choices))
-    chosen, kl = checked(choices, choose(choices, budget), budget, lambda chosen: 9.0)
+    chosen, kl = within_budget(choices, choose(choices, budget), budget, lambda chosen: 9.0)
     assert kl == 9.0
     assert all(at.kl == min(c.kl for c in choices[name]) for name, at in chosen.items())

@@ -1,1 +1,1 @@
-"""A model with less in it: single weights, pairs of four, neurons, heads, layers."""
+"""Pruning of single weights, two of four, neurons, heads, and layers."""

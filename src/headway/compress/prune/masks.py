@@ -1,9 +1,9 @@
-"""Which single weights become zero, and what the others make good: SparseGPT, Wanda, magnitude.
+"""Pruning of single weights: SparseGPT, Wanda, magnitude.
 
-Worked example, one output of two inputs that are always alike, weights [0.4 0.6], half of them to
-go: magnitude leaves [0 0.6] and the output 0.6x instead of x; SparseGPT (Frantar and Alistarh 2023)
-adds what is lost to what is left, [0 1.0]. Wanda (Sun et al. 2023) chooses by |weight| · ‖input‖
-within each output and changes nothing else.
+Example: one output of two equal inputs, weights [0.4 0.6], half of them to remove. Magnitude leaves
+[0 0.6], so the output is 0.6x instead of x; SparseGPT (Frantar and Alistarh 2023) moves the removed
+weight to the remaining one, [0 1.0]. Wanda (Sun et al. 2023) selects by |weight| · ‖input‖ within
+each output and changes no other weight.
 
 O outputs, I inputs, H = Σ xxᵀ / T.
 """
@@ -18,7 +18,7 @@ from headway.compress.gptq import BLOCK, DAMPING, inverse_factor
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`share` of the weights, any of them; or `zeros` of every `of` neighbours (2 of 4)."""
+    """Which zeros: `share` of all weights, or `zeros` of every `of` adjacent ones (2 of 4)."""
 
     share: float
     zeros: int = 0
@@ -32,20 +32,20 @@ TWO_OF_FOUR = Pattern(0.5, 2, 4)
 
 
 def magnitude(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern) -> Tensor:
-    """The weights with the smallest of each output at zero; inputs are not looked at."""
+    """Zero the smallest weights of each output; inputs are ignored."""
     return weight_OI.masked_fill(smallest(weight_OI.abs(), pattern), 0.0)
 
 
 def wanda(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern) -> Tensor:
-    """The weights with those at zero that move their output least, each by itself."""
+    """Zero the weights that individually change their output least."""
     sizes_I = hessian_II.diagonal().clamp(min=0).sqrt()
     return weight_OI.masked_fill(smallest(weight_OI.abs() * sizes_I, pattern), 0.0)
 
 
 def sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern) -> Tensor:
-    """The weights with some at zero, chosen and made good input by input.
+    """Zero weights input by input, and compensate with the inputs after them.
 
-    Of a block of 128 inputs the same share goes, over all outputs together.
+    In each block of 128 inputs the same share is removed, over all outputs together.
     """
     factor_II = inverse_factor(hessian_II, DAMPING)
     weight = weight_OI.float().clone()
@@ -57,9 +57,9 @@ def sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern) -> Tensor
 
 
 def prune_block(weight_OB: Tensor, factor_BB: Tensor, pattern: Pattern) -> Tensor:
-    """Zero some of a block, in place; returns each input's errors for the blocks behind, (O, B).
+    """Zero a part of a block in place; return each input's errors for the later blocks, (O, B).
 
-    An input's error over its entry of the factor is what the inputs behind it must take over.
+    An input's error over its entry of the factor is what the later inputs must compensate.
     """
     own_B = factor_BB.diagonal()
     errors_OB = torch.zeros_like(weight_OB)
@@ -77,7 +77,7 @@ def prune_block(weight_OB: Tensor, factor_BB: Tensor, pattern: Pattern) -> Tenso
 
 
 def smallest(scores_OI: Tensor, pattern: Pattern) -> Tensor:
-    """True for the smallest of each output, or of each neighbours of an output."""
+    """Return True for the smallest of each output, or of each group of adjacent weights."""
     if not pattern.of:
         return lowest(scores_OI, int(pattern.share * scores_OI.shape[1]))
     outputs, inputs = scores_OI.shape
@@ -89,13 +89,13 @@ def smallest(scores_OI: Tensor, pattern: Pattern) -> Tensor:
 
 
 def lowest(scores_RC: Tensor, count: int) -> Tensor:
-    """True for the `count` lowest of each row; of equals the first."""
+    """Return True for the `count` lowest of each row; on ties the first."""
     chosen = scores_RC.argsort(dim=1, stable=True)[:, :count]
     return torch.zeros_like(scores_RC, dtype=torch.bool).scatter_(1, chosen, True)
 
 
 def share_of_all(scores_OB: Tensor, share: float) -> Tensor:
-    """True for the lowest share of all these numbers."""
+    """Return True for the lowest share of all numbers."""
     return lowest(scores_OB.reshape(1, -1), int(share * scores_OB.numel())).view_as(scores_OB)
 
 

@@ -1,4 +1,4 @@
-"""The smaller model: its config.json, and the weights that stay, in their new places."""
+"""The smaller model: its config.json, and the remaining weights."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,19 +13,19 @@ from headway.spec.read import spec_from_config
 from headway.spec.rope import FULL, WINDOW
 
 LLAMA = "LlamaForCausalLM"
-DIVIDED = (LLAMA, "Gemma2ForCausalLM", "Gemma3ForCausalLM")
-"""Whose hidden size transformers wants to be a multiple of the number of heads."""
+HEADS_DIVIDE_HIDDEN = (LLAMA, "Gemma2ForCausalLM", "Gemma3ForCausalLM")
+"""Families for which transformers requires that the number of heads divides the hidden size."""
 AS_MISTRAL = {
     "architectures": ["MistralForCausalLM"],
     "model_type": "mistral",
     "sliding_window": None,
 }
-"""The same model under a name for which any number of heads will do."""
+"""The same model under a name that allows any number of heads."""
 
 
 @dataclass(slots=True)
-class Kept:
-    """What stays of each layer that stays: query heads, KV heads, neurons, by number."""
+class RemainingUnits:
+    """Remaining layers, and the remaining query heads, KV heads and neurons of each, by number."""
 
     layers: list[int]
     heads: list[Tensor] = field(default_factory=list)
@@ -33,10 +33,10 @@ class Kept:
     neurons: list[Tensor] = field(default_factory=list)
 
     @staticmethod
-    def all_of(spec: ModelSpec) -> "Kept":
-        """Everything."""
+    def whole(spec: ModelSpec) -> "RemainingUnits":
+        """Return all units of a model."""
         count = spec.num_layers
-        return Kept(
+        return RemainingUnits(
             layers=list(range(count)),
             heads=[torch.arange(spec.num_heads)] * count,
             kv_heads=[torch.arange(spec.num_kv_heads)] * count,
@@ -44,39 +44,44 @@ class Kept:
         )
 
 
-def smaller_config(config: dict[str, Any], spec: ModelSpec, kept: Kept) -> dict[str, Any]:
-    """config.json with the new sizes; what families derive from sizes or places is written out.
+def smaller_config(
+    config: dict[str, Any], spec: ModelSpec, remaining: RemainingUnits
+) -> dict[str, Any]:
+    """Return config.json with the new sizes, and explicit values for what families derive.
 
-    `head_dim`, since hidden / heads is another number now; `layer_types` and `no_rope_layers`,
-    since a rule such as every sixth layer would count anew.
+    `head_dim`, because hidden / heads changes; `layer_types` and `no_rope_layers`, because a rule
+    such as every sixth layer would apply to other layers.
     """
-    found = config | {
-        "num_hidden_layers": len(kept.layers),
-        "num_attention_heads": len(kept.heads[0]),
-        "num_key_value_heads": len(kept.kv_heads[0]),
+    smaller = config | {
+        "num_hidden_layers": len(remaining.layers),
+        "num_attention_heads": len(remaining.heads[0]),
+        "num_key_value_heads": len(remaining.kv_heads[0]),
         "head_dim": spec.head_dim,
-        "intermediate_size": len(kept.neurons[0]),
+        "intermediate_size": len(remaining.neurons[0]),
     }
-    layers = [spec.layers[i] for i in kept.layers]
+    layers = [spec.layers[i] for i in remaining.layers]
     if any(layer.window for layer in spec.layers) or "layer_types" in config:
-        found["layer_types"] = [WINDOW if layer.window else FULL for layer in layers]
+        smaller["layer_types"] = [WINDOW if layer.window else FULL for layer in layers]
     if any(layer.rope is None for layer in spec.layers):
-        found["no_rope_layers"] = [int(layer.rope is not None) for layer in layers]
-    undivided = spec.architecture == LLAMA and spec.hidden_size % len(kept.heads[0])
-    return found | AS_MISTRAL if undivided else found
+        smaller["no_rope_layers"] = [int(layer.rope is not None) for layer in layers]
+    undivided = spec.architecture == LLAMA and spec.hidden_size % len(remaining.heads[0])
+    return smaller | AS_MISTRAL if undivided else smaller
 
 
 def divides(spec: ModelSpec, num_heads: int) -> bool:
-    """Whether transformers reads a folder of the family with so many heads."""
+    """Whether transformers can read the family with this number of heads."""
     if spec.architecture == LLAMA and not (spec.qkv_bias or spec.mlp_bias):
         return True  # written as Mistral
-    return spec.architecture not in DIVIDED or spec.hidden_size % num_heads == 0
+    return spec.architecture not in HEADS_DIVIDE_HIDDEN or spec.hidden_size % num_heads == 0
 
 
 def smaller_model(
-    model: TrainedModel, kept: Kept, config: dict[str, Any], generation: dict[str, Any]
+    model: TrainedModel,
+    remaining: RemainingUnits,
+    config: dict[str, Any],
+    generation: dict[str, Any],
 ) -> TrainedModel:
-    """A model of the smaller config with what is kept of `model`, ready to run."""
+    """Return a model of the smaller config with the remaining weights of `model`, ready to run."""
     small = TrainedModel(spec_from_config(config, generation))
     places = dict(small.decoder.named_parameters())
     weights = dict(model.decoder.named_parameters())
@@ -86,8 +91,8 @@ def smaller_model(
         columns: Tensor | None = None
         if name.startswith("layers."):
             _, index, rest = name.split(".", 2)
-            source = f"layers.{kept.layers[int(index)]}.{rest}"
-            rows, columns = cuts(model.spec, kept, int(index), rest)
+            source = f"layers.{remaining.layers[int(index)]}.{rest}"
+            rows, columns = cuts(model.spec, remaining, int(index), rest)
         value = weights[source].detach()
         value = value if rows is None else value[rows]
         place.data.copy_(value if columns is None else value[:, columns])
@@ -95,13 +100,15 @@ def smaller_model(
     return small
 
 
-def cuts(spec: ModelSpec, kept: Kept, index: int, name: str) -> tuple[Tensor | None, Tensor | None]:
-    """(rows, columns) of a layer's weight that stay; None: all.
+def cuts(
+    spec: ModelSpec, remaining: RemainingUnits, index: int, name: str
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return (rows, columns) of a layer's weight that remain; None for all.
 
     2 of 3 query heads of 64 over one KV head: rows 0 … 127 (q), 192 … 255 (k), 256 … 319 (v).
     """
-    layer = kept.layers[index]
-    heads, kv, neurons = kept.heads[layer], kept.kv_heads[layer], kept.neurons[layer]
+    layer = remaining.layers[index]
+    heads, kv, neurons = remaining.heads[layer], remaining.kv_heads[layer], remaining.neurons[layer]
     q = spread(heads, spec.head_dim)
     each = spread(kv, spec.head_dim)
     qkv = torch.cat([q, spec.q_size + each, spec.q_size + spec.kv_size + each])
@@ -118,10 +125,10 @@ def cuts(spec: ModelSpec, kept: Kept, index: int, name: str) -> tuple[Tensor | N
 
 
 def spread(units: Tensor, size: int) -> Tensor:
-    """The places of units of `size`: units 0, 2 of 2 → 0 1 4 5."""
+    """Return the positions of units of `size`: units 0, 2 of 2 → 0 1 4 5."""
     return (units[:, None] * size + torch.arange(size)).flatten()
 
 
-def kept_heads(spec: ModelSpec, kept_kv: Sequence[int]) -> Tensor:
-    """The query heads of these KV heads: of KV head 1 of groups of 7 heads 7 … 13."""
-    return spread(torch.tensor(kept_kv), spec.num_heads // spec.num_kv_heads)
+def heads_of_kv(spec: ModelSpec, kv_heads: Sequence[int]) -> Tensor:
+    """Return the query heads of these KV heads: of KV head 1 with groups of 7, heads 7 … 13."""
+    return spread(torch.tensor(kv_heads), spec.num_heads // spec.num_kv_heads)

@@ -1,7 +1,7 @@
 """Checkpoints of a training run in one safetensors file.
 
-It is given a module and its optimizers, whose moments become tensors named after the parameters.
-It promises that a file is whole or absent, and that loading it continues the same run.
+Optimizer moments are tensors named after the parameters. A file is complete or absent, and a loaded
+one continues the same run.
 """
 
 import os
@@ -17,15 +17,15 @@ PREFIX = "model."
 
 
 def own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name, what two names share once."""
+    """Return parameters and buffers by name; a shared tensor occurs once."""
     parameters = dict(module.named_parameters())
-    kept = module.state_dict().keys()
-    buffers = {name: value for name, value in module.named_buffers() if name in kept}
+    persistent = module.state_dict().keys()
+    buffers = {name: value for name, value in module.named_buffers() if name in persistent}
     return {name: value.detach() for name, value in (parameters | buffers).items()}
 
 
 def save(path: Path, module: nn.Module, optimizers: list[Optimizer], step: int) -> None:
-    """Writes beside the old file and then takes its place.
+    """Write a temporary file and rename it.
 
     A moment is named after its field and its parameter: "exp_avg/embed_tokens.weight".
     """
@@ -40,7 +40,7 @@ def save(path: Path, module: nn.Module, optimizers: list[Optimizer], step: int) 
 
 
 def load(path: Path, module: nn.Module, optimizers: list[Optimizer]) -> int:
-    """Restores all and returns the number of steps done."""
+    """Restore module and optimizers; return the number of finished steps."""
     tensors = load_file(path)
     restore(module, weights(tensors))
     parameters = dict(module.named_parameters())
@@ -57,11 +57,11 @@ def load(path: Path, module: nn.Module, optimizers: list[Optimizer]) -> int:
 
 @torch.no_grad()
 def restore(module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Fill the module; KeyError where the file is of another one."""
+    """Fill the module; raises KeyError if the file belongs to another one."""
     for name, place in own_tensors(module).items():
         place.copy_(tensors[name])
 
 
 def weights(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The module's part of a checkpoint: "model.norm.weight" becomes "norm.weight"."""
+    """Return the module's part of a checkpoint: "model.norm.weight" becomes "norm.weight"."""
     return {k.removeprefix(PREFIX): v for k, v in tensors.items() if k.startswith(PREFIX)}

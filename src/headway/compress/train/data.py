@@ -1,8 +1,7 @@
-"""Rows of tokens to learn from, drawn from several sources by share.
+"""Rows of training tokens, drawn from several sources by share.
 
-A source is a row of tokens, documents one behind the other, with what each token counts in the loss
-and where documents begin; a row of training begins at one of them. Which rows a step sees depends
-on seed and step alone.
+A source has all its documents concatenated, a loss weight per token, and the starts of documents; a
+training row begins at one of them. The rows of a step depend only on seed and step.
 """
 
 from array import array
@@ -15,15 +14,15 @@ from torch import Tensor
 from headway.core.errors import UsageError
 
 Document = list[tuple[list[int], float]]
-"""Pieces: token ids, and what each of them counts in the loss."""
+"""Pieces of a document: token ids, and the loss weight of each of them."""
 SEED_STRIDE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """N tokens, their weights in the loss, where documents start, the source's share.
+class TokenSource:
+    """N tokens, their loss weights, document starts, and the source's share.
 
-    `left_out` counts the documents that came empty, because an evaluation tests them.
+    `left_out` counts empty documents, which an evaluation tests.
     """
 
     name: str
@@ -34,7 +33,7 @@ class Source:
     left_out: int = 0
 
     @staticmethod
-    def of(name: str, share: float, documents: Iterable[Document]) -> "Source":
+    def of(name: str, share: float, documents: Iterable[Document]) -> "TokenSource":
         """[[([7, 8], 0), ([9], 1)], [([5], 1)]] → tokens 7 8 9 5, weights 0 0 1 1, starts 0 3."""
         tokens, counts, starts, left_out = array("i"), array("f"), array("i"), 0
         for document in documents:
@@ -45,7 +44,7 @@ class Source:
             for ids, weight in document:
                 tokens.extend(ids)
                 counts.extend([weight] * len(ids))
-        return Source(
+        return TokenSource(
             name=name,
             share=share,
             tokens_N=torch.tensor(tokens, dtype=torch.int32),
@@ -55,7 +54,7 @@ class Source:
         )
 
     def rows(self, count: int, length: int, generator: torch.Generator) -> tuple[Tensor, ...]:
-        """Inputs (count, length), the tokens that follow them, and what those count."""
+        """Return inputs (count, length), the tokens that follow them, and their loss weights."""
         usable = int(torch.searchsorted(self.starts, len(self.tokens_N) - length))
         picked = self.starts[torch.randint(usable, (count,), generator=generator)]
         index = picked[:, None] + torch.arange(length + 1)
@@ -67,7 +66,7 @@ class Source:
 class Mixture:
     """Sources and how rows are drawn from them: `num_rows` of `length` tokens a step."""
 
-    sources: list[Source]
+    sources: list[TokenSource]
     num_rows: int
     length: int
     seed: int
@@ -87,12 +86,12 @@ class Mixture:
 
     @property
     def shares(self) -> list[float]:
-        """They add up to 1."""
+        """Shares of the sources, which sum to 1."""
         total = sum(source.share for source in self.sources)
         return [source.share / total for source in self.sources]
 
     def split(self) -> list[int]:
-        """Rows of each source, at least one each: 9 rows of shares 0.7 and 0.3 are 6 and 3."""
+        """Return the rows per source, at least one: 9 rows with shares 0.7 and 0.3 are 6 and 3."""
         counts = [max(1, int(share * self.num_rows)) for share in self.shares]
         while sum(counts) < self.num_rows:
             short = [s * self.num_rows - c for s, c in zip(self.shares, counts, strict=True)]
@@ -102,7 +101,8 @@ class Mixture:
         return counts
 
     def batch(self, step: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, targets and their weights of this step, (B, T), source behind source."""
+        """Return inputs, targets and their weights of a step, (B, T), in the order of the
+        sources."""
         generator = torch.Generator().manual_seed(self.seed * SEED_STRIDE + step)
         parts = [
             source.rows(count, self.length, generator)

@@ -1,12 +1,11 @@
-"""The training loop: every step a loss, a clipped gradient, a rate; logged, saved, resumed.
+"""The training loop: loss, clipped gradient and rate of every step; log, checkpoints, resume.
 
-It is given what is trained, its optimizers and a function that makes the losses of a step. What a
-step sees depends on its number alone, so that a run that was killed ends as it would have ended:
-the last checkpoint is loaded and the steps behind it are done again.
+A step depends only on its number, so an interrupted run gives the result of an uninterrupted one:
+the last checkpoint is loaded and the steps after it are repeated.
 
-    RUN/checkpoint.safetensors    weights, moments, steps done
+    RUN/checkpoint.safetensors    weights, moments, finished steps
     RUN/loss.csv                  a line every few steps
-    RUN/training.json             what was asked, and how long it took
+    RUN/training.json             the settings, and the minutes
 """
 
 import csv
@@ -26,14 +25,14 @@ from torch.optim import Optimizer
 from headway.compress.train import checkpoint
 from headway.core.errors import UsageError
 
-Report = Callable[[int, dict[str, float]], None]
-"""Called with (steps done, losses by name) after each step that is logged."""
+OnLog = Callable[[int, dict[str, float]], None]
+"""Called with (finished steps, losses by name) after each logged step."""
 CHECKPOINT, LOG, RECORD = "checkpoint.safetensors", "loss.csv", "training.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cosine:
-    """A straight rise to the peak, then half a cosine down to the end."""
+class CosineSchedule:
+    """A linear warm-up to the peak, then half a cosine down to the final rate."""
 
     steps: int
     peak_lr: float
@@ -50,10 +49,10 @@ class Cosine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """One run; `losses` gives (what is descended, what is shown) of step number `step`.
+    """One run; `losses` returns (the loss to minimize, the losses to log) of a step.
 
-    An optimizer's groups may have a `factor`, which their rate is multiplied with. `settle` is
-    called after each step, to bring weights back to where they must be.
+    A parameter group may have a `factor` for its rate. `settle` is called after each step, for
+    constraints on weights.
     """
 
     module: nn.Module
@@ -68,19 +67,19 @@ class Training:
     settle: Callable[[], None] = lambda: None
 
 
-def train(run: Training, folder: Path, asked: dict[str, Any], report: Report) -> None:
-    """Do the steps that are left; `asked` is what the result depends on, and must not change.
+def train(run: Training, folder: Path, settings: dict[str, Any], report: OnLog) -> None:
+    """Run the remaining steps; `settings` is what the result depends on, and must not change.
 
-    Raises UsageError where `folder` holds a run that was asked otherwise.
+    Raises UsageError if `folder` has a run with other settings.
     """
     folder.mkdir(parents=True, exist_ok=True)
     saved = folder / CHECKPOINT
     first = 0
     if saved.exists():
-        refuse_other(folder, asked)
+        check_same_settings(folder, settings)
         first = checkpoint.load(saved, run.module, run.optimizers)
     else:
-        (folder / RECORD).write_text(json.dumps({"asked": asked}, indent=2) + "\n")
+        (folder / RECORD).write_text(json.dumps({"asked": settings}, indent=2) + "\n")
     begin_log(folder / LOG, run.names, first)
     began = time.perf_counter()
     with (folder / LOG).open("a", newline="") as file:
@@ -88,19 +87,19 @@ def train(run: Training, folder: Path, asked: dict[str, Any], report: Report) ->
             shown = advance(run, step)
             done = step + 1
             if done % run.log_every == 0 or done == run.steps:
-                told = {name: value.item() for name, value in shown.items()}
-                row = [f"{told[name]:.5f}" for name in run.names]
+                values = {name: value.item() for name, value in shown.items()}
+                row = [f"{values[name]:.5f}" for name in run.names]
                 seconds = f"{time.perf_counter() - began:.1f}"
                 csv.writer(file).writerow((done, *row, f"{run.lr(step):.7f}", seconds))
                 file.flush()
-                report(done, told)
+                report(done, values)
             if done % run.save_every == 0 or done == run.steps:
                 checkpoint.save(saved, run.module, run.optimizers, done)
     finish(folder)
 
 
 def advance(run: Training, step: int) -> dict[str, Tensor]:
-    """One step; returns what is shown."""
+    """Run one step; return the losses to log."""
     loss, shown = run.losses(step)
     loss.backward()
     if run.clip:
@@ -115,30 +114,31 @@ def advance(run: Training, step: int) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in shown.items()}
 
 
-def refuse_other(folder: Path, asked: dict[str, Any]) -> None:
-    """Name the first option in which the run that lies there differs."""
+def check_same_settings(folder: Path, settings: dict[str, Any]) -> None:
+    """Raise UsageError that names the first setting in which the existing run differs."""
     before = json.loads((folder / RECORD).read_text())["asked"]
-    told = json.loads(json.dumps(asked))
-    for name in sorted(before.keys() | told.keys()):
-        if before.get(name) != told.get(name):
+    now = json.loads(json.dumps(settings))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
             raise UsageError(
-                f"{folder} holds a run with {name} {before.get(name)!r}, not {told.get(name)!r}.",
+                f"{folder} holds a run with {name} {before.get(name)!r}, not {now.get(name)!r}.",
                 "Ask for the same to continue it, or remove that folder to begin anew.",
             )
 
 
 def begin_log(path: Path, names: tuple[str, ...], first: int) -> None:
-    """A log with its header and the lines up to the first step, those after it being redone."""
+    """Write the log's header and its lines up to the first step; later steps are repeated."""
     rows = list(csv.reader(path.read_text().splitlines()))[1:] if first else []
     with path.open("w", newline="") as file:
-        kept = [row for row in rows if int(row[0]) <= first]
-        csv.writer(file).writerows([["step", *names, "lr", "seconds"], *kept])
+        finished = [row for row in rows if int(row[0]) <= first]
+        csv.writer(file).writerows([["step", *names, "lr", "seconds"], *finished])
 
 
 def minutes(log: Path) -> tuple[float, float]:
-    """(by the median pace, of wall time) over all sittings; a row's clock starts with its sitting.
+    """Return minutes (by the median pace, of wall time) over all sessions.
 
-    Seconds [50, 90, 130, 900, 20, 60]: paces 50, 40, 40, 770, 20, 40, so 6 rows of 40; 960 in all.
+    The clock restarts with each session. Seconds [50, 90, 130, 900, 20, 60]: paces 50, 40, 40, 770,
+    20, 40, so 6 rows of 40; 960 in all.
     """
     paces, last = [], 0.0
     with log.open(newline="") as file:
@@ -150,7 +150,7 @@ def minutes(log: Path) -> tuple[float, float]:
 
 
 def finish(folder: Path) -> None:
-    """Adds to the record how many minutes training took."""
+    """Add the minutes of training to the record."""
     content = json.loads((folder / RECORD).read_text())
     content["minutes"] = minutes(folder / LOG)
     (folder / RECORD).write_text(json.dumps(content, indent=2) + "\n")

@@ -1,8 +1,8 @@
-"""A folder's model with gradients: the layers that serve it, over whole rows of tokens.
+"""A folder's model with gradients: the layers that serve it, on whole rows of tokens.
 
-The runtime's own model files are the architecture, so every family that is served can be trained.
-Three things differ: linear layers multiply in fp32 and may round what they read (`fake.py`),
-attention sees rows instead of pages, and weights have gradients.
+It uses the runtime's own model files, so every family that can be served can be trained. There are
+three differences: linear layers multiply in fp32 and may round their inputs (`fake.py`), attention
+sees rows instead of pages, and weights have gradients.
 
 B rows, T tokens of a row, N query heads, G KV heads, D head size, V vocabulary.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.compress.rows import refuse_unread
+from headway.compress.rows import check_trainable_attention
 from headway.core.errors import UnsupportedModelError
 from headway.runtime.attention import AttentionRule
 from headway.runtime.checkpoint import Rounded, checkpoint_formats, load_weights, targets
@@ -29,12 +29,10 @@ from headway.spec import ModelSpec, read_model_spec
 from headway.spec.formats import GROUPS, INT8, PARTS, PLAIN, Format
 
 TRAINED = [Format("int4", group) for group in GROUPS]
-Seen = Any
-"""What a linear layer does with (inputs, weight) before the product; None: nothing."""
 
 
 class TrainedLinear(nn.Module):
-    """x · weightᵀ + bias, of what `fake` makes of x and weight where there is one."""
+    """x · weightᵀ + bias, with x and weight rounded by `fake` if there is one."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
@@ -49,13 +47,13 @@ class TrainedLinear(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """What attention knows of the tokens: they are `num_rows` rows of equal length."""
+class RowBatch:
+    """The batch as attention sees it: `num_rows` rows of equal length."""
 
     num_rows: int
 
 
-class RowAttention:
+class TrainingAttention:
     """Causal attention within rows; an `AttentionBackend` without pages."""
 
     name = "rows"
@@ -69,7 +67,7 @@ class RowAttention:
         rows: Any,
         rule: AttentionRule,
     ) -> Tensor:
-        """(B · T, N, D) of queries, keys and values of B rows, one behind the other."""
+        """Return (B · T, N, D) from queries, keys and values of B concatenated rows."""
         q, k, v = (
             x.unflatten(0, (rows.num_rows, -1)).transpose(1, 2) for x in (q_TND, k_TGD, v_TGD)
         )
@@ -83,41 +81,41 @@ class RowAttention:
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
-    """The same with a window or a soft cap, scores and all, (B, N, T, D)."""
+    """Compute attention with a window or a soft cap through explicit scores, (B, N, T, D)."""
     repeats = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
     scores = q @ k.transpose(-1, -2) * rule.scale
     if rule.softcap:
         scores = rule.softcap * torch.tanh(scores / rule.softcap)
     back = torch.arange(q.shape[2])[:, None] - torch.arange(q.shape[2])
-    seen = (back >= 0) & (back < rule.window) if rule.window else back >= 0
-    return scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
+    visible = (back >= 0) & (back < rule.window) if rule.window else back >= 0
+    return scores.masked_fill(~visible, float("-inf")).softmax(-1) @ v
 
 
 class TrainedModel(nn.Module):
-    """The decoder of a folder in fp32: rows of token ids in, hidden states or logits out."""
+    """The decoder of a folder in fp32: rows of token ids to hidden states or logits."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        refuse_experts(spec)
+        check_trainable(spec)
         build = Build(
             spec=spec,
             kernels=Kernels(linear=PlainLinear(reference.linear)),
-            attention=RowAttention(),  # type: ignore[arg-type]
+            attention=TrainingAttention(),  # type: ignore[arg-type]
             dtype=torch.float32,
             device="cpu",
         )
         self.spec = spec
         self.decoder = Decoder(build, MODELS[spec.architecture])
         self.rounded: dict[str, RoundedWeight] = {}
-        """By linear layer, the levels that a quantized folder holds; weights are their numbers."""
+        """Linear layer → the levels that a quantized folder has; weights are their values."""
         self._ropes: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     @classmethod
     def open(cls, folder: Path, trainable: bool = True) -> "TrainedModel":
-        """The model with the weights of `folder`; raises HeadwayError where they do not fit.
+        """Open the model with the weights of `folder`; raises HeadwayError if they do not fit.
 
-        One that is not trainable keeps the runtime's own linear layers.
+        A model that is not trainable keeps the runtime's linear layers.
         """
         model = cls(spec_of(folder))
         load_weights(model.decoder, model.spec, folder, ready=model._take)
@@ -128,7 +126,8 @@ class TrainedModel(nn.Module):
         return model
 
     def _take(self, module: str, experts: Rounded) -> None:
-        """What a quantized folder holds of a linear layer, and its numbers as the weight."""
+        """Save the levels of a linear layer of a quantized folder, and use their values as
+        weight."""
         for parts in experts:
             whole = RoundedWeight.joined([part for part in parts if part is not None])
             self.rounded[module] = whole
@@ -137,13 +136,13 @@ class TrainedModel(nn.Module):
             weight.data.copy_(whole.plain())
 
     def make_ready(self) -> None:
-        """Let linear layers multiply the weights that they have now, and go on having."""
+        """Prepare linear layers for multiplication with their current, final weights."""
         for module in self.decoder.modules():
             if isinstance(module, Linear):
                 module.prepare()
 
     def make_trainable(self) -> None:
-        """Give weights gradients and linear layers that may round."""
+        """Give weights gradients, and replace linear layers by ones that may round."""
         for name, module in list(self.decoder.named_modules()):
             if isinstance(module, Linear):
                 assert isinstance(module.weight, nn.Parameter)
@@ -157,30 +156,30 @@ class TrainedModel(nn.Module):
 
     @property
     def linears(self) -> dict[str, TrainedLinear]:
-        """Every linear layer by name: `layers.0.mlp.down`, `head`."""
-        found = self.decoder.named_modules()
-        return {name: module for name, module in found if isinstance(module, TrainedLinear)}
+        """All linear layers by name: `layers.0.mlp.down`, `head`."""
+        modules = self.decoder.named_modules()
+        return {name: module for name, module in modules if isinstance(module, TrainedLinear)}
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Hidden states (B, T, H), before the last norm."""
+        """Return hidden states (B, T, H), before the last norm."""
         hidden: Tensor = self.decoder(tokens_BT.flatten(), self.step(*tokens_BT.shape))
         return hidden.view(*tokens_BT.shape, -1)
 
     def step(self, num_rows: int, length: int) -> Step:
-        """What layers are told of rows of equal length, one behind the other."""
+        """Return the step that layers need for concatenated rows of equal length."""
         unknown: Any = None
         return Step(
-            batch=Rows(num_rows),  # type: ignore[arg-type]
+            batch=RowBatch(num_rows),  # type: ignore[arg-type]
             kv=[unknown] * self.spec.num_layers,
             angles=self._angles(num_rows, length),
         )
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """Logits of some hidden states, (R, V), in fp32."""
+        """Return logits of some hidden states, (R, V), in fp32."""
         return self.decoder.logits(hidden_RH)
 
     def _angles(self, num_rows: int, length: int) -> list[tuple[Tensor, Tensor]]:
-        """(cos, sin) of each rope for every token, rows one behind the other."""
+        """Return (cos, sin) of each rope for every token, rows concatenated."""
         if length not in self._ropes:
             spec = self.spec
             tables = [RopeTable(rope, spec.rope_dim, length, "cpu") for rope in spec.ropes]
@@ -191,43 +190,47 @@ class TrainedModel(nn.Module):
         ]
 
     def tensors(self) -> dict[str, Tensor]:
-        """The weights under the names of the checkpoint, views in fp32."""
-        found = targets(self.decoder, self.spec)
-        return {name: target.place.detach() for name, target in found.items()}
+        """Return the weights under the names of the checkpoint, as fp32 views."""
+        places = targets(self.decoder, self.spec)
+        return {name: target.place.detach() for name, target in places.items()}
 
 
 def spec_of(folder: Path) -> ModelSpec:
-    """The dimensions of a folder, and the formats of what it holds quantized."""
+    """Return the dimensions of a folder, with the formats of its quantized layers."""
     spec = read_model_spec(folder)
     spec = replace(spec, formats=checkpoint_formats(folder, spec))
-    refuse_untrained(folder, spec)
+    check_trainable_formats(folder, spec)
     return spec
 
 
-def refuse_untrained(folder: Path, spec: ModelSpec) -> None:
-    """UnsupportedModelError for formats that no training writes.
+def check_trainable_formats(folder: Path, spec: ModelSpec) -> None:
+    """Raise UnsupportedModelError for formats that training cannot write.
 
-    It writes int4 by 32, 64 or 128 and int8 by output, each with a scale alone, the same in all
-    parts of a fused matrix.
+    It can write int4 by 32, 64 or 128 and int8 by output, each with scales only, and one format for
+    all parts of a fused matrix.
     """
     kinds = formats_by_layer(spec)
-    wrong = {name: found for name, found in kinds.items() if len(found) > 1 or not known(*found)}
+    wrong = {
+        name: formats
+        for name, formats in kinds.items()
+        if len(formats) > 1 or not is_trainable(*formats)
+    }
     if spec.tied and kinds.get("head", {PLAIN}) != {PLAIN}:
         wrong["the embedding as the head"] = kinds["head"]
-    for name, found in wrong.items():
+    for name, formats in wrong.items():
         raise UnsupportedModelError(
-            f"{folder.name} holds {name} in {' and '.join(sorted(map(str, found)))}, "
+            f"{folder.name} holds {name} in {' and '.join(sorted(map(str, formats)))}, "
             "which is not trained.",
             "Give the folder in 16 bits, or one that `headway quantize` wrote.",
         )
 
 
-def known(format: Format) -> bool:
+def is_trainable(format: Format) -> bool:
     return format in (PLAIN, INT8) or replace(format, fp32_scales=False) in TRAINED
 
 
 def formats_by_layer(spec: ModelSpec) -> dict[str, set[Format]]:
-    """Linear layer → the formats of its parts in the folder."""
+    """Return linear layer → the formats of its parts in the folder."""
     kinds: dict[str, set[Format]] = {}
     for name, format in spec.formats:
         whole, _, part = name.rpartition(".")
@@ -236,11 +239,12 @@ def formats_by_layer(spec: ModelSpec) -> dict[str, set[Format]]:
     return kinds
 
 
-def refuse_experts(spec: ModelSpec) -> None:
-    """A sparse model is neither pruned nor trained here, nor one of several streams."""
+def check_trainable(spec: ModelSpec) -> None:
+    """Raise UnsupportedModelError for a model with experts or other parts that are not trained
+    here."""
     if spec.experts is not None:
         raise UnsupportedModelError(
             f"{spec.architecture} has experts, which are neither pruned nor trained yet.",
             "Give a dense model.",
         )
-    refuse_unread(spec)
+    check_trainable_attention(spec)

@@ -1,4 +1,4 @@
-"""One distillation, from two folders to a trained student; the folder is written by its caller."""
+"""One distillation, from two folders to a trained student; the caller writes the folder."""
 
 import hashlib
 from dataclasses import dataclass
@@ -8,26 +8,26 @@ from typing import Any
 import torch
 
 from headway.compress.estimate import BASE_BYTES
-from headway.compress.train.data import Mixture, Source
+from headway.compress.train.data import Mixture, TokenSource
 from headway.compress.train.distill import Distillation
-from headway.compress.train.loop import Cosine, Report, Training, train
+from headway.compress.train.loop import CosineSchedule, OnLog, Training, train
 from headway.compress.train.model import TrainedModel
-from headway.compress.train.student import fresh, keep_zeros, make_optimizer, round_layers
+from headway.compress.train.student import keep_zeros, make_optimizer, random_student, round_layers
 from headway.core.errors import ModelError
 from headway.core.regular_file import open_regular
 from headway.spec import read_json
 from headway.spec.quantization import Quantization
 
-WARMUP = 20
+WARMUP_STEPS = 20
 FINAL_SHARE = 0.02
-"""Of the peak rate, at the end."""
+"""Final learning rate as a fraction of the peak."""
 IGNORED = ("truncation", "padding")
-"""Of tokenizer.json: how batches are cut and filled, which changes no text."""
+"""Keys of tokenizer.json about truncation and padding of batches, which do not change tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What decides the result of a run, beside the folders and the data."""
+class DistillPlan:
+    """What determines the result of a run, besides the folders and the data."""
 
     steps: int
     step_tokens: int
@@ -42,8 +42,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
-    """Teacher and student, as the run begins; `num_zeros` weights are held at zero."""
+class TeacherStudent:
+    """Teacher and student at the start of a run; `num_zeros` weights are held at zero."""
 
     teacher: TrainedModel
     student: TrainedModel
@@ -53,13 +53,21 @@ class Pair:
 
 
 def prepare(
-    teacher_folder: Path, student_folder: Path, plan: Plan, sources: list[Source], save_every: int
-) -> Pair:
-    """Load both; raises ModelError where their tokenizers differ."""
-    refuse_other_tokenizer(teacher_folder, student_folder)
+    teacher_folder: Path,
+    student_folder: Path,
+    plan: DistillPlan,
+    sources: list[TokenSource],
+    save_every: int,
+) -> TeacherStudent:
+    """Load both; raises ModelError if their tokenizers differ."""
+    check_same_tokenizer(teacher_folder, student_folder)
     torch.manual_seed(plan.seed)
     teacher = TrainedModel.open(teacher_folder).requires_grad_(False)
-    student = fresh(student_folder, plan.seed) if plan.fresh else TrainedModel.open(student_folder)
+    student = (
+        random_student(student_folder, plan.seed)
+        if plan.fresh
+        else TrainedModel.open(student_folder)
+    )
     num_zeros, settle = keep_zeros(student) if plan.keep_zeros else (0, lambda: None)
     round_layers(student, plan.quantization)
     losses = losses_of(teacher, student, plan, sources)
@@ -73,14 +81,15 @@ def prepare(
         save_every=save_every,
         settle=settle,
     )
-    return Pair(
+    return TeacherStudent(
         teacher=teacher, student=student, losses=losses, training=training, num_zeros=num_zeros
     )
 
 
-def memory(pair: Pair) -> int:
-    """About the bytes of a step: both models in fp32, of the student its gradients and two moments
-    as well; what is kept of each token for the gradients, and logits. headway-tiny: 1.5 GB."""
+def memory(pair: TeacherStudent) -> int:
+    """Estimate the bytes of a step: both models in fp32, the student's gradients and two moments,
+    activations per token, and logits. headway-tiny: 1.5 GB.
+    """
     spec, mixture = pair.student.spec, pair.losses.mixture
     layer = 20 * spec.hidden_size + 6 * spec.intermediate_size
     token = spec.num_layers * layer + 5 * spec.vocab_size
@@ -89,9 +98,9 @@ def memory(pair: Pair) -> int:
 
 
 def losses_of(
-    teacher: TrainedModel, student: TrainedModel, plan: Plan, sources: list[Source]
+    teacher: TrainedModel, student: TrainedModel, plan: DistillPlan, sources: list[TokenSource]
 ) -> Distillation:
-    """The losses of each step."""
+    """Return the losses of each step."""
     mixture = Mixture(
         sources=sources,
         num_rows=max(1, plan.step_tokens // plan.row_length),
@@ -107,19 +116,21 @@ def losses_of(
     )
 
 
-def rate_of(plan: Plan) -> Cosine:
-    """Warm-up, then half a cosine."""
-    return Cosine(
+def rate_of(plan: DistillPlan) -> CosineSchedule:
+    """Return the schedule: warm-up, then half a cosine."""
+    return CosineSchedule(
         steps=plan.steps,
         peak_lr=plan.learning_rate,
         final_lr=plan.learning_rate * FINAL_SHARE,
-        warmup_steps=min(WARMUP, plan.steps),
+        warmup_steps=min(WARMUP_STEPS, plan.steps),
     )
 
 
-def distill(pair: Pair, run: Path, asked: dict[str, Any], report: Report) -> TrainedModel:
-    """Train the student, or go on with the run that lies there, and return it."""
-    train(pair.training, run, asked, report)
+def distill(
+    pair: TeacherStudent, run: Path, settings: dict[str, Any], report: OnLog
+) -> TrainedModel:
+    """Train the student, or continue the run in that folder, and return it."""
+    train(pair.training, run, settings, report)
     return pair.student
 
 
@@ -129,7 +140,7 @@ def use_threads(count: int) -> None:
 
 
 def identity(folder: Path) -> list[object]:
-    """What tells a folder from another: its name, and a hash of its config and weights."""
+    """Return what identifies a folder: its name, and a hash of its config and weights."""
     digest = hashlib.sha256()
     for path in sorted(folder.iterdir()):
         if path.name == "config.json" or path.suffix == ".safetensors":
@@ -138,8 +149,8 @@ def identity(folder: Path) -> list[object]:
     return [folder.resolve().name, digest.hexdigest()[:16]]
 
 
-def refuse_other_tokenizer(teacher: Path, student: Path) -> None:
-    """ModelError unless both folders turn every text into the same tokens."""
+def check_same_tokenizer(teacher: Path, student: Path) -> None:
+    """Raise ModelError unless both folders tokenize every text alike."""
     first, second = (read_json(folder / "tokenizer.json") for folder in (teacher, student))
     for key in sorted(first.keys() | second.keys()):
         if key not in IGNORED and first.get(key) != second.get(key):

@@ -1,4 +1,4 @@
-"""What a student is made of for training: its rounding, its zeros, its optimizer."""
+"""Preparation of a student for training: rounding, zeros, optimizer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,15 +16,15 @@ from headway.spec import read_model_spec
 from headway.spec.formats import PLAIN
 from headway.spec.quantization import Quantization
 
-MOSTLY_ZERO = 0.01
-"""A matrix with at least this share of zeros was pruned, and keeps them; no level 0 does."""
+MIN_ZERO_SHARE = 0.01
+"""Share of zeros from which a matrix counts as pruned and keeps them."""
 SCALE_FACTOR = 3.0
-"""Rates of scales over those of weights. A scale's rate is a share of it: at 3e-4, 0.1% a step."""
+"""Ratio of the rates of scales and weights. A scale's rate is relative: at 3e-4, 0.1% a step."""
 BETAS = (0.9, 0.95)
 
 
-def fresh(folder: Path, seed: int) -> TrainedModel:
-    """The model of a config with random weights."""
+def random_student(folder: Path, seed: int) -> TrainedModel:
+    """Return the model of a config with random weights."""
     model = TrainedModel(read_model_spec(folder))
     fill_randomly(model.decoder, seed)
     model.make_trainable()
@@ -32,9 +32,9 @@ def fresh(folder: Path, seed: int) -> TrainedModel:
 
 
 def round_layers(student: TrainedModel, quantization: Quantization) -> None:
-    """From now on every layer multiplies as it will be served in this quantization.
+    """Make every layer multiply as it will be served in this quantization.
 
-    What the folder holds rounded begins with its own levels and scales.
+    Layers that are quantized in the folder start with its levels and scales.
     """
     for name, linear in student.linears.items():
         format, start = quantization.format_of(name), student.rounded.get(name)
@@ -43,7 +43,7 @@ def round_layers(student: TrainedModel, quantization: Quantization) -> None:
 
 
 def rounded_layers(student: TrainedModel) -> dict[str, RoundedWeight]:
-    """Levels and scales of the layers that round, by name."""
+    """Return levels and scales of the layers that round, by name."""
     return {
         name: linear.fake.rounded(linear.weight)
         for name, linear in student.linears.items()
@@ -52,11 +52,15 @@ def rounded_layers(student: TrainedModel) -> dict[str, RoundedWeight]:
 
 
 def keep_zeros(student: TrainedModel) -> tuple[int, Callable[[], None]]:
-    """(how many weights are held at zero, what puts them back there after a step)."""
+    """Return (number of weights held at zero, function that zeros them after a step)."""
     held = []
     for name, linear in student.linears.items():
         zeros = linear.weight == 0
-        if name != "head" and name not in student.rounded and zeros.float().mean() >= MOSTLY_ZERO:
+        if (
+            name != "head"
+            and name not in student.rounded
+            and zeros.float().mean() >= MIN_ZERO_SHARE
+        ):
             held.append((linear.weight, zeros))
 
     @torch.no_grad()
@@ -68,7 +72,8 @@ def keep_zeros(student: TrainedModel) -> tuple[int, Callable[[], None]]:
 
 
 def make_optimizer(student: TrainedModel) -> Optimizer:
-    """AdamW without decay: the student is to stay near its teacher, not near zero."""
+    """Return AdamW without weight decay, which would pull the student to zero instead of its
+    teacher."""
     scales: list[Tensor] = []
     weights: list[Tensor] = []
     for name, parameter in student.named_parameters():

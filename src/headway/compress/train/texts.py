@@ -1,8 +1,8 @@
-"""What is learned from: text files, files of chats, the skills' training seeds, as `Source`s.
+"""Training data: text files, files of chats, and the skills' training seeds, as `TokenSource`s.
 
-Text is cut into paragraphs, and a row of training may begin at any of them. Of a chat, the answer
-counts ten times what is read before it. Paragraphs that `headway eval` scores too are left out; a
-chat that it asks and a file that it scores are refused.
+Text is cut into paragraphs, and a training row may begin at any of them. In a chat, a token of the
+answer counts ten times one of the prompt. Paragraphs that `headway eval` tests are skipped; chats
+and files that it tests are refused.
 """
 
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from headway.compress.calibration import HeldOut, refuse_by_name
-from headway.compress.train.data import Document, Source
+from headway.compress.train.data import Document, TokenSource
 from headway.core.errors import RequestError, UsageError
 from headway.core.scoring import transcript
 from headway.evals.skills.suite import training_examples
@@ -20,12 +20,12 @@ from headway.evals.skills.suite import training_examples
 SKILLS = "skills"
 NUM_CHATS = 20_000
 """Chats of the skills' seeds: 1.3 million tokens of headway-tiny."""
-READ, WRITTEN = 0.1, 1.0
-"""What a token counts that is read, and one that is answered."""
+PROMPT_WEIGHT, ANSWER_WEIGHT = 0.1, 1.0
+"""Loss weight of a token of the prompt, and of the answer."""
 
 
-class Tokens(Protocol):
-    """A tokenizer, as `frontend.text.Tokenizer` is one."""
+class TrainingTokenizer(Protocol):
+    """The part of `frontend.text.Tokenizer` that training uses."""
 
     template: Any
 
@@ -35,27 +35,27 @@ class Tokens(Protocol):
 
 
 def read_sources(
-    data: list[str], tokenizer: Tokens, seed: int, tested: HeldOut | None = None
-) -> list[Source]:
-    """The sources that `--data` names; UsageError says which cannot be used, and why.
+    data: list[str], tokenizer: TrainingTokenizer, seed: int, tested: HeldOut | None = None
+) -> list[TokenSource]:
+    """Read the sources of `--data`; UsageError says which one cannot be used, and why.
 
-    `tested` is what evaluations test; by default the questions that the skills ask.
+    `tested` is the test data of evaluations; by default the questions of the skills.
     """
     tested = tested or HeldOut()
     if not data:
         raise UsageError("--data is missing.", "Give a text, a file of chats, or the word skills.")
-    found = []
+    sources = []
     for given in data:
-        name, share = named(given)
-        source = Source.of(name, share, documents_of(name, tokenizer, seed, tested))
+        name, share = parse_source(given)
+        source = TokenSource.of(name, share, documents_of(name, tokenizer, seed, tested))
         if not len(source.tokens_N):
             raise UsageError(f"--data {name} holds no text.", "Leave it out.")
-        found.append(source)
-    return found
+        sources.append(source)
+    return sources
 
 
-def named(given: str) -> tuple[str, float]:
-    """books.txt:0.7 → (books.txt, 0.7); without a share 1."""
+def parse_source(given: str) -> tuple[str, float]:
+    """books.txt:0.7 → (books.txt, 0.7); the default share is 1."""
     name, sign, share = given.rpartition(":")
     if not sign:
         return given, 1.0
@@ -68,8 +68,10 @@ def named(given: str) -> tuple[str, float]:
     return name, number
 
 
-def documents_of(name: str, tokenizer: Tokens, seed: int, tested: HeldOut) -> Iterator[Document]:
-    """The documents of one source."""
+def documents_of(
+    name: str, tokenizer: TrainingTokenizer, seed: int, tested: HeldOut
+) -> Iterator[Document]:
+    """Yield the documents of one source."""
     if name == SKILLS:
         for example in islice(training_examples(seed), NUM_CHATS):
             answer = {"role": "assistant", "content": example.answer}
@@ -86,24 +88,27 @@ def documents_of(name: str, tokenizer: Tokens, seed: int, tested: HeldOut) -> It
         raise UsageError(f"--data {name} cannot be read: {error}.", "Check the path.") from error
 
 
-def paragraphs(lines: Iterator[str], tokenizer: Tokens, tested: HeldOut) -> Iterator[Document]:
-    """Each paragraph of a text with the blank line behind it; empty where it is tested."""
-    held: list[str] = []
+def paragraphs(
+    lines: Iterator[str], tokenizer: TrainingTokenizer, tested: HeldOut
+) -> Iterator[Document]:
+    """Yield each paragraph of a text with the blank line after it; empty if it is tested."""
+    lines_of_paragraph: list[str] = []
     for line in chain(lines, [""]):
-        held.append(line)
-        if not line.strip() and (text := "".join(held)):
+        lines_of_paragraph.append(line)
+        if not line.strip() and (text := "".join(lines_of_paragraph)):
             yield (
                 []
                 if tested.has(text)
-                else [(tokenizer.encode(text, add_special_tokens=False), WRITTEN)]
+                else [(tokenizer.encode(text, add_special_tokens=False), ANSWER_WEIGHT)]
             )
-            held = []
+            lines_of_paragraph = []
 
 
 def records(
-    lines: Iterator[str], name: str, tokenizer: Tokens, tested: HeldOut
+    lines: Iterator[str], name: str, tokenizer: TrainingTokenizer, tested: HeldOut
 ) -> Iterator[Document]:
-    """A JSON object a line: `messages` of a chat that ends with its answer, `text` or `prompt`."""
+    """Yield a document per JSON line: `messages` of a chat that ends with its answer, `text`,
+    `prompt`."""
     for number, line in enumerate(lines, 1):
         place = f"{name}, line {number},"
         try:
@@ -116,18 +121,21 @@ def records(
             ) from error
 
 
-def record(line: dict[str, Any], place: str, tokenizer: Tokens, tested: HeldOut) -> Document:
-    """One line; UsageError where an evaluation tests it."""
+def record(
+    line: dict[str, Any], place: str, tokenizer: TrainingTokenizer, tested: HeldOut
+) -> Document:
+    """Return the document of one line; raises UsageError if an evaluation tests it."""
     if isinstance(line.get("messages"), list):
         tested.refuse_chat(line["messages"], place)
         return chat(line["messages"], tokenizer)
     text = line.get("text") or line["prompt"]
     tested.refuse_text(text, place)
-    return [(tokenizer.encode(text), WRITTEN)]
+    return [(tokenizer.encode(text), ANSWER_WEIGHT)]
 
 
-def chat(messages: list[dict[str, Any]], tokenizer: Tokens) -> Document:
-    """(what is read, little), (the last answer with its end, whole)."""
+def chat(messages: list[dict[str, Any]], tokenizer: TrainingTokenizer) -> Document:
+    """Return the prompt with a small weight, and the last answer with its end with the full
+    weight."""
     if tokenizer.template is None:
         before, whole = transcript(messages[:-1]), f"{transcript(messages[:-1])} "
         whole += str(messages[-1]["content"]) + "\n"
@@ -135,6 +143,6 @@ def chat(messages: list[dict[str, Any]], tokenizer: Tokens) -> Document:
         before = tokenizer.render(messages[:-1])
         whole = tokenizer.render(messages, add_generation_prompt=False)
     if not whole.startswith(before):
-        return [(tokenizer.encode(whole, add_special_tokens=False), WRITTEN)]
-    parts = (before, READ), (whole[len(before) :], WRITTEN)
+        return [(tokenizer.encode(whole, add_special_tokens=False), ANSWER_WEIGHT)]
+    parts = (before, PROMPT_WEIGHT), (whole[len(before) :], ANSWER_WEIGHT)
     return [(tokenizer.encode(text, add_special_tokens=False), weight) for text, weight in parts]

@@ -1,7 +1,7 @@
-"""A trained student as a folder: its config, its weights, its text files.
+"""Output of a trained student: config, weights, text files.
 
-One that was trained under rounding is written with the levels and scales that its layers multiplied
-in the last step, by the writer of `headway quantize`; any other in the type it had.
+A student that was trained with rounding is written with the levels and scales of its last step, by
+the writer of `headway quantize`; any other in its own type.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from headway.compress.folder import copy_text_files, write_model
 from headway.compress.train.model import TrainedModel
 from headway.compress.train.student import rounded_layers
-from headway.compress.write import HEAD_NAME, Content, write_config, write_weights
+from headway.compress.write import HEAD_NAME, FolderContent, write_config, write_weights
 from headway.runtime.checkpoint import targets
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import read_json
@@ -21,7 +21,7 @@ from headway.spec.formats import INT8, PLAIN, Format
 
 
 def write_student(student: TrainedModel, folder: Path, out: Path) -> None:
-    """Fill `out`; `folder` is what the student was before."""
+    """Fill `out`; `folder` is the student's original folder."""
     copy_text_files(folder, out)
     if rounded_layers(student):
         content = rounded_content(student)
@@ -33,8 +33,8 @@ def write_student(student: TrainedModel, folder: Path, out: Path) -> None:
     write_model(out, config, student.tensors(), student.spec.dtype)
 
 
-def rounded_content(student: TrainedModel) -> Content:
-    """What the writer is told: the parts of fused matrices by their names in the checkpoint."""
+def rounded_content(student: TrainedModel) -> FolderContent:
+    """Return the writer's input: parts of fused matrices by their names in the checkpoint."""
     rounded = rounded_layers(student)
     tensors, dtype = student.tensors(), getattr(torch, student.spec.dtype)
     parts: dict[str, tuple[str, slice]] = {HEAD_NAME: ("head", slice(None))}
@@ -51,7 +51,7 @@ def rounded_content(student: TrainedModel) -> Content:
 
     plain: Callable[[str], Tensor] = lambda name: tensors[name].to(dtype)  # noqa: E731
     formats = {name: format_of(rounded.get(module)) for name, (module, _) in parts.items()}
-    return Content(
+    return FolderContent(
         formats=formats,
         rounded=rounded_part,
         plain=plain,
@@ -62,7 +62,7 @@ def rounded_content(student: TrainedModel) -> Content:
 
 
 def format_of(weight: RoundedWeight | None) -> Format:
-    """int4 by its group, int8 without one."""
+    """Return int4 by the weight's group, or int8 without a group."""
     if weight is None:
         return PLAIN
     return Format("int4", weight.group) if weight.group else INT8
