@@ -146,7 +146,7 @@ async def all_the_while(gateway: Any, expected: list[str], deployed: "asyncio.Ta
 async def test_a_server_that_is_killed_comes_back_and_a_new_version_is_deployed(cluster):
     gateway = await asyncio.to_thread(deploy)
     url = await asyncio.to_thread(gateway_url, gateway)
-    await asyncio.to_thread(wait_until, lambda: len(gateway.there.remote().result()) == 2)
+    await asyncio.to_thread(wait_until, lambda: len(gateway.member_urls.remote().result()) == 2)
     expected = await streams(url)
     assert all(expected) and len(set(expected)) == NUM_STREAMS
     came: list[list[str]] = []
@@ -158,7 +158,7 @@ async def test_a_server_that_is_killed_comes_back_and_a_new_version_is_deployed(
     os.kill(min(before), signal.SIGKILL)
     assert await under_way == expected
     await asyncio.to_thread(wait_until, lambda: len(servers()) == 2 and set(servers()) != before)
-    await asyncio.to_thread(wait_until, lambda: len(gateway.there.remote().result()) == 2)
+    await asyncio.to_thread(wait_until, lambda: len(gateway.member_urls.remote().result()) == 2)
     assert await streams(url) == expected
     good = asyncio.create_task(asyncio.to_thread(deploy, "--max-num-seqs=16"))
     await all_the_while(gateway, expected, good)

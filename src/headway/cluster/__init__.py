@@ -1,1 +1,1 @@
-"""Several machines: which model runs where. It decides; it starts nothing."""
+"""Several machines: placement of models, and servers that Ray starts, ends and scales."""

@@ -1,9 +1,9 @@
-"""A server of ours as the child of a process that somebody else may kill.
+"""A Headway server as a child process that ends with its parent, even if that is killed.
 
     python -m headway.cluster.child SECONDS -- headway serve FOLDER …
 
-runs the command until its own parent is gone, or until it is asked to end: then it asks the command
-to end, and kills it after so many seconds. `Child` starts one and waits for the greeting.
+runs the command until its own parent ends or it gets SIGTERM or SIGINT. It then sends SIGTERM to
+the command, and SIGKILL after SECONDS. `Child` starts such a process and waits for its greeting.
 """
 
 import os
@@ -20,21 +20,21 @@ from headway.core.errors import HeadwayError
 
 POLL_S = 0.5
 GREETING = re.compile(r"ready: (http://\S+?)(/v1)?$")
-KEPT_LINES = 40
+MAX_OUTPUT_LINES = 40
 
 
 class Child:
-    """A process that ends with this one, and the URL that it greeted with."""
+    """A process that ends with this one, and the URL in its greeting."""
 
     def __init__(self, command: Sequence[str], *, drain_s: float, ready_s: float) -> None:
-        """Start it and wait for the greeting. Raises HeadwayError with its last words."""
+        """Start it and wait for the greeting. Raises HeadwayError with its last output."""
         self.drain_s = drain_s
-        self._said: deque[str] = deque(maxlen=KEPT_LINES)
+        self._output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
         self._url = ""
         self._greeted = threading.Event()
-        watched = [sys.executable, "-m", "headway.cluster.child", str(drain_s), "--", *command]
+        supervised = [sys.executable, "-m", "headway.cluster.child", str(drain_s), "--", *command]
         self.process = subprocess.Popen(
-            watched,
+            supervised,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -46,25 +46,25 @@ class Child:
         if not self._greeted.wait(ready_s) or not self._url:
             self.stop()
             raise HeadwayError(
-                f"{command[0]} did not come up: {' '.join(self._said)[-500:]}",
+                f"{command[0]} did not come up: {' '.join(self._output)[-500:]}",
                 "Try the same command by hand.",
             )
 
     def _listen(self) -> None:
-        """Read what it says until it ends, so that no pipe is ever full."""
+        """Read the output until it ends, so that the pipe never fills."""
         assert self.process.stdout is not None
-        with self.process.stdout as said:
-            for line in said:
-                self._said.append(line.strip())
-                found = GREETING.search(line.strip())
-                if found and not self._url:
-                    self._url = found[1]
+        with self.process.stdout as output:
+            for line in output:
+                self._output.append(line.strip())
+                greeting = GREETING.search(line.strip())
+                if greeting and not self._url:
+                    self._url = greeting[1]
                     self._greeted.set()
         self._greeted.set()
 
     @property
     def url(self) -> str:
-        """Where it listens, without /v1."""
+        """The URL at which it listens, without /v1."""
         return self._url
 
     @property
@@ -72,12 +72,12 @@ class Child:
         return self.process.poll() is None
 
     def hang_up(self) -> None:
-        """Let it read its configuration again."""
+        """Make it read its configuration again."""
         if self.is_alive:
             self.process.send_signal(signal.SIGHUP)
 
     def stop(self) -> None:
-        """Ask it to end, and wait; safe to call twice."""
+        """Stop it and wait; a second call has no effect."""
         if self.is_alive:
             self.process.terminate()
         try:
@@ -88,19 +88,21 @@ class Child:
         self._listener.join(POLL_S)
 
 
-def watch(parent: int, drain_s: float, command: Sequence[str]) -> int:
-    """Run `command` until it ends, somebody asks to end, or `parent` is gone; its status, 128 and
-    the signal's number where it was killed."""
-    asked, hung_up = threading.Event(), threading.Event()
-    signal.signal(signal.SIGHUP, lambda *_: hung_up.set())  # before there is anybody to tell
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
-    signal.signal(signal.SIGINT, lambda *_: asked.set())
+def supervise(parent: int, drain_s: float, command: Sequence[str]) -> int:
+    """Run `command` until it ends, a signal asks to stop, or `parent` is gone; return its status.
+
+    The status is 128 plus the signal's number if the command was killed.
+    """
+    stopping, hung_up = threading.Event(), threading.Event()
+    signal.signal(signal.SIGHUP, lambda *_: hung_up.set())  # until there is a child to send it to
+    signal.signal(signal.SIGTERM, lambda *_: stopping.set())
+    signal.signal(signal.SIGINT, lambda *_: stopping.set())
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     signal.signal(signal.SIGHUP, lambda *_: child.send_signal(signal.SIGHUP))
     if hung_up.is_set():
         child.send_signal(signal.SIGHUP)
-    while child.poll() is None and not asked.is_set() and os.getppid() == parent:
-        asked.wait(POLL_S)
+    while child.poll() is None and not stopping.is_set() and os.getppid() == parent:
+        stopping.wait(POLL_S)
     if child.poll() is None:
         child.terminate()
         until_s = time.monotonic() + drain_s
@@ -113,9 +115,9 @@ def watch(parent: int, drain_s: float, command: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run what stands behind `--`."""
+    """Run the command after `--`."""
     at = list(arguments).index("--")
-    return watch(os.getppid(), float(arguments[0]), list(arguments[at + 1 :]))
+    return supervise(os.getppid(), float(arguments[0]), list(arguments[at + 1 :]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Servers that say they are there, and the gateway's file that names them.
+"""Membership of servers, and the gateway's configuration file that lists them.
 
-A server is a member while it has said so within the last seconds; the file is written anew when the
-members have changed, and never without any: a gateway needs one, and the last one may come back.
+A server is a member if it has registered within the last SILENT_S seconds. The file is rewritten
+when the members change, but never empty: a gateway needs a server, and the last one may come back.
 """
 
 import os
@@ -11,34 +11,36 @@ from pathlib import Path
 
 import msgspec
 
-SILENT_S = 15.0
-"""A member that says nothing for so long is not there any more."""
+MEMBER_TIMEOUT_S = 15.0
+"""Seconds without a registration after which a server is no member."""
 
 
 @dataclass(slots=True)
 class Members:
-    """The URLs of the servers in `file`; `changed` is called when it was written."""
+    """The servers' URLs in `file`; `changed` is called after each write."""
 
     file: Path
     changed: Callable[[], None]
     key_env: str = ""
     heard_s: dict[str, float] = field(default_factory=dict)
     written: tuple[str, ...] = ()
-    """Whom the file names."""
+    """The URLs in the file."""
 
-    def hear(self, url: str, now_s: float) -> None:
-        """A server says that it is there."""
+    def register(self, url: str, now_s: float) -> None:
+        """Register a server, or renew its registration."""
         self.heard_s[url] = now_s
-        self.look(now_s)
+        self.update(now_s)
 
-    def leave(self, url: str, now_s: float) -> None:
-        """A server says that it ends."""
+    def deregister(self, url: str, now_s: float) -> None:
+        """Remove a server that is about to end."""
         self.heard_s.pop(url, None)
-        self.look(now_s)
+        self.update(now_s)
 
-    def look(self, now_s: float) -> None:
-        """Forget who is silent; write the file where the members are others than it says."""
-        self.heard_s = {u: at_s for u, at_s in self.heard_s.items() if now_s - at_s < SILENT_S}
+    def update(self, now_s: float) -> None:
+        """Drop members that are silent, and write the file if the members differ from it."""
+        self.heard_s = {
+            u: at_s for u, at_s in self.heard_s.items() if now_s - at_s < MEMBER_TIMEOUT_S
+        }
         urls = tuple(sorted(self.heard_s))
         if urls and urls != self.written:
             rows = [{"url": f"{url}/v1", "key_env": self.key_env} for url in urls]
@@ -47,5 +49,5 @@ class Members:
             new = self.file.with_suffix(".new")
             new.write_bytes(msgspec.yaml.encode({"upstreams": rows}))
             os.replace(new, self.file)
-            self.changed()  # where that fails the next look tries it again
+            self.changed()  # if it fails, the next update tries again
             self.written = urls

@@ -1,4 +1,4 @@
-"""What is to be placed, and where: two YAML files.
+"""The two YAML files of a placement: models and machines.
 
     models.yaml                              machines.yaml
     models:                                  machines:
@@ -12,10 +12,10 @@
       draft: {memory: 3GiB}                    node: {memory: 80GiB, devices: 8, price: 30}
       large: {folder: /models/large, ranks: 4}
 
-A model's bytes are those of its weights in that format, and of the KV of so many sequences of that
-length; or `memory` says them. A copy on several `ranks` takes a device for each, all of one machine
-(`--tensor-parallel-size`). `memory` of a machine is that of each of its `devices`, of which
-`reserve` is left free (2GiB by default).
+A model needs the bytes of its weights in that format, and of the KV of `sequences` sequences of
+`context` tokens; or `memory` states them. A copy with several `ranks` takes a device for each, all
+on one machine (`--tensor-parallel-size`). `memory` of a machine is that of each of its `devices`,
+of which `reserve` stays free (2GiB by default).
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from headway.cluster.place import Host, Replica
+from headway.cluster.place import ModelReplica, PlacementMachine
 from headway.config.cache_config import DEFAULT_BLOCK_SIZE
 from headway.config.memory_plan import gib, useful_blocks, with_open_blocks
 from headway.config.options.field import parse_bytes
@@ -35,8 +35,8 @@ from headway.spec.kv_format import APART, ROUNDED, kv_format
 from headway.spec.quantization import Quantization, planned_bytes
 
 
-class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A model as the file has it."""
+class PlacedModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model's row of the file."""
 
     folder: str = ""
     memory: str = ""
@@ -62,8 +62,8 @@ class ModelRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"ranks are 1 to {MOST_RANKS}")
 
 
-class HostRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A kind of machine as the file has it."""
+class MachineRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A machine's row of the file."""
 
     memory: str
     price: float = 0.0
@@ -78,61 +78,63 @@ class HostRow(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
             raise ValueError(f"devices are 1 to {MOST_RANKS}")
 
 
-def read_models(path: Path) -> list[Replica]:
-    """Every replica of the models in a file; raises UsageError that names the row and the fix."""
-    found = []
-    for name, row in rows(path, "models", ModelRow):
+def read_models(path: Path) -> list[ModelReplica]:
+    """Read all replicas of a file; raises UsageError that names the row and the fix."""
+    replicas = []
+    for name, row in rows(path, "models", PlacedModelRow):
         one = replica_of(path, name, row)
-        found += [one] * row.replicas
-    return found
+        replicas += [one] * row.replicas
+    return replicas
 
 
-def read_machines(path: Path) -> list[Host]:
-    """Every machine of a file; raises UsageError that names the row and the fix."""
-    found = []
-    for name, row in rows(path, "machines", HostRow):
+def read_machines(path: Path) -> list[PlacementMachine]:
+    """Read all machines of a file; raises UsageError that names the row and the fix."""
+    machines = []
+    for name, row in rows(path, "machines", MachineRow):
         usable = size(path, name, "memory", row.memory) - size(path, name, "reserve", row.reserve)
         for number in range(1, row.count + 1):
             each = f"{name}-{number}" if row.count > 1 else name
-            host = Host(name=each, num_bytes=max(usable, 0), price=row.price, devices=row.devices)
-            found.append(host)
-    return found
+            host = PlacementMachine(
+                name=each, num_bytes=max(usable, 0), price=row.price, devices=row.devices
+            )
+            machines.append(host)
+    return machines
 
 
 def rows(path: Path, key: str, kind: type[Any]) -> list[tuple[str, Any]]:
-    """(name, row) of the mapping under `key`."""
+    """Return (name, row) of the mapping under `key`."""
     content = read_yaml(path, "The file")
     if not isinstance(content, dict) or not isinstance(content.get(key), dict):
         raise UsageError(
             f"{path} has no mapping {key!r}.", f"Write {key}: and a row for each name."
         )
-    found = []
+    parsed = []
     for name, row in content[key].items():
         try:
-            found.append((str(name), msgspec.convert(row, kind)))
+            parsed.append((str(name), msgspec.convert(row, kind)))
         except msgspec.ValidationError as error:
             raise UsageError(f"{path}, {key}, {name}: {error}.", "Correct that row.") from error
-    return found
+    return parsed
 
 
 def size(path: Path, name: str, field: str, text: str) -> int:
-    """Bytes of a field such as 32GiB."""
+    """Parse the bytes of a field such as 32GiB."""
     try:
-        found = parse_bytes(text)
-        if found < 0:
+        num_bytes = parse_bytes(text)
+        if num_bytes < 0:
             raise ValueError(text)
     except ValueError:
         raise UsageError(
             f"{path}, {name}: {field} is {text!r}.", "Write a number of bytes, such as 32GiB."
         ) from None
-    return int(found)
+    return int(num_bytes)
 
 
-def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
-    """What one copy of a model takes."""
+def replica_of(path: Path, name: str, row: PlacedModelRow) -> ModelReplica:
+    """Return one copy of a model with the bytes that it needs."""
     if row.memory:
         num_bytes = size(path, name, "memory", row.memory)
-        return Replica(
+        return ModelReplica(
             model=name,
             num_bytes=num_bytes,
             ranks=row.ranks,
@@ -153,11 +155,13 @@ def replica_of(path: Path, name: str, row: ModelRow) -> Replica:
     why = (
         f"weights {gib(weights)}, KV {gib(kv)} for {row.sequences} sequences of {context:,} tokens"
     )
-    return Replica(model=name, num_bytes=weights + kv, ranks=row.ranks, apart=row.apart, why=why)
+    return ModelReplica(
+        model=name, num_bytes=weights + kv, ranks=row.ranks, apart=row.apart, why=why
+    )
 
 
 def kv_bytes(spec: ModelSpec, kv_dtype: str, context: int, sequences: int) -> int:
-    """Bytes of the KV blocks that so many sequences fill, as the engine would reserve them."""
+    """Return the bytes of the KV blocks that the engine would reserve for these sequences."""
     size = kv_format(kv_dtype).block_size or DEFAULT_BLOCK_SIZE
     return sum(
         useful_blocks(group, size, context, sequences, context) * group.block_bytes(kv_dtype, size)

@@ -1,15 +1,15 @@
-"""Servers that Ray places, restarts and scales; the gateway carries the traffic.
+"""Servers that Ray places, restarts and scales, behind a Headway gateway.
 
     serve run headway.cluster.ray_app:app folder=/models/chat least=1 most=4
 
-A request does not go through Ray: its proxy costs milliseconds, and a stream is broken when its
-replica dies. Each replica of `Server` runs `headway serve` and tells the gateway that it is there,
-and that it ends before it takes no more requests; the one replica of `Gateway` runs `headway
-gateway` over those, and streams go on in another one.
-Ray starts a server again whose `/health` fails. How many there are `scale_policy` says, by the
-attainment that is predicted (`scale.py`), not by how busy they are.
+Requests do not go through Ray's proxy, which costs milliseconds and breaks a stream when its
+replica dies. Each replica of `RayServer` runs `headway serve`; it registers at the gateway, and
+deregisters before it stops accepting requests. The one replica of `Gateway` runs `headway gateway`
+over them, and continues the streams of a dead server on another one. Ray restarts a server whose
+`/health` fails. `scale_policy` sets the number of servers, by predicted attainment (`scale.py`) and
+not by utilization.
 
-Ray is imported where it is needed alone: the extra `ray` installs it.
+Ray is imported only inside functions: the extra `ray` installs it.
 """
 
 import json
@@ -27,27 +27,27 @@ import msgspec
 
 from headway.cluster.child import Child
 from headway.cluster.members import Members
-from headway.cluster.scale import Load, Scaler, Target
+from headway.cluster.scale import ClusterLoad, Scaler, ScaleTarget
 from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, UsageError
 
 log = logging.getLogger(__name__)
 
 KEY_ENV = "HEADWAY_API_KEY"
-TELL_S, LEAVE_S = 3.0, 3.0
-"""How often a server says that it is there, and how long it says that it ends."""
-TOLD_S = 30.0
-"""So long a new server waits for the gateway to know it: then Ray ends an old one."""
-TIMEOUT_S = 10.0
-MINUTE = 60
-"""The window of `/stats` that attainment is read from."""
+REGISTER_S, DEREGISTER_TIMEOUT_S = 3.0, 3.0
+"""Seconds between registrations of a server, and the time limit of its deregistration."""
+FIRST_REGISTRATION_S = 30.0
+"""Seconds that a new server waits for its registration, before Ray may end an old one."""
+CALL_TIMEOUT_S = 10.0
+WINDOW_S = 60
+"""The window of `/stats` from which attainment is read."""
 
 
-class Wanted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
-    """What the application is started with; `flags` are of `headway serve`.
+class RayAppSettings(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True):
+    """The arguments of the application; `flags` are of `headway serve`.
 
-    `port` is the gateway's, which runs on a node that has `gateway_resource`, where that is named.
-    A server takes `num_cpus` and `num_gpus` of Ray's; `lead_s` is what one needs until it is ready.
+    `port` is the gateway's, which runs on a node with `gateway_resource`, if that is given. A
+    server uses `num_cpus` and `num_gpus` of Ray; `lead_s` is the time until a new one is ready.
     """
 
     folder: str
@@ -66,92 +66,93 @@ class Wanted(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=Tr
     ready_s: float = 900.0
 
 
-def wanted_of(arguments: dict[str, Any]) -> Wanted:
-    """The arguments, checked; raises UsageError."""
+def parse_arguments(arguments: dict[str, Any]) -> RayAppSettings:
+    """Parse and check the arguments; raises UsageError."""
     try:
-        wanted = msgspec.convert(arguments, Wanted, strict=False)
+        settings = msgspec.convert(arguments, RayAppSettings, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"The application's arguments: {error}.", str(Wanted.__doc__)) from error
-    if not 0 < wanted.least <= wanted.most:
         raise UsageError(
-            f"least is {wanted.least} and most {wanted.most}.", "Give 1 <= least <= most."
+            f"The application's arguments: {error}.", str(RayAppSettings.__doc__)
+        ) from error
+    if not 0 < settings.least <= settings.most:
+        raise UsageError(
+            f"least is {settings.least} and most {settings.most}.", "Give 1 <= least <= most."
         )
-    return wanted
+    return settings
 
 
 def command_of(verb: str, *arguments: str) -> list[str]:
-    """A verb of ours in this Python."""
+    """Return the command line of a Headway verb in this Python."""
     return [sys.executable, "-m", "headway.cli.main", verb, *arguments]
 
 
 # ── servers ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class Server:
+class RayServer:
     """One `headway serve`, as a replica of Ray Serve."""
 
-    def __init__(self, wanted: Wanted) -> None:
-        """Start it and wait until it is ready and the gateway knows it. Raises HeadwayError."""
-        self.wanted = wanted
-        host = wanted.host or own_address()
+    def __init__(self, settings: RayAppSettings) -> None:
+        """Start it and wait until it is ready and registered. Raises HeadwayError."""
+        self.settings = settings
+        host = settings.host or own_address()
         command = command_of(
             "serve",
-            wanted.folder,
+            settings.folder,
             f"--host={host}",
             "--port=0",
-            f"--drain-timeout={wanted.drain_s:g}",
-            *wanted.flags,
+            f"--drain-timeout={settings.drain_s:g}",
+            *settings.flags,
         )
-        self.child = Child(command, drain_s=wanted.drain_s, ready_s=wanted.ready_s)
-        self._ends, self._told = threading.Event(), threading.Event()
-        self._teller = threading.Thread(target=self._tell_on, daemon=True)
-        self._teller.start()
-        self._told.wait(TOLD_S)
+        self.child = Child(command, drain_s=settings.drain_s, ready_s=settings.ready_s)
+        self._ends, self._registered = threading.Event(), threading.Event()
+        self._registration = threading.Thread(target=self._keep_registered, daemon=True)
+        self._registration.start()
+        self._registered.wait(FIRST_REGISTRATION_S)
 
-    def _tell_on(self) -> None:
-        """Say that it is there until it ends; a gateway that is being started again hears later."""
+    def _keep_registered(self) -> None:
+        """Register until the server ends; after a restart of the gateway the next one succeeds."""
         while True:
-            if self.child.is_alive and self._tell("hear", TIMEOUT_S):
-                self._told.set()
-            if self._ends.wait(TELL_S):
+            if self.child.is_alive and self._call_gateway("register", CALL_TIMEOUT_S):
+                self._registered.set()
+            if self._ends.wait(REGISTER_S):
                 break
-        self._tell("leave", LEAVE_S)
+        self._call_gateway("deregister", DEREGISTER_TIMEOUT_S)
 
-    def _tell(self, what: str, limit_s: float) -> bool:
-        """Whether this method of the gateway could be called with its URL."""
+    def _call_gateway(self, method: str, limit_s: float) -> bool:
+        """Call this method of the gateway with the server's URL; return whether that succeeded."""
         try:
-            getattr(gateway(), what).remote(self.child.url).result(timeout_s=limit_s)
-        except Exception as error:  # whatever Ray raises while the gateway is not there
-            log.warning("the gateway was not told to %s %s: %r", what, self.child.url, error)
+            getattr(gateway(), method).remote(self.child.url).result(timeout_s=limit_s)
+        except Exception as error:  # any error of Ray while the gateway is not running
+            log.warning("the gateway did not %s %s: %r", method, self.child.url, error)
             return False
         return True
 
     def url(self) -> str:
-        """Where it listens."""
+        """The URL at which the server listens."""
         return self.child.url
 
     def check_health(self) -> None:
-        """Called by Ray; raises where the server is not alive, and Ray starts another."""
+        """Called by Ray; raises if the server is not alive, and Ray starts another."""
         if not self.child.is_alive:
             raise HeadwayError("The server has ended.", "Look at its log.")
         fetch(self.child.url + "/health")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Ray for `scale_policy`, which runs elsewhere: the target goes with the load."""
-        told = told_by(json.loads(fetch(self.child.url + "/stats")))
-        return told | {"target": self.wanted.attainment, "lead_s": self.wanted.lead_s}
+        """Called by Ray for `scale_policy`, which runs elsewhere: the load, with the target."""
+        figures = load_from_stats(json.loads(fetch(self.child.url + "/stats")))
+        return figures | {"target": self.settings.attainment, "lead_s": self.settings.lead_s}
 
     def __del__(self) -> None:
-        """Called by Ray when the replica is to end: nobody asks it any more, and answers that run
-        are drained."""
-        if hasattr(self, "_teller"):
+        """Called by Ray to end the replica: it deregisters, and running requests are drained."""
+        if hasattr(self, "_registration"):
             self._ends.set()
-            self._teller.join(TIMEOUT_S)
+            self._registration.join(CALL_TIMEOUT_S)
             self.child.stop()
 
 
 def own_address() -> str:
-    """The address of this node in the cluster."""
+    """Return the address of this node in the cluster."""
     from ray.util import get_node_ip_address
 
     address: str = get_node_ip_address()
@@ -159,7 +160,7 @@ def own_address() -> str:
 
 
 def gateway() -> Any:
-    """The handle of the gateway of this application."""
+    """Return the handle of this application's gateway."""
     from ray import serve
 
     name = serve.get_replica_context().app_name
@@ -167,12 +168,12 @@ def gateway() -> Any:
 
 
 def fetch(url: str) -> bytes:
-    """The body of a GET. Raises HeadwayError."""
+    """Return the body of a GET request. Raises HeadwayError."""
     key = os.environ.get(KEY_ENV, "")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with urllib.request.urlopen(
-            urllib.request.Request(url, headers=headers), timeout=TIMEOUT_S
+            urllib.request.Request(url, headers=headers), timeout=CALL_TIMEOUT_S
         ) as answer:
             body: bytes = answer.read()
             return body
@@ -184,11 +185,11 @@ def fetch(url: str) -> bytes:
 
 
 class Gateway:
-    """One `headway gateway` over the servers that say they are there."""
+    """One `headway gateway` over the registered servers."""
 
-    def __init__(self, wanted: Wanted, servers: Any = None) -> None:
-        """It is started when the first server is heard of. `servers` are started before it."""
-        self.wanted, self.servers = wanted, servers
+    def __init__(self, settings: RayAppSettings, servers: Any = None) -> None:
+        """It starts with the first registered server. `servers` are deployed before it."""
+        self.settings, self.servers = settings, servers
         self.child: Child | None = None
         self.clock = SystemClock()
         self._folder = tempfile.TemporaryDirectory(prefix="headway-")
@@ -196,48 +197,48 @@ class Gateway:
         key_env = KEY_ENV if os.environ.get(KEY_ENV) else ""
         self.members = Members(Path(self._folder.name) / "gateway.yaml", self._reload, key_env)
 
-    def hear(self, url: str) -> None:
-        """A server is there."""
+    def register(self, url: str) -> None:
+        """Register a server."""
         with self._lock:
-            self.members.hear(url, self.clock.now_s())
+            self.members.register(url, self.clock.now_s())
 
-    def leave(self, url: str) -> None:
-        """A server ends."""
+    def deregister(self, url: str) -> None:
+        """Deregister a server."""
         with self._lock:
-            self.members.leave(url, self.clock.now_s())
+            self.members.deregister(url, self.clock.now_s())
 
     def _reload(self) -> None:
-        """Who is there has changed."""
+        """Apply a change of the members."""
         if self.child is not None and self.child.is_alive:
             self.child.hang_up()
             return
-        host = self.wanted.host or "0.0.0.0"
+        host = self.settings.host or "0.0.0.0"
         flags = [
             f"--host={host}",
-            f"--port={self.wanted.port}",
-            f"--drain-timeout={self.wanted.drain_s:g}",
-            *self.wanted.gateway_flags,
+            f"--port={self.settings.port}",
+            f"--drain-timeout={self.settings.drain_s:g}",
+            *self.settings.gateway_flags,
         ]
         command = command_of("gateway", str(self.members.file), *flags)
-        self.child = Child(command, drain_s=self.wanted.drain_s, ready_s=TIMEOUT_S * 6)
+        self.child = Child(command, drain_s=self.settings.drain_s, ready_s=CALL_TIMEOUT_S * 6)
 
     def url(self) -> str:
-        """Where clients ask; "" before any server was there."""
+        """The URL for clients; "" before the first server is registered."""
         return self.child.url if self.child is not None else ""
 
-    def there(self) -> list[str]:
-        """The servers that it sends requests to."""
+    def member_urls(self) -> list[str]:
+        """The servers that the gateway uses."""
         return list(self.members.written)
 
     def check_health(self) -> None:
-        """Called by Ray; raises where the gateway was there and is no more."""
+        """Called by Ray; raises if the gateway has run and is not alive."""
         with self._lock:
-            self.members.look(self.clock.now_s())
+            self.members.update(self.clock.now_s())
         if self.child is not None and not self.child.is_alive:
             raise HeadwayError("The gateway has ended.", "Look at its log.")
 
     def __del__(self) -> None:
-        """Called by Ray when the replica is to end."""
+        """Called by Ray to end the replica."""
         child: Child | None = getattr(self, "child", None)
         if child is not None:
             child.stop()
@@ -246,12 +247,12 @@ class Gateway:
 # ── how many ────────────────────────────────────────────────────────────────────────────────────
 
 
-def told_by(stats: dict[str, Any]) -> dict[str, float]:
-    """What `/stats` of a server says of its load: figures alone, for Ray passes no others on.
+def load_from_stats(stats: dict[str, Any]) -> dict[str, float]:
+    """Return the load in `/stats` of a server, as numbers only, as Ray requires.
 
-    `judged` requests of the last minute, of which `met` met their objectives.
+    Of the `judged` requests of the last minute, `met` met their objectives.
     """
-    window = next(each for each in stats["windows"] if each["seconds"] == MINUTE)
+    window = next(each for each in stats["windows"] if each["seconds"] == WINDOW_S)
     return {
         "asked": float(sum(stats["now"]["engines_asked"])),
         "in_progress": float(stats["now"]["num_requests"]),
@@ -261,40 +262,40 @@ def told_by(stats: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def load_of(told: dict[str, dict[Any, float]], servers: int) -> Load:
-    """The load of all servers, from {figure: {replica: value}}."""
-    total = {name: sum(values.values()) for name, values in told.items()}
+def load_of(figures: dict[str, dict[Any, float]], servers: int) -> ClusterLoad:
+    """Sum the load of all servers, from {figure: {replica: value}}."""
+    total = {name: sum(values.values()) for name, values in figures.items()}
     judged = total.get("judged", 0.0)
-    return Load(
-        asked=total.get("asked", 0.0),
+    return ClusterLoad(
+        engines_needed=total.get("asked", 0.0),
         in_progress=total.get("in_progress", 0.0),
         servers=servers,
         attainment=total.get("met", 0.0) / judged if judged else None,
     )
 
 
-def most_of(told: dict[str, dict[Any, float]], name: str, usual: float) -> float:
-    """The largest that a replica told of a figure."""
-    return max(told.get(name, {}).values(), default=usual)
+def max_of(figures: dict[str, dict[Any, float]], name: str, default: float) -> float:
+    """Return the largest value of a figure over the replicas."""
+    return max(figures.get(name, {}).values(), default=default)
 
 
 def scale_policy(context: Any) -> tuple[int, dict[str, Any]]:
-    """How many servers Ray is to run, and what is remembered until it asks again.
+    """Return the number of servers for Ray, and the state for the next call.
 
-    `context` is its AutoscalingContext.
+    `context` is Ray's AutoscalingContext.
     """
     state: dict[str, Any] = dict(context.policy_state or {})
-    told = context.aggregated_metrics or {}
-    usual = Target()
-    scaler = state.get("scaler") or Scaler(usual)
-    scaler.target = Target(
-        attainment=most_of(told, "target", usual.attainment),
+    figures = context.aggregated_metrics or {}
+    default = ScaleTarget()
+    scaler = state.get("scaler") or Scaler(default)
+    scaler.target = ScaleTarget(
+        attainment=max_of(figures, "target", default.attainment),
         least=context.capacity_adjusted_min_replicas,
         most=context.capacity_adjusted_max_replicas,
-        engines=round(most_of(told, "engines", usual.engines)),
-        lead_s=most_of(told, "lead_s", usual.lead_s),
+        engines=round(max_of(figures, "engines", default.engines)),
+        lead_s=max_of(figures, "lead_s", default.lead_s),
     )
-    decision = scaler.decide(SystemClock().now_s(), load_of(told, context.current_num_replicas))
+    decision = scaler.decide(SystemClock().now_s(), load_of(figures, context.current_num_replicas))
     if decision.servers != context.current_num_replicas:
         log.info(
             "%d servers, %.1f%% predicted: %s",
@@ -303,39 +304,39 @@ def scale_policy(context: Any) -> tuple[int, dict[str, Any]]:
     return decision.servers, {**state, "scaler": scaler}
 
 
-def options_of(wanted: Wanted) -> dict[str, Any]:
-    """What Ray is told of the servers."""
+def options_of(settings: RayAppSettings) -> dict[str, Any]:
+    """Return Ray's deployment options of the servers."""
     return {
         "name": "server",
         "autoscaling_config": {
-            "min_replicas": wanted.least,
-            "max_replicas": wanted.most,
-            "metrics_interval_s": TELL_S,
-            "look_back_period_s": 2 * TELL_S,
+            "min_replicas": settings.least,
+            "max_replicas": settings.most,
+            "metrics_interval_s": REGISTER_S,
+            "look_back_period_s": 2 * REGISTER_S,
             "upscale_delay_s": 0.0,
             "downscale_delay_s": 0.0,
             "policy": {"policy_function": "headway.cluster.ray_app:scale_policy"},
         },
-        "ray_actor_options": {"num_cpus": wanted.num_cpus, "num_gpus": wanted.num_gpus},
-        "health_check_period_s": TELL_S,
-        "health_check_timeout_s": 3 * TIMEOUT_S,
-        "graceful_shutdown_timeout_s": wanted.drain_s + 2 * TIMEOUT_S,
+        "ray_actor_options": {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+        "health_check_period_s": REGISTER_S,
+        "health_check_timeout_s": 3 * CALL_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": settings.drain_s + 2 * CALL_TIMEOUT_S,
     }
 
 
 def app(arguments: dict[str, Any]) -> Any:
-    """The application for `serve run` and for a RayService; raises UsageError."""
+    """Return the application for `serve run` and for a RayService; raises UsageError."""
     from ray import serve
 
-    wanted = wanted_of(arguments)
-    servers = serve.deployment(Server).options(**options_of(wanted)).bind(wanted)
-    takes: dict[str, Any] = {"num_cpus": 0.1}
-    if wanted.gateway_resource:
-        takes["resources"] = {wanted.gateway_resource: 0.001}
-    own = {
+    settings = parse_arguments(arguments)
+    servers = serve.deployment(RayServer).options(**options_of(settings)).bind(settings)
+    actor_options: dict[str, Any] = {"num_cpus": 0.1}
+    if settings.gateway_resource:
+        actor_options["resources"] = {settings.gateway_resource: 0.001}
+    gateway_options = {
         "name": "gateway",
         "num_replicas": 1,
-        "ray_actor_options": takes,
-        "graceful_shutdown_timeout_s": wanted.drain_s + 2 * TIMEOUT_S,
+        "ray_actor_options": actor_options,
+        "graceful_shutdown_timeout_s": settings.drain_s + 2 * CALL_TIMEOUT_S,
     }
-    return serve.deployment(Gateway).options(**own).bind(wanted, servers)
+    return serve.deployment(Gateway).options(**gateway_options).bind(settings, servers)

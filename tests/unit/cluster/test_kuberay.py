@@ -105,7 +105,7 @@ def test_the_application_is_ours_and_its_arguments_are_known(service):
     found = application(service)
     module, _, name = found["import_path"].partition(":")
     assert getattr(sys.modules[module], name) is ray_app.app
-    wanted = ray_app.wanted_of(found["args"])
+    wanted = ray_app.parse_arguments(found["args"])
     cluster = service["spec"]["rayClusterConfig"]
     (group,) = cluster["workerGroupSpecs"]
     assert group["maxReplicas"] >= wanted.most and group["minReplicas"] >= wanted.least
@@ -124,7 +124,7 @@ def test_clients_find_the_gateway_on_the_head_alone(service):
     assert selector.items() <= head["metadata"]["labels"].items()
     for worker in workers:
         assert not selector.items() <= worker["metadata"]["labels"].items()
-    wanted = ray_app.wanted_of(application(service)["args"])
+    wanted = ray_app.parse_arguments(application(service)["args"])
     start = service["spec"]["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]
     assert f'\\"{wanted.gateway_resource}\\"' in start["resources"]
     (port,) = head["spec"]["containers"][0]["ports"]

@@ -9,13 +9,21 @@ import numpy as np
 import pytest
 
 from headway.cli.main import main
-from headway.cluster.place import EXACT_UP_TO, Host, Placement, Replica, cost, place, refusals
+from headway.cluster.place import (
+    MAX_EXACT_REPLICAS,
+    ModelReplica,
+    Placement,
+    PlacementMachine,
+    cost,
+    place,
+    refusals,
+)
 
 GIB = 2**30
 EMBEDDED = Path(__file__).resolve().parents[3] / "src/headway/embedded/headway-tiny"
 
 
-def check(replicas: list[Replica], machines: list[Host], found: Placement) -> None:
+def check(replicas: list[ModelReplica], machines: list[PlacementMachine], found: Placement) -> None:
     """Nothing is on two machines or beyond one; copies that are to be apart are."""
     assert len(found.hosts) == len(found.devices) == len(replicas)
     for at, machine in enumerate(machines):
@@ -31,9 +39,9 @@ def check(replicas: list[Replica], machines: list[Host], found: Placement) -> No
     assert found.price == pytest.approx(cost(found.hosts, machines))
 
 
-def draw(source: random.Random, most: int) -> tuple[list[Replica], list[Host]]:
+def draw(source: random.Random, most: int) -> tuple[list[ModelReplica], list[PlacementMachine]]:
     replicas = [
-        Replica(
+        ModelReplica(
             model=source.choice("abcd"),
             num_bytes=source.choice([1, 2, 3, 5, 8, 13]),
             apart=source.random() < 0.2,
@@ -41,13 +49,15 @@ def draw(source: random.Random, most: int) -> tuple[list[Replica], list[Host]]:
         for _ in range(source.randint(1, most))
     ]
     machines = [
-        Host(name=str(n), num_bytes=source.choice([8, 16, 21]), price=source.choice([0, 1, 1.5, 3]))
+        PlacementMachine(
+            name=str(n), num_bytes=source.choice([8, 16, 21]), price=source.choice([0, 1, 1.5, 3])
+        )
         for n in range(source.randint(1, 4))
     ]
     return replicas, machines
 
 
-def cheapest(replicas: list[Replica], machines: list[Host]) -> float | None:
+def cheapest(replicas: list[ModelReplica], machines: list[PlacementMachine]) -> float | None:
     """By trying everything; None where not all can be placed."""
     ways = [
         [
@@ -71,10 +81,12 @@ def cheapest(replicas: list[Replica], machines: list[Host]) -> float | None:
     return best
 
 
-def alone(replicas: list[Replica]) -> list[Replica]:
+def alone(replicas: list[ModelReplica]) -> list[ModelReplica]:
     """Copies of a model agree whether they are to be apart, as rows of a file do."""
     apart = {replica.model: replica.apart for replica in replicas}
-    return [Replica(model=r.model, num_bytes=r.num_bytes, apart=apart[r.model]) for r in replicas]
+    return [
+        ModelReplica(model=r.model, num_bytes=r.num_bytes, apart=apart[r.model]) for r in replicas
+    ]
 
 
 def test_two_hundred_small_instances_are_placed_at_the_least_price():
@@ -93,7 +105,9 @@ def test_two_hundred_small_instances_are_placed_at_the_least_price():
             assert found.price == pytest.approx(best)
 
 
-def cheapest_by_subsets(replicas: list[Replica], machines: list[Host]) -> float | None:
+def cheapest_by_subsets(
+    replicas: list[ModelReplica], machines: list[PlacementMachine]
+) -> float | None:
     """The least price, of every set of replicas: a machine more either takes one of its fullest
     sets from it, or nothing. None where not all can be placed."""
     masks = np.arange(2 ** len(replicas))
@@ -116,9 +130,9 @@ def test_two_hundred_instances_of_up_to_twelve_are_placed_at_the_least_price():
     """Nine replicas in the mean; about half of them have room for all."""
     source, placed = random.Random(7), 0
     for number in range(200):
-        replicas, machines = draw(source, EXACT_UP_TO)
+        replicas, machines = draw(source, MAX_EXACT_REPLICAS)
         while len(replicas) < 6:
-            replicas, machines = draw(source, EXACT_UP_TO)
+            replicas, machines = draw(source, MAX_EXACT_REPLICAS)
         replicas, machines = alone(replicas), machines * (1 + number % 3)
         found, best = place(replicas, machines), cheapest_by_subsets(replicas, machines)
         check(replicas, machines, found)
@@ -140,9 +154,9 @@ def test_the_two_oracles_agree():
 def test_twelve_replicas_are_searched_to_the_end_and_never_dearer_than_first_fit():
     source = random.Random(5)
     for _ in range(40):
-        replicas, machines = draw(source, EXACT_UP_TO)
+        replicas, machines = draw(source, MAX_EXACT_REPLICAS)
         machines = [
-            Host(name=f"{m.name}{n}", num_bytes=m.num_bytes, price=m.price)
+            PlacementMachine(name=f"{m.name}{n}", num_bytes=m.num_bytes, price=m.price)
             for m in machines
             for n in range(3)
         ]
@@ -157,7 +171,7 @@ def test_replicas_of_several_ranks_are_on_devices_of_one_machine():
     source, placed = random.Random(9), 0
     for _ in range(150):
         replicas = [
-            Replica(
+            ModelReplica(
                 model=source.choice("ab"),
                 num_bytes=source.choice([2, 3, 5, 8, 12]),
                 ranks=source.choice([1, 1, 2, 3]),
@@ -165,7 +179,7 @@ def test_replicas_of_several_ranks_are_on_devices_of_one_machine():
             for _ in range(source.randint(1, 4))
         ]
         machines = [
-            Host(
+            PlacementMachine(
                 name=str(n),
                 num_bytes=source.choice([4, 6, 8]),
                 price=source.choice([0, 1, 1.5, 3]),
@@ -185,17 +199,19 @@ def test_replicas_of_several_ranks_are_on_devices_of_one_machine():
 
 def test_devices_of_a_machine_are_filled_alike():
     """Five bytes are on each of four: two on their own, one cut in two."""
-    replicas = [Replica(model="a", num_bytes=5), Replica(model="b", num_bytes=5)]
-    replicas.append(Replica(model="c", num_bytes=10, ranks=2))
-    found = place(replicas, [Host(name="node", num_bytes=16, price=1, devices=4)])
-    check(replicas, [Host(name="node", num_bytes=16, price=1, devices=4)], found)
+    replicas = [ModelReplica(model="a", num_bytes=5), ModelReplica(model="b", num_bytes=5)]
+    replicas.append(ModelReplica(model="c", num_bytes=10, ranks=2))
+    found = place(replicas, [PlacementMachine(name="node", num_bytes=16, price=1, devices=4)])
+    check(replicas, [PlacementMachine(name="node", num_bytes=16, price=1, devices=4)], found)
     assert sorted(itertools.chain(*found.devices)) == [0, 1, 2, 3]
 
 
 def test_a_thousand_models_on_a_hundred_machines():
     source = random.Random(6)
-    replicas = [Replica(model=str(n), num_bytes=source.randint(1, 20) * GIB) for n in range(1000)]
-    machines = [Host(name=str(n), num_bytes=128 * GIB, price=1) for n in range(100)]
+    replicas = [
+        ModelReplica(model=str(n), num_bytes=source.randint(1, 20) * GIB) for n in range(1000)
+    ]
+    machines = [PlacementMachine(name=str(n), num_bytes=128 * GIB, price=1) for n in range(100)]
     found = place(replicas, machines)
     check(replicas, machines, found)
     assert None not in found.hosts
@@ -205,9 +221,16 @@ def test_a_thousand_models_on_a_hundred_machines():
 
 
 def test_of_equal_prices_the_fullest_machine_is_as_empty_as_can_be():
-    replicas = [Replica(model=str(n), num_bytes=size) for n, size in enumerate([4, 4, 2, 2])]
-    found = place(replicas, [Host(name="a", num_bytes=16), Host(name="b", num_bytes=16)])
-    check(replicas, [Host(name="a", num_bytes=16), Host(name="b", num_bytes=16)], found)
+    replicas = [ModelReplica(model=str(n), num_bytes=size) for n, size in enumerate([4, 4, 2, 2])]
+    found = place(
+        replicas,
+        [PlacementMachine(name="a", num_bytes=16), PlacementMachine(name="b", num_bytes=16)],
+    )
+    check(
+        replicas,
+        [PlacementMachine(name="a", num_bytes=16), PlacementMachine(name="b", num_bytes=16)],
+        found,
+    )
     sizes = [sum(r.num_bytes for r, h in zip(replicas, found.hosts) if h == at) for at in (0, 1)]
     assert sizes == [6, 6]
 

@@ -14,8 +14,8 @@ import yaml
 
 from headway.cluster import ray_app
 from headway.cluster.child import Child
-from headway.cluster.members import SILENT_S, Members
-from headway.cluster.scale import Load
+from headway.cluster.members import MEMBER_TIMEOUT_S, Members
+from headway.cluster.scale import ClusterLoad
 from headway.core.errors import HeadwayError, UsageError
 from headway.gateway.config import read_config
 
@@ -67,7 +67,7 @@ def test_a_child_greets_reads_again_and_ends():
     child = Child(python(GREETS), drain_s=30.0, ready_s=60.0)
     assert child.url == "http://127.0.0.1:1234" and child.is_alive
     child.hang_up()
-    wait_until(lambda: "read again" in child._said)
+    wait_until(lambda: "read again" in child._output)
     child.stop()
     child.stop()
     assert not child.is_alive and child.process.returncode == 0
@@ -119,10 +119,10 @@ class Room:
 
 def test_the_file_names_who_is_there_and_the_gateway_reads_it(tmp_path):
     room = Room(tmp_path)
-    room.members.hear("http://10.0.0.2:81", 0.0)
-    room.members.hear("http://10.0.0.1:80", 1.0)
+    room.members.register("http://10.0.0.2:81", 0.0)
+    room.members.register("http://10.0.0.1:80", 1.0)
     for now_s in (3.0, 6.0, 9.0):
-        room.members.hear("http://10.0.0.2:81", now_s)
+        room.members.register("http://10.0.0.2:81", now_s)
     assert room.written == [
         ["http://10.0.0.2:81/v1"],
         ["http://10.0.0.1:80/v1", "http://10.0.0.2:81/v1"],
@@ -134,13 +134,13 @@ def test_the_file_names_who_is_there_and_the_gateway_reads_it(tmp_path):
 def test_who_is_silent_or_leaves_is_not_named_but_for_the_last(tmp_path):
     room = Room(tmp_path)
     for number in (1, 2, 3):
-        room.members.hear(f"http://s{number}", 0.0)
-    room.members.leave("http://s3", 1.0)
-    room.members.hear("http://s1", SILENT_S)
+        room.members.register(f"http://s{number}", 0.0)
+    room.members.deregister("http://s3", 1.0)
+    room.members.register("http://s1", MEMBER_TIMEOUT_S)
     assert room.written[-1] == ["http://s1/v1"]
-    room.members.look(9 * SILENT_S)
+    room.members.update(9 * MEMBER_TIMEOUT_S)
     assert room.members.heard_s == {} and room.written[-1] == ["http://s1/v1"]
-    room.members.hear("http://s4", 9 * SILENT_S)
+    room.members.register("http://s4", 9 * MEMBER_TIMEOUT_S)
     assert room.written[-1] == ["http://s4/v1"]
 
 
@@ -155,28 +155,28 @@ def test_a_gateway_that_could_not_be_started_is_tried_again(tmp_path):
 
     members = Members(tmp_path / "gateway.yaml", changed)
     with pytest.raises(HeadwayError, match="taken"):
-        members.hear("http://s1", 0.0)
+        members.register("http://s1", 0.0)
     assert members.written == ()
     for now_s in (3.0, 6.0):
-        members.hear("http://s1", now_s)
+        members.register("http://s1", now_s)
     assert members.written == ("http://s1",) and len(tries) == 2
 
 
 def test_a_server_that_ends_is_named_no_more(monkeypatch, request):
     monkeypatch.setattr(ray_app.Gateway, "_reload", lambda self: None)
-    gateway = ray_app.Gateway(ray_app.wanted_of({"folder": "/m"}))
+    gateway = ray_app.Gateway(ray_app.parse_arguments({"folder": "/m"}))
     request.addfinalizer(gateway._folder.cleanup)
     for url in ("http://s1", "http://s2"):
-        gateway.hear(url)
-    gateway.leave("http://s1")
-    assert gateway.there() == ["http://s2"]
-    gateway.leave("http://s2")
-    assert gateway.there() == ["http://s2"], "a gateway needs one"
+        gateway.register(url)
+    gateway.deregister("http://s1")
+    assert gateway.member_urls() == ["http://s2"]
+    gateway.deregister("http://s2")
+    assert gateway.member_urls() == ["http://s2"], "a gateway needs one"
 
 
 def test_servers_that_want_a_key_are_asked_with_it(tmp_path, monkeypatch):
     room = Room(tmp_path, "HEADWAY_API_KEY")
-    room.members.hear("http://s1", 0.0)
+    room.members.register("http://s1", 0.0)
     monkeypatch.setenv("HEADWAY_API_KEY", "secret")
     assert read_config(room.members.file).upstreams[0].key_env == "HEADWAY_API_KEY"
 
@@ -196,12 +196,15 @@ def stats(asked=1.2, requests=24, judged=50, met=49, engines=1) -> dict[str, Any
 
 
 def test_loads_of_servers_add_up():
-    told = [ray_app.told_by(stats()), ray_app.told_by(stats(asked=0.6, met=40))]
+    told = [ray_app.load_from_stats(stats()), ray_app.load_from_stats(stats(asked=0.6, met=40))]
     by_figure = {name: dict(enumerate(each[name] for each in told)) for name in told[0]}
-    assert ray_app.load_of(by_figure, 2) == Load(
-        asked=pytest.approx(1.8), in_progress=48.0, servers=2, attainment=pytest.approx(0.89)
+    assert ray_app.load_of(by_figure, 2) == ClusterLoad(
+        engines_needed=pytest.approx(1.8),
+        in_progress=48.0,
+        servers=2,
+        attainment=pytest.approx(0.89),
     )
-    assert ray_app.load_of({}, 1) == Load(asked=0.0, in_progress=0.0, servers=1)
+    assert ray_app.load_of({}, 1) == ClusterLoad(engines_needed=0.0, in_progress=0.0, servers=1)
 
 
 class Context(SimpleNamespace):
@@ -218,7 +221,7 @@ class Context(SimpleNamespace):
 
 
 def test_the_policy_asks_for_what_is_wanted_and_remembers():
-    told = ray_app.told_by(stats(asked=2.4, requests=48)) | {"target": 0.95, "lead_s": 60.0}
+    told = ray_app.load_from_stats(stats(asked=2.4, requests=48)) | {"target": 0.95, "lead_s": 60.0}
     servers, state = ray_app.scale_policy(Context(told, 1, {}))
     assert servers == 4
     assert ray_app.scale_policy(Context(told, 4, state))[0] == 4
@@ -233,7 +236,7 @@ def test_before_anything_was_told_nothing_changes():
 
 
 def test_a_server_of_two_engines_counts_twice():
-    told = ray_app.told_by(stats(asked=2.4, requests=48, engines=2)) | {"target": 0.95}
+    told = ray_app.load_from_stats(stats(asked=2.4, requests=48, engines=2)) | {"target": 0.95}
     assert ray_app.scale_policy(Context(told, 1, {}))[0] == 2
 
 
@@ -241,9 +244,11 @@ def test_a_server_of_two_engines_counts_twice():
 
 
 def test_arguments_come_as_text_too():
-    wanted = ray_app.wanted_of({"folder": "/m", "least": "2", "most": "3", "flags": ["--seed=1"]})
-    assert (wanted.least, wanted.most, wanted.flags) == (2, 3, ["--seed=1"])
-    options = ray_app.options_of(wanted)
+    settings = ray_app.parse_arguments(
+        {"folder": "/m", "least": "2", "most": "3", "flags": ["--seed=1"]}
+    )
+    assert (settings.least, settings.most, settings.flags) == (2, 3, ["--seed=1"])
+    options = ray_app.options_of(settings)
     assert options["autoscaling_config"]["max_replicas"] == 3
     policy = options["autoscaling_config"]["policy"]["policy_function"]
     module, _, name = policy.partition(":")
@@ -262,11 +267,11 @@ def test_arguments_come_as_text_too():
 )
 def test_arguments_that_do_not_fit_are_named(arguments, why):
     with pytest.raises(UsageError, match=why):
-        ray_app.wanted_of(arguments)
+        ray_app.parse_arguments(arguments)
 
 
 def test_a_server_that_does_not_answer_is_not_healthy():
-    server = ray_app.Server.__new__(ray_app.Server)
+    server = ray_app.RayServer.__new__(ray_app.RayServer)
     server.child = SimpleNamespace(is_alive=True, url="http://127.0.0.1:1")
     with pytest.raises(HeadwayError, match="/health"):
         server.check_health()
@@ -297,18 +302,18 @@ def handle(happened: list[str], is_there: bool) -> SimpleNamespace:
 
         return SimpleNamespace(remote=lambda url: SimpleNamespace(result=result))
 
-    return SimpleNamespace(hear=method("hear"), leave=method("leave"))
+    return SimpleNamespace(register=method("register"), deregister=method("deregister"))
 
 
 @pytest.mark.parametrize("is_there", [True, False])
 def test_a_server_comes_and_leaves_before_it_drains(monkeypatch, is_there: bool):
     """Without a gateway it ends all the same."""
     monkeypatch.setattr(ray_app, "Child", FakeChild)
-    monkeypatch.setattr(ray_app, "TOLD_S", 60.0 if is_there else 0.1)
+    monkeypatch.setattr(ray_app, "FIRST_REGISTRATION_S", 60.0 if is_there else 0.1)
     happened: list[str] = []
     monkeypatch.setattr(ray_app, "gateway", lambda: handle(happened, is_there))
-    server = ray_app.Server(ray_app.wanted_of({"folder": "/m", "host": "127.0.0.1"}))
-    assert happened == ["hear"] * is_there, "before Ray takes it for started"
+    server = ray_app.RayServer(ray_app.parse_arguments({"folder": "/m", "host": "127.0.0.1"}))
+    assert happened == ["register"] * is_there, "before Ray takes it for started"
     server.child.happened = happened
     server.__del__()
-    assert happened[-2:] == ["leave", "stop"] if is_there else happened == ["stop"]
+    assert happened[-2:] == ["deregister", "stop"] if is_there else happened == ["stop"]
