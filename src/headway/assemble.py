@@ -1,7 +1,7 @@
-"""The one file that joins an engine to a runtime, and the engine process's entry point.
+"""The file that joins an engine to a runtime, and the entry point of the engine process.
 
-`assemble` reads a model folder, resolves the settings and returns a ready `Engine`; torch is
-imported here and not before. `python -m headway.assemble` is what the server's client starts.
+`assemble` reads a model folder, resolves the settings and returns a ready `Engine`. Torch is
+imported only here, inside functions. The server's client starts `python -m headway.assemble`.
 """
 
 import json
@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 NULL_STEP_S = 0.01
-CALIBRATION_S, GUESSES_S = 0.8, 1.5
+CALIBRATION_S, DRAFT_CALIBRATION_S = 0.8, 1.5
 MAX_MASK_THREADS = 8
 PEERS = "peers"
-"""The argument of an engine process that hands sequences over and takes them over."""
+"""Argument of an engine process that exchanges sequences with the server's other engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembled:
-    """An engine, what it serves, and why it is set up so."""
+    """An engine, its model, and its settings with their reasons."""
 
     engine: Engine
     spec: ModelSpec
@@ -57,17 +57,19 @@ class Assembled:
 
 
 def plan_settings(
-    folder: Path, options: EngineOptions, there: int = 0
+    folder: Path, options: EngineOptions, shared_bytes: int = 0
 ) -> tuple[ModelSpec, Settings, list[Reason], Machine]:
-    """Everything that is decided before weights are read: what `--dry-run` prints.
+    """Decide everything that does not need the weights: this is what `--dry-run` prints.
 
-    Of the weights so many bytes are `there` already, in memory that this engine shares.
+    `shared_bytes` of the weights are already in memory that this engine shares.
     """
     from headway.runtime.native.available import best_instruction_set
 
     accelerator = None if options.device == "cpu" else probe_cuda(options.device)
     machine = probe_machine(accelerator, best_instruction_set())
-    machine = replace(machine, free_bytes=min(machine.free_bytes + there, machine.total_bytes))
+    machine = replace(
+        machine, free_bytes=min(machine.free_bytes + shared_bytes, machine.total_bytes)
+    )
     whole, why = with_formats(folder, read_spec(folder, options), options, machine)
     spec = as_served(whole, options)
     draft = read_draft(folder, options, spec)
@@ -91,8 +93,9 @@ def plan_settings(
 def with_formats(
     folder: Path, spec: ModelSpec, options: EngineOptions, machine: Machine
 ) -> tuple[ModelSpec, str]:
-    """(the spec with a measured format for each matrix, why), where int4 is asked for without a
-    group; else (the spec as it is, "")."""
+    """Return (the spec with a measured format for each matrix, why) for int4 without a group;
+    else (the unchanged spec, "").
+    """
     if not measures_formats(options, choose_device(options, machine)[0]):
         return spec, ""
     from headway.compress.at_load import choose_formats
@@ -102,9 +105,9 @@ def with_formats(
 
 
 def read_spec(model: Path, options: EngineOptions) -> ModelSpec:
-    """The dimensions of a model, and the formats of its matrices where some are quantized.
+    """Return the dimensions of a model, and the formats of its quantized matrices.
 
-    Those are in the weights' headers and scales: random weights have none.
+    Formats are read from the headers and scales of the weights, so random weights have none.
     """
     spec = read_model_spec(model)
     if not spec.quantization or options.load_format == "dummy":
@@ -117,7 +120,8 @@ def read_spec(model: Path, options: EngineOptions) -> ModelSpec:
 def read_draft(
     folder: Path, options: EngineOptions, spec: ModelSpec
 ) -> tuple[Path, ModelSpec] | None:
-    """The drafting model's folder and dimensions, or None; UsageError where it cannot draft."""
+    """Return the draft model's folder and dimensions, or None; raises UsageError if it cannot
+    draft."""
     if not options.draft_model:
         return None
     path = model_folder(options.draft_model)
@@ -134,26 +138,26 @@ def read_draft(
 
 
 def read_draft_head(folder: Path, options: EngineOptions, spec: ModelSpec) -> DraftHead | None:
-    """The layer or the heads that draft and lie in the folder, where the options may use them.
+    """Return the draft layer (EAGLE) or Medusa heads in the folder, if the options allow them.
 
     Raises CheckpointError for a file that does not fit.
     """
-    named = choose_method(options).split(",")
-    if named == ["auto"] and not options.draft_model:
-        named = ["eagle", "medusa"]
+    methods = choose_method(options).split(",")
+    if methods == ["auto"] and not options.draft_model:
+        methods = ["eagle", "medusa"]
     from headway.runtime.eagle_file import read_eagle_spec
     from headway.runtime.medusa_file import read_medusa_spec
 
     draft_head: DraftHead | None = None
-    if "eagle" in named:
+    if "eagle" in methods:
         draft_head = read_eagle_spec(folder, spec)
-    if draft_head is None and "medusa" in named:
+    if draft_head is None and "medusa" in methods:
         draft_head = read_medusa_spec(folder, spec)
     return draft_head
 
 
 def check_same_tokens(model: Path, draft: Path) -> None:
-    """Raise UsageError where a token id stands for other text in the draft's tokenizer.
+    """Raise UsageError if a token id has another text in the draft's tokenizer.
 
     Ids that only one of them has are padding, and never proposed.
     """
@@ -183,7 +187,7 @@ def check_same_tokens(model: Path, draft: Path) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examined:
-    """A machine and the plan for one model on it; `flops_per_s` by type, 0 and {} unmeasured."""
+    """A machine and the plan of one model on it; `ceilings` and `flops_per_s` may be unmeasured."""
 
     spec: ModelSpec
     settings: Settings
@@ -196,7 +200,7 @@ class Examined:
 
 
 def examine_machine(folder: Path, options: EngineOptions, budget_s: float) -> Examined:
-    """Choose kernels and measure ceilings for `budget_s`, without reading weights."""
+    """Choose kernels and measure ceilings for `budget_s` seconds, without the weights."""
     spec, settings, reasons, machine = plan_settings(folder, options)
     from headway.runtime.attention import choose_attention
     from headway.runtime.kernels import choose_kernels
@@ -223,7 +227,7 @@ def examine_machine(folder: Path, options: EngineOptions, budget_s: float) -> Ex
 
 
 def probe_cuda(device: str) -> Accelerator | None:
-    """The CUDA device, or None; without a driver torch is not even imported."""
+    """Return the CUDA device, or None; torch is not imported if there is no driver."""
     if device == "auto" and not Path("/dev/nvidiactl").exists():
         return None
     from headway.runtime.cuda.available import probe_accelerator
@@ -241,12 +245,12 @@ def assemble(
 ) -> Assembled:
     """Load the model of `folder` and join it to an engine; raises HeadwayError.
 
-    `weights`: descriptors of memory where several engines have theirs, `runtime.shared_weights`.
+    `weights` are descriptors of memory that several engines share, see `runtime.shared_weights`.
     """
     from headway.runtime.shared_weights import filled_bytes
 
-    there = filled_bytes(weights)
-    spec, settings, reasons, machine = plan_settings(folder, options, there)
+    shared_bytes = filled_bytes(weights)
+    spec, settings, reasons, machine = plan_settings(folder, options, shared_bytes)
     executor = make_executor(folder, options, spec, settings, machine, progress, weights)
     engine = Engine(
         executor,
@@ -261,12 +265,12 @@ def assemble(
         engine.warm_up()
         if options.executor != "null" and clock is None:
             calibrate(engine, CALIBRATION_S)
-            calibrate_guesses(engine, GUESSES_S)
+            calibrate_guesses(engine, DRAFT_CALIBRATION_S)
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 
 def check_joins(engine: Engine) -> None:
-    """Raise UsageError for an engine whose blocks nobody could fetch, or find."""
+    """Raise UsageError for an engine whose KV blocks other engines cannot find or fetch."""
     if not engine.settings.cache.prefix_cache:
         raise UsageError(
             "Without a prefix cache no engine finds what another has computed.",
@@ -282,11 +286,11 @@ def check_joins(engine: Engine) -> None:
 def join_peers(
     engine: Engine, folder: Path, address: str, *, secret: bytes = b"", root: Path | None = None
 ) -> Handover:
-    """Let `engine`, of the model in `folder`, hand sequences over and take them over.
+    """Let `engine`, with the model of `folder`, exchange sequences with other engines.
 
-    `address` is "unix:PATH" or "HOST:PORT"; across machines all are given one `secret`. Digests of
-    the weights are kept beside `root`, by default that of the disk tier. Raises OSError, and
-    UsageError for an engine whose blocks nobody could fetch or find.
+    `address` is "unix:PATH" or "HOST:PORT"; engines on several machines need the same `secret`.
+    Digests of the weights are stored next to `root`, by default that of the disk tier. Raises
+    OSError, and UsageError for an engine whose KV blocks other engines cannot find or fetch.
     """
     check_joins(engine)
     assert hasattr(engine.executor, "join_peers")
@@ -301,7 +305,7 @@ def make_grammars(
     settings: Settings,
     clock: Clock | None = None,
 ) -> Grammars | None:
-    """Structured output for the model, or None where it runs without a tokenizer.
+    """Return the grammars for structured output, or None for a model without a tokenizer.
 
     Masks are computed on the cores that the model leaves free.
     """
@@ -322,7 +326,7 @@ def make_executor(
     progress: Progress | None,
     weights: Sequence[int] = (),
 ) -> Executor:
-    """The executor named by `--executor`."""
+    """Return the executor named by `--executor`."""
     if options.executor == "null":
         from headway.runtime.null import NullExecutor
 
@@ -351,7 +355,7 @@ def make_executor(
             f"Memory for weights that the engines share could not be had: {error}.",
             "Serve a smaller model, or free memory.",
         ) from error
-    keep_freed()  # not before: what loading frees goes back to the system
+    keep_freed()  # after loading: memory that loading frees goes back to the system
     return executor
 
 
@@ -361,8 +365,9 @@ def share_weights(
     draft: tuple[Path, ModelSpec] | None,
     weights: Sequence[int],
 ) -> "list[SharedWeights]":
-    """Where the model's weights lie, and its drafter's, for several engines; [] where each has its
-    own. The first is entered if nobody else is about it.
+    """Return the memory of the model's and its drafter's weights that several engines share.
+
+    Without shared memory it is []. The first one is entered if no other engine is filling it.
     """
     if not weights or settings.device != "cpu" or settings.load_format == "dummy":
         return []
@@ -376,16 +381,16 @@ def share_weights(
     drafter = replace(key, folder=draft[0]).text_of_files() if draft else text_of_drafter(folder)
     texts = key.text_of_files(), drafter
     longest_s = patience_s(sum(path.stat().st_size for path in key.files))
-    found = [SharedWeights(one, text, longest_s) for one, text in zip(weights, texts, strict=True)]
-    found[0].enter(waits=False)
-    return found
+    shared = [SharedWeights(one, text, longest_s) for one, text in zip(weights, texts, strict=True)]
+    shared[0].enter(waits=False)
+    return shared
 
 
 def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> "Lookup | None":
-    """Begin to look for the packed weights of `folder`, where some are kept; needs no torch.
+    """Start the lookup of packed weights of `folder` in the cache; torch is not needed.
 
-    An engine that is `alone` has them in memory of its own, where the plan leaves so much free;
-    one that shares them copies them from the file.
+    An engine that is `alone` loads them into its own memory, if the plan leaves enough free; an
+    engine with shared memory copies them from the file.
     """
     from headway.runtime.native.available import best_instruction_set, compiled_module
     from headway.runtime.weight_cache import Lookup, WeightCache, default_folder
@@ -409,9 +414,9 @@ def look_up_weights(folder: Path, settings: Settings, *, alone: bool = True) -> 
 
 
 def main(arguments: list[str]) -> int:
-    """Run an engine process: arguments are the socket folder, the model folder, then options.
+    """Run an engine process; arguments are the socket folder, the model folder, then options.
 
-    With PEERS before these it is joined to the other engines of its server.
+    PEERS before the options joins it to the other engines of its server.
     """
     from headway.engine.process import serve_engine
 

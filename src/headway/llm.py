@@ -1,4 +1,4 @@
-"""The offline API: the engine in the caller's own process, without HTTP, in vLLM's shape.
+"""The offline API, in vLLM's shape: the engine in the caller's process, without HTTP.
 
     from headway import LLM, SamplingParams
 
@@ -6,7 +6,7 @@
     for output in llm.generate(["Once upon a time"], SamplingParams(max_tokens=32)):
         print(output.outputs[0].text)
 
-It is the same engine, scheduler and text as the server's.
+Engine, scheduler and text processing are those of the server.
 """
 
 import itertools
@@ -55,7 +55,7 @@ class CompletionOutput:
 
 @dataclass(slots=True, kw_only=True)
 class RequestOutput:
-    """One prompt and its answers, in the order of the prompts given."""
+    """One prompt and its answers."""
 
     request_id: str
     prompt: str | None
@@ -66,18 +66,18 @@ class RequestOutput:
 
 
 class LLM:
-    """A model in this process: of a folder, or by name one that comes along.
+    """A model in this process: that of a folder, or an embedded one by name.
 
     Keyword arguments are the engine's options: `dtype`, `max_model_len`, `device`, `kv_memory`,
     `skip_tokenizer_init` and the rest of --help=all.
 
-    Raises HeadwayError when the folder cannot be served.
+    Raises HeadwayError if the folder cannot be served.
     """
 
     def __init__(self, model: str | Path, **options: Any) -> None:
         folder = model_folder(model)
         self.options = make_options(options)
-        read_model_spec(folder)  # a folder without a model is told before one without a tokenizer
+        read_model_spec(folder)  # so that a missing model is reported before a missing tokenizer
         self.tokenizer: Tokenizer | None = None
         if not self.options.skip_tokenizer_init:
             template = self.options.chat_template
@@ -94,7 +94,7 @@ class LLM:
         self._request_ids = itertools.count(1)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What the model's generation_config.json says, else the defaults."""
+        """Return the parameters of the model's generation_config.json, else the defaults."""
         return SamplingParams(**self._sampling)
 
     def generate(
@@ -105,12 +105,12 @@ class LLM:
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete each prompt; returns the outputs in the same order.
+        """Complete each prompt; return the outputs in the order of the prompts.
 
-        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. One
-        SamplingParams serves all prompts, or there is one for each. Of `priority`, one number a
-        prompt, the lower goes first under the policy of that name. Raises RequestError, before
-        anything runs, when a prompt or a parameter cannot be honoured.
+        A prompt is text, a list of token ids, or a dict with `prompt` or `prompt_token_ids`. There
+        is one SamplingParams for all prompts, or one for each. `priority` has one number per
+        prompt; under the policy `priority`, the lowest goes first. Raises RequestError before
+        anything runs if a prompt or a parameter is invalid.
         """
         listed = as_list(prompts)
         if sampling_params is None:
@@ -153,7 +153,7 @@ class LLM:
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[Delta]:
-        """The deltas of one prompt's first answer as they come; leaving early frees its blocks."""
+        """Yield the deltas of a prompt's first answer; closing the iterator frees its KV blocks."""
         request = self._request(prompt, sampling_params)
         answer = Answer(request, self.tokenizer)
         self.engine.add(request)
@@ -184,7 +184,7 @@ class LLM:
         return list(prompt)
 
     def needs_tokenizer(self) -> Tokenizer:
-        """The tokenizer, or a UsageError where the LLM was made without one."""
+        """Return the tokenizer; raises UsageError if the LLM was made without one."""
         if self.tokenizer is None:
             raise UsageError(
                 "This LLM was made with skip_tokenizer_init=True.",
@@ -205,7 +205,7 @@ class LLM:
             with items_bar("Prompts", len(requests), show_progress) as advance:
                 for request_id, delta in self._deltas(answers):
                     output = outputs[request_id]
-                    self._take(output, delta)
+                    self._append_delta(output, delta)
                     if answers[request_id].num_unfinished == 0 and not output.finished:
                         output.finished = True
                         advance()
@@ -215,7 +215,7 @@ class LLM:
         return list(outputs.values())
 
     def _deltas(self, answers: dict[int, Answer]) -> Iterator[tuple[int, Delta]]:
-        """Step the engine until all of `answers` are complete."""
+        """Run the engine until all of `answers` are complete."""
         self.engine.flush()
         while any(answer.num_unfinished for answer in answers.values()):
             self.engine.wait_for_work()
@@ -231,7 +231,7 @@ class LLM:
                         raise ServerFaultError("A step failed; the log says why.")
                     yield update.request_id, delta
 
-    def _take(self, output: RequestOutput, delta: Delta) -> None:
+    def _append_delta(self, output: RequestOutput, delta: Delta) -> None:
         completion = output.outputs[delta.index]
         completion.text += delta.text
         completion.token_ids += delta.token_ids
@@ -245,23 +245,23 @@ class LLM:
             completion.cumulative_logprob = (completion.cumulative_logprob or 0.0) + entry.logprob
 
     def _by_id(self, entry: TokenLogprobs | None) -> dict[int, Logprob] | None:
-        """{token id: Logprob} of one position: the alternatives and the token itself."""
+        """Return {token id: Logprob} of one position: the alternatives and the token itself."""
         if entry is None:
             return None
         ranked = zip(itertools.count(1), entry.top_ids, entry.top_logprobs)
-        found = {
+        by_id = {
             token_id: Logprob(logprob, rank, self._text(token_id))
             for rank, token_id, logprob in ranked
         }
-        found[entry.token_id] = Logprob(entry.logprob, entry.rank, self._text(entry.token_id))
-        return found
+        by_id[entry.token_id] = Logprob(entry.logprob, entry.rank, self._text(entry.token_id))
+        return by_id
 
     def _text(self, token_id: int) -> str:
         return self.tokenizer.piece(token_id).decode("utf-8", "replace") if self.tokenizer else ""
 
 
 def make_options(given: dict[str, Any]) -> EngineOptions:
-    """EngineOptions from keyword arguments; an unknown one is a UsageError that names it."""
+    """Return EngineOptions from keyword arguments; raises UsageError for an unknown one."""
     arguments = []
     for name, value in given.items():
         if value is not None:
@@ -273,7 +273,7 @@ def make_options(given: dict[str, Any]) -> EngineOptions:
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several, as a list: [1, 2] is one prompt of two tokens."""
+    """Return one prompt or several as a list: [1, 2] is one prompt of two tokens."""
     if isinstance(prompts, str | dict):
         return [prompts]
     listed = list(prompts)
@@ -283,7 +283,7 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def new_output(request: Request, prompt: Prompt) -> RequestOutput:
-    """An output with nothing generated yet."""
+    """Return an output without generated text."""
     text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
     return RequestOutput(
         request_id=str(request.request_id),

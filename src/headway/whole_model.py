@@ -1,7 +1,7 @@
-"""A folder as evaluations ask it: chats answered, texts scored, every probability at hand.
+"""A folder's model for evaluations: answers to chats, scores of texts, all probabilities.
 
-`FolderModel` is the `core.scoring.WholeModel` of an offline engine. What it tells is computed by
-the engine, the executor and the kernels that serve, so that a change to any of them is judged.
+`FolderModel` is the `core.scoring.WholeModel` of an offline engine. It uses the engine, executor
+and kernels that serve, so that evaluations cover changes in any of them.
 """
 
 from collections.abc import Sequence
@@ -19,25 +19,26 @@ from headway.spec.gguf.header import is_gguf
 from headway.spec.quantization import bytes_per_weight
 
 
-class Telling(Executor, Protocol):
-    """An executor that can tell all probabilities of the step it was given."""
+class DistributionExecutor(Executor, Protocol):
+    """An executor that can return all probabilities of its last step."""
 
     def distributions(self) -> list[np.ndarray]:
-        """fp32 log-probabilities, (tokens, vocabulary), for each row of the submitted plan."""
+        """Return fp32 log-probabilities, (tokens, vocabulary), for each row of the submitted
+        plan."""
         ...
 
 
-class Tap:
-    """An executor over another; while `kept` is a list, all distributions are added to it."""
+class RecordingExecutor:
+    """Wraps an executor; while `recorded` is a list, it collects all distributions."""
 
-    def __init__(self, executor: Telling) -> None:
+    def __init__(self, executor: DistributionExecutor) -> None:
         self._executor = executor
-        self.kept: list[np.ndarray] | None = None
+        self.recorded: list[np.ndarray] | None = None
 
     def submit(self, plan: StepPlan) -> None:
         self._executor.submit(plan)
-        if self.kept is not None:
-            self.kept += self._executor.distributions()
+        if self.recorded is not None:
+            self.recorded += self._executor.distributions()
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
         self._executor.sample(step, masks)
@@ -53,15 +54,15 @@ class Tap:
 
 
 class FolderModel:
-    """The model of a folder; keyword arguments are the engine's options, as of `headway.LLM`."""
+    """The model of a folder; keyword arguments are the engine's options, as in `headway.LLM`."""
 
     def __init__(self, folder: str | Path, *, name: str = "", **options: Any) -> None:
         self.name = name or Path(folder).name
         self._folder = Path(folder)
         self.llm = LLM(folder, **options)
         self.tokenizer = self.llm.needs_tokenizer()
-        self._tap = Tap(self.llm.engine.executor)  # type: ignore[arg-type]
-        self.llm.engine.executor = self._tap
+        self._recorder = RecordingExecutor(self.llm.engine.executor)  # type: ignore[arg-type]
+        self.llm.engine.executor = self._recorder
 
     @property
     def max_model_len(self) -> int:
@@ -70,7 +71,7 @@ class FolderModel:
 
     @property
     def bits(self) -> float:
-        """Bits a weight of the matrices, in the mean; a GGUF file's are those of the whole file."""
+        """Mean bits per weight of the matrices; for a GGUF file, of the whole file."""
         spec, settings = self.llm.spec, self.llm.settings
         if is_gguf(self._folder):
             return 8 * self._folder.stat().st_size / spec.num_parameters
@@ -80,9 +81,10 @@ class FolderModel:
     def generate(
         self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
     ) -> list[str | None]:
-        """Greedy answers; None where a chat and `max_tokens` exceed the context, as served.
+        """Return greedy answers; None if a chat and `max_tokens` exceed the context, as when
+        served.
 
-        A model without a chat template is given a transcript to continue.
+        A model without a chat template continues a transcript.
         """
         template = self.tokenizer.template is not None
         prompts = [
@@ -102,48 +104,48 @@ class FolderModel:
         return [next(outputs).outputs[0].text if fit else None for fit in fits]
 
     def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
-        """The log-probability of every token of these texts, in their order."""
+        """Return the log-probability of every token of these texts, in order."""
         outputs = self.llm.generate(list(texts), scoring(top), use_tqdm=False)
         return [score_of(output, top) for output in outputs]
 
     def score_ids(self, rows: Sequence[list[int]], *, top: int = 0) -> list[Score]:
-        """The same of token ids."""
+        """Return the scores of token ids."""
         prompts = [{"prompt_token_ids": ids} for ids in rows]
         outputs = self.llm.generate(prompts, scoring(top), use_tqdm=False)
         return [score_of(output, top) for output in outputs]
 
     def encode(self, text: str) -> list[int]:
-        """Token ids, with the special tokens that the model's tokenizer adds."""
+        """Return token ids, with the special tokens that the model's tokenizer adds."""
         return self.tokenizer.encode(text)
 
     def distributions(self, token_ids: list[int]) -> np.ndarray:
-        """float32 [T, V]: the log-probabilities of the token after each of the T positions.
+        """Return float32 [T, V]: log-probabilities of the token after each of the T positions.
 
-        Raises RequestError when T is not less than the context.
+        Raises RequestError if T is not less than the context.
         """
-        kept: list[np.ndarray] = []
-        self._tap.kept = kept
+        recorded: list[np.ndarray] = []
+        self._recorder.recorded = recorded
         try:
             self.llm.generate({"prompt_token_ids": token_ids}, scoring(0), use_tqdm=False)
         finally:
-            self._tap.kept = None
-        return np.concatenate(kept)
+            self._recorder.recorded = None
+        return np.concatenate(recorded)
 
 
 def scoring(top: int) -> SamplingParams:
-    """Ask for the prompt's log-probabilities; the one token that is generated is dropped."""
+    """Return parameters for log-probabilities of the prompt; the one generated token is dropped."""
     return SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, prompt_logprobs=top)
 
 
 def score_of(output: RequestOutput, top: int) -> Score:
-    """What the engine said of a prompt; alternatives beyond `top` are left out."""
+    """Convert the engine's output for a prompt; alternatives beyond `top` are dropped."""
     ids = output.prompt_token_ids
-    told = output.prompt_logprobs or [None] * len(ids)
+    entries = output.prompt_logprobs or [None] * len(ids)
     return Score(
         token_ids=ids,
-        logprobs=[entry[i].logprob if entry else None for i, entry in zip(ids, told)],
+        logprobs=[entry[i].logprob if entry else None for i, entry in zip(ids, entries)],
         top=[
             {i: each.logprob for i, each in entry.items() if each.rank <= top} if entry else {}
-            for entry in told
+            for entry in entries
         ],
     )

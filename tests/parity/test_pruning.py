@@ -269,7 +269,7 @@ def test_what_is_promised_is_no_more_than_bytes_and_products_allow():
 
 
 @pytest.mark.parametrize(
-    ("family", "wanted", "word"),
+    ("family", "settings", "word"),
     [
         ("llama", PruneSettings(), "Nothing is to be removed"),
         ("llama", PruneSettings(layers=2), "--layers 2"),

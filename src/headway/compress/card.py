@@ -100,7 +100,7 @@ def as_json(plan: QuantizationResult) -> dict[str, object]:
         content["search"] = {
             "predicted_kl": plan.mixture.predicted_kl,
             "kl": plan.mixture.kl,
-            "bound": plan.mixture.content.bound,
+            "bound": plan.mixture.allocation.bound,
             "choices": {
                 module: {"format": str(c.format), "kl": c.kl, "bytes": c.num_bytes,
                          "seconds": c.seconds}

@@ -191,9 +191,9 @@ def select_rows(rows: Rows, model: RowModel) -> Rows:
     """Return as many rows as the search has time for, with at least MIN_TOKENS tokens."""
     allowed = int(MAX_FLOPS / (FLOPS_PER_PARAMETER * model.spec.active_parameters))
     max_tokens = min(max(allowed, MIN_TOKENS), MAX_TOKENS)
-    allocation: Rows = []
+    selection: Rows = []
     for row in rows:
-        room = max_tokens - sum(map(len, allocation))
+        room = max_tokens - sum(map(len, selection))
         if room > 1:
-            allocation.append(row[:room])
-    return allocation
+            selection.append(row[:room])
+    return selection

@@ -38,7 +38,7 @@ class Moments:
 
     inputs: int
     normalized: bool = False
-    add_call: int = 0
+    count: int = 0
     outer_II: Tensor = field(init=False)
     amax_I: Tensor = field(init=False)
     size_I: Tensor = field(init=False)
@@ -53,12 +53,12 @@ class Moments:
         x = x[torch.isfinite(x).all(-1)]
         if not len(x):
             return
-        self.add_call += len(x)
+        self.count += len(x)
         counted = x
         if self.normalized:
             counted = x / x.square().mean(-1, keepdim=True).sqrt().clamp_min(MIN_RMS)
         x_IT = counted.T.contiguous()
-        if self.add_call > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
+        if self.count > EXACT_TOKENS and self.outer_II.dtype != torch.float64:
             self.outer_II = self.outer_II.double()
         for begin in range(0, self.inputs, COLUMNS_AT_ONCE):
             stripe = self.outer_II[begin : begin + COLUMNS_AT_ONCE, begin:]
@@ -69,7 +69,7 @@ class Moments:
     @property
     def mean_size(self) -> Tensor:
         """Mean |x| of each input."""
-        return self.size_I / max(self.add_call, 1)
+        return self.size_I / max(self.count, 1)
 
     def rescale(self, scale_I: Tensor) -> None:
         """Adapt the moments to inputs divided by `scale_I`, in place."""
@@ -81,7 +81,7 @@ class Moments:
         """Return the full Σ xxᵀ / T, fp32 (I, I)."""
         upper = torch.triu(self.outer_II)
         whole = upper + torch.triu(self.outer_II, 1).T
-        return (whole / max(self.add_call, 1)).float()
+        return (whole / max(self.count, 1)).float()
 
 
 Place = tuple[str, int | None]
