@@ -11,10 +11,9 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from headway.compress.folder import new_folder, write_model
-from headway.compress.prune.layers import choose_layers
 from headway.compress.prune.masks import METHODS, TWO_OF_FOUR, Pattern, sparsegpt, wanda
 from headway.compress.prune.promise import memory, size_rows, smaller_spec
-from headway.compress.prune.prune import PruneSettings, check, prune
+from headway.compress.prune.prune import PruneSettings, check, choose_layers, prune
 from headway.compress.prune.structure import remove_units
 from headway.compress.train.model import TrainedModel
 from headway.core.errors import HeadwayError, UsageError

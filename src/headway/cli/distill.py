@@ -49,6 +49,7 @@ def distill(call: "VerbCall") -> int:
         )
     check_gate(call)
 
+    from headway.compress.estimate import use_threads
     from headway.compress.folder import check_free  # late: torch
     from headway.compress.train import run as training
     from headway.compress.train.texts import read_sources
@@ -59,7 +60,7 @@ def distill(call: "VerbCall") -> int:
     for folder in [teacher] if options.fresh else [teacher, student]:
         read_model_spec(folder)
         find_files(folder)
-    training.use_threads(options.threads)
+    use_threads(options.threads)
     training.check_same_tokenizer(teacher, student)
     sources = read_sources(options.data, Tokenizer(teacher), options.seed, held_out(call))
     plan = plan_of(options, student)

@@ -35,11 +35,11 @@ def prune(call: "VerbCall") -> int:
     options: PruneOptions = call.options[PruneOptions]
     check_gate(call)
 
+    from headway.compress.estimate import use_threads
     from headway.compress.folder import check_free  # late: torch
     from headway.compress.prune import promise
     from headway.compress.prune.prune import check
     from headway.compress.train.model import spec_of
-    from headway.compress.train.run import use_threads
     from headway.runtime.checkpoint_files import find_files
 
     check_free(out)

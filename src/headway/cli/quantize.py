@@ -40,10 +40,11 @@ def quantize(call: "VerbCall") -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # torch's threads do not spin as they wait
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages: 74 million page faults less
     from headway.compress import produce  # late: torch
+    from headway.compress.estimate import use_threads
     from headway.compress.partial import Partial
 
     recipe = recipe_of(options, folder)
-    produce.use_threads(options.threads or len(os.sched_getaffinity(0)))
+    use_threads(options.threads or len(os.sched_getaffinity(0)))
     model = produce.open_model(folder, recipe)
     if "--dry-run" in call.switches:
         print(outline(model, recipe, options))

@@ -20,13 +20,14 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from headway.cluster.child import Child
-from headway.cluster.members import Members
 from headway.cluster.scale import ClusterLoad, Scaler, ScaleTarget
 from headway.core.clock import SystemClock
 from headway.core.errors import HeadwayError, UsageError
@@ -39,6 +40,8 @@ REGISTER_S, DEREGISTER_TIMEOUT_S = 3.0, 3.0
 FIRST_REGISTRATION_S = 30.0
 """Seconds that a new server waits for its registration, before Ray may end an old one."""
 CALL_TIMEOUT_S = 10.0
+MEMBER_TIMEOUT_S = 15.0
+"""Seconds without a registration after which a server is no member."""
 WINDOW_S = 60
 """The window of `/stats` from which attainment is read."""
 
@@ -182,6 +185,49 @@ def fetch(url: str) -> bytes:
 
 
 # ── the gateway ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True)
+class Members:
+    """Membership of servers, and the gateway's configuration file that lists them.
+
+    A server is a member if it has registered within the last MEMBER_TIMEOUT_S seconds. The file is
+    rewritten when the members change, but never empty: a gateway needs a server, and the last one
+    may come back. `changed` is called after each write.
+    """
+
+    file: Path
+    changed: Callable[[], None]
+    key_env: str = ""
+    heard_s: dict[str, float] = field(default_factory=dict)
+    written: tuple[str, ...] = ()
+    """The URLs in the file."""
+
+    def register(self, url: str, now_s: float) -> None:
+        """Register a server, or renew its registration."""
+        self.heard_s[url] = now_s
+        self.update(now_s)
+
+    def deregister(self, url: str, now_s: float) -> None:
+        """Remove a server that is about to end."""
+        self.heard_s.pop(url, None)
+        self.update(now_s)
+
+    def update(self, now_s: float) -> None:
+        """Drop members that are silent, and write the file if the members differ from it."""
+        self.heard_s = {
+            u: at_s for u, at_s in self.heard_s.items() if now_s - at_s < MEMBER_TIMEOUT_S
+        }
+        urls = tuple(sorted(self.heard_s))
+        if urls and urls != self.written:
+            rows = [{"url": f"{url}/v1", "key_env": self.key_env} for url in urls]
+            if not self.key_env:
+                rows = [{"url": row["url"]} for row in rows]
+            new = self.file.with_suffix(".new")
+            new.write_bytes(msgspec.yaml.encode({"upstreams": rows}))
+            os.replace(new, self.file)
+            self.changed()  # if it fails, the next update tries again
+            self.written = urls
 
 
 class Gateway:

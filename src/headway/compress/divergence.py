@@ -11,8 +11,7 @@ from torch.nn import functional
 
 from headway.compress.matrices import Matrix, layer_matrices
 from headway.compress.partial import Partial, QuantizedLayer
-from headway.compress.quantize import HEAD_NAME
-from headway.compress.rows import RowModel, rows_of
+from headway.compress.rows import HEAD_NAME, RowModel, rows_of
 from headway.runtime.rounding import rounded_rows
 from headway.spec.formats import PLAIN, Format
 
@@ -79,12 +78,6 @@ class KlMeter:
     def _kl(self, x_TH: Tensor, head: Format = PLAIN) -> float:
         other = self._log_probabilities(x_TH, head)
         return float((self.reference.exp() * (self.reference - other)).sum(-1).mean())
-
-
-def modules_of(model: RowModel, index: int) -> list[str]:
-    """Return the names of a layer's modules that are rounded, each once."""
-    matrices = layer_matrices(model.architecture, model.skeleton(index), index)
-    return list(dict.fromkeys(m.module for m in matrices if not m.module.endswith(".router")))
 
 
 def apply_rounding(

@@ -93,3 +93,8 @@ def product_rate() -> float:
         a @ a
         best = min(best, time.perf_counter() - began)
     return float(2 * PROBE_SIZE**3 / best)
+
+
+def use_threads(count: int) -> None:
+    """Torch's own threads, of this process."""
+    torch.set_num_threads(count)

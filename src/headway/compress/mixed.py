@@ -14,9 +14,8 @@ from headway.compress.divergence import KlMeter
 from headway.compress.estimate import matrix_bytes
 from headway.compress.matrices import Matrix, is_router, layer_matrices
 from headway.compress.partial import Partial, QuantizedLayer
-from headway.compress.quantize import HEAD_NAME
 from headway.compress.recipe import Recipe
-from headway.compress.rows import RowModel
+from headway.compress.rows import HEAD_NAME, RowModel
 from headway.compress.search import Allocation, Budget, FormatOption, choose, within_budget
 from headway.compress.sensitivity import measure
 from headway.spec.formats import GROUPS, INT8, PLAIN, Format

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from headway.compress.calibration import CalibrationRows
@@ -17,10 +16,10 @@ from headway.compress.matrices import is_router, layer_matrices
 from headway.compress.mixed import MixedFormats, mix, split
 from headway.compress.packing import FileFormat
 from headway.compress.partial import Partial, QuantizedLayer, format_named
-from headway.compress.quantize import HEAD_NAME, calibrate
+from headway.compress.quantize import calibrate
 from headway.compress.recipe import Recipe, check_groups, fits
 from headway.compress.rotate import RotatedTensors
-from headway.compress.rows import RowModel
+from headway.compress.rows import HEAD_NAME, RowModel
 from headway.compress.search import Budget
 from headway.compress.timing import no_seconds
 from headway.compress.write import (
@@ -60,11 +59,6 @@ class QuantizationResult:
     mixture: MixedFormats | None
     bits: float
     seconds: float
-
-
-def use_threads(count: int) -> None:
-    """How many threads torch computes with from now on."""
-    torch.set_num_threads(count)
 
 
 def open_model(folder: Path, recipe: Recipe) -> RowModel:

@@ -16,13 +16,12 @@ from headway.compress.grid import grid_for
 from headway.compress.matrices import Matrix, is_router, layer_matrices
 from headway.compress.partial import Partial, QuantizedLayer
 from headway.compress.recipe import Recipe, round_matrices
-from headway.compress.rows import RowModel
+from headway.compress.rows import HEAD_NAME, RowModel
 from headway.compress.smooth import smooth_scale
 from headway.compress.statistics import Moments, Place, collect_moments
 from headway.runtime.rounding import RoundedWeight
 from headway.spec.formats import PLAIN, Format
 
-HEAD_NAME = "lm_head"
 HEAD_ROWS = 8192
 """Rows of the head that are rounded together."""
 Advance = Callable[[], None]

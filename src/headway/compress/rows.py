@@ -32,7 +32,8 @@ from headway.spec import ModelSpec, read_model_spec
 
 TOKENS_AT_ONCE = 2048
 """Tokens that go through a layer together: an MLP of 4,864 needs 80 MB for them."""
-EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+EMBEDDING, NORM, HEAD_NAME = "model.embed_tokens.weight", "model.norm.weight", "lm_head"
+HEAD = f"{HEAD_NAME}.weight"
 
 
 def product(x_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:

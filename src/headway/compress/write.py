@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headway.compress.packing import FileFormat, quantization_config, tensors_of
-from headway.compress.rows import EMBEDDING, HEAD, RowModel
+from headway.compress.rows import EMBEDDING, HEAD, HEAD_NAME, RowModel
 from headway.core.errors import UsageError
 from headway.runtime.checkpoint import IGNORED_SUFFIXES
 from headway.runtime.checkpoint_files import BESIDE
@@ -39,7 +39,6 @@ COPIED = (
     "LICENSE",
     "NOTICE",
 )
-HEAD_NAME = "lm_head"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

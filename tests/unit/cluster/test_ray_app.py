@@ -14,7 +14,7 @@ import yaml
 
 from headway.cluster import ray_app
 from headway.cluster.child import Child
-from headway.cluster.members import MEMBER_TIMEOUT_S, Members
+from headway.cluster.ray_app import MEMBER_TIMEOUT_S, Members
 from headway.cluster.scale import ClusterLoad
 from headway.core.errors import HeadwayError, UsageError
 from headway.gateway.config import read_config

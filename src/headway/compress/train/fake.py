@@ -70,10 +70,3 @@ def fake_inputs(x_TH: Tensor, format: Format) -> Tensor:
     with torch.no_grad():
         rounded = rounded_rows(x_TH, format)
     return straight(x_TH, rounded)
-
-
-def dequantized(weight: RoundedWeight) -> Tensor:
-    """level · scale, (O, H) in fp32."""
-    outputs, inputs = weight.levels_OH.shape
-    scales = weight.scales_OG.view(outputs, -1).repeat_interleave(weight.group or inputs, 1)
-    return weight.levels_OH.float() * scales[:, :inputs]

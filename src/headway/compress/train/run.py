@@ -134,11 +134,6 @@ def distill(
     return pair.student
 
 
-def use_threads(count: int) -> None:
-    """Torch's own threads, of this process."""
-    torch.set_num_threads(count)
-
-
 def identity(folder: Path) -> list[object]:
     """Return what identifies a folder: its name, and a hash of its config and weights."""
     digest = hashlib.sha256()

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from headway.compress.folder import copy_text_files, write_model
+from headway.compress.rows import HEAD_NAME
 from headway.compress.train.model import TrainedModel
 from headway.compress.train.student import rounded_layers
-from headway.compress.write import HEAD_NAME, FolderContent, write_config, write_weights
+from headway.compress.write import FolderContent, write_config, write_weights
 from headway.runtime.checkpoint import targets
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import read_json
