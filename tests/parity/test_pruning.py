@@ -134,7 +134,7 @@ def test_units_together_give_what_they_give_one_by_one(
     x = torch.randn(400, 96, generator=drawn) @ torch.randn(96, 96, generator=drawn)
     weight = torch.randn(20, 96, generator=drawn)
     stay, left = remove_units(weight, x.T @ x / 400, size, count, classes)
-    monkeypatch.setattr("headway.compress.prune.structure.PENDING", 1)
+    monkeypatch.setattr("headway.compress.prune.structure.PENDING_ROWS", 1)
     one, each = remove_units(weight, x.T @ x / 400, size, count, classes)
     assert torch.equal(stay, one) and len(stay) == 96 // size - count * classes
     assert_close(left, each, atol=1e-4, rtol=1e-4)
