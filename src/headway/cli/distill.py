@@ -19,7 +19,7 @@ from headway.spec.quantization import Quantization
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.compress.train.run import TeacherStudent, DistillPlan
+    from headway.compress.train.run import DistillPlan, TeacherStudent
 
 CARD = """# {name}
 
@@ -139,7 +139,12 @@ def describe_run(pair: "TeacherStudent", plan: "DistillPlan") -> dict[str, str]:
 
 
 def write(
-    call: "VerbCall", pair: "TeacherStudent", out: Path, run: Path, student: Path, facts: dict[str, Any]
+    call: "VerbCall",
+    pair: "TeacherStudent",
+    out: Path,
+    run: Path,
+    student: Path,
+    facts: dict[str, Any],
 ) -> int:
     """Write the folder with its record, figures and card; nothing where the gate fails."""
     from headway.compress.folder import new_folder

@@ -150,7 +150,9 @@ class Sources:
     The subject is loaded with the call's engine options, A with `reference`.
     """
 
-    def __init__(self, call: "VerbCall", selection: "EvalSettings", reference: EngineOptions) -> None:
+    def __init__(
+        self, call: "VerbCall", selection: "EvalSettings", reference: EngineOptions
+    ) -> None:
         self._options: EvalOptions = call.options[EvalOptions]
         self._engine: EngineOptions = call.options[EngineOptions]
         self._selection = selection
@@ -215,7 +217,7 @@ class Sources:
 
     def _both(self, subject: str | None) -> tuple["EvalReport", "EvalReport"]:
         """Return the reports of A and B; both are loaded at a time unless one is a saved report."""
-        from headway.evals.suites import settings_of_report, evaluate, evaluate_both, select_suites
+        from headway.evals.suites import evaluate, evaluate_both, select_suites, settings_of_report
 
         options = self._options
         of_b = subject, options.model, self._engine
@@ -229,7 +231,11 @@ class Sources:
         elif subject is not None and is_report(subject):
             second = self._stored(subject)
             with self._opened(*of_a) as (model, place):
-                first = evaluate(model, place, select_suites(model, settings_of_report(second, self._selection))[0])
+                first = evaluate(
+                    model,
+                    place,
+                    select_suites(model, settings_of_report(second, self._selection))[0],
+                )
         else:
             with self._opened(*of_b) as b, self._opened(*of_a) as a:
                 return evaluate_both(a, b, self._selection)

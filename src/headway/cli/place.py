@@ -10,7 +10,7 @@ from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.cluster.place import PlacementMachine, Placement, ModelReplica
+    from headway.cluster.place import ModelReplica, Placement, PlacementMachine
 
 UNPLACED_STATUS = 5
 """Exit status where a model has no machine."""
@@ -40,7 +40,9 @@ def place(call: "VerbCall") -> int:
     return UNPLACED_STATUS if refused else 0
 
 
-def table(replicas: "list[ModelReplica]", machines: "list[PlacementMachine]", placement: "Placement") -> str:
+def table(
+    replicas: "list[ModelReplica]", machines: "list[PlacementMachine]", placement: "Placement"
+) -> str:
     """Return a line for each machine in use, with its models and the reasons of their sizes."""
     lines = []
     for at, machine in enumerate(machines):
