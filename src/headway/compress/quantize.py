@@ -136,8 +136,7 @@ def round_group(
     recipe: Recipe,
     rounded: QuantizedLayer,
 ) -> None:
-    """Round these matrices in one format, and record the share of each one's outputs that is
-    lost."""
+    """Round these matrices in one format, and record the share of the outputs that is lost."""
     weights = [work.weights[matrix.weight] for matrix in group.matrices]
     if format == PLAIN:
         return

@@ -242,10 +242,7 @@ class DivergenceReport(msgspec.Struct, kw_only=True):
 def compare(
     first: Model, second: Model, corpora: Corpora, advance: Advance
 ) -> tuple[TextReport, TextReport, DivergenceReport]:
-    """Score both models on each text in one pass, and compare them token by token.
-
-    Raises UsageError if the models tokenize a text differently.
-    """
+    """Score and compare both models token by token; UsageError if they tokenize differently."""
     results, scores = [], []
     for name in corpora.names:
         cut = corpora.cut(name)

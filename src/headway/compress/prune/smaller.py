@@ -47,11 +47,7 @@ class RemainingUnits:
 def smaller_config(
     config: dict[str, Any], spec: ModelSpec, remaining: RemainingUnits
 ) -> dict[str, Any]:
-    """Return config.json with the new sizes, and explicit values for what families derive.
-
-    `head_dim`, because hidden / heads changes; `layer_types` and `no_rope_layers`, because a rule
-    such as every sixth layer would apply to other layers.
-    """
+    """Return config.json with the new sizes, and explicit values for what families derive."""
     smaller = config | {
         "num_hidden_layers": len(remaining.layers),
         "num_attention_heads": len(remaining.heads[0]),
@@ -103,10 +99,7 @@ def smaller_model(
 def cuts(
     spec: ModelSpec, remaining: RemainingUnits, index: int, name: str
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return (rows, columns) of a layer's weight that remain; None for all.
-
-    2 of 3 query heads of 64 over one KV head: rows 0 … 127 (q), 192 … 255 (k), 256 … 319 (v).
-    """
+    """Return (rows, columns) of a layer's weight that remain; None for all of them."""
     layer = remaining.layers[index]
     heads, kv, neurons = remaining.heads[layer], remaining.kv_heads[layer], remaining.neurons[layer]
     q = spread(heads, spec.head_dim)

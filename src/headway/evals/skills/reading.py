@@ -151,10 +151,7 @@ UNSAID = "The text does not say."
 
 
 def refuse(rng: random.Random, level: int) -> Example:
-    """Answer from one, three or six sentences; half of the questions have no answer in the text.
-
-    "Anna has a red kite. Tom has a blue bell." gives the colour of Tom's bell, but not of his kite.
-    """
+    """Answer from one, three or six sentences; the text answers only half of the questions."""
     num_sentences = (1, 3, 6)[level - 1]
     names = rng.sample(words.NAMES, num_sentences + 1)
     things = rng.sample(words.NOUNS, num_sentences + 1)

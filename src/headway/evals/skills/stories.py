@@ -83,8 +83,7 @@ GO_ON = (
 def tell(rng: random.Random, level: int) -> Example:
     """Tell a story about a hero; about a hero and a thing; continue a story to its end.
 
-    A reply is right if it names the hero (and the thing), has at least three sentences, and ends
-    with "The end."
+    A right reply names the hero (and the thing), has three sentences or more and "The end." last.
     """
     hero = rng.choice(words.HEROES)
     text = story(rng, hero)
