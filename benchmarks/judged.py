@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from common import write_json
-from headway.bench.comparison import drawn
+from headway.bench.comparison import bootstrap_samples
 from headway.bench.latency import latency
 from headway.bench.report import misses
 from headway.core.slo import Slo
@@ -66,7 +66,7 @@ def wilson(met: int, count: int) -> tuple[float, float]:
 
 def resampled(values: Sequence[float]) -> np.ndarray:
     """Samples of runs of neighbours, a row each; lists of one length are drawn alike (paired)."""
-    return drawn(np.asarray(values, dtype=float), np.random.default_rng(0))
+    return bootstrap_samples(np.asarray(values, dtype=float), np.random.default_rng(0))
 
 
 def interval(samples: np.ndarray) -> tuple[float, float]:

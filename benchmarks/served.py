@@ -19,10 +19,10 @@ import numpy as np
 
 from common import START_S, free_port, serve_command, stop, wait_until_ready
 from headway.bench.lengths import parse_length
-from headway.bench.load import Load, Pulse, quiet_gc
+from headway.bench.load import LoadGenerator, LoopMonitor, quiet_gc
 from headway.bench.percentiles import distribution
-from headway.bench.probe import Wanted, find_dialect
-from headway.bench.prompts import Made
+from headway.bench.probe import ProbeSpec, find_dialect
+from headway.bench.prompts import GeneratedPiece
 from headway.bench.talk import PATHS
 from headway.bench.workload import Conversation, Turn
 from headway.core.clock import SystemClock
@@ -183,8 +183,10 @@ def conversations(mix: Sequence[Kind], times: Sequence[float], seed: int) -> lis
     made = []
     for i, (at_s, k) in enumerate(zip(times, kinds, strict=True)):
         kind = mix[k]
-        prefix = (Made(f"prefix of {kind.name}", kind.prefix),) if kind.prefix else ()
-        prompt = Made(f"{kind.name} {i}", int(parse_length(kind.prompt, "prompt").draw(rng, 1)[0]))
+        prefix = (GeneratedPiece(f"prefix of {kind.name}", kind.prefix),) if kind.prefix else ()
+        prompt = GeneratedPiece(
+            f"{kind.name} {i}", int(parse_length(kind.prompt, "prompt").draw(rng, 1)[0])
+        )
         turn = Turn(
             system=prefix,
             prompt=(prompt,),
@@ -254,13 +256,13 @@ async def driven(
             session = await stack.enter_async_context(open_session(stream.api_key))
             client = Client(session, url + PATHS["completions"], clock.now_s, START_S)
             model = await model_name(session, url)
-            load = Load(client, await find_dialect(client, wanted(stream, model, seed)))
+            load = LoadGenerator(client, await find_dialect(client, wanted(stream, model, seed)))
             if stream.concurrency is None:
                 load.write_ahead(stream.conversations)
             loads.append(load)
         with quiet_gc():
             clock.start()
-            async with Pulse(clock) as pulse:
+            async with LoopMonitor(clock) as pulse:
                 await put_on(loads, streams, seconds, drain_s)
                 cost = pulse.cost()
     exchanges = [load.exchanges for load in loads]
@@ -281,10 +283,10 @@ class RunClock(SystemClock):
         return super().now_s() - self._began_s
 
 
-def wanted(stream: Stream, model: str, seed: int) -> Wanted:
+def wanted(stream: Stream, model: str, seed: int) -> ProbeSpec:
     """Prompts as ids where the server takes them, and the kind's name where there are kinds."""
     kinds = dict.fromkeys(talk.service_class for talk in stream.conversations)
-    return Wanted(
+    return ProbeSpec(
         endpoint="completions",
         model=model,
         prompt_format="auto",
@@ -311,7 +313,10 @@ def cost_of(cost: ClientCost, exchanges: Sequence[Sequence[Exchange]]) -> dict[s
 
 
 async def put_on(
-    loads: Sequence[Load], streams: Sequence[Stream], seconds: float | None, drain_s: float | None
+    loads: Sequence[LoadGenerator],
+    streams: Sequence[Stream],
+    seconds: float | None,
+    drain_s: float | None,
 ) -> None:
     """Open streams to their ends, closed ones beside them."""
     endless = [

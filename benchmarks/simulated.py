@@ -21,12 +21,12 @@ from typing import Any
 
 from common import markdown, serving, write_json
 from headway.advise.simulate.outcome import FIGURES
-from headway.advise.simulate.run import once as simulate_once
-from headway.advise.simulate.run import plan, simulate
-from headway.bench.prompts import Ids, Made, Prompt
-from headway.bench.report import Report, build_report
-from headway.bench.run import hastened, measure, prepare
-from headway.bench.trial import once
+from headway.advise.simulate.run import prepare_simulation, simulate
+from headway.advise.simulate.run import run_once as simulate_once
+from headway.bench.prompts import GeneratedPiece, IdPiece, Prompt
+from headway.bench.report import BenchReport, build_report
+from headway.bench.run import measure, prepare, sped_up
+from headway.bench.trial import run_once
 from headway.bench.workload import Conversation
 from headway.config.options import BenchOptions, EngineOptions, SimulateOptions, read_options
 from headway.spec.embedded import model_folder
@@ -47,11 +47,11 @@ def load_options(text: str) -> BenchOptions:
     return options
 
 
-def real(url: str, load: BenchOptions, run: str = "") -> Report:
+def real(url: str, load: BenchOptions, run: str = "") -> BenchReport:
     """One run of the load generator. Prompts of another `run` are others of the same lengths that
     share as much, or the second would find in the cache what the first has computed."""
     if load.calibrate:
-        return asyncio.run(once(url, load, "benchmark", None))
+        return asyncio.run(run_once(url, load, "benchmark", None))
     bench = prepare(url, load)
     talks = [renamed(talk, run) for talk in bench.traffic.conversations]
     bench = replace(bench, traffic=replace(bench.traffic, conversations=talks))
@@ -74,9 +74,9 @@ def other(prompt: Prompt, run: str) -> Prompt:
     shift = sum(run.encode())
     return tuple(
         replace(piece, key=f"{piece.key} {run}")
-        if isinstance(piece, Made)
+        if isinstance(piece, GeneratedPiece)
         else replace(piece, ids=tuple(32 + (i + shift) % 460 for i in piece.ids))
-        if isinstance(piece, Ids)
+        if isinstance(piece, IdPiece)
         else piece
         for piece in prompt
     )
@@ -87,7 +87,9 @@ def capacity(given: argparse.Namespace, base: BenchOptions, engine: EngineOption
     low, high = 0.0, float("inf")
     faster = 1.0
     for _ in range(SEARCH_STEPS):
-        wanted = plan(model_folder(given.folder), simulation(given), hastened(base, faster), engine)
+        wanted = prepare_simulation(
+            model_folder(given.folder), simulation(given), sped_up(base, faster), engine
+        )
         report, _ = simulate_once(wanted, 0, 1.0, "benchmark")
         if (report.rates.attainment or 0.0) >= 0.9:
             low = faster
@@ -103,7 +105,7 @@ def simulation(given: argparse.Namespace) -> SimulateOptions:
     return SimulateOptions(calibration=given.calibration, served_slo=slos)
 
 
-def figures(report: Report) -> dict[str, float | None]:
+def figures(report: BenchReport) -> dict[str, float | None]:
     return {name: FIGURES[name](report) for name in FIGURES}
 
 
@@ -119,7 +121,7 @@ def cases(given: argparse.Namespace, engine: EngineOptions) -> list[dict[str, An
             base = load_options(mixed(given, flags))
             most = given.faster or capacity(given, base, engine)
             for share in given.shares:
-                load = hastened(base, most * share)
+                load = sped_up(base, most * share)
                 runs = [f"{name} {share} {number}" for number in range(given.repeat)]
                 pair = [real(url, load, run) for run in runs]
                 case = {"mix": name, "flags": flags, "share": share, "faster": most * share}
@@ -145,8 +147,8 @@ def simulated(
     """Each case with what the simulation says of it."""
     folder = model_folder(given.folder)
     for case in found:
-        load = hastened(load_options(mixed(given, case["flags"])), case["faster"])
-        wanted = plan(folder, simulation(given), load, engine)
+        load = sped_up(load_options(mixed(given, case["flags"])), case["faster"])
+        wanted = prepare_simulation(folder, simulation(given), load, engine)
         report = simulate(wanted, "benchmark")
         case["simulated"] = figures(report)
         case["intervals"] = {n: [i.low, i.high] for n, i in report.simulation.intervals.items()}

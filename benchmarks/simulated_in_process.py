@@ -20,15 +20,15 @@ from typing import Any
 from common import write_json
 from headway.advise.simulate.front import NO_FRONT
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.machine import LEAST_DRIFT
+from headway.advise.simulate.machine import MIN_DRIFT
 from headway.advise.simulate.outcome import intervals, report_of
-from headway.advise.simulate.replica import Replica, Served
-from headway.advise.simulate.run import NOWHERE
-from headway.advise.simulate.truth import Fit, Learned
+from headway.advise.simulate.replica import ServerSetup, SimulatedReplica
+from headway.advise.simulate.run import SIMULATED_URL
+from headway.advise.simulate.truth import CalibratedTruth, CalibrationFit
 from headway.assemble import assemble
 from headway.bench.prompts import IdWriter
-from headway.bench.report import Report
-from headway.bench.run import Bench, hastened, prepare
+from headway.bench.report import BenchReport
+from headway.bench.run import Bench, prepare, sped_up
 from headway.config.options import BenchOptions, EngineOptions, read_options
 from headway.core.clock import VirtualClock
 from headway.core.records import StepRecord
@@ -79,22 +79,22 @@ class Machine:
         options = replace(tables[EngineOptions], threads=1)
         made = assemble(folder, options)
         self.name, self.executor = folder.name, made.engine.executor
-        self.served = Served(
+        self.served = ServerSetup(
             spec=made.spec,
             settings=made.settings,
             description=self.executor.describe(),
             classes=service_classes([slo]),
         )
-        self.fit: Fit | None = None
+        self.fit: CalibrationFit | None = None
         self.belief = made.engine.cost
 
-    def real(self, bench: Bench, run: str) -> tuple[Report, list[StepRecord]]:
+    def real(self, bench: Bench, run: str) -> tuple[BenchReport, list[StepRecord]]:
         """The model computes."""
         records: list[StepRecord] = []
         clock = CpuClock()
         belief = self.belief if self.fit is None else self.fit.belief
         served = replace(self.served, belief=belief)
-        replica = Replica(served, Nobody(), clock=clock, executor=self.executor)
+        replica = SimulatedReplica(served, Nobody(), clock=clock, executor=self.executor)
         clock.running(replica.engine, records)
         talks = [renamed(talk, run) for talk in bench.traffic.conversations]
         world = World([replica], NO_FRONT, IdWriter(bench.options.seed), Clients(), seed=0)
@@ -103,11 +103,11 @@ class Machine:
             replica.engine.step()
         return report_of(bench, exchanges, self.name, "cpu clock", "benchmark"), records
 
-    def simulated(self, bench: Bench, seed: int, scale: float) -> Report:
+    def simulated(self, bench: Bench, seed: int, scale: float) -> BenchReport:
         """Nobody computes."""
         assert self.fit is not None
         served = replace(self.served, belief=self.fit.belief)
-        replica = Replica(served, Learned(self.fit, seed=seed, scale=scale))
+        replica = SimulatedReplica(served, CalibratedTruth(self.fit, seed=seed, scale=scale))
         world = World([replica], NO_FRONT, IdWriter(bench.options.seed), Clients(), seed=0)
         exchanges = world.run(bench.traffic.conversations)
         return report_of(bench, exchanges, self.name, "calibrated", "benchmark")
@@ -126,7 +126,7 @@ def capacity(machine: Machine, base: BenchOptions) -> float:
     """By how much `base` may be faster with 90% in SLO, as simulated."""
     low, high, faster = 0.0, float("inf"), 1.0
     for _ in range(8):
-        report = machine.simulated(prepare(NOWHERE, hastened(base, faster)), 0, 1.0)
+        report = machine.simulated(prepare(SIMULATED_URL, sped_up(base, faster)), 0, 1.0)
         low, high = (faster, high) if (report.rates.attainment or 0) >= 0.9 else (low, faster)
         faster = 2 * low if high == float("inf") else (low * high) ** 0.5 if low else high / 2
     return low
@@ -134,10 +134,10 @@ def capacity(machine: Machine, base: BenchOptions) -> float:
 
 def case_of(machine: Machine, base: BenchOptions, most: float, share: float) -> dict[str, Any]:
     """Real, real again, simulated with its interval."""
-    bench = prepare(NOWHERE, hastened(base, most * share))
+    bench = prepare(SIMULATED_URL, sped_up(base, most * share))
     pair = [machine.real(bench, f"{share} {number}")[0] for number in range(2)]
     assert machine.fit is not None
-    more = max(machine.fit.drift, LEAST_DRIFT)
+    more = max(machine.fit.drift, MIN_DRIFT)
     drawn = ((0, 1.0), (1, 1.0), (2, 1.0), (0, 1 + more), (0, 1 - more))
     reports = [machine.simulated(bench, seed, scale) for seed, scale in drawn]
     return {
@@ -167,8 +167,8 @@ def main() -> None:
     given = parser.parse_args()
     machine = Machine(model_folder(given.folder), given.flags, given.slo)
     ramp = load_options(f"{given.calibrate} --arrivals ramp --duration {given.seconds} --seed 991")
-    _, records = machine.real(prepare(NOWHERE, ramp), "ramp")
-    machine.fit = Fit(columns(records), machine.served.settings.cache.windows)
+    _, records = machine.real(prepare(SIMULATED_URL, ramp), "ramp")
+    machine.fit = CalibrationFit(columns(records), machine.served.settings.cache.windows)
     found = []
     for text in given.mix or MIXES:
         name, _, flags = text.partition("=")

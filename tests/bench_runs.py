@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from headway.measure.record import ClientCost, Exchange, Load, Run, Server
+from headway.measure.record import ClientCost, Exchange, LoadRecord, RecordedRun, ServerRecord
 
 
 def exchange(
@@ -52,7 +52,7 @@ def steady(
     ]
 
 
-def run_of(exchanges: list[Exchange], span_s: float, **changes: object) -> Run:
+def run_of(exchanges: list[Exchange], span_s: float, **changes: object) -> RecordedRun:
     """The run they make, with nothing cut."""
     end_s = max([span_s, *(x.ended_s or 0.0 for x in exchanges)])
     values: dict = {
@@ -65,11 +65,11 @@ def run_of(exchanges: list[Exchange], span_s: float, **changes: object) -> Run:
         "to_s": end_s,
         "rate": len(exchanges) / span_s,
     }
-    return Run(
+    return RecordedRun(
         started_at=0.0,
         started_s=0.0,
-        load=Load(**(values | changes)),
-        server=Server(url="http://x", model="m", endpoint="completions"),
+        load=LoadRecord(**(values | changes)),
+        server=ServerRecord(url="http://x", model="m", endpoint="completions"),
         client=ClientCost(cpu_s=0.1, wall_s=end_s, late_s=[0.001] * 10),
         exchanges=exchanges,
     )

@@ -12,7 +12,7 @@ from headway.advise.reading import (
     LoadReading,
     MachineReading,
     PrefixReading,
-    Reading,
+    ServerReading,
     SlowStream,
     StepReading,
     WeightReading,
@@ -52,7 +52,7 @@ def verdict(kind: str) -> Verdict:
     return Verdict(kind=kind, text="Said by the server.", near_ceiling=True, evidence=[shown])
 
 
-HEALTHY = Reading(
+HEALTHY = ServerReading(
     source="stats",
     subject="http://made.up",
     server="Headway",
@@ -219,7 +219,7 @@ BESIDE_OTHERS = {
 """Their cases make another rule worth more, too."""
 
 
-def varied(reading: Reading, *changes: dict[str, Any]) -> Reading:
+def varied(reading: ServerReading, *changes: dict[str, Any]) -> ServerReading:
     """With {"kv.usage_max": 0.99}: the same, with fuller blocks."""
     for name, value in {k: v for each in changes for k, v in each.items()}.items():
         part, _, field = name.partition(".")

@@ -7,13 +7,13 @@ import msgspec
 import numpy as np
 
 from fakes import make_settings
-from headway.advise.simulate.cores import Cores
-from headway.advise.simulate.front import NO_FRONT, Front
+from headway.advise.simulate.cores import SharedCores
+from headway.advise.simulate.front import NO_FRONT, FrontendTimes
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.replica import Replica, Served
-from headway.advise.simulate.truth import Reach
+from headway.advise.simulate.replica import ServerSetup, SimulatedReplica
+from headway.advise.simulate.truth import MeasuredRange
 from headway.assemble import plan_settings
-from headway.bench.prompts import IdWriter, Made
+from headway.bench.prompts import GeneratedPiece, IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
@@ -36,7 +36,7 @@ class Formula:
     step_s: float
     token_s: float = 0.0
     label: str = "formula"
-    reach: Reach = field(default_factory=lambda: Reach((MOST,) * 4))
+    reach: MeasuredRange = field(default_factory=lambda: MeasuredRange((MOST,) * 4))
 
     def seconds(self, work: Work) -> float:
         return self.step_s + self.token_s * work.num_tokens if work.num_tokens else 1e-6
@@ -44,11 +44,11 @@ class Formula:
 
 def served(
     *, classes: dict[str, ServiceClass] | None = None, max_queue_wait_s: float | None = None, **how
-) -> Served:
+) -> ServerSetup:
     """A server with these settings; 20,000 KV tokens and rows for all unless they say less."""
     shape = {"num_blocks": (1251,), "block_size": 16, "max_num_seqs": 64, "budget": 512}
     settings = make_settings(**{**shape, "max_model_len": 2048, "policy": "fcfs", **how})
-    return Served(
+    return ServerSetup(
         spec=SPEC,
         settings=settings,
         description=Description(device="cpu"),
@@ -59,9 +59,9 @@ def served(
 
 
 def world(
-    truth: Formula, wanted: Served, *, replicas=1, front: Front = NO_FRONT, **clients
+    truth: Formula, wanted: ServerSetup, *, replicas=1, front: FrontendTimes = NO_FRONT, **clients
 ) -> World:
-    made = [Replica(wanted, truth) for _ in range(replicas)]
+    made = [SimulatedReplica(wanted, truth) for _ in range(replicas)]
     return World(made, front, IdWriter(0), Clients(**clients), seed=1)
 
 
@@ -73,7 +73,7 @@ def talks(times, *, prompt=8, answer=1, turns=1, think_s=0.0, name="default"):
             service_class=name,
             turns=tuple(
                 Turn(
-                    prompt=(Made(f"request {i} {k}", prompt),),
+                    prompt=(GeneratedPiece(f"request {i} {k}", prompt),),
                     output_tokens=answer,
                     think_s=think_s if k else 0.0,
                 )
@@ -113,7 +113,7 @@ def two_engines(
     """Steps of two engines that begin whenever, by the simulator's own rule: each takes what is
     expected, 5% more or less, and for each other in a step that share longer."""
     rng = np.random.default_rng(4)
-    cores = Cores(replace(NO_FRONT, beside=beside or 1e-9), threads=1, engines=2)
+    cores = SharedCores(replace(NO_FRONT, beside=beside or 1e-9), threads=1, engines=2)
     found, begun, due, now_s = StepColumns(), dict[int, tuple[float, Work]](), [0.0, 1e-3], 0.0
     while len(found) < count:
         for engine in begun:

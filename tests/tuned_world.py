@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from fakes import make_settings
-from headway.advise.tune.confirm import Block, Confirmation
-from headway.advise.tune.search import Point, Search
+from headway.advise.tune.confirm import Confirmation, MeasuredBlock
+from headway.advise.tune.search import Point, SettingSearch
 from headway.advise.tune.space import Changes
 from headway.config.options import BenchOptions, EngineOptions
 
@@ -26,7 +26,7 @@ def worth_of(changes: Changes, worth: Worth) -> float:
 
 
 @dataclass(slots=True)
-class Landscape(Search):
+class Landscape(SettingSearch):
     """Points by formula: `worth` of each (option, value) is multiplied."""
 
     worth: Worth = field(default_factory=dict)
@@ -69,11 +69,11 @@ class Truth(Confirmation):
     most: float
     """Goodput at which all are met."""
 
-    def block(self, changes: Changes, number: int) -> Block:
+    def block(self, changes: Changes, number: int) -> MeasuredBlock:
         share = worth_of(changes, self.worth) / self.most
         met = [n * GOLDEN % 1 < share for n in range(1000)]
         times: list[float | None] = [0.1] * len(met)
-        return Block(
+        return MeasuredBlock(
             changes=changes, round=number, span_s=1000 / self.most, met=met, ttft_s=times,
             tpot_s=times,
         )  # fmt: skip
@@ -83,5 +83,5 @@ def truth(worth: Worth, most: float, runs: int = 7, **more: Any) -> Truth:
     """`runs`: of the eight one is a calibration's."""
     return Truth(
         folder=Path(), engine=EngineOptions(), load=BenchOptions(), slo=None, block_s=1.0,
-        runs_left=runs, until_s=float("inf"), worth=worth, most=most, **more,
+        remaining_runs=runs, until_s=float("inf"), worth=worth, most=most, **more,
     )  # fmt: skip

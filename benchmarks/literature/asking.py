@@ -16,7 +16,7 @@ import msgspec
 
 from headway.bench.latency import latency
 from headway.core.errors import UsageError
-from headway.measure.client import Answer, Client, model_name, open_session
+from headway.measure.client import Client, ReceivedAnswer, model_name, open_session
 from headway.measure.record import Exchange
 
 TIMEOUT_S = 600.0
@@ -136,7 +136,7 @@ class Asking:
             asked_prompt_tokens=0,
             asked_output_tokens=body.tokens,
         )
-        answer = Answer()
+        answer = ReceivedAnswer()
         await client.exchange(x, msgspec.json.encode(content), answer)
         return x, answer.text
 

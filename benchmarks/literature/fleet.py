@@ -13,14 +13,14 @@ from pathlib import Path
 
 import numpy as np
 
-from headway.advise.plan.machines import fitting, on_datasheet, sheet_named
+from headway.advise.plan.machines import datasheet_machine, find_sheet, settings_for_devices
 from headway.advise.simulate.front import NO_FRONT
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.pools import Pools
-from headway.advise.simulate.replica import Replica, Served
-from headway.advise.simulate.truth import Reach, Roofline, Truth
+from headway.advise.simulate.pools import SimulatedPools
+from headway.advise.simulate.replica import ServerSetup, SimulatedReplica
+from headway.advise.simulate.truth import MeasuredRange, RooflineTruth, Truth
 from headway.bench.latency import latency
-from headway.bench.prompts import IdWriter, Made
+from headway.bench.prompts import GeneratedPiece, IdWriter
 from headway.bench.report import misses
 from headway.bench.workload import Conversation, Turn
 from headway.config.cache_config import CacheConfig
@@ -75,7 +75,11 @@ class Load:
             Conversation(
                 at_s=float(at_s),
                 service_class=self.name,
-                turns=(Turn(prompt=(Made(f"{self.name} {i}", int(p)),), output_tokens=int(a)),),
+                turns=(
+                    Turn(
+                        prompt=(GeneratedPiece(f"{self.name} {i}", int(p)),), output_tokens=int(a)
+                    ),
+                ),
             )
             for i, (at_s, p, a) in enumerate(zip(times, prompts, answers, strict=True))
         ]
@@ -97,7 +101,7 @@ def machine(spec: ModelSpec) -> Description:
     return Description(device="cuda", ceilings=ceilings)
 
 
-def truth(spec: ModelSpec, kind: type[Roofline] = Roofline) -> Roofline:
+def truth(spec: ModelSpec, kind: type[RooflineTruth] = RooflineTruth) -> RooflineTruth:
     """What a step takes there."""
     prior = prior_of(spec, machine(spec), "bfloat16")
     return kind(
@@ -108,11 +112,11 @@ def truth(spec: ModelSpec, kind: type[Roofline] = Roofline) -> Roofline:
         attended_s=prior.attended_s / REACHED_FLOPS,
         sampled_s=prior.sampled_s / REACHED_FLOPS,
         fixed_s=FIXED_S,
-        reach=Reach((sys.maxsize,) * 4),
+        reach=MeasuredRange((sys.maxsize,) * 4),
     )
 
 
-def served(spec: ModelSpec, name: str, slo: Slo, policy: str, budget: int) -> Served:
+def served(spec: ModelSpec, name: str, slo: Slo, policy: str, budget: int) -> ServerSetup:
     """A server of one class with these objectives, that refuses nobody."""
     size = BLOCK * sum(group.bytes_per_token("bfloat16") for group in spec.kv_groups)
     settings = Settings(
@@ -128,7 +132,7 @@ def served(spec: ModelSpec, name: str, slo: Slo, policy: str, budget: int) -> Se
         seed=0,
         scheduler=SchedulerConfig(policy=policy),
     )
-    return Served(
+    return ServerSetup(
         spec=spec,
         settings=settings,
         description=machine(spec),
@@ -139,7 +143,7 @@ def served(spec: ModelSpec, name: str, slo: Slo, policy: str, budget: int) -> Se
 
 
 def shares(
-    took: Roofline, load: tuple[int, int], tpot_s: float, rate: float
+    took: RooflineTruth, load: tuple[int, int], tpot_s: float, rate: float
 ) -> tuple[float, float]:
     """(prefill, decode) engines that this rate asks for, by the roofline alone.
 
@@ -173,11 +177,13 @@ class House:
     spec: ModelSpec = field(default_factory=lambda: replace(spec_of(LLAMA_3_8B), eos_token_ids=()))
     beliefs: dict[str, StepModel] = field(default_factory=dict)
 
-    def replica(self, way: Way, number: int) -> Replica:
+    def replica(self, way: Way, number: int) -> SimulatedReplica:
         """One engine."""
         shape = served(self.spec, self.name, self.slo, way.policy, way.budget)
         belief = self.beliefs.get(way.policy)
-        made = Replica(replace(shape, belief=belief), self.truth_of(self.spec), seed=number)
+        made = SimulatedReplica(
+            replace(shape, belief=belief), self.truth_of(self.spec), seed=number
+        )
         if belief is None:
             self.beliefs[way.policy] = made.engine.cost
         return made
@@ -188,7 +194,7 @@ class House:
         writer, clients = IdWriter(0), Clients(timeout_s=120.0)
         if way.prefill:
             link = self.link_bytes_s
-            world: World = Pools(
+            world: World = SimulatedPools(
                 *(replicas, way.prefill, NO_FRONT, writer, clients, 1), link_bytes_s=link
             )
         else:
@@ -335,10 +341,10 @@ def ratio(subject: Subject) -> Finding:
 def ranked(degree: int) -> Truth:
     """A server of so many H100 as ranks: half-way between the best and the worst believed."""
     spec = replace(spec_of(LLAMA_3_8B), eos_token_ids=())
-    sheet, _ = sheet_named("H100-SXM5-80GB")
-    settings = fitting(spec, EngineOptions(), sheet, degree)
+    sheet, _ = find_sheet("H100-SXM5-80GB")
+    settings = settings_for_devices(spec, EngineOptions(), sheet, degree)
     assert settings is not None, "8B fit"
-    return on_datasheet(Path("claims"), spec, settings, sheet, degree, 1).truth(0, 0.5)
+    return datasheet_machine(Path("claims"), spec, settings, sheet, degree, 1).truth(0, 0.5)
 
 
 def ranks(subject: Subject) -> Finding:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from headway.measure.started import Started
+from headway.measure.server_process import ServerProcess
 from headway.spec import ModelSpec, read_model_spec
 from literature.asking import Asking
 
@@ -50,7 +50,7 @@ class Subject:
         """The server at the URL, or one of the folder that is started now."""
         return self.once(started)
 
-    def add(self, started: Started) -> Started:
+    def add(self, started: ServerProcess) -> ServerProcess:
         """A server that ends with this subject."""
         return self._open.enter_context(started)
 
@@ -67,5 +67,5 @@ def started(subject: Subject) -> Asking:
         assert subject.folder is not None
         subject.watch("a server is started")
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in subject.options.items()]
-        url = subject.add(Started(subject.folder, [*PATIENT, *flags])).url
+        url = subject.add(ServerProcess(subject.folder, [*PATIENT, *flags])).url
     return Asking.of(url, subject.api_key)

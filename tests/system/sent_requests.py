@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from headway.bench.report import Report
-from headway.bench.traces import Row
+from headway.bench.report import BenchReport
+from headway.bench.traces import TraceRow
 
 
-def sent_as(rows: list[Row], report: Report, truth: list[dict[str, Any]]) -> None:
+def sent_as(rows: list[TraceRow], report: BenchReport, truth: list[dict[str, Any]]) -> None:
     """What the server got is the trace: lengths in their order, gaps in their distribution."""
     exchanges = sorted(report.run.exchanges, key=lambda x: x.id)
     expected = [(row.prompt_tokens, row.output_tokens) for row in rows[: len(exchanges)]]

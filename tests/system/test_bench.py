@@ -16,8 +16,8 @@ from conftest import StartServer
 from fake_openai import FakeServer
 from headway.bench import trial
 from headway.bench.latency import latency
-from headway.bench.report import Report
-from headway.bench.traces import read_trace, unquantized
+from headway.bench.report import BenchReport
+from headway.bench.traces import read_trace, spread_quantized
 from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
 
@@ -25,13 +25,13 @@ SLACK_S = 0.5
 """Nothing here asserts that a busy machine is quick; tests/system/test_bench_precise.py does."""
 
 
-def bench(url: str, **options: Any) -> Report:
+def bench(url: str, **options: Any) -> BenchReport:
     """One run in this process."""
     chosen = BenchOptions(**({"input_len": "20", "output_len": "10"} | options))
-    return asyncio.run(trial.once(url, chosen, "0", None))
+    return asyncio.run(trial.run_once(url, chosen, "0", None))
 
 
-def passed(report: Report) -> dict[str, bool | None]:
+def passed(report: BenchReport) -> dict[str, bool | None]:
     """Check → outcome, without the one that depends on how busy this machine is."""
     return {c.name: c.passed for c in report.checks if "client" not in c.name}
 
@@ -169,7 +169,7 @@ def test_a_trace_is_replayed_as_it_is(shared: Path, kind: str, file: str, second
     assert report.counts.failed == 0
     rows = read_trace(kind, path)
     rng = np.random.default_rng([0, *b"default"])
-    rows, _ = unquantized(rows, rng)
+    rows, _ = spread_quantized(rows, rng)
     inside = [row for row in rows if row.at_s / 60 < seconds]
     assert len(report.run.exchanges) == len(inside) > 50
     sent_as(inside, report, truth)
@@ -231,7 +231,7 @@ def test_the_search_finds_what_a_server_can_do() -> None:
     search = report.goodput_search
     assert search is not None and search.best_rate is not None
     assert 10 < search.best_rate < 80, "far from the knee only on a machine that is very busy"
-    assert {p.kept for p in search.points} == {True, False}
+    assert {p.meets_slo for p in search.points} == {True, False}
     assert "requests/s is the highest rate found" in search.note
 
 

@@ -16,8 +16,8 @@ from sent_requests import sent_as
 from fake_openai import FakeServer
 from headway.bench.export import read_json
 from headway.bench.percentiles import Distribution, distribution
-from headway.bench.report import Report
-from headway.bench.traces import read_trace, unquantized
+from headway.bench.report import BenchReport
+from headway.bench.traces import read_trace, spread_quantized
 
 pytestmark = pytest.mark.hardening
 
@@ -27,7 +27,7 @@ ARRIVALS = 0.03
 UNCUT = ("--warmup=0", "--cooldown=0")
 
 
-def bench(url: str, folder: Path, *flags: str) -> Report:
+def bench(url: str, folder: Path, *flags: str) -> BenchReport:
     """One run of the command, in a process of its own as a user runs it."""
     path = folder / "report.json"
     done = headway("bench", url, f"--json={path}", *flags)
@@ -144,7 +144,9 @@ def test_a_minute_of_real_traffic_is_sent_as_it_was(
 ) -> None:
     """In one of two tries: on a busy machine the burst of a second takes longer to leave."""
     path = shared / "traces" / file
-    rows, quantum_s = unquantized(read_trace(kind, path), np.random.default_rng([0, *b"default"]))
+    rows, quantum_s = spread_quantized(
+        read_trace(kind, path), np.random.default_rng([0, *b"default"])
+    )
     assert (quantum_s > 0) == (kind == "mooncake")
     off = [1.0]
     while len(off) < 3 and off[-1] > ARRIVALS:

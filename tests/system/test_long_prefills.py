@@ -19,7 +19,7 @@ from headway.admit.admission import Rules
 from headway.config.scheduler_config import SchedulerConfig
 from headway.core.errors import RequestError, ShedError
 from headway.edge import event_stream
-from headway.measure.sse import EventReader
+from headway.measure.sse import ChunkReader
 from headway.server import session
 
 CHAT, TEXT, RESPONSES, MESSAGES = PATHS = (
@@ -99,7 +99,7 @@ def test_a_stream_is_opened_and_kept_alive_while_its_prompt_is_computed(
     (timeline,) = script.telemetry.live
     assert timeline.ttft_s is None, "an opening is no token"
     if path in (CHAT, TEXT):
-        chunks = EventReader().feed(early)
+        chunks = ChunkReader().feed(early)
         assert not any(c.has_content for chunk in chunks for c in chunk.choices), "nor for bench"
     held.set()
     whole = early + b"".join(pieces)

@@ -23,7 +23,7 @@ from drive import engine_for
 from headway.advise.diagnosis import diagnose
 from headway.advise.from_stats import reading_from_stats
 from headway.bench.page import as_text
-from headway.bench.trial import once
+from headway.bench.trial import run_once
 from headway.config.options.bench import BenchOptions
 from headway.core.request import SamplingParams
 from headway.engine.engine import Engine
@@ -304,11 +304,11 @@ async def test_the_load_generator_and_the_server_agree(guessing: InProcess) -> N
     before = counters(guessing)
     given = {"concurrency": 2, "num_requests": 6, "warmup": 0.0}
     given |= {"cooldown": 0.0, "input_len": "40", "output_len": "60", "temperature": 0.0}
-    report = await once(guessing.url, BenchOptions(**given), "test", None)
+    report = await run_once(guessing.url, BenchOptions(**given), "test", None)
     gained = {name: value - before.get(name, 0) for name, value in counters(guessing).items()}
     itl, name = report.figures.itl_s, "inter_token_latency_seconds"
     assert itl is not None and itl.count == 6 * 59
-    assert re.search(r"drafts kept \d+\.\d%, acceptance length \d\.\d\d", as_text(report))
+    assert re.search(r"draft tokens accepted \d+\.\d%, acceptance length \d\.\d\d", as_text(report))
     tokens = gained["generation_tokens_total"] - 6 * 60
     assert gained[f"{name}_count"] - itl.count == tokens - (gained["request_success_total"] - 6)
     zeros = sum(sum(x.chunk_tokens) - len(x.chunk_tokens) for x in report.run.exchanges)
@@ -324,8 +324,10 @@ def test_the_doctor_tells_what_it_brings(plain: InProcess, guessing: InProcess) 
         found[live] = diagnose(reading_from_stats(live.url, polls, seconds=300))
     assert found[plain].drafts == []
     forced, kept, price = found[guessing].drafts
-    assert re.match(r"grammars forced \d+ tokens, which nobody guessed or sampled$", forced)
-    assert re.match(r"\d+% of \d.* guesses a step kept \(.*lookup \d+%.*\): \d\.\d\d tokens", kept)
+    assert re.match(r"grammars forced \d+ tokens, neither drafted nor sampled$", forced)
+    assert re.match(
+        r"\d+% of \d.* draft tokens a step accepted \(.*lookup \d+%.*\): \d\.\d\d tokens", kept
+    )
     assert re.search(r"take \d+% of the time in steps: \d\.\d\d times the tokens/s", price)
     assert "drafts" not in {each.name for each in found[guessing].findings}
 

@@ -7,12 +7,12 @@ import sys
 import pytest
 from live_server import wait_until
 
-from headway.measure.started import is_ready
+from headway.measure.server_process import is_ready
 
 MEASURES = """
 import sys, time
 from headway.spec.embedded import model_folder
-from headway.measure.started import Started
+from headway.measure.server_process import Started
 with Started(model_folder(None), ["--kv-memory=16MiB"]) as server:
     print(server.url, flush=True)
     time.sleep(600)

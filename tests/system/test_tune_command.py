@@ -14,7 +14,7 @@ from live_server import alive, headway
 
 from conftest import StartServer
 from headway.advise.tune.confirm import Confirmation
-from headway.advise.tune.outcome import Tuned, yaml_of
+from headway.advise.tune.outcome import TuningReport, format_yaml
 from headway.config.options import BenchOptions, EngineOptions
 from headway.spec.embedded import model_folder
 from headway.telemetry.calibration import MachineCalibration
@@ -31,7 +31,7 @@ def test_the_default_and_another_in_turns() -> None:
         load=LOAD,
         slo=None,
         block_s=2.0,
-        runs_left=2,
+        remaining_runs=2,
         until_s=time.monotonic() + 300,
         flags=(f"--slo={SLO[0]}",),
     )
@@ -72,7 +72,7 @@ def test_a_server_is_what_the_file_says(start_server: StartServer, tmp_path: Pat
     itself."""
     chosen = {"max_num_seqs": 3, "policy": "slo", "lane_share": 0.3, "long_prefill": 0.75}
     file = tmp_path / "headway.yaml"
-    file.write_text(yaml_of(tuned(tuple(chosen.items()))))
+    file.write_text(format_yaml(tuned(tuple(chosen.items()))))
     server = start_server(f"--config={file}", "--threads=1")
     server.wait_ready()
     with urllib.request.urlopen(f"{server.url}/calibration?seconds=60", timeout=60) as answer:
@@ -82,9 +82,9 @@ def test_a_server_is_what_the_file_says(start_server: StartServer, tmp_path: Pat
     assert (settings.scheduler.lane_share, settings.scheduler.long_prefill_s) == (0.3, 0.75)
 
 
-def tuned(chosen: tuple[tuple[str, object], ...]) -> Tuned:
+def tuned(chosen: tuple[tuple[str, object], ...]) -> TuningReport:
     """A tuning that chose this."""
-    return Tuned(
+    return TuningReport(
         model="tiny", label="calibrated", prefer="goodput", chosen=chosen, why="measured",
         confirmed=[], points=[], refused={}, gated={}, num_simulated=1, real_runs=0, seconds=1.0,
         extrapolated=0.0, defaults={},

@@ -1,6 +1,7 @@
-"""What limits a server, what would help and what would be a waste: `headway doctor`.
+"""What limits a server and what would help: `headway doctor`, `plan`, `simulate` and `tune`.
 
-Here lives the reading of a server, a report or this machine, the rules that go by it, and what each
-fix would gain. A rule is a row of `rules`; its words and its figures stand beside it.
-It changes nothing on a server. It imports torch only inside functions that probe this machine.
+The doctor reads a server, a report or this machine, checks rules against the reading and estimates
+the gain of each fix. A rule is a row of `rules`; its predicate and its texts are in `symptoms`, its
+gain in `remedies`. Nothing here changes a server. torch is imported only inside functions that
+measure this machine.
 """

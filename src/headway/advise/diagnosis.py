@@ -1,12 +1,12 @@
-"""From a reading to what is said of it: verdict, where the time goes, findings, waste, savings.
+"""The diagnosis of a reading: verdict, where the time goes, findings, waste, savings.
 
-Pure. `Diagnosis` is what `--json` prints and what `show` draws.
+All functions are pure. `Diagnosis` is what `--json` prints and what `show` draws.
 """
 
 import msgspec
 
 from headway.advise import rules, symptoms, waste
-from headway.advise.reading import Reading, decode_step
+from headway.advise.reading import ServerReading, decode_step
 from headway.advise.shorter import Saving, savings
 from headway.advise.what_if.compare import Gain
 from headway.telemetry.snapshot import VerdictEvidence
@@ -14,8 +14,9 @@ from headway.telemetry.snapshot import VerdictEvidence
 HEALTHY = "healthy"
 
 
-class Finding(msgspec.Struct, kw_only=True):
-    """A rule that holds; `share` of a request's time, or of the spend, is the most it can give."""
+class DoctorFinding(msgspec.Struct, kw_only=True):
+    """A rule that holds. `share` is the upper bound of its gain, of what `of` names: time or
+    spend."""
 
     name: str
     kind: str
@@ -27,13 +28,13 @@ class Finding(msgspec.Struct, kw_only=True):
     of: str
     available: bool
     what_if: str = ""
-    """The fix as a change that can be simulated."""
+    """The fix as a change that the simulator can try, "" where there is none."""
     simulated: Gain | None = None
-    """What it gives by simulation, where that was asked and can be."""
+    """The simulated gain of the fix; None where it was not simulated."""
 
 
 class Bottleneck(msgspec.Struct, kw_only=True):
-    """The verdict: the most valuable finding, and what the server itself says."""
+    """The verdict: the most valuable finding, and the server's own verdict."""
 
     name: str
     kind: str
@@ -45,7 +46,7 @@ class Bottleneck(msgspec.Struct, kw_only=True):
 
 
 class FirstToken(msgspec.Struct, kw_only=True):
-    """TTFT in seconds, and its parts. `transfer_s` is the way to the client and back."""
+    """TTFT in seconds, and its parts. `transfer_s` is the round trip between client and server."""
 
     mean_s: float | None
     p50_s: float | None
@@ -56,9 +57,9 @@ class FirstToken(msgspec.Struct, kw_only=True):
 
 
 class PerToken(msgspec.Struct, kw_only=True):
-    """TPOT in seconds against its floor: what a decode step reads over the bandwidth.
+    """TPOT in seconds against its floor: the bytes that a decode step reads over the bandwidth.
 
-    Where no request ended, of the gaps between tokens.
+    Where no request has ended, the times are those of the gaps between tokens (ITL).
     """
 
     mean_s: float | None
@@ -72,7 +73,7 @@ class PerToken(msgspec.Struct, kw_only=True):
 
 
 class Diagnosis(msgspec.Struct, kw_only=True):
-    """All that is said of one server over one window."""
+    """The complete result for one server over one window."""
 
     subject: str
     source: str
@@ -82,31 +83,31 @@ class Diagnosis(msgspec.Struct, kw_only=True):
     bottleneck: Bottleneck
     ttft: FirstToken
     tpot: PerToken
-    findings: list[Finding]
+    findings: list[DoctorFinding]
     waste: list[str]
     savings: list[Saving]
     not_known: list[str]
     drafts: list[str] = []
-    """What speculation brings here, measured; empty where it is off."""
+    """Measured results of speculation; empty where it is off."""
     what_ifs: list[Gain] = []
-    """What was asked with `--what-if`."""
+    """Gains of the changes that `--what-if` names."""
     simulated_from: list[str] = []
-    """What simulated gains are made of; empty where nothing was simulated."""
+    """The data that simulated gains rest on; empty where nothing was simulated."""
 
 
-def diagnose(r: Reading) -> Diagnosis:
-    """Everything."""
-    found = findings(r)
+def diagnose(r: ServerReading) -> Diagnosis:
+    """Return the complete diagnosis of a reading."""
+    findings = list_findings(r)
     return Diagnosis(
         subject=r.subject,
         source=r.source,
         server=r.server,
         seconds=r.seconds,
         num_ended=r.load.num_ended,
-        bottleneck=bottleneck(r, found),
-        ttft=first_token(r),
-        tpot=per_token(r),
-        findings=found,
+        bottleneck=find_bottleneck(r, findings),
+        ttft=ttft_parts(r),
+        tpot=tpot_and_floor(r),
+        findings=findings,
         waste=[text for remark in waste.WASTE if (text := remark(r))],
         savings=savings(r),
         not_known=list(r.not_known),
@@ -114,8 +115,8 @@ def diagnose(r: Reading) -> Diagnosis:
     )
 
 
-def first_token(r: Reading) -> FirstToken:
-    """TTFT and its parts."""
+def ttft_parts(r: ServerReading) -> FirstToken:
+    """Return TTFT and its parts."""
     ttft = r.latency.ttft
     return FirstToken(
         mean_s=ttft.mean,
@@ -127,14 +128,15 @@ def first_token(r: Reading) -> FirstToken:
     )
 
 
-def findings(r: Reading) -> list[Finding]:
-    """The rules that hold, in the order of the table: what costs nothing comes first."""
-    return [finding(rule, r) for rule in rules.RULES if rule.holds(r)]
+def list_findings(r: ServerReading) -> list[DoctorFinding]:
+    """Return a finding for each rule that holds, in the order of the table: what costs nothing
+    first."""
+    return [build_finding(rule, r) for rule in rules.RULES if rule.holds(r)]
 
 
-def finding(rule: rules.Rule, r: Reading) -> Finding:
-    """One row with this server's numbers."""
-    return Finding(
+def build_finding(rule: rules.Rule, r: ServerReading) -> DoctorFinding:
+    """Return the finding of a rule with this server's numbers."""
+    return DoctorFinding(
         name=rule.name,
         kind=rule.kind,
         symptom=rule.symptom,
@@ -148,9 +150,9 @@ def finding(rule: rules.Rule, r: Reading) -> Finding:
     )
 
 
-def bottleneck(r: Reading, found: list[Finding]) -> Bottleneck:
-    """The most valuable finding; without one there is nothing to mend that we know of."""
-    own, first = r.verdict, most_valuable(found)
+def find_bottleneck(r: ServerReading, findings: list[DoctorFinding]) -> Bottleneck:
+    """Return the most valuable finding as the verdict; `healthy` where no rule holds."""
+    own, first = r.verdict, most_valuable(findings)
     return Bottleneck(
         name=first.name if first else HEALTHY,
         kind=first.kind if first else (own.kind if own else "unknown"),
@@ -162,14 +164,17 @@ def bottleneck(r: Reading, found: list[Finding]) -> Bottleneck:
     )
 
 
-def most_valuable(found: list[Finding]) -> Finding | None:
-    """The finding with the largest share; others on the cores come before it, being idle after."""
+def most_valuable(findings: list[DoctorFinding]) -> DoctorFinding | None:
+    """Return the finding with the largest share.
+
+    Rules that are marked `first` come before the others, rules that are marked `last` after them.
+    """
     rank = {rule.name: rule.last - rule.first for rule in rules.RULES}
-    return min(found, key=lambda each: (rank[each.name], -each.share), default=None)
+    return min(findings, key=lambda each: (rank[each.name], -each.share), default=None)
 
 
-def per_token(r: Reading) -> PerToken:
-    """TPOT and the floor of a decode step."""
+def tpot_and_floor(r: ServerReading) -> PerToken:
+    """Return TPOT and the floor of a decode step."""
     step = decode_step(r)
     times = r.latency.tpot if r.latency.tpot.count else r.latency.itl
     return PerToken(
@@ -184,8 +189,8 @@ def per_token(r: Reading) -> PerToken:
     )
 
 
-def why_no_floor(r: Reading) -> str:
-    """Why there is no floor of a decode step, and where it can be had."""
+def why_no_floor(r: ServerReading) -> str:
+    """Return why the floor of a decode step is unknown, and which source knows it."""
     if r.weights.cache_resident:
         return "the weights stay in the CPU's cache: memory does not bound decoding"
     if r.source == "stats" and r.steps.decode is None:

@@ -1,7 +1,8 @@
-"""A reading from `/metrics` of any server with vLLM's names: two texts, and gauges in between.
+"""A reading from `/metrics` of any server with vLLM's metric names: two texts, and gauges in
+between.
 
-Counters and histograms are told by their growth between the texts; percentiles are interpolated
-within buckets. What the names do not say (bytes, ceilings, steps) stays unknown, and is said.
+Counters and histograms are read as their growth between the two texts; percentiles are interpolated
+within buckets. What these metrics do not contain (bytes, ceilings, steps) is listed as not known.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from headway.advise.reading import (
     LengthReading,
     LoadReading,
     PrefixReading,
-    Reading,
+    ServerReading,
     SpendReading,
     StepReading,
 )
@@ -32,7 +33,7 @@ LATENCIES = {
     "prefill": ("request_prefill_time_seconds",),
 }
 LENGTHS = {"prompt": ("request_prompt_tokens",), "output": ("request_generation_tokens",)}
-"""Field of a reading → the names it has had, the newest first."""
+"""Field of a reading → its metric names, the newest first."""
 KV_USAGE = ("kv_cache_usage_perc", "gpu_cache_usage_perc")
 QUERIES = ("prefix_cache_queries_total", "gpu_prefix_cache_queries_total")
 HITS = ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total")
@@ -54,34 +55,34 @@ class Scrape:
     model: str = ""
 
     def first(self, names: Sequence[str]) -> float | None:
-        """The value of the first name that is there."""
+        """Return the value of the first name that exists."""
         return next((self.values[name] for name in names if name in self.values), None)
 
 
 def parse_scrape(text: str) -> Scrape:
     """Read a text; samples of several engines are added (of shares the largest is taken)."""
-    found = Scrape()
+    scrape = Scrape()
     for family in text_string_to_metric_families(text):
         prefix, colon, _ = family.name.partition(":")
         if not colon:
             continue
-        found.prefix = prefix
+        scrape.prefix = prefix
         for sample in family.samples:
             name = sample.name.partition(":")[2]
-            found.model = sample.labels.get("model_name", found.model)
+            scrape.model = sample.labels.get("model_name", scrape.model)
             if name.endswith("_bucket"):
-                bounds = found.buckets.setdefault(name.removesuffix("_bucket"), {})
+                bounds = scrape.buckets.setdefault(name.removesuffix("_bucket"), {})
                 bound = float(sample.labels["le"])
                 bounds[bound] = bounds.get(bound, 0.0) + sample.value
                 continue
-            together = max if name.endswith(("_perc", "_ratio")) else float.__add__
-            found.values[name] = together(found.values.get(name, 0.0), float(sample.value))
+            combine = max if name.endswith(("_perc", "_ratio")) else float.__add__
+            scrape.values[name] = combine(scrape.values.get(name, 0.0), float(sample.value))
             for label in ("finished_reason", "kind", "reason"):
                 if label in sample.labels:
-                    counts = found.by_label.setdefault(name, {})
+                    counts = scrape.by_label.setdefault(name, {})
                     key = sample.labels[label]
                     counts[key] = counts.get(key, 0.0) + sample.value
-    return found
+    return scrape
 
 
 def reading_from_metrics(
@@ -91,13 +92,13 @@ def reading_from_metrics(
     seconds: float,
     transfer_s: float | None = None,
     price_per_hour: float | None = None,
-) -> Reading:
-    """What happened between the first scrape and the last."""
+) -> ServerReading:
+    """Return the reading of the time between the first scrape and the last."""
     first, last = scrapes[0], scrapes[-1]
-    prompt = growth(first, last, LENGTHS["prompt"])
-    output = growth(first, last, LENGTHS["output"])
-    generated = grown(first, last, "generation_tokens_total")
-    return Reading(
+    prompt = histogram_growth(first, last, LENGTHS["prompt"])
+    output = histogram_growth(first, last, LENGTHS["output"])
+    generated = counter_growth(first, last, "generation_tokens_total")
+    return ServerReading(
         source="metrics",
         subject=subject,
         server=f"{last.prefix} metrics of {last.model or 'a model'}",
@@ -105,7 +106,7 @@ def reading_from_metrics(
         not_known=NOT_KNOWN,
         load=load(scrapes, seconds),
         latency=LatencyReading(
-            **{name: growth(first, last, names) for name, names in LATENCIES.items()},
+            **{name: histogram_growth(first, last, names) for name, names in LATENCIES.items()},
             transfer_s=transfer_s,
         ),
         lengths=LengthReading(prompt=prompt, output=output, short_prompt=prompt.p50),
@@ -121,26 +122,27 @@ def reading_from_metrics(
 
 
 def load(scrapes: Sequence[Scrape], seconds: float) -> LoadReading:
-    """What arrives, runs and waits."""
+    """Return arrivals, and running and waiting requests."""
     first, last = scrapes[0], scrapes[-1]
     ended = int(
-        growth(first, last, LATENCIES["e2e"]).count or grown(first, last, "request_success_total")
+        histogram_growth(first, last, LATENCIES["e2e"]).count
+        or counter_growth(first, last, "request_success_total")
     )
     waiting = [scrape.values.get("num_requests_waiting") for scrape in scrapes]
-    judged = grown(first, last, "slo_requests_total")
+    judged = counter_growth(first, last, "slo_requests_total")
     return LoadReading(
         num_ended=ended,
         arrivals_per_s=max(ended + in_flight(last) - in_flight(first), 0.0) / seconds,
         finished_per_s=ended / seconds,
-        running=mean([scrape.values.get("num_requests_running") for scrape in scrapes]),
-        waiting=mean(waiting),
+        running=mean_known([scrape.values.get("num_requests_running") for scrape in scrapes]),
+        waiting=mean_known(waiting),
         waiting_growth=(waiting[-1] or 0.0) - (waiting[0] or 0.0),
-        in_slo=grown(first, last, "slo_met_total") / judged if judged else None,
+        in_slo=counter_growth(first, last, "slo_met_total") / judged if judged else None,
     )
 
 
 def idle_share(scrapes: Sequence[Scrape]) -> float | None:
-    """Of the scrapes, those at which nothing ran."""
+    """Return the share of the scrapes at which no request was running."""
     running = [scrape.values.get("num_requests_running") for scrape in scrapes]
     if all(count is None for count in running):
         return None
@@ -148,78 +150,79 @@ def idle_share(scrapes: Sequence[Scrape]) -> float | None:
 
 
 def kv(scrapes: Sequence[Scrape]) -> KVReading:
-    """The fullest of the moments, and the preemptions between them."""
+    """Return the highest KV use of the scrapes, and the preemptions between first and last."""
     return KVReading(
-        usage_max=highest([scrape.first(KV_USAGE) for scrape in scrapes]),
-        num_preemptions=int(grown(scrapes[0], scrapes[-1], "num_preemptions_total")),
+        usage_max=max_known([scrape.first(KV_USAGE) for scrape in scrapes]),
+        num_preemptions=int(counter_growth(scrapes[0], scrapes[-1], "num_preemptions_total")),
     )
 
 
 def prefix(first: Scrape, last: Scrape) -> PrefixReading:
-    """Hits over lookups."""
-    queries = grown(first, last, *QUERIES)
-    return PrefixReading(hit_rate=grown(first, last, *HITS) / queries if queries else None)
+    """Return prefix cache hits over lookups."""
+    queries = counter_growth(first, last, *QUERIES)
+    return PrefixReading(hit_rate=counter_growth(first, last, *HITS) / queries if queries else None)
 
 
 def faults(first: Scrape, last: Scrape) -> FaultReading:
-    """What was counted between the two."""
+    """Return the errors that were counted between the two scrapes."""
     return FaultReading(
         num_failed=int(reasons(first, last).get("error", 0)),
-        validation_failures=int(grown(first, last, "validation_failures_total")),
-        refused=int(grown(first, last, "admission_rejections_total")),
-        num_retries=int(grown(first, last, "client_retries_total")),
-        num_restarts=int(grown(first, last, "engine_restarts_total")),
+        validation_failures=int(counter_growth(first, last, "validation_failures_total")),
+        refused=int(counter_growth(first, last, "admission_rejections_total")),
+        num_retries=int(counter_growth(first, last, "client_retries_total")),
+        num_restarts=int(counter_growth(first, last, "engine_restarts_total")),
     )
 
 
-def grown(first: Scrape, last: Scrape, *names: str) -> float:
-    """What a counter gained, under the first of its names that is there."""
+def counter_growth(first: Scrape, last: Scrape, *names: str) -> float:
+    """Return the growth of a counter, under the first of its names that exists."""
     return max((last.first(names) or 0.0) - (first.first(names) or 0.0), 0.0)
 
 
 def in_flight(scrape: Scrape) -> float:
-    """Requests inside the server."""
+    """Return the number of requests inside the server."""
     names = ("num_requests_running", "num_requests_waiting")
     return sum(scrape.values.get(name, 0.0) for name in names)
 
 
 def output_price(price: float | None, generated: float, seconds: float) -> float | None:
-    """All spend over the tokens generated: it cannot be split without steps."""
+    """Return dollars per million output tokens: all spend, since it cannot be split without
+    steps."""
     if price is None or not generated:
         return None
     return price * seconds / 3600 / generated * 1e6
 
 
 def reasons(first: Scrape, last: Scrape) -> dict[str, float]:
-    """How requests finished in between."""
+    """Return finish reason → number of requests between the two scrapes."""
     name = "request_success_total"
     before, after = first.by_label.get(name, {}), last.by_label.get(name, {})
     return {reason: count - before.get(reason, 0.0) for reason, count in after.items()}
 
 
-def growth(first: Scrape, last: Scrape, names: Sequence[str]) -> Percentiles:
-    """Mean and percentiles of what a histogram gained; empty where there is none."""
+def histogram_growth(first: Scrape, last: Scrape, names: Sequence[str]) -> Percentiles:
+    """Return mean and percentiles of the growth of a histogram; empty where it does not exist."""
     for name in names:
         if name not in last.buckets:
             continue
         before = first.buckets.get(name, {})
-        gained = [(b, c - before.get(b, 0.0)) for b, c in sorted(last.buckets[name].items())]
-        count = gained[-1][1]
+        buckets = [(b, c - before.get(b, 0.0)) for b, c in sorted(last.buckets[name].items())]
+        count = buckets[-1][1]
         if count <= 0:
             continue
         total = last.values.get(f"{name}_sum", 0.0) - first.values.get(f"{name}_sum", 0.0)
         return Percentiles(
             count=int(count),
             mean=total / count,
-            **{f"p{p}": quantile(gained, p / 100) for p in (50, 90, 95, 99)},
+            **{f"p{p}": quantile(buckets, p / 100) for p in (50, 90, 95, 99)},
         )
     return Percentiles()
 
 
 def quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
-    """Linear within the bucket; what exceeds all bounds is said to be the last bound.
+    """Return a quantile, linear within its bucket; above all finite bounds the last finite bound.
 
-    [(1, 0), (2, 10), (inf, 10)] at 0.5: half-way into the bucket from 1 to 2, 1.5.
+    [(1, 0), (2, 10), (inf, 10)] at 0.5 is half-way into the bucket from 1 to 2: 1.5.
     """
     rank = share * cumulative[-1][1]
     for (low, below), (high, upto) in pairwise([(0.0, 0.0), *cumulative]):
@@ -230,12 +233,12 @@ def quantile(cumulative: Sequence[tuple[float, float]], share: float) -> float:
     return cumulative[-1][0]
 
 
-def mean(values: Sequence[float | None]) -> float | None:
-    """The mean of those that are known."""
+def mean_known(values: Sequence[float | None]) -> float | None:
+    """Return the mean of the known values."""
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
 
 
-def highest(values: Sequence[float | None]) -> float | None:
-    """The highest of those that are known."""
+def max_known(values: Sequence[float | None]) -> float | None:
+    """Return the highest of the known values."""
     return max((value for value in values if value is not None), default=None)

@@ -1,4 +1,4 @@
-"""A reading from a report of `headway bench`: what the client saw, and the server's counters."""
+"""A reading from a report of `headway bench`: the client's figures and the server's counters."""
 
 from headway.advise.reading import (
     ClientReading,
@@ -8,11 +8,11 @@ from headway.advise.reading import (
     LengthReading,
     LoadReading,
     PrefixReading,
-    Reading,
+    ServerReading,
     SpendReading,
 )
 from headway.bench.percentiles import Distribution
-from headway.bench.report import Report
+from headway.bench.report import BenchReport
 from headway.telemetry.snapshot import Percentiles
 
 NOT_KNOWN = (
@@ -22,11 +22,11 @@ NO_SERVER = "the server's queue and prefill: it has no /metrics that we read"
 
 
 def reading_from_report(
-    subject: str, report: Report, *, price_per_hour: float | None = None
-) -> Reading:
-    """The window of the run."""
-    queue, prefill = timed(report, "queue"), timed(report, "prefill")
-    return Reading(
+    subject: str, report: BenchReport, *, price_per_hour: float | None = None
+) -> ServerReading:
+    """Return the reading of the window of the run."""
+    queue, prefill = server_mean(report, "queue"), server_mean(report, "prefill")
+    return ServerReading(
         source="report",
         subject=subject,
         server=f"{report.run.server.model} at {report.run.server.url}",
@@ -43,8 +43,8 @@ def reading_from_report(
     )
 
 
-def load(report: Report) -> LoadReading:
-    """What was sent and what ended; what ran and waited as the server's gauges say."""
+def load(report: BenchReport) -> LoadReading:
+    """Return arrivals and ends; running and waiting requests by the server's gauges."""
     waiting, running = gauge(report, "num_requests_waiting"), gauge(report, "num_requests_running")
     return LoadReading(
         num_ended=report.counts.counted,
@@ -58,8 +58,8 @@ def load(report: Report) -> LoadReading:
     )
 
 
-def latency(report: Report, queue: Percentiles, prefill: Percentiles) -> LatencyReading:
-    """The client's own times, and of the server its queue and prefill."""
+def latency(report: BenchReport, queue: Percentiles, prefill: Percentiles) -> LatencyReading:
+    """Return the client's latencies, and the server's queue and prefill times."""
     figures = report.figures
     return LatencyReading(
         ttft=percentiles(figures.ttft_s),
@@ -68,24 +68,24 @@ def latency(report: Report, queue: Percentiles, prefill: Percentiles) -> Latency
         e2e=percentiles(figures.e2e_s),
         queue=queue,
         prefill=prefill,
-        transfer_s=transfer(figures.ttft_s, queue, prefill),
+        transfer_s=transfer_seconds(figures.ttft_s, queue, prefill),
     )
 
 
-def lengths(report: Report) -> LengthReading:
-    """Tokens of prompts and answers."""
-    found = report.figures.prompt_tokens
-    prompt = percentiles(found)
+def lengths(report: BenchReport) -> LengthReading:
+    """Return the tokens of prompts and answers."""
+    prompt_tokens = report.figures.prompt_tokens
+    prompt = percentiles(prompt_tokens)
     return LengthReading(
         prompt=prompt,
         output=percentiles(report.figures.output_tokens),
         short_prompt=prompt.p50,
-        longest_prompt=found.max if found else None,
+        longest_prompt=prompt_tokens.max if prompt_tokens else None,
     )
 
 
-def kv(report: Report) -> KVReading:
-    """As the server's gauges and counters say."""
+def kv(report: BenchReport) -> KVReading:
+    """Return KV use and preemptions by the server's gauges and counters."""
     count = report.run.server.counters.get("num_preemptions_total")
     return KVReading(
         usage_max=max(gauge(report, "kv_cache_usage_perc"), default=None),
@@ -93,32 +93,35 @@ def kv(report: Report) -> KVReading:
     )
 
 
-def faults(report: Report) -> FaultReading:
-    """What the client was answered."""
+def faults(report: BenchReport) -> FaultReading:
+    """Return the errors that the client received."""
     counts = report.counts
     return FaultReading(
         num_failed=counts.failed, refused=counts.refused, errors=dict(counts.reasons)
     )
 
 
-def spend(report: Report, given: float | None) -> SpendReading:
-    """All spend over the output tokens, at the price `given`, else at the run's own."""
-    price, per_s = given, report.rates.output_tokens_per_s
+def spend(report: BenchReport, override: float | None) -> SpendReading:
+    """Return all spend over the output tokens, at the price `override`, else at the run's own."""
+    price, per_s = override, report.rates.output_tokens_per_s
     if price is None:
         price = report.run.load.price_per_hour
     usd = price / 3600 / per_s * 1e6 if price is not None and per_s else None
     return SpendReading(price_per_hour=price, usd_per_million_output=usd)
 
 
-def percentiles(found: Distribution | None) -> Percentiles:
-    """A distribution under the server's names."""
-    if found is None:
+def percentiles(distribution: Distribution | None) -> Percentiles:
+    """Return a distribution as the server's type."""
+    if distribution is None:
         return Percentiles()
-    return Percentiles(**{name: getattr(found, name) for name in Percentiles.__struct_fields__})
+    return Percentiles(
+        **{name: getattr(distribution, name) for name in Percentiles.__struct_fields__}
+    )
 
 
-def timed(report: Report, part: str) -> Percentiles:
-    """The mean of a server's histogram over the run; its percentiles are not kept."""
+def server_mean(report: BenchReport, part: str) -> Percentiles:
+    """Return the mean of a server's histogram over the run; a report does not hold its
+    percentiles."""
     counters = report.run.server.counters
     count = int(counters.get(f"request_{part}_time_seconds_count", 0))
     if not count:
@@ -127,15 +130,17 @@ def timed(report: Report, part: str) -> Percentiles:
     return Percentiles(count=count, mean=total_s / count)
 
 
-def transfer(ttft: Distribution | None, queue: Percentiles, prefill: Percentiles) -> float | None:
-    """What is left of the client's TTFT without the server's queue and prefill."""
+def transfer_seconds(
+    ttft: Distribution | None, queue: Percentiles, prefill: Percentiles
+) -> float | None:
+    """Return the client's mean TTFT less the server's queue and prefill times."""
     if ttft is None or queue.mean is None or prefill.mean is None:
         return None
     return max(ttft.mean - queue.mean - prefill.mean, 0.0)
 
 
-def gauge(report: Report, name: str) -> list[float]:
-    """What the server said of it during the run, in order."""
+def gauge(report: BenchReport, name: str) -> list[float]:
+    """Return the known values of a gauge during the run, in order."""
     return [value for value in report.run.server.gauges.get(name, []) if value is not None]
 
 
@@ -143,8 +148,8 @@ def mean(values: list[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def hit_rate(report: Report) -> float | None:
-    """As requests were told; else as the server counts."""
+def hit_rate(report: BenchReport) -> float | None:
+    """Return the cache hit rate by the usage of the answers; else by the server's counters."""
     if report.rates.cache_hit_rate is not None:
         return report.rates.cache_hit_rate
     counters = report.run.server.counters
@@ -152,11 +157,11 @@ def hit_rate(report: Report) -> float | None:
     return counters.get("prefix_cache_hits_total", 0.0) / queries if queries else None
 
 
-def prefix(report: Report) -> PrefixReading:
-    """Tokens of a mean prompt that others began with; words are scaled to the prompt's tokens.
+def prefix(report: BenchReport) -> PrefixReading:
+    """Return the tokens of a mean prompt that an earlier prompt began with; words are scaled to
+    tokens.
 
-    40 of 50 requests share 384 tokens: a mean prompt has 0.8 · 384 = 307 that were sent before
-    (the first of each group had to be computed: 39 / 50).
+    40 of 50 requests share 384 tokens: all but the first sent them again, 39 · 384 / 50 = 300.
     """
     total, length = len(report.run.exchanges), percentiles(report.figures.prompt_tokens).mean
     if not report.sharing or not total:
@@ -169,5 +174,5 @@ def prefix(report: Report) -> PrefixReading:
         sent += (each.requests - 1) * each.shared * scale
     best = max(report.sharing, key=lambda each: each.requests * each.shared)
     return PrefixReading(
-        hit_rate=hit_rate(report), shared_tokens=sent / total, shared_said=best.sentence.rstrip(".")
+        hit_rate=hit_rate(report), shared_tokens=sent / total, shared_text=best.sentence.rstrip(".")
     )

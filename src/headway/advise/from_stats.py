@@ -1,7 +1,7 @@
-"""A reading from a live Headway: the snapshots of `/stats` over a window.
+"""A reading from a live Headway server: the snapshots of `/stats` over a window.
 
-The last snapshot has the figures of the window; the ones before it show what moved: tokens that did
-not leave, a queue that grew, faults that were counted.
+The last snapshot has the figures of the window; the earlier ones show changes: streams whose tokens
+are not sent, a queue that grew, faults that were counted.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from headway.advise.reading import (
     LoadReading,
     MachineReading,
     PrefixReading,
-    Reading,
+    ServerReading,
     SlowStream,
     SpendReading,
     StepReading,
@@ -33,10 +33,15 @@ from headway.telemetry.snapshot import (
 )
 
 SLOW_SHARE = 0.5
-MIN_MADE = 8
+"""A stream that sends less than this share of the tokens that the engine generates is slow."""
+MIN_GENERATED_TOKENS = 8
+"""Fewer generated tokens between two polls say nothing about a stream."""
 MIN_SILENT_S = 1.0
-MIN_SEEN = 3
+"""Seconds without a running sequence after which a stream that still decodes is slow."""
+MIN_REQUESTS = 3
+"""Fewer requests at the polls: the lengths of the requests that ended are used."""
 LAST_PROMPTS = 32
+"""Prompts among which the server searches shared prefixes."""
 
 
 def reading_from_stats(
@@ -46,11 +51,12 @@ def reading_from_stats(
     seconds: float,
     transfer_s: float | None = None,
     price_per_hour: float | None = None,
-) -> Reading:
-    """What the polls say, the oldest first; the window of the last that is nearest `seconds`."""
+) -> ServerReading:
+    """Return the reading of the polls, the oldest first, for the window of the last one that is
+    nearest to `seconds`."""
     first, last = polls[0], polls[-1]
     window = min(last.windows, key=lambda w: abs(w.seconds - seconds))
-    return Reading(
+    return ServerReading(
         source="stats",
         subject=subject,
         server=describe(last),
@@ -74,7 +80,7 @@ def reading_from_stats(
 
 
 def describe(snapshot: Snapshot) -> str:
-    """Headway 0.2.0, qwen (LlamaForCausalLM, bfloat16) on AMD EPYC."""
+    """Return a line such as "Headway 0.2.0, qwen (LlamaForCausalLM, bfloat16) on AMD EPYC"."""
     model, machine = snapshot.model, snapshot.machine
     where = machine.name or machine.device
     return (
@@ -84,20 +90,20 @@ def describe(snapshot: Snapshot) -> str:
 
 
 def not_known(last: Snapshot, window: WindowStats, transfer_s: float | None) -> tuple[str, ...]:
-    """What this window cannot say."""
-    found = []
+    """Return what this window does not contain."""
+    notes = []
     if not window.latency["e2e"].count:
-        found.append("latencies of whole requests: none ended (try a longer --seconds)")
+        notes.append("latencies of whole requests: none ended (try a longer --seconds)")
     if last.machine.bandwidth_bytes_per_s is None:
-        found.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
-    found.append("what prompts could do without: headway doctor --data FILE counts recorded chats")
+        notes.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
+    notes.append("what prompts could do without: headway doctor --data FILE counts recorded chats")
     if transfer_s is None:
-        found.append("how long the way to the client takes")
-    return tuple(found)
+        notes.append("how long the way to the client takes")
+    return tuple(notes)
 
 
 def load(first: Snapshot, last: Snapshot, window: WindowStats) -> LoadReading:
-    """What arrives, runs and waits."""
+    """Return arrivals, and running and waiting requests."""
     mean = window.steps.mean
     return LoadReading(
         num_ended=window.latency["e2e"].count,
@@ -112,27 +118,27 @@ def load(first: Snapshot, last: Snapshot, window: WindowStats) -> LoadReading:
 
 
 def in_slo(window: WindowStats) -> float | None:
-    """Of the requests of all classes that were judged, the share that met their objectives."""
+    """Return the share of judged requests of all classes that met their objectives."""
     judged = sum(row.num_judged for row in window.classes)
     return sum(row.num_met for row in window.classes) / judged if judged else None
 
 
 def latency(window: WindowStats, transfer_s: float | None) -> LatencyReading:
-    """The window's percentiles; the round trip is the doctor's own."""
+    """Return the window's percentiles; the round trip is the doctor's own measurement."""
     names = ("ttft", "tpot", "itl", "e2e", "queue", "prefill")
-    found = {name: window.latency.get(name, Percentiles()) for name in names}
-    return LatencyReading(**found, transfer_s=transfer_s)
+    by_name = {name: window.latency.get(name, Percentiles()) for name in names}
+    return LatencyReading(**by_name, transfer_s=transfer_s)
 
 
 def lengths(polls: Sequence[Snapshot], window: WindowStats) -> LengthReading:
-    """What a quarter of the prompts stays below, and the longest.
+    """Return the 25th percentile of the prompt lengths, and the longest.
 
-    Of the requests under way at the polls where they are several: [16, 16, 2500, 2500] → 16 and
-    2500, though none of the short ones may have ended.
+    The requests in flight at the polls are used where they are several: of [16, 16, 2500, 2500]
+    these are 16 and 2500, even if none of the short ones has ended.
     """
-    seen = {r.id: float(r.prompt_tokens) for poll in polls for r in poll.now.requests}
-    under_way, ended = sorted(seen.values()), window.lengths.get("prompt", Percentiles())
-    short = under_way[len(under_way) // 4] if len(under_way) >= MIN_SEEN else ended.p50
+    prompt_tokens = {r.id: float(r.prompt_tokens) for poll in polls for r in poll.now.requests}
+    under_way, ended = sorted(prompt_tokens.values()), window.lengths.get("prompt", Percentiles())
+    short = under_way[len(under_way) // 4] if len(under_way) >= MIN_REQUESTS else ended.p50
     return LengthReading(
         prompt=ended,
         output=window.lengths.get("output", Percentiles()),
@@ -142,20 +148,20 @@ def lengths(polls: Sequence[Snapshot], window: WindowStats) -> LengthReading:
 
 
 def steps(window: WindowStats) -> StepReading:
-    """What the steps took."""
-    found = window.steps
+    """Return the times of the steps."""
+    stats = window.steps
     return StepReading(
-        idle_share=found.idle_share,
-        host_share=host_share(found),
+        idle_share=stats.idle_share,
+        host_share=host_share(stats),
         decode=window.decode,
         prefill=window.prefill,
-        rows=found.mean.running if found.mean else None,
-        prefill_tokens=prefill_tokens(found),
+        rows=stats.mean.running if stats.mean else None,
+        prefill_tokens=prefill_tokens(stats),
     )
 
 
 def limits(last: Snapshot) -> LimitReading:
-    """What a step may hold."""
+    """Return the limits of one step."""
     return LimitReading(
         max_num_seqs=last.limits.max_num_seqs or None,
         max_num_batched_tokens=last.limits.max_num_batched_tokens or None,
@@ -163,7 +169,7 @@ def limits(last: Snapshot) -> LimitReading:
 
 
 def machine(last: Snapshot, window: WindowStats) -> MachineReading:
-    """The ceilings that were measured."""
+    """Return the measured ceilings."""
     return MachineReading(
         device=last.machine.device,
         bandwidth=last.machine.bandwidth_bytes_per_s,
@@ -173,7 +179,7 @@ def machine(last: Snapshot, window: WindowStats) -> MachineReading:
 
 
 def weights(last: Snapshot) -> WeightReading:
-    """What a step reads of the model."""
+    """Return the bytes of the model that a step reads."""
     return WeightReading(
         step_bytes=last.model.step_weight_bytes,
         choices=last.model.weight_choices,
@@ -182,7 +188,7 @@ def weights(last: Snapshot) -> WeightReading:
 
 
 def kv(last: Snapshot, window: WindowStats) -> KVReading:
-    """The blocks: those of the group with the fewest, whose tokens end first."""
+    """Return the KV blocks of the group with the smallest pool, which fills first."""
     groups = [group for group in last.now.kv_groups if group.kind != "open"]
     group = min(groups, key=lambda g: g.blocks_total, default=None)
     return KVReading(
@@ -195,9 +201,9 @@ def kv(last: Snapshot, window: WindowStats) -> KVReading:
 
 
 def prefix(last: Snapshot, window: WindowStats) -> PrefixReading:
-    """Tokens of a mean prompt that others began with, among the last prompts.
+    """Return the tokens of a mean prompt that an earlier prompt began with, among the last prompts.
 
-    24 of 32 prompts share 200 tokens: all but the first of them sent them again, 23 · 200 / 32.
+    24 of 32 prompts share 200 tokens: all but the first sent them again, 23 · 200 / 32 = 144.
     """
     if not last.prefixes:
         return PrefixReading(hit_rate=window.cache_hit_rate)
@@ -208,34 +214,35 @@ def prefix(last: Snapshot, window: WindowStats) -> PrefixReading:
     return PrefixReading(
         hit_rate=window.cache_hit_rate,
         shared_tokens=again / total,
-        shared_said=best.text.rstrip("."),
+        shared_text=best.text.rstrip("."),
     )
 
 
-def drafts(found: DraftStats | None) -> DraftReading:
-    """What was guessed and kept, and what it took."""
-    if found is None:
+def drafts(stats: DraftStats | None) -> DraftReading:
+    """Return draft tokens, acceptance rates and the cost of speculation."""
+    if stats is None:
         return DraftReading()
-    known = found.draft_share is not None and found.verify_share is not None
+    known = stats.draft_share is not None and stats.verify_share is not None
     return DraftReading(
-        sources=tuple(found.by_source),
-        acceptance=found.acceptance,
-        per_step=found.drafts_per_step,
-        tokens_per_step=found.tokens_per_step,
-        price=(found.draft_share or 0.0) + (found.verify_share or 0.0) if known else None,
-        speedup=found.speedup,
-        forced=found.jump_forward_tokens,
-        failure=found.failure,
-        kept={
+        sources=tuple(stats.by_source),
+        acceptance=stats.acceptance,
+        per_step=stats.drafts_per_step,
+        tokens_per_step=stats.tokens_per_step,
+        cost_share=(stats.draft_share or 0.0) + (stats.verify_share or 0.0) if known else None,
+        speedup=stats.speedup,
+        forced=stats.jump_forward_tokens,
+        failure=stats.failure,
+        acceptance_by_source={
             name: each.accepted_tokens / each.draft_tokens
-            for name, each in found.by_source.items()
+            for name, each in stats.by_source.items()
             if each.draft_tokens
         },
     )
 
 
 def host_share(steps: StepStats) -> float | None:
-    """Of the time with work: gaps between steps, and all in a step but forward and sampling."""
+    """Return the share of busy time outside the model: gaps between steps, and all of a step but
+    forward and sampling."""
     mean, worked = steps.mean, steps.busy_share + steps.gap_share
     if mean is None or worked <= 0 or mean.duration_s <= 0:
         return None
@@ -244,35 +251,35 @@ def host_share(steps: StepStats) -> float | None:
 
 
 def prefill_tokens(steps: StepStats) -> float | None:
-    """Prompt tokens in a step that has any."""
+    """Return the mean prompt tokens of a step that has any."""
     if steps.mean is None or not steps.num_prefill_steps:
         return None
     return steps.mean.prefill_tokens * steps.count / steps.num_prefill_steps
 
 
 def faults(first: Snapshot, last: Snapshot, window: WindowStats) -> FaultReading:
-    """What was counted between the first poll and the last."""
+    """Return the errors that were counted between the first poll and the last."""
     before, after = first.totals, last.totals
-    invalid = grown(before.validation_failures, after.validation_failures)
-    refused = grown(before.admission_rejections, after.admission_rejections)
+    invalid = counter_growth(before.validation_failures, after.validation_failures)
+    refused = counter_growth(before.admission_rejections, after.admission_rejections)
     return FaultReading(
         num_failed=window.num_failed,
         validation_failures=sum(invalid.values()),
         refused=sum(refused.values()),
         num_retries=max(after.client_retries - before.client_retries, 0),
         num_restarts=max(after.engine_restarts - before.engine_restarts, 0),
-        errors=grown(before.errors, after.errors),
+        errors=counter_growth(before.errors, after.errors),
     )
 
 
-def grown(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
-    """{"a": 1, "b": 2} and then {"a": 4, "b": 2}: {"a": 3}."""
-    found = {name: count - before.get(name, 0) for name, count in after.items()}
-    return {name: count for name, count in found.items() if count > 0}
+def counter_growth(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
+    """Return the counters that grew: {"a": 1, "b": 2} and then {"a": 4, "b": 2} give {"a": 3}."""
+    growth = {name: count - before.get(name, 0) for name, count in after.items()}
+    return {name: count for name, count in growth.items() if count > 0}
 
 
 def spend(window: WindowStats, own: float | None, given: float | None) -> SpendReading:
-    """Dollars per million tokens at the price `given`, else at the server's `own`."""
+    """Return dollars per million tokens at the price `given`, else at the server's `own`."""
     price = own if given is None else given
     if price is None:
         return SpendReading()
@@ -291,7 +298,7 @@ def scaled(value: float | None, by: float) -> float | None:
 
 
 def split_price(window: WindowStats, price: float) -> SpendReading:
-    """The same split for a server that was given no price: by the time of its steps."""
+    """Return the same for a server without a price: the spend is split by the time of the steps."""
     decode_s = window.decode.time_s if window.decode else 0.0
     prefill_s = window.prefill.time_s if window.prefill else 0.0
     usd, total_s = price * window.covered_s / 3600, decode_s + prefill_s
@@ -312,36 +319,37 @@ def split_price(window: WindowStats, price: float) -> SpendReading:
 
 
 def slow_streams(polls: Sequence[Snapshot]) -> tuple[SlowStream, ...]:
-    """Requests that decode and whose tokens leave at less than half of the engine's pace.
+    """Return the decoding requests whose tokens are sent at less than half of the engine's pace.
 
-    Between two polls every decoding sequence gains a token a step or more, and a request has one
-    or more of them. Where nothing runs at all, what still decodes waits for its reader.
+    Between two polls every decoding sequence gains at least one token a step, and a request has one
+    sequence or more. Where no sequence is running, a request that still decodes waits for its
+    client.
     """
-    seen: dict[str, list[tuple[Snapshot, LiveRequest]]] = {}
+    by_request: dict[str, list[tuple[Snapshot, LiveRequest]]] = {}
     for poll in polls:
         for request in poll.now.requests:
-            seen.setdefault(request.id, []).append((poll, request))
-    found = [judged for pairs in seen.values() if (judged := judge_stream(pairs))]
-    return tuple(found)
+            by_request.setdefault(request.id, []).append((poll, request))
+    streams = [judged for pairs in by_request.values() if (judged := judge_stream(pairs))]
+    return tuple(streams)
 
 
 def judge_stream(pairs: list[tuple[Snapshot, LiveRequest]]) -> SlowStream | None:
-    """One request at the polls that saw it decode."""
+    """Return the slow stream of one request, by the polls at which it was decoding; else None."""
     decoding = [(poll, r) for poll, r in pairs if r.state == "decode"]
     if len(decoding) < 2:
         return None
     (before, old), (after, new) = decoding[0], decoding[-1]
-    left = new.generated_tokens - old.generated_tokens
+    sent = new.generated_tokens - old.generated_tokens
     seconds = after.now_s - before.now_s
     stalled = [poll for poll, _ in decoding if poll.now.num_running == 0]
-    made = last_step(after) - last_step(before)
+    generated = last_step(after) - last_step(before)
     silent = len(stalled) >= 2 and stalled[-1].now_s - stalled[0].now_s >= MIN_SILENT_S
-    slower = made >= MIN_MADE and left < SLOW_SHARE * made
+    slower = generated >= MIN_GENERATED_TOKENS and sent < SLOW_SHARE * generated
     if new.num_preemptions > old.num_preemptions or not (silent or slower):
         return None
-    return SlowStream(id=new.id, age_s=new.age_s, seconds=seconds, made=made, left=left)
+    return SlowStream(id=new.id, age_s=new.age_s, seconds=seconds, generated=generated, sent=sent)
 
 
 def last_step(poll: Snapshot) -> int:
-    """The number of the newest step."""
+    """Return the number of the newest step."""
     return poll.steps[-1].step if poll.steps else 0

@@ -1,14 +1,15 @@
-"""What the doctor knows of a server, in parts by subject, whoever told it.
+"""All figures that the doctor's rules read, in parts by subject, from whatever source.
 
-`from_stats`, `from_metrics` and `from_report` fill the parts that they know; rules read nothing
-else. None is "not known from this source", never zero. Means unless a name says otherwise.
+`from_stats`, `from_metrics` and `from_report` fill the parts that their source has; rules read
+nothing else. None means "not known from this source", never zero. Values are means unless the name
+says otherwise.
 
-    load, client       what arrives and waits; who reads or sends too slowly
+    load, client       arrivals, running and waiting requests; slow clients
     latency, lengths   times and tokens of the requests that ended
-    steps, limits      what the engine's steps took, and how much one may hold
-    machine, weights   ceilings, and what a step reads of the model
-    kv, prefix         blocks, and what the prefix cache found
-    faults, spend      what failed; dollars
+    steps, limits      times of the engine's steps, and the limits of one step
+    machine, weights   ceilings, and the bytes of the model that a step reads
+    kv, prefix         blocks, and hits of the prefix cache
+    faults, spend      failures; dollars
 """
 
 from dataclasses import dataclass, field
@@ -21,11 +22,12 @@ from headway.telemetry.verdict import CONTENTION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadReading:
-    """Requests a second, and sequences that run and wait.
+    """Requests a second, and running and waiting sequences.
 
-    `waiting_growth` is those that wait at the end less those at the beginning, `waiting_ages_s` how
-    many seconds those have waited that wait now. `over_saturated` is what a load generator saw:
-    concurrency and TTFT kept growing. `in_slo` is the share of those with objectives that met them.
+    `waiting_growth` is the number of waiting sequences at the end less that at the beginning,
+    `waiting_ages_s` the waiting time so far of each waiting request. `over_saturated` is the load
+    generator's finding that concurrency and TTFT kept growing. `in_slo` is the share of the judged
+    requests that met their objectives.
     """
 
     num_ended: int = 0
@@ -41,23 +43,24 @@ class LoadReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowStream:
-    """A request whose tokens leave more slowly than the engine made them.
+    """A request whose tokens are sent more slowly than the engine generates them.
 
-    Over `seconds` it could have sent `made` tokens and sent `left`.
+    Over `seconds` the engine generated `generated` tokens and the server sent `sent`.
     """
 
     id: str
     age_s: float
     seconds: float
-    made: int
-    left: int
+    generated: int
+    sent: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientReading:
-    """Who is slow outside the server.
+    """Slow clients.
 
-    `bottleneck` says why the load generator, and not the server, set the pace; "" when it did not.
+    `bottleneck` is the reason why the load generator, and not the server, set the pace; "" when it
+    did not.
     """
 
     slow_streams: tuple[SlowStream, ...] = ()
@@ -66,7 +69,7 @@ class ClientReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatencyReading:
-    """Seconds of the requests that ended; `transfer_s` is the way to the client and back."""
+    """Seconds of the requests that ended; `transfer_s` is the round trip to the client."""
 
     ttft: Percentiles = field(default_factory=Percentiles)
     tpot: Percentiles = field(default_factory=Percentiles)
@@ -81,8 +84,8 @@ class LatencyReading:
 class LengthReading:
     """Tokens of the requests that ended.
 
-    A quarter of the prompts, or the half of them, is no longer than `short_prompt`;
-    `longest_prompt` is of those that ended or are under way.
+    `short_prompt` is the 25th percentile of the prompts, or the median; `longest_prompt` includes
+    the requests in flight.
     """
 
     prompt: Percentiles = field(default_factory=Percentiles)
@@ -95,8 +98,8 @@ class LengthReading:
 class StepReading:
     """Shares of wall time, and the steps with and without prefill.
 
-    `host_share` is of the time with work: gaps and everything in a step but the model. `rows` are
-    sequences in a step, `prefill_tokens` prompt tokens in a step that has any.
+    `host_share` is the share of busy time outside the model. `rows` is the number of sequences in a
+    step, `prefill_tokens` the prompt tokens of a step that has any.
     """
 
     idle_share: float | None = None
@@ -108,50 +111,51 @@ class StepReading:
 
     @property
     def decode_step_s(self) -> float | None:
-        """A step without prefill."""
+        """Return the seconds of a step without prefill."""
         return per_step(self.decode)
 
     @property
     def prefill_step_s(self) -> float | None:
-        """A step with prefill."""
+        """Return the seconds of a step with prefill."""
         return per_step(self.prefill)
 
     @property
     def prefill_share(self) -> float:
-        """Of the time in steps, that of steps with prefill."""
+        """Return the share of the time in steps that steps with prefill take."""
         prefill = self.prefill.time_s if self.prefill else 0.0
         decode = self.decode.time_s if self.decode else 0.0
         return prefill / (prefill + decode) if prefill else 0.0
 
     @property
     def main(self) -> Utilization | None:
-        """The kind of steps that took the larger part of the time."""
+        """Return the kind of steps that took the larger part of the time."""
         return self.prefill if self.prefill_share > 0.5 else self.decode
 
     @property
     def main_step_s(self) -> float | None:
-        """A step of that kind."""
+        """Return the seconds of a step of the main kind."""
         return per_step(self.main)
 
     @property
     def roofline(self) -> float | None:
-        """Of the main steps: the least time the ceilings allow over the time they took."""
+        """Return the least time that the ceilings allow over the observed time, of the main
+        steps."""
         return self.main.roofline if self.main else None
 
     @property
     def loaded(self) -> bool:
-        """Not idle for the larger part, as far as is known."""
+        """Return whether the engine is busy for at least half of the time, as far as is known."""
         return self.idle_share is None or self.idle_share <= 0.5
 
 
 def per_step(steps: Utilization | None) -> float | None:
-    """Seconds a step."""
+    """Return the seconds of a mean step."""
     return steps.time_s / steps.num_steps if steps and steps.num_steps else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitReading:
-    """What one step may hold: sequences, and tokens."""
+    """The limits of one step: sequences, and tokens."""
 
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -159,7 +163,7 @@ class LimitReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReading:
-    """The measured ceilings, bytes and FLOPs a second, and who used the cores.
+    """The measured ceilings in bytes and FLOPs a second, and the use of the cores.
 
     `device` is cpu or cuda, "" where it is not known.
     """
@@ -172,10 +176,10 @@ class MachineReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightReading:
-    """Bytes of weights that a step reads; `choices` are options and the bytes with each.
+    """Bytes of weights that a step reads; `choices` maps an option to these bytes with it.
 
-    The choices are those that this server can be started with. `cache_resident`: the CPU's cache
-    holds the weights, and memory does not bound decoding.
+    The choices are options that this server can be started with. `cache_resident`: the CPU's cache
+    holds the weights, so memory does not bound decoding.
     """
 
     step_bytes: float | None = None
@@ -185,10 +189,9 @@ class WeightReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVReading:
-    """The KV blocks: their use at the fullest, 0 to 1, and the tokens that they hold.
+    """The KV blocks: their highest use, 0 to 1, and the number of tokens that they hold.
 
-    `bytes_per_token` is of KV; `choices` are options and those bytes with each, of the options that
-    this server can be started with.
+    `choices` maps an option that this server can be started with to the bytes per token with it.
     """
 
     usage_max: float | None = None
@@ -200,41 +203,41 @@ class KVReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrefixReading:
-    """Share of prompt tokens that the cache had, and tokens of a mean prompt that were sent before.
+    """Share of prompt tokens found in the cache, and tokens of a mean prompt that were sent before.
 
-    `shared_said` tells of the prefix that saves most, in words.
+    `shared_text` describes the prefix that saves most.
     """
 
     hit_rate: float | None = None
     shared_tokens: float | None = None
-    shared_said: str = ""
+    shared_text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftReading:
-    """What speculation brings: `sources` is empty where nobody guesses.
+    """Results of speculation; `sources` names the proposers and is empty where speculation is off.
 
-    Of a sequence that decodes `per_step` tokens are guessed in a mean step, the share `acceptance`
-    of them comes, and `tokens_per_step` in all. `price` is what drafting and verifying take of the
-    time of steps, `speedup` the tokens a second over those without. `kept` is the acceptance by
-    source. Grammars forced `forced` tokens; `failure` says why the drafter
-    is not asked.
+    Of a decoding sequence, `per_step` draft tokens are proposed in a mean step, the share
+    `acceptance` is accepted, and `tokens_per_step` tokens are gained. `cost_share` is the share of
+    step time that drafting and verifying take, `speedup` the tokens a second over those of steps
+    without draft tokens. Grammars forced `forced` tokens; `failure` is the reason why the drafter
+    is not used.
     """
 
     sources: tuple[str, ...] = ()
     acceptance: float | None = None
     per_step: float | None = None
     tokens_per_step: float | None = None
-    price: float | None = None
+    cost_share: float | None = None
     speedup: float | None = None
-    kept: dict[str, float] = field(default_factory=dict)
+    acceptance_by_source: dict[str, float] = field(default_factory=dict)
     forced: int = 0
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultReading:
-    """How often it happened in the window; `errors` by code."""
+    """Number of failures in the window; `errors` by code."""
 
     num_failed: int = 0
     validation_failures: int = 0
@@ -246,7 +249,7 @@ class FaultReading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpendReading:
-    """Dollars an hour of the machine, and dollars a million tokens."""
+    """Dollars an hour of the machine, and dollars per million tokens."""
 
     price_per_hour: float | None = None
     usd_per_million_input: float | None = None
@@ -254,10 +257,10 @@ class SpendReading:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class ServerReading:
     """One server over one window of `seconds`. `source` is stats, metrics or report.
 
-    `verdict` is the server's own. What needs several parts is computed here.
+    `verdict` is the server's own. Figures that need several parts are properties here.
     """
 
     source: str
@@ -282,14 +285,15 @@ class Reading:
 
     @property
     def contended(self) -> bool:
-        """Others use the cores, as the server's own verdict has it."""
+        """Return whether other processes use the cores, by the server's own verdict."""
         return self.verdict is not None and self.verdict.kind == CONTENTION
 
     # ── what a mean request spends its time on ──────────────────────────────────────────────
 
     @property
     def queue_s(self) -> float | None:
-        """Of those that ended and of those that still wait: 1 s of ten and 11 s of ten are 6 s."""
+        """Return the mean waiting time of ended and waiting requests: 1 s of ten and 11 s of ten
+        give 6 s."""
         queue, ages = self.latency.queue, self.load.waiting_ages_s
         if not queue.count and not ages:
             return None
@@ -297,12 +301,12 @@ class Reading:
 
     @property
     def prefill_s(self) -> float | None:
-        """First scheduled to first token."""
+        """Return the seconds from the first scheduling to the first token."""
         return self.latency.prefill.mean
 
     @property
     def decode_s(self) -> float | None:
-        """First token to last: TPOT · (n − 1)."""
+        """Return the seconds from the first token to the last: TPOT · (n − 1)."""
         tpot_s, length = self.latency.tpot.mean, self.lengths.output.mean
         if tpot_s is None or length is None:
             return None
@@ -310,36 +314,38 @@ class Reading:
 
     @property
     def decode_share(self) -> float:
-        """Of a mean request's time; of the time in steps where no request has ended yet."""
+        """Return decode's share of a mean request; of the time in steps where no request has ended
+        yet."""
         if self.decode_s is not None:
             return self.share_of_request(self.decode_s)
         return 1 - self.steps.prefill_share if self.steps.decode else 0.0
 
     @property
     def request_s(self) -> float | None:
-        """All of it: queue, prefill and decode; the e2e latency where the parts are not known."""
+        """Return the seconds of queue, prefill and decode; the e2e latency where the parts are not
+        known."""
         if self.queue_s is None:
             return self.latency.e2e.mean
         return self.queue_s + (self.prefill_s or 0.0) + (self.decode_s or 0.0)
 
     def share_of_request(self, seconds: float | None) -> float:
-        """The part of a mean request that `seconds` are, 0 … 1; 0 where either is unknown."""
+        """Return `seconds` as a share of a mean request, 0 to 1; 0 where either is unknown."""
         whole = self.request_s
         return min(max(seconds / whole, 0.0), 1.0) if seconds and whole else 0.0
 
     def share_of_ttft(self, seconds: float | None) -> float:
-        """The part of the time to the first token; those that still wait count as waiting."""
+        """Return `seconds` as a share of the time to the first token, waiting requests included."""
         whole = self.latency.ttft.mean
         if self.queue_s is not None:
             whole = self.queue_s + (self.prefill_s or 0.0)
         return min(seconds / whole, 1.0) if seconds and whole else 0.0
 
 
-def decode_step(reading: Reading) -> DecodeStep | None:
-    """The mean decode step; None where the source does not tell or the weights stay in cache.
+def decode_step(reading: ServerReading) -> DecodeStep | None:
+    """Return the mean decode step; None where the source has none or the weights stay in the cache.
 
-    What steps reach the machine can do: a ceiling that was measured lower was measured in a bad
-    moment.
+    A bandwidth that steps reached is a lower bound of the machine's ceiling, also where the ceiling
+    was measured lower.
     """
     steps, seconds = reading.steps.decode, reading.steps.decode_step_s
     weights, machine = reading.weights.step_bytes, reading.machine

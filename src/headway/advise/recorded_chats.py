@@ -1,10 +1,10 @@
-"""What recorded chats could do without: the report of `headway doctor --data FILE`.
+"""Superfluous parts of recorded chats: the report of `headway doctor --data FILE`.
 
 The file holds a chat body a line, or the lines of a batch with `body`; `answer` (a text) or
-`response` (a chat completion) beside it is the recorded answer. Counted are runs that stand twice
-in a prompt, tools that no answer called, documents that no answer used, examples, and answers that
-could be shorter. Sizes are words and marks, so that no tokenizer is needed. The report has numbers
-and the names of tools: never a text of a prompt or an answer.
+`response` (a chat completion) beside it is the recorded answer. The report counts runs that stand
+twice in a prompt, tools that no answer called, documents that no answer used, examples, and answers
+that could be shorter. Sizes are words and marks, so that no tokenizer is needed. The report has
+numbers and the names of tools: never a text of a prompt or an answer.
 """
 
 import re
@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.markup import escape
 
-from headway.advise.show import plain
+from headway.advise.show import plain_table
 from headway.advise.words import percent, plural
 from headway.core.errors import UsageError
 from headway.core.regular_file import read_text
@@ -26,7 +26,7 @@ from headway.core.regular_file import read_text
 PIECE = re.compile(r"\w+|[^\w\s]")
 WORD = re.compile(r"\w+")
 RUN = 16
-"""Pieces of a run that counts as said twice: shorter ones repeat by accident."""
+"""Pieces of a run that counts as a repetition: shorter ones repeat by accident."""
 MIN_OFFERS = 10
 """Chats that offer a tool before it counts as never called."""
 MIN_QUESTIONS = 5
@@ -48,7 +48,7 @@ Json = dict[str, Any]
 
 class RecordedChat(msgspec.Struct, kw_only=True):
     """One line of the file: its messages, documents, the words of each tool's description, and the
-    answer where that was recorded."""
+    answer where it was recorded."""
 
     messages: list[Json]
     documents: list[str] = []
@@ -58,7 +58,7 @@ class RecordedChat(msgspec.Struct, kw_only=True):
 
 
 class SuperfluousPart(msgspec.Struct, kw_only=True):
-    """A part that `chats` could do without: `words` of the `of_words` of all prompts or answers."""
+    """A part that `chats` could omit: `words` of the `of_words` of all prompts or answers."""
 
     what: str
     chats: int
@@ -86,14 +86,14 @@ def read_chats(path: Path) -> list[RecordedChat]:
         raise UsageError(f"--data {path}: {error.strerror or error}.", "Check the path.") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--data {path} is not UTF-8 text.", FORMAT) from error
-    found = [
+    chats = [
         chat_of(line, f"--data {path.name}, line {i}")
         for i, line in enumerate(lines, 1)
         if line.strip()
     ]
-    if not found:
+    if not chats:
         raise UsageError(f"--data {path} holds no chat.", FORMAT)
-    return found
+    return chats
 
 
 def chat_of(line: str, where: str) -> RecordedChat:
@@ -208,8 +208,8 @@ def report_on(chats: Sequence[RecordedChat]) -> ChatReport:
         note=f"runs of {RUN} words and marks",
     )
     prompt_parts = (*uncalled_tools(chats, words), *unused_documents(chats, words))
-    found = [twice, *prompt_parts, *shared_examples(chats, words), *long_answers(chats)]
-    return ChatReport(chats=len(chats), words=words, parts=[part for part in found if part.words])
+    parts = [twice, *prompt_parts, *shared_examples(chats, words), *long_answers(chats)]
+    return ChatReport(chats=len(chats), words=words, parts=[part for part in parts if part.words])
 
 
 def repeated_pieces(pieces: Sequence[str], run: int = RUN) -> int:
@@ -235,7 +235,7 @@ def uncalled_tools(chats: Sequence[RecordedChat], words: int) -> list[Superfluou
     for chat in chats:
         offers.update(chat.tools.keys())
         sizes.update(chat.tools)
-    found = [
+    parts = [
         SuperfluousPart(
             what=f"tool {name}, never called",
             chats=count,
@@ -246,7 +246,7 @@ def uncalled_tools(chats: Sequence[RecordedChat], words: int) -> list[Superfluou
         for name, count in offers.items()
         if count >= MIN_OFFERS and name not in calls
     ]
-    return sorted(found, key=lambda part: (-part.words, part.what))
+    return sorted(parts, key=lambda part: (-part.words, part.what))
 
 
 def words_of(texts: Iterable[str]) -> set[str]:
@@ -292,7 +292,7 @@ def unused_documents(chats: Sequence[RecordedChat], words: int) -> Iterator[Supe
 
 def shared_examples(chats: Sequence[RecordedChat], words: int) -> Iterator[SuperfluousPart]:
     """Yield the examples that stand before several different questions, were none needed."""
-    each = [found for chat in chats if (found := examples_of(chat.messages))]
+    each = [examples for chat in chats if (examples := examples_of(chat.messages))]
     questions: dict[tuple[str, ...], set[str]] = {}
     for texts, question in each:
         questions.setdefault(texts, set()).add(question)
@@ -343,14 +343,14 @@ def long_answers(chats: Sequence[RecordedChat]) -> Iterator[SuperfluousPart]:
     lengths = [len(pieces) for pieces in answers] or [0]
     cap = round(float(np.percentile(lengths, ANSWER_CAP_PERCENTILE)))
     above, looped = [max(n - cap, 0) for n in lengths], [looped_pieces(each) for each in answers]
-    for what, found, note in (
+    for what, superfluous, note in (
         (f"answers behind {cap} words", above, "max_tokens; it cuts the longest tenth"),
         ("ends of answers that repeat", looped, "stop strings, a schema, penalties"),
     ):
         yield SuperfluousPart(
             what=what,
-            chats=sum(map(bool, found)),
-            words=sum(found),
+            chats=sum(map(bool, superfluous)),
+            words=sum(superfluous),
             of_words=sum(lengths),
             note=note,
         )
@@ -380,7 +380,7 @@ def show_report(report: ChatReport, console: Console) -> None:
     mean = report.words / report.chats
     head = f"{plural(report.chats, 'chat')}, {mean:.0f} words and marks of prompt and tools each"
     console.print(f"[bold]{head}[/]", highlight=False)
-    table = plain("What they could do without", "words", "share", "chats", "")
+    table = plain_table("What they could do without", "words", "share", "chats", "")
     for part in report.parts:
         share = percent(part.words / max(part.of_words, 1))
         table.add_row(escape(part.what), f"{part.words:,}", share, f"{part.chats:,}", part.note)

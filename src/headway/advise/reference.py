@@ -1,4 +1,4 @@
-"""Writes the table of docs/doctor.md from the rules: `python -m headway.advise.reference`."""
+"""Write the table of docs/doctor.md from the rules: `python -m headway.advise.reference`."""
 
 import sys
 from pathlib import Path
@@ -9,21 +9,21 @@ BEGIN, END = "<!-- rules -->", "<!-- end of rules -->"
 
 
 def table() -> str:
-    """One line a rule, in the order of `RULES`."""
+    """Return the table: one line for each rule, in the order of `RULES`."""
     head = "| name | symptom | goes by | cause | fix |"
     head += "\n| --- | --- | --- | --- | --- |"
     return "\n".join([head, *map(row, RULES)])
 
 
 def row(rule: Rule) -> str:
-    """One line."""
+    """Return the line of one rule."""
     reads = ", ".join(rule.reads)
     cells = (f"`{rule.name}`", rule.symptom, reads, rule.cause, rule.remedy)
     return f"| {' | '.join(cells)} |"
 
 
 def with_table(page: str) -> str:
-    """The page with the table between its marks."""
+    """Return the page with the table between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{table()}\n{END}{after}"

@@ -1,14 +1,14 @@
-"""The table: symptom, cause, fix. Adding what the doctor knows is adding a row.
+"""The rules of the doctor: symptom, cause, fix. A new insight is a new row.
 
-Rows are pure: a predicate over a reading, the figures that show the symptom, the most that the fix
-can give, and the change that the simulator can try. `docs/doctor.md` is written from them.
+Rows are pure: a predicate over a reading, the figures that show the symptom, the upper bound of the
+fix, and the change that the simulator can try. `docs/doctor.md` is written from them.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from headway.advise import remedies, symptoms
-from headway.advise.reading import Reading
+from headway.advise.reading import ServerReading
 from headway.config.alternatives import has_option
 
 MISSING = "not in this version"
@@ -16,13 +16,12 @@ MISSING = "not in this version"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One row. `holds` goes by the parts of the reading that `reads` names.
+    """One row. `holds` reads the parts of the reading that `reads` names.
 
-    `share` is a part of a mean request's time, or of the spend, as `of` has it: an upper bound.
-
-    Where the fix does not exist without an option, `option` names it; whether the server that is
-    read can be started with it is for `holds` to see, in the choices that it tells. A `first` one
-    comes before all others, a `last` one is named first only when nothing else holds.
+    `share` is a part of a mean request's time, or of the spend, as `of` says: an upper bound.
+    `option` names the option that the fix needs; whether this server can be started with it is
+    decided by `holds`, from the choices of the reading. A `first` rule comes before all others, a
+    `last` one is named only when no other holds.
     """
 
     name: str
@@ -31,10 +30,10 @@ class Rule:
     symptom: str
     cause: str
     fix: str
-    holds: Callable[[Reading], bool]
-    see: Callable[[Reading], list[str]]
-    share: Callable[[Reading], float]
-    change: Callable[[Reading], str] | None = None
+    holds: Callable[[ServerReading], bool]
+    see: Callable[[ServerReading], list[str]]
+    share: Callable[[ServerReading], float]
+    change: Callable[[ServerReading], str] | None = None
     of: str = "time"
     option: str = ""
     first: bool = False
@@ -42,12 +41,12 @@ class Rule:
 
     @property
     def available(self) -> bool:
-        """Whether this version of Headway has the fix at all."""
+        """Return whether this version of Headway has the fix."""
         return not self.option or has_option(self.option)
 
     @property
     def remedy(self) -> str:
-        """The fix; of one that is missing: "Drafts: not in this version; shorter answers"."""
+        """Return the fix; of a missing one: "Drafts: not in this version; shorter answers"."""
         if self.available:
             return self.fix
         what, semicolon, instead = self.fix.partition(";")
@@ -72,7 +71,7 @@ RULES = (
         kind="fault",
         reads=("faults",),
         symptom="The engine was started again.",
-        cause="It died or was silent, and everything that ran was lost.",
+        cause="It died or did not answer, and all running requests were lost.",
         fix="The server's log; `--kv-memory`, `--engine-timeout`",
         holds=symptoms.restarted,
         see=symptoms.see_faults,
@@ -104,7 +103,7 @@ RULES = (
         name="slow-client",
         kind="client",
         reads=("client",),
-        symptom="Tokens are there and do not leave: the engine has done its part.",
+        symptom="Generated tokens are not sent: the engine has done its part.",
         cause="A client reads its stream more slowly than tokens come, or the way to it is narrow.",
         fix="Read in a task of its own; `stream=false`; fewer `logprobs`",
         holds=symptoms.slow_client,
@@ -251,7 +250,7 @@ RULES = (
         kind="load",
         reads=("load", "latency", "lengths", "steps", "limits", "machine", "weights", "kv"),
         symptom="Requests wait for each other, and meet their objectives all the same.",
-        cause="More come at once than are served at once; the queue is most of the TTFT.",
+        cause="More requests come at once than are served at once; the queue is most of the TTFT.",
         fix="Nothing while objectives are met; a second server for shorter waits",
         holds=symptoms.queueing,
         see=symptoms.see_queue,
@@ -262,7 +261,7 @@ RULES = (
         name="hogging",
         kind="compute",
         reads=("lengths", "steps"),
-        symptom="Few long prompts make everybody else's tokens or first tokens wait.",
+        symptom="A few long prompts delay the tokens or first tokens of all other requests.",
         cause="Their chunks fill the token budget of each step.",
         fix="`--policy slo`, `--max-num-batched-tokens`, a server for long prompts",
         holds=symptoms.hogging,
@@ -298,9 +297,9 @@ RULES = (
         kind="bandwidth",
         reads=("steps", "drafts"),
         symptom="Speculation is on and brings nothing.",
-        cause="Draft tokens are rejected: answers repeat nothing, or the drafting model "
-        "agrees too seldom for what it takes.",
-        fix="`--speculative-method off`, or a drafting model that agrees more (`headway eval` "
+        cause="Few draft tokens are accepted: answers repeat nothing, or the draft model agrees "
+        "too seldom for its cost.",
+        fix="`--speculative-method off`, or a draft model that agrees more (`headway eval` "
         "compares two)",
         holds=symptoms.drafts_in_vain,
         see=symptoms.see_drafts,
@@ -345,8 +344,8 @@ RULES = (
         last=True,
     ),
 )
-"""In the order in which they are worth looking at: what disturbs the figures, then what costs
-nothing (shorter prompts, valid bodies, a cache that finds them, fuller batches), then what costs
-quality (narrower weights and KV), machines (load on another server), or work per token (drafts).
-Huyen, *AI Engineering*, 2025, ch. 9; NVIDIA's and Databricks' guides to inference agree on it.
+"""In the order in which they are worth checking: causes that disturb all figures, then fixes that
+cost nothing (shorter prompts, valid bodies, a working cache, fuller batches), then those that cost
+quality (narrower weights and KV), machines (load on another server), or work per token (draft
+tokens). Huyen, *AI Engineering*, 2025, ch. 9; NVIDIA's and Databricks' guides to inference agree.
 """

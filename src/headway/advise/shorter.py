@@ -1,21 +1,21 @@
-"""What prompts and answers a fifth shorter would save of this traffic, as a yardstick.
+"""Savings of prompts and answers that are a fifth shorter, as a yardstick.
 
-Seconds are of a mean request, by its measured prefill and decode times; dollars by the price of its
-tokens. What prompts could do without is counted of recorded chats: `recorded_chats`.
+Seconds are those of a mean request, by its measured prefill and decode times; dollars follow from
+the price of its tokens. `recorded_chats` finds the parts that prompts could omit.
 """
 
 from collections.abc import Iterator
 
 import msgspec
 
-from headway.advise.reading import Reading
+from headway.advise.reading import ServerReading
 from headway.advise.words import percent, tokens
 
-STABLE, SHORTER = 0.5, 0.2
+STABLE_PREFIX_SHARE, CUT_SHARE = 0.5, 0.2
 
 
 class Saving(msgspec.Struct, kw_only=True):
-    """What a change of the product would save: seconds a request, dollars an hour."""
+    """The saving of a change of the product: seconds a request, dollars an hour."""
 
     what: str
     seconds: float
@@ -24,46 +24,47 @@ class Saving(msgspec.Struct, kw_only=True):
     note: str
 
 
-def savings(r: Reading) -> list[Saving]:
-    """All that is known."""
+def savings(r: ServerReading) -> list[Saving]:
+    """Return all savings that can be computed from the reading."""
     return [*shorter_answers(r), *shorter_prompts(r)]
 
 
-def shorter_answers(r: Reading) -> Iterator[Saving]:
-    """A fifth of the answer, where the time of decoding is known."""
+def shorter_answers(r: ServerReading) -> Iterator[Saving]:
+    """Yield the saving of answers that are a fifth shorter, where the decode time is known."""
     if r.decode_s:
-        what = f"answers {percent(SHORTER)} shorter ({tokens(r.lengths.output.mean)} tokens now)"
-        yield of_answers(r, what, SHORTER, "output length is a product decision")
+        what = f"answers {percent(CUT_SHARE)} shorter ({tokens(r.lengths.output.mean)} tokens now)"
+        yield of_answers(r, what, CUT_SHARE, "output length is a product decision")
 
 
-def shorter_prompts(r: Reading) -> Iterator[Saving]:
-    """A fifth of the prompt, or what a stable prefix would be of it, where prefill is known."""
+def shorter_prompts(r: ServerReading) -> Iterator[Saving]:
+    """Yield the savings of shorter prompts and of a stable prefix, where the prefill time is
+    known."""
     if not r.prefill_s:
         return
     length = r.lengths.prompt.mean
-    what = f"prompts {percent(SHORTER)} shorter ({tokens(length)} tokens now)"
-    yield of_prompts(r, what, SHORTER, "prefill time is in proportion to the tokens computed")
-    share = STABLE
+    what = f"prompts {percent(CUT_SHARE)} shorter ({tokens(length)} tokens now)"
+    yield of_prompts(r, what, CUT_SHARE, "prefill time is in proportion to the tokens computed")
+    share = STABLE_PREFIX_SHARE
     if r.prefix.shared_tokens and length:
         share = min(r.prefix.shared_tokens / length, 1.0)
     what = f"a stable prefix of {percent(share)} of the prompt"
     yield of_prompts(r, what, share, "the prefix cache computes it once")
 
 
-def of_answers(r: Reading, what: str, share: float, note: str) -> Saving:
-    """A share of the answer's tokens."""
+def of_answers(r: ServerReading, what: str, share: float, note: str) -> Saving:
+    """Return the saving of a share of the answer's tokens."""
     price, length = r.spend.usd_per_million_output, r.lengths.output.mean
     return saving(r, what, (r.decode_s or 0.0) * share, price, length, share, note)
 
 
-def of_prompts(r: Reading, what: str, share: float, note: str) -> Saving:
-    """A share of the prompt's tokens."""
+def of_prompts(r: ServerReading, what: str, share: float, note: str) -> Saving:
+    """Return the saving of a share of the prompt's tokens."""
     price, length = r.spend.usd_per_million_input, r.lengths.prompt.mean
     return saving(r, what, (r.prefill_s or 0.0) * share, price, length, share, note)
 
 
 def saving(
-    r: Reading,
+    r: ServerReading,
     what: str,
     seconds: float,
     per_million: float | None,
@@ -83,7 +84,7 @@ def saving(
 def usd(
     per_million: float | None, length: float | None, share: float, per_s: float | None
 ) -> float | None:
-    """Dollars an hour that `share` of the tokens cost now; None without a price.
+    """Return the dollars an hour that `share` of the tokens cost now; None without a price.
 
     $5 a million, 200 tokens, a fifth of them, 2 requests/s: 5e-6 · 40 · 7200 = $1.44.
     """

@@ -5,67 +5,67 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from headway.advise.diagnosis import HEALTHY, Diagnosis, Finding
+from headway.advise.diagnosis import HEALTHY, Diagnosis, DoctorFinding
 from headway.advise.shorter import Saving
-from headway.advise.what_if.asked import shown_gain
 from headway.advise.what_if.compare import Gain
+from headway.advise.what_if.gains import format_gain
 from headway.advise.words import dollars, duration, percent
 from headway.config.memory_plan import gib
 
-MOST_FINDINGS = 4
+MAX_FINDINGS = 4
 STYLES = {HEALTHY: "green", "under-loaded": "yellow"}
-BAR = 24
+BAR_WIDTH = 24
 
 
-def show(diagnosis: Diagnosis, console: Console) -> None:
-    """Print all of it."""
-    console.print(Group(*parts(diagnosis)), highlight=False)
+def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
+    """Print all parts of the diagnosis."""
+    console.print(Group(*render(diagnosis)), highlight=False)
 
 
-def parts(d: Diagnosis) -> list[RenderableType]:
-    """Verdict, where the time goes, findings, waste, savings, what is not known."""
-    found: list[RenderableType] = [*verdict(d), Text(), first_token(d), per_token(d)]
-    found += first_findings(d) if d.findings else []
+def render(d: Diagnosis) -> list[RenderableType]:
+    """Return verdict, where the time goes, findings, waste, savings, and what is not known."""
+    blocks: list[RenderableType] = [*verdict_lines(d), Text(), ttft_section(d), tpot_section(d)]
+    blocks += findings_section(d) if d.findings else []
     if d.what_ifs:
-        found += [Text(), what_ifs(d.what_ifs)]
-    found += [
+        blocks += [Text(), what_if_table(d.what_ifs)]
+    blocks += [
         Text.from_markup(f"[dim]simulated from {escape(text)}[/]") for text in d.simulated_from
     ]
     if d.waste:
-        found += [Text(), Text.from_markup("[bold]Would be a waste[/]")]
-        found += [Text.from_markup(f"  {escape(text)}") for text in d.waste]
+        blocks += [Text(), Text.from_markup("[bold]Would be a waste[/]")]
+        blocks += [Text.from_markup(f"  {escape(text)}") for text in d.waste]
     if d.savings:
-        found += [Text(), savings(d.savings)]
+        blocks += [Text(), savings_table(d.savings)]
     if d.not_known:
-        found += [Text(), Text.from_markup("[dim]Not known from here:[/]")]
-        found += [Text.from_markup(f"[dim]  {escape(text)}[/]") for text in d.not_known]
-    return found
+        blocks += [Text(), Text.from_markup("[dim]Not known from here:[/]")]
+        blocks += [Text.from_markup(f"[dim]  {escape(text)}[/]") for text in d.not_known]
+    return blocks
 
 
-def first_findings(d: Diagnosis) -> list[RenderableType]:
-    """The table of those that are shown, and the names of the others."""
-    shown, hidden = divided(d)
+def findings_section(d: Diagnosis) -> list[RenderableType]:
+    """Return the table of the first findings, and the names of the others."""
+    shown, hidden = split_findings(d)
     more = ", ".join(each.name for each in hidden)
     rest = [Text.from_markup(f"[dim]and {more}: see --json[/]")] if hidden else []
-    return [Text(), findings(shown), *rest]
+    return [Text(), findings_table(shown), *rest]
 
 
-def divided(d: Diagnosis) -> tuple[list[Finding], list[Finding]]:
-    """(the first findings in their order and that of the verdict, the others)."""
-    named = [each for each in d.findings[MOST_FINDINGS:] if each.name == d.bottleneck.name]
-    shown = d.findings[: MOST_FINDINGS - len(named)] + named
+def split_findings(d: Diagnosis) -> tuple[list[DoctorFinding], list[DoctorFinding]]:
+    """Return (the first findings in their order and that of the verdict, the others)."""
+    named = [each for each in d.findings[MAX_FINDINGS:] if each.name == d.bottleneck.name]
+    shown = d.findings[: MAX_FINDINGS - len(named)] + named
     return shown, [each for each in d.findings if each not in shown]
 
 
-def verdict(d: Diagnosis) -> list[RenderableType]:
-    """Two or three lines."""
+def verdict_lines(d: Diagnosis) -> list[RenderableType]:
+    """Return the two or three lines of the verdict."""
     b = d.bottleneck
     style = STYLES.get(b.name, "red")
     lines = [f"[bold {style}]{b.name}[/] [bold]{escape(b.text)}[/]"]
     lines += [f"  {escape(text)}" for text in b.evidence]
     if b.server_kind:
-        said = "; ".join(each.text for each in b.server_evidence)
-        near = f" ({said})" if said else ""
+        evidence = "; ".join(each.text for each in b.server_evidence)
+        near = f" ({evidence})" if evidence else ""
         lines.append(f"  [dim]the server says: {b.server_kind}. {escape(b.server_text + near)}[/]")
     head = f"{d.server} · {d.seconds:.0f} s · {d.num_ended} requests ended"
     return [
@@ -74,22 +74,22 @@ def verdict(d: Diagnosis) -> list[RenderableType]:
     ]
 
 
-def first_token(d: Diagnosis) -> RenderableType:
-    """TTFT and its three parts as bars."""
+def ttft_section(d: Diagnosis) -> RenderableType:
+    """Return TTFT and its three parts as bars."""
     t = d.ttft
-    table = plain("", "", "", "")
+    table = plain_table("", "", "", "")
     head = f"mean {duration(t.mean_s)}, p50 {duration(t.p50_s)}, p99 {duration(t.p99_s)}"
     parts = (("queue", t.queue_s), ("prefill", t.prefill_s), ("transfer", t.transfer_s))
     whole = sum(seconds or 0.0 for _, seconds in parts)
     for name, seconds in parts:
         share = (seconds or 0.0) / whole if whole else 0.0
-        bar = "█" * round(share * BAR)
+        bar = "█" * round(share * BAR_WIDTH)
         table.add_row(f"  {name}", duration(seconds), percent(share) if whole else "", bar)
     return Group(Text.from_markup(f"[bold]Time to the first token[/] {head}"), table)
 
 
-def per_token(d: Diagnosis) -> RenderableType:
-    """TPOT against its floor."""
+def tpot_section(d: Diagnosis) -> RenderableType:
+    """Return TPOT and its floor."""
     t = d.tpot
     line = (
         f"[bold]Time per token[/] mean {duration(t.mean_s)}, p50 {duration(t.p50_s)}, "
@@ -106,36 +106,36 @@ def per_token(d: Diagnosis) -> RenderableType:
     return Text.from_markup(line)
 
 
-def findings(found: list[Finding]) -> RenderableType:
-    """Symptom, cause, fix, in the order in which they are worth looking at."""
-    table = plain("symptom", "cause", "fix", "at most")
+def findings_table(findings: list[DoctorFinding]) -> RenderableType:
+    """Return symptom, cause and fix of each finding."""
+    table = plain_table("symptom", "cause", "fix", "at most")
     table.padding = (0, 2, 0, 0)
     table.expand = True
     for column, ratio in zip(table.columns, (3, 3, 6, 1), strict=True):
         column.ratio = ratio
-    for each in found:
+    for each in findings:
         table.add_row(
             f"[bold]{each.name}[/] {escape(each.symptom)}",
             escape(each.cause),
-            f"{escape(each.fix)}{trial(each)}",
+            f"{escape(each.fix)}{format_trial(each)}",
             f"{percent(each.share)} [dim]of {each.of}[/]",
         )
     return table
 
 
-def trial(each: Finding) -> str:
+def format_trial(each: DoctorFinding) -> str:
     """Return a line with the change in this server's numbers, and what it gives by simulation."""
     if not each.what_if:
         return ""
-    result = f": {shown_gain(each.simulated)}" if each.simulated else ""
+    result = f": {format_gain(each.simulated)}" if each.simulated else ""
     return escape(f"\n{each.what_if}{result}")
 
 
-def what_ifs(found: list[Gain]) -> RenderableType:
-    """What was asked: as simulated, now and then."""
+def what_if_table(gains: list[Gain]) -> RenderableType:
+    """Return the simulated figures of each requested change, now and then."""
     names = ("a request", "TTFT p50", "TTFT p99", "TPOT p50", "in SLO", "refused", "saves")
-    table = plain("What if", *names, "")
-    for each in found:
+    table = plain_table("What if", *names, "")
+    for each in gains:
         now, then = each.now, each.then
         low, high = each.share_interval.low, each.share_interval.high
         table.add_row(
@@ -157,10 +157,10 @@ def what_ifs(found: list[Gain]) -> RenderableType:
     return table
 
 
-def savings(found: list[Saving]) -> RenderableType:
-    """What a change of the product saves."""
-    table = plain("What less would save", "a request", "", "an hour", "")
-    for each in found:
+def savings_table(savings: list[Saving]) -> RenderableType:
+    """Return the savings of changes of the product."""
+    table = plain_table("What less would save", "a request", "", "an hour", "")
+    for each in savings:
         money = "–" if each.usd_per_hour is None else dollars(each.usd_per_hour)
         table.add_row(
             f"  {escape(each.what)}",
@@ -172,8 +172,8 @@ def savings(found: list[Saving]) -> RenderableType:
     return table
 
 
-def plain(*columns: str) -> Table:
-    """A table without lines."""
+def plain_table(*columns: str) -> Table:
+    """Return a table without lines."""
     table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns[1:]))
     for column in columns:
         table.add_column(column)

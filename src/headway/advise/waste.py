@@ -1,49 +1,53 @@
-"""What would be a waste here: fixes that people reach for, and why they would not help.
+"""Fixes that people often try and that would not help here.
 
-A row is true only where the figures exclude the fix; each says the figure.
+A remark is made only where the figures exclude the fix; each names the figure.
 """
 
 from collections.abc import Callable
 
 from headway.advise import symptoms
-from headway.advise.reading import Reading
+from headway.advise.reading import ServerReading
 from headway.advise.words import duration, percent
 
-MOST, LITTLE = 0.6, 0.1
-Remark = Callable[[Reading], str]
+LARGE_SHARE, SMALL_SHARE = 0.6, 0.1
+Remark = Callable[[ServerReading], str]
 
 
-def queueing(r: Reading) -> str:
+def queueing(r: ServerReading) -> str:
     share = r.share_of_ttft(r.queue_s)
-    if share <= MOST or not symptoms.queued(r):
+    if share <= LARGE_SHARE or not symptoms.queued(r):
         return ""
     return f"TTFT is {percent(share)} queueing: quantization or faster kernels will not help it"
 
 
-def no_queue(r: Reading) -> str:
-    if r.queue_s is None or r.share_of_ttft(r.queue_s) > LITTLE or (r.load.waiting or 0) > LITTLE:
+def no_queue(r: ServerReading) -> str:
+    if (
+        r.queue_s is None
+        or r.share_of_ttft(r.queue_s) > SMALL_SHARE
+        or (r.load.waiting or 0) > SMALL_SHARE
+    ):
         return ""
     rows, limit = r.steps.rows, r.limits.max_num_seqs
     running = f", {rows:.1f} of {limit} rows run" if rows and limit else ""
     return f"the queue is {duration(r.queue_s)}{running}: a higher --max-num-seqs buys nothing"
 
 
-def kv_empty(r: Reading) -> str:
+def kv_empty(r: ServerReading) -> str:
     if r.kv.usage_max is None or r.kv.usage_max > 0.5 or symptoms.kv_full(r):
         return ""
     return f"KV blocks are at most {percent(r.kv.usage_max)} full: more KV memory buys nothing"
 
 
-def decode_dominates(r: Reading) -> str:
+def decode_dominates(r: ServerReading) -> str:
     share = r.decode_share
     if share < 0.9:
         return ""
     return f"a request is {percent(share)} decode: shorter prompts or a prefix cache save little"
 
 
-def prefill_dominates(r: Reading) -> str:
+def prefill_dominates(r: ServerReading) -> str:
     share = r.share_of_request(r.prefill_s)
-    if share < MOST or symptoms.queued(r):
+    if share < LARGE_SHARE or symptoms.queued(r):
         return ""
     return (
         f"a request is {percent(share)} prefill: speculative decoding and narrower weights, which "
@@ -51,26 +55,26 @@ def prefill_dominates(r: Reading) -> str:
     )
 
 
-def idle(r: Reading) -> str:
+def idle(r: ServerReading) -> str:
     if not symptoms.under_loaded(r):
         return ""
     return f"idle {percent(r.steps.idle_share)}: more replicas or a larger machine buy nothing"
 
 
-def reading(r: Reading) -> str:
+def reading(r: ServerReading) -> str:
     steps = r.steps.decode
     if steps is None or steps.mfu is None or not symptoms.reads_weights(r) or steps.mfu > 0.3:
         return ""
     return f"decode uses {percent(steps.mfu)} of the FLOP/s: a machine with more of them is wasted"
 
 
-def host(r: Reading) -> str:
+def host(r: ServerReading) -> str:
     if not symptoms.host_bound(r):
         return ""
     return "steps wait for the host: int8 weights or a faster accelerator save next to nothing"
 
 
-def client(r: Reading) -> str:
+def client(r: ServerReading) -> str:
     if not symptoms.slow_client(r):
         return ""
     return "the engine has done its part: no flag of the server makes a slow reader faster"

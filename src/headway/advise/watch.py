@@ -1,7 +1,7 @@
-"""Watch a live server for a while: the only file of the doctor that talks to one.
+"""Watch a live server for some seconds: the only file of the doctor that sends requests.
 
-`/stats` is asked twice a second where it is served, else `/metrics`; the way there and back is
-timed with `/health`. Gives a reading, or a UsageError that says what is missing.
+`/stats` is polled twice a second where the server has it, else `/metrics`; the round trip is timed
+with `/health`. The result is a reading, or a UsageError that says what is missing.
 """
 
 import time
@@ -14,7 +14,7 @@ import msgspec
 
 from headway.advise.from_metrics import parse_scrape, reading_from_metrics
 from headway.advise.from_stats import reading_from_stats
-from headway.advise.reading import Reading
+from headway.advise.reading import ServerReading
 from headway.core.clock import SystemClock
 from headway.core.errors import UsageError
 from headway.telemetry.snapshot import WINDOWS_S, Snapshot
@@ -24,15 +24,15 @@ TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 32 * 2**20
 
 
-class Server:
-    """One address, asked with a key where there is one."""
+class WatchedServer:
+    """One address, with a key where one is given."""
 
     def __init__(self, url: str, api_key: str = "") -> None:
-        self.url = base(url)
+        self.url = base_url(url)
         self._headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
 
     def get(self, path: str) -> tuple[int, bytes]:
-        """(status, body); UsageError when nobody answers."""
+        """Return (status, body); raise UsageError where the server cannot be reached."""
         request = urllib.request.Request(self.url + path, headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
@@ -46,8 +46,8 @@ class Server:
             ) from error
 
 
-def base(url: str) -> str:
-    """The address without a path: http://host:8000/v1/ → http://host:8000."""
+def base_url(url: str) -> str:
+    """Return the address without a path: http://host:8000/v1/ → http://host:8000."""
     parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UsageError(f"{url} is no address.", "headway doctor http://127.0.0.1:8000")
@@ -62,20 +62,20 @@ def watch(
     model: str = "",
     price_per_hour: float | None = None,
     on_tick: Callable[[float], None] = lambda passed_s: None,
-) -> Reading:
-    """Watch for `seconds` and read."""
-    server = Server(url, api_key)
+) -> ServerReading:
+    """Watch for `seconds` and return the reading."""
+    server = WatchedServer(url, api_key)
     window_s = min(max(round(seconds), 1), max(WINDOWS_S))
     query = urllib.parse.urlencode({"seconds": window_s, **({"model": model} if model else {})})
     status, body = server.get(f"/stats?{query}")
     if status in (401, 403):
         raise UsageError(f"{server.url} wants a key.", "Give it with --api-key.")
-    if status == 200 and (first := as_snapshot(body)) is not None:
+    if status == 200 and (first := decode_snapshot(body)) is not None:
         polls = [first]
 
         def poll_stats() -> None:
             status, body = server.get(f"/stats?{query}")
-            snapshot = as_snapshot(body) if status == 200 else None
+            snapshot = decode_snapshot(body) if status == 200 else None
             if snapshot is not None:
                 polls.append(snapshot)
 
@@ -91,12 +91,12 @@ def watch(
 
 
 def watch_metrics(
-    server: Server,
+    server: WatchedServer,
     seconds: float,
     price_per_hour: float | None,
     on_tick: Callable[[float], None],
-) -> Reading:
-    """The same with `/metrics` alone."""
+) -> ServerReading:
+    """Watch a server that has `/metrics` alone."""
     scrapes = []
 
     def scrape() -> None:
@@ -130,24 +130,28 @@ def watch_metrics(
 
 
 def poll(
-    server: Server, ask: Callable[[], None], seconds: float, on_tick: Callable[[float], None]
+    server: WatchedServer,
+    sample: Callable[[], None],
+    seconds: float,
+    on_tick: Callable[[float], None],
 ) -> float | None:
-    """Ask until `seconds` have passed, once more at their end; the median round trip."""
+    """Call `sample` until `seconds` have passed and once more at their end; return the median round
+    trip."""
     clock = SystemClock()
     started_s = clock.now_s()
     trips: list[float] = []
-    while (left_s := started_s + seconds - clock.now_s()) > 0:
-        time.sleep(min(INTERVAL_S, left_s))
+    while (remaining_s := started_s + seconds - clock.now_s()) > 0:
+        time.sleep(min(INTERVAL_S, remaining_s))
         before_s = clock.now_s()
         if server.get("/health")[0] < 500:
             trips.append(clock.now_s() - before_s)
-        ask()
+        sample()
         on_tick(clock.now_s() - started_s)
     return sorted(trips)[len(trips) // 2] if trips else None
 
 
-def as_snapshot(body: bytes) -> Snapshot | None:
-    """The snapshot, or None when the answer is something else."""
+def decode_snapshot(body: bytes) -> Snapshot | None:
+    """Return the snapshot, or None when the body is something else."""
     try:
         return msgspec.json.decode(body, type=Snapshot)
     except msgspec.DecodeError:

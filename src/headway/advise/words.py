@@ -1,8 +1,8 @@
-"""Figures in words: 0.0123 s is 12.3 ms, 0.814 is 81%, 0.00042 dollars are $0.00042."""
+"""Figures as text: 0.0123 s is 12.3 ms, 0.814 is 81%, 0.00042 dollars are $0.00042."""
 
 
 def duration(seconds: float | None) -> str:
-    """0.0123 → 12.3 ms, 1.5 → 1.5 s, 90 → 90 s; unknown → –."""
+    """Format seconds: 0.0123 → 12.3 ms, 1.5 → 1.5 s, 90 → 90 s; unknown → –."""
     if seconds is None:
         return "–"
     if seconds >= 10:
@@ -14,28 +14,28 @@ def duration(seconds: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """0.814 → 81%."""
+    """Format a share: 0.814 → 81%."""
     return "–" if share is None else f"{share:.0%}"
 
 
 def dollars(usd: float) -> str:
-    """$5.56, $0.042, $0.00012."""
+    """Format dollars: $5.56, $0.042, $0.00012."""
     return f"${usd:.2f}" if abs(usd) >= 0.1 else f"${usd:.2g}"
 
 
 def tokens(count: float | None) -> str:
-    """1234.4 → 1,234."""
+    """Format a number of tokens: 1234.4 → 1,234."""
     return "–" if count is None else f"{count:,.0f}"
 
 
 def plural(count: float, noun: str) -> str:
-    """(1, "request") → 1 request; (2.6, "request") → 2.6 requests."""
+    """Format a count with its noun: (1, "request") → 1 request; (2.6, "request") → 2.6 requests."""
     number = f"{count:.0f}" if count == round(count) or count >= 10 else f"{count:.1f}"
     return f"{number} {noun}" + ("" if number == "1" else "s")
 
 
 def rate(per_s: float, unit: str) -> str:
-    """17e9, "B/s" → 17.0 GB/s."""
+    """Format a rate with its prefix: 17e9, "B/s" → 17.0 GB/s."""
     for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if per_s >= factor:
             return f"{per_s / factor:.3g} {prefix}{unit}"

@@ -1,7 +1,7 @@
-"""When requests are sent: times drawn before the first is sent, so that no answer moves them.
+"""Arrival processes: all send times are drawn before the first request, so no answer moves them.
 
-Each process is a row of `ARRIVALS`: given a `Pace` and a generator it returns ascending seconds
-since the start. The same seed draws the same times.
+Each process is a row of `ARRIVALS`: it takes an `ArrivalPace` and a generator and returns ascending
+seconds since the start. The same seed draws the same times.
 """
 
 import math
@@ -15,11 +15,11 @@ Times = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
-    """How fast and how long: `count` requests, or as many as fall into `duration_s`.
+class ArrivalPace:
+    """Rate and duration: `count` requests, or as many as fall into `duration_s`.
 
-    `burstiness` is the shape of gamma gaps: 1 is Poisson, and the gaps' coefficient of variation
-    is 1/√burstiness (0.25 → 2). A ramp goes from `ramp_from` to `rate` requests per second.
+    `burstiness` is the shape of gamma gaps: 1 is Poisson, and the gaps' coefficient of variation is
+    1/√burstiness (0.25 → 2). A ramp goes from `ramp_from` to `rate` requests per second.
     """
 
     rate: float
@@ -30,12 +30,12 @@ class Pace:
 
     @property
     def expected(self) -> float:
-        """The number of requests at a steady rate."""
+        """Return the number of requests at a steady rate."""
         return self.rate * self.duration_s
 
 
-def from_gaps(pace: Pace, draw: Callable[[int], Times]) -> Times:
-    """Times whose gaps `draw(n)` gives, up to the count or the end of the duration."""
+def from_gaps(pace: ArrivalPace, draw: Callable[[int], Times]) -> Times:
+    """Return times with the gaps of `draw(n)`, up to the count or the end of the duration."""
     if pace.count is not None:
         return np.cumsum(draw(pace.count))
     times = np.empty(0)
@@ -45,33 +45,34 @@ def from_gaps(pace: Pace, draw: Callable[[int], Times]) -> Times:
     return times[times < pace.duration_s]
 
 
-def poisson(pace: Pace, rng: np.random.Generator) -> Times:
-    """Independent arrivals: exponential gaps of mean 1/rate."""
+def poisson(pace: ArrivalPace, rng: np.random.Generator) -> Times:
+    """Return independent arrivals: exponential gaps of mean 1/rate."""
     return from_gaps(pace, lambda n: rng.exponential(1 / pace.rate, n))
 
 
-def gamma(pace: Pace, rng: np.random.Generator) -> Times:
-    """Gamma gaps of the same mean: bursts below a burstiness of 1, nearly even gaps far above."""
+def gamma(pace: ArrivalPace, rng: np.random.Generator) -> Times:
+    """Return arrivals with gamma gaps of the same mean: bursts below a burstiness of 1, nearly even
+    gaps far above."""
     shape = pace.burstiness
     return from_gaps(pace, lambda n: rng.gamma(shape, 1 / (pace.rate * shape), n))
 
 
-def constant(pace: Pace, rng: np.random.Generator) -> Times:
-    """Even gaps, the first request at once: rate 4 → 0, 0.25, 0.5, …"""
+def constant(pace: ArrivalPace, rng: np.random.Generator) -> Times:
+    """Return even gaps, the first request at 0: rate 4 → 0, 0.25, 0.5, …"""
     del rng
     count = pace.count if pace.count is not None else math.ceil(round(pace.expected, 9))
     return np.arange(count) / pace.rate
 
 
-def ramp(pace: Pace, rng: np.random.Generator) -> Times:
-    """Poisson arrivals whose rate grows (or falls) evenly over the duration.
+def ramp(pace: ArrivalPace, rng: np.random.Generator) -> Times:
+    """Return Poisson arrivals of a rate that grows (or falls) linearly over the duration.
 
     Unit arrivals u are mapped through the inverse of Λ(t) = r₀t + (r₁ − r₀)t²/2D.
     """
     low, high = pace.ramp_from, pace.rate
     duration = pace.duration_s if pace.count is None else 2 * pace.count / (low + high)
     total = duration * (low + high) / 2
-    unit = Pace(rate=1.0, duration_s=total, count=pace.count)
+    unit = ArrivalPace(rate=1.0, duration_s=total, count=pace.count)
     arrivals = poisson(unit, rng)
     growth = (high - low) / duration
     if growth == 0:
@@ -80,7 +81,7 @@ def ramp(pace: Pace, rng: np.random.Generator) -> Times:
     return (np.sqrt(under) - low) / growth
 
 
-ARRIVALS: dict[str, Callable[[Pace, np.random.Generator], Times]] = {
+ARRIVALS: dict[str, Callable[[ArrivalPace, np.random.Generator], Times]] = {
     "poisson": poisson,
     "gamma": gamma,
     "constant": constant,

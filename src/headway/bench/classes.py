@@ -16,25 +16,25 @@ from headway.core.errors import UsageError
 from headway.core.slo import DEFAULT_CLASS, Slo, parse_classes, parse_slo
 from headway.core.yaml_file import read_yaml
 
-OWN = frozenset(
+CLASS_OPTIONS = frozenset(
     "workload input_len output_len prefix_len num_prefixes turns think_time scale_length arrivals "
     "rate burstiness ramp_from speed duration num_requests".split()
 )
-"""The options that a class may have of its own."""
+"""Options that a class may set for itself."""
 FIELDS = {field.name: field for field in dataclasses.fields(BenchOptions)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceClass:
-    """One class: the options it is built from, and its objectives; None has none."""
+class TrafficClass:
+    """One class: the options it is built from, and its objectives or None."""
 
     name: str
     options: BenchOptions
     slo: Slo | None
 
 
-def read_classes(options: BenchOptions) -> list[ServiceClass]:
-    """The classes that the options ask for; one named `default` when they name none."""
+def read_classes(options: BenchOptions) -> list[TrafficClass]:
+    """Return the classes that the options define; one named `default` when they define none."""
     slos = parse_classes(options.slo)
     shares = dict(parse_share(text) for text in options.share)
     own: dict[str, dict[str, Any]] = read_class_file(options.classes) if options.classes else {}
@@ -65,13 +65,13 @@ def read_classes(options: BenchOptions) -> list[ServiceClass]:
             if options.num_requests is not None:
                 changes.setdefault("num_requests", max(1, round(options.num_requests * part)))
         classes.append(
-            ServiceClass(name=name, options=replace(options, **changes), slo=slos.get(name))
+            TrafficClass(name=name, options=replace(options, **changes), slo=slos.get(name))
         )
     return classes
 
 
 def parse_share(text: str) -> tuple[str, float]:
-    """interactive=0.7 → ("interactive", 0.7)."""
+    """Parse interactive=0.7 → ("interactive", 0.7)."""
     name, _, value = text.partition("=")
     try:
         share = float(value)
@@ -83,14 +83,14 @@ def parse_share(text: str) -> tuple[str, float]:
 
 
 def class_options(name: str, keys: dict[str, Any]) -> dict[str, Any]:
-    """The keys of one class as option values; UsageError names the key."""
+    """Return the keys of one class as option values; UsageError names the key."""
     values = {}
     for key, value in keys.items():
         option = key.replace("-", "_")
-        if option not in OWN:
+        if option not in CLASS_OPTIONS:
             raise UsageError(
                 f"--classes: {name} has no option {key}.",
-                f"A class may have: share, slo, {', '.join(sorted(OWN))}.",
+                f"A class may have: share, slo, {', '.join(sorted(CLASS_OPTIONS))}.",
             )
         source = f"--classes: {name}.{key}"
         values[option] = parse_value(BenchOptions, FIELDS[option], value, source)
@@ -100,7 +100,7 @@ def class_options(name: str, keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_class_file(path: str) -> dict[str, dict[str, Any]]:
-    """Class → its keys, from YAML."""
+    """Return class → its keys, from YAML."""
     content = read_yaml(Path(path), "--classes")
     if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
         raise UsageError(
@@ -109,8 +109,8 @@ def read_class_file(path: str) -> dict[str, dict[str, Any]]:
     return {str(name): dict(keys) for name, keys in content.items()}
 
 
-def build_all(classes: list[ServiceClass]) -> Traffic:
-    """The traffic of all classes together, by time."""
+def build_all(classes: list[TrafficClass]) -> Traffic:
+    """Return the traffic of all classes together, by time."""
     parts = [build(each.options, each.name) for each in classes]
     conversations: list[Conversation] = sorted(
         (talk for part in parts for talk in part.conversations), key=lambda talk: talk.at_s

@@ -1,8 +1,8 @@
-"""Two reports side by side, with the ratio and whether it is beyond noise.
+"""Comparison of two reports: the ratio of each figure, and whether it is beyond noise.
 
-Noise is judged by a moving-block bootstrap: requests are drawn again in runs of neighbours, since
-neighbours wait in the same queue, and the ratio of two runs is beyond noise when 95% of the drawn
-ratios lie on one side of 1. Two runs of one load on one server should be within it.
+Noise is judged by a moving-block bootstrap: requests are resampled in runs of neighbours, since
+neighbours wait in the same queue, and the ratio of two runs is beyond noise when 95% of the
+resampled ratios lie on one side of 1. Two runs of one load on one server should be within it.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.bench.latency import Latency, latency
-from headway.bench.report import Report, misses
+from headway.bench.report import BenchReport, misses
 from headway.bench.timeline import weights
 from headway.core.slo import parse_slo
-from headway.measure.record import Exchange, Run
+from headway.measure.record import Exchange, RecordedRun
 
 DRAWS = 1000
 LOW, HIGH = 2.5, 97.5
@@ -26,8 +26,8 @@ Statistic = Callable[[Values], Values]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure of both; `low` and `high` bound the ratio B / A in 95% of the draws."""
+class ComparisonRow:
+    """One figure of both; `low` and `high` bound the ratio B / A in 95% of the samples."""
 
     name: str
     unit: str
@@ -39,19 +39,19 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """B / A."""
+        """Return B / A."""
         return self.second / self.first if self.first else None
 
     @property
     def beyond_noise(self) -> bool | None:
-        """None where it cannot be judged."""
+        """Return whether the ratio is beyond noise; None where that cannot be judged."""
         if self.low is None or self.high is None:
             return None
         return self.low > 1 or self.high < 1
 
     @property
     def verdict(self) -> str:
-        """B is better, worse, or within noise."""
+        """Return whether B is better, worse, or within noise."""
         if self.beyond_noise is None or self.ratio is None:
             return ""
         if not self.beyond_noise:
@@ -60,16 +60,16 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """All rows, and what was not alike in the two loads."""
+class ReportComparison:
+    """All rows, and the differences between the two loads."""
 
-    rows: list[Row]
+    rows: list[ComparisonRow]
     differences: list[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """What is compared: a value a request, and a statistic over them."""
+class ComparedFigure:
+    """A figure: a value for each request, and a statistic over them."""
 
     name: str
     unit: str
@@ -79,13 +79,13 @@ class Figure:
 
 
 def percentile(share: float) -> Statistic:
-    """The percentile over the last axis."""
+    """Return the statistic that takes a percentile over the last axis."""
     return lambda values: np.percentile(values, share, axis=-1)
 
 
 def mean(values: Values) -> Values:
-    found: Values = np.mean(values, axis=-1)
-    return found
+    means: Values = np.mean(values, axis=-1)
+    return means
 
 
 LATENCIES: tuple[tuple[str, Callable[[Exchange, Latency], float | None]], ...] = (
@@ -102,37 +102,44 @@ STATISTICS = (
 )
 FIGURES = (
     *(
-        Figure(name=f"{label} {name}", unit="ms", value=value, statistic=statistic)
+        ComparedFigure(name=f"{label} {name}", unit="ms", value=value, statistic=statistic)
         for label, value in LATENCIES
         for name, statistic in STATISTICS
     ),
-    Figure(name="answer tokens mean", unit="", value=lambda x, t: x.num_output, statistic=mean),
-    Figure(name="prompt tokens mean", unit="", value=lambda x, t: x.num_prompt, statistic=mean),
+    ComparedFigure(
+        name="answer tokens mean", unit="", value=lambda x, t: x.num_output, statistic=mean
+    ),
+    ComparedFigure(
+        name="prompt tokens mean", unit="", value=lambda x, t: x.num_prompt, statistic=mean
+    ),
 )
 
 
-def compare(first: Report, second: Report, seed: int = 0) -> Comparison:
-    """Every figure that both reports have."""
+def compare(first: BenchReport, second: BenchReport, seed: int = 0) -> ReportComparison:
+    """Return every figure that both reports have."""
     rng = np.random.default_rng(seed)
     rows = []
     for figure in FIGURES:
         a, b = (values_of(report.run, figure) for report in (first, second))
         if len(a) and len(b):
-            rows.append(row(figure.name, figure.unit, a, b, figure.statistic, rng))
+            rows.append(compare_figure(figure.name, figure.unit, a, b, figure.statistic, rng))
     a, b = (tokens_by_second(report.run) for report in (first, second))
-    rows.append(row("output tok/s", "", a, b, mean, rng, more_is_better=True))
+    rows.append(compare_figure("output tok/s", "", a, b, mean, rng, more_is_better=True))
     if first.run.load.slos and second.run.load.slos:
-        a, b = (met(report.run) for report in (first, second))
-        rows.append(row("attainment", "", a, b, mean, rng, more_is_better=True))
+        a, b = (slo_outcomes(report.run) for report in (first, second))
+        rows.append(compare_figure("attainment", "", a, b, mean, rng, more_is_better=True))
         rows.append(scaled_row("goodput/s", rows[-1], first, second))
-    return Comparison(rows=rows, differences=differences(first.run, second.run))
+    return ReportComparison(rows=rows, differences=differences(first.run, second.run))
 
 
-def scaled_row(name: str, attained: Row, first: Report, second: Report) -> Row:
-    """Goodput is attainment × the offered rate: the noise is that of attainment."""
+def scaled_row(
+    name: str, attained: ComparisonRow, first: BenchReport, second: BenchReport
+) -> ComparisonRow:
+    """Return the row of goodput: it is attainment × the offered rate, with the noise of
+    attainment."""
     a, b = first.rates.goodput_per_s or 0.0, second.rates.goodput_per_s or 0.0
     scale = (b / a) / attained.ratio if a and attained.ratio else None
-    return Row(
+    return ComparisonRow(
         name=name,
         unit="",
         first=a,
@@ -143,21 +150,21 @@ def scaled_row(name: str, attained: Row, first: Report, second: Report) -> Row:
     )
 
 
-def counted(run: Run) -> list[Exchange]:
-    """The requests of the window by time."""
+def window_requests(run: RecordedRun) -> list[Exchange]:
+    """Return the requests of the window by time."""
     inside = [x for x in run.exchanges if run.load.from_s <= x.scheduled_s <= run.load.to_s]
     return sorted(inside, key=lambda x: x.scheduled_s)
 
 
-def values_of(run: Run, figure: Figure) -> Values:
-    """The figure of each answered request."""
-    timed = [(x, latency(x)) for x in counted(run)]
-    found = [figure.value(x, t) for x, t in timed if t is not None]
-    return np.array([value for value in found if value is not None], dtype=float)
+def values_of(run: RecordedRun, figure: ComparedFigure) -> Values:
+    """Return the figure of each answered request."""
+    timed = [(x, latency(x)) for x in window_requests(run)]
+    values = [figure.value(x, t) for x, t in timed if t is not None]
+    return np.array([value for value in values if value is not None], dtype=float)
 
 
-def tokens_by_second(run: Run) -> Values:
-    """Output tokens in each second of the window."""
+def tokens_by_second(run: RecordedRun) -> Values:
+    """Return the output tokens of each second of the window."""
     from_s, to_s = run.load.from_s, run.load.to_s
     count = max(1, round(to_s - from_s))
     edges = np.linspace(from_s, to_s, count + 1)
@@ -165,19 +172,19 @@ def tokens_by_second(run: Run) -> Values:
     for x in run.exchanges:
         if x.chunk_s:
             total += np.histogram(x.chunk_s, edges, weights=weights(x))[0]
-    found: Values = total / (edges[1] - edges[0])
-    return found
+    rates: Values = total / (edges[1] - edges[0])
+    return rates
 
 
-def met(run: Run) -> Values:
-    """1 for each request that met its objectives, else 0."""
+def slo_outcomes(run: RecordedRun) -> Values:
+    """Return 1 for each request that met its objectives, else 0."""
     slos = {name: parse_slo(text) for name, text in run.load.slos.items()}
-    judged = [x for x in counted(run) if x.service_class in slos]
-    found = [0.0 if misses(slos[x.service_class], x, latency(x)) else 1.0 for x in judged]
-    return np.array(found or [0.0])
+    judged = [x for x in window_requests(run) if x.service_class in slos]
+    outcomes = [0.0 if misses(slos[x.service_class], x, latency(x)) else 1.0 for x in judged]
+    return np.array(outcomes or [0.0])
 
 
-def row(
+def compare_figure(
     name: str,
     unit: str,
     a: Values,
@@ -185,16 +192,19 @@ def row(
     statistic: Statistic,
     rng: np.random.Generator,
     more_is_better: bool = False,
-) -> Row:
-    """One figure with the bounds of its ratio."""
+) -> ComparisonRow:
+    """Return the row of one figure, with the bounds of its ratio."""
     first, second = float(statistic(a)), float(statistic(b))
     low = high = None
     if len(a) > 1 and len(b) > 1 and first > 0 and second > 0:
-        drawn_a, drawn_b = statistic(drawn(a, rng)), statistic(drawn(b, rng))
+        drawn_a, drawn_b = (
+            statistic(bootstrap_samples(a, rng)),
+            statistic(bootstrap_samples(b, rng)),
+        )
         usable = drawn_a > 0
         ratios = drawn_b[usable] / drawn_a[usable]
         low, high = (float(p) for p in np.percentile(ratios, [LOW, HIGH]))
-    return Row(
+    return ComparisonRow(
         name=name,
         unit=unit,
         first=first,
@@ -205,8 +215,9 @@ def row(
     )
 
 
-def drawn(values: Values, rng: np.random.Generator) -> Values:
-    """DRAWS samples of the same length, made of blocks of n^⅓ neighbours: 1000 values, 10 each."""
+def bootstrap_samples(values: Values, rng: np.random.Generator) -> Values:
+    """Return DRAWS samples of the same length, made of blocks of n^⅓ neighbours: 1000 values, 10
+    each."""
     n = len(values)
     block = max(1, round(n ** (1 / 3)))
     starts = rng.integers(0, n, (DRAWS, -(-n // block)))
@@ -214,24 +225,26 @@ def drawn(values: Values, rng: np.random.Generator) -> Values:
     return values[places.reshape(DRAWS, -1)[:, :n]]
 
 
-def differences(first: Run, second: Run) -> list[str]:
-    """What was not alike, so that a ratio compares two things."""
-    found = []
+def differences(first: RecordedRun, second: RecordedRun) -> list[str]:
+    """Return the differences between the two loads, which make a ratio meaningless."""
+    texts = []
     for name in ("loop", "arrivals", "workload", "seed", "concurrency", "speed", "scale", "slos"):
         a, b = getattr(first.load, name), getattr(second.load, name)
         if a != b:
-            found.append(f"{name}: {a} and {b}")
+            texts.append(f"{name}: {a} and {b}")
     rates = first.load.rate or 0.0, second.load.rate or 0.0
     if abs(rates[0] - rates[1]) > 0.01 * max(rates):
-        found.append(f"rate: {rates[0]:.3g} and {rates[1]:.3g} requests/s")
+        texts.append(f"rate: {rates[0]:.3g} and {rates[1]:.3g} requests/s")
     for name in ("model", "endpoint", "features"):
         a, b = getattr(first.server, name), getattr(second.server, name)
         if a != b:
-            found.append(f"{name}: {a} and {b}")
-    return found
+            texts.append(f"{name}: {a} and {b}")
+    return texts
 
 
-def show(comparison: Comparison, first: str, second: str, console: Console) -> None:
+def show_comparison(
+    comparison: ReportComparison, first: str, second: str, console: Console
+) -> None:
     """Print the rows."""
     for line in comparison.differences:
         console.print(f"[bold yellow]![/] not the same load: {line}", highlight=False)

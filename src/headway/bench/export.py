@@ -1,4 +1,4 @@
-"""A report as files: JSON with every raw timestamp, and CSV with one line a request."""
+"""A report as files: JSON with every raw timestamp, and CSV with a line for each request."""
 
 import csv
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from headway.bench.latency import latency
-from headway.bench.report import Report
+from headway.bench.report import BenchReport
 from headway.core.errors import UsageError
 from headway.measure.saved import read_saved, write
 
@@ -17,18 +17,18 @@ COLUMNS = (
 )
 
 
-def write_json(report: Report, path: str) -> None:
-    """The whole report; `read_json` reads it again."""
+def write_json(report: BenchReport, path: str) -> None:
+    """Write the whole report; `read_json` reads it."""
     write(path, msgspec.json.encode(report))
 
 
-def read_json(path: str) -> Report:
-    """A report that `write_json` wrote; UsageError names what is wrong with the file."""
-    return read_saved(path, Report, "bench")
+def read_json(path: str) -> BenchReport:
+    """Return a report that `write_json` wrote; UsageError names what is wrong with the file."""
+    return read_saved(path, BenchReport, "bench")
 
 
-def write_csv(report: Report, path: str) -> None:
-    """One line a request, failed ones too."""
+def write_csv(report: BenchReport, path: str) -> None:
+    """Write a line for each request, failed ones included."""
     rows = []
     for x in report.run.exchanges:
         timed = latency(x)

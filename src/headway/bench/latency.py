@@ -12,8 +12,8 @@ from headway.measure.record import Exchange
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds; None where an answer is too short to have one. `gaps_s` are ITLs where `exact`,
-    else gaps between chunks whose number of tokens nobody told."""
+    """Latencies in seconds; None where an answer is too short. `gaps_s` are ITLs where `exact`,
+    else gaps between chunks of an unknown number of tokens."""
 
     ttft_s: float
     publish_s: float | None
@@ -24,7 +24,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gap_p99_s(self) -> float | None:
-        """The p99 of this request's own gaps."""
+        """Return the p99 of this request's own gaps."""
         if not self.gaps_s:
             return None
         ordered = sorted(self.gaps_s)
@@ -35,7 +35,7 @@ class Latency(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def latency(x: Exchange) -> Latency | None:
-    """The latencies of an exchange that came to its end; None of one that failed."""
+    """Return the latencies of a complete exchange; None for a failed one."""
     if not x.ok or not x.chunk_s:
         return None
     ttft_s = x.chunk_s[0] - x.scheduled_s
@@ -52,11 +52,11 @@ def latency(x: Exchange) -> Latency | None:
 
 
 def gaps(x: Exchange) -> list[float]:
-    """Gaps between consecutive tokens; of several in a chunk all but the first are 0."""
+    """Return the gaps between consecutive tokens; inside a chunk they are 0."""
     between = [*map(sub, x.chunk_s[1:], x.chunk_s)]
     if x.chunk_tokens is None or max(x.chunk_tokens) == 1:
         return between
-    found = [0.0] * (x.chunk_tokens[0] - 1)
+    token_gaps = [0.0] * (x.chunk_tokens[0] - 1)
     for gap, count in zip(between, x.chunk_tokens[1:]):
-        found += [gap] + [0.0] * (count - 1)
-    return found
+        token_gaps += [gap] + [0.0] * (count - 1)
+    return token_gaps

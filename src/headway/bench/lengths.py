@@ -1,8 +1,8 @@
-"""Distributions of prompt and answer lengths, as they are written and drawn.
+"""Distributions of prompt and answer lengths: their notation and their samples.
 
 `512` is always 512 tokens, `uniform:64-256` any length between, `normal:256,64` mean and standard
-deviation, `lognormal:256,0.8` median and the standard deviation of the logarithm. Nothing is below
-one token.
+deviation, `lognormal:256,0.8` median and the standard deviation of the logarithm. No length is
+below one token.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ DISTRIBUTIONS: dict[str, tuple[str, Draw]] = {
     "normal": (",", lambda rng, n, a, b: rng.normal(a, b, n)),
     "lognormal": (",", lambda rng, n, a, b: rng.lognormal(np.log(a), b, n)),
 }
-"""Name → what separates its two numbers, and how n values are drawn."""
+"""Name → the separator of its two numbers, and the function that draws n values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +34,14 @@ class Length:
     second: float = 0.0
 
     def draw(self, rng: np.random.Generator, count: int) -> Lengths:
-        """`count` lengths of at least one token."""
+        """Return `count` lengths of at least one token."""
         values = DISTRIBUTIONS[self.kind][1](rng, count, self.first, self.second)
         lengths: Lengths = np.maximum(np.rint(values).astype(np.int64), 1)
         return lengths
 
 
 def parse_length(text: str, source: str) -> Length:
-    """`lognormal:256,0.8` → Length("lognormal", 256, 0.8); UsageError names `source`."""
+    """Parse `lognormal:256,0.8` → Length("lognormal", 256, 0.8); UsageError names `source`."""
     kind, colon, numbers = text.partition(":")
     if not colon:
         kind, numbers = "fixed", text

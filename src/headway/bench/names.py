@@ -1,4 +1,4 @@
-"""What other tools call our figures, and which of theirs is none of ours.
+"""Names that other tools give our figures, and their figures that we do not have.
 
 Worked example: an answer of n tokens with TTFT 2 s and e2e 5 s. Our TPOT is 3 / (n − 1); AIPerf and
 guidellm print that as "inter token latency"; guidellm's "time per output token" and LLMPerf's
@@ -28,11 +28,11 @@ OURS: dict[str, dict[str, str]] = {
 }
 """Tool → our figure → its name there."""
 WITH_TTFT = {"guidellm": "Time per Output Token", "llmperf": "inter_token_latency_s"}
-"""Tools whose figure per token includes the time to the first: e2e / n."""
+"""Tools with a figure per token that includes the time to the first: e2e / n."""
 
 
 def check_words(words: Sequence[str]) -> None:
-    """UsageError when a tool is not known."""
+    """Raise UsageError for an unknown tool."""
     for word in words:
         if word not in OURS:
             raise UsageError(
@@ -40,13 +40,13 @@ def check_words(words: Sequence[str]) -> None:
             )
 
 
-def per_token_with_ttft(seen: Sequence[tuple[Exchange, Latency | None]]) -> Distribution | None:
-    """e2e / n of each answer."""
+def per_token_with_ttft(timed: Sequence[tuple[Exchange, Latency | None]]) -> Distribution | None:
+    """Return e2e / n of each answer."""
     return distribution(
-        t.e2e_s / x.num_output for x, t in seen if t is not None and x.num_output > 0
+        t.e2e_s / x.num_output for x, t in timed if t is not None and x.num_output > 0
     )
 
 
 def also_called(figure: str, words: Sequence[str]) -> str:
-    """ "vllm: TPOT, aiperf: Inter Token Latency" for tpot_s."""
+    """Return "vllm: TPOT, aiperf: Inter Token Latency" for tpot_s."""
     return ", ".join(f"{tool}: {OURS[tool][figure]}" for tool in words if figure in OURS[tool])

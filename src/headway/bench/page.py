@@ -1,7 +1,4 @@
-"""The report of a load test as one HTML page.
-
-It is given a report, and promises what the terminal shows and a plot of each of its series.
-"""
+"""The report of a load test as one HTML page: the terminal's text, and a plot of each series."""
 
 import io
 from typing import Any
@@ -10,30 +7,30 @@ import numpy as np
 from rich.console import Console
 
 from headway.bench.latency import Latency, latency
-from headway.bench.report import Report
-from headway.bench.table import heading, show
+from headway.bench.report import BenchReport
+from headway.bench.table import heading, show_report
 from headway.measure.onepage import Plot, axes, line, one_page, preformatted, right
 from headway.measure.record import Exchange
 
-MOST_POINTS = 4000
+MAX_POINTS = 4000
 SHARES = np.concatenate([np.linspace(0, 99, 100), np.linspace(99.1, 100, 10)])
 
 
-def html(report: Report) -> str:
-    """The page."""
+def html(report: BenchReport) -> str:
+    """Return the page."""
     title = f"{report.run.server.model} · headway bench"
     return one_page(title, heading(report), [preformatted(as_text(report))], all_plots(report))
 
 
-def as_text(report: Report) -> str:
-    """What the terminal shows, without colours."""
+def as_text(report: BenchReport) -> str:
+    """Return what the terminal shows, without colours."""
     written = io.StringIO()
-    show(report, Console(file=written, width=150, no_color=True))
+    show_report(report, Console(file=written, width=150, no_color=True))
     return written.getvalue()
 
 
-def all_plots(report: Report) -> list[Plot]:
-    """(title, a sentence, figure) of each plot that has something to show."""
+def all_plots(report: BenchReport) -> list[Plot]:
+    """Return (title, a sentence, figure) of each plot that has data."""
     timed = [(x, latency(x)) for x in report.run.exchanges]
     plots = [
         ttft_over_time(report, timed),
@@ -46,10 +43,10 @@ def all_plots(report: Report) -> list[Plot]:
     return plots
 
 
-def ttft_over_time(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
-    """Each request at its scheduled time, a colour a class, failures as crosses."""
+def ttft_over_time(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Return each request at its scheduled time, a colour for each class, failures as crosses."""
     data: list[dict[str, Any]] = []
-    step = max(1, len(timed) // MOST_POINTS)
+    step = max(1, len(timed) // MAX_POINTS)
     for name in report.classes:
         mine = [(x, t) for x, t in timed[::step] if x.service_class == name and t is not None]
         data.append(
@@ -84,12 +81,12 @@ def ttft_over_time(report: Report, timed: list[tuple[Exchange, Latency | None]])
         if b > a
     ]  # fmt: skip
     layout = axes("scheduled, s", "TTFT, s") | {"shapes": cut}
-    said = "Each point is a request, at the time it was due; grey is cut."
-    return "Time to first token over time", said, {"data": data, "layout": layout}
+    caption = "Each point is a request, at the time it was due; grey is cut."
+    return "Time to first token over time", caption, {"data": data, "layout": layout}
 
 
-def load_over_time(report: Report) -> Plot:
-    """Requests in the air and tokens per second."""
+def load_over_time(report: BenchReport) -> Plot:
+    """Return requests in flight and tokens per second."""
     times, server = report.timeline, report.run.server
     data = [
         line(times.at_s, times.concurrency, "in the air"),
@@ -103,8 +100,8 @@ def load_over_time(report: Report) -> Plot:
     return "Load over time", report.saturation.why, {"data": data, "layout": layout}
 
 
-def latencies(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
-    """Share of requests (of gaps) below a latency."""
+def latencies(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Return the share of requests (of gaps) below a latency."""
     load = report.run.load
     inside = [t for x, t in timed if t is not None and load.from_s <= x.scheduled_s <= load.to_s]
     exact = bool(inside) and inside[0].exact
@@ -121,12 +118,12 @@ def latencies(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> P
     ]
     layout = axes("s", "share below")
     layout["xaxis"] |= {"type": "log"}
-    said = "A steep line is an even service; what bends to the right at the top is the tail."
-    return "Latencies", said, {"data": data, "layout": layout}
+    caption = "A steep line is an even service; what bends to the right at the top is the tail."
+    return "Latencies", caption, {"data": data, "layout": layout}
 
 
-def lengths(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
-    """Histograms of prompt and answer tokens, counted here: the page stays small."""
+def lengths(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
+    """Return histograms of prompt and answer tokens, counted here so that the page stays small."""
     answered = [x for x, t in timed if t is not None]
     data = []
     for name, values in (
@@ -145,8 +142,8 @@ def lengths(report: Report, timed: list[tuple[Exchange, Latency | None]]) -> Plo
     return "Tokens of prompts and answers", shared, {"data": data, "layout": layout}
 
 
-def goodput_curve(report: Report) -> Plot:
-    """Attainment and goodput by rate."""
+def goodput_curve(report: BenchReport) -> Plot:
+    """Return attainment and goodput by rate."""
     search = report.goodput_search
     assert search is not None
     points = sorted(search.points, key=lambda p: p.rate)

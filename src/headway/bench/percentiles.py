@@ -9,7 +9,7 @@ from headway.telemetry.formulas import percentiles
 
 
 class Distribution(msgspec.Struct, kw_only=True):
-    """What is said of many values; percentiles interpolate linearly between neighbours."""
+    """Statistics of many values; percentiles interpolate linearly between neighbours."""
 
     count: int
     mean: float
@@ -23,7 +23,7 @@ class Distribution(msgspec.Struct, kw_only=True):
 
 
 def distribution(values: Iterable[float | None]) -> Distribution | None:
-    """The distribution of the values that exist; None when none does."""
+    """Return the distribution of the values that are not None; None when there is none."""
     known = np.array([*values], dtype=float)  # None becomes NaN
     known = known[~np.isnan(known)]
     if not len(known):
@@ -37,7 +37,7 @@ def distribution(values: Iterable[float | None]) -> Distribution | None:
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """(slope, correlation) of the least-squares line; (0, 0) where there is none.
+    """Return (slope, correlation) of the least-squares line; (0, 0) where there is none.
 
     >>> slope([0, 1, 2], [1, 3, 5])
     (2.0, 1.0)

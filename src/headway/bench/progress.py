@@ -1,11 +1,11 @@
-"""One live line on stderr while a load is on; nothing where stderr is no terminal."""
+"""A live line on stderr during a load; nothing where stderr is no terminal."""
 
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from headway.bench.load import Load
+from headway.bench.load import LoadGenerator
 from headway.bench.run import Watch
 from headway.measure.client import Client
 
@@ -15,7 +15,7 @@ RECENT = 50
 
 @contextmanager
 def live() -> Iterator[Watch | None]:
-    """A function that shows the load it is given until the next, or None without a terminal."""
+    """Yield a function that shows a load until the next one, or None without a terminal."""
     if not sys.stderr.isatty():
         yield None
         return
@@ -26,16 +26,16 @@ def live() -> Iterator[Watch | None]:
         console=Console(stderr=True), refresh_per_second=REFRESH_PER_S, transient=True
     ) as bar:
 
-        def watch(load: Load, client: Client, span_s: float) -> None:
-            bar.update(Line(load, client, span_s), refresh=True)
+        def watch(load: LoadGenerator, client: Client, span_s: float) -> None:
+            bar.update(ProgressLine(load, client, span_s), refresh=True)
 
         yield watch
 
 
-class Line:
-    """The line, made anew at each refresh from a thread of rich's."""
+class ProgressLine:
+    """The line, rendered again at each refresh by rich's thread."""
 
-    def __init__(self, load: Load, client: Client, span_s: float) -> None:
+    def __init__(self, load: LoadGenerator, client: Client, span_s: float) -> None:
         self._load = load
         self._client = client
         self._span_s = span_s
@@ -44,8 +44,9 @@ class Line:
         return line(self._load, self._client, self._span_s)
 
 
-def line(load: Load, client: Client, span_s: float) -> str:
-    """12.0/60.0 s · sent 48 · in the air 9 · done 38 · failed 1 (timeout 1) · 1,204 tok/s …"""
+def line(load: LoadGenerator, client: Client, span_s: float) -> str:
+    """Return "12.0/60.0 s · sent 48 · in the air 9 · done 38 · failed 1 (timeout 1) · 1,204 tok/s
+    …"."""
     now_s = max(client.now_s(), 1e-9)
     exchanges = load.exchanges
     recent = [x.chunk_s[0] - x.scheduled_s for x in exchanges[-RECENT:] if x.chunk_s]

@@ -1,8 +1,9 @@
-"""Prompts as recipes, and how they are written: as token ids or as words.
+"""Prompts as a list of pieces, and the writers that make token ids or words of them.
 
-A prompt is a few pieces. A `Made` piece is so many tokens from a key, always the same ones: two
-prompts that begin with the same keys share that prefix for real, on any server. Worked example:
-(Made("prefix 3", 200), Made("request 17", 56)) shares 200 tokens with every prompt of group 3.
+A `GeneratedPiece` is a number of tokens that follow from a key, always the same ones: two prompts
+that begin with the same keys share that prefix on any server. Worked example:
+(GeneratedPiece("prefix 3", 200), GeneratedPiece("request 17", 56)) shares 200 tokens with every
+prompt of group 3.
 """
 
 import hashlib
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 LOWEST_ID = 32
 """Ids below are special tokens in some vocabularies."""
 DEFAULT_VOCABULARY = 500
-"""What even the smallest models have; prompts need not be varied, only different."""
+"""A size that even the smallest models have; prompts need not be varied, only different."""
 WORDS = tuple(
     "time year people way day man thing woman life child world school state family student group "
     "country problem hand part place case week company system program question work number night "
@@ -30,14 +31,14 @@ WORDS = tuple(
     "force order field music paper street table river sea tree light stone bird fish horse road "
     "letter window garden north south winter summer green blue white black".split()
 )
-MOST_FORESEEN = 16_384
+MAX_PREFETCHED_TOKENS = 16_384
 """Tokens that are drawn at once."""
 GOLDEN, MIX_1, MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 SHIFT_1, SHIFT_2, SHIFT_3, HALF = map(np.uint64, (30, 27, 31, 32))
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GeneratedPiece:
     """`tokens` tokens that follow from `key` alone."""
 
     key: str
@@ -45,8 +46,8 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True)
-class Ids:
-    """Token ids as a trace gives them."""
+class IdPiece:
+    """Token ids of a trace."""
 
     ids: tuple[int, ...]
 
@@ -56,8 +57,8 @@ class Ids:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Text from a file; its number of tokens is the server's to say (four letters each, about)."""
+class TextPiece:
+    """Text from a file; its number of tokens is estimated at four characters each."""
 
     text: str
 
@@ -66,37 +67,40 @@ class Text:
         return max(1, len(self.text) // 4)
 
 
-Piece = Made | Ids | Text
+Piece = GeneratedPiece | IdPiece | TextPiece
 Prompt = tuple[Piece, ...]
 
 
 def num_tokens(prompt: Prompt) -> int:
-    """Tokens of a prompt as asked for."""
+    """Return the tokens of a prompt as asked for."""
     return sum(piece.tokens for piece in prompt)
 
 
 def draws(key: str, count: int, below: int) -> NDArray[np.int64]:
-    """`count` numbers in [0, below) that follow from `key` (splitmix64 from its hash)."""
-    start = int.from_bytes(hashed(key), "little")
-    return mixed(multiples(1 << (count - 1).bit_length())[:count] + np.uint64(start), below)
+    """Return `count` numbers in [0, below) that follow from `key` (splitmix64 from its hash)."""
+    start = int.from_bytes(hash_key(key), "little")
+    return mix(multiples(1 << (count - 1).bit_length())[:count] + np.uint64(start), below)
 
 
 def draws_of(keys: Sequence[str], counts: Sequence[int], below: int) -> NDArray[np.int64]:
-    """What `draws` says of each of these, one behind the other: a call of numpy takes as long as
-    hundreds of numbers."""
+    """Return the numbers of `draws` for each of these, concatenated.
+
+    A call of numpy takes as long as hundreds of numbers.
+    """
     table = multiples(1 << (max(counts, default=1) - 1).bit_length())
-    starts = np.frombuffer(b"".join(map(hashed, keys)), "<u8")
+    starts = np.frombuffer(b"".join(map(hash_key, keys)), "<u8")
     places = np.concatenate([table[:0], *[table[:count] for count in counts]])
-    return mixed(places + np.repeat(starts, counts), below)
+    return mix(places + np.repeat(starts, counts), below)
 
 
-def hashed(key: str) -> bytes:
-    """The eight bytes that all numbers of a key follow from."""
+def hash_key(key: str) -> bytes:
+    """Return the eight bytes from which all numbers of a key follow."""
     return hashlib.blake2b(key.encode(), digest_size=8).digest()
 
 
-def mixed(x: NDArray[np.uint64], below: int) -> NDArray[np.int64]:
-    """Numbers in [0, below) of multiples of GOLDEN: splitmix64's finalizer; `x` is overwritten."""
+def mix(x: NDArray[np.uint64], below: int) -> NDArray[np.int64]:
+    """Return numbers in [0, below) of multiples of GOLDEN: splitmix64's finalizer; `x` is
+    overwritten."""
     x ^= x >> SHIFT_1
     x *= MIX_1
     x ^= x >> SHIFT_2
@@ -109,19 +113,19 @@ def mixed(x: NDArray[np.uint64], below: int) -> NDArray[np.int64]:
 
 @lru_cache(maxsize=32)
 def multiples(count: int) -> NDArray[np.uint64]:
-    """The first `count` multiples of GOLDEN, from the first on."""
+    """Return the first `count` multiples of GOLDEN, from the first on."""
     return np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
 
 
-class Writer(Protocol):
-    """How prompts are put into a body."""
+class PromptWriter(Protocol):
+    """A format of prompts in a body."""
 
     def json(self, prompt: Prompt) -> bytes:
-        """The prompt as a JSON value."""
+        """Return the prompt as a JSON value."""
         ...
 
     def pieces(self, prompt: Prompt, limit: int) -> list[int] | list[str]:
-        """Its first tokens, or words, for looking at shared prefixes."""
+        """Return its first tokens, or words, to find shared prefixes."""
         ...
 
 
@@ -135,46 +139,47 @@ class IdWriter:
         width = len(str(self._high - 1))
         self._names = np.array([b"%*d," % (width, i) for i in range(self._high)])
         self._written = lru_cache(maxsize=4096)(self._write)
-        self._foreseen: dict[Made, list[int]] = {}
+        self._prefetched: dict[GeneratedPiece, list[int]] = {}
 
     def foresee(self, prompts: Iterable[Prompt]) -> None:
-        """`ids` is asked for these next: draw their made pieces at once, as far as they are short
-        enough for that to pay."""
-        made: dict[Made, None] = {}
+        """Draw the pieces of the next prompts at once, as far as they are short enough for that to
+        pay."""
+        pieces: dict[GeneratedPiece, None] = {}
         total = 0
         for piece in chain.from_iterable(prompts):
-            if isinstance(piece, Made) and total + piece.tokens <= MOST_FORESEEN:
-                total += 0 if piece in made else piece.tokens
-                made[piece] = None
-        keys = [f"{self._seed} {piece.key}" for piece in made]
-        counts = [piece.tokens for piece in made]
+            if isinstance(piece, GeneratedPiece) and total + piece.tokens <= MAX_PREFETCHED_TOKENS:
+                total += 0 if piece in pieces else piece.tokens
+                pieces[piece] = None
+        keys = [f"{self._seed} {piece.key}" for piece in pieces]
+        counts = [piece.tokens for piece in pieces]
         ids = (draws_of(keys, counts, self._high - LOWEST_ID) + LOWEST_ID).tolist()
-        ends = zip(made, accumulate(counts), strict=True)
-        self._foreseen = {piece: ids[end - piece.tokens : end] for piece, end in ends}
+        ends = zip(pieces, accumulate(counts), strict=True)
+        self._prefetched = {piece: ids[end - piece.tokens : end] for piece, end in ends}
 
     def _ids(self, key: str, count: int) -> NDArray[np.int64]:
         return draws(f"{self._seed} {key}", count, self._high - LOWEST_ID) + LOWEST_ID
 
     def _write(self, key: str, count: int) -> bytes:
-        """Ids as JSON, all of one width so that numpy can lay them out: 32, 5, 480 → 32,  5,480."""
+        """Return ids as JSON, all of one width so that numpy can lay them out: 32, 5, 480 → 32,
+        5,480."""
         return self._names[self._ids(key, count)].tobytes()[:-1]
 
     def ids(self, prompt: Prompt) -> list[int]:
-        """All its ids, as a server would be sent them, and without one.
+        """Return all ids of a prompt, as a server would receive them.
 
-        Text has none before a tokenizer has read it: a piece of it is as many ids as its length
-        says, alike for texts that begin alike, so that they share what they would share.
+        Text has no ids without a tokenizer: it becomes as many ids as its length estimates, equal
+        for texts that begin alike, so that they share what they would share.
         """
         return [*chain.from_iterable(map(self._piece_ids, prompt))]
 
     def _piece_ids(self, piece: Piece) -> Sequence[int]:
-        if isinstance(piece, Made):
-            found = self._foreseen.get(piece)
-            if found is not None:
-                return found
-            made: list[int] = self._ids(piece.key, piece.tokens).tolist()
-            return made
-        if isinstance(piece, Text):
+        if isinstance(piece, GeneratedPiece):
+            prefetched = self._prefetched.get(piece)
+            if prefetched is not None:
+                return prefetched
+            ids: list[int] = self._ids(piece.key, piece.tokens).tolist()
+            return ids
+        if isinstance(piece, TextPiece):
             return [
                 self._of_letters(piece.text[at : at + 4]) for at in range(0, 4 * piece.tokens, 4)
             ]
@@ -189,7 +194,7 @@ class IdWriter:
     def json(self, prompt: Prompt) -> bytes:
         parts = [
             self._written(piece.key, piece.tokens)
-            if isinstance(piece, Made)
+            if isinstance(piece, GeneratedPiece)
             else b",".join([b"%d" % i for i in self._piece_ids(piece)])
             for piece in prompt
         ]
@@ -204,8 +209,8 @@ class IdWriter:
 
 
 class WordWriter:
-    """Prompts as text. `per_word` is the server's tokens for one of our words, `extra` what its
-    template adds; both are measured before the run."""
+    """Prompts as text. `per_word` is the server's tokens for one of our words, `extra` the tokens
+    of its template; both are measured before the run."""
 
     def __init__(self, seed: int, per_word: float = 1.0, extra: float = 0.0) -> None:
         self._seed = seed
@@ -217,12 +222,13 @@ class WordWriter:
         return " ".join([WORDS[i] for i in draws(f"{self._seed} {key}", count, len(WORDS))])
 
     def text(self, prompt: Prompt) -> str:
-        """The prompt's text; the first made piece gives up what the template adds."""
+        """Return the prompt's text; the first generated piece is shortened by the template's
+        tokens."""
         parts, extra = [], self._extra
         for piece in prompt:
-            if isinstance(piece, Text):
+            if isinstance(piece, TextPiece):
                 parts.append(piece.text)
-            elif isinstance(piece, Made):
+            elif isinstance(piece, GeneratedPiece):
                 parts.append(self._made(piece.key, self._num_words(piece.tokens - extra)))
                 extra = 0.0
             else:
@@ -244,7 +250,7 @@ class WordWriter:
 
 
 def body(fields: dict[str, object], name: str, value: bytes) -> bytes:
-    """The JSON object of `fields` with one more, already encoded, `name` field.
+    """Return the JSON object of `fields` with one more, already encoded, `name` field.
 
     >>> body({"model": "m"}, "prompt", b"[1,2]")
     b'{"model":"m","prompt":[1,2]}'

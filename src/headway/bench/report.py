@@ -1,8 +1,8 @@
-"""What a run means: every figure of a report, derived from the raw run and nothing else.
+"""The report of a run: every figure is derived from the raw run and nothing else.
 
 Requests *scheduled* in the window count for latencies, attainment and goodput; tokens and answers
-that *came* in the window count for throughput. Goodput is the requests per second that met all of
-their objectives: 30 of 100 sent in one second are 30; one that failed never counts.
+*received* in the window count for throughput. Goodput is the requests per second that met all of
+their objectives: 30 of 100 sent in one second are 30; a failed request never counts.
 """
 
 from collections import Counter
@@ -14,15 +14,15 @@ from headway.bench.checks import Check, ClientVerdict, Saturation, client_verdic
 from headway.bench.checks import saturation as judge_saturation
 from headway.bench.latency import Latency, latency
 from headway.bench.percentiles import Distribution, distribution
-from headway.bench.timeline import Timeline, timeline, tokens_in
+from headway.bench.timeline import RunTimeline, timeline, tokens_in
 from headway.core.slo import Slo, parse_slo
-from headway.measure.record import Exchange, Run
+from headway.measure.record import Exchange, RecordedRun
 from headway.perf.roofline import ratio
 from headway.telemetry.formulas import HOUR_S, usd_per_million
 from headway.telemetry.prefixes import SharedPrefix
 
 
-class Figures(msgspec.Struct, kw_only=True):
+class RequestFigures(msgspec.Struct, kw_only=True):
     """Distributions over requests (over gaps for the two gap rows), in seconds and tokens.
 
     `itl_s` where the server says how many tokens a chunk holds, else `chunk_gap_s`.
@@ -40,7 +40,7 @@ class Figures(msgspec.Struct, kw_only=True):
 
 
 class Rates(msgspec.Struct, kw_only=True):
-    """Per second: throughput of the window, what was offered and goodput of its part in which
+    """Rates per second: throughput of the window; offered rate and goodput of its part in which
     requests were sent. Goodput and attainment are None without objectives."""
 
     offered_per_s: float
@@ -55,7 +55,7 @@ class Rates(msgspec.Struct, kw_only=True):
     usd_per_request: float | None = None
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class RequestCounts(msgspec.Struct, kw_only=True):
     """Requests of the window by how they ended; `cut` lie outside. Reasons are of failures."""
 
     counted: int
@@ -68,22 +68,22 @@ class Counts(msgspec.Struct, kw_only=True):
     reasons: dict[str, int]
 
 
-class ClassReport(msgspec.Struct, kw_only=True):
+class ClassReport(msgspec.Struct, kw_only=True, rename={"remaining_budget": "budget_left"}):
     """One class of traffic. `missed` counts requests by objective, failures under `failed`.
 
-    `budget_left` is the share of the allowed misses that is left: at 90% attainment 100 requests
-    may miss 10; after 4 misses 0.6 is left, after 15 −0.5.
+    `remaining_budget` is the share of the allowed misses that is not used: at 90% attainment 100
+    requests may miss 10; after 4 misses 0.6 remains, after 15 −0.5.
     """
 
     slo: str
-    counts: Counts
+    counts: RequestCounts
     rates: Rates
-    figures: Figures
+    figures: RequestFigures
     missed: dict[str, int]
-    budget_left: float | None
+    remaining_budget: float | None
 
 
-class GoodputPoint(msgspec.Struct, kw_only=True):
+class GoodputPoint(msgspec.Struct, kw_only=True, rename={"meets_slo": "kept"}):
     """One run of the search."""
 
     rate: float
@@ -93,12 +93,12 @@ class GoodputPoint(msgspec.Struct, kw_only=True):
     output_tokens_per_s: float
     ttft_p99_s: float | None
     tpot_p99_s: float | None
-    kept: bool
+    meets_slo: bool
     why: str = ""
 
 
 class GoodputSearch(msgspec.Struct, kw_only=True):
-    """The highest rate that kept the share, and the curve to it."""
+    """The highest rate that kept the attainment, and the curve to it."""
 
     attainment: float
     best_rate: float | None
@@ -107,57 +107,58 @@ class GoodputSearch(msgspec.Struct, kw_only=True):
     note: str = ""
 
 
-class Report(msgspec.Struct, kw_only=True):
-    """All of it; `run` keeps the raw timestamps, so everything else can be derived again."""
+class BenchReport(msgspec.Struct, kw_only=True):
+    """The complete report; `run` holds the raw timestamps, from which all else can be derived
+    again."""
 
     format: str = "headway-bench"
     version: int = 1
     headway: str
-    figures: Figures
+    figures: RequestFigures
     rates: Rates
-    counts: Counts
+    counts: RequestCounts
     classes: dict[str, ClassReport]
-    timeline: Timeline
+    timeline: RunTimeline
     checks: list[Check]
     client: ClientVerdict
     saturation: Saturation
     sharing: list[SharedPrefix] = []
     goodput_search: GoodputSearch | None = None
-    run: Run
+    run: RecordedRun
 
 
-Seen = tuple[Exchange, Latency | None]
+TimedExchange = tuple[Exchange, Latency | None]
 
 
 def build_report(
-    run: Run,
+    run: RecordedRun,
     headway: str,
     sharing: list[SharedPrefix] | None = None,
     search: GoodputSearch | None = None,
-) -> Report:
-    """Derive the report of a run."""
+) -> BenchReport:
+    """Return the report of a run."""
     load = run.load
-    seen: list[Seen] = [(x, latency(x)) for x in run.exchanges]
-    counted = [pair for pair in seen if load.from_s <= pair[0].scheduled_s <= load.to_s]
+    timed: list[TimedExchange] = [(x, latency(x)) for x in run.exchanges]
+    counted = [pair for pair in timed if load.from_s <= pair[0].scheduled_s <= load.to_s]
     slos = {name: parse_slo(text) for name, text in load.slos.items()}
     names = dict.fromkeys(x.service_class for x in run.exchanges)
     alone = len(names) == 1
     figures = figures_of(counted)
-    times = timeline(run, seen)
+    times = timeline(run, timed)
     saturated = judge_saturation(load, counted, times)
     client = client_verdict(run, figures.lag_s, figures.ttft_s)
-    rates = rates_of(run, seen, counted, slos)
-    return Report(
+    rates = rates_of(run, timed, counted, slos)
+    return BenchReport(
         headway=headway,
         figures=figures,
         rates=rates,
-        counts=counts_of(counted, len(seen) - len(counted)),
+        counts=counts_of(counted, len(timed) - len(counted)),
         classes={
-            name: class_report(run, seen, counted, slos, name, (figures, rates) if alone else None)
+            name: class_report(run, timed, counted, slos, name, (figures, rates) if alone else None)
             for name in names
         },
         timeline=times,
-        checks=run_checks(run, seen, counted, times, client),
+        checks=run_checks(run, timed, counted, times, client),
         client=client,
         saturation=saturated,
         sharing=sharing or [],
@@ -167,16 +168,17 @@ def build_report(
 
 
 def class_report(
-    run: Run,
-    seen: list[Seen],
-    counted: list[Seen],
+    run: RecordedRun,
+    timed: list[TimedExchange],
+    counted: list[TimedExchange],
     slos: dict[str, Slo],
     name: str,
-    of_all: tuple[Figures, Rates] | None,
+    of_all: tuple[RequestFigures, Rates] | None,
 ) -> ClassReport:
-    """The part of one class; where there is no other its figures and rates are those `of_all`."""
+    """Return the part of one class; where it is the only one its figures and rates are those
+    `of_all`."""
     mine = [pair for pair in counted if pair[0].service_class == name]
-    all_mine = [pair for pair in seen if pair[0].service_class == name]
+    all_mine = [pair for pair in timed if pair[0].service_class == name]
     judged = mine if name in slos else []
     missed = Counter(chain.from_iterable([misses(slos[name], x, t) for x, t in judged]))
     figures, rates = of_all or (figures_of(mine), rates_of(run, all_mine, mine, slos))
@@ -188,23 +190,23 @@ def class_report(
         rates=rates,
         figures=figures,
         missed=dict(missed),
-        budget_left=None if spent is None or allowed <= 0 else 1 - spent / allowed,
+        remaining_budget=None if spent is None or allowed <= 0 else 1 - spent / allowed,
     )
 
 
 def misses(slo: Slo, x: Exchange, timed: Latency | None) -> tuple[str, ...]:
-    """Which objectives a request missed; ("failed",) when there was no whole answer."""
+    """Return the objectives that a request missed; ("failed",) when there was no whole answer."""
     if timed is None:
         return ("failed",)
     gap_s = None if slo.itl_p99_s is None else timed.gap_p99_s
     return slo.missed(timed.ttft_s, timed.tpot_s, gap_s, timed.e2e_s)
 
 
-def figures_of(counted: list[Seen]) -> Figures:
-    """The distributions of some requests."""
+def figures_of(counted: list[TimedExchange]) -> RequestFigures:
+    """Return the distributions of some requests."""
     timed = [t for _, t in counted if t is not None]
     answered = [x for x, t in counted if t is not None]
-    return Figures(
+    return RequestFigures(
         ttft_s=distribution(t.ttft_s for t in timed),
         publish_s=distribution(t.publish_s for t in timed),
         tpot_s=distribution(t.tpot_s for t in timed),
@@ -217,12 +219,12 @@ def figures_of(counted: list[Seen]) -> Figures:
     )
 
 
-def counts_of(counted: list[Seen], cut: int) -> Counts:
-    """How requests ended. Refused: no connection, or 429 or 503."""
+def counts_of(counted: list[TimedExchange], cut: int) -> RequestCounts:
+    """Return how requests ended. Refused: no connection, or 429 or 503."""
     reasons = Counter(x.error or "unfinished" for x, timed in counted if timed is None)
     refused = sum(reasons[r] for r in ("refused", "status 429", "status 503"))
     failed = reasons.total()
-    return Counts(
+    return RequestCounts(
         counted=len(counted),
         ok=len(counted) - failed,
         failed=failed,
@@ -234,15 +236,17 @@ def counts_of(counted: list[Seen], cut: int) -> Counts:
     )
 
 
-def rates_of(run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Slo]) -> Rates:
-    """Throughput from what came in the window, goodput from what was scheduled in it."""
+def rates_of(
+    run: RecordedRun, timed: list[TimedExchange], counted: list[TimedExchange], slos: dict[str, Slo]
+) -> Rates:
+    """Return throughput by what was received in the window, goodput by what was scheduled in it."""
     load = run.load
     window_s = max(load.to_s - load.from_s, 1e-9)
     sent_s = max(min(load.to_s, load.span_s) - load.from_s, 1e-9)
-    came = [x for x, t in seen if t is not None and load.from_s <= x.chunk_s[-1] <= load.to_s]
-    read = [x for x, t in seen if t is not None and load.from_s <= x.chunk_s[0] <= load.to_s]
-    output = sum(tokens_in(x, load.from_s, load.to_s) for x, _ in seen)
-    input_tokens = sum(x.num_prompt for x in read)
+    answered = [x for x, t in timed if t is not None and load.from_s <= x.chunk_s[-1] <= load.to_s]
+    begun = [x for x, t in timed if t is not None and load.from_s <= x.chunk_s[0] <= load.to_s]
+    output = sum(tokens_in(x, load.from_s, load.to_s) for x, _ in timed)
+    input_tokens = sum(x.num_prompt for x in begun)
     judged = [pair for pair in counted if pair[0].service_class in slos]
     met = [x for x, t in judged if not misses(slos[x.service_class], x, t)]
     prompts = [x for x, t in counted if t is not None and x.cached_tokens is not None]
@@ -250,7 +254,7 @@ def rates_of(run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Sl
     tokens = input_tokens + output
     return Rates(
         offered_per_s=len(counted) / sent_s,
-        requests_per_s=len(came) / window_s,
+        requests_per_s=len(answered) / window_s,
         input_tokens_per_s=input_tokens / window_s,
         output_tokens_per_s=output / window_s,
         goodput_per_s=len(met) / sent_s if judged else None,
@@ -261,5 +265,5 @@ def rates_of(run: Run, seen: list[Seen], counted: list[Seen], slos: dict[str, Sl
         if prompts
         else None,
         usd_per_million_tokens=None if price is None else usd_per_million(price, tokens / window_s),
-        usd_per_request=None if price is None else ratio(price * window_s / HOUR_S, len(came)),
+        usd_per_request=None if price is None else ratio(price * window_s / HOUR_S, len(answered)),
     )

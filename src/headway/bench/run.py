@@ -1,19 +1,19 @@
-"""A load test from end to end: options in, a raw `Run` out.
+"""A load test from end to end: options in, a raw run out.
 
-The order is: draw the traffic, ask the server what it takes, put the load on while the server's
-metrics are sampled, and hand back everything raw. What a run means is `bench.report`'s.
+The order is: draw the traffic, probe the server, run the load while the server's metrics are
+sampled, and return everything raw. `bench.report` derives the figures.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.bench.classes import ServiceClass, build_all, read_classes
-from headway.bench.load import Load, Pulse, quiet_gc
-from headway.bench.probe import Wanted, find_dialect
-from headway.bench.prompts import Text
+from headway.bench.classes import TrafficClass, build_all, read_classes
+from headway.bench.load import LoadGenerator, LoopMonitor, quiet_gc
+from headway.bench.probe import ProbeSpec, find_dialect
+from headway.bench.prompts import TextPiece
 from headway.bench.scrape import Scraper
-from headway.bench.talk import PATHS, Dialect
+from headway.bench.talk import PATHS, BenchDialect
 from headway.bench.workload import Traffic
 from headway.config.options import BenchOptions
 from headway.core.clock import SystemClock
@@ -23,26 +23,26 @@ from headway.measure.client import Client, model_name, open_session
 
 EDGE_SHARE, EDGE_MOST_S = 0.1, 30.0
 """Warm-up and cool-down where none is given: a tenth of the time, at most 30 s."""
-EDGES_FROM_S = 10.0
+MIN_CUT_SPAN_S = 10.0
 """Shorter runs are not cut."""
 
-Watch = Callable[[Load, Client, float], None]
+Watch = Callable[[LoadGenerator, Client, float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bench:
-    """Everything that is known before the first request of the load."""
+    """The load test before its first request."""
 
     url: str
     options: BenchOptions
-    classes: list[ServiceClass]
+    classes: list[TrafficClass]
     traffic: Traffic
 
     @property
     def needs_text(self) -> bool:
-        """Whether some prompt exists as text alone."""
+        """Return whether some prompt exists as text alone."""
         return any(
-            isinstance(piece, Text)
+            isinstance(piece, TextPiece)
             for talk in self.traffic.conversations
             for turn in talk.turns
             for piece in turn.prompt
@@ -50,10 +50,10 @@ class Bench:
 
 
 def prepare(url: str, options: BenchOptions, faster: float = 1.0) -> Bench:
-    """Check the options and draw the traffic, `faster` than they say; raises UsageError."""
-    check(url, options)
+    """Check the options and draw the traffic, at `faster` times its rate; raise UsageError."""
+    check_options(url, options)
     classes = [
-        replace(each, options=hastened(each.options, faster)) for each in read_classes(options)
+        replace(each, options=sped_up(each.options, faster)) for each in read_classes(options)
     ]
     bench = Bench(
         url=url.rstrip("/").removesuffix("/v1"),
@@ -62,12 +62,12 @@ def prepare(url: str, options: BenchOptions, faster: float = 1.0) -> Bench:
         traffic=build_all(classes),
     )
     if options.concurrency is None:
-        edges(options, bench.traffic.span_s)
+        window_edges(options, bench.traffic.span_s)
     return bench
 
 
-def hastened(options: BenchOptions, faster: float) -> BenchOptions:
-    """The same traffic at `faster` times the rate."""
+def sped_up(options: BenchOptions, faster: float) -> BenchOptions:
+    """Return the options with `faster` times the rate."""
     return replace(
         options,
         rate=None if options.rate is None else options.rate * faster,
@@ -76,8 +76,8 @@ def hastened(options: BenchOptions, faster: float) -> BenchOptions:
     )
 
 
-def check(url: str, options: BenchOptions) -> None:
-    """What the options table does not say."""
+def check_options(url: str, options: BenchOptions) -> None:
+    """Raise UsageError for combinations that the options table does not exclude."""
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL.", "Write http://127.0.0.1:8000.")
     if options.rate is not None and options.speed != 1:
@@ -100,9 +100,10 @@ def check(url: str, options: BenchOptions) -> None:
         )
 
 
-def edges(options: BenchOptions, span_s: float) -> tuple[float, float]:
-    """What is cut from both ends: 60 s → 6 s each; below 10 s nothing unless it is asked for."""
-    derived = min(EDGE_SHARE * span_s, EDGE_MOST_S) if span_s >= EDGES_FROM_S else 0.0
+def window_edges(options: BenchOptions, span_s: float) -> tuple[float, float]:
+    """Return the seconds cut at both ends: 60 s → 6 s each; below 10 s none unless it is asked
+    for."""
+    derived = min(EDGE_SHARE * span_s, EDGE_MOST_S) if span_s >= MIN_CUT_SPAN_S else 0.0
     warmup = derived if options.warmup is None else options.warmup
     cooldown = derived if options.cooldown is None else options.cooldown
     if warmup + cooldown >= span_s > 0:
@@ -115,8 +116,8 @@ def edges(options: BenchOptions, span_s: float) -> tuple[float, float]:
 
 async def measure(
     bench: Bench, watch: Watch | None = None, drain_s: float | None = None
-) -> tuple[record.Run, Dialect]:
-    """Put the load on once; `watch` is told what runs so that progress can be shown."""
+) -> tuple[record.RecordedRun, BenchDialect]:
+    """Run the load once; `watch` receives the load so that progress can be shown."""
     options = bench.options
     clock = SystemClock()
     started_s = clock.now_s()
@@ -127,27 +128,27 @@ async def measure(
     async with open_session(options.api_key) as session:
         client = Client(session, bench.url + PATHS[options.endpoint], now_s, options.timeout)
         model = options.model or await model_name(session, bench.url)
-        dialect = await find_dialect(client, wanted(bench, model))
-        server = record.Server(
+        dialect = await find_dialect(client, probe_spec(bench, model))
+        server = record.ServerRecord(
             url=bench.url,
             model=model,
             endpoint=options.endpoint,
             features=sorted(dialect.features),
         )
-        load = Load(client, dialect)
+        load = LoadGenerator(client, dialect)
         client.tokens = 0
         if options.concurrency is None:
             load.write_ahead(bench.traffic.conversations)
         with quiet_gc():
-            async with Scraper(session, server, now_s), Pulse(clock) as pulse:
+            async with Scraper(session, server, now_s), LoopMonitor(clock) as pulse:
                 started_s = clock.now_s()
                 started_at = time.time()
                 if watch is not None:
                     watch(load, client, bench.traffic.span_s)
-                span_s = await put_on(load, client, bench, drain_s)
+                span_s = await run_load(load, client, bench, drain_s)
                 cost = pulse.cost()
-    description = described(bench, span_s, max(ended(load), span_s))
-    run = record.Run(
+    description = load_record(bench, span_s, max(last_end_s(load), span_s))
+    run = record.RecordedRun(
         started_at=started_at,
         started_s=started_s,
         load=description,
@@ -158,8 +159,10 @@ async def measure(
     return run, dialect
 
 
-async def put_on(load: Load, client: Client, bench: Bench, drain_s: float | None) -> float:
-    """Run the loop that the options ask for; returns how long requests were sent."""
+async def run_load(
+    load: LoadGenerator, client: Client, bench: Bench, drain_s: float | None
+) -> float:
+    """Run the loop that the options ask for; return how long requests were sent."""
     options, traffic = bench.options, bench.traffic
     if options.concurrency is None:
         await load.open_loop(traffic.conversations, drain_s)
@@ -171,16 +174,16 @@ async def put_on(load: Load, client: Client, bench: Bench, drain_s: float | None
     return until_s or max(sent, default=0.0)
 
 
-def ended(load: Load) -> float:
-    """When the last exchange ended."""
+def last_end_s(load: LoadGenerator) -> float:
+    """Return when the last exchange ended."""
     return max((x.ended_s for x in load.exchanges if x.ended_s is not None), default=0.0)
 
 
-def wanted(bench: Bench, model: str) -> Wanted:
-    """What the probe is to find out."""
+def probe_spec(bench: Bench, model: str) -> ProbeSpec:
+    """Return what the probe is to find out."""
     options = bench.options
-    told = bench.classes if len(bench.classes) > 1 else []
-    return Wanted(
+    named_classes = bench.classes if len(bench.classes) > 1 else []
+    return ProbeSpec(
         endpoint=options.endpoint,
         model=model,
         prompt_format=options.prompt_format,
@@ -189,19 +192,20 @@ def wanted(bench: Bench, model: str) -> Wanted:
         vocabulary=options.vocab_size,
         ignore_eos=options.ignore_eos,
         temperature=options.temperature,
-        service_classes=tuple(each.name for each in told),
+        service_classes=tuple(each.name for each in named_classes),
     )
 
 
-def described(bench: Bench, span_s: float, end_s: float) -> record.Load:
-    """The load as the report names it. With no cool-down the window is open to the last answer."""
+def load_record(bench: Bench, span_s: float, end_s: float) -> record.LoadRecord:
+    """Return the load as the report names it. With no cool-down the window is open to the last
+    answer."""
     options = bench.options
-    warmup_s, cooldown_s = edges(options, span_s)
+    warmup_s, cooldown_s = window_edges(options, span_s)
     closed = options.concurrency is not None
     kinds = {each.options.arrivals for each in bench.classes}
     workloads = list(dict.fromkeys(each.options.workload for each in bench.classes))
     arrivals = ", ".join(sorted(kinds)).replace("auto", default_arrivals(workloads))
-    return record.Load(
+    return record.LoadRecord(
         loop="closed" if closed else "open",
         arrivals="after each answer" if closed else arrivals,
         workload=", ".join(workloads),
@@ -220,7 +224,7 @@ def described(bench: Bench, span_s: float, end_s: float) -> record.Load:
 
 
 def default_arrivals(workloads: list[str]) -> str:
-    """What `auto` was."""
+    """Return the arrivals that `auto` stands for."""
     return (
         "trace" if all(":" in w and not w.startswith("prompts") for w in workloads) else "poisson"
     )

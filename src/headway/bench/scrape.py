@@ -1,7 +1,7 @@
-"""The server's own metrics beside ours: gauges sampled once a second, counters over the run.
+"""The server's own metrics during a run: gauges sampled once a second, growth of counters.
 
 Reads Prometheus' text with vLLM's names under any prefix (`headway:`, `vllm:`). A server without
-`/metrics` is no fault: then there is nothing of it in the report.
+`/metrics` is no fault: the report then has no figures of it.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import aiohttp
 
-from headway.measure.record import Server
+from headway.measure.record import ServerRecord
 
 GAUGES = frozenset(
     "num_requests_running num_requests_waiting kv_cache_usage_perc mfu_ratio mbu_ratio".split()
@@ -35,11 +35,11 @@ SAMPLE = re.compile(
 
 
 def parse(text: str) -> dict[str, float]:
-    """Name without its prefix → the sum (of a share or ratio: the largest) over labels.
+    """Return name without its prefix → the sum (of a share or ratio: the largest) over labels.
 
     `headway:num_requests_running{engine="0"} 3.0` → {"num_requests_running": 3.0}, and
-    `headway:mbu_ratio{steps="decode"} 0.4` → {"mbu_ratio_decode": 0.4}. A regular
-    expression, not the official parser: that would hold up the load for milliseconds a second.
+    `headway:mbu_ratio{steps="decode"} 0.4` → {"mbu_ratio_decode": 0.4}. A regular expression, since
+    the official parser would delay the load by milliseconds a second.
     """
     values: dict[str, float] = {}
     for name, labels, value in SAMPLE.findall(text):
@@ -52,12 +52,12 @@ def parse(text: str) -> dict[str, float]:
 
 
 class Scraper:
-    """Samples `/metrics` until it is left; then `server` has gauges and counters."""
+    """Samples `/metrics` inside its context; at its end `server` has gauges and counters."""
 
     def __init__(
         self,
         session: aiohttp.ClientSession,
-        server: Server,
+        server: ServerRecord,
         now_s: Callable[[], float],
     ) -> None:
         self._session = session

@@ -1,4 +1,4 @@
-"""A report for the terminal: what cannot be trusted first, then the figures, then the verdicts."""
+"""A report for the terminal: warnings first, then the figures, then the checks."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from rich.table import Table
 from headway.bench.latency import latency
 from headway.bench.names import WITH_TTFT, also_called, per_token_with_ttft
 from headway.bench.percentiles import Distribution
-from headway.bench.report import ClassReport, Figures, GoodputSearch, Report
+from headway.bench.report import BenchReport, ClassReport, GoodputSearch, RequestFigures
 
 LATENCIES = (
     ("ttft_s", "TTFT"),
@@ -35,14 +35,14 @@ MESSAGE_LENGTH = 110
 BAR = "▁▂▃▄▅▆▇█"
 
 
-def show(report: Report, console: Console, words: Sequence[str] = ()) -> None:
-    """Print everything."""
+def show_report(report: BenchReport, console: Console, words: Sequence[str] = ()) -> None:
+    """Print the report."""
     for line in warnings(report):
         console.print(f"[bold red]![/] {line}", highlight=False)
     console.print(f"[bold]{heading(report)}[/]", highlight=False)
     console.print(latency_table(report.figures, words))
     if words:
-        show_their_own(report, console, words)
+        show_foreign_figures(report, console, words)
     for line in rate_lines(report):
         console.print(line, highlight=False)
     if any(each.slo for each in report.classes.values()):
@@ -54,8 +54,8 @@ def show(report: Report, console: Console, words: Sequence[str] = ()) -> None:
         console.print(report.goodput_search.note, highlight=False)
 
 
-def heading(report: Report) -> str:
-    """What was done, in a line."""
+def heading(report: BenchReport) -> str:
+    """Return the load in one line."""
     load, server = report.run.load, report.run.server
     pace = f"closed loop, {load.concurrency} at a time" if load.loop == "closed" else (
         f"open loop, {load.arrivals}, {load.rate:.3g} requests/s"
@@ -69,8 +69,8 @@ def heading(report: Report) -> str:
     )
 
 
-def warnings(report: Report) -> list[str]:
-    """What a reader must know before any figure."""
+def warnings(report: BenchReport) -> list[str]:
+    """Return what a reader must know before any figure."""
     lines = [f"{c.name}: {c.detail}" for c in report.checks if c.passed is False]
     if report.saturation.over_saturated:
         lines.append(report.saturation.why)
@@ -82,48 +82,48 @@ def warnings(report: Report) -> list[str]:
     return lines
 
 
-def latency_table(figures: Figures, words: Sequence[str]) -> Table:
-    """Percentiles of every latency and length."""
+def latency_table(figures: RequestFigures, words: Sequence[str]) -> Table:
+    """Return percentiles of every latency and length."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("")
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for field, label in LATENCIES:
-        found: Distribution | None = getattr(figures, field)
-        if field == "publish_s" and found == figures.ttft_s:
+        distribution: Distribution | None = getattr(figures, field)
+        if field == "publish_s" and distribution == figures.ttft_s:
             continue
-        if found is not None:
+        if distribution is not None:
             called = also_called(field, words)
             name = f"{label} [dim]({called})[/]" if called else label
-            table.add_row(name, *(milliseconds(getattr(found, c)) for c in COLUMNS))
+            table.add_row(name, *(milliseconds(getattr(distribution, c)) for c in COLUMNS))
     for field, label in TOKENS:
-        found = getattr(figures, field)
-        if found is not None:
-            row = [f"{getattr(found, c):,.0f}" for c in COLUMNS]
+        distribution = getattr(figures, field)
+        if distribution is not None:
+            row = [f"{getattr(distribution, c):,.0f}" for c in COLUMNS]
             table.add_row(f"{label} tokens", *row)
     return table
 
 
-def show_their_own(report: Report, console: Console, words: Sequence[str]) -> None:
-    """Figures that only another tool prints."""
+def show_foreign_figures(report: BenchReport, console: Console, words: Sequence[str]) -> None:
+    """Print figures that only another tool has."""
     load = report.run.load
-    seen = [
+    timed = [
         (x, latency(x)) for x in report.run.exchanges if load.from_s <= x.scheduled_s <= load.to_s
     ]
-    found = per_token_with_ttft(seen)
+    distribution = per_token_with_ttft(timed)
     for tool in words:
-        if found is not None and tool in WITH_TTFT:
-            row = "  ".join(f"{c} {milliseconds(getattr(found, c))}" for c in COLUMNS)
+        if distribution is not None and tool in WITH_TTFT:
+            row = "  ".join(f"{c} {milliseconds(getattr(distribution, c))}" for c in COLUMNS)
             console.print(f"{tool}: {WITH_TTFT[tool]} (e2e / n)  {row}", highlight=False)
 
 
 def milliseconds(seconds: float) -> str:
-    """0.01234 → 12.3 ms, 12.5 → 12.50 s."""
+    """Format seconds: 0.01234 → 12.3 ms, 12.5 → 12.50 s."""
     return f"{seconds:.2f} s" if seconds >= 10 else f"{seconds * 1e3:.1f} ms"
 
 
-def rate_lines(report: Report) -> list[str]:
-    """Throughput, goodput, cache, cost."""
+def rate_lines(report: BenchReport) -> list[str]:
+    """Return throughput, goodput, cache, cost."""
     rates = report.rates
     lines = [
         f"requests/s {rates.requests_per_s:.2f} (offered {rates.offered_per_s:.2f}) · "
@@ -143,8 +143,8 @@ def rate_lines(report: Report) -> list[str]:
     return [*lines, *server_lines(report)]
 
 
-def server_lines(report: Report) -> list[str]:
-    """What the server's own metrics said of the run."""
+def server_lines(report: BenchReport) -> list[str]:
+    """Return the server's own metrics of the run."""
     counters, gauges = report.run.server.counters, report.run.server.gauges
     parts = []
     for label, name in (("queue", "queue"), ("prefill", "prefill"), ("decode", "decode")):
@@ -154,10 +154,12 @@ def server_lines(report: Report) -> list[str]:
             parts.append(f"mean {label} {milliseconds(mean_s)}")
     if queries := counters.get("prefix_cache_queries_total"):
         parts.append(f"cache hits {counters.get('prefix_cache_hits_total', 0) / queries:.1%}")
-    if guessed := counters.get("spec_decode_num_draft_tokens_total"):
-        kept = counters.get("spec_decode_num_accepted_tokens_total", 0)
-        length = 1 + kept / counters.get("spec_decode_num_drafts_total", guessed)
-        parts.append(f"drafts kept {kept / guessed:.1%}, acceptance length {length:.2f}")
+    if drafted := counters.get("spec_decode_num_draft_tokens_total"):
+        meets_slo = counters.get("spec_decode_num_accepted_tokens_total", 0)
+        length = 1 + meets_slo / counters.get("spec_decode_num_drafts_total", drafted)
+        parts.append(
+            f"draft tokens accepted {meets_slo / drafted:.1%}, acceptance length {length:.2f}"
+        )
     if "num_preemptions_total" in counters:
         parts.append(f"preemptions {counters['num_preemptions_total']:.0f}")
     sampled = report.run.server.sampled_s
@@ -175,7 +177,7 @@ def server_lines(report: Report) -> list[str]:
 
 
 def class_table(classes: dict[str, ClassReport]) -> Table:
-    """One row a class."""
+    """Return a row for each class."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("class", "objectives", "requests", "attainment", "goodput/s", "budget left"):
         table.add_column(column, justify="left" if column in ("class", "objectives") else "right")
@@ -188,14 +190,14 @@ def class_table(classes: dict[str, ClassReport]) -> Table:
             str(each.counts.counted),
             "–" if rates.attainment is None else f"{rates.attainment:.1%}",
             "–" if rates.goodput_per_s is None else f"{rates.goodput_per_s:.2f}",
-            "–" if each.budget_left is None else f"{each.budget_left:.0%}",
+            "–" if each.remaining_budget is None else f"{each.remaining_budget:.0%}",
             ", ".join(f"{which} {n}" for which, n in each.missed.items()),
         )
     return table
 
 
-def timeline_lines(report: Report) -> list[str]:
-    """The run as rows of bars."""
+def timeline_lines(report: BenchReport) -> list[str]:
+    """Return the run as rows of bars."""
     times = report.timeline
     rows = (
         ("in the air", times.concurrency, "{:.1f}"),
@@ -210,13 +212,13 @@ def timeline_lines(report: Report) -> list[str]:
 
 
 def bars(values: Sequence[float]) -> str:
-    """[0, 1, 2] → "▁▅█"."""
+    """Return [0, 1, 2] as "▁▅█"."""
     top = max(values, default=0.0) or 1.0
     return "".join(BAR[min(int(value / top * (len(BAR) - 1) + 0.5), 7)] for value in values)
 
 
-def sharing_lines(report: Report) -> list[str]:
-    """Where prompts part."""
+def sharing_lines(report: BenchReport) -> list[str]:
+    """Return the places where prompts begin to differ."""
     lines = []
     for sharing in report.sharing[:5]:
         lines.append(f"prefix: {sharing.sentence}")
@@ -224,15 +226,15 @@ def sharing_lines(report: Report) -> list[str]:
     return lines
 
 
-def check_lines(report: Report) -> list[str]:
-    """Every check with its outcome."""
+def check_lines(report: BenchReport) -> list[str]:
+    """Return every check with its outcome."""
     marks = {True: "[green]✓[/]", False: "[red]✗[/]", None: "[dim]–[/]"}
     lines = [f"{marks[c.passed]} {c.name} [dim]({c.detail})[/]" for c in report.checks]
     return [*lines, f"[dim]load: {report.saturation.why}[/]"]
 
 
 def goodput_table(search: GoodputSearch) -> Table:
-    """The curve."""
+    """Return the points of the search."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("rate", "attainment", "goodput/s", "output tok/s", "TTFT p99", "TPOT p99"):
         table.add_column(column, justify="right")
@@ -245,6 +247,6 @@ def goodput_table(search: GoodputSearch) -> Table:
             f"{point.output_tokens_per_s:,.0f}",
             "–" if point.ttft_p99_s is None else milliseconds(point.ttft_p99_s),
             "–" if point.tpot_p99_s is None else milliseconds(point.tpot_p99_s),
-            "kept" if point.kept else f"[red]not kept[/] {point.why}",
+            "kept" if point.meets_slo else f"[red]not kept[/] {point.why}",
         )
     return table

@@ -1,7 +1,8 @@
-"""How a conversation is written into request bodies: as ids, as text, or as chat messages.
+"""Request bodies of a conversation: prompts as ids, as text, or as chat messages.
 
-A `Talk` holds what was said so far. `say` adds a turn and returns the body that sends it, `hear`
-adds the answer, so that the next turn sends the whole conversation as a chat window does.
+A `ConversationWriter` holds all earlier turns. `say` adds a turn and returns the body that sends
+it, `hear` adds the answer, so that the next turn sends the whole conversation as a chat client
+does.
 """
 
 from dataclasses import dataclass
@@ -9,27 +10,27 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headway.bench.prompts import IdWriter, Made, WordWriter, body, num_tokens
+from headway.bench.prompts import GeneratedPiece, IdWriter, WordWriter, body, num_tokens
 from headway.bench.workload import Turn
-from headway.measure.client import Answer
+from headway.measure.client import ReceivedAnswer
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
-class Talk(Protocol):
+class ConversationWriter(Protocol):
     """One conversation in one dialect."""
 
     def say(self, turn: Turn) -> bytes:
-        """The prompt or the messages, JSON, with this turn added."""
+        """Add a turn and return the prompt or the messages as JSON."""
         ...
 
-    def hear(self, answer: Answer, tokens: int) -> None:
-        """Add the answer of so many tokens."""
+    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
+        """Add the answer of `tokens` tokens."""
         ...
 
 
-class IdTalk:
-    """The prompt is one growing list of ids."""
+class IdConversation:
+    """A prompt that is one growing list of ids."""
 
     def __init__(self, writer: IdWriter) -> None:
         self._writer = writer
@@ -39,15 +40,17 @@ class IdTalk:
         self._parts.append(self._writer.json(turn.system + turn.prompt)[1:-1])
         return b"[" + b",".join(self._parts) + b"]"
 
-    def hear(self, answer: Answer, tokens: int) -> None:
+    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
         if answer.token_ids:
             self._parts.append(",".join(map(str, answer.token_ids)).encode())
         elif tokens:
-            self._parts.append(self._writer.json((Made(f"answer {tokens}", tokens),))[1:-1])
+            self._parts.append(
+                self._writer.json((GeneratedPiece(f"answer {tokens}", tokens),))[1:-1]
+            )
 
 
-class TextTalk:
-    """The prompt is one growing text."""
+class TextConversation:
+    """A prompt that is one growing text."""
 
     def __init__(self, writer: WordWriter) -> None:
         self._writer = writer
@@ -58,11 +61,11 @@ class TextTalk:
         self._text = f"{self._text} {text}" if self._text else text
         return msgspec.json.encode(self._text)
 
-    def hear(self, answer: Answer, tokens: int) -> None:
+    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
         self._text += answer.text
 
 
-class ChatTalk:
+class ChatConversation:
     """Messages: system, user, assistant, user, … Fields of a recorded chat follow them."""
 
     def __init__(self, writer: WordWriter) -> None:
@@ -79,7 +82,7 @@ class ChatTalk:
         self._add("user", self._writer.text(turn.prompt))
         return msgspec.json.encode(self._messages)
 
-    def hear(self, answer: Answer, tokens: int) -> None:
+    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
         self._add("assistant", answer.text)
 
     def _add(self, role: str, content: str) -> None:
@@ -87,8 +90,8 @@ class ChatTalk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
-    """How one endpoint of one server is asked; `features` are fields it accepts."""
+class BenchDialect:
+    """Request format of one endpoint of one server; `features` are fields it accepts."""
 
     endpoint: str
     model: str
@@ -97,16 +100,21 @@ class Dialect:
     ignore_eos: bool = True
     temperature: float = 0.0
 
-    def talk(self) -> Talk:
-        """A new conversation."""
+    def talk(self) -> ConversationWriter:
+        """Return a new conversation."""
         if isinstance(self.writer, IdWriter):
-            return IdTalk(self.writer)
-        return ChatTalk(self.writer) if self.endpoint == "chat" else TextTalk(self.writer)
+            return IdConversation(self.writer)
+        return (
+            ChatConversation(self.writer)
+            if self.endpoint == "chat"
+            else TextConversation(self.writer)
+        )
 
     def request(
-        self, said: bytes, output_tokens: int, service_class: str = "", recorded: bool = False
+        self, prompt: bytes, output_tokens: int, service_class: str = "", recorded: bool = False
     ) -> bytes:
-        """The body that sends what was said; the answer to a `recorded` chat ends by itself."""
+        """Return the body that sends this prompt; the answer to a `recorded` chat ends by
+        itself."""
         fields: dict[str, object] = {
             "model": self.model,
             "stream": True,
@@ -116,15 +124,15 @@ class Dialect:
         for name in self.features:
             goes_on = self.ignore_eos and not recorded
             fields |= extension(name, output_tokens, service_class, goes_on)
-        return body(fields, "messages" if self.endpoint == "chat" else "prompt", said)
+        return body(fields, "messages" if self.endpoint == "chat" else "prompt", prompt)
 
     def pieces(self, turn: Turn, limit: int) -> list[int] | list[str]:
-        """The first pieces of a turn, for looking at shared prefixes."""
+        """Return the first pieces of a turn, to find shared prefixes."""
         return self.writer.pieces(turn.system + turn.prompt, limit)
 
 
 def field(named: tuple[str, Any]) -> bytes:
-    """One more field of an object: ("n", 1) is ,"n":1."""
+    """Return one more field of an object: ("n", 1) is ,"n":1."""
     name, value = named
     return b",%b:%b" % (msgspec.json.encode(name), msgspec.json.encode(value))
 
@@ -132,7 +140,7 @@ def field(named: tuple[str, Any]) -> bytes:
 def extension(
     name: str, output_tokens: int, service_class: str, ignore_eos: bool
 ) -> dict[str, object]:
-    """The fields of one feature, as `bench.probe` tries them."""
+    """Return the fields of one feature, as `bench.probe` tries them."""
     if name == "stream_options":
         return {"stream_options": {"include_usage": True}}
     if name == "return_token_ids":
@@ -144,6 +152,6 @@ def extension(
     return {"ignore_eos": True} if name == "ignore_eos" else {"min_tokens": output_tokens}
 
 
-def asked_tokens(turn: Turn) -> int:
-    """Tokens that a turn adds to its conversation."""
+def turn_tokens(turn: Turn) -> int:
+    """Return the tokens that a turn adds to its conversation."""
     return num_tokens(turn.system) + num_tokens(turn.prompt)

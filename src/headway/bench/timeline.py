@@ -1,4 +1,4 @@
-"""A run over time: what was in the air, what came, and how long first tokens took."""
+"""A run over time: requests in flight, received tokens, and latencies."""
 
 import math
 
@@ -6,14 +6,15 @@ import msgspec
 import numpy as np
 
 from headway.bench.latency import Latency
-from headway.measure.record import Exchange, Run
+from headway.measure.record import Exchange, RecordedRun
 
-MOST_STEPS = 60
+MAX_STEPS = 60
 NICE_STEPS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
-class Timeline(msgspec.Struct, kw_only=True):
-    """One value a step of `step_s`; `at_s` is where a step begins. Latencies by scheduled time."""
+class RunTimeline(msgspec.Struct, kw_only=True):
+    """One value for each step of `step_s`; `at_s` is the begin of a step. Latencies by scheduled
+    time."""
 
     step_s: float
     at_s: list[float]
@@ -26,17 +27,17 @@ class Timeline(msgspec.Struct, kw_only=True):
     tpot_p50_s: list[float | None]
 
 
-def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
-    """The whole run, edges included, in at most 60 steps."""
-    end_s = max([run.load.span_s, *(x.ended_s or 0.0 for x, _ in seen)])
-    step_s = next((s for s in NICE_STEPS_S if end_s / s <= MOST_STEPS), end_s / MOST_STEPS)
+def timeline(run: RecordedRun, exchanges: list[tuple[Exchange, Latency | None]]) -> RunTimeline:
+    """Return the whole run, edges included, in at most 60 steps."""
+    end_s = max([run.load.span_s, *(x.ended_s or 0.0 for x, _ in exchanges)])
+    step_s = next((s for s in NICE_STEPS_S if end_s / s <= MAX_STEPS), end_s / MAX_STEPS)
     steps = max(1, math.ceil(end_s / step_s + 1e-9))
     edges = np.arange(steps + 1) * step_s
     chunk_s, tokens = list[float](), list[float]()
     sent, failed = np.zeros(steps), np.zeros(steps)
     ttft: list[list[float]] = [[] for _ in range(steps)]
     tpot: list[list[float]] = [[] for _ in range(steps)]
-    for x, timed in seen:
+    for x, timed in exchanges:
         at = min(int(x.scheduled_s / step_s), steps - 1)
         sent[at] += 1
         failed[at] += timed is None
@@ -47,17 +48,17 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
             ttft[at].append(timed.ttft_s)
             if timed.tpot_s is not None:
                 tpot[at].append(timed.tpot_s)
-    begins = np.array([x.scheduled_s for x, _ in seen])
-    ends = np.array([end_s if x.ended_s is None else x.ended_s for x, _ in seen])
+    begins = np.array([x.scheduled_s for x, _ in exchanges])
+    ends = np.array([end_s if x.ended_s is None else x.ended_s for x, _ in exchanges])
     in_air = np.diff([np.clip(edge, begins, ends).sum() for edge in edges])
     places = np.minimum(np.searchsorted(edges, chunk_s, side="right") - 1, steps - 1)
-    came = np.bincount(places, tokens, steps)
-    return Timeline(
+    tokens_by_step = np.bincount(places, tokens, steps)
+    return RunTimeline(
         step_s=step_s,
         at_s=[round(float(at), 6) for at in edges[:-1]],
         concurrency=(in_air / step_s).round(4).tolist(),
         sent_per_s=(sent / step_s).tolist(),
-        output_tokens_per_s=(came / step_s).tolist(),
+        output_tokens_per_s=(tokens_by_step / step_s).tolist(),
         failed_per_s=(failed / step_s).tolist(),
         ttft_p50_s=[percentile(values, 50) for values in ttft],
         ttft_p99_s=[percentile(values, 99) for values in ttft],
@@ -66,8 +67,9 @@ def timeline(run: Run, seen: list[tuple[Exchange, Latency | None]]) -> Timeline:
 
 
 def percentile(values: list[float], share: float) -> float | None:
-    """Straight between neighbours, to the bit as numpy's, which takes 50 µs for a handful of
-    values; None of nothing.
+    """Return a percentile, linear between neighbours, to the bit as numpy's; None of no values.
+
+    numpy takes 50 µs for a handful of values.
 
     >>> percentile([4.0, 1.0, 2.0], 75), percentile([], 50)
     (3.0, None)
@@ -81,21 +83,21 @@ def percentile(values: list[float], share: float) -> float | None:
 
 
 def weights(x: Exchange) -> list[float]:
-    """Tokens by chunk: as told, else the answer's tokens spread over its chunks."""
+    """Return the tokens of each chunk: as the server says, else equal parts of the answer."""
     if x.chunk_tokens is not None:
         return [*x.chunk_tokens]
     return [x.num_output / len(x.chunk_s)] * len(x.chunk_s)
 
 
 def tokens_of(x: Exchange) -> float:
-    """Tokens of one answer that came."""
+    """Return the received tokens of one answer."""
     if not x.chunk_s:
         return 0.0
     return float(x.num_output if x.chunk_tokens is None else sum(x.chunk_tokens))
 
 
 def tokens_in(x: Exchange, from_s: float, to_s: float) -> float:
-    """Tokens of one answer that came in [from_s, to_s]."""
+    """Return the tokens of one answer that were received in [from_s, to_s]."""
     if not x.chunk_s:
         return 0.0
     if from_s <= min(x.chunk_s) and max(x.chunk_s) <= to_s:

@@ -1,7 +1,7 @@
 """Recorded traffic: Azure's code completions, Mooncake's conversations, ShareGPT with token ids.
 
-Each reader yields rows of arrival, lengths and what makes prompts share. Mooncake's `hash_ids` name
-blocks of 512 tokens; equal ids become equal tokens, so its prefix reuse is real on the server.
+Each reader returns rows of arrival, lengths and shared blocks. Mooncake's `hash_ids` name blocks of
+512 tokens; equal ids become equal tokens, so its prefix reuse is real on the server.
 """
 
 import csv
@@ -14,19 +14,19 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from headway.bench.prompts import Ids, Made, Prompt
+from headway.bench.prompts import GeneratedPiece, IdPiece, Prompt
 from headway.core.errors import UsageError
 from headway.core.regular_file import open_regular, open_text
 
 Line = TypeVar("Line", bound=msgspec.Struct)
 BLOCK_TOKENS = 512
-"""Mooncake's block."""
+"""Tokens of a block in Mooncake's traces."""
 QUANTUM_S = 2.5
 """Timestamps that step by at least this much at once are quantized and get jitter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TraceRow:
     """One request of a trace; `at_s` counts from the trace's first request."""
 
     at_s: float
@@ -36,15 +36,16 @@ class Row:
     ids: tuple[int, ...] = ()
 
 
-def read_azure(path: Path) -> list[Row]:
-    """TIMESTAMP,ContextTokens,GeneratedTokens; the stamps have seven digits after the second."""
+def read_azure(path: Path) -> list[TraceRow]:
+    """Read TIMESTAMP,ContextTokens,GeneratedTokens; the stamps have seven digits after the
+    second."""
     rows = []
     with open_text(path, newline="") as file:
         for line in csv.DictReader(file):
             whole, _, fraction = line["TIMESTAMP"].partition(".")
             at_s = datetime.fromisoformat(whole + "+00:00").timestamp() + float(f"0.{fraction}0")
             rows.append(
-                Row(
+                TraceRow(
                     at_s=at_s,
                     prompt_tokens=int(line["ContextTokens"]),
                     output_tokens=int(line["GeneratedTokens"]),
@@ -62,10 +63,10 @@ class MooncakeLine(msgspec.Struct):
     hash_ids: tuple[int, ...]
 
 
-def read_mooncake(path: Path) -> list[Row]:
-    """One JSON object a line; ⌈input_length / 512⌉ block ids each."""
+def read_mooncake(path: Path) -> list[TraceRow]:
+    """Read one JSON object a line, with ⌈input_length / 512⌉ block ids each."""
     return [
-        Row(
+        TraceRow(
             at_s=line.timestamp / 1e3,
             prompt_tokens=line.input_length,
             output_tokens=line.output_length,
@@ -83,10 +84,10 @@ class ShareGptLine(msgspec.Struct):
     input_tok_ids: tuple[int, ...]
 
 
-def read_sharegpt(path: Path) -> list[Row]:
-    """One JSON object a line, with the prompt's token ids."""
+def read_sharegpt(path: Path) -> list[TraceRow]:
+    """Read one JSON object a line, with the prompt's token ids."""
     return [
-        Row(
+        TraceRow(
             at_s=line.arrival_time_ns / 1e9,
             prompt_tokens=len(line.input_tok_ids),
             output_tokens=line.output_toks,
@@ -97,7 +98,7 @@ def read_sharegpt(path: Path) -> list[Row]:
 
 
 def lines_of(path: Path, kind: type[Line]) -> Iterable[Line]:
-    """The lines of a JSONL file as `kind`; UsageError names the line that is not one."""
+    """Yield the lines of a JSONL file as `kind`; UsageError names the line that is not one."""
     decode = msgspec.json.Decoder(kind).decode
     with open_regular(path) as file:
         for number, line in enumerate(file, 1):
@@ -109,15 +110,15 @@ def lines_of(path: Path, kind: type[Line]) -> Iterable[Line]:
                 ) from error
 
 
-TRACES: dict[str, Callable[[Path], list[Row]]] = {
+TRACES: dict[str, Callable[[Path], list[TraceRow]]] = {
     "azure": read_azure,
     "mooncake": read_mooncake,
     "sharegpt": read_sharegpt,
 }
 
 
-def read_trace(kind: str, path: Path) -> list[Row]:
-    """The rows by arrival, the first at 0; UsageError when the file is not such a trace."""
+def read_trace(kind: str, path: Path) -> list[TraceRow]:
+    """Return the rows by arrival, the first at 0; UsageError when the file is not such a trace."""
     try:
         rows = TRACES[kind](path)
     except OSError as error:
@@ -132,11 +133,13 @@ def read_trace(kind: str, path: Path) -> list[Row]:
     return [replace(row, at_s=row.at_s - rows[0].at_s) for row in rows]
 
 
-def unquantized(rows: list[Row], rng: np.random.Generator) -> tuple[list[Row], float]:
-    """The rows with quantized arrivals spread evenly over their quantum; and that quantum in s.
+def spread_quantized(
+    rows: list[TraceRow], rng: np.random.Generator
+) -> tuple[list[TraceRow], float]:
+    """Return (rows, quantum in seconds) with quantized arrivals spread evenly over their quantum.
 
-    Mooncake stamps whole groups 0, 3.001, 6.002, … s: sent so they would be bursts that nobody
-    made. Arrivals that are not quantized come back as they are, with 0.
+    Mooncake stamps whole groups 0, 3.001, 6.002, … s: sent at these times they would be artificial
+    bursts. Arrivals that are not quantized are returned unchanged, with 0.
     """
     stamps = sorted({row.at_s for row in rows})
     steps = np.diff(stamps)
@@ -148,37 +151,37 @@ def unquantized(rows: list[Row], rng: np.random.Generator) -> tuple[list[Row], f
     return sorted(moved, key=lambda row: row.at_s), quantum
 
 
-def scale_for(rows: list[Row], context: int | None) -> float:
-    """The factor that makes the longest request fit into `context` tokens; 1 when it does."""
+def scale_for(rows: list[TraceRow], context: int | None) -> float:
+    """Return the factor that makes the longest request fit into `context` tokens, at most 1."""
     if context is None:
         return 1.0
     longest = max(row.prompt_tokens + row.output_tokens for row in rows)
     return min(1.0, context / longest)
 
 
-def scaled(tokens: int, scale: float) -> int:
-    """At least one token: 4808 at a scale of 0.01 → 48."""
+def scale_length(tokens: int, scale: float) -> int:
+    """Return the scaled length, at least one token: 4808 at a scale of 0.01 → 48."""
     return max(1, int(tokens * scale))
 
 
-def prompt_of(row: Row, number: int, scale: float) -> Prompt:
-    """The prompt of a row. Its blocks shrink with the scale, so what was shared stays shared.
+def prompt_of(row: TraceRow, number: int, scale: float) -> Prompt:
+    """Return the prompt of a row. Its blocks shrink with the scale, so that sharing is preserved.
 
     A scale of 1/128 makes blocks of 4 tokens: two prompts that shared 10 blocks of 512 share 10
     blocks of 4.
     """
-    tokens = scaled(row.prompt_tokens, scale)
+    tokens = scale_length(row.prompt_tokens, scale)
     if row.ids:
-        return (Ids(row.ids[:tokens]),)
+        return (IdPiece(row.ids[:tokens]),)
     if not row.blocks:
-        return (Made(f"request {number}", tokens),)
+        return (GeneratedPiece(f"request {number}", tokens),)
     size = max(1, int(BLOCK_TOKENS * scale))
-    pieces: list[Made] = []
+    pieces: list[GeneratedPiece] = []
     for block in row.blocks:
-        left = tokens - size * len(pieces)
-        if left <= 0:
+        remaining = tokens - size * len(pieces)
+        if remaining <= 0:
             break
-        pieces.append(Made(f"block {block}", min(size, left)))
+        pieces.append(GeneratedPiece(f"block {block}", min(size, remaining)))
     if (rest := tokens - sum(piece.tokens for piece in pieces)) > 0:
-        pieces.append(Made(f"request {number}", rest))
+        pieces.append(GeneratedPiece(f"request {number}", rest))
     return tuple(pieces)

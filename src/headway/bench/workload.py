@@ -1,7 +1,7 @@
-"""What is sent: conversations of one or several turns, drawn before the run.
+"""Workloads: conversations of one or several turns, drawn before the run.
 
 A workload is a row of `WORKLOADS`; given the options of one class of traffic it returns the
-conversations with their times. Only later turns of a conversation wait for an answer, as people do.
+conversations with their times. Only later turns of a conversation wait for an answer, as users do.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,16 +12,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from headway.bench.arrivals import ARRIVALS, Pace, Times
+from headway.bench.arrivals import ARRIVALS, ArrivalPace, Times
 from headway.bench.lengths import parse_length
-from headway.bench.prompts import Made, Prompt, Text
+from headway.bench.prompts import GeneratedPiece, Prompt, TextPiece
 from headway.bench.traces import (
     TRACES,
     prompt_of,
     read_trace,
     scale_for,
-    scaled,
-    unquantized,
+    scale_length,
+    spread_quantized,
 )
 from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
@@ -30,16 +30,15 @@ from headway.core.regular_file import open_text
 DEFAULT_DURATION_S = 30.0
 DEFAULT_RATE = 4.0
 CHAT_FIELDS = ("messages", "tools", "tool_choice", "documents", "context", "response_format")
-"""What of a recorded chat is sent again."""
-CLOSED_POOL = 10_000
+"""Fields of a recorded chat that are sent again."""
+CLOSED_LOOP_CONVERSATIONS = 10_000
 """Conversations drawn for a closed loop of a given duration; then they begin again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What is new in a turn. `system` comes before all else, in the first turn. `chat` has the
-    messages of a recorded request, and what else of its body is sent; `prompt` is their text then.
-    """
+    """The new part of a turn. `system` comes first, in the first turn. `chat` has the messages and
+    other fields of a recorded request; `prompt` is their text then."""
 
     prompt: Prompt
     output_tokens: int
@@ -59,7 +58,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """The conversations of one class, and how long they are sent for."""
+    """The conversations of one class, and the time in which they are sent."""
 
     conversations: list[Conversation]
     span_s: float
@@ -71,15 +70,15 @@ Build = Callable[[BenchOptions, str, np.random.Generator, str], Traffic]
 
 
 def build(options: BenchOptions, name: str) -> Traffic:
-    """The traffic of class `name`; the same options, seed and name give the same traffic."""
+    """Return the traffic of class `name`; the same options, seed and name give the same traffic."""
     kind, _, path = options.workload.partition(":")
     if kind not in WORKLOADS:
         raise UsageError(
             f"--workload: there is no workload {kind!r}.", f"There are: {', '.join(WORKLOADS)}."
         )
     if bool(path) != (kind in TRACES or kind == "prompts"):
-        wanted = f"{kind} alone" if path else f"{kind}:FILE"
-        raise UsageError(f"--workload {options.workload}: write {wanted}.")
+        form = f"{kind} alone" if path else f"{kind}:FILE"
+        raise UsageError(f"--workload {options.workload}: write {form}.")
     if options.arrivals == "trace" and kind not in TRACES:
         raise UsageError(
             f"--arrivals trace: {kind} has no times.", f"Use a trace: {', '.join(TRACES)}."
@@ -89,12 +88,12 @@ def build(options: BenchOptions, name: str) -> Traffic:
 
 
 def drawn_times(options: BenchOptions, rng: np.random.Generator) -> tuple[Times, float]:
-    """When conversations begin, and how long that lasts."""
+    """Return the times at which conversations begin, and the duration."""
     kind = "poisson" if options.arrivals == "auto" else options.arrivals
     if options.concurrency is not None:  # a closed loop asks when it can
         span_s = 0.0 if options.num_requests else options.duration or DEFAULT_DURATION_S
-        return np.zeros(options.num_requests or CLOSED_POOL), span_s
-    pace = Pace(
+        return np.zeros(options.num_requests or CLOSED_LOOP_CONVERSATIONS), span_s
+    pace = ArrivalPace(
         rate=rate_of(options),
         duration_s=options.duration or DEFAULT_DURATION_S,
         count=options.num_requests,
@@ -108,19 +107,19 @@ def drawn_times(options: BenchOptions, rng: np.random.Generator) -> tuple[Times,
 
 
 def is_trace(workload: str) -> bool:
-    """Whether it says by itself when its requests come."""
+    """Return whether the workload has its own arrival times."""
     return workload.partition(":")[0] in TRACES
 
 
 def rate_of(options: BenchOptions) -> float:
-    """Requests per second, where no trace says when they come."""
+    """Return the requests per second, where no trace gives their times."""
     return DEFAULT_RATE if options.rate is None else options.rate
 
 
 def synthetic(
     options: BenchOptions, path: str, rng: np.random.Generator, name: str, shared: bool = False
 ) -> Traffic:
-    """Prompts and answers of drawn lengths; with `shared`, after one of a few beginnings."""
+    """Return prompts and answers of drawn lengths; with `shared`, after one of a few prefixes."""
     times, span_s = drawn_times(options, rng)
     prompts = parse_length(options.input_len, "--input-len").draw(rng, len(times))
     outputs = parse_length(options.output_len, "--output-len").draw(rng, len(times))
@@ -133,7 +132,7 @@ def synthetic(
                 turns=(
                     Turn(
                         system=beginning(options, name, int(groups[i])) if shared else (),
-                        prompt=(Made(f"{name} request {i}", int(prompts[i])),),
+                        prompt=(GeneratedPiece(f"{name} request {i}", int(prompts[i])),),
                         output_tokens=int(outputs[i]),
                     ),
                 ),
@@ -145,12 +144,12 @@ def synthetic(
 
 
 def shared_prefix(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
-    """Prompts that begin with one of `num_prefixes` beginnings of `prefix_len` tokens."""
+    """Return prompts that begin with one of `num_prefixes` prefixes of `prefix_len` tokens."""
     return synthetic(options, path, rng, name, shared=True)
 
 
 def chat(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
-    """Conversations: each turn sends all that was said so far, and thinks before the next."""
+    """Return conversations: each turn sends all earlier turns, after a think time."""
     times, span_s = drawn_times(options, rng)
     length = parse_length(options.input_len, "--input-len")
     output = parse_length(options.output_len, "--output-len")
@@ -163,7 +162,7 @@ def chat(options: BenchOptions, path: str, rng: np.random.Generator, name: str) 
         turns = tuple(
             Turn(
                 system=beginning(options, name, group) if k == 0 else (),
-                prompt=(Made(f"{name} conversation {i} turn {k}", int(prompts[k])),),
+                prompt=(GeneratedPiece(f"{name} conversation {i} turn {k}", int(prompts[k])),),
                 output_tokens=int(outputs[k]),
                 think_s=float(thinks[k]) if k else 0.0,
             )
@@ -174,12 +173,16 @@ def chat(options: BenchOptions, path: str, rng: np.random.Generator, name: str) 
 
 
 def beginning(options: BenchOptions, name: str, group: int) -> Prompt:
-    """What the prompts of a group begin with."""
-    return (Made(f"{name} prefix {group}", options.prefix_len),) if options.prefix_len else ()
+    """Return the prefix of a group's prompts."""
+    return (
+        (GeneratedPiece(f"{name} prefix {group}", options.prefix_len),)
+        if options.prefix_len
+        else ()
+    )
 
 
 def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
-    """Prompts of a file in a drawn order, over and over when more are wanted than it has."""
+    """Return the prompts of a file in random order, repeated when more are needed than it has."""
     talks = read_prompts(Path(path))
     if options.endpoint != "chat" and any(
         isinstance(turn, dict) for talk in talks for turn in talk
@@ -198,40 +201,41 @@ def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name
         lengths = outputs.draw(rng, len(talk))
         thinks = rng.exponential(options.think_time, len(talk))
         turns = tuple(
-            file_turn(said, int(lengths[k]), float(thinks[k]) if k else 0.0)
-            for k, said in enumerate(talk)
+            file_turn(content, int(lengths[k]), float(thinks[k]) if k else 0.0)
+            for k, content in enumerate(talk)
         )
         conversations.append(Conversation(at_s=float(at_s), service_class=name, turns=turns))
     return Traffic(conversations=conversations, span_s=span_s)
 
 
-def file_turn(said: str | dict[str, Any], length: int, think_s: float) -> Turn:
-    """A turn of a file, which a recorded chat may limit to fewer tokens itself."""
-    if isinstance(said, str):
-        return Turn(prompt=(Text(said),), output_tokens=length, think_s=think_s)
-    chat = {name: said[name] for name in CHAT_FIELDS if name in said}
-    own = said.get("max_completion_tokens") or said.get("max_tokens")
+def file_turn(content: str | dict[str, Any], length: int, think_s: float) -> Turn:
+    """Return a turn of a file; a recorded chat may limit its answer to fewer tokens itself."""
+    if isinstance(content, str):
+        return Turn(prompt=(TextPiece(content),), output_tokens=length, think_s=think_s)
+    chat = {name: content[name] for name in CHAT_FIELDS if name in content}
+    own = content.get("max_completion_tokens") or content.get("max_tokens")
     return Turn(
-        prompt=(Text("\n".join(texts_of(said["messages"]))),),
+        prompt=(TextPiece("\n".join(texts_of(content["messages"]))),),
         output_tokens=own if isinstance(own, int) else length,
         chat=chat,
     )
 
 
-def texts_of(said: Any) -> Iterator[str]:
-    """All text in messages, whatever they are made of."""
-    if isinstance(said, str):
-        yield said
-    elif isinstance(said, list):
-        for each in said:
+def texts_of(content: Any) -> Iterator[str]:
+    """Yield all text in messages of any form."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for each in content:
             yield from texts_of(each)
-    elif isinstance(said, dict):
+    elif isinstance(content, dict):
         for name in ("content", "text", "document", "data"):
-            yield from texts_of(said.get(name))
+            yield from texts_of(content.get(name))
 
 
 def read_prompts(path: Path) -> list[list[str | dict[str, Any]]]:
-    """The user's turns of each prompt: JSONL with `turns`, `prompt` or `question`, or plain lines.
+    """Return the user's turns of each prompt: JSONL with `turns`, `prompt` or `question`, or plain
+    lines.
 
     spec-bench and mt-bench have `turns`, gsm8k `question`; a recorded chat has `messages`, itself
     or under `body` as a line of a batch.
@@ -258,7 +262,7 @@ def read_prompts(path: Path) -> list[list[str | dict[str, Any]]]:
 
 
 def turns_of(line: str, where: str) -> list[str | dict[str, Any]]:
-    """The turns in one JSON line; a recorded chat is one."""
+    """Return the turns in one JSON line; a recorded chat is one."""
     try:
         fields = msgspec.json.decode(line, type=dict)
     except msgspec.DecodeError as error:
@@ -268,8 +272,8 @@ def turns_of(line: str, where: str) -> list[str | dict[str, Any]]:
         if not isinstance(recorded["messages"], list) or not recorded["messages"]:
             raise UsageError(f"{where}: messages is not a list of messages.", "See docs/bench.md.")
         return [recorded]
-    found = next((fields[key] for key in ("turns", "prompt", "question") if key in fields), None)
-    turns = [found] if isinstance(found, str) else found
+    content = next((fields[key] for key in ("turns", "prompt", "question") if key in fields), None)
+    turns = [content] if isinstance(content, str) else content
     if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
         raise UsageError(
             f"{where} has no prompt.",
@@ -279,13 +283,14 @@ def turns_of(line: str, where: str) -> list[str | dict[str, Any]]:
 
 
 def trace(options: BenchOptions, path: str, rng: np.random.Generator, name: str) -> Traffic:
-    """A recorded trace at `speed` or at a mean of `rate`, its lengths scaled into `scale_length`.
+    """Return a recorded trace at `speed` or at a mean of `rate`, its lengths scaled into
+    `scale_length`.
 
     4 requests of 10 s at a rate of 2: their times are divided by 5.
     """
     rows = read_trace(options.workload.partition(":")[0], Path(path))
     scale = scale_for(rows, options.scale_length)
-    rows, quantum_s = unquantized(rows, rng)
+    rows, quantum_s = spread_quantized(rows, rng)
     times = np.array([row.at_s for row in rows])
     if options.rate is None:
         times /= options.speed
@@ -296,9 +301,9 @@ def trace(options: BenchOptions, path: str, rng: np.random.Generator, name: str)
         times, span_s = drawn_times(options, rng)
     elif options.duration is not None:
         span_s = min(options.duration, span_s)
-    kept = times[times < span_s][: options.num_requests]
-    if len(kept) < len(times) and options.num_requests is not None and len(kept):
-        span_s = min(span_s, float(kept[-1]) + 1e-9)
+    inside = times[times < span_s][: options.num_requests]
+    if len(inside) < len(times) and options.num_requests is not None and len(inside):
+        span_s = min(span_s, float(inside[-1]) + 1e-9)
     conversations = [
         Conversation(
             at_s=float(at_s),
@@ -306,11 +311,11 @@ def trace(options: BenchOptions, path: str, rng: np.random.Generator, name: str)
             turns=(
                 Turn(
                     prompt=prompt_of(rows[i % len(rows)], i, scale),
-                    output_tokens=scaled(rows[i % len(rows)].output_tokens, scale),
+                    output_tokens=scale_length(rows[i % len(rows)].output_tokens, scale),
                 ),
             ),
         )
-        for i, at_s in enumerate(kept)
+        for i, at_s in enumerate(inside)
     ]
     return Traffic(conversations=conversations, span_s=span_s, scale=scale, quantum_s=quantum_s)
 

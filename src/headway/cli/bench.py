@@ -9,7 +9,7 @@ from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from headway.bench.report import Report
+    from headway.bench.report import BenchReport
     from headway.bench.trial import Trial
     from headway.cli.main import VerbCall
 
@@ -30,22 +30,22 @@ def bench(call: "VerbCall") -> int:
     if "--dry-run" in call.switches:
         print(trial.outline(url, options))
         return 0
-    report = run(trial.find_goodput if options.find_goodput else trial.once, url, options)
+    report = run(trial.find_goodput if options.find_goodput else trial.run_once, url, options)
     return publish(report, options)
 
 
-def run(trial: "Trial", url: str, options: BenchOptions) -> "Report":
+def run(trial: "Trial", url: str, options: BenchOptions) -> "BenchReport":
     """Run the trial in an event loop of its own."""
     import uvloop
 
     from headway.bench.progress import live
 
     with live() as watch, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        report: Report = runner.run(trial(url, options, headway.__version__, watch))
+        report: BenchReport = runner.run(trial(url, options, headway.__version__, watch))
         return report
 
 
-def publish(report: "Report", options: BenchOptions) -> int:
+def publish(report: "BenchReport", options: BenchOptions) -> int:
     """Print the report and write its files."""
     from headway.bench import export, page, table
     from headway.measure.saved import write
@@ -56,7 +56,7 @@ def publish(report: "Report", options: BenchOptions) -> int:
         export.write_csv(report, options.csv)
     if options.html:
         write(options.html, page.html(report).encode())
-    table.show(report, report_console(), options.words)
+    table.show_report(report, report_console(), options.words)
     return 0
 
 
@@ -68,5 +68,7 @@ def compare(paths: list[str]) -> int:
     from headway.bench.export import read_json
 
     first, second = (read_json(path) for path in paths)
-    comparison.show(comparison.compare(first, second), paths[0], paths[1], report_console())
+    comparison.show_comparison(
+        comparison.compare(first, second), paths[0], paths[1], report_console()
+    )
     return 0

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from headway.advise.diagnosis import Diagnosis
-    from headway.advise.reading import Reading
-    from headway.advise.what_if.changes import Change
+    from headway.advise.reading import ServerReading
+    from headway.advise.what_if.changes import WhatIfChange
     from headway.cli.main import VerbCall
 
 
@@ -56,25 +56,25 @@ def examine_chats(positionals: list[str], options: DoctorOptions) -> int:
 
 def print_diagnosis(
     what: str,
-    reading: "Reading",
-    changes: "list[Change]",
+    reading: "ServerReading",
+    changes: "list[WhatIfChange]",
     options: DoctorOptions,
     console: "Console",
 ) -> int:
     """Print the diagnosis of a server or a report."""
     from headway.advise.diagnosis import diagnose
-    from headway.advise.show import show
+    from headway.advise.show import show_diagnosis
 
     diagnosis = diagnose(reading)
     simulate_changes(what, options, reading, diagnosis, changes)
     if options.json:
         print(msgspec.json.encode(diagnosis).decode())
     else:
-        show(diagnosis, console)
+        show_diagnosis(diagnosis, console)
     return 0
 
 
-def read_source(what: str | None, options: DoctorOptions) -> "Reading | None":
+def read_source(what: str | None, options: DoctorOptions) -> "ServerReading | None":
     """Return the reading of a server or a report; None for a folder or this machine."""
     if what is None or is_model(what):
         return None
@@ -92,7 +92,7 @@ def read_source(what: str | None, options: DoctorOptions) -> "Reading | None":
     return watch_server(what, options)
 
 
-def parse_changes(what: str | None, options: DoctorOptions) -> "list[Change]":
+def parse_changes(what: str | None, options: DoctorOptions) -> "list[WhatIfChange]":
     """Parse the changes of --what-if, before a server is watched."""
     if not options.what_if:
         return []
@@ -106,12 +106,12 @@ def parse_changes(what: str | None, options: DoctorOptions) -> "list[Change]":
 def simulate_changes(
     url: str,
     options: DoctorOptions,
-    reading: "Reading",
+    reading: "ServerReading",
     diagnosis: "Diagnosis",
-    changes: "list[Change]",
+    changes: "list[WhatIfChange]",
 ) -> None:
     """Simulate the changes of --what-if, and the fixes where the server has the steps."""
-    from headway.advise.what_if.asked import add_what_ifs, fetch
+    from headway.advise.what_if.gains import add_what_ifs, fetch
 
     if reading.source != "stats" or not (changes or (options.simulate and diagnosis.findings)):
         if changes:
@@ -132,7 +132,7 @@ def simulate_changes(
         diagnosis.not_known.append(f"what fixes give by simulation: {error.cause}")
 
 
-def watch_server(url: str, options: DoctorOptions) -> "Reading":
+def watch_server(url: str, options: DoctorOptions) -> "ServerReading":
     """Watch a live server, with a countdown."""
     from headway.advise.watch import watch
 
@@ -173,5 +173,5 @@ def examine_machine(
     if options.json:
         print(msgspec.json.encode(machine).decode())
     else:
-        examination.show_machine(machine, console, alone=options.machine)
+        examination.show_machine(machine, console, machine_only=options.machine)
     return 0

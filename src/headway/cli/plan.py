@@ -27,10 +27,12 @@ def plan(call: "VerbCall") -> int:
         return 0
     load: BenchOptions = call.options[BenchOptions]
     check_writable(load.json, load.html)
-    answers = answer.plan(folder, options, load, call.options[EngineOptions], headway.__version__)
+    answers = answer.plan_capacity(
+        folder, options, load, call.options[EngineOptions], headway.__version__
+    )
     if load.json:
         write(load.json, msgspec.json.encode(answers))
     if load.html:
         write(load.html, page.html(answers).encode())
-    answer.show(answers, report_console(200))
+    answer.show_plan(answers, report_console(200))
     return 0 if any(row.servers is not None for row in answers.rows) else 1

@@ -26,7 +26,7 @@ def simulate(call: "VerbCall") -> int:
             "simulate neither searches a rate nor calibrates.",
             "headway plan says what a server can take; headway bench calibrates one.",
         )
-    plan = run.plan(folder, options, load, call.options[EngineOptions])
+    plan = run.prepare_simulation(folder, options, load, call.options[EngineOptions])
     check_writable(load.json, load.csv, load.html)
     if "--dry-run" in call.switches:
         print(show.outline(plan))

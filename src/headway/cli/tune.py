@@ -9,7 +9,7 @@ from headway.cli.common import check_writable, only_folder, report_console
 from headway.config.options import BenchOptions, EngineOptions, TuneOptions
 
 if TYPE_CHECKING:
-    from headway.advise.tune.outcome import Tuned
+    from headway.advise.tune.outcome import TuningReport
     from headway.cli.main import VerbCall
 
 PROGRESS_INTERVAL_S = 2.0
@@ -28,7 +28,7 @@ def tune(call: "VerbCall") -> int:
     load: BenchOptions = call.options[BenchOptions]
     check_writable(load.json, load.html)
     if options.write:
-        outcome.check_place(options.write)
+        outcome.check_writable(options.write)
     tuning = Tuning(
         folder=folder,
         options=options,
@@ -37,13 +37,13 @@ def tune(call: "VerbCall") -> int:
         watch=progress(),
     )
     tuned = tuning.run()
-    text = outcome.yaml_of(tuned)
+    text = outcome.format_yaml(tuned)
     if load.json:
         write(load.json, as_json(tuned))
     if load.html:
         write(load.html, page.html(tuned).encode())
     if options.write and tuned.gains:
-        outcome.write_whole(options.write, text)
+        outcome.write_atomically(options.write, text)
     print_tuned(tuned)
     print(text, end="")
     if options.write:
@@ -65,12 +65,12 @@ def progress() -> Callable[[str], None]:
     return watch
 
 
-def print_tuned(tuned: "Tuned") -> None:
+def print_tuned(tuned: "TuningReport") -> None:
     """Print the finalists and the confirmed settings as tables."""
     from rich.markup import escape
     from rich.table import Table
 
-    from headway.advise.tune.outcome import lines_of
+    from headway.advise.tune.outcome import format_lines
     from headway.advise.words import duration, percent
 
     console = report_console()
@@ -91,5 +91,5 @@ def print_tuned(tuned: "Tuned") -> None:
                 row += [f"{one.gain:+.1%}", f"{low:+.1%} to {high:+.1%}"]
         table.add_row(*row)
     console.print(table)
-    for line in lines_of(tuned):
+    for line in format_lines(tuned):
         console.print(line, highlight=False, markup=False)

@@ -1,7 +1,7 @@
-"""One exchange with an OpenAI-compatible server: a body is sent, its stream is read and timed.
+"""One exchange with an OpenAI-compatible server: send a body, read its stream, time each chunk.
 
-Whatever happens is written into the `Exchange`; nothing is raised for a server's faults. A chunk is
-timed when it is read, and nothing between the socket and that reading is done per token.
+The result is written into the `Exchange`; a server's faults raise nothing. A chunk is timed when it
+is read, and no work per token is done between the socket and that reading.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ import msgspec
 
 from headway.core.errors import UsageError
 from headway.measure.record import Exchange
-from headway.measure.sse import Chunk, EventReader
+from headway.measure.sse import ChunkReader, StreamChunk
 
 IDLE_S = 3.0
-"""Connections idle this long are not used again: common servers close theirs after 5 s."""
-FAULTS: tuple[tuple[type[BaseException], str], ...] = (
+"""Connections idle for longer are not used again: common servers close theirs after 5 s."""
+FAULT_REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (TimeoutError, "timeout"),
     (aiohttp.ClientConnectorError, "refused"),
     (aiohttp.ClientError, "dropped"),
@@ -30,8 +30,8 @@ MESSAGE_LENGTH = 300
 
 
 @dataclass(slots=True)
-class Answer:
-    """What came back, kept only where a later turn needs it."""
+class ReceivedAnswer:
+    """Text and ids of an answer, recorded only where a later turn needs them."""
 
     pieces: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Answer:
 
 
 def open_session(api_key: str, accept: str = "text/event-stream") -> aiohttp.ClientSession:
-    """A session of as many connections as requests are in the air."""
+    """Return a session without a limit of connections."""
     headers = {"content-type": "application/json", "accept": accept}
     if api_key:
         headers["authorization"] = f"Bearer {api_key}"
@@ -57,7 +57,7 @@ def open_session(api_key: str, accept: str = "text/event-stream") -> aiohttp.Cli
 
 
 async def model_name(session: aiohttp.ClientSession, url: str) -> str:
-    """The first model that the server lists; UsageError when it cannot be asked."""
+    """Return the first model that the server lists; UsageError when it cannot be reached."""
     try:
         async with session.get(f"{url}/v1/models") as response:
             content: Any = msgspec.json.decode(await response.read())
@@ -87,14 +87,16 @@ class Client:
         self.now_s = now_s
         self.tokens = 0
 
-    async def exchange(self, x: Exchange, data: bytes, answer: Answer | None = None) -> None:
-        """Send `data`, fill `x`, and keep the answer's text and ids where one wants them."""
+    async def exchange(
+        self, x: Exchange, data: bytes, answer: ReceivedAnswer | None = None
+    ) -> None:
+        """Send `data`, fill `x`, and record text and ids in `answer` where it is given."""
         x.sent_s = self.now_s()
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._post(x, data, answer)
         except (TimeoutError, aiohttp.ClientError, ConnectionError, msgspec.DecodeError) as fault:
-            x.error = next(reason for kind, reason in FAULTS if isinstance(fault, kind))
+            x.error = next(reason for kind, reason in FAULT_REASONS if isinstance(fault, kind))
             x.message = str(fault)[:MESSAGE_LENGTH]
         except asyncio.CancelledError:
             x.error = "cancelled"
@@ -102,7 +104,7 @@ class Client:
         finally:
             x.ended_s = self.now_s()
 
-    async def _post(self, x: Exchange, data: bytes, answer: Answer | None) -> None:
+    async def _post(self, x: Exchange, data: bytes, answer: ReceivedAnswer | None) -> None:
         async with self._session.post(self._url, data=data) as response:
             x.headers_s = self.now_s()
             x.status = response.status
@@ -110,7 +112,7 @@ class Client:
                 x.error = f"status {response.status}"
                 x.message = (await response.text(errors="replace"))[:MESSAGE_LENGTH]
                 return
-            reader = EventReader()
+            reader = ChunkReader()
             async for piece in response.content.iter_any():
                 now_s = self.now_s()
                 for chunk in reader.feed(piece):
@@ -122,8 +124,10 @@ class Client:
                 x.error = "empty"
                 x.message = "The answer holds no token."
 
-    def _take(self, x: Exchange, chunk: Chunk, now_s: float, answer: Answer | None) -> None:
-        """Write one chunk down."""
+    def _take(
+        self, x: Exchange, chunk: StreamChunk, now_s: float, answer: ReceivedAnswer | None
+    ) -> None:
+        """Record one chunk."""
         if chunk.error is not None:
             x.error = "error event"
             x.message = str(chunk.error)[:MESSAGE_LENGTH]
@@ -151,7 +155,7 @@ class Client:
                 answer.token_ids += choice.token_ids or ()
 
     def _count(self, x: Exchange, counted: int | None) -> None:
-        """Note the tokens of a chunk; one chunk without a number makes all of them unknown."""
+        """Record the tokens of a chunk; one chunk without a number makes all of them unknown."""
         self.tokens += 1 if counted is None else counted
         if not x.chunk_s:
             x.chunk_tokens = None if counted is None else [counted]

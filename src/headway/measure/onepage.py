@@ -1,7 +1,7 @@
-"""One self-contained HTML page: text, and plots of plotly, whose script comes along.
+"""One self-contained HTML page: text, and plots by plotly, with its script included.
 
-The script is read from the installed package, so the page works without a network, next year too.
-Figures are plain JSON; nothing of plotly's Python is imported.
+The script is read from the installed package, so the page needs no network. Figures are plain JSON;
+nothing of plotly's Python is imported.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ def one_page(
     plots: Sequence[Plot],
     after: Sequence[str] = (),
 ) -> str:
-    """The page: a heading, HTML, the plots, HTML."""
+    """Return the page: a heading, HTML, the plots, HTML."""
     figures = {f"plot{i}": figure for i, (_, _, figure) in enumerate(plots)}
     sections = "\n".join(
-        f'<h2>{escape(name)}</h2><p>{escape(said)}</p><div class="plot" id="plot{i}"></div>'
-        for i, (name, said, _) in enumerate(plots)
+        f'<h2>{escape(name)}</h2><p>{escape(caption)}</p><div class="plot" id="plot{i}"></div>'
+        for i, (name, caption, _) in enumerate(plots)
     )
     data = msgspec.json.encode(figures).decode().replace("</", "<\\/")
     return (
@@ -68,22 +68,22 @@ def one_page(
 
 
 def preformatted(text: str) -> str:
-    """Text as it is."""
+    """Return text as a preformatted block."""
     return f"<pre>{escape(text)}</pre>"
 
 
 def plotly_script() -> str:
-    """The script of the installed package."""
+    """Return the script of the installed package."""
     return (files("plotly") / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
 
 
 def line(x: list[float], y: Any, name: str) -> dict[str, Any]:
-    """A line."""
+    """Return a line."""
     return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y}
 
 
 def axes(x: str, y: str) -> dict[str, Any]:
-    """Two titled axes."""
+    """Return two titled axes."""
     return {
         "xaxis": {"title": {"text": x}},
         "yaxis": {"title": {"text": y}, "rangemode": "tozero"},
@@ -91,7 +91,7 @@ def axes(x: str, y: str) -> dict[str, Any]:
 
 
 def right(title: str) -> dict[str, Any]:
-    """A second vertical axis."""
+    """Return a second vertical axis."""
     return {
         "title": {"text": title},
         "overlaying": "y",

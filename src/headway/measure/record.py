@@ -1,4 +1,4 @@
-"""What is kept of a run: every exchange with its raw timestamps. All else is derived from this.
+"""The raw record of a run: every exchange with its timestamps. All figures are derived from it.
 
 Times are seconds since the run began, on the client's monotonic clock.
 """
@@ -7,10 +7,11 @@ import msgspec
 
 
 class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One request and its answer as the client saw them.
+    """One request and its answer on the client's side.
 
-    `chunk_s[i]` is when the i-th chunk with content was read, `chunk_tokens[i]` how many tokens it
-    held; None where the server does not say. `error` is the reason it failed, "" when it did not.
+    `chunk_s[i]` is when the i-th chunk with content was read, `chunk_tokens[i]` its number of
+    tokens; None where the server does not say. `error` is the reason why it failed, "" when it did
+    not.
     """
 
     id: int
@@ -36,26 +37,27 @@ class Exchange(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def ok(self) -> bool:
-        """Whether a whole answer came."""
+        """Return whether a whole answer was received."""
         return not self.error and self.ended_s is not None
 
     @property
     def num_output(self) -> int:
-        """Tokens of the answer: from the usage, else from the chunks, else one a chunk."""
+        """Return the tokens of the answer: from the usage, else from the chunks, else one a
+        chunk."""
         if self.output_tokens is not None:
             return self.output_tokens
         return len(self.chunk_s) if self.chunk_tokens is None else sum(self.chunk_tokens)
 
     @property
     def num_prompt(self) -> int:
-        """Tokens of the prompt: from the usage, else as many as were asked for."""
+        """Return the tokens of the prompt: from the usage, else as many as were asked for."""
         return self.asked_prompt_tokens if self.prompt_tokens is None else self.prompt_tokens
 
 
 class ClientCost(msgspec.Struct, kw_only=True):
-    """What the run cost the client: CPU seconds, wall seconds, and how late its loop woke up.
+    """The client's own cost: CPU seconds, wall seconds, and how late its loop woke up.
 
-    `spent_s` has (when, CPU seconds until then), about once a second.
+    `spent_s` has (time, CPU seconds until then), about once a second.
     """
 
     cpu_s: float
@@ -64,8 +66,8 @@ class ClientCost(msgspec.Struct, kw_only=True):
     spent_s: list[tuple[float, float]] = []
 
 
-class Load(msgspec.Struct, kw_only=True):
-    """What was asked for. Requests scheduled in [`from_s`, `to_s`) count; the rest is cut."""
+class LoadRecord(msgspec.Struct, kw_only=True):
+    """The load. Requests scheduled in [`from_s`, `to_s`) count; the rest is cut."""
 
     loop: str
     arrivals: str
@@ -83,8 +85,8 @@ class Load(msgspec.Struct, kw_only=True):
     price_per_hour: float | None = None
 
 
-class Server(msgspec.Struct, kw_only=True):
-    """Whom we asked, what it accepts, and what its own metrics said; see `bench.scrape`."""
+class ServerRecord(msgspec.Struct, kw_only=True):
+    """The measured server, the features it accepts, and its own metrics; see `bench.scrape`."""
 
     url: str
     model: str
@@ -95,16 +97,16 @@ class Server(msgspec.Struct, kw_only=True):
     counters: dict[str, float] = {}
 
 
-class Run(msgspec.Struct, kw_only=True):
-    """A whole run, raw: what the JSON keeps and what every report is derived from.
+class RecordedRun(msgspec.Struct, kw_only=True):
+    """A raw run: what the JSON holds and what every report is derived from.
 
     `started_at` is the start in seconds since 1970, `started_s` the same on the monotonic clock: on
-    one machine it joins these timestamps to a server's.
+    one machine it relates these timestamps to a server's.
     """
 
     started_at: float
     started_s: float
-    load: Load
-    server: Server
+    load: LoadRecord
+    server: ServerRecord
     client: ClientCost
     exchanges: list[Exchange]

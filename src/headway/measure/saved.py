@@ -1,4 +1,4 @@
-"""Reports as files: what `--json` wrote is read again."""
+"""Reports as files that `--json` has written."""
 
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -9,21 +9,22 @@ from headway.core.errors import UsageError
 from headway.core.regular_file import read_bytes
 
 
-class Saved(Protocol):
-    """A report says which command made it: headway-bench, headway-eval."""
+class SavedReport(Protocol):
+    """A report with the name of the command that made it: headway-bench, headway-eval."""
 
     format: str
 
 
-MOST_BYTES = 2**31
-"""Of a report; one with every request of a long run is large."""
-Report = TypeVar("Report", bound=Saved)
+MAX_REPORT_BYTES = 2**31
+"""Largest report that is read; one with every request of a long run is large."""
+Report = TypeVar("Report", bound=SavedReport)
 
 
 def read_saved(path: str, kind: type[Report], command: str) -> Report:
-    """The `kind` in a file of `headway COMMAND`; UsageError names what is wrong with the file."""
+    """Return the `kind` in a file of `headway COMMAND`; UsageError names what is wrong with the
+    file."""
     try:
-        data = read_bytes(Path(path), MOST_BYTES)
+        data = read_bytes(Path(path), MAX_REPORT_BYTES)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
     try:
@@ -38,7 +39,7 @@ def read_saved(path: str, kind: type[Report], command: str) -> Report:
 
 
 def write(path: str, data: bytes) -> None:
-    """A file, or a UsageError."""
+    """Write a file; raise UsageError where that fails."""
     try:
         Path(path).write_bytes(data)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A lean reader of server-sent events that carry OpenAI's chunks.
+"""A fast reader of server-sent events that carry OpenAI's chunks.
 
-Bytes in, decoded chunks out. Only `data:` lines mean something here; comments, blank lines and
-other fields are skipped, and an event may be cut anywhere between two reads.
+Bytes in, decoded chunks out. Only `data:` lines are used; comments, blank lines and other fields
+are skipped, and an event may be cut anywhere between two reads.
 """
 
 from typing import Any
@@ -11,8 +11,8 @@ import msgspec
 DONE = b"[DONE]"
 
 
-class Delta(msgspec.Struct, gc=False):
-    """What a chat chunk adds."""
+class StreamDelta(msgspec.Struct, gc=False):
+    """The addition of a chat chunk."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -20,22 +20,23 @@ class Delta(msgspec.Struct, gc=False):
     tool_calls: list[msgspec.Raw] | None = None
 
 
-class Choice(msgspec.Struct, gc=False):
+class StreamChoice(msgspec.Struct, gc=False):
     """One choice of a chunk: `text` in completions, `delta` in chat."""
 
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
     token_ids: list[int] | None = None
     finish_reason: str | None = None
 
     @property
     def published(self) -> str:
-        """The text that a user sees: no reasoning, no tool call."""
+        """Return the text that a user sees: no reasoning, no tool call."""
         return self.text or (self.delta.content if self.delta else None) or ""
 
     @property
     def has_content(self) -> bool:
-        """Whether a token shows: its id where ids are told, else text of any kind."""
+        """Return whether the choice holds a token: by its ids where there are any, else by text of
+        any kind."""
         if self.token_ids is not None:
             return bool(self.token_ids)
         if self.text:
@@ -47,32 +48,32 @@ class Choice(msgspec.Struct, gc=False):
 
 
 class PromptDetails(msgspec.Struct, gc=False):
-    """How much of the prompt was in the cache."""
+    """Prompt tokens found in the cache."""
 
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct, gc=False):
-    """The server's own count."""
+class StreamUsage(msgspec.Struct, gc=False):
+    """The server's own token counts."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
 
 
-class Chunk(msgspec.Struct, gc=False):
-    """One event; `error` ends a stream that failed."""
+class StreamChunk(msgspec.Struct, gc=False):
+    """One event; `error` ends a failed stream."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
     error: Any = None
 
 
-decode = msgspec.json.Decoder(Chunk).decode
+decode = msgspec.json.Decoder(StreamChunk).decode
 
 
-class EventReader:
-    """Cuts bytes into chunks; `done` once the stream said so."""
+class ChunkReader:
+    """Cuts bytes into chunks; `done` after the stream's last event."""
 
     __slots__ = ("_rest", "done")
 
@@ -80,8 +81,8 @@ class EventReader:
         self._rest = b""
         self.done = False
 
-    def feed(self, data: bytes) -> list[Chunk]:
-        """The chunks that are complete now; raises msgspec.DecodeError on what is no JSON."""
+    def feed(self, data: bytes) -> list[StreamChunk]:
+        """Return the chunks that are complete now; raise msgspec.DecodeError for invalid JSON."""
         if self._rest:
             data = self._rest + data
         *lines, self._rest = data.split(b"\n")

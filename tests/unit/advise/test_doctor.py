@@ -29,14 +29,14 @@ from doctor_cases import (
     varied,
 )
 from headway.advise import reference, rules
-from headway.advise.diagnosis import diagnose, findings
+from headway.advise.diagnosis import diagnose, list_findings
 from headway.advise.reading import (
     DraftReading,
-    Reading,
+    ServerReading,
     SpendReading,
     decode_step,
 )
-from headway.advise.show import divided
+from headway.advise.show import split_findings
 from headway.advise.words import dollars, duration, plural, rate
 from headway.config import options
 from headway.config.alternatives import highest
@@ -48,8 +48,8 @@ TABLES = [getattr(options, name) for name in options.__all__ if name.endswith("O
 ABOUT = ("source", "subject", "server", "seconds", "not_known")
 
 
-def names(reading: Reading) -> list[str]:
-    return [each.name for each in findings(reading)]
+def names(reading: ServerReading) -> list[str]:
+    return [each.name for each in list_findings(reading)]
 
 
 def test_every_rule_has_a_case() -> None:
@@ -72,7 +72,7 @@ def test_the_planted_fault_is_the_verdict(name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_finding_has_figures_a_fix_and_a_share(name: str) -> None:
-    found = {each.name: each for each in findings(varied(HEALTHY, CASES[name][0]))}[name]
+    found = {each.name: each for each in list_findings(varied(HEALTHY, CASES[name][0]))}[name]
     assert 0 <= found.share <= 1
     assert found.evidence and all(found.evidence)
     assert found.fix and "None" not in f"{found.what_if}{found.evidence}"
@@ -84,7 +84,7 @@ def test_contention_comes_before_what_is_worth_more() -> None:
         "machine.cores": msgspec.structs.replace(CONTENDED["machine.cores"], others_share=0.01)
     }
     reading = varied(HEALTHY, FEW, CONTENDED, small, {"steps.idle_share": 0.2})
-    found = findings(reading)
+    found = list_findings(reading)
     assert diagnose(reading).bottleneck.name == "contention"
     assert found[0].name == "contention" and found[0].share < max(each.share for each in found)
 
@@ -109,7 +109,7 @@ def test_the_verdict_is_among_the_findings_that_are_shown() -> None:
         findings=[*others, last],
         bottleneck=msgspec.structs.replace(found.bottleneck, name="last"),
     )
-    shown, hidden = divided(found)
+    shown, hidden = split_findings(found)
     assert [each.name for each in shown] == ["other 0", "other 1", "other 2", "last"]
     assert [each.name for each in hidden] == ["other 3", "other 4", "other 5"]
 
@@ -122,7 +122,7 @@ def test_drafts_are_advised_where_there_are_none_and_measured_where_there_are() 
     assert off.drafts == []
     on = diagnose(varied(HEALTHY, FEW, {"drafts": GUESSING}))
     assert on.drafts == [
-        "62% of 2 guesses a step kept (lookup 50%, draft 75%): 2.25 tokens a step",
+        "62% of 2 draft tokens a step accepted (lookup 50%, draft 75%): 2.25 tokens a step",
         "drafting and verifying take 40% of the time in steps: 1.35 times the tokens/s of steps "
         "without",
     ]
@@ -131,22 +131,22 @@ def test_drafts_are_advised_where_there_are_none_and_measured_where_there_are() 
 
 def test_guesses_that_bring_nothing_are_told() -> None:
     """A third of decoding is lost to them; or they were too dear to be tried, and nothing is."""
-    (found,) = [f for f in findings(varied(HEALTHY, {"drafts": IN_VAIN})) if "vain" in f.name]
+    (found,) = [f for f in list_findings(varied(HEALTHY, {"drafts": IN_VAIN})) if "vain" in f.name]
     assert found.share == pytest.approx(0.34 * 0.988, abs=0.01)
     quiet = DraftReading(
         sources=("lookup",), per_step=0.0, tokens_per_step=1.0, price=0.0, speedup=1.0
     )
-    (found,) = [f for f in findings(varied(HEALTHY, {"drafts": quiet})) if "vain" in f.name]
+    (found,) = [f for f in list_findings(varied(HEALTHY, {"drafts": quiet})) if "vain" in f.name]
     assert found.share == 0
-    assert found.evidence[0] == "lookup: no guess was worth its price"
+    assert found.evidence[0] == "lookup: no draft token pays its cost"
     few = {"drafts": IN_VAIN, "steps.decode": steps(0.04, WEIGHTS, 1e9, count=20)}
     assert "drafts-in-vain" not in names(varied(HEALTHY, few)), "20 steps say little"
 
 
-PARTS = frozenset(part.name for part in fields(Reading) if part.name not in ABOUT)
+PARTS = frozenset(part.name for part in fields(ServerReading) if part.name not in ABOUT)
 
 
-class Watched(Reading):
+class Watched(ServerReading):
     """A reading that keeps the names of the parts that were looked at."""
 
     seen: ClassVar[set[str]] = set()
@@ -162,7 +162,9 @@ def test_a_rule_names_the_parts_that_it_goes_by(rule: rules.Rule) -> None:
     Watched.seen.clear()
     for changes in itertools.chain(*CASES.values()):
         reading = varied(HEALTHY, changes)
-        rule.holds(Watched(**{part.name: getattr(reading, part.name) for part in fields(Reading)}))
+        rule.holds(
+            Watched(**{part.name: getattr(reading, part.name) for part in fields(ServerReading)})
+        )
     assert Watched.seen == set(rule.reads)
 
 
@@ -172,7 +174,7 @@ def test_options_that_a_rule_names_are_there_and_take_what_is_said() -> None:
     for rule in rules.RULES:
         (found,) = [
             each
-            for each in findings(varied(HEALTHY, CASES[rule.name][0]))
+            for each in list_findings(varied(HEALTHY, CASES[rule.name][0]))
             if each.name == rule.name
         ]
         named = re.findall(r"--([a-z][a-z0-9-]*)", f"{found.evidence} {found.fix}")
@@ -191,7 +193,7 @@ def test_rows_are_not_asked_for_beyond_what_the_option_takes() -> None:
     waiting = {**CASES["rows"][0], "load.waiting": 9000.0, "steps.rows": 2000.0}
     reading = varied(HEALTHY, waiting, {"limits.max_num_seqs": 2000, "kv.usage_max": 0.2})
     fast = {"steps.decode": steps(0.038, WEIGHTS, 1e6), "load.arrivals_per_s": 5.0}
-    (found,) = [each for each in findings(varied(reading, fast)) if each.name == "rows"]
+    (found,) = [each for each in list_findings(varied(reading, fast)) if each.name == "rows"]
     assert found.what_if == "max_num_seqs=4096"
     assert EngineOptions(max_num_seqs=4096).max_num_seqs == highest("--max-num-seqs")
     assert "rows" not in names(
@@ -206,11 +208,11 @@ def test_only_options_that_narrow_are_named() -> None:
     in_int4 = varied(HEALTHY, low, {"weights.step_bytes": 110e6})
     assert not {"weight-bytes", "wide-weights"} & set(names(in_int4))
     in_int8 = varied(HEALTHY, low, {"weights.step_bytes": 165e6})
-    (advice,) = [each for each in findings(in_int8) if each.name == "weight-bytes"]
+    (advice,) = [each for each in list_findings(in_int8) if each.name == "weight-bytes"]
     assert advice.what_if == "quantization=int4"
     assert [line for line in advice.evidence if "int8" in line] == []
     in_bf16 = varied(HEALTHY, FEW)
-    (advice,) = [each for each in findings(in_bf16) if each.name == "weight-bytes"]
+    (advice,) = [each for each in list_findings(in_bf16) if each.name == "weight-bytes"]
     assert advice.what_if == "quantization=int4"
     int8, int4 = advice.evidence[-2:]
     assert int8.startswith("--quantization int8: a step reads") and "int4" in int4
@@ -222,7 +224,7 @@ def test_only_options_that_narrow_are_named() -> None:
 
 def test_nothing_is_known_of_an_empty_reading() -> None:
     """Unknown is not zero: no rule may hold, and nothing may divide by it."""
-    found = diagnose(Reading(source="metrics", subject="nobody"))
+    found = diagnose(ServerReading(source="metrics", subject="nobody"))
     assert found.bottleneck.name == "healthy" and found.findings == []
     assert found.waste == [] and found.savings == []
 

@@ -10,7 +10,7 @@ from headway.advise.diagnosis import diagnose
 from headway.advise.from_metrics import parse_scrape, quantile, reading_from_metrics
 from headway.advise.from_report import reading_from_report
 from headway.advise.from_stats import reading_from_stats
-from headway.advise.watch import base
+from headway.advise.watch import base_url
 from headway.bench.report import build_report
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
@@ -149,7 +149,7 @@ def test_prefixes_of_the_last_prompts_are_tokens_sent_again() -> None:
     ]
     reading = reading_from_stats("u", [snapshot(model)], seconds=20)
     assert reading.prefix.shared_tokens == pytest.approx(23 * 200 / 32)
-    assert reading.prefix.shared_said == "24 requests share their first 200 tokens"
+    assert reading.prefix.shared_text == "24 requests share their first 200 tokens"
 
 
 def test_an_engine_that_never_ran_gives_a_reading() -> None:
@@ -285,13 +285,13 @@ def test_a_late_client_is_named_before_the_server() -> None:
     ],
 )
 def test_addresses(url: str, address: str) -> None:
-    assert base(url) == address
+    assert base_url(url) == address
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://"])
 def test_what_is_no_address(url: str) -> None:
     with pytest.raises(UsageError):
-        base(url)
+        base_url(url)
 
 
 def test_a_datasheet_row_is_found_by_name_and_memory(tmp_path: Path) -> None:

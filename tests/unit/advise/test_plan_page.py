@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from headway.advise.plan import page
-from headway.advise.plan.answer import Answer
-from headway.advise.plan.capacity import Row
-from headway.advise.plan.trial import Trial, Wanted
+from headway.advise.plan.answer import PlanAnswer
+from headway.advise.plan.capacity import MachineRow
+from headway.advise.plan.trial import CapacityTrial, PlanTarget
 from headway.core.slo import parse_slo
 
 CURVES = [
@@ -20,21 +20,21 @@ CURVES = [
 ]
 
 
-def row(machine: str = "one", **more: Any) -> Row:
+def row(machine: str = "one", **more: Any) -> MachineRow:
     fields: dict[str, Any] = {
         "weights": "none", "label": "calibrated", "tensor": 1, "pipeline": 1, "kv_tokens": 20_000,
         "rows": 64, "prompt_s": 0.1, "tpot_s": 0.02, "rate": (8.0, 10.0, 12.0), "servers": 2,
         "servers_range": (2, 3), "attainment": (0.93, 0.97), "curves": CURVES,
     }  # fmt: skip
-    return Row(machine=machine, **fields | more)
+    return MachineRow(machine=machine, **fields | more)
 
 
-def answer(*rows: Row, **more: Any) -> Answer:
+def answer(*rows: MachineRow, **more: Any) -> PlanAnswer:
     fields: dict[str, Any] = {
         "headway": "0", "model": "tiny", "mean_rate": 12.0, "peak_rate": 18.0, "attainment": 0.9,
         "assumed": [], "refused": [], "best": "2 x one keep it",
     }  # fmt: skip
-    return Answer(rows=list(rows), **fields | more)
+    return PlanAnswer(rows=list(rows), **fields | more)
 
 
 def figures_of(text: str) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ def test_the_fleet_has_who_can_and_what_it_costs():
 
 def test_formats_and_degrees_tell_two_rows_of_one_machine_apart():
     rows = [row(), row(weights="int8"), row(tensor=2), row(pipeline=2)]
-    names = [page.name(each) for each in rows]
+    names = [page.row_label(each) for each in rows]
     assert len(set(names)) == 4 and names[1] == "one, int8"
     assert "tensor parallel 2" in names[2] and "pipeline of 2" in names[3]
 
@@ -105,7 +105,7 @@ def test_what_the_terminal_shows_is_on_the_page_without_colours():
 
 def test_a_search_is_kept_in_the_order_of_its_load_and_the_next_begins_anew():
     """Seen 10, 20, 15 times the traffic, which is 4/s: 40, 60, 80."""
-    made = Trial.__new__(Trial)
+    made = CapacityTrial.__new__(CapacityTrial)
     made.seen = [(10.0, 0.95), (20.0, 0.5), (15.0, 0.8)]
     assert made.curve(4.0) == [(40.0, 0.95), (60.0, 0.8), (80.0, 0.5)]
     assert made.curve() == []
@@ -120,10 +120,10 @@ def test_a_search_is_kept_in_the_order_of_its_load_and_the_next_begins_anew():
 )
 def test_the_strictest_of_all_classes_is_what_is_sized_for(slos, ttft_s, tpot_s):
     classes = [SimpleNamespace(slo=parse_slo(text)) for text in slos]
-    wanted = Wanted(
+    wanted = PlanTarget(
         bench=SimpleNamespace(classes=[*classes, SimpleNamespace(slo=None)]),
         classes={}, attainment=0.9, answer_limit=100,
     )  # fmt: skip
     assert (wanted.strictest.ttft_s, wanted.strictest.tpot_s) == (ttft_s, tpot_s)
     nobody = SimpleNamespace(classes=[SimpleNamespace(slo=None)])
-    assert Wanted(bench=nobody, classes={}, attainment=0.9, answer_limit=1).strictest is None
+    assert PlanTarget(bench=nobody, classes={}, attainment=0.9, answer_limit=1).strictest is None

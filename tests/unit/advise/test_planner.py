@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from headway.advise.plan import answer, page
-from headway.advise.plan.capacity import Row, size
+from headway.advise.plan.capacity import MachineRow, size_machine
 from headway.advise.plan.demand import (
     demand_of,
     lengths_by,
@@ -15,11 +15,11 @@ from headway.advise.plan.demand import (
     parse_cacheable,
     parse_percentiles,
 )
-from headway.advise.plan.machines import Candidate, candidates
-from headway.advise.plan.trial import Trial, Wanted
-from headway.advise.simulate.machine import Machinery
-from headway.advise.simulate.run import NOWHERE
-from headway.advise.simulate.truth import ROOFLINE, Roofline
+from headway.advise.plan.machines import MachineCandidate, find_candidates
+from headway.advise.plan.trial import CapacityTrial, PlanTarget
+from headway.advise.simulate.machine import SimulatedMachine
+from headway.advise.simulate.run import SIMULATED_URL
+from headway.advise.simulate.truth import ROOFLINE, RooflineTruth
 from headway.bench.run import prepare
 from headway.cli.common import model_folder
 from headway.config.options import BenchOptions, EngineOptions, PlanOptions
@@ -40,7 +40,7 @@ def load(**more) -> BenchOptions:
 
 def demand(*, bench=None, most_requests=400, **more):
     options = PlanOptions(most_requests=most_requests, **{**USUAL, **more})
-    return demand_of(prepare(NOWHERE, bench or load()), options, CONTEXT)
+    return demand_of(prepare(SIMULATED_URL, bench or load()), options, CONTEXT)
 
 
 def prompt_tokens(talk) -> int:
@@ -132,7 +132,7 @@ def test_of_a_long_trace_the_busiest_stretch_is_planned_for(tmp_path):
     path.write_text("\n".join(lines))
     bench = load(workload=f"azure:{path}", rate=None)
     options = PlanOptions(most_requests=100)
-    found = demand_of(prepare(NOWHERE, bench), options, CONTEXT)
+    found = demand_of(prepare(SIMULATED_URL, bench), options, CONTEXT)
     assert found.peak_rate == pytest.approx(50, rel=0.05) and found.mean_rate < 1.1
     assert "busiest 100" in found.assumed[0]
 
@@ -140,14 +140,14 @@ def test_of_a_long_trace_the_busiest_stretch_is_planned_for(tmp_path):
 # ── machines ────────────────────────────────────────────────────────────────────────────────
 
 
-def machine(step_s: float = 0.01, token_s: float = 2e-4, spread: float = 1.0) -> Candidate:
+def machine(step_s: float = 0.01, token_s: float = 2e-4, spread: float = 1.0) -> MachineCandidate:
     """Steps of 10 ms and 0.2 ms a token; both ends of the roofline differ by `spread`."""
     ends = tuple(
-        Roofline(1e-9, 1e-12, token_s * more, 1e-15, 1e-12, 1e-9, step_s * more)
+        RooflineTruth(1e-9, 1e-12, token_s * more, 1e-15, 1e-12, 1e-9, step_s * more)
         for more in (1 / spread, spread)
     )
     settings = served(policy="slo", max_num_seqs=16, budget=256).settings
-    found = Machinery(
+    found = SimulatedMachine(
         spec=SPEC,
         settings=settings,
         description=Description(device="cpu"),
@@ -155,44 +155,50 @@ def machine(step_s: float = 0.01, token_s: float = 2e-4, spread: float = 1.0) ->
         label=ROOFLINE,
         ends=ends,
     )
-    return Candidate(name="box", weights="none", machinery=found, usd_per_hour=2.0, watts=100.0)
+    return MachineCandidate(
+        name="box", weights="none", machinery=found, usd_per_hour=2.0, watts=100.0
+    )
 
 
-def wanted(**more) -> Wanted:
-    bench = prepare(NOWHERE, load(**more))
+def wanted(**more) -> PlanTarget:
+    bench = prepare(SIMULATED_URL, load(**more))
     classes = service_classes(bench.options.slo)
-    return Wanted(bench=bench, classes=classes, attainment=0.9, answer_limit=200)
+    return PlanTarget(bench=bench, classes=classes, attainment=0.9, answer_limit=200)
 
 
-def sized(rate: float, candidate: Candidate | None = None, survive: int = 0, **more) -> Row:
+def sized(
+    rate: float, candidate: MachineCandidate | None = None, survive: int = 0, **more
+) -> MachineRow:
     asked = demand(bench=load(rate=rate, **more), most_requests=REQUESTS)
-    return size(candidate or machine(), asked, replace(wanted(rate=rate, **more), survive=survive))
+    return size_machine(
+        candidate or machine(), asked, replace(wanted(rate=rate, **more), survive=survive)
+    )
 
 
 @pytest.fixture(scope="module")
-def many() -> Row:
+def many() -> MachineRow:
     """What 120 requests a second take."""
     return sized(120.0)
 
 
-def test_as_many_servers_as_the_traffic_takes(many: Row):
+def test_as_many_servers_as_the_traffic_takes(many: MachineRow):
     """N keeps the attainment and N − 1 does not."""
     assert many.servers is not None and many.servers >= 2
-    trial = Trial(machine(), wanted(rate=120.0))
+    trial = CapacityTrial(machine(), wanted(rate=120.0))
     talks = demand(bench=load(rate=120.0), most_requests=REQUESTS).conversations
     kept, _ = trial.run(talks, many.servers, 0, 0.5)
     less, _ = trial.run(talks, many.servers - 1, 0, 0.5)
     assert kept.rates.attainment >= 0.9 > less.rates.attainment
 
 
-def test_cost_and_energy_follow_from_servers_and_time(many: Row):
+def test_cost_and_energy_follow_from_servers_and_time(many: MachineRow):
     assert many.usd_per_hour == pytest.approx(2.0 * many.servers)
     assert 0 < many.kwh_per_year <= 0.1 * 8766 * many.servers
     assert many.joules_per_token > 0 and many.usd_per_million_tokens > 0
     assert many.breaks_first.startswith("at 1.4 times the traffic")
 
 
-def test_two_ends_of_a_roofline_give_a_range_and_a_loss_one_server_more(many: Row):
+def test_two_ends_of_a_roofline_give_a_range_and_a_loss_one_server_more(many: MachineRow):
     row = sized(120.0, machine(spread=1.5), survive=1)
     low, high = row.servers_range
     assert low < high
@@ -209,7 +215,7 @@ def test_what_no_number_of_servers_helps_is_said_first():
 
 
 def test_machines_of_the_table_fit_or_say_why():
-    found, refused = candidates(
+    found, refused = find_candidates(
         model_folder(None),
         PlanOptions(machines=["L4", "H100-SXM5-80GB"], formats=["none", "int8"]),
         EngineOptions(),
@@ -221,25 +227,25 @@ def test_machines_of_the_table_fit_or_say_why():
 
 
 @pytest.fixture(scope="module")
-def crowd() -> Row:
+def crowd() -> MachineRow:
     """What 40 clients take that ask the next as soon as they have an answer."""
     return sized_at_once(40)
 
 
-def sized_at_once(number: int, most_requests: int = REQUESTS) -> Row:
+def sized_at_once(number: int, most_requests: int = REQUESTS) -> MachineRow:
     bench = load(concurrency=number)
     asked = demand(bench=bench, most_requests=most_requests)
     assert asked.at_once == number and asked.peak_rate == 0
-    return size(machine(), asked, wanted(concurrency=number))
+    return size_machine(machine(), asked, wanted(concurrency=number))
 
 
-def test_so_many_at_once_take_so_many_servers(crowd: Row):
+def test_so_many_at_once_take_so_many_servers(crowd: MachineRow):
     """N keep 90% of them in their objectives, and N − 1 do not."""
     assert crowd.at_once is not None and 0 < crowd.at_once[1] < 40
     assert crowd.servers is not None and crowd.servers > 1
     assert crowd.servers_range[0] <= crowd.servers <= crowd.servers_range[1]
     asked = demand(bench=load(concurrency=40), most_requests=REQUESTS)
-    trial = Trial(machine(), wanted(concurrency=40))
+    trial = CapacityTrial(machine(), wanted(concurrency=40))
     kept, missed = (
         trial.run(asked.conversations, servers, 0, 1.0, 40)[0].rates.attainment
         for servers in (crowd.servers, crowd.servers - 1)
@@ -250,7 +256,7 @@ def test_so_many_at_once_take_so_many_servers(crowd: Row):
 
 def test_never_are_there_more_at_once_than_was_asked():
     asked = demand(bench=load(concurrency=16), most_requests=REQUESTS)
-    trial = Trial(machine(), wanted(concurrency=16))
+    trial = CapacityTrial(machine(), wanted(concurrency=16))
     _, world = trial.run(asked.conversations, 1, 0, 1.0, 16)
     assert len(world.exchanges) == len(asked.conversations)
     sent = sorted((x.sent_s, x.ended_s) for x in world.exchanges)
@@ -265,7 +271,7 @@ def test_one_client_finds_one_server_enough():
 
 def test_a_machine_that_nobody_knows_is_refused():
     with pytest.raises(UsageError, match="no machine 'Abacus'"):
-        candidates(model_folder(None), PlanOptions(machines=["Abacus"]), EngineOptions(), 10)
+        find_candidates(model_folder(None), PlanOptions(machines=["Abacus"]), EngineOptions(), 10)
 
 
 @pytest.mark.parametrize(
@@ -284,12 +290,12 @@ def test_a_machine_that_nobody_knows_is_refused():
 )
 def test_what_cannot_be_planned_is_refused_before_anything_runs(options, more, said):
     with pytest.raises(UsageError, match=said):
-        answer.plan(model_folder(None), options, load(**more), EngineOptions(), "0")
+        answer.plan_capacity(model_folder(None), options, load(**more), EngineOptions(), "0")
 
 
 def test_an_answer_from_end_to_end():
     """This machine by its roofline: a range, labelled, and in one sentence."""
-    found = answer.plan(
+    found = answer.plan_capacity(
         model_folder(None),
         PlanOptions(**USUAL, most_requests=60, price=["here=1.5"]),
         load(rate=2.0),
@@ -303,7 +309,7 @@ def test_an_answer_from_end_to_end():
 
 def test_the_page_has_the_curves_and_stands_alone():
     """A curve for each case, falling from what is kept to what is not; no file is asked for."""
-    found = answer.plan(
+    found = answer.plan_capacity(
         model_folder(None),
         PlanOptions(**USUAL, most_requests=60),
         load(rate=200.0),

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from headway.advise.simulate.front import Front
+from headway.advise.simulate.front import FrontendTimes
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
 from simulated_house import Formula, poisson, served, talks, world
@@ -68,7 +68,7 @@ def test_who_arrives_in_a_step_joins_the_next():
 
 
 def test_the_front_is_before_and_behind_the_steps():
-    front = Front(in_s=0.01, in_token_s=1e-4, out_s=0.002, row_s=0.001, door_s=0.004)
+    front = FrontendTimes(in_s=0.01, in_token_s=1e-4, out_s=0.002, row_s=0.001, door_s=0.004)
     found = world(Formula(0.1), served(), front=front).run(talks([0.0, 0.0], prompt=10))
     began_s = 0.002 + 0.01 + 10 * 1e-4
     ended_s = began_s + 0.1

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from fakes import make_settings
-from headway.advise.simulate.cores import Cores
-from headway.advise.simulate.front import NO_FRONT, Front
+from headway.advise.simulate.cores import SharedCores
+from headway.advise.simulate.front import NO_FRONT, FrontendTimes
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.machine import Machinery, machinery
-from headway.advise.simulate.replica import Replica
-from headway.advise.simulate.stripped import Busy, beside, own_seconds
+from headway.advise.simulate.machine import SimulatedMachine, build_machine
+from headway.advise.simulate.own_time import BusyIntervals, interference, own_seconds
+from headway.advise.simulate.replica import SimulatedReplica
 from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter
 from headway.cli.common import model_folder
@@ -42,7 +42,7 @@ BOTH = replace(TWO, token_cpu_s=1e-3, client_cpu_s=1e-3)
 
 def test_a_step_beside_chunks_that_are_written_and_read():
     """Two cores: 2 ms to write and 2 ms to read are done after 3 ms, 2 of the 8 of the step too."""
-    cores = Cores(BOTH, threads=1)
+    cores = SharedCores(BOTH, threads=1)
     cores.begin(0, 0.0, 1e-3)
     cores.read_s(0.0, 2)
     assert (cores.server.free_s, cores.client.free_s) == pytest.approx((3e-3, 3e-3))
@@ -51,13 +51,13 @@ def test_a_step_beside_chunks_that_are_written_and_read():
 
 
 def test_two_engines_have_a_core_each_while_nobody_else_computes():
-    cores = Cores(BOTH, threads=1, engines=2)
+    cores = SharedCores(BOTH, threads=1, engines=2)
     assert cores.begin(0, 0.0, 8e-3) == cores.begin(1, 0.0, 8e-3) == pytest.approx(8e-3)
 
 
 def test_two_engines_a_server_and_a_client_have_half_a_core_each():
     """2 ms to write and 2 to read take 4; what is then left of 8 ms, 6, has a core of its own."""
-    cores = Cores(BOTH, threads=1, engines=2)
+    cores = SharedCores(BOTH, threads=1, engines=2)
     cores.begin(0, 0.0, 8e-3)
     cores.begin(1, 0.0, 8e-3)
     cores.read_s(0.0, 2)
@@ -69,7 +69,7 @@ def test_two_engines_a_server_and_a_client_have_half_a_core_each():
 
 def test_a_step_that_began_before_the_chunks_came_ends_later_too():
     """5 of 8 ms are done when they come; of the last 3, 2 are done in 3 ms, 1 in one more."""
-    cores = Cores(BOTH, threads=1)
+    cores = SharedCores(BOTH, threads=1)
     assert cores.begin(0, 0.0, 8e-3) == pytest.approx(8e-3)
     cores.read_s(5e-3, 2)
     assert cores.ends_s(0, 8e-3) == pytest.approx(9e-3)
@@ -77,7 +77,7 @@ def test_a_step_that_began_before_the_chunks_came_ends_later_too():
 
 def test_an_engine_that_rests_leaves_its_core_to_the_other():
     """Two of two threads on two cores: half as fast for 4 ms, then alone."""
-    cores = Cores(TWO, threads=2, engines=2)
+    cores = SharedCores(TWO, threads=2, engines=2)
     cores.begin(0, 0.0, 8e-3)
     assert cores.begin(1, 0.0, 8e-3) == pytest.approx(16e-3)
     cores.end(0, 4e-3)
@@ -88,20 +88,20 @@ def test_engines_slow_each_other_with_cores_enough():
     """A quarter: 4 of the 8 ms are done when the other begins, 4 more take 5; of its 8 it has done
     4 by then, and has the rest alone."""
     for num_cores in (0, 4):
-        front = replace(NO_FRONT, num_cores=num_cores, beside=0.25)
-        cores = Cores(front, threads=1, engines=2)
+        front = replace(NO_FRONT, num_cores=num_cores, interference=0.25)
+        cores = SharedCores(front, threads=1, engines=2)
         assert cores.are_shared and not cores.are_scarce
         assert cores.begin(0, 0.0, 8e-3) == pytest.approx(8e-3)
         assert cores.begin(1, 4e-3, 8e-3) == pytest.approx(14e-3)
         assert cores.ends_s(0, 8e-3) == pytest.approx(9e-3)
         cores.end(0, 9e-3)
         assert cores.ends_s(1, 9e-3) == pytest.approx(13e-3)
-    assert not Cores(front, threads=1).are_shared, "one engine has nobody beside it"
+    assert not SharedCores(front, threads=1).are_shared, "one engine has nobody beside it"
 
 
 def test_engines_slow_each_other_and_share_cores():
     """Three on two cores are two thirds as fast, and each takes 1.5 times as long besides."""
-    cores = Cores(replace(TWO, beside=0.25), threads=1, engines=3)
+    cores = SharedCores(replace(TWO, interference=0.25), threads=1, engines=3)
     cores.begin(0, 0.0, 4e-3)
     cores.begin(1, 0.0, 4e-3)
     assert cores.begin(2, 0.0, 4e-3) == pytest.approx(4e-3 * 1.5 * 1.5)
@@ -109,8 +109,11 @@ def test_engines_slow_each_other_and_share_cores():
 
 def test_where_nobody_computes_beside_the_engine_nothing_waits():
     """Then nothing is kept of who waits for whom, and all is read as if it were."""
-    plain, kept = Cores(Front(), threads=1, engines=2), Cores(Front(), threads=1, engines=2)
-    assert not plain.matter and Cores(BOTH, threads=1).matter
+    plain, kept = (
+        SharedCores(FrontendTimes(), threads=1, engines=2),
+        SharedCores(FrontendTimes(), threads=1, engines=2),
+    )
+    assert not plain.matter and SharedCores(BOTH, threads=1).matter
     kept.matter = True
     rng, now_s = np.random.default_rng(1), 0.0
     for _ in range(200):
@@ -122,7 +125,7 @@ def test_where_nobody_computes_beside_the_engine_nothing_waits():
 
 def test_only_what_computes_takes_a_core():
     """The server alone has its core beside one engine; a queue of it still makes others wait."""
-    cores = Cores(replace(BOTH, client_cpu_s=0.0), threads=1)
+    cores = SharedCores(replace(BOTH, client_cpu_s=0.0), threads=1)
     assert not cores.are_scarce
     assert cores.begin(0, 0.0, 8e-3) == 8e-3
     assert cores.read_s(0.0, 3) == pytest.approx([0.0, 1e-3, 2e-3])
@@ -141,21 +144,21 @@ def test_only_what_computes_takes_a_core():
     ],
 )
 def test_cores_are_shared_evenly(cores, threads, engines, client, slower):
-    made = Cores(replace(TWO, client_cpu_s=client, num_cores=cores), threads, engines)
+    made = SharedCores(replace(TWO, client_cpu_s=client, num_cores=cores), threads, engines)
     for number in range(engines):
         made.begin(number, 0.0, 1.0)
     assert made.slower() == slower
 
 
 def test_server_and_client_are_not_slowed_by_an_engine_that_rests():
-    made = Cores(BOTH, threads=1)
+    made = SharedCores(BOTH, threads=1)
     assert made.slower() == 1.0
     made.begin(0, 0.0, 1.0)
     assert made.slower() == 1.5
 
 
 def test_a_client_sends_when_it_has_read():
-    made = Cores(replace(BOTH, client_request_cpu_s=2e-3), threads=1)
+    made = SharedCores(replace(BOTH, client_request_cpu_s=2e-3), threads=1)
     made.read_s(0.0, 4)
     assert made.sent(1e-3) == pytest.approx(4e-3)
     assert made.sent(2e-3) == pytest.approx(6e-3)
@@ -170,7 +173,7 @@ def tpots(found) -> float:
 
 def test_at_a_front_that_is_half_busy_newcomers_wait_as_in_a_queue():
     """5 ms a request, 100 a second: half busy, so in the mean they wait ρs / 2(1 − ρ) = 2.5 ms."""
-    cores = Cores(replace(TWO, request_cpu_s=5e-3), threads=1)
+    cores = SharedCores(replace(TWO, request_cpu_s=5e-3), threads=1)
     waits = [cores.received(at_s) - at_s for at_s in poisson(100, 20_000, seed=3)]
     assert np.mean(waits) == pytest.approx(2.5e-3, rel=0.05)
 
@@ -202,7 +205,7 @@ def test_servers_on_machines_of_their_own_share_nothing():
     front = replace(TWO, token_cpu_s=3e-4, request_cpu_s=1e-3)
     spans = []
     for count in (1, 2):
-        made = [Replica(served(max_num_seqs=8), Formula(2e-3)) for _ in range(count)]
+        made = [SimulatedReplica(served(max_num_seqs=8), Formula(2e-3)) for _ in range(count)]
         servers = World(made, front, IdWriter(0), Clients(), seed=1, apart=True)
         found = servers.run(talks([0.0] * 8 * count, answer=100))
         spans.append(max(x.ended_s for x in found))
@@ -223,7 +226,7 @@ def test_every_token_comes_once_in_order_on_cores_that_are_scarce(replicas: int)
 
 
 def test_clients_on_other_machines_take_nothing_here():
-    front = Front(client_cpu_s=1e-4, client_request_cpu_s=1e-3, client_step_cpu_s=1e-5)
+    front = FrontendTimes(client_cpu_s=1e-4, client_request_cpu_s=1e-3, client_step_cpu_s=1e-5)
     assert front.has_client and not front.without_client().has_client
     assert replace(front, client_cpu_s=0.0, client_request_cpu_s=0.0).has_client
 
@@ -244,20 +247,22 @@ def columns(began: list[float], took: list[float], rows: list[int]) -> StepColum
 def test_a_calibration_of_two_engines_tells_what_they_take_from_each_other(tmp_path):
     """Of one engine's nothing is known, and the simulation says so."""
 
-    def found(made: MachineCalibration) -> Machinery:
+    def found(made: MachineCalibration) -> SimulatedMachine:
         path = tmp_path / "here.json"
         path.write_bytes(msgspec.json.encode(made))
         told = SimulateOptions(calibration=str(path), replicas=2)
-        return machinery(model_folder(None), told, EngineOptions())
+        return build_machine(model_folder(None), told, EngineOptions())
 
     one = measured_here(EngineOptions())
     alone = found(one)
-    assert alone.front.beside == 0 and any("One engine was calibrated" in n for n in alone.notes)
+    assert alone.front.interference == 0 and any(
+        "One engine was calibrated" in n for n in alone.notes
+    )
     spec, settings, _, _ = plan_settings(model_folder(None), EngineOptions())
-    steps = two_engines(lambda work: 0.02 + 5e-5 * work.num_tokens, beside=0.3)
+    steps = two_engines(lambda work: 0.02 + 5e-5 * work.num_tokens, interference=0.3)
     origin = Origin(spec=spec, settings=settings, classes=service_classes(), replicas=2)
     both = found(msgspec.structs.replace(one, steps=steps, origin=origin))
-    assert both.front.beside == pytest.approx(0.3, abs=0.03) and not both.notes
+    assert both.front.interference == pytest.approx(0.3, abs=0.03) and not both.notes
     assert both.fit.mean.seconds(Work(20, 20, 6000, 6000)) == pytest.approx(0.021, rel=0.05)
 
 
@@ -282,7 +287,7 @@ def test_engines_of_the_same_server_are_taken_out_too():
     assert own_seconds(calibration(steps), TWO, threads=2, engines=2) == pytest.approx(
         [4e-3, 4e-3, 8e-3]
     )
-    assert list(beside(np.array([0.0, 1.0, 5.0]), np.array([3.0, 2.0, 6.0]))) == [2, 2, 1]
+    assert list(interference(np.array([0.0, 1.0, 5.0]), np.array([3.0, 2.0, 6.0]))) == [2, 2, 1]
 
 
 def test_where_there_are_cores_for_all_steps_are_as_they_were_measured():
@@ -319,11 +324,11 @@ def test_a_simulation_of_stripped_steps_takes_what_was_measured():
 
 def test_times_in_which_somebody_computed():
     """From 1 to 3 and from 5 to 6: before 2 there is 1 s of it, before 5.5 there are 2.5."""
-    times = Busy(np.array([1.0, 5.0]), np.array([3.0, 6.0]))
+    times = BusyIntervals(np.array([1.0, 5.0]), np.array([3.0, 6.0]))
     assert list(times.before(np.array([0.5, 2.0, 4.0, 5.5, 9.0]))) == [0.0, 1.0, 2.0, 2.5, 3.0]
-    other = Busy(np.array([2.0]), np.array([5.5]))
+    other = BusyIntervals(np.array([2.0]), np.array([5.5]))
     both = times.and_also(other)
     assert (list(both.from_s), list(both.until_s)) == ([2.0, 5.0], [3.0, 5.5])
-    nobody = Busy(np.empty(0), np.empty(0))
+    nobody = BusyIntervals(np.empty(0), np.empty(0))
     assert list(nobody.before(np.array([1.0]))) == [0.0]
     assert len(times.and_also(nobody).from_s) == 0

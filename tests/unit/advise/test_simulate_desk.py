@@ -5,20 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headway.advise.simulate.cores import Desk
-from headway.advise.simulate.front import NO_FRONT, Front
+from headway.advise.simulate.cores import FifoServer
+from headway.advise.simulate.front import NO_FRONT, FrontendTimes
 from headway.perf.frontend import HostCost
 from simulated_house import Formula, poisson, served, talks, world
 
 
-def busy(**costs: float) -> Front:
+def busy(**costs: float) -> FrontendTimes:
     """Nothing but what the desk takes."""
     return replace(NO_FRONT, **costs)
 
 
 def test_who_comes_while_it_is_busy_waits():
     """Work of 2 s at 0 and of 1 s at 1: who comes at 2.5 waits 0.5 s, who comes at 9 none."""
-    desk = Desk()
+    desk = FifoServer()
     assert desk.wait_s(0.0) == 0.0
     desk.work(0.0, 2.0)
     desk.work(1.0, 1.0)
@@ -141,7 +141,7 @@ def test_the_slower_of_server_and_client_decides(costs: dict[str, float], token_
 
 
 def test_a_slower_machine_has_a_slower_front():
-    front = Front(request_cpu_s=1e-3, step_cpu_s=1e-5, token_cpu_s=1e-4, client_cpu_s=5e-5)
+    front = FrontendTimes(request_cpu_s=1e-3, step_cpu_s=1e-5, token_cpu_s=1e-4, client_cpu_s=5e-5)
     found = front.scaled(1.5)
     assert found.token_cpu_s == pytest.approx(1.5e-4) and found.in_s == pytest.approx(1.5 * 2.5e-3)
     assert found.client_cpu_s == pytest.approx(7.5e-5) and found.num_cores == front.num_cores
@@ -150,9 +150,9 @@ def test_a_slower_machine_has_a_slower_front():
 
 def test_a_calibration_that_measured_none_has_no_queue():
     """Files of before, and servers of several models."""
-    assert Front.of(HostCost(in_s=1e-3)).token_cpu_s == 0.0
+    assert FrontendTimes.of(HostCost(in_s=1e-3)).token_cpu_s == 0.0
     host = HostCost(token_cpu_s=1e-4, request_cpu_s=1e-3, step_cpu_s=1e-5, client_cpu_s=2e-5,
                     num_cores=4)  # fmt: skip
-    found = Front.of(host)
+    found = FrontendTimes.of(host)
     assert (found.token_cpu_s, found.request_cpu_s, found.step_cpu_s) == (1e-4, 1e-3, 1e-5)
     assert (found.client_cpu_s, found.num_cores) == (2e-5, 4)

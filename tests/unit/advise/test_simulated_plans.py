@@ -13,7 +13,7 @@ from byte_tokenizer import EOS, write_tokenizer
 from engine_world import EXAMPLES, swap_settings
 from fake_model import Mirrored
 from fakes import FakeExecutor, make_settings
-from headway.advise.simulate.recorded import Recorder, Recording, StepClock, replay
+from headway.advise.simulate.replay import Recording, RunRecorder, StepClock, replay
 from headway.config.resolve import Settings
 from headway.config.speculation_config import SpeculationConfig
 from headway.core.clock import VirtualClock
@@ -120,7 +120,7 @@ def recorded(
 ) -> Recording:
     """A run of so many requests; `seen` gets the record of each step."""
     clock = StepClock()
-    recorder = Recorder(fake(how, seed), clock)
+    recorder = RunRecorder(fake(how, seed), clock)
     engine = make(how, grammars)(recorder, clock)
     step = engine.step
 
@@ -134,7 +134,7 @@ def recorded(
     events = coming(seed, count, ruled=grammars is not None, now_s=clock.now_s())
     recording = recorder.run(engine, events)
     engine.check_integrity()
-    assert recording.came and engine.num_requests == 0
+    assert recording.inputs and engine.num_requests == 0
     return recording
 
 
@@ -162,10 +162,10 @@ def test_a_recorded_run_gives_the_same_plans(policy: str, source: VocabularySour
     assert seen[-1].num_preemptions > 0 or policy not in BLIND
     assert sum(record.num_cached_tokens for record in seen) > 0
     assert sum(record.num_kept_drafts for record in seen) > 0
-    came = [one.request for one in recording.came if one.request is not None]
-    assert sum(request.sampling.n > 1 for request in came) > 5
-    assert sum(request.sampling.grammar is not None for request in came) > 5
-    assert any(one.dropped is not None for one in recording.came)
+    inputs = [one.request for one in recording.inputs if one.request is not None]
+    assert sum(request.sampling.n > 1 for request in inputs) > 5
+    assert sum(request.sampling.grammar is not None for request in inputs) > 5
+    assert any(one.dropped is not None for one in recording.inputs)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -4,8 +4,8 @@ import pytest
 
 from headway.advise.simulate.front import NO_FRONT
 from headway.advise.simulate.loop import Clients
-from headway.advise.simulate.pools import RELAY_S, Pools
-from headway.advise.simulate.replica import Replica
+from headway.advise.simulate.pools import RELAY_S, SimulatedPools
+from headway.advise.simulate.replica import SimulatedReplica
 from headway.bench.prompts import IdWriter
 from simulated_house import Formula, poisson, served, talks, world
 
@@ -14,11 +14,11 @@ BLOCK_BYTES, LINK_BYTES_S = 16_000, 1e6
 """A block of 16 tokens takes 16 ms on the link, and to compute as well."""
 
 
-def pools(prefill=1, decode=1, *, link=LINK_BYTES_S, timeout_s=600.0, **how) -> Pools:
+def pools(prefill=1, decode=1, *, link=LINK_BYTES_S, timeout_s=600.0, **how) -> SimulatedPools:
     wanted = served(prefix_cache="lfu", block_bytes=(BLOCK_BYTES,), **how)
-    made = [Replica(wanted, Formula(STEP_S, TOKEN_S)) for _ in range(prefill + decode)]
+    made = [SimulatedReplica(wanted, Formula(STEP_S, TOKEN_S)) for _ in range(prefill + decode)]
     clients = Clients(timeout_s=timeout_s)
-    return Pools(made, prefill, NO_FRONT, IdWriter(0), clients, seed=1, link_bytes_s=link)
+    return SimulatedPools(made, prefill, NO_FRONT, IdWriter(0), clients, seed=1, link_bytes_s=link)
 
 
 def test_a_first_token_comes_before_the_hand_over_and_the_next_one_behind_it():

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.advise.simulate.mean import InTurn, Mean
+from headway.advise.simulate.mean import MeanStepTime, SequentialMean
 from headway.advise.simulate.truth import (
-    Fit,
-    Learned,
-    Pace,
-    Roofline,
+    CalibratedTruth,
+    CalibrationFit,
+    PaceReplay,
+    RooflineTruth,
     check_same,
     drift,
     others_in_steps,
@@ -51,7 +51,7 @@ def expected_s(work: Work) -> float:
 
 def test_the_mean_is_found():
     """Within 5% of the formula behind the steps, at sizes that were seen."""
-    fit = Fit(measured(), (0,))
+    fit = CalibrationFit(measured(), (0,))
     for work in (Work(1, 1, 400, 400), Work(20, 20, 9000, 9000), Work(276, 20, 9000, 9000)):
         assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
 
@@ -61,9 +61,9 @@ def test_the_belief_is_what_the_engine_had_learned():
     model, work = StepModel(), Work(20, 20, 9000, 9000)
     for _ in range(300):
         model.learn(work, 2 * expected_s(work))
-    belief = Fit(measured(), (0,), model=model.snapshot()).belief
+    belief = CalibrationFit(measured(), (0,), model=model.snapshot()).belief
     assert belief.seconds(work) == pytest.approx(model.seconds(work))
-    fitted = Fit(measured(), (0,)).belief
+    fitted = CalibrationFit(measured(), (0,)).belief
     assert fitted.seconds(work) == pytest.approx(expected_s(work), rel=0.1)
 
 
@@ -74,15 +74,15 @@ def test_what_engines_take_from_each_other_is_found(beside):
     steps = two_engines(expected_s, beside)
     others = others_in_steps(steps)
     assert 0.2 < others.mean() < 0.9 and {*others.flat} == {0.0, 1.0}
-    fit = Fit(steps, (0,))
+    fit = CalibrationFit(steps, (0,))
     assert fit.beside == pytest.approx(beside, abs=0.03)
     for work in (Work(20, 20, 6000, 6000), Work(276, 20, 6000, 6000)):
         assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
-    assert fit.took.sum() == pytest.approx(fit.expected.sum(), rel=0.02)
+    assert fit.observed_s.sum() == pytest.approx(fit.predicted_s.sum(), rel=0.02)
 
 
 def test_nobody_is_beside_one_engine():
-    assert not others_in_steps(measured()).any() and Fit(measured(), (0,)).beside == 0
+    assert not others_in_steps(measured()).any() and CalibrationFit(measured(), (0,)).beside == 0
     steps = measured(4)
     steps.engine = [0, 1, 0, 1]
     steps.started_s, steps.seconds = [0.0, 4.0, 10.0, 30.0], [10.0, 10.0, 10.0, 1.0]
@@ -111,7 +111,7 @@ def test_a_row_of_many_may_take_more_than_one_of_few():
             strict=True,
         ):
             getattr(steps, name).append(value)
-    mean = Fit(steps, (0,)).mean
+    mean = CalibrationFit(steps, (0,)).mean
     for rows, chunk in ((1, 149), (4, 0), (10, 140), (60, 0), (60, 90)):
         work = Work(rows + chunk, rows, 300 * rows, 300 * rows)
         wanted_s = expected_s(work) + 1e-4 * max(rows - 16, 0)
@@ -121,15 +121,15 @@ def test_a_row_of_many_may_take_more_than_one_of_few():
 def test_the_worked_example_of_rows_beside_many():
     cost = StepModel(None, (0,))
     alone, beside = Work(24, 24, 0, 0), Work(25, 24, 0, 0)
-    mean = Mean(cost, np.array([2e-5, 5e-5, 0.0, 0.0, 0.0, 1e-5]))
+    mean = MeanStepTime(cost, np.array([2e-5, 5e-5, 0.0, 0.0, 0.0, 1e-5]))
     assert mean.seconds(alone) - cost.seconds(alone) == pytest.approx(0.72e-3)
     assert mean.seconds(beside) - cost.seconds(beside) == pytest.approx(0.88e-3)
 
 
 def test_the_worked_example_of_steps_behind_a_prompt():
-    mean = Mean(StepModel(None, (0,)), np.zeros(6), np.array([4e-4, 1e-4]))
+    mean = MeanStepTime(StepModel(None, (0,)), np.zeros(6), np.array([4e-4, 1e-4]))
     prompt, decode = Work(100, 1, 0, 0), Work(1, 1, 0, 0)
-    in_turn = InTurn(mean)
+    in_turn = SequentialMean(mean)
     plain_s = mean.seconds(decode)
     assert in_turn.seconds(decode) == plain_s
     in_turn.seconds(prompt)
@@ -150,9 +150,9 @@ def test_what_a_step_behind_a_prompt_takes_longer_is_found(engines):
         steps.seconds[number] += {1: 2e-3, 2: 5e-4}.get(since[who], 0.0)
     for number in range(1, len(steps)):  # one after the other: nobody runs beside
         steps.started_s[number] = steps.started_s[number - 1] + steps.seconds[number - 1]
-    fit = Fit(steps, (0,))
+    fit = CalibrationFit(steps, (0,))
     assert fit.mean.cold_s == pytest.approx([2e-3, 5e-4], abs=2.5e-4)
-    plain = Fit(measured(1200), (0,)).mean
+    plain = CalibrationFit(measured(1200), (0,)).mean
     assert max(plain.cold_s) < 2.5e-4
     for work in (Work(1, 1, 400, 400), Work(276, 20, 9000, 9000)):
         assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.06)
@@ -161,21 +161,21 @@ def test_what_a_step_behind_a_prompt_takes_longer_is_found(engines):
 def test_all_seconds_together_are_those_that_were_measured():
     """Stalls too, which a belief in the median step leaves out."""
     steps = measured(1500, hiccup_s=0.2)
-    fit = Fit(steps, (0,))
+    fit = CalibrationFit(steps, (0,))
     works = works_of(steps)
-    total = sum(Learned(fit, seed=1).seconds(work) for work in works * 4) / 4
+    total = sum(CalibratedTruth(fit, seed=1).seconds(work) for work in works * 4) / 4
     believed = sum(fit.belief.seconds(work) for work in works)
     assert believed < 0.9 * sum(steps.seconds)
     means = [
         sum(truth.seconds(work) for work in works)
-        for truth in (Learned(fit, seed=seed) for seed in range(8))
+        for truth in (CalibratedTruth(fit, seed=seed) for seed in range(8))
     ]
     assert np.mean([*means, total]) == pytest.approx(sum(steps.seconds), rel=0.08)
 
 
 def test_a_stall_is_a_piece_of_time():
     """The worked example of the module: it hits one long step, or one of four short ones."""
-    pace = Pace(np.array([0.01] * 4), np.array([0.01, 0.01, 0.04, 0.01]), seed=0)
+    pace = PaceReplay(np.array([0.01] * 4), np.array([0.01, 0.01, 0.04, 0.01]), seed=0)
     pace._at, pace._index = 0.015, 1
     assert pace.take(0.02) == pytest.approx(0.05)
     pace._at, pace._index = 0.015, 1
@@ -183,26 +183,30 @@ def test_a_stall_is_a_piece_of_time():
 
 
 def test_the_pace_goes_round_and_loses_nothing():
-    expected, took = np.array([0.01, 0.03, 0.02]), np.array([0.02, 0.03, 0.04])
-    pace = Pace(expected, took, seed=3)
+    predicted_s, observed_s = np.array([0.01, 0.03, 0.02]), np.array([0.02, 0.03, 0.04])
+    pace = PaceReplay(predicted_s, observed_s, seed=3)
     pace._left = 1e9
     assert sum(pace.take(0.007) for _ in range(60)) == pytest.approx(0.42 * 0.09 / 0.06, rel=0.03)
     assert pace.take(0.6) == pytest.approx(0.9, rel=1e-6)
 
 
 def test_one_seed_gives_one_pace():
-    fit = Fit(measured(hiccup_s=0.1), (0,))
+    fit = CalibrationFit(measured(hiccup_s=0.1), (0,))
     work = Work(8, 8, 800, 800)
     first, again, other = (
         [truth.seconds(work) for _ in range(200)]
-        for truth in (Learned(fit, seed=4), Learned(fit, seed=4), Learned(fit, seed=5))
+        for truth in (
+            CalibratedTruth(fit, seed=4),
+            CalibratedTruth(fit, seed=4),
+            CalibratedTruth(fit, seed=5),
+        )
     )
     assert first == again != other
 
 
 def test_the_share_beyond_what_was_measured_is_told():
-    fit = Fit(measured(), (0,))
-    truth = Learned(fit)
+    fit = CalibrationFit(measured(), (0,))
+    truth = CalibratedTruth(fit)
     for tokens in (10, 10, 10, 4000):
         truth.seconds(Work(tokens, 1, 100, 100))
     assert truth.reach.share == pytest.approx(0.25)
@@ -211,8 +215,8 @@ def test_the_share_beyond_what_was_measured_is_told():
 def test_a_machine_that_changes_says_so():
     steps = measured(400)
     steps.seconds[200:] = [2 * seconds for seconds in steps.seconds[200:]]
-    assert Fit(steps, (0,)).moved > 0.5
-    assert Fit(measured(400), (0,)).moved < 0.1
+    assert CalibrationFit(steps, (0,)).moved > 0.5
+    assert CalibrationFit(measured(400), (0,)).moved < 0.1
     assert drift(np.ones(100), np.ones(100)) == 0
 
 
@@ -221,14 +225,14 @@ def test_a_machine_that_changes_says_so():
 def test_no_prediction_is_negative_or_falls(seed: int, count: int, scale: float):
     steps = measured(count, seed)
     steps.seconds = [seconds * scale for seconds in steps.seconds]
-    mean = Fit(steps, (0,)).mean
+    mean = CalibrationFit(steps, (0,)).mean
     mean.cost.check_integrity()
     curve = [mean.seconds(Work(tokens, 1, 10, 10)) for tokens in (1, 2, 5, 40, 500, 5000, 50_000)]
     assert curve[0] > 0 and curve == sorted(curve)
 
 
 def test_a_roofline_is_the_longer_of_reading_and_computing():
-    roof = Roofline(0.01, 1e-6, 1e-4, 0.0, 0.0, 0.002, 0.001)
+    roof = RooflineTruth(0.01, 1e-6, 1e-4, 0.0, 0.0, 0.002, 0.001)
     assert roof.seconds(Work(1, 1, 0, 1000)) == pytest.approx(0.01 + 0.002 + 0.001 + 0.001)
     assert roof.seconds(Work(1000, 0, 0, 0)) == pytest.approx(0.1 + 0.001)
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headway.advise.simulate.run import plan
+from headway.advise.simulate.run import prepare_simulation
 from headway.advise.tune import confirm, outcome, page
-from headway.advise.tune.confirm import Block, Confirmation, Confirmed, paired_gain
-from headway.advise.tune.run import checked
-from headway.advise.tune.search import Search, front
-from headway.advise.tune.space import KNOBS, candidates, chosen, ordered
+from headway.advise.tune.confirm import Confirmation, ConfirmedSetting, MeasuredBlock, paired_gain
+from headway.advise.tune.run import check_load
+from headway.advise.tune.search import SettingSearch, pareto_front
+from headway.advise.tune.space import KNOBS, candidates, ordered, select_knobs
 from headway.bench.calibrate import open_calibration
 from headway.cli.common import model_folder
 from headway.config.options import BenchOptions, EngineOptions, read_options
 from headway.config.options.simulate import SimulateOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.measure.started import DiedError, Started
+from headway.measure.server_process import DiedError, ServerProcess
 from simulated_house import measured_here
 from tuned_world import point
 
@@ -27,14 +27,16 @@ SLO = ["ttft=500ms,tpot=50ms"]
 LOAD = BenchOptions(rate=8, num_requests=100, input_len="200", output_len="20", slo=SLO, seed=2)
 
 
-def search(path: Path, load: BenchOptions = LOAD, prefer: str = "goodput", **engine) -> Search:
+def search(
+    path: Path, load: BenchOptions = LOAD, prefer: str = "goodput", **engine
+) -> SettingSearch:
     """A search on a machine of 20 ms steps; `engine` are the options of the default."""
     options = EngineOptions(**engine)
     file = path / "here.json"
     file.write_bytes(msgspec.json.encode(measured_here(options)))
     told = SimulateOptions(calibration=str(file), served_slo=load.slo)
-    wanted = plan(FOLDER, told, load, options)
-    return Search(
+    wanted = prepare_simulation(FOLDER, told, load, options)
+    return SettingSearch(
         folder=FOLDER,
         engine=options,
         calibration=open_calibration(str(file)),
@@ -45,7 +47,7 @@ def search(path: Path, load: BenchOptions = LOAD, prefer: str = "goodput", **eng
 
 def test_the_default_comes_first_and_each_knob_alone(tmp_path: Path):
     settings = search(tmp_path).plan.machinery.settings
-    knobs = chosen([], gate=False)
+    knobs = select_knobs([], gate=False)
     found = candidates(knobs, settings, 96, seed=0)
     assert found[0] == () and len(found) == len(set(found)) == 96
     single = [c for c in found if len(c) == 1]
@@ -63,16 +65,16 @@ def test_what_does_nothing_under_a_policy_is_not_tried(tmp_path: Path):
 def test_knobs_are_options_and_those_that_change_tokens_want_a_gate():
     assert {row.name for row in KNOBS} <= set(EngineOptions.__dataclass_fields__)
     with pytest.raises(UsageError, match="speed"):
-        chosen(["speed"], gate=True)
+        select_knobs(["speed"], gate=True)
     with pytest.raises(UsageError, match="changes what is answered"):
-        chosen(["quantization"], gate=False)
-    assert not any(row.changes_tokens for row in chosen([], gate=False))
-    assert [row.name for row in chosen(["kv-cache-dtype"], gate=True)] == ["kv_cache_dtype"]
+        select_knobs(["quantization"], gate=False)
+    assert not any(row.changes_tokens for row in select_knobs([], gate=False))
+    assert [row.name for row in select_knobs(["kv-cache-dtype"], gate=True)] == ["kv_cache_dtype"]
 
 
 def test_it_finds_the_slope(tmp_path: Path):
     """Two rows hold a fifth of this traffic: more of them is what helps, and nothing else stays."""
-    knobs = chosen(["max_num_seqs", "lane_share", "prefix_cache_policy"], gate=False)
+    knobs = select_knobs(["max_num_seqs", "lane_share", "prefix_cache_policy"], gate=False)
     found = search(tmp_path, max_num_seqs=2).run(knobs, 12, seed=0)
     default = next(point for point in found if not point.changes)
     assert found[0].goodput > 1.5 * default.goodput
@@ -81,7 +83,7 @@ def test_it_finds_the_slope(tmp_path: Path):
 
 def test_where_nothing_is_to_be_gained_the_default_wins(tmp_path: Path):
     load = replace(LOAD, rate=1.0, num_requests=40)
-    found = search(tmp_path, load).run(chosen([], gate=False), 12, seed=0)
+    found = search(tmp_path, load).run(select_knobs([], gate=False), 12, seed=0)
     assert found[0].changes == ()
     assert outcome.choose(found, [], "goodput")[0] == ()
     assert "Nothing to gain" in outcome.choose(found, [], "goodput")[1]
@@ -91,7 +93,7 @@ def test_the_dial_chooses_among_the_near(tmp_path: Path):
     """Of settings that keep the goodput one has the shortest wait, another the fastest tokens."""
     load = replace(LOAD, rate=6.0, num_requests=60)
     for prefer, time in (("ttft", "ttft_s"), ("tpot", "tpot_s")):
-        knobs = chosen(["max_num_batched_tokens", "max_num_seqs"], gate=False)
+        knobs = select_knobs(["max_num_batched_tokens", "max_num_seqs"], gate=False)
         found = search(tmp_path, load, prefer).run(knobs, 10, seed=0)
         best = max(point.goodput for point in found)
         near = [point for point in found if point.goodput >= 0.95 * best]
@@ -104,14 +106,14 @@ def test_a_setting_that_cannot_be_is_told_and_not_simulated(tmp_path: Path, monk
     def breaks(changes):
         raise HeadwayError("No room.", "")
 
-    monkeypatch.setattr(Search, "_machine", lambda self, changes: breaks(changes))
+    monkeypatch.setattr(SettingSearch, "_machine", lambda self, changes: breaks(changes))
     assert made.machine((("block_size", 64),)) is None
     assert made.refused == {"block_size=64": "No room."}
 
 
 def test_the_front_has_what_no_other_beats(tmp_path: Path):
-    found = search(tmp_path).run(chosen(["max_num_seqs"], gate=False), 6, seed=0)
-    edge = list(front(found))
+    found = search(tmp_path).run(select_knobs(["max_num_seqs"], gate=False), 6, seed=0)
+    edge = list(pareto_front(found))
     for each in edge:
         assert not any(p.ttft_s < each.ttft_s and p.tpot_s < each.tpot_s for p in found)
 
@@ -119,10 +121,10 @@ def test_the_front_has_what_no_other_beats(tmp_path: Path):
 # ── real runs ───────────────────────────────────────────────────────────────────────────────
 
 
-def block(met: list[bool], changes=(), number=0, died="") -> Block:
+def block(met: list[bool], changes=(), number=0, died="") -> MeasuredBlock:
     times = [0.1] * len(met)
-    return Block(changes=changes, round=number, span_s=10.0, met=met, ttft_s=times, tpot_s=times,
-                 died=died)  # fmt: skip
+    figures = {"met": met, "ttft_s": times, "tpot_s": times, "died": died}
+    return MeasuredBlock(changes=changes, round=number, span_s=10.0, **figures)
 
 
 def test_gains_are_paired():
@@ -154,8 +156,8 @@ class Scripted(Confirmation):
 
 def scripted(runs: int, until_s: float = float("inf")) -> Scripted:
     return Scripted(
-        folder=FOLDER, engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0, runs_left=runs,
-        until_s=until_s,
+        folder=FOLDER, engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
+        remaining_runs=runs, until_s=until_s,
     )  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def test_no_time_no_run():
 
 
 def test_who_is_chosen(tmp_path: Path):
-    points = search(tmp_path).run(chosen(["max_num_seqs"], gate=False), 3, seed=0)
+    points = search(tmp_path).run(select_knobs(["max_num_seqs"], gate=False), 3, seed=0)
     found = scripted(8).run([(), A, B, C])
     assert outcome.choose(points, found, "goodput")[0] == A
     no_better = [each for each in found if each.changes != A]
@@ -197,14 +199,14 @@ def test_a_server_that_does_not_start_is_a_result():
     made = scripted(1)
     real = Confirmation(
         folder=Path("/nowhere/at/all"), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
-        runs_left=1, until_s=made.until_s,
+        remaining_runs=1, until_s=made.until_s,
     )  # fmt: skip
     found = real.run([()])[0]
     assert found.runs == 1 and "status" in found.died and found.goodput == 0
 
 
 def test_its_last_words_are_told():
-    with pytest.raises(DiedError) as error, Started(Path("/nowhere/at/all")):
+    with pytest.raises(DiedError) as error, ServerProcess(Path("/nowhere/at/all")):
         pass
     assert "/nowhere/at/all" in error.value.fix
 
@@ -212,11 +214,11 @@ def test_its_last_words_are_told():
 # ── what is written ─────────────────────────────────────────────────────────────────────────
 
 
-def tuned(path: Path) -> outcome.Tuned:
+def tuned(path: Path) -> outcome.TuningReport:
     made = search(path)
-    points = made.run(chosen(["max_num_seqs"], gate=False), 4, seed=0)
+    points = made.run(select_knobs(["max_num_seqs"], gate=False), 4, seed=0)
     setting, why = outcome.choose(points, scripted(8).run([(), A, B]), "goodput")
-    return outcome.Tuned(
+    return outcome.TuningReport(
         model="tiny", label="calibrated", prefer="goodput", chosen=setting, why=why,
         confirmed=scripted(8).run([(), A, B]), points=points, refused={}, gated={},
         num_simulated=9, real_runs=6, seconds=1.0, extrapolated=0.0,
@@ -225,9 +227,9 @@ def tuned(path: Path) -> outcome.Tuned:
 
 
 def test_the_file_is_one_that_serve_reads(tmp_path: Path):
-    text = outcome.yaml_of(tuned(tmp_path))
+    text = outcome.format_yaml(tuned(tmp_path))
     file = tmp_path / "headway.yaml"
-    outcome.write_whole(str(file), text)
+    outcome.write_atomically(str(file), text)
     tables, _, _ = read_options([EngineOptions], [f"--config={file}"], {})
     assert tables[EngineOptions] == EngineOptions(max_num_seqs=8)
     assert re.search(r"max_num_seqs: 8  # default 64", text)
@@ -242,10 +244,10 @@ def test_an_old_file_stays_where_the_new_cannot_be_written(tmp_path: Path, monke
 
     monkeypatch.setattr("os.replace", stop)
     with pytest.raises(KeyboardInterrupt):
-        outcome.write_whole(str(file), "new")
+        outcome.write_atomically(str(file), "new")
     assert file.read_text() == "old"
     with pytest.raises(UsageError):
-        outcome.write_whole(str(tmp_path / "no" / "where.yaml"), "new")
+        outcome.write_atomically(str(tmp_path / "no" / "where.yaml"), "new")
 
 
 def test_the_page_stands_alone(tmp_path: Path):
@@ -268,10 +270,10 @@ def test_the_page_stands_alone(tmp_path: Path):
 )
 def test_loads_that_cannot_be_tuned_for(changes: dict, says: str):
     with pytest.raises(UsageError) as error:
-        checked(replace(LOAD, **changes))
+        check_load(replace(LOAD, **changes))
     assert says in error.value.cause + error.value.fix
 
 
 def test_without_a_length_there_are_enough_requests():
-    assert checked(BenchOptions(slo=SLO)).num_requests == 400
-    assert isinstance(Confirmed, type) and confirm.MOST_RUNS == 8
+    assert check_load(BenchOptions(slo=SLO)).num_requests == 400
+    assert isinstance(ConfirmedSetting, type) and confirm.MAX_RUNS == 8

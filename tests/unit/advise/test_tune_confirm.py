@@ -13,25 +13,25 @@ from hypothesis import strategies as st
 
 from headway.advise.tune import confirm, run
 from headway.advise.tune.confirm import (
-    Block,
     Confirmation,
-    Confirmed,
-    evening,
-    fill,
-    summed,
+    ConfirmedSetting,
+    MeasuredBlock,
+    fill_block,
+    round_factors,
+    sum_blocks,
 )
 from headway.advise.tune.finalists import Finalists
 from headway.advise.tune.outcome import choose
 from headway.advise.tune.run import MOST_RUNS, Tuning
 from headway.advise.tune.search import Point
-from headway.advise.tune.space import Changes, chosen
+from headway.advise.tune.space import Changes, select_knobs
 from headway.bench.run import prepare
 from headway.config.options import BenchOptions, EngineOptions, TuneOptions
 from headway.config.options.field import Seconds
 from headway.core.errors import HeadwayError
 from headway.core.slo import parse_slo
 from headway.measure.record import Exchange
-from headway.measure.started import DiedError
+from headway.measure.server_process import DiedError
 from tuned_world import landscape
 
 SLO = ["ttft=500ms,tpot=50ms"]
@@ -40,9 +40,9 @@ A, B, C = (("max_num_seqs", 8),), (("policy", "fcfs"),), (("block_size", 8),)
 INT8, INT4 = (("quantization", "int8"),), (("quantization", "int4"),)
 
 
-def block(met: list[bool], changes: Changes = (), number: int = 0) -> Block:
+def block(met: list[bool], changes: Changes = (), number: int = 0) -> MeasuredBlock:
     times: list[float | None] = [0.1] * len(met)
-    return Block(
+    return MeasuredBlock(
         changes=changes, round=number, span_s=10.0, met=met, ttft_s=times, tpot_s=times,
         num_tokens=20 * len(met),
     )  # fmt: skip
@@ -66,23 +66,27 @@ def test_requests_are_judged_in_the_order_in_which_they_were_scheduled():
     )
     came = [answered(2, 0.1, tpot_s=0.2, at_s=2.0), answered(1, 0.1, at_s=1.0), broken,
             answered(0, 2.0)]  # fmt: skip
-    made = Block(changes=(), round=0)
-    fill(made, prepare("http://nowhere", LOAD), came, parse_slo(SLO[0]))
+    made = MeasuredBlock(changes=(), round=0)
+    fill_block(made, prepare("http://nowhere", LOAD), came, parse_slo(SLO[0]))
     assert made.met == [False, True, False, False]
     assert made.ttft_s == pytest.approx([2.0, 0.1, 0.1, None])
     assert made.num_tokens == 15 and made.span_s > 0
     bounded = replace(LOAD, num_requests=None, duration=Seconds(20))
-    fill(again := Block(changes=A, round=0), prepare("http://nowhere", bounded), came, None)
-    assert msgspec.json.decode(msgspec.json.encode(again), type=Block) == again, "it is kept so"
+    fill_block(
+        again := MeasuredBlock(changes=A, round=0), prepare("http://nowhere", bounded), came, None
+    )
+    assert msgspec.json.decode(msgspec.json.encode(again), type=MeasuredBlock) == again, (
+        "it is kept so"
+    )
 
 
 def test_a_setting_is_summed_over_its_blocks():
     """30 of 40 in 20 s are 1.5/s; a block that died takes nothing away but is told."""
-    dead = Block(changes=A, round=2, died="It ended with status 3.")
-    found = summed(A, [block([True] * 20, A), block([True] * 10 + [False] * 10, A, 1), dead])
+    dead = MeasuredBlock(changes=A, round=2, died="It ended with status 3.")
+    found = sum_blocks(A, [block([True] * 20, A), block([True] * 10 + [False] * 10, A, 1), dead])
     assert (found.goodput, found.in_slo, found.tokens_per_s) == (1.5, 0.75, 40.0)
     assert found.runs == 3 and found.died == dead.died and found.ttft_s == 0.1
-    nothing = summed(A, [dead])
+    nothing = sum_blocks(A, [dead])
     assert nothing.goodput == 0 and nothing.ttft_s is None
 
 
@@ -93,14 +97,16 @@ def test_a_round_counts_as_a_mean_one():
     made = scripted(0)
     for (changes, number), count in met.items():
         made.blocks.append(block([True] * count + [False] * (100 - count), changes, number))
-    assert evening(made.blocks) == {0: 80 / 60, 1: 80 / 100}
-    assert [each.evened for each in made.results([B])] == [4.0]
-    found = {each.changes: each.evened for each in made.results([(), A, B])}
+    assert round_factors(made.blocks) == {0: 80 / 60, 1: 80 / 100}
+    assert [each.mean_round_goodput for each in made.results([B])] == [4.0]
+    found = {each.changes: each.mean_round_goodput for each in made.results([(), A, B])}
     assert found[()] == pytest.approx((20 * 80 / 60 + 40 * 0.8) / 20)
     assert found[()] < found[B] < found[A]
-    dead = Block(changes=A, round=2, died="It ended with status 3.")
-    assert evening([*made.blocks, dead]) == evening(made.blocks), "a run that died is no round"
-    assert evening([]) == {} and evening([block([False] * 9)]) == {0: 1.0}
+    dead = MeasuredBlock(changes=A, round=2, died="It ended with status 3.")
+    assert round_factors([*made.blocks, dead]) == round_factors(made.blocks), (
+        "a run that died is no round"
+    )
+    assert round_factors([]) == {} and round_factors([block([False] * 9)]) == {0: 1.0}
 
 
 # ── whose turn it is ────────────────────────────────────────────────────────────────────────
@@ -112,17 +118,17 @@ class Scripted(Confirmation):
     shares: dict[Changes, float]
     dying: dict[Changes, int]
 
-    def block(self, changes: Changes, number: int) -> Block:
+    def block(self, changes: Changes, number: int) -> MeasuredBlock:
         if self.dying.get(changes, 99) <= number:
-            return Block(changes=changes, round=number, died="It ended with status 3.")
+            return MeasuredBlock(changes=changes, round=number, died="It ended with status 3.")
         met = round(100 * self.shares.get(changes, 0.5))
         return block([True] * met + [False] * (100 - met), changes, number)
 
 
 def scripted(runs: int, shares=None, dying=None, until_s: float = float("inf")) -> Scripted:
     made = Scripted(
-        folder=Path(), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0, runs_left=runs,
-        until_s=until_s,
+        folder=Path(), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
+        remaining_runs=runs, until_s=until_s,
     )  # fmt: skip
     made.shares, made.dying = shares or {}, dying or {}
     return made
@@ -142,7 +148,7 @@ def test_the_bound_on_runs_holds_and_the_default_is_in_each_round(runs, count, d
     made = scripted(runs, shares, dying)
     asked = FOUR[:count]
     found = made.run(asked)
-    assert len(made.blocks) + made.runs_left == runs
+    assert len(made.blocks) + made.remaining_runs == runs
     assert [each.changes for each in found] == asked
     by_round: dict[int, list[Changes]] = {}
     for one in made.blocks:
@@ -150,7 +156,7 @@ def test_the_bound_on_runs_holds_and_the_default_is_in_each_round(runs, count, d
     for number, names in by_round.items():
         assert len(set(names)) == len(names), "once in a round"
         if number and () not in dying:
-            assert () in names or made.runs_left == 0, "beside the default or not at all"
+            assert () in names or made.remaining_runs == 0, "beside the default or not at all"
     for changes, number in dying.items():
         mine = [each.round for each in made.blocks if each.changes == changes]
         assert all(each <= number for each in mine), "who died does not come again"
@@ -215,13 +221,13 @@ def test_all_settings_of_a_round_get_the_same_arrivals_and_each_round_others():
 def test_a_request_error_is_a_result_and_a_ctrl_c_is_not(monkeypatch):
     made = Confirmation(
         folder=Path("/nowhere"), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
-        runs_left=2, until_s=float("inf"),
+        remaining_runs=2, until_s=float("inf"),
     )  # fmt: skip
     for error in (DiedError("It ended.", "No memory."), HeadwayError("No room.", "")):
-        monkeypatch.setattr(confirm, "Started", raising(error))
+        monkeypatch.setattr(confirm, "ServerProcess", raising(error))
         found = made.block((), 0)
         assert found.died == f"{error.cause} {error.fix}".strip()
-    monkeypatch.setattr(confirm, "Started", raising(KeyboardInterrupt()))
+    monkeypatch.setattr(confirm, "ServerProcess", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         made.block((), 0)
 
@@ -243,9 +249,9 @@ def point(changes: Changes, goodput: float = 10.0) -> Point:
                  tokens_per_s=100.0, label="calibrated")  # fmt: skip
 
 
-def real(changes: Changes, gain: float = 0.0, low: float = 0.0, **more) -> Confirmed:
+def real(changes: Changes, gain: float = 0.0, low: float = 0.0, **more) -> ConfirmedSetting:
     fields = {"ttft_s": 0.2, "tpot_s": 0.03, "tokens_per_s": 100.0} | more
-    return Confirmed(
+    return ConfirmedSetting(
         changes=changes, runs=2, goodput=10, evened=10 * (1 + gain), in_slo=0.9, gain=gain,
         gain_interval=(low, 2 * gain - low), **fields,
     )  # fmt: skip
@@ -287,8 +293,8 @@ def test_of_winners_the_one_with_the_most_wins():
 
 
 def test_where_no_other_ran_to_its_end_nothing_is_gained():
-    dead = [real(()), Confirmed(changes=A, runs=1, goodput=0, in_slo=0, ttft_s=None, tpot_s=None,
-                                tokens_per_s=0, died="no memory")]  # fmt: skip
+    no_figures = {"goodput": 0, "in_slo": 0, "ttft_s": None, "tpot_s": None, "tokens_per_s": 0}
+    dead = [real(()), ConfirmedSetting(changes=A, runs=1, died="no memory", **no_figures)]
     assert choose(POINTS, dead, "goodput") == ((), "Nothing to gain: no other setting ran to its "
                                                "end.")  # fmt: skip
 
@@ -308,7 +314,7 @@ def passed(tuning: Tuning, points: list[Point]) -> list[Changes]:
     """Its finalists, where nothing but the ranking tells them apart."""
     made = Finalists(
         search=landscape({}),
-        knobs=chosen([], gate=True),
+        knobs=select_knobs([], gate=True),
         passes=lambda changes: tuning.may_answer(changes),
     )
     return made.choose(points, 3)
@@ -325,7 +331,7 @@ def gated(monkeypatch, verdicts: dict[Changes, int]) -> tuple[Tuning, list[tuple
         }
         return next(iter(given.values()))
 
-    monkeypatch.setattr(run, "verb", verb)
+    monkeypatch.setattr(run, "run_verb", verb)
     tuning = Tuning(folder=Path("m"), options=TuneOptions(gate=True, questions=4), load=LOAD,
                     engine=EngineOptions(threads=1, kv_cache_dtype="int8"))  # fmt: skip
     return tuning, asked

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from headway.advise.tune.finalists import Finalists, apart, losses, turned
+from headway.advise.tune.finalists import Finalists, lost_values, single_difference, with_value
 from headway.advise.tune.outcome import choose
-from headway.advise.tune.space import KNOBS, NAMES, Changes, Knob, chosen, ordered
+from headway.advise.tune.space import KNOBS, NAMES, Changes, Knob, ordered, select_knobs
 from tuned_world import SETTINGS, Truth, Worth, landscape, point, truth, worth_of
 
 ROWS, TOKENS, POLICY = "max_num_seqs", "max_num_batched_tokens", "policy"
@@ -72,7 +72,7 @@ def test_the_worked_example():
     """64 rows under `slo`: 8 rows are best; then the policy, then tokens, and no 16 rows."""
     made, found = finalists(EXAMPLE)
     assert found == [(EIGHT,), (EIGHT, FCFS), (EIGHT, SMALL)]
-    assert list(made.taken.values()) == [
+    assert list(made.reasons.values()) == [
         "the best in simulation",
         "max_num_seqs=8, policy turned: -18.0% in simulation",
         "max_num_seqs=8, max_num_batched_tokens turned: -4.0% in simulation",
@@ -80,7 +80,7 @@ def test_the_worked_example():
     round_1 = {(): 23.0, (EIGHT,): 26.0, (EIGHT, FCFS): 34.0, (EIGHT, SMALL): 28.0}
     both = made.after(round_1)
     assert both == (EIGHT, SMALL, FCFS)
-    assert made.taken[both] == (
+    assert made.reasons[both] == (
         "max_num_seqs=8 policy=fcfs, the best of the first round, with what won there alone"
     )
 
@@ -106,7 +106,7 @@ def test_what_changes_nothing_is_not_turned_and_the_next_of_the_ranking_follow()
     worth = {EIGHT: 1.5, (ROWS, 16): 1.45, (ROWS, 32): 1.1, SMALL: 0.99, FCFS: 0.99}
     made, found = finalists(worth)
     assert found[0] == (EIGHT,) and len(found) == 3 and made.turns == []
-    assert list(made.taken.values())[1:] == ["the next in simulation"] * 2
+    assert list(made.reasons.values())[1:] == ["the next in simulation"] * 2
 
 
 def test_a_setting_that_cannot_be_is_no_finalist():
@@ -148,17 +148,17 @@ def test_a_number_that_won_goes_on_in_its_direction():
 
 def test_settings_that_differ_in_one_option():
     slo, fcfs = (EIGHT, ("lane_share", 0.3)), (EIGHT, FCFS)
-    assert apart((EIGHT,), fcfs) == POLICY
-    assert apart(slo, fcfs) == POLICY, "a lane does nothing under fcfs"
-    assert apart((), fcfs) == "" and apart(fcfs, fcfs) == ""
-    assert turned(slo, POLICY, "fcfs", SETTINGS) == fcfs
-    assert turned(fcfs, POLICY, None, SETTINGS) == (EIGHT,)
-    assert turned((FCFS,), ROWS, 8, SETTINGS) == fcfs, "in the order of the options"
+    assert single_difference((EIGHT,), fcfs) == POLICY
+    assert single_difference(slo, fcfs) == POLICY, "a lane does nothing under fcfs"
+    assert single_difference((), fcfs) == "" and single_difference(fcfs, fcfs) == ""
+    assert with_value(slo, POLICY, "fcfs", SETTINGS) == fcfs
+    assert with_value(fcfs, POLICY, None, SETTINGS) == (EIGHT,)
+    assert with_value((FCFS,), ROWS, 8, SETTINGS) == fcfs, "in the order of the options"
 
 
 def test_a_loss_is_of_two_percent_in_one_option():
     scores = {(): 10.0, (EIGHT,): 10.1, (EIGHT, FCFS): 12.0, (SMALL,): 15.0}
-    assert list(losses(scores)) == [(POLICY, None, "fcfs"), (TOKENS, None, 128)]
+    assert list(lost_values(scores)) == [(POLICY, None, "fcfs"), (TOKENS, None, 128)]
 
 
 # ── what comes of it ────────────────────────────────────────────────────────────────────────
@@ -235,14 +235,14 @@ def test_they_are_simulated_as_the_last_rung_is():
     made = Finalists(search=search, knobs=knobs())
     made.choose([point((EIGHT,), 50.0), point((), 10.0)], 3)
     found = made.simulated([point((EIGHT,), 50.0), point((), 10.0)])
-    assert {each.changes for each in found} == {(), *made.taken}
+    assert {each.changes for each in found} == {(), *made.reasons}
     assert [each.goodput for each in found] == sorted((p.goodput for p in found), reverse=True)
 
 
 def test_all_options_of_the_tuner_are_turned():
     """Each of those that matter, whatever its kind, is in doubt."""
     names = [row.name for row in KNOBS if not row.changes_tokens]
-    rows = chosen([], gate=False)
+    rows = select_knobs([], gate=False)
     worth = {(row.name, value): 0.9 for row in rows for value in row.values(SETTINGS)}
     search = landscape(worth)
     made = Finalists(search=search, knobs=rows)

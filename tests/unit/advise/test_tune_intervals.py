@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from headway.advise.tune.confirm import Block, paired_gain
+from headway.advise.tune.confirm import MeasuredBlock, paired_gain
 
 
-def block(met: list[bool]) -> Block:
+def block(met: list[bool]) -> MeasuredBlock:
     times: list[float | None] = [0.1] * len(met)
-    return Block(changes=(), round=0, span_s=10.0, met=met, ttft_s=times, tpot_s=times)
+    return MeasuredBlock(changes=(), round=0, span_s=10.0, met=met, ttft_s=times, tpot_s=times)
 
 
 def fates(rng: np.random.Generator, share: float, count: int, stretch: int) -> list[bool]:

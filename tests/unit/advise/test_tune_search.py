@@ -16,10 +16,26 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from fakes import make_settings
-from headway.advise.simulate.run import plan
+from headway.advise.simulate.run import prepare_simulation
 from headway.advise.tune import search as searching
-from headway.advise.tune.search import FINAL_CASES, RUNGS, Point, Search, coarse, front, shortened
-from headway.advise.tune.space import KNOBS, Changes, alone, candidates, chosen, options_of, ordered
+from headway.advise.tune.search import (
+    FINAL_CASES,
+    RUNGS,
+    Point,
+    SettingSearch,
+    pareto_front,
+    score_bucket,
+    shortened,
+)
+from headway.advise.tune.space import (
+    KNOBS,
+    Changes,
+    candidates,
+    options_of,
+    ordered,
+    select_knobs,
+    single_changes,
+)
 from headway.bench.calibrate import open_calibration
 from headway.cli.common import model_folder
 from headway.config.options import BenchOptions, EngineOptions
@@ -40,7 +56,7 @@ def test_one_option_that_matters_is_found_and_nothing_else_is_said(name: str):
     """Whatever the option: each of its values is among the candidates, alone."""
     for value in VALUES[name]:
         made = landscape({(name, value): 1.3})
-        found = made.run(chosen([], gate=False), 96, seed=1)
+        found = made.run(select_knobs([], gate=False), 96, seed=1)
         assert found[0].changes == ((name, value),), value
         assert found[0].goodput == pytest.approx(13)
 
@@ -57,7 +73,7 @@ def test_options_that_matter_are_found_together(count: int, seed: int):
     }
     worth = dict(list(planted.items())[:count])
     made = landscape({**worth, ("max_num_seqs", 256): 1.05, ("block_size", 64): 1.02})
-    found = made.run(chosen([], gate=False), 96, seed)
+    found = made.run(select_knobs([], gate=False), 96, seed)
     assert set(found[0].changes) == worth.keys()
 
 
@@ -73,7 +89,7 @@ def test_what_wins_alone_and_loses_together_is_not_joined():
     known = landscape({("max_num_seqs", 128): 1.1, ("block_size", 32): 1.12})
     made = Clash(folder=Path(), engine=EngineOptions(), calibration=None, plan=known.plan,
                  worth=known.worth)  # fmt: skip
-    assert made.run(chosen([], gate=False), 96, 0)[0].changes == (("block_size", 32),)
+    assert made.run(select_knobs([], gate=False), 96, 0)[0].changes == (("block_size", 32),)
 
 
 @given(st.data())
@@ -87,7 +103,7 @@ def test_the_best_is_never_worse_than_the_default_and_never_carries_ballast(data
         st.lists(st.floats(0.5, 1.6), min_size=len(pairs), max_size=len(pairs)), label="factors"
     )
     made = landscape(dict(zip(pairs, factors, strict=True)))
-    found = made.run(chosen(names, gate=False), 24, data.draw(st.integers(0, 99)))
+    found = made.run(select_knobs(names, gate=False), 24, data.draw(st.integers(0, 99)))
     goodputs = {each.changes: each.goodput for each in found}
     best = found[0]
     assert () in goodputs and best.goodput >= 0.99 * goodputs[()]
@@ -95,31 +111,33 @@ def test_the_best_is_never_worse_than_the_default_and_never_carries_ballast(data
     for change in best.changes:
         rest = tuple(each for each in best.changes if each != change)
         without = worth_of(rest, made.worth)
-        assert without < best.goodput * (1 - searching.SAME / 2)
+        assert without < best.goodput * (1 - searching.SCORE_TIE_SHARE / 2)
 
 
 def test_a_plateau_is_the_default():
     """Nothing matters: of 96 settings that are all the same the default is the first."""
-    found = landscape({}).run(chosen([], gate=False), 96, seed=0)
+    found = landscape({}).run(select_knobs([], gate=False), 96, seed=0)
     assert found[0].changes == ()
 
 
 def test_a_gain_below_half_a_percent_is_none():
     for factor, wins in ((1.001, False), (1.02, True)):
-        found = landscape({("max_num_seqs", 128): factor}).run(chosen([], gate=False), 40, seed=0)
+        found = landscape({("max_num_seqs", 128): factor}).run(
+            select_knobs([], gate=False), 40, seed=0
+        )
         assert bool(found[0].changes) == wins, factor
 
 
 def test_what_only_harms_leaves_the_default():
     worth = {(name, value): 0.8 for name in FREE for value in VALUES[name]}
-    assert landscape(worth).run(chosen([], gate=False), 96, seed=0)[0].changes == ()
+    assert landscape(worth).run(select_knobs([], gate=False), 96, seed=0)[0].changes == ()
 
 
 def test_settings_that_cannot_be_cost_nothing_and_hide_nothing():
     """The best value cannot be: the second best is found, and no point was asked of the first."""
     gone = ("max_num_seqs", 256)
     made = landscape({gone: 2.0, ("max_num_seqs", 128): 1.4}, impossible=frozenset({gone}))
-    found = made.run(chosen(["max_num_seqs"], gate=False), 12, seed=0)
+    found = made.run(select_knobs(["max_num_seqs"], gate=False), 12, seed=0)
     assert found[0].changes == (("max_num_seqs", 128),)
     assert not any(gone in changes for changes, _, _ in made.asked) and made.refused
 
@@ -131,7 +149,7 @@ def test_settings_that_cannot_be_cost_nothing_and_hide_nothing():
 def test_each_rung_asks_fewer_settings_about_more(count: int):
     """96 candidates on 150 conversations, 32 on 400, a dozen on 1,500 in three drawn cases."""
     made = landscape({("max_num_seqs", 128): 1.3})
-    made.run(chosen([], gate=False), count, seed=0)
+    made.run(select_knobs([], gate=False), count, seed=0)
     rungs = Counter(conversations for _, conversations, _ in made.asked)
     sizes = [max(round(count * share), 4) for _, share in RUNGS]
     joined = {name for name, _ in made.worth}
@@ -155,7 +173,7 @@ def test_a_search_without_time_leaves_out_combinations_and_the_last_of_the_ranki
     found nevertheless, four settings in each rung at the least, and what was left out is told."""
     made = landscape({("max_num_seqs", 8): 1.3}, seconds=seconds)
     made.clock = lambda: float(len(made.asked))
-    found = made.run(chosen([], gate=False), 96, seed=0)
+    found = made.run(select_knobs([], gate=False), 96, seed=0)
     assert found[0].changes == (("max_num_seqs", 8),) and len(found) >= 4
     assert any(not each.changes for each in found)
     rungs = Counter(conversations for _, conversations, _ in made.asked)
@@ -164,7 +182,7 @@ def test_a_search_without_time_leaves_out_combinations_and_the_last_of_the_ranki
 
 
 def test_the_same_seed_searches_the_same_and_another_does_not():
-    knobs = chosen([], gate=False)
+    knobs = select_knobs([], gate=False)
     first, again, other = (candidates(knobs, SETTINGS, 96, seed) for seed in (3, 3, 4))
     assert first == again != other
     assert all(len(c) <= 4 for c in first) and len(set(first)) == len(first)
@@ -172,15 +190,15 @@ def test_the_same_seed_searches_the_same_and_another_does_not():
 
 def test_few_candidates_are_turned_alone():
     """With ten there is no room for pairs; with one knob there are no more than its values."""
-    found = candidates(chosen([], gate=False), SETTINGS, 10, seed=0)
+    found = candidates(select_knobs([], gate=False), SETTINGS, 10, seed=0)
     assert len(found) == 10 and all(len(changes) <= 1 for changes in found)
-    few = candidates(chosen(["policy"], gate=False), SETTINGS, 96, seed=0)
+    few = candidates(select_knobs(["policy"], gate=False), SETTINGS, 96, seed=0)
     assert set(few) == {(), (("policy", "fair"),), (("policy", "fcfs"),)}
 
 
 def test_progress_is_told():
     told: list[str] = []
-    landscape({}, watch=told.append).run(chosen(["policy"], gate=False), 4, seed=0)
+    landscape({}, watch=told.append).run(select_knobs(["policy"], gate=False), 4, seed=0)
     assert told[0] == "1 of 3 settings, 150 conversations" and told[-1].endswith(
         "1500 conversations"
     )
@@ -191,11 +209,13 @@ def test_progress_is_told():
 
 def test_every_candidate_is_an_option_that_serve_takes():
     """Each value within its bounds: what is written is what `headway serve` reads."""
-    for changes in alone(list(KNOBS), SETTINGS):
+    for changes in single_changes(list(KNOBS), SETTINGS):
         made = options_of(EngineOptions(), changes)
         ((name, value),) = changes
         assert getattr(made, name) == value
-    assert {name for ((name, _),) in alone(list(KNOBS), SETTINGS)} == {k.name for k in KNOBS}
+    assert {name for ((name, _),) in single_changes(list(KNOBS), SETTINGS)} == {
+        k.name for k in KNOBS
+    }
 
 
 def test_values_stay_within_bounds():
@@ -214,7 +234,7 @@ def test_the_knobs_are_the_tunable_options():
 
 def test_under_another_policy_its_own_knobs_are_not_turned():
     fcfs = make_settings(num_blocks=(1251,), block_size=16, policy="fcfs", max_num_seqs=8)
-    names = {name for ((name, _),) in alone(chosen([], gate=False), fcfs)}
+    names = {name for ((name, _),) in single_changes(select_knobs([], gate=False), fcfs)}
     assert names.isdisjoint({"late", "lane_share", "long_prefill", "aging"})
     both = ordered([("lane_share", 0.3), ("policy", "slo")], fcfs)
     assert both == (("policy", "slo"), ("lane_share", 0.3))
@@ -256,7 +276,7 @@ def test_of_equals_the_simpler_is_first():
 
 def test_where_nobody_meets_anything_all_are_equal():
     ranked = prefers("goodput").ranked([point(A, 0.0), point((), 0.0)])
-    assert ranked[0].changes == () and coarse(0.0) < coarse(1e-6)
+    assert ranked[0].changes == () and score_bucket(0.0) < score_bucket(1e-6)
 
 
 def test_a_setting_without_an_answer_is_never_preferred():
@@ -268,7 +288,7 @@ def test_a_setting_without_an_answer_is_never_preferred():
 @given(st.lists(st.tuples(st.floats(0.01, 9), st.floats(0.001, 1)), min_size=1, max_size=30))
 def test_the_front_is_what_nothing_beats(pairs):
     points = [point((), 1.0, ttft_s=ttft, tpot_s=tpot) for ttft, tpot in pairs]
-    edge = list(front(points))
+    edge = list(pareto_front(points))
     for mine in edge:
         assert not any(p.ttft_s < mine.ttft_s and p.tpot_s < mine.tpot_s for p in points)
     for other in points:
@@ -282,13 +302,13 @@ LOAD = BenchOptions(
 )
 
 
-def simulated(path: Path, **engine: Any) -> Search:
+def simulated(path: Path, **engine: Any) -> SettingSearch:
     options = EngineOptions(**engine)
     file = path / "here.json"
     file.write_bytes(msgspec.json.encode(measured_here(options)))
     told = SimulateOptions(calibration=str(file), served_slo=LOAD.slo)
-    wanted = plan(model_folder(None), told, LOAD, options)
-    return Search(
+    wanted = prepare_simulation(model_folder(None), told, LOAD, options)
+    return SettingSearch(
         folder=model_folder(None), engine=options, calibration=open_calibration(str(file)),
         plan=wanted,
     )  # fmt: skip
@@ -334,4 +354,4 @@ def test_a_calibration_of_another_model_is_refused(tmp_path: Path):
     file.write_bytes(msgspec.json.encode(found))
     told = SimulateOptions(calibration=str(file), served_slo=LOAD.slo)
     with pytest.raises(UsageError, match="another"):
-        plan(model_folder(None), told, LOAD, EngineOptions())
+        prepare_simulation(model_folder(None), told, LOAD, EngineOptions())

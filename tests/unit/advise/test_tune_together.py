@@ -5,25 +5,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.advise.tune.confirm import Confirmed
+from headway.advise.tune.confirm import ConfirmedSetting
 from headway.advise.tune.outcome import choose
 from headway.advise.tune.space import Changes
-from headway.advise.tune.together import NEAREST, error, join, off_by, told
+from headway.advise.tune.together import (
+    MIN_SIMULATION_ERROR,
+    add_simulated_gains,
+    log_gain,
+    real_gain_error,
+    simulation_error,
+)
 from tuned_world import point
 
 A, B = (("max_num_seqs", 128),), (("policy", "fcfs"),)
 
 
-def real(changes: Changes, gain: float, low: float, high: float) -> Confirmed:
-    return Confirmed(
+def real(changes: Changes, gain: float, low: float, high: float) -> ConfirmedSetting:
+    return ConfirmedSetting(
         changes=changes, runs=2, goodput=10 * (1 + gain), in_slo=0.9, ttft_s=0.2, tpot_s=0.03,
         tokens_per_s=100.0, gain=gain, gain_interval=(low, high),
     )  # fmt: skip
 
 
-def joined(gain: float, low: float, high: float, simulated: float) -> Confirmed:
+def joined(gain: float, low: float, high: float, simulated: float) -> ConfirmedSetting:
     one = real(A, gain, low, high)
-    join([one], [point((), 10.0), point(A, 10 * (1 + simulated))])
+    add_simulated_gains([one], [point((), 10.0), point(A, 10 * (1 + simulated))])
     return one
 
 
@@ -68,7 +74,7 @@ def test_of_two_that_real_runs_cannot_tell_apart_the_simulation_decides():
 def test_what_was_not_simulated_counts_by_its_real_runs():
     one = real(A, 0.2, 0.1, 0.3)
     for points in ([point((), 10.0)], [point((), 0.0), point(A, 5.0)], []):
-        join([one], points)
+        add_simulated_gains([one], points)
         assert one.simulated is None
         assert (one.together, one.together_interval) == (0.2, (0.1, 0.3))
 
@@ -83,16 +89,16 @@ def test_together_lies_between_both_and_is_surer_than_either(drawn):
         for n, (g, r, _) in enumerate(drawn)
     ]
     points = [point(one.changes, 10 * (1 + s)) for one, (_, _, s) in zip(alive, drawn, strict=True)]
-    join(alive, [point((), 10.0), *points])
-    off = off_by(alive)
-    assert off >= NEAREST
+    add_simulated_gains(alive, [point((), 10.0), *points])
+    off = simulation_error(alive)
+    assert off >= MIN_SIMULATION_ERROR
     for one in alive:
         low, high = one.together_interval
         ends = sorted((one.gain, one.simulated or 0.0))
         assert ends[0] - 1e-3 <= one.together <= ends[1] + 1e-3
         assert low - 1e-3 <= one.together <= high + 1e-3
-        width = (told(high) - told(low)) / 2 / 1.96
-        assert width <= min(error(one), off) + 0.02
+        width = (log_gain(high) - log_gain(low)) / 2 / 1.96
+        assert width <= min(real_gain_error(one), off) + 0.02
 
 
 def regrets(

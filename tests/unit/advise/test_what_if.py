@@ -6,10 +6,10 @@ import pytest
 from doctor_cases import CASES, HEALTHY, varied
 from fakes import make_settings
 from headway.advise.diagnosis import diagnose
-from headway.advise.what_if.asked import add_what_ifs
-from headway.advise.what_if.case import Case, case_of
+from headway.advise.what_if.case import WhatIfCase, case_of
 from headway.advise.what_if.changes import parse_change
-from headway.advise.what_if.compare import Present
+from headway.advise.what_if.compare import PresentCase
+from headway.advise.what_if.gains import add_what_ifs
 from headway.bench.calibrate import parse_calibration
 from headway.core.errors import UsageError
 from headway.core.service import service_classes
@@ -36,8 +36,8 @@ def told(rate: float = 8.0, rows: int = 4, cached: int = 0) -> MachineCalibratio
     )
 
 
-def gain(case: Case, text: str):
-    return Present(case, runs=1).gain(parse_change(text).of(case), text)
+def gain(case: WhatIfCase, text: str):
+    return PresentCase(case, runs=1).gain(parse_change(text).of(case), text)
 
 
 def test_no_change_gives_nothing():

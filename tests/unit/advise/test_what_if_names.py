@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from fakes import make_settings
-from headway.advise.simulate.front import Front
+from headway.advise.simulate.front import FrontendTimes
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.machine import calibrated
-from headway.advise.simulate.replica import Replica, Served
-from headway.advise.what_if.case import Case, case_of, run
+from headway.advise.simulate.machine import calibrated_machine
+from headway.advise.simulate.replica import ServerSetup, SimulatedReplica
+from headway.advise.what_if.case import WhatIfCase, case_of, run
 from headway.advise.what_if.changes import ROWS, parse_change
-from headway.advise.what_if.compare import Present
-from headway.bench.prompts import IdWriter, Made
+from headway.advise.what_if.compare import PresentCase
+from headway.bench.prompts import GeneratedPiece, IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.config.resolve import Settings
 from headway.config.speculation_config import SpeculationConfig
@@ -90,8 +90,8 @@ class Hand:
     def run(self) -> bytes:
         """The exchanges of its simulation, to the byte."""
         settings, calibration = self.built(), told()
-        machine = calibrated(calibration.model, SPEC, settings, calibration)
-        served = Served(
+        machine = calibrated_machine(calibration.model, SPEC, settings, calibration)
+        served = ServerSetup(
             spec=SPEC,
             settings=settings,
             description=machine.description,
@@ -102,11 +102,11 @@ class Hand:
             belief=machine.belief,
         )
         replicas = [
-            Replica(served, machine.truth(SEED + 1000 * n, SCALE), seed=SEED + n)
+            SimulatedReplica(served, machine.truth(SEED + 1000 * n, SCALE), seed=SEED + n)
             for n in range(self.replicas)
         ]
         limit = int(np.median([asked.limit or 0 for asked in self.traffic]))
-        front = Front.of(calibration.host)
+        front = FrontendTimes.of(calibration.host)
         world = World(replicas, front, IdWriter(0, SPEC.vocab_size), Clients(answer_limit=limit),
                       SEED)  # fmt: skip
         return msgspec.json.encode(world.run([talk(n, a) for n, a in enumerate(self.traffic)]))
@@ -114,8 +114,8 @@ class Hand:
 
 def talk(number: int, asked: TrafficRequest) -> Conversation:
     """What all share of its prompt, and what is its own."""
-    shared = (Made("shared", asked.cached),) if asked.cached else ()
-    own = (Made(f"request {number}", asked.prompt - asked.cached),)
+    shared = (GeneratedPiece("shared", asked.cached),) if asked.cached else ()
+    own = (GeneratedPiece(f"request {number}", asked.prompt - asked.cached),)
     turn = Turn(system=shared, prompt=own, output_tokens=asked.answer or 1)
     return Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
 
@@ -162,16 +162,16 @@ UNFELT = {"prefix_cache_policy=lfu"}
 
 
 @pytest.fixture(scope="module")
-def case() -> Case:
+def case() -> WhatIfCase:
     return case_of(told())
 
 
 @pytest.fixture(scope="module")
-def present(case: Case) -> bytes:
+def present(case: WhatIfCase) -> bytes:
     return exchanges(case)
 
 
-def exchanges(case: Case) -> bytes:
+def exchanges(case: WhatIfCase) -> bytes:
     return msgspec.json.encode(run(case, case.machinery(), SEED, SCALE))
 
 
@@ -184,15 +184,17 @@ def test_every_name_is_built_by_hand():
     assert {aliases.get(name, name) for name in names} == ROWS.keys()
 
 
-def test_the_present_is_the_scene(case: Case, present: bytes):
+def test_the_present_is_the_scene(case: WhatIfCase, present: bytes):
     """And the scene is one in which there is something to feel: a queue, a share out of SLO."""
     assert present == Hand().run()
-    now = Present(case, runs=1).figures[0]
+    now = PresentCase(case, runs=1).figures[0]
     assert 0.05 < now.in_slo < 0.95 and now.ttft_p99_s > 4 * now.ttft_p50_s / 3
 
 
 @pytest.mark.parametrize("text", BY_HAND)
-def test_a_what_if_is_the_simulation_of_the_changed_world(case: Case, present: bytes, text: str):
+def test_a_what_if_is_the_simulation_of_the_changed_world(
+    case: WhatIfCase, present: bytes, text: str
+):
     then = parse_change(text).of(case)
     hand = BY_HAND[text].built()
     assert then.settings.cache == hand.cache
@@ -216,7 +218,7 @@ def test_a_what_if_is_the_simulation_of_the_changed_world(case: Case, present: b
         ("prefix=2x", "prefix=96"),
     ],
 )
-def test_a_multiple_is_the_value_that_it_comes_to(case: Case, times: str, value: str):
+def test_a_multiple_is_the_value_that_it_comes_to(case: WhatIfCase, times: str, value: str):
     assert parse_change(times).of(case) == parse_change(value).of(case)
 
 
@@ -224,14 +226,14 @@ def test_an_old_name_of_an_option_is_understood():
     assert parse_change("speculate=off") == parse_change("speculative_method=off")
 
 
-def test_bytes_are_the_share_of_the_kv_that_they_are(case: Case):
+def test_bytes_are_the_share_of_the_kv_that_they_are(case: WhatIfCase):
     """Half of 160 blocks of 16 tokens, six layers of one head each: 3,840 KiB."""
     num_bytes = 80 * 16 * 6 * FP32
     text = f"kv_memory={num_bytes // 1024}KiB"
     assert parse_change(text).of(case) == parse_change("kv_memory=0.5x").of(case)
 
 
-def test_one_change_after_another_is_both(case: Case):
+def test_one_change_after_another_is_both(case: WhatIfCase):
     both = parse_change("max_num_seqs=2").of(parse_change("rate=2x").of(case))
     other = parse_change("rate=2x").of(parse_change("max_num_seqs=2").of(case))
     assert both == other
@@ -239,7 +241,7 @@ def test_one_change_after_another_is_both(case: Case):
     assert exchanges(both) == hand.run()
 
 
-def test_the_longest_request_must_fit(case: Case):
+def test_the_longest_request_must_fit(case: WhatIfCase):
     """Prompts of 700 with up to 29 tokens of an answer need 46 blocks; 40 are refused, 48 are not,
     and what no longer fits as a context is not promised."""
     with pytest.raises(UsageError, match="a request gets 640 tokens; one of the traffic has 7"):
@@ -248,7 +250,7 @@ def test_the_longest_request_must_fit(case: Case):
     assert then.settings.max_model_len == 48 * 16
 
 
-def test_so_many_servers_that_nobody_waits(case: Case):
+def test_so_many_servers_that_nobody_waits(case: WhatIfCase):
     """A what-if beyond reason ends where it must: each alone, none behind another."""
     alone = parse_change("rate=0.01x").of(case)
     many = parse_change("replicas=64").of(case)

@@ -20,7 +20,7 @@ from headway.bench import comparison, export, page, progress, scrape, table
 from headway.bench.latency import latency
 from headway.bench.names import also_called, check_words, per_token_with_ttft
 from headway.bench.percentiles import distribution, slope
-from headway.bench.report import GoodputPoint, GoodputSearch, Report, build_report
+from headway.bench.report import BenchReport, GoodputPoint, GoodputSearch, build_report
 from headway.bench.search import bounds, search_rate
 from headway.bench.timeline import percentile
 from headway.core.errors import UsageError
@@ -29,11 +29,11 @@ from headway.measure.saved import write
 from headway.telemetry.prefixes import find_shared_prefixes
 
 
-def report(exchanges, span_s=10.0, **load) -> Report:
+def report(exchanges, span_s=10.0, **load) -> BenchReport:
     return build_report(run_of(exchanges, span_s, **load), "0")
 
 
-def check(found: Report, word: str) -> bool | None:
+def check(found: BenchReport, word: str) -> bool | None:
     (one,) = [c.passed for c in found.checks if word in c.name]
     return one
 
@@ -98,7 +98,7 @@ def test_goodput_is_30_when_30_of_100_meet_the_objectives():
     assert found.rates.attainment == pytest.approx(0.3)
     assert found.rates.token_goodput_per_s == pytest.approx(330)
     assert found.classes["default"].missed == {"ttft": 70}
-    assert found.classes["default"].budget_left == pytest.approx(1 - 70 / 10)
+    assert found.classes["default"].remaining_budget == pytest.approx(1 - 70 / 10)
 
 
 def test_a_failed_request_never_counts_as_met():
@@ -157,8 +157,8 @@ def test_ratios_above_one_are_flagged_and_not_clamped():
 
 
 def test_the_client_is_blamed_when_it_is_late_or_busy():
-    kept = report(steady(50, 0.1))
-    assert not kept.client.bottleneck
+    meets_slo = report(steady(50, 0.1))
+    assert not meets_slo.client.bottleneck
     late = steady(50, 0.1)
     for x in late:
         x.sent_s = x.scheduled_s + 0.05
@@ -249,9 +249,9 @@ def test_csv_has_a_line_a_request(tmp_path: Path):
     assert lines[2].endswith("timeout")
 
 
-def text_of(found: Report, *words: str) -> str:
+def text_of(found: BenchReport, *words: str) -> str:
     written = io.StringIO()
-    table.show(found, Console(file=written, width=160, no_color=True), words)
+    table.show_report(found, Console(file=written, width=160, no_color=True), words)
     return written.getvalue()
 
 
@@ -278,7 +278,7 @@ def sharing_search() -> tuple[list, GoodputSearch]:
             output_tokens_per_s=rate,
             ttft_p99_s=0.1,
             tpot_p99_s=None,
-            kept=share >= 0.9,
+            meets_slo=share >= 0.9,
         )
         for rate, share in ((4.0, 1.0), (8.0, 0.5))
     ]
@@ -306,7 +306,7 @@ def test_the_page_stands_alone():
 def test_two_runs_of_one_load_are_within_noise():
     rng = np.random.default_rng(0)
 
-    def one(scale: float) -> Report:
+    def one(scale: float) -> BenchReport:
         waits = rng.gamma(4, 0.05 * scale, 400)
         answers = steady(400, 0.05, ttft_s=lambda i: float(waits[i]))
         return report(answers, span_s=20.0, slos={"default": "ttft=500ms"})
@@ -327,20 +327,20 @@ def test_different_loads_are_said_to_be():
     found = comparison.compare(a, b)
     assert [line.partition(":")[0] for line in found.differences] == ["loop", "seed", "rate"]
     written = io.StringIO()
-    comparison.show(found, "a.json", "b.json", Console(file=written, width=160))
+    comparison.show_comparison(found, "a.json", "b.json", Console(file=written, width=160))
     assert "not the same load: seed: 0 and 3" in written.getvalue()
 
 
-def goodput_point(rate: float, *, kept: bool) -> GoodputPoint:
+def goodput_point(rate: float, *, meets_slo: bool) -> GoodputPoint:
     return GoodputPoint(
         rate=rate,
         offered_per_s=rate,
-        attainment=1.0 if kept else 0.5,
+        attainment=1.0 if meets_slo else 0.5,
         goodput_per_s=rate,
         output_tokens_per_s=0.0,
         ttft_p99_s=None,
         tpot_p99_s=None,
-        kept=kept,
+        meets_slo=meets_slo,
     )
 
 
@@ -352,7 +352,7 @@ def searched(
     numbers = itertools.count(1)
 
     async def at_rate(rate: float) -> GoodputPoint:
-        return goodput_point(rate, kept=next(numbers) not in pauses and keeps(rate))
+        return goodput_point(rate, meets_slo=next(numbers) not in pauses and keeps(rate))
 
     return asyncio.run(search_rate(at_rate, start=4.0, highest=1000.0, **more))
 
@@ -361,8 +361,8 @@ def searched(
 @pytest.mark.parametrize("precision", [1.1, 1.03])
 def test_the_search_comes_within_its_precision(limit, precision):
     points = searched(lambda rate: rate <= limit, precision=precision)
-    kept, failed = bounds(points)
-    assert min(limit, 1000.0) / precision <= kept <= limit < max(failed, 1000.1)
+    meets_slo, failed = bounds(points)
+    assert min(limit, 1000.0) / precision <= meets_slo <= limit < max(failed, 1000.1)
     assert len(points) <= 16
 
 
@@ -386,9 +386,9 @@ def test_a_rate_that_keeps_in_one_run_of_three_does_not_keep():
         return rate < 8.0 or (rate == 8.0 and runs[rate] == 2)
 
     points = searched(keeps)
-    assert [p.kept for p in points if p.rate == 8.0] == [False, True, False]
-    kept, failed = bounds(points)
-    assert kept < 8.0 == failed
+    assert [p.meets_slo for p in points if p.rate == 8.0] == [False, True, False]
+    meets_slo, failed = bounds(points)
+    assert meets_slo < 8.0 == failed
 
 
 def test_the_live_line_tells_what_is_on():

@@ -9,31 +9,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.bench import prompts
-from headway.bench.arrivals import ARRIVALS, Pace
+from headway.bench.arrivals import ARRIVALS, ArrivalPace
 from headway.bench.classes import build_all, read_classes
 from headway.bench.lengths import parse_length
-from headway.bench.prompts import Ids, IdWriter, Made, Text, WordWriter, body, num_tokens
-from headway.bench.run import check, hastened
-from headway.bench.talk import Answer, Dialect
+from headway.bench.prompts import (
+    GeneratedPiece,
+    IdPiece,
+    IdWriter,
+    TextPiece,
+    WordWriter,
+    body,
+    num_tokens,
+)
+from headway.bench.run import check_options, sped_up
+from headway.bench.talk import BenchDialect
 from headway.bench.traces import (
-    Row,
+    TraceRow,
     prompt_of,
     read_trace,
     scale_for,
-    scaled,
-    unquantized,
+    scale_length,
+    spread_quantized,
 )
 from headway.bench.workload import Traffic, Turn, build
 from headway.config.options import BenchOptions
 from headway.core.errors import UsageError
 from headway.core.slo import Slo
+from headway.measure.client import ReceivedAnswer
 
 RNG = 7
 PROBED = frozenset({"ignore_eos", "min_tokens", "stream_options"})
 
 
 def times(kind: str, **pace: float) -> np.ndarray:
-    return ARRIVALS[kind](Pace(**pace), np.random.default_rng(RNG))
+    return ARRIVALS[kind](ArrivalPace(**pace), np.random.default_rng(RNG))
 
 
 def cv(arrivals: np.ndarray) -> float:
@@ -103,22 +112,30 @@ def test_lengths_that_mean_nothing_are_refused(text):
 
 def test_made_pieces_follow_from_their_key():
     writer = IdWriter(seed=3)
-    prompt = (Made("prefix 1", 20), Made("request 5", 30))
+    prompt = (GeneratedPiece("prefix 1", 20), GeneratedPiece("request 5", 30))
     ids = json.loads(writer.json(prompt))
     assert len(ids) == num_tokens(prompt) == 50
     assert ids == json.loads(IdWriter(seed=3).json(prompt)) == writer.pieces(prompt, 100)
-    assert ids[:20] == json.loads(writer.json((Made("prefix 1", 20), Made("request 6", 3))))[:20]
+    assert (
+        ids[:20]
+        == json.loads(
+            writer.json((GeneratedPiece("prefix 1", 20), GeneratedPiece("request 6", 3)))
+        )[:20]
+    )
     assert ids != json.loads(IdWriter(seed=4).json(prompt))
     assert min(ids) >= 32 and max(ids) < 500
-    assert max(json.loads(IdWriter(0, 64).json((Made("x", 500),)))) < 64
+    assert max(json.loads(IdWriter(0, 64).json((GeneratedPiece("x", 500),)))) < 64
 
 
 @pytest.mark.parametrize("most", [1, 300, 16_384])
 def test_prompts_that_are_drawn_at_once_are_the_same(monkeypatch, most):
     """However many of them: the rest is drawn when it is asked for."""
-    monkeypatch.setattr(prompts, "MOST_FORESEEN", most)
-    asked = [(Made("prefix 1", 20), Made(f"request {n}", 1 + 9 * n)) for n in range(12)]
-    asked.append((Ids((1, 2)), Made("empty", 0)))
+    monkeypatch.setattr(prompts, "MAX_PREFETCHED_TOKENS", most)
+    asked = [
+        (GeneratedPiece("prefix 1", 20), GeneratedPiece(f"request {n}", 1 + 9 * n))
+        for n in range(12)
+    ]
+    asked.append((IdPiece((1, 2)), GeneratedPiece("empty", 0)))
     alone, together = IdWriter(3, 480), IdWriter(3, 480)
     together.foresee(asked)
     assert sum(piece.tokens for piece in together._foreseen) <= most
@@ -128,7 +145,7 @@ def test_prompts_that_are_drawn_at_once_are_the_same(monkeypatch, most):
 
 
 def test_ids_of_a_trace_are_kept_or_folded():
-    piece = (Ids((1, 2, 127_000)),)
+    piece = (IdPiece((1, 2, 127_000)),)
     assert json.loads(IdWriter(0).json(piece)) == [1, 2, 127_000]
     assert json.loads(IdWriter(0, 512).json(piece)) == [1, 2, 127_000 % 512]
 
@@ -136,13 +153,13 @@ def test_ids_of_a_trace_are_kept_or_folded():
 def test_words_make_up_for_the_servers_tokens():
     """A server that makes 1.25 tokens of a word and adds 10: 60 tokens are 40 words."""
     writer = WordWriter(seed=1, per_word=1.25, extra=10.0)
-    assert len(writer.text((Made("a", 60),)).split()) == 40
-    assert len(writer.text((Made("a", 35), Made("b", 25))).split()) == 20 + 20
-    assert writer.text((Text("as it is"),)) == "as it is"
+    assert len(writer.text((GeneratedPiece("a", 60),)).split()) == 40
+    assert len(writer.text((GeneratedPiece("a", 35), GeneratedPiece("b", 25))).split()) == 20 + 20
+    assert writer.text((TextPiece("as it is"),)) == "as it is"
 
 
 def test_a_body_is_json():
-    said = IdWriter(0).json((Made("x", 4),))
+    said = IdWriter(0).json((GeneratedPiece("x", 4),))
     assert set(json.loads(body({"model": "m"}, "prompt", said))) == {"model", "prompt"}
     assert json.loads(body({}, "prompt", b"[1]")) == {"prompt": [1]}
 
@@ -169,22 +186,22 @@ def test_a_chat_sends_all_that_was_said():
         options(workload="chat", turns="3", input_len="4", output_len="2", prefix_len=5), "default"
     ).conversations
     assert len(talk.turns) == 3 and talk.turns[0].think_s == 0.0 < talk.turns[1].think_s
-    dialect = Dialect(endpoint="completions", model="m", writer=IdWriter(0))
+    dialect = BenchDialect(endpoint="completions", model="m", writer=IdWriter(0))
     said = dialect.talk()
     first = json.loads(said.say(talk.turns[0]))
-    said.hear(Answer(token_ids=[91, 92]), 2)
+    said.hear(ReceivedAnswer(token_ids=[91, 92]), 2)
     second = json.loads(said.say(talk.turns[1]))
     assert second[:11] == [*first, 91, 92] and len(second) == 9 + 2 + 4
-    chat = Dialect(endpoint="chat", model="m", writer=WordWriter(0)).talk()
+    chat = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0)).talk()
     chat.say(talk.turns[0])
-    chat.hear(Answer(pieces=["well", "!"]), 2)
+    chat.hear(ReceivedAnswer(pieces=["well", "!"]), 2)
     messages = json.loads(chat.say(talk.turns[1]))
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
     assert messages[2]["content"] == "well!"
 
 
 def test_features_become_fields():
-    dialect = Dialect(
+    dialect = BenchDialect(
         endpoint="completions",
         model="m",
         writer=IdWriter(0),
@@ -220,7 +237,7 @@ def test_recorded_chats_are_sent_with_what_belongs_to_them(tmp_path: Path):
     turns = [talk.turns[0] for talk in build(chosen, "default").conversations]
     assert sorted(turn.output_tokens for turn in turns) == [7, 9]
     assert {turn.prompt[0].text for turn in turns} == {"Anna has a kite.\nWhose?"}
-    dialect = Dialect(endpoint="chat", model="m", writer=WordWriter(0), features=PROBED)
+    dialect = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0), features=PROBED)
     for turn in turns:
         said = dialect.talk().say(turn)
         body = json.loads(dialect.request(said, turn.output_tokens, recorded=True))
@@ -258,34 +275,38 @@ def test_what_cannot_be_built_is_named(changes, words):
 
 
 def test_quantized_stamps_are_spread_and_others_left():
-    rows = [Row(at_s=3.0 * (i // 10), prompt_tokens=1, output_tokens=1) for i in range(100)]
-    spread, quantum_s = unquantized(rows, np.random.default_rng(0))
+    rows = [TraceRow(at_s=3.0 * (i // 10), prompt_tokens=1, output_tokens=1) for i in range(100)]
+    spread, quantum_s = spread_quantized(rows, np.random.default_rng(0))
     assert quantum_s == 3.0
     assert [int(row.at_s // 3) for row in spread] == [int(row.at_s // 3) for row in rows]
     assert len({row.at_s for row in spread}) == 100
-    even = [Row(at_s=0.1 * i, prompt_tokens=1, output_tokens=1) for i in range(100)]
-    assert unquantized(even, np.random.default_rng(0)) == (even, 0.0)
+    even = [TraceRow(at_s=0.1 * i, prompt_tokens=1, output_tokens=1) for i in range(100)]
+    assert spread_quantized(even, np.random.default_rng(0)) == (even, 0.0)
 
 
 def test_scaled_blocks_still_share():
     rows = [
-        Row(at_s=0, prompt_tokens=5 * 512 - 10, output_tokens=90, blocks=(1, 2, 3, 4, 5)),
-        Row(at_s=1, prompt_tokens=4 * 512, output_tokens=50, blocks=(1, 2, 3, 9)),
+        TraceRow(at_s=0, prompt_tokens=5 * 512 - 10, output_tokens=90, blocks=(1, 2, 3, 4, 5)),
+        TraceRow(at_s=1, prompt_tokens=4 * 512, output_tokens=50, blocks=(1, 2, 3, 9)),
     ]
     scale = scale_for(rows, 160)
     assert scale == 160 / (5 * 512 + 80)
     prompts = [prompt_of(row, i, scale) for i, row in enumerate(rows)]
-    assert [num_tokens(p) for p in prompts] == [scaled(row.prompt_tokens, scale) for row in rows]
+    assert [num_tokens(p) for p in prompts] == [
+        scale_length(row.prompt_tokens, scale) for row in rows
+    ]
     assert prompts[0][:3] == prompts[1][:3]
     assert prompts[0][0].tokens == int(512 * scale)
-    assert all(num_tokens(p) + scaled(r.output_tokens, scale) <= 160 for p, r in zip(prompts, rows))
+    assert all(
+        num_tokens(p) + scale_length(r.output_tokens, scale) <= 160 for p, r in zip(prompts, rows)
+    )
 
 
 @given(st.integers(1, 20_000), st.floats(0.001, 1.0))
 def test_a_scaled_prompt_has_its_length(tokens, scale):
     blocks = tuple(range(-(-tokens // 512)))
-    row = Row(at_s=0, prompt_tokens=tokens, output_tokens=1, blocks=blocks)
-    assert num_tokens(prompt_of(row, 0, scale)) == scaled(tokens, scale)
+    row = TraceRow(at_s=0, prompt_tokens=tokens, output_tokens=1, blocks=blocks)
+    assert num_tokens(prompt_of(row, 0, scale)) == scale_length(tokens, scale)
 
 
 def test_the_azure_trace_is_read_whole(shared):
@@ -305,7 +326,7 @@ def test_mooncake_prompts_share_what_their_hash_ids_share(shared):
     first, second = (writer.pieces(prompt_of(row, i, 1.0), 10**6) for i, row in enumerate(rows[:2]))
     assert (len(first), len(second)) == (rows[0].prompt_tokens, rows[1].prompt_tokens)
     assert first[:512] == second[:512] and first[512:520] != second[512:520]
-    assert unquantized(rows, np.random.default_rng(0))[1] == pytest.approx(3.0, abs=0.01)
+    assert spread_quantized(rows, np.random.default_rng(0))[1] == pytest.approx(3.0, abs=0.01)
 
 
 def test_sharegpt_brings_its_ids(shared):
@@ -336,8 +357,8 @@ def test_a_trace_is_stretched_to_the_rate(ten_seconds):
     assert times_of(twice) == pytest.approx([0, 0.5, 2.5, 5])
     assert twice.span_s == pytest.approx(5)
     assert times_of(build(options(workload=ten_seconds, rate=0.1), "default"))[-1] == 40
-    assert times_of(build(hastened(options(workload=ten_seconds, rate=0.4), 2), "d"))[-1] == 5
-    assert times_of(build(hastened(options(workload=ten_seconds), 2), "d"))[-1] == 5
+    assert times_of(build(sped_up(options(workload=ten_seconds, rate=0.4), 2), "d"))[-1] == 5
+    assert times_of(build(sped_up(options(workload=ten_seconds), 2), "d"))[-1] == 5
 
 
 def test_a_trace_beside_other_classes_has_its_share_of_the_rate(ten_seconds, tmp_path):
@@ -351,7 +372,7 @@ def test_a_trace_beside_other_classes_has_its_share_of_the_rate(ten_seconds, tmp
     with pytest.raises(UsageError, match="a rate and a speed"):
         read_classes(options(classes=str(file)))
     with pytest.raises(UsageError, match="--rate and --speed"):
-        check("http://127.0.0.1:1", options(workload=ten_seconds, speed=2.0, rate=1.0))
+        check_options("http://127.0.0.1:1", options(workload=ten_seconds, speed=2.0, rate=1.0))
 
 
 def test_classes_divide_the_rate(tmp_path: Path):
@@ -401,7 +422,7 @@ def test_what_is_wrong_with_classes_is_named(tmp_path: Path, text, words):
 
 
 def test_a_turn_has_tokens_of_both_parts():
-    turn = Turn(system=(Made("s", 3),), prompt=(Made("p", 4),), output_tokens=1)
-    dialect = Dialect(endpoint="completions", model="m", writer=IdWriter(0))
+    turn = Turn(system=(GeneratedPiece("s", 3),), prompt=(GeneratedPiece("p", 4),), output_tokens=1)
+    dialect = BenchDialect(endpoint="completions", model="m", writer=IdWriter(0))
     assert len(dialect.pieces(turn, 100)) == 7
     assert len(dialect.pieces(turn, 5)) == 5

@@ -10,18 +10,18 @@ from fakes import make_settings
 from headway.bench.calibrate import (
     client_costs,
     door_seconds,
-    is_near,
+    is_local,
     open_calibration,
     quiet_door_seconds,
 )
-from headway.bench.prompts import Ids, IdWriter, Made, Text
+from headway.bench.prompts import GeneratedPiece, IdPiece, IdWriter, TextPiece
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
 from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.engine.messages import Ready
-from headway.measure.record import ClientCost, Exchange, Load, Run, Server
+from headway.measure.record import ClientCost, Exchange, LoadRecord, RecordedRun, ServerRecord
 from headway.perf.filter import NUM_PARTS
 from headway.perf.frontend import host_cost, straight
 from headway.perf.model import StepModel
@@ -153,12 +153,14 @@ def exchange(scheduled_s: float, sent_s: float, chunk_s: list[float], tokens=Non
     )  # fmt: skip
 
 
-def run_of(exchanges: list[Exchange], *, started_s=0.0, counters=None, cost=None) -> Run:
-    return Run(
+def run_of(exchanges: list[Exchange], *, started_s=0.0, counters=None, cost=None) -> RecordedRun:
+    return RecordedRun(
         started_at=0,
         started_s=started_s,
-        load=Load(loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1),
-        server=Server(url="", model="", endpoint="", counters=counters or {}),
+        load=LoadRecord(
+            loop="open", arrivals="p", workload="w", seed=0, span_s=1, from_s=0, to_s=1
+        ),
+        server=ServerRecord(url="", model="", endpoint="", counters=counters or {}),
         client=cost or ClientCost(cpu_s=0, wall_s=1),
         exchanges=exchanges,
     )
@@ -222,7 +224,7 @@ def test_of_a_short_run_all_that_the_load_generator_took_is_its_tokens():
     ],
 )
 def test_a_load_generator_counts_where_it_shares_the_machine(url: str, near: bool):
-    assert is_near(url) == near
+    assert is_local(url) == near
 
 
 def saved(path: Path, **changes) -> str:
@@ -276,13 +278,13 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path):
 
 def test_prompts_as_ids_are_those_that_a_server_is_sent():
     writer = IdWriter(3, 400)
-    prompt = (Made("a", 20), Ids((5, 700, 3)), Made("b", 4))
+    prompt = (GeneratedPiece("a", 20), IdPiece((5, 700, 3)), GeneratedPiece("b", 4))
     assert writer.ids(prompt) == json.loads(writer.json(prompt))
 
 
 def test_text_becomes_ids_that_share_what_it_shares():
     writer = IdWriter(0)
     a, b = "You are a helpful assistant. What is 2?", "You are a helpful assistant. Who are you?"
-    first, second = writer.ids((Text(a),)), writer.ids((Text(b),))
+    first, second = writer.ids((TextPiece(a),)), writer.ids((TextPiece(b),))
     shared = next(i for i, (x, y) in enumerate(zip(first, second, strict=False)) if x != y)
-    assert len(first) == Text(a).tokens and 6 <= shared <= 8
+    assert len(first) == TextPiece(a).tokens and 6 <= shared <= 8

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.bench.calibrate import open_calibration
-from headway.bench.report import Report
+from headway.bench.report import BenchReport
 from headway.bench.traces import read_trace
 from headway.bench.workload import read_prompts
 from headway.cli.calibrate import read_lines
@@ -77,7 +77,7 @@ READ: dict[str, Callable[[Path], object]] = {
     "an azure trace": lambda path: read_trace("azure", path),
     "a mooncake trace": lambda path: read_trace("mooncake", path),
     "prompts": read_prompts,
-    "a report": lambda path: read_saved(str(path), Report, "bench"),
+    "a report": lambda path: read_saved(str(path), BenchReport, "bench"),
     "a calibration": lambda path: open_calibration(str(path)),
     "a suite": lambda path: read_lines(str(path)),
     "probes": lambda path: read_probes(str(path), 5),

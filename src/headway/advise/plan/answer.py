@@ -1,4 +1,4 @@
-"""The planner's answer: a row a machine, the sentence why, and a file."""
+"""The planner's report: a row for each machine, the reason in a sentence, and the tables."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from headway.advise.plan.capacity import Row, size
-from headway.advise.plan.demand import Demand, demand_of
-from headway.advise.plan.machines import PRICES_READ, Refused, candidates
-from headway.advise.plan.trial import Wanted
-from headway.advise.simulate.run import NOWHERE
+from headway.advise.plan.capacity import MachineRow, size_machine
+from headway.advise.plan.demand import PlannedDemand, demand_of
+from headway.advise.plan.machines import PRICES_READ, RefusedMachine, find_candidates
+from headway.advise.plan.trial import PlanTarget
+from headway.advise.simulate.run import SIMULATED_URL
 from headway.advise.simulate.truth import ROOFLINE
 from headway.bench.run import prepare
 from headway.config.options import BenchOptions, EngineOptions
@@ -19,12 +19,12 @@ from headway.core.errors import UsageError
 from headway.core.service import service_classes
 from headway.spec import read_model_spec
 
-LIMIT = 4
-"""The max_tokens that clients are taken to send, as a multiple of the p99 of answers."""
+MAX_TOKENS_PER_P99 = 4
+"""The max_tokens that clients are assumed to send, as a multiple of the p99 of answers."""
 
 
-class Answer(msgspec.Struct, kw_only=True):
-    """All of it; `headway` says who planned."""
+class PlanAnswer(msgspec.Struct, kw_only=True):
+    """The complete plan; `headway` is the version that made it."""
 
     format: str = "headway-plan"
     version: int = 1
@@ -35,62 +35,62 @@ class Answer(msgspec.Struct, kw_only=True):
     at_once: int | None = None
     attainment: float
     assumed: list[str]
-    rows: list[Row]
+    rows: list[MachineRow]
     refused: list[str]
     best: str
 
 
-def plan(
+def plan_capacity(
     folder: Path, options: PlanOptions, load: BenchOptions, engine: EngineOptions, version: str
-) -> Answer:
-    """Size every machine for the demand; raises HeadwayError before anything is simulated."""
+) -> PlanAnswer:
+    """Size every machine for the demand; raise HeadwayError before anything is simulated."""
     if not (load.slo or load.classes):
         raise UsageError("plan needs objectives.", "Add --slo ttft=1s,tpot=50ms.")
     if load.attainment >= 1:
         raise UsageError(
             "--attainment 1 allows no miss: no number of servers promises that.", "Write 0.99."
         )
-    bench = prepare(NOWHERE, load)
+    bench = prepare(SIMULATED_URL, load)
     spec = read_model_spec(folder)
     context = engine.max_model_len or spec.default_len
     demand = demand_of(bench, options, context)
     longest = min(demand.prompt_p99 + demand.answer_p99, context)
-    found, refused = candidates(folder, options, engine, longest)
-    wanted = Wanted(
+    usable, refused = find_candidates(folder, options, engine, longest)
+    target = PlanTarget(
         bench=bench,
         classes=service_classes(load.slo),
         attainment=load.attainment,
-        answer_limit=options.answer_limit or LIMIT * demand.answer_p99,
+        answer_limit=options.answer_limit or MAX_TOKENS_PER_P99 * demand.answer_p99,
         survive=options.survive,
     )
-    rows = [size(candidate, demand, wanted) for candidate in found]
-    return Answer(
+    rows = [size_machine(candidate, demand, target) for candidate in usable]
+    return PlanAnswer(
         headway=version,
         model=folder.name,
         mean_rate=demand.mean_rate,
         peak_rate=demand.peak_rate,
         at_once=demand.at_once,
         attainment=load.attainment,
-        assumed=[*demand.assumed, limit_said(wanted)],
+        assumed=[*demand.assumed, max_tokens_note(target)],
         rows=rows,
-        refused=[told(each) for each in refused],
-        best=best(rows, demand, load.attainment),
+        refused=[format_rejection(each) for each in refused],
+        best=format_best(rows, demand, load.attainment),
     )
 
 
-def limit_said(wanted: Wanted) -> str:
+def max_tokens_note(target: PlanTarget) -> str:
     return (
-        f"clients send max_tokens {wanted.answer_limit:,}; the engine learns no more of a length, "
+        f"clients send max_tokens {target.answer_limit:,}; the engine learns no more of a length, "
         "and they try twice more after a 503"
     )
 
 
-def told(refused: Refused) -> str:
+def format_rejection(refused: RefusedMachine) -> str:
     return f"{refused.name}: {refused.why}"
 
 
-def best(rows: list[Row], demand: Demand, attainment: float) -> str:
-    """The answer in a sentence."""
+def format_best(rows: list[MachineRow], demand: PlannedDemand, attainment: float) -> str:
+    """Return the cheapest fleet in a sentence, or why no machine can serve the demand."""
     can = [row for row in rows if row.servers is not None]
     if not can:
         whys = [f"{row.machine}: {row.hopeless}" for row in rows if row.hopeless]
@@ -100,40 +100,41 @@ def best(rows: list[Row], demand: Demand, attainment: float) -> str:
     low, high = chosen.servers_range
     cost = "" if chosen.usd_per_hour is None else f" for ${chosen.usd_per_hour:.2f} an hour"
     between = f" ({low} to {high} at the ends of what is believed)" if low != high else ""
+    machines = f"{chosen.machine}{format_degrees(chosen)}{between}"
     return (
-        f"{chosen.servers} x {chosen.machine}{degrees(chosen)}{between} keep {attainment:.0%} of "
-        f"{asked(demand)} in their objectives{cost}, "
+        f"{chosen.servers} x {machines} keep {attainment:.0%} of "
+        f"{format_demand(demand)} in their objectives{cost}, "
         f"{chosen.label}; first to give way: {chosen.breaks_first}"
     )
 
 
-def asked(demand: Demand) -> str:
-    """What comes, in words."""
+def format_demand(demand: PlannedDemand) -> str:
+    """Return the peak load in words."""
     if demand.at_once is not None:
         return f"{demand.at_once:,} requests at once"
     return f"{demand.peak_rate:.3g} requests/s at the peak"
 
 
-def degrees(row: Row) -> str:
-    """`, 2 devices each` where a server has several."""
+def format_degrees(row: MachineRow) -> str:
+    """Return ` (tensor parallel 2)` where a server has several devices, else ""."""
     parts = [f"tensor parallel {row.tensor}"] if row.tensor > 1 else []
     parts += [f"pipeline of {row.pipeline}"] if row.pipeline > 1 else []
     return f" ({', '.join(parts)})" if parts else ""
 
 
-def show(answer: Answer, console: Console) -> None:
-    """Print all of it."""
+def show_plan(answer: PlanAnswer, console: Console) -> None:
+    """Print the plan."""
     console.print(f"[bold]{answer.best}[/]", highlight=False)
     comes = f"{answer.mean_rate:.3g} requests/s in the mean, {answer.peak_rate:.3g} at the peak"
     if answer.at_once is not None:
         comes = f"{answer.at_once:,} requests at once, each sent when another is answered"
     console.print(f"{answer.model}: {comes}", highlight=False)
-    console.print(table(answer))
+    console.print(plan_table(answer))
     show_notes(answer, console)
 
 
-def show_notes(answer: Answer, console: Console) -> None:
-    """What never helps, what cannot be, and what was assumed."""
+def show_notes(answer: PlanAnswer, console: Console) -> None:
+    """Print the machines that no number helps, those that cannot serve, and the assumptions."""
     for row in answer.rows:
         if row.hopeless:
             console.print(f"{row.machine}, {row.weights}: {row.hopeless}", highlight=False)
@@ -144,12 +145,12 @@ def show_notes(answer: Answer, console: Console) -> None:
     for line in answer.assumed:
         console.print(f"[dim]assumed: {line}[/]", highlight=False)
     if any(row.usd_per_hour for row in answer.rows):
-        said = f"prices of the table as read {PRICES_READ}; energy is TDP x busy share, at most"
-        console.print(f"[dim]{said}[/]", highlight=False)
+        note = f"prices of the table as read {PRICES_READ}; energy is TDP x busy share, at most"
+        console.print(f"[dim]{note}[/]", highlight=False)
 
 
-def table(answer: Answer) -> Table:
-    """One row a machine."""
+def plan_table(answer: PlanAnswer) -> Table:
+    """Return a table with a row for each machine."""
     shown = Table()
     for name in (
         *("machine", "weights", "figures are", "KV tokens", "p95 prompt", "token alone"),
@@ -169,33 +170,33 @@ def table(answer: Answer) -> Table:
     return shown
 
 
-def cells(row: Row) -> list[str]:
+def cells(row: MachineRow) -> list[str]:
     servers = "none" if row.servers is None else str(row.servers)
     if row.servers is not None and row.servers_range[0] != row.servers_range[1]:
         servers += f" ({row.servers_range[0]} to {row.servers_range[1]})"
     share = "" if row.attainment is None else f"{row.attainment[0]:.0%} to {row.attainment[1]:.0%}"
     about = "about " if row.label == ROOFLINE else ""
     return [
-        row.machine + degrees(row),
+        row.machine + format_degrees(row),
         row.weights,
         row.label,
         f"{row.kv_tokens:,}",
         f"{about}{row.prompt_s:.3g} s",
         f"{about}{1e3 * row.tpot_s:.3g} ms",
-        rate(row),
+        format_rate(row),
         servers,
         share,
-        *(figure(v) for v in (row.usd_per_hour, row.usd_per_million_tokens)),
-        *(figure(v) for v in (row.joules_per_token, row.kwh_per_year)),
+        *(format_figure(v) for v in (row.usd_per_hour, row.usd_per_million_tokens)),
+        *(format_figure(v) for v in (row.joules_per_token, row.kwh_per_year)),
     ]
 
 
-def rate(row: Row) -> str:
-    """What one server keeps, with both ends; on a roofline the ends alone."""
+def format_rate(row: MachineRow) -> str:
+    """Return the load that one server keeps, with its range; on a roofline the range alone."""
     low, middle, high = row.at_once or row.rate
     ends = f"{low:.3g} to {high:.3g}"
     return ends if row.label == ROOFLINE else f"{middle:.3g} ({ends})" if middle else "0"
 
 
-def figure(value: float | None) -> str:
+def format_figure(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"

@@ -1,9 +1,9 @@
-"""What will be asked: a trace, or a few percentiles, as traffic that can be simulated.
+"""Demand: a trace, or a few percentiles, as traffic that can be simulated.
 
-Percentiles become a curve through the given points: straight from one to the next in the logarithm
-of the length over the normal score of the share, its ends continued, its tail cut at the context.
-Worked example, p50=100, p95=1000: the median is 100, one of twenty is longer than 1,000; with
-p99=1100 the tail is short from there on, which a lognormal through the first two would not know.
+Percentiles become a curve through the given points: piecewise linear in the logarithm of the length
+over the normal score of the share, extended at both ends, cut at the context. Worked example,
+p50=100, p95=1000: the median is 100, one of twenty prompts is longer than 1,000; with p99=1100 the
+tail is short from there on, which a lognormal through the first two points would miss.
 """
 
 import re
@@ -15,7 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.bench.prompts import Made
+from headway.bench.prompts import GeneratedPiece
 from headway.bench.run import Bench
 from headway.bench.workload import Conversation, Traffic, Turn, rate_of
 from headway.config.options.field import TIME_SUFFIXES
@@ -24,19 +24,19 @@ from headway.core.errors import UsageError
 
 EXAMPLE = "Write p50=800,p95=4000,p99=9000."
 BURST = re.compile(r"(\d+(?:\.\d+)?)x:(\d+(?:\.\d+)?)(ms|s|m|h)/(\d+(?:\.\d+)?)(ms|s|m|h)")
-GROUPS = 8
-"""Different beginnings that prompts share, where nobody says how many."""
+NUM_PREFIX_GROUPS = 8
+"""Number of different shared prefixes where the options give none."""
 SCORE = NormalDist().inv_cdf
-PER_CLIENT, LEAST_REQUESTS = 10, 400
-"""Requests of each client of a closed loop, and of all of them, that are simulated."""
-AGAIN_S = 5.0
-"""People who ask once more do so after this long, in the mean."""
+REQUESTS_PER_CLIENT, MIN_REQUESTS = 10, 400
+"""Simulated requests of each client of a closed loop, and least number of them in all."""
+RETRY_MEAN_S = 5.0
+"""Mean seconds after which a user sends a request again."""
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
-    """Traffic with its peak in it, the rates, the lengths that decide, and what was assumed."""
+class PlannedDemand:
+    """Traffic with its peak in it, the rates, the lengths that decide, and the assumptions."""
 
     conversations: list[Conversation]
     span_s: float
@@ -47,29 +47,29 @@ class Demand:
     answer_p50: int
     answer_p99: int
     at_once: int | None = None
-    """So many requests at a time, each sent when another is answered; None: they have a rate."""
+    """Number of concurrent requests of a closed loop; None where requests have a rate."""
     assumed: list[str] = field(default_factory=list)
 
 
 def parse_percentiles(text: str, option: str, most: int) -> dict[float, int]:
-    """`p50=800,p95=4000` → {0.5: 800, 0.95: 4000}; UsageError names what is wrong."""
-    found: dict[float, int] = {}
+    """Parse `p50=800,p95=4000` → {0.5: 800, 0.95: 4000}; UsageError names what is wrong."""
+    lengths: dict[float, int] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*p(\d{1,2}(?:\.\d+)?)\s*=\s*(\d+)\s*", part)
         if match is None or not 0 < float(match[1]) < 100:
             raise UsageError(f"{option}: {part.strip()!r} is no percentile.", EXAMPLE)
         share, length = float(match[1]) / 100, int(match[2])
-        if share in found:
+        if share in lengths:
             raise UsageError(f"{option}: p{match[1]} is given twice.", EXAMPLE)
         if not 1 <= length <= most:
             raise UsageError(
                 f"{option}: p{match[1]} is {length} tokens; the context has {most}.",
                 "Give lengths from 1 to the context.",
             )
-        found[share] = length
-    if len(found) < 2:
+        lengths[share] = length
+    if len(lengths) < 2:
         raise UsageError(f"{option}: one percentile says nothing of the others.", EXAMPLE)
-    ordered = sorted(found.items())
+    ordered = sorted(lengths.items())
     for (low, shorter), (high, longer) in pairwise(ordered):
         if shorter > longer:
             raise UsageError(
@@ -80,29 +80,31 @@ def parse_percentiles(text: str, option: str, most: int) -> dict[float, int]:
 
 
 def lengths_by(percentiles: dict[float, int], shares: Floats, most: int) -> NDArray[np.int64]:
-    """The lengths at these shares of the requests."""
-    scores = np.array([SCORE(share) for share in percentiles])
-    logs = np.log(np.array(list(percentiles.values()), dtype=float))
-    wanted = np.array([SCORE(float(share)) for share in shares])
-    found = np.interp(wanted, scores, logs)
+    """Return the lengths at these shares of the requests."""
+    given_scores = np.array([SCORE(share) for share in percentiles])
+    given_logs = np.log(np.array(list(percentiles.values()), dtype=float))
+    target_scores = np.array([SCORE(float(share)) for share in shares])
+    log_lengths = np.interp(target_scores, given_scores, given_logs)
     for end, other in ((0, 1), (-1, -2)):
-        slope = (logs[end] - logs[other]) / (scores[end] - scores[other])
-        beyond = wanted < scores[0] if end == 0 else wanted > scores[-1]
-        found[beyond] = logs[end] + slope * (wanted[beyond] - scores[end])
-    lengths: NDArray[np.int64] = np.clip(np.rint(np.exp(found)), 1, most).astype(np.int64)
+        slope = (given_logs[end] - given_logs[other]) / (given_scores[end] - given_scores[other])
+        beyond = target_scores < given_scores[0] if end == 0 else target_scores > given_scores[-1]
+        log_lengths[beyond] = given_logs[end] + slope * (target_scores[beyond] - given_scores[end])
+    lengths: NDArray[np.int64] = np.clip(np.rint(np.exp(log_lengths)), 1, most).astype(np.int64)
     return lengths
 
 
-def drawn(rng: np.random.Generator, count: int) -> Floats:
-    """`count` shares, one from each of as many equal parts of (0, 1), in a drawn order: the
-    percentiles of the traffic are those that were asked for, also of a few hundred requests."""
+def stratified_shares(rng: np.random.Generator, count: int) -> Floats:
+    """Return `count` shares, one from each of as many equal parts of (0, 1), in random order.
+
+    So the percentiles of a few hundred requests are those that were asked for.
+    """
     shares: Floats = (np.arange(count) + rng.uniform(0.02, 0.98, count)) / count
     return rng.permutation(shares)
 
 
 @dataclass(frozen=True, slots=True)
 class Burst:
-    """So many times the rate for `seconds` in every `period_s`; (1, 0, 1) is none."""
+    """`times` the rate for `seconds` in every `period_s`; (1, 0, 1) is no burst."""
 
     times: float
     seconds: float
@@ -110,7 +112,7 @@ class Burst:
 
 
 def parse_burst(text: str) -> Burst:
-    """`3x:30s/10m` → three times the rate for 30 s in every 10 minutes."""
+    """Parse `3x:30s/10m`: three times the rate for 30 s in every 10 minutes."""
     if not text:
         return Burst(1.0, 0.0, 1.0)
     match = BURST.fullmatch(text)
@@ -127,21 +129,21 @@ def parse_burst(text: str) -> Burst:
 
 
 def parse_cacheable(text: str) -> tuple[float, int | None]:
-    """`0.4:1500` → (0.4, 1500)."""
+    """Parse `0.4:1500` → (0.4, 1500)."""
     if not text:
         return 0.0, None
     share, _, tokens = text.partition(":")
     try:
-        found = float(share), int(tokens) if tokens else None
+        parsed = float(share), int(tokens) if tokens else None
     except ValueError:
-        found = -1.0, None
-    if not 0 <= found[0] < 1 or (found[1] is not None and found[1] < 1):
+        parsed = -1.0, None
+    if not 0 <= parsed[0] < 1 or (parsed[1] is not None and parsed[1] < 1):
         raise UsageError(f"--cacheable: {text!r} is no share.", "Write 0.4 or 0.4:1500.")
-    return found
+    return parsed
 
 
-def demand_of(bench: Bench, options: PlanOptions, context: int) -> Demand:
-    """The traffic that the options describe; raises UsageError."""
+def demand_of(bench: Bench, options: PlanOptions, context: int) -> PlannedDemand:
+    """Return the traffic that the options describe; raise UsageError."""
     if bench.options.concurrency is not None:
         refuse_rates(options)
     if bool(options.prompts) != bool(options.answers):
@@ -158,7 +160,8 @@ def demand_of(bench: Bench, options: PlanOptions, context: int) -> Demand:
 
 
 def refuse_rates(options: PlanOptions) -> None:
-    """Who asks when he has his answer has no peaks, and does not ask twice."""
+    """Raise UsageError for options that describe a rate: a closed loop has no peaks and no
+    repeats."""
     for name in ("burst", "retries"):
         if getattr(options, name):
             raise UsageError(
@@ -168,8 +171,8 @@ def refuse_rates(options: PlanOptions) -> None:
             )
 
 
-def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand:
-    """Traffic through the given percentiles: a calm, a burst, and what it leaves behind."""
+def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> PlannedDemand:
+    """Return traffic through the given percentiles: a calm time, a burst, and its aftermath."""
     load = bench.options
     prompts = parse_percentiles(options.prompts, "--prompts", context - 1)
     answers = parse_percentiles(options.answers, "--answers", context - 1)
@@ -177,29 +180,30 @@ def from_percentiles(bench: Bench, options: PlanOptions, context: int) -> Demand
     rate = rate_of(load) * options.growth
     rng = np.random.default_rng([load.seed, 29])
     if load.concurrency is None:
-        times, from_s = arrivals(rate, burst, options.most_requests, rng)
+        times, from_s = burst_arrivals(rate, burst, options.most_requests, rng)
     else:
-        wanted = max(PER_CLIENT * load.concurrency, LEAST_REQUESTS)
-        times, from_s = [0.0] * min(wanted, options.most_requests), 0.0
+        num_requests = max(REQUESTS_PER_CLIENT * load.concurrency, MIN_REQUESTS)
+        times, from_s = [0.0] * min(num_requests, options.most_requests), 0.0
     limit = options.most_requests
     assumed = ["percentiles of prompts and answers are independent of each other"]
-    p_lengths = lengths_by(prompts, drawn(rng, len(times)), context - 1)
-    a_lengths = lengths_by(answers, drawn(rng, len(times)), context - 1)
+    p_lengths = lengths_by(prompts, stratified_shares(rng, len(times)), context - 1)
+    a_lengths = lengths_by(answers, stratified_shares(rng, len(times)), context - 1)
     a_lengths = np.minimum(a_lengths, context - p_lengths)
     share, tokens = parse_cacheable(options.cacheable)
-    begins, said = beginnings(share, tokens, p_lengths, rng)
-    assumed += said
+    begins, notes = shared_prefixes(share, tokens, p_lengths, rng)
+    assumed += notes
     talks = [
-        talk(i, at_s, int(p_lengths[i]), int(a_lengths[i]), begins[i])
+        one_turn_conversation(i, at_s, int(p_lengths[i]), int(a_lengths[i]), begins[i])
         for i, at_s in enumerate(times[:limit])
     ]
-    return finished(bench, options, talks, from_s, assumed, peak=rate * burst.times, mean=rate)
+    return build_demand(bench, options, talks, from_s, assumed, peak=rate * burst.times, mean=rate)
 
 
-def arrivals(
+def burst_arrivals(
     rate: float, burst: Burst, most: int, rng: np.random.Generator
 ) -> tuple[list[float], float]:
-    """When about `most` requests come, and over how long: calm, a burst, and half as long calm."""
+    """Return the arrival times of about `most` requests, and the duration: calm, a burst, half as
+    long calm."""
     calm_s = most / 3 / rate
     length_s = min(burst.seconds, most * 2 / 3 / (rate * burst.times))
     times, from_s = list[float](), 0.0
@@ -211,42 +215,44 @@ def arrivals(
     return times, from_s
 
 
-def beginnings(
+def shared_prefixes(
     share: float, tokens: int | None, lengths: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[list[tuple[str, int]], list[str]]:
-    """By request (name of its beginning, tokens of it), so that `share` of all is shared."""
+    """Return, by request, (name of its prefix, tokens of it), so that `share` of all tokens is
+    shared."""
     none = [("", 0)] * len(lengths)
     if not share:
         return none, []
     each = np.minimum(tokens or int(np.median(lengths)), lengths - 1)
     with_it = min(share * lengths.sum() / max(each.sum(), 1), 1.0)
-    names = rng.integers(GROUPS, size=len(lengths))
+    names = rng.integers(NUM_PREFIX_GROUPS, size=len(lengths))
     has = rng.random(len(lengths)) < with_it
-    found = [(f"group {n}", int(e)) if h else ("", 0) for n, e, h in zip(names, each, has)]
+    prefixes = [(f"group {n}", int(e)) if h else ("", 0) for n, e, h in zip(names, each, has)]
     reached = float((each * has).sum() / lengths.sum())
-    return found, [
-        f"{reached:.0%} of prompt tokens lie in {GROUPS} shared beginnings of "
+    return prefixes, [
+        f"{reached:.0%} of prompt tokens lie in {NUM_PREFIX_GROUPS} shared beginnings of "
         f"{tokens or int(np.median(lengths))} tokens"
     ]
 
 
-def talk(
+def one_turn_conversation(
     number: int, at_s: float, prompt: int, answer: int, begins: tuple[str, int]
 ) -> Conversation:
-    """One request of one turn."""
+    """Return a conversation of one request."""
     name, shared = begins
-    system = (Made(name, shared),) if shared else ()
-    own = (Made(f"request {number}", max(prompt - shared, 1)),)
+    system = (GeneratedPiece(name, shared),) if shared else ()
+    own = (GeneratedPiece(f"request {number}", max(prompt - shared, 1)),)
     turn = Turn(system=system, prompt=own, output_tokens=max(answer, 1))
     return Conversation(at_s=at_s, turns=(turn,))
 
 
-def from_traffic(bench: Bench, options: PlanOptions) -> Demand:
-    """A workload's own traffic: of a long one the busiest stretch, and its mean beside it."""
+def from_traffic(bench: Bench, options: PlanOptions) -> PlannedDemand:
+    """Return a workload's own traffic: of a long one the busiest stretch, and the mean rate of
+    all."""
     if bench.options.concurrency is not None:
         talks = bench.traffic.conversations[: options.most_requests]
-        return finished(bench, options, talks, 0.0, [], peak=0.0, mean=0.0)
-    traffic = hurried(bench.traffic, options.growth)
+        return build_demand(bench, options, talks, 0.0, [], peak=0.0, mean=0.0)
+    traffic = sped_up(bench.traffic, options.growth)
     talks = traffic.conversations
     mean = len(talks) / traffic.span_s
     assumed = []
@@ -262,11 +268,11 @@ def from_traffic(bench: Bench, options: PlanOptions) -> Demand:
     from_s = talks[0].at_s
     span_s = max(talks[-1].at_s - from_s, 1e-6)
     talks = [replace(talk, at_s=talk.at_s - from_s) for talk in talks]
-    return finished(bench, options, talks, span_s, assumed, peak=len(talks) / span_s, mean=mean)
+    return build_demand(bench, options, talks, span_s, assumed, peak=len(talks) / span_s, mean=mean)
 
 
-def hurried(traffic: Traffic, times: float) -> Traffic:
-    """The same requests in so many times less time."""
+def sped_up(traffic: Traffic, times: float) -> Traffic:
+    """Return the same requests at `times` the rate."""
     return replace(
         traffic,
         conversations=[replace(talk, at_s=talk.at_s / times) for talk in traffic.conversations],
@@ -274,7 +280,7 @@ def hurried(traffic: Traffic, times: float) -> Traffic:
     )
 
 
-def finished(
+def build_demand(
     bench: Bench,
     options: PlanOptions,
     talks: list[Conversation],
@@ -283,19 +289,22 @@ def finished(
     *,
     peak: float,
     mean: float,
-) -> Demand:
-    """The demand with those who ask again, and the lengths that decide."""
+) -> PlannedDemand:
+    """Return the demand with the repeated requests, and the lengths that decide."""
     if not talks:
         raise UsageError("No request falls into the time.", "Raise --rate.")
     if options.retries:
         rng = np.random.default_rng([bench.options.seed, 31])
-        again = [
-            replace(talk, at_s=talk.at_s + float(rng.exponential(AGAIN_S)))
+        retried = [
+            replace(
+                talk,
+                at_s=talk.at_s + float(rng.exponential(RETRY_MEAN_S)),
+            )
             for talk in talks
             if rng.random() < options.retries
         ]
-        talks = sorted([*talks, *again], key=lambda talk: talk.at_s)
-        assumed = [*assumed, f"{len(again)} of the requests are sent once more"]
+        talks = sorted([*talks, *retried], key=lambda talk: talk.at_s)
+        assumed = [*assumed, f"{len(retried)} of the requests are sent once more"]
         peak, mean = peak * (1 + options.retries), mean * (1 + options.retries)
     concurrency, at_once = bench.options.concurrency, None
     if concurrency is not None:
@@ -309,7 +318,7 @@ def finished(
     turns = [turn for talk in talks for turn in talk.turns]
     prompts = [sum(piece.tokens for piece in turn.system + turn.prompt) for turn in turns]
     outputs = [turn.output_tokens for turn in turns]
-    return Demand(
+    return PlannedDemand(
         conversations=talks,
         span_s=span_s,
         mean_rate=mean,

@@ -1,4 +1,4 @@
-"""Machines that could serve: this one, one that was calibrated, or a row of a datasheet.
+"""Candidate machines: this one, a calibrated one, or a row of a datasheet.
 
 The table is the project's own: dense figures of makers, memory in GB and bandwidth in GB/s as
 printed, prices of an hour as read on their date. Sources: ai-dynamo/aiconfigurator at 095f58a
@@ -10,7 +10,7 @@ cloud and others as collected by datareceipts/data-receipts (read 2026-11-09), L
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headway.advise.simulate.machine import Machinery, by_roofline, machinery
+from headway.advise.simulate.machine import SimulatedMachine, build_machine, roofline_machine
 from headway.config.options import EngineOptions
 from headway.config.options.plan import PlanOptions
 from headway.config.options.simulate import SimulateOptions
@@ -33,22 +33,23 @@ TABLE: tuple[tuple[str, float, float, float, float | None, float | None], ...] =
     ("L4", 24, 300, 121, 72, None),
     ("L40S", 48, 864, 362.05, 350, 0.94),
 )
-DEGREES = (1, 2, 4, 8)
-STAGES = (1, 2, 4)
+TENSOR_DEGREES = (1, 2, 4, 8)
+PIPELINE_DEGREES = (1, 2, 4)
 LINK_BYTES_PER_S = 300e9
-"""Between devices of a server, each way: NVLink of four generations has 300 to 900."""
-REDUCE_S = 1e-5
-"""One sum over devices, however small."""
-HOP_S = 2e-5
+"""Between devices of a server, each way: NVLink of four generations has 300e9 to 900e9."""
+ALL_REDUCE_S = 1e-5
+"""Least seconds of one all-reduce over devices."""
+STAGE_HOP_S = 2e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """One way to serve: a machine, how many devices of it a server has, and the weights' format."""
+class MachineCandidate:
+    """One way to serve: a machine, the number of its devices in a server, and the weights'
+    format."""
 
     name: str
     weights: str
-    machinery: Machinery
+    machinery: SimulatedMachine
     tensor: int = 1
     pipeline: int = 1
     usd_per_hour: float | None = None
@@ -60,44 +61,45 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A machine that cannot serve, and why."""
+class RefusedMachine:
+    """A machine that cannot serve, and the reason."""
 
     name: str
     why: str
 
 
-def candidates(
+def find_candidates(
     folder: Path, options: PlanOptions, engine: EngineOptions, longest: int
-) -> tuple[list[Candidate], list[Refused]]:
-    """Every machine that the options name, in every format; `longest` request must fit."""
+) -> tuple[list[MachineCandidate], list[RefusedMachine]]:
+    """Return every machine that the options name, in every format; a request of `longest` tokens
+    must fit."""
     prices = read_prices(options.price)
-    found: list[Candidate] = []
-    refused: list[Refused] = []
+    usable: list[MachineCandidate] = []
+    refused: list[RefusedMachine] = []
     spec = read_model_spec(folder)
     for name in options.machines:
         for weights in options.formats:
-            wanted = replace(engine, quantization=weights)
+            variant = replace(engine, quantization=weights)
             try:
-                made = candidate(folder, spec, name, options, wanted, longest, prices)
+                usable_one = build_candidate(folder, spec, name, options, variant, longest, prices)
             except HeadwayError as error:
-                if isinstance(error, UsageError) and name not in known(options.machines):
+                if isinstance(error, UsageError) and name not in known_machines(options.machines):
                     raise
-                refused.append(Refused(name=f"{name}, {weights}", why=error.cause))
+                refused.append(RefusedMachine(name=f"{name}, {weights}", why=error.cause))
             else:
-                found.append(made)
-    return found, refused
+                usable.append(usable_one)
+    return usable, refused
 
 
-def known(machines: list[str]) -> set[str]:
-    """Those of these names that are machines, whatever else may be wrong with them."""
+def known_machines(machines: list[str]) -> set[str]:
+    """Return those of these names that are machines, whatever else may be wrong with them."""
     rows = {row[0] for row in TABLE}
     return {m for m in machines if m == "here" or m in rows or m.endswith(".json") or ".csv:" in m}
 
 
 def read_prices(texts: list[str]) -> dict[str, float]:
-    """NAME=USD an hour."""
-    found = {}
+    """Parse NAME=USD an hour."""
+    prices = {}
     for text in texts:
         name, _, value = text.rpartition("=")
         try:
@@ -106,11 +108,11 @@ def read_prices(texts: list[str]) -> dict[str, float]:
             price = -1.0
         if not name or not 0 <= price < 1e6:
             raise UsageError(f"--price: {text!r} is no price.", "Write H100-SXM5-80GB=3.2.")
-        found[name] = price
-    return found
+        prices[name] = price
+    return prices
 
 
-def candidate(
+def build_candidate(
     folder: Path,
     spec: ModelSpec,
     name: str,
@@ -118,45 +120,46 @@ def candidate(
     engine: EngineOptions,
     longest: int,
     prices: dict[str, float],
-) -> Candidate:
-    """The machine of this name in one format; raises HeadwayError where it cannot serve."""
+) -> MachineCandidate:
+    """Return the machine of this name in one format; raise HeadwayError where it cannot serve."""
     if name == "here" or name.endswith(".json"):
         path = options.calibration if name == "here" else name
         simulated = SimulateOptions(calibration=path, transfer=engine.quantization != "none")
-        found = machinery(folder, simulated, engine)
-        if found.settings.max_model_len < longest:
+        machine = build_machine(folder, simulated, engine)
+        if machine.settings.max_model_len < longest:
             raise UsageError(
-                f"A request of {longest:,} tokens does not fit: {found.settings.max_model_len:,} "
+                f"A request of {longest:,} tokens does not fit: {machine.settings.max_model_len:,} "
                 "do."
             )
-        return Candidate(
+        return MachineCandidate(
             name=name,
             weights=engine.quantization,
-            machinery=found,
+            machinery=machine,
             usd_per_hour=prices.get(name),
         )
-    sheet, watts = sheet_named(name)
-    for stages in STAGES:
-        for degree in DEGREES if stages == 1 else DEGREES[-1:]:
-            settings = fitting(spec, engine, sheet, degree * stages)
+    sheet, watts = find_sheet(name)
+    for stages in PIPELINE_DEGREES:
+        for degree in TENSOR_DEGREES if stages == 1 else TENSOR_DEGREES[-1:]:
+            settings = settings_for_devices(spec, engine, sheet, degree * stages)
             if settings is not None and settings.max_model_len >= longest:
-                made = on_datasheet(folder, spec, settings, sheet, degree, stages)
+                machine = datasheet_machine(folder, spec, settings, sheet, degree, stages)
                 price = prices.get(name, sheet.usd_per_hour)
-                return Candidate(
+                return MachineCandidate(
                     name=sheet.name,
                     weights=engine.quantization,
-                    machinery=made,
+                    machinery=machine,
                     tensor=degree,
                     pipeline=stages,
                     usd_per_hour=None if price is None else price * degree * stages,
                     watts=None if watts is None else watts * degree * stages,
                 )
-    most = DEGREES[-1] * STAGES[-1]
+    most = TENSOR_DEGREES[-1] * PIPELINE_DEGREES[-1]
     raise UsageError(f"{sheet.name}: not even {most} of them hold the weights and one request.")
 
 
-def sheet_named(name: str) -> tuple[Sheet, float | None]:
-    """The datasheet's row, and its watts where they are known; UsageError without bandwidth."""
+def find_sheet(name: str) -> tuple[Sheet, float | None]:
+    """Return the datasheet's row, and its watts where known; UsageError where a figure is
+    missing."""
     path, _, row_name = name.rpartition(":")
     if path:
         sheets = {sheet.name: sheet for sheet in read_sheets(path)}
@@ -189,8 +192,11 @@ def sheet_named(name: str) -> tuple[Sheet, float | None]:
     return sheet, watts
 
 
-def fitting(spec: ModelSpec, engine: EngineOptions, sheet: Sheet, devices: int) -> Settings | None:
-    """The settings with the memory of so many devices; None where the weights do not fit."""
+def settings_for_devices(
+    spec: ModelSpec, engine: EngineOptions, sheet: Sheet, devices: int
+) -> Settings | None:
+    """Return the settings with the memory of `devices` devices; None where the weights do not
+    fit."""
     assert sheet.memory_gb is not None
     memory = int(sheet.memory_gb * 1e9 * devices)
     accelerator = Accelerator(name=sheet.name, total_bytes=memory, free_bytes=memory)
@@ -202,11 +208,14 @@ def fitting(spec: ModelSpec, engine: EngineOptions, sheet: Sheet, devices: int) 
         return None
 
 
-def on_datasheet(
+def datasheet_machine(
     folder: Path, spec: ModelSpec, settings: Settings, sheet: Sheet, degree: int, stages: int
-) -> Machinery:
-    """A machine by its datasheet. Tensor parallel devices share bytes and FLOPs and sum twice a
-    layer; stages of a pipeline hold a part of the layers each, and hand on: memory, not time."""
+) -> SimulatedMachine:
+    """Return a machine by its datasheet.
+
+    Tensor parallel devices share bytes and FLOPs and all-reduce twice a layer; stages of a pipeline
+    hold a part of the layers each and hand over activations: they add memory, not speed.
+    """
     assert sheet.bandwidth_gb_per_s is not None and sheet.bf16_tflops is not None
     description = Description(
         device="cuda",
@@ -217,17 +226,17 @@ def on_datasheet(
             flops_dtype="bfloat16",
         ),
     )
-    made = by_roofline(folder, spec, settings, description)
-    if degree * stages > 1 and made.ends is not None:
+    machine = roofline_machine(folder, spec, settings, description)
+    if degree * stages > 1 and machine.ends is not None:
         sent = 2 * spec.hidden_size * 2 * (degree - 1) / degree * 2 * spec.num_layers
-        waits_s = 2 * spec.num_layers * REDUCE_S * (degree > 1) + HOP_S * (stages - 1)
+        waits_s = 2 * spec.num_layers * ALL_REDUCE_S * (degree > 1) + STAGE_HOP_S * (stages - 1)
         best, worst = (
             replace(
                 end,
                 fixed_s=end.fixed_s + waits_s,
                 token_link_s=sent / LINK_BYTES_PER_S,
             )
-            for end in made.ends
+            for end in machine.ends
         )
-        made.ends = best, worst
-    return made
+        machine.ends = best, worst
+    return machine

@@ -5,38 +5,41 @@ from typing import Any
 
 from rich.console import Console
 
-from headway.advise.plan.answer import Answer, degrees, show
-from headway.advise.plan.capacity import Row
+from headway.advise.plan.answer import PlanAnswer, format_degrees, show_plan
+from headway.advise.plan.capacity import MachineRow
 from headway.measure.onepage import Plot, axes, one_page, preformatted
 
 CASES = ("as it is", "slower", "faster")
-"""Of `Row.curves`; of a roofline the middle of what is believed, its best and its worst end."""
+"""Of `MachineRow.curves`; of a roofline: its middle, its best and its worst end."""
 COLOURS = ("#3d63dd", "#e5484d", "#30a46c", "#f76b15", "#8e4ec6", "#00a2c7")
 
 
-def html(answer: Answer) -> str:
-    """One self-contained page."""
+def html(answer: PlanAnswer) -> str:
+    """Return the page as one self-contained file."""
     return one_page(
         f"{answer.model} · headway plan",
         answer.best,
         [preformatted(as_text(answer))],
-        [plot for plot in (curves(answer), fleet(answer)) if plot[2]["data"]],
+        [plot for plot in (capacity_plot(answer), fleet_plot(answer)) if plot[2]["data"]],
     )
 
 
-def as_text(answer: Answer) -> str:
-    """What the terminal shows, without colours."""
+def as_text(answer: PlanAnswer) -> str:
+    """Return what the terminal shows, without colours."""
     written = io.StringIO()
-    show(answer, Console(file=written, width=200, no_color=True))
+    show_plan(answer, Console(file=written, width=200, no_color=True))
     return written.getvalue()
 
 
-def name(row: Row) -> str:
-    return f"{row.machine}{degrees(row)}" + (f", {row.weights}" if row.weights != "none" else "")
+def row_label(row: MachineRow) -> str:
+    return f"{row.machine}{format_degrees(row)}" + (
+        f", {row.weights}" if row.weights != "none" else ""
+    )
 
 
-def curves(answer: Answer) -> Plot:
-    """Share in SLO by load, a colour a machine, dotted where it is slower or faster."""
+def capacity_plot(answer: PlanAnswer) -> Plot:
+    """Return the share in SLO by load, a colour for each machine, dotted where it is slower or
+    faster."""
     data: list[dict[str, Any]] = []
     for number, row in enumerate(answer.rows):
         for case, curve in zip(CASES, row.curves, strict=False):
@@ -45,7 +48,7 @@ def curves(answer: Answer) -> Plot:
                 {
                     "type": "scatter",
                     "mode": "lines+markers",
-                    "name": f"{name(row)}, {case}",
+                    "name": f"{row_label(row)}, {case}",
                     "line": {"color": COLOURS[number % len(COLOURS)], "dash": dash},
                     "x": [round(load, 4) for load, _ in curve],
                     "y": [round(100 * share, 2) for _, share in curve],
@@ -59,22 +62,22 @@ def curves(answer: Answer) -> Plot:
             **{"y0": 100 * answer.attainment, "y1": 100 * answer.attainment},
         }
     ]
-    said = f"Simulated; the line is the attainment asked for, {answer.attainment:.0%}."
-    return "What one server holds", said, {"data": data, "layout": layout}
+    caption = f"Simulated; the line is the attainment asked for, {answer.attainment:.0%}."
+    return "What one server holds", caption, {"data": data, "layout": layout}
 
 
-def fleet(answer: Answer) -> Plot:
-    """How many servers, by machine, and what they cost an hour where a price is known."""
+def fleet_plot(answer: PlanAnswer) -> Plot:
+    """Return the number of servers by machine, and their cost an hour where a price is known."""
     rows = [row for row in answer.rows if row.servers is not None]
-    names = [name(row) for row in rows]
+    names = [row_label(row) for row in rows]
     data: list[dict[str, Any]] = []
     if rows:
         data.append({"type": "bar", "name": "servers", "x": names, "y": [r.servers for r in rows]})
     layout = axes("machine", "servers")
-    said = "The fewest whose worst drawn case keeps the attainment."
+    caption = "The fewest whose worst drawn case keeps the attainment."
     prices = [row.usd_per_hour for row in rows]
     if any(price is not None for price in prices):
-        said += " " + "; ".join(
+        caption += " " + "; ".join(
             f"{n}: ${price:.2f} an hour" for n, price in zip(names, prices) if price is not None
         )
-    return "The fleet", said, {"data": data, "layout": layout}
+    return "The fleet", caption, {"data": data, "layout": layout}

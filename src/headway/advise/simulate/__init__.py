@@ -1,7 +1,7 @@
-"""The scheduler that serves, on a clock that does not wait.
+"""Simulation of the real scheduler on a virtual clock.
 
-Engine, KV cache, policies, admission and cost model are the server's own objects. What is here is
-everything around them: how long a step really takes (`truth`), an executor that moves the clock
-instead of computing (`executor`), what the host adds (`front`), who arrives (`loop`), and the load
-generator's own report of what became of it (`outcome`).
+Engine, KV cache, policies, admission and cost model are the server's own objects. Simulated is what
+surrounds them: the real time of a step (`truth`), an executor that moves the clock instead of
+computing (`executor`), the host's work for a request (`front`), arrivals and clients (`loop`), and
+the load generator's own report of the result (`outcome`).
 """

@@ -1,9 +1,9 @@
-"""An executor that computes nothing: it moves a virtual clock by what the truth says.
+"""An executor that computes nothing: it moves a virtual clock by the predicted time of each step.
 
-Time moves in `collect` alone, so what the scheduler itself takes on the machine that simulates
-counts for nothing. It samples what the script says: ordinary ids that follow from a request's seed
-and the position, the end token where a recorded answer ended, an allowed token where a grammar
-rules, and of guesses as many as were right at that position when it was measured.
+Time moves in `collect` alone, so the time of planning on the simulating machine does not count. It
+samples scripted tokens: ordinary ids that follow from a request's seed and the position, the end
+token where a recorded answer ended, an allowed token where a grammar applies, and it accepts draft
+tokens at the acceptance rate that was measured at their position.
 """
 
 import random
@@ -32,17 +32,18 @@ LOWEST_ID = 32
 
 
 class Timing(Protocol):
-    """What the executor asks of the truth."""
+    """The part of `Truth` that the executor uses."""
 
     def seconds(self, work: Work) -> float: ...
 
 
 @dataclass(slots=True)
-class Script:
-    """What is answered. `lengths` by the seed of a request: so many tokens, the last the end token.
+class AnswerScript:
+    """The scripted answers. `lengths` maps a request's seed to its number of tokens, the last the
+    end token.
 
-    A request that is not named answers until its limit. `acceptance` has the share of guesses at
-    each position that are right where those before it were.
+    A request without a length is answered until its limit. `acceptance` is the acceptance rate of
+    the draft token at each position, given that those before it were accepted.
     """
 
     vocab_size: int
@@ -50,22 +51,24 @@ class Script:
     lengths: Mapping[int, int] = field(default_factory=dict)
     acceptance: tuple[float, ...] = ()
     low: int = field(init=False)
-    """The lowest id that is answered, and how many there are from it on."""
+    """The lowest id that is sampled."""
     num_ids: int = field(init=False)
+    """The number of ids that are sampled."""
 
     def __post_init__(self) -> None:
         self.low = LOWEST_ID if self.vocab_size > LOWEST_ID else self.vocab_size - 1
         self.num_ids = self.vocab_size - self.low
 
-    def answer(self, seed: int, num_prompt: int) -> "Answer":
-        """What is answered to a prompt of so many tokens."""
+    def answer(self, seed: int, num_prompt: int) -> "ScriptedAnswer":
+        """Return the answer to a prompt of `num_prompt` tokens."""
         length = self.lengths.get(seed) if self.end_ids else None
         last = -1 if length is None else num_prompt + length - 1
         origin = (seed + 1) * GOLDEN - num_prompt * STRIDE
-        return Answer(origin % (self.num_ids << SHIFT), last)
+        return ScriptedAnswer(origin % (self.num_ids << SHIFT), last)
 
-    def token(self, answer: "Answer", at: int) -> int:
-        """The token at a position, the prompt's counted; never an end token before its time."""
+    def token(self, answer: "ScriptedAnswer", at: int) -> int:
+        """Return the token at a position, counted from the prompt's start; the end token only at
+        the end."""
         if at == answer.last:
             return self.end_ids[0]
         token = self.low + (answer.origin + at * STRIDE >> SHIFT) % self.num_ids
@@ -75,54 +78,55 @@ class Script:
 
 
 @dataclass(slots=True)
-class Answer:
-    """What the tokens of one sequence follow from: a number, and the position of the end token."""
+class ScriptedAnswer:
+    """The answer of one sequence: a number from which its tokens follow, and the end token's
+    position."""
 
     origin: int
     last: int
 
 
 class SimulatedExecutor:
-    """The runtime's face over a truth and a script."""
+    """An `Executor` over a truth and a script."""
 
     def __init__(
         self,
         clock: VirtualClock,
         truth: Timing,
-        script: Script,
+        script: AnswerScript,
         *,
         windows: tuple[int, ...] = (0,),
         description: Description | None = None,
         block_bytes: tuple[int, ...] = (),
         copied_byte_s: float = 0.0,
-        handed_byte_s: float = 0.0,
+        handover_byte_s: float = 0.0,
         num_experts: tuple[int, int, int] = (0, 0, 0),
         seed: int = 0,
     ) -> None:
         self._clock, self._truth, self._script, self._windows = clock, truth, script, windows
         self._description = description or Description(device="simulated")
         self._block_bytes, self._copied_byte_s = block_bytes, copied_byte_s
-        self.handed_byte_s = handed_byte_s
-        """What a byte takes that comes from another engine; the two share no link with a third."""
+        self.handover_byte_s = handover_byte_s
+        """Seconds for a byte from another engine; each pair of engines has a link of its own."""
         self._experts = num_experts
         self._random = random.Random(seed)
-        self._answers: dict[int, Answer] = {}
-        self._flying: dict[int, tuple[float, float]] = {}
-        """Transfer → when it ends, and its seconds."""
+        self._answers: dict[int, ScriptedAnswer] = {}
+        self._in_flight: dict[int, tuple[float, float]] = {}
+        """Transfer → its end, and its seconds."""
         self._copies_end_s = 0.0
         self._plan: StepPlan | None = None
         self._masks = GrammarMasks()
         self._counted: tuple[list[ScheduledSequence], tuple[int, ...], Counted] | None = None
-        """The rows that were computed last, in these windows, and what they do."""
+        """The rows that were counted last, in these windows, and their work."""
 
     def submit(self, plan: StepPlan) -> None:
         for sequence_id in plan.finished:
             self._answers.pop(sequence_id, None)
         for new in plan.new:
-            self._know(new)
+            self._add_answer(new)
         self._plan = plan
 
-    def _know(self, new: NewSequence) -> None:
+    def _add_answer(self, new: NewSequence) -> None:
         answer = self._script.answer(new.seed + new.index, new.num_prompt_tokens)
         self._answers[new.sequence_id] = answer
 
@@ -137,9 +141,9 @@ class SimulatedExecutor:
         self._clock.advance(self._truth.seconds(work_done(work)) + copied_s)
         for transfer in plan.transfers:
             self._begin(transfer)
-        if not plan.scheduled and self._flying:  # nobody is advanced before a copy ends
-            self._clock.advance_to(min(end_s for end_s, _ in self._flying.values()))
-        done, transfer_s = self._landed()
+        if not plan.scheduled and self._in_flight:  # nobody is advanced before a copy ends
+            self._clock.advance_to(min(end_s for end_s, _ in self._in_flight.values()))
+        done, transfer_s = self._finish_transfers()
         return StepResult(
             plan.step,
             self._samples(plan.scheduled),
@@ -149,7 +153,7 @@ class SimulatedExecutor:
         )
 
     def count(self, rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
-        """What the rows of a step do, counted once for the executor and the step's record."""
+        """Return the work of a step's rows, counted once for the executor and the step's record."""
         known = self._counted
         if known is None or known[0] is not rows or known[1] != windows:
             known = self._counted = rows, windows, counted(rows, windows)
@@ -160,29 +164,30 @@ class SimulatedExecutor:
         return size * num_blocks * self._copied_byte_s
 
     def _begin(self, transfer: Transfer) -> None:
-        """Copies go one after the other, beside the steps."""
+        """Start a transfer; copies run one after the other, in parallel to the steps."""
         if transfer.peer.startswith(ENGINE):
             if not transfer.is_spill:
                 size = self._block_bytes[transfer.group] * len(transfer.blocks)
-                seconds = size * self.handed_byte_s
-                self._flying[transfer.transfer_id] = self._clock.now_s() + seconds, seconds
+                seconds = size * self.handover_byte_s
+                self._in_flight[transfer.transfer_id] = self._clock.now_s() + seconds, seconds
             return
         seconds = self._bytes_s(transfer.group, len(transfer.blocks))
         self._copies_end_s = max(self._copies_end_s, self._clock.now_s()) + seconds
         if transfer.is_spill:
             return
-        self._flying[transfer.transfer_id] = self._copies_end_s, seconds
+        self._in_flight[transfer.transfer_id] = self._copies_end_s, seconds
 
-    def _landed(self) -> tuple[list[int], float]:
-        """(transfers that have ended, their seconds)."""
-        if not self._flying:
+    def _finish_transfers(self) -> tuple[list[int], float]:
+        """Return (transfers that have ended, their seconds)."""
+        if not self._in_flight:
             return [], 0.0
         now_s = self._clock.now_s()
-        done = [number for number, (end_s, _) in self._flying.items() if end_s <= now_s]
-        return done, sum([self._flying.pop(number)[1] for number in done])
+        done = [number for number, (end_s, _) in self._in_flight.items() if end_s <= now_s]
+        return done, sum([self._in_flight.pop(number)[1] for number in done])
 
     def _experts_read(self, num_tokens: int) -> int:
-        """Experts that so many tokens hit in all layers, where each hits some at random."""
+        """Return the experts that this number of tokens reads in all layers, each token choosing at
+        random."""
         layers, count, each = self._experts
         if not count:
             return 0
@@ -197,33 +202,36 @@ class SimulatedExecutor:
             if not row.sample:
                 continue
             if is_ruled or row.num_drafts or row.propose:
-                samples.append(self._guessed(row))
+                samples.append(self._verify_drafts(row))
                 continue
             sequence_id, at = row.sequence_id, row.start + len(row.token_ids)
             answer = answers[sequence_id]
-            came = low + (answer.origin + at * STRIDE >> SHIFT) % num_ids  # mostly `Script.token`
-            if at == answer.last or came in ends:
-                came = token(answer, at)
-            samples.append(Sample(sequence_id, [came]))
+            sampled = (
+                low + (answer.origin + at * STRIDE >> SHIFT) % num_ids
+            )  # mostly `Script.token`
+            if at == answer.last or sampled in ends:
+                sampled = token(answer, at)
+            samples.append(Sample(sequence_id, [sampled]))
         return samples
 
-    def _guessed(self, row: ScheduledSequence) -> Sample:
-        """The guesses that hold and one token more, as far as the masks allow; new guesses."""
+    def _verify_drafts(self, row: ScheduledSequence) -> Sample:
+        """Return the accepted draft tokens and one token more, as far as the masks allow, and new
+        drafts."""
         answer, token = self._answers[row.sequence_id], self._script.token
         position = row.start + len(row.token_ids) - row.num_drafts
         tokens: list[int] = []
         for at, draft in enumerate(row.drafts if row.num_drafts else ()):
-            if not self._holds(at):
+            if not self._is_accepted(at):
                 break
             tokens.append(draft)
         tokens.append(token(answer, position + len(tokens)))
         masks = self._masks.by_sequence.get(row.sequence_id)
         if masks is not None:
-            tokens = under_masks(tokens, masks)
-        guesses = [token(answer, position + 1 + at) for at in range(row.propose)]
-        return Sample(row.sequence_id, tokens, drafts=guesses)
+            tokens = apply_masks(tokens, masks)
+        drafts = [token(answer, position + 1 + at) for at in range(row.propose)]
+        return Sample(row.sequence_id, tokens, drafts=drafts)
 
-    def _holds(self, position: int) -> bool:
+    def _is_accepted(self, position: int) -> bool:
         shares = self._script.acceptance
         return position < len(shares) and self._random.random() < shares[position]
 
@@ -234,15 +242,16 @@ class SimulatedExecutor:
         """There is nothing to measure."""
 
 
-def under_masks(tokens: list[int], masks: list[bytes]) -> list[int]:
-    """`tokens` up to the first that its mask forbids; in that one's place the first allowed."""
-    kept: list[int] = []
+def apply_masks(tokens: list[int], masks: list[bytes]) -> list[int]:
+    """Return `tokens` up to the first that its mask forbids, and the first allowed token in its
+    place."""
+    allowed: list[int] = []
     for token, mask in zip(tokens, masks, strict=False):
         if token < 8 * len(mask) and mask[token // 8] >> token % 8 & 1:
-            kept.append(token)
+            allowed.append(token)
             continue
         first = next((at for at, byte in enumerate(mask) if byte), None)
         if first is not None:
-            kept.append(first * 8 + (mask[first] & -mask[first]).bit_length() - 1)
+            allowed.append(first * 8 + (mask[first] & -mask[first]).bit_length() - 1)
         break
-    return kept
+    return allowed

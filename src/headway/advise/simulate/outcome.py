@@ -1,18 +1,17 @@
-"""What came of a simulation, as the load generator's own report: the same figures, files and pages.
+"""The result of a simulation as the load generator's own report: the same figures, files and pages.
 
-Each figure comes with its error. What a calibration cannot know is when the machine will have its
-good and its bad times: the runs of one simulation draw them anew, and two more run on a machine
-that is as much slower, or faster, as it was from one part of its calibration to another. The
-interval of a figure reaches over all of these.
+Each figure comes with its error. A calibration cannot tell when the machine will be slow or fast:
+the runs of one simulation draw that anew, and two more run on a machine that is slower, or faster,
+by as much as its pace varied during the calibration. The interval of a figure covers all of these.
 """
 
 from collections.abc import Callable, Iterator
 
 import msgspec
 
-from headway.bench.report import Report, build_report
-from headway.bench.run import Bench, described
-from headway.measure.record import ClientCost, Exchange, Run, Server
+from headway.bench.report import BenchReport, build_report
+from headway.bench.run import Bench, load_record
+from headway.measure.record import ClientCost, Exchange, RecordedRun, ServerRecord
 
 FEATURES = ["ignore_eos", "min_tokens", "return_token_ids", "stream_options"]
 
@@ -28,10 +27,11 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Simulation(msgspec.Struct, kw_only=True):
-    """What stands behind a simulated report.
+    """The basis of a simulated report.
 
     `label` is calibrated, transferred or roofline; `extrapolated` the share of steps beyond what
-    was measured; `drift` by how much the machine's pace varied while it was; `intervals` by figure.
+    was measured; `drift` the variation of the machine's pace during the calibration; `intervals` by
+    figure.
     """
 
     label: str
@@ -46,44 +46,46 @@ class Simulation(msgspec.Struct, kw_only=True):
     notes: list[str] = []
 
 
-class SimulatedReport(Report, kw_only=True):
-    """A report of `headway bench`, and how far to trust it."""
+class SimulatedReport(BenchReport, kw_only=True):
+    """A report of `headway bench`, with the basis of the simulation."""
 
     simulation: Simulation
 
 
-def report_of(bench: Bench, exchanges: list[Exchange], model: str, label: str, head: str) -> Report:
-    """The report of one run, derived as that of a real one is."""
+def report_of(
+    bench: Bench, exchanges: list[Exchange], model: str, label: str, head: str
+) -> BenchReport:
+    """Return the report of one run, derived like that of a real one."""
     end_s = max((x.ended_s for x in exchanges if x.ended_s is not None), default=0.0)
     span_s = bench.traffic.span_s
     if bench.options.concurrency is not None:
         span_s = span_s or max((x.scheduled_s for x in exchanges), default=0.0)
     span_s = float(span_s or end_s or 1e-9)
-    run = Run(
+    run = RecordedRun(
         started_at=0.0,
         started_s=0.0,
-        load=described(bench, span_s, max(end_s, span_s)),
-        server=nobody(model, label, bench.options.endpoint),
+        load=load_record(bench, span_s, max(end_s, span_s)),
+        server=simulated_server(model, label, bench.options.endpoint),
         client=ClientCost(cpu_s=0.0, wall_s=max(end_s, span_s)),
         exchanges=exchanges,
     )
     return build_report(run, head)
 
 
-def nobody(model: str, label: str, endpoint: str) -> Server:
-    """The server that there was none of."""
-    return Server(
+def simulated_server(model: str, label: str, endpoint: str) -> ServerRecord:
+    """Return the server's entry in the report."""
+    return ServerRecord(
         url=f"simulated ({label})", model=model, endpoint=endpoint, features=list(FEATURES)
     )
 
 
-Figure = Callable[[Report], float | None]
+Figure = Callable[[BenchReport], float | None]
 
 
 def percentile(name: str, share: str) -> Figure:
-    """One percentile of one distribution of a report."""
+    """Return a function that reads one percentile of one distribution of a report."""
 
-    def figure(report: Report) -> float | None:
+    def figure(report: BenchReport) -> float | None:
         distribution = getattr(report.figures, name)
         return None if distribution is None else float(getattr(distribution, share))
 
@@ -105,12 +107,12 @@ FIGURES: dict[str, Figure] = {
 """Name → where it stands in a report; None where there is none."""
 
 
-def intervals(reports: list[Report]) -> dict[str, Interval]:
-    """Each figure's lowest and highest value over these runs."""
+def intervals(reports: list[BenchReport]) -> dict[str, Interval]:
+    """Return each figure's lowest and highest value over these runs."""
     return dict(found(reports))
 
 
-def found(reports: list[Report]) -> Iterator[tuple[str, Interval]]:
+def found(reports: list[BenchReport]) -> Iterator[tuple[str, Interval]]:
     for name, figure in FIGURES.items():
         values = [value for report in reports if (value := figure(report)) is not None]
         if values:

@@ -1,4 +1,4 @@
-"""Prompts and answers in different simulated engines, as `frontend.pools` has it in a server.
+"""Disaggregation: prefill and decode in different simulated engines, as `frontend.pools` has it.
 
 The engines are the server's own, parcels and restores included; a link has its bytes a second, and
 each pair of engines one of its own. Worked example, Llama 3.1 8B on two H100, 4,096 tokens:
@@ -8,26 +8,26 @@ each pair of engines one of its own. Worked example, Llama 3.1 8B on two H100, 4
 """
 
 from headway.advise.simulate.executor import SimulatedExecutor
-from headway.advise.simulate.front import Front
+from headway.advise.simulate.front import FrontendTimes
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.replica import Replica, Stepped
+from headway.advise.simulate.replica import FinishedStep, SimulatedReplica
 from headway.bench.prompts import IdWriter
 from headway.engine.handover import Handover
 from headway.perf.rates import ReadRate
 
 MARK = b"simulated"
 RELAY_S = 1e-3
-"""From the engine that hands over through the server to the one that takes over."""
+"""Seconds from the prefill engine through the server to the decode engine."""
 
 
-class Pools(World):
-    """The first `num_prefill` replicas compute prompts, the others go on with the answers."""
+class SimulatedPools(World):
+    """A world whose first `num_prefill` replicas compute prompts; the others decode."""
 
     def __init__(
         self,
-        replicas: list[Replica],
+        replicas: list[SimulatedReplica],
         num_prefill: int,
-        front: Front,
+        front: FrontendTimes,
         writer: IdWriter,
         clients: Clients,
         seed: int,
@@ -44,13 +44,15 @@ class Pools(World):
             join(replica, str(number), 1 / link_bytes_s)
         self.door.admission.queues.on_roles([replica.hands_over for replica in replicas])
 
-    def _ended(self, replica: Replica, stepped: Stepped) -> None:
-        super()._ended(replica, stepped)
+    def _finish_step(self, replica: SimulatedReplica, stepped: FinishedStep) -> None:
+        super()._finish_step(replica, stepped)
         for number, parcel in stepped.handed:
             self._hand_over(replica, number, parcel, stepped.ends_s)
 
-    def _hand_over(self, replica: Replica, number: int, parcel: bytes, now_s: float) -> None:
-        """The decode engine with the fewest requests goes on."""
+    def _hand_over(
+        self, replica: SimulatedReplica, number: int, parcel: bytes, now_s: float
+    ) -> None:
+        """Hand a request over to the decode engine with the fewest requests."""
         job = replica.jobs.pop(number, None)
         if job is None:  # its client has left
             return
@@ -64,11 +66,11 @@ class Pools(World):
         self.at(due_s, self._step, target, due_s)
 
 
-def join(replica: Replica, name: str, byte_s: float) -> None:
-    """Let a replica hand over and take over, at so many seconds a byte, which it knows."""
+def join(replica: SimulatedReplica, name: str, byte_s: float) -> None:
+    """Let a replica hand over and take over, at `byte_s` seconds a byte, which it knows."""
     engine, executor = replica.engine, replica.engine.executor
     replica.handover = Handover(engine, MARK, name)
     assert engine.kv.tiers is not None
     engine.kv.tiers.engine_rate = ReadRate(byte_s)
     if isinstance(executor, SimulatedExecutor):
-        executor.handed_byte_s = byte_s
+        executor.handover_byte_s = byte_s

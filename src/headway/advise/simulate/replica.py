@@ -1,8 +1,8 @@
-"""A simulated server: one door, and behind it one engine or several, each with its clock.
+"""A simulated server: admission, and one engine or several, each with its own clock.
 
-Engine and admission are the server's own. The engine's clock runs ahead of the doorkeeper's while
-a step lasts: who arrives meanwhile is judged at his own time by what the steps before have told,
-and joins the step after, as at a real server.
+Engine and admission are the server's own. The engine's clock runs ahead of the admission's while a
+step lasts: a request that arrives meanwhile is judged at its own time by the steps before, and
+joins the next step, as at a real server.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from headway.admit.admission import Admission, Rules, Ticket
 from headway.admit.lengths import AdmissionRequest
 from headway.admit.prefixes import PAGE_TOKENS
-from headway.advise.simulate.executor import Script, SimulatedExecutor
+from headway.advise.simulate.executor import AnswerScript, SimulatedExecutor
 from headway.advise.simulate.truth import Truth
 from headway.config.memory_plan import with_open_blocks
 from headway.config.resolve import Settings
@@ -37,12 +37,12 @@ from headway.perf.model import StepModel, prior_of
 from headway.spec import ModelSpec
 
 CALIBRATION_S = 0.8
-"""As long as a server that starts measures itself."""
+"""Seconds for which a starting server measures itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a simulated server is started with: model, settings, machine, classes, admission."""
+class ServerSetup:
+    """Setup of a simulated server: model, settings, machine, classes, admission."""
 
     spec: ModelSpec
     settings: Settings
@@ -58,7 +58,7 @@ class Served:
 
     @property
     def rules(self) -> Rules:
-        """Of admission."""
+        """Return the admission's rules."""
         scheduler: SchedulerConfig = self.settings.scheduler
         return Rules(
             max_queue=self.max_queue,
@@ -69,10 +69,11 @@ class Served:
         )
 
 
-class Job(msgspec.Struct, kw_only=True, eq=False):
-    """One request at a server: what came of it, and who is told.
+class SimulatedJob(msgspec.Struct, kw_only=True, eq=False):
+    """One request at a server, its results, and its callbacks.
 
-    `began` and `ended` are called with its first and its last update, and when its client reads it.
+    `began` and `ended` are called with its first and its last update, and the time at which its
+    client reads it.
     """
 
     request: Request
@@ -81,13 +82,13 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
     chunk_tokens: list[int]
     """When each part of the answer is read, and how many tokens it holds."""
     answer: list[int] | None
-    """All of it, where another turn is to repeat it."""
+    """All tokens of the answer, where another turn repeats them."""
     began: Callable[[SequenceUpdate, float], None]
     ended: Callable[[SequenceUpdate, float], None]
     fail: Callable[[RequestError, float], None]
 
 
-class Stepped(msgspec.Struct, eq=False):
+class FinishedStep(msgspec.Struct, eq=False):
     """A step that has been computed, and ends in the future of the world."""
 
     ends_s: float
@@ -95,21 +96,21 @@ class Stepped(msgspec.Struct, eq=False):
     record: StepRecord | None
     refusals: list[tuple[int, RequestError]] = []
     handed: list[tuple[int, bytes]] = []
-    """Requests that have left, and their parcels."""
+    """Requests that were handed over, and their parcels."""
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """A request that another engine has begun, on its way here."""
+class HandedRequest:
+    """A request from another engine, on its way to this one."""
 
     request: Request
     parcel: bytes
 
 
-class Door:
-    """Admission before all engines of a server, on the clock of who stands there."""
+class SimulatedAdmission:
+    """Admission before all engines of a server, on the clock of arrivals."""
 
-    def __init__(self, served: Served, replicas: "list[Replica]") -> None:
+    def __init__(self, served: ServerSetup, replicas: "list[SimulatedReplica]") -> None:
         self.served = served
         self.clock = VirtualClock()
         self.classes = dict(served.classes)
@@ -123,26 +124,26 @@ class Door:
             self.admission.queues.on_engine_ready(number, max(tokens, PAGE_TOKENS))
 
     def class_of(self, name: str) -> ServiceClass:
-        """The service class of that name; the default where the server has none."""
+        """Return the service class of that name; the default where the server has none."""
         return self.classes.get(name) or self.classes[DEFAULT_CLASS]
 
     def arrive(
         self, now_s: float, name: str, prompt: list[int], sampling: SamplingParams
     ) -> Ticket:
-        """Let a request in, to the engine that its ticket names, or raise RequestError."""
+        """Admit a request to the engine that its ticket names, or raise RequestError."""
         self.clock.advance_to(now_s)
         service_class = self.class_of(name)
         ticket = self.admission.arrive(
             self.caller, service_class, self.served.settings.max_num_seqs
         )
         try:
-            ticket.set_prompts(self._asked(prompt, sampling))
+            ticket.set_prompts(self._admission_request(prompt, sampling))
         except RequestError:
             ticket.close()
             raise
         return ticket
 
-    def _asked(self, prompt: list[int], sampling: SamplingParams) -> AdmissionRequest:
+    def _admission_request(self, prompt: list[int], sampling: SamplingParams) -> AdmissionRequest:
         return AdmissionRequest(
             lengths=[len(prompt)],
             sampling=sampling,
@@ -151,41 +152,41 @@ class Door:
             answer_param="max_tokens",
         )
 
-    def heard(self, engine: int, stepped: "Stepped") -> None:
-        """An engine tells of a step that is over."""
+    def on_step(self, engine: int, stepped: "FinishedStep") -> None:
+        """Take the record of a step that has ended."""
         self.clock.advance_to(stepped.ends_s)
         if stepped.record is not None:
             stepped.record.engine = engine
             self.admission.queues.on_record(stepped.record)
 
 
-def one_by_one(settings: Settings) -> Settings:
-    """The same with one step at a time: a simulated step takes what its work takes, and planning
-    beside it takes nothing."""
+def without_overlap(settings: Settings) -> Settings:
+    """Return the settings with one step at a time: planning takes no time in a simulation."""
     scheduler = dataclasses.replace(settings.scheduler, overlap=0)
     return dataclasses.replace(settings, scheduler=scheduler)
 
 
-class Replica:
+class SimulatedReplica:
     """An engine on a virtual clock."""
 
     def __init__(
         self,
-        served: Served,
+        served: ServerSetup,
         truth: Truth,
         seed: int = 0,
         *,
         clock: VirtualClock | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """With an `executor` that computes, its `clock` says how long that took."""
+        """Build the engine; an `executor` that really computes comes with the `clock` that it
+        advances."""
         self.served, self.truth = served, truth
-        settings, spec = one_by_one(served.settings), served.spec
+        settings, spec = without_overlap(served.settings), served.spec
         self.clock = clock or VirtualClock()
         self.lengths: dict[int, int] = {}
-        """Of answers that end by themselves, by the seed of their request."""
+        """Lengths of answers that end with the end token, by the seed of their request."""
         prior = prior_of(spec, served.description, settings.dtype, settings.cache.dtype)
-        self.script = Script(
+        self.script = AnswerScript(
             spec.vocab_size,
             tuple(i for i in spec.eos_token_ids if 0 <= i < spec.vocab_size),
             self.lengths,
@@ -218,33 +219,34 @@ class Replica:
             self.engine.warm_up()
             calibrate(self.engine, CALIBRATION_S)
         self.started_s = self.clock.now_s()
-        self.inbox: deque[tuple[float, Request | Handed | int]] = deque()
-        """When a request, or the number of one to drop, gets to the engine."""
+        self.inbox: deque[tuple[float, Request | HandedRequest | int]] = deque()
+        """(when it reaches the engine; a request, or the number of one to abort)."""
         self.handover: Handover | None = None
         self.hands_over = False
-        """Whether what comes leaves again behind its first token."""
-        self.jobs: dict[int, Job] = {}
+        """Whether requests are handed over after their first token."""
+        self.jobs: dict[int, SimulatedJob] = {}
         self.is_stepping = False
         self.busy_s = 0.0
         self.num_steps = self.num_tokens = 0
-        """Steps so far, and tokens of the answers that have ended."""
+        """Steps, and tokens of the answers that have ended."""
 
-    def submit(self, at_s: float, job: Job) -> None:
-        """Send a request on its way; the engine has it at `at_s`."""
+    def submit(self, at_s: float, job: SimulatedJob) -> None:
+        """Send a request to the engine, which has it at `at_s`."""
         number = job.request.request_id
         self.jobs[number] = job
         job.ticket.on_sent(0, number)
         self.inbox.append((at_s, job.request))
 
-    def take(self, at_s: float, job: Job, parcel: bytes, from_s: float) -> None:
-        """Go on with a request of an engine whose clock began at `from_s`; it is here at `at_s`."""
+    def take(self, at_s: float, job: SimulatedJob, parcel: bytes, from_s: float) -> None:
+        """Continue a request of an engine whose clock began at `from_s`; it arrives here at
+        `at_s`."""
         shift_s = self.started_s - from_s
         job.request = replace(job.request, arrived_s=job.request.arrived_s + shift_s)
         self.jobs[job.request.request_id] = job
-        self.inbox.append((at_s, Handed(job.request, parcel)))
+        self.inbox.append((at_s, HandedRequest(job.request, parcel)))
 
     def drop(self, at_s: float, number: int) -> None:
-        """Its client has left."""
+        """Abort a request whose client has left."""
         job = self.jobs.pop(number, None)
         if job is not None:
             job.ticket.close()
@@ -253,7 +255,7 @@ class Replica:
     # ── the engine ──────────────────────────────────────────────────────────────────────────
 
     def next_s(self, now_s: float) -> float | None:
-        """When the engine may take a step, now or later; None while it has nothing to do."""
+        """Return when the engine may run a step, now or later; None while it has no work."""
         if self.is_stepping:
             return None
         if self.engine.has_work:
@@ -263,8 +265,9 @@ class Replica:
         due_s = max(min(wakes_s, first_s), now_s)
         return due_s if due_s < float("inf") else None
 
-    def step(self, now_s: float) -> Stepped | None:
-        """Take what has come and run one step from now; None where there is nothing to do."""
+    def step(self, now_s: float) -> FinishedStep | None:
+        """Take the messages that have arrived and run one step from now; None where there is no
+        work."""
         self.clock.advance_to(self.started_s + now_s)
         refusals: list[tuple[int, RequestError]] = []
         for _ in range(len(self.inbox)):
@@ -273,7 +276,7 @@ class Replica:
                 self.inbox.append((at_s, message))
             elif isinstance(message, int):
                 self.engine.abort(message)
-            elif isinstance(message, Handed):
+            elif isinstance(message, HandedRequest):
                 assert self.handover is not None
                 refused = self.handover.take_over(message.request, message.parcel)
                 assert not refused, refused
@@ -283,22 +286,22 @@ class Replica:
                 except RequestError as error:
                     refusals.append((message.request_id, error))
         if not self.engine.has_work:
-            return Stepped(now_s, [], None, refusals) if refusals else None
+            return FinishedStep(now_s, [], None, refusals) if refusals else None
         updates, record = self.engine.step()
         refusals += self.engine.take_refusals()
         self.is_stepping = True
         self.num_steps += 1
         self.busy_s += record.duration_s
         handed = self.handover.take_due() if self.handover is not None else []
-        return Stepped(self.clock.now_s() - self.started_s, updates, record, refusals, handed)
+        return FinishedStep(self.clock.now_s() - self.started_s, updates, record, refusals, handed)
 
     def _add(self, request: Request) -> None:
         self.engine.add(request)
         if self.hands_over and self.handover is not None:
             self.handover.offer(request.request_id)
 
-    def finish(self, stepped: Stepped, read_s: list[float]) -> None:
-        """The step is over: tell each request what it gained, and when that is read."""
+    def finish(self, stepped: FinishedStep, read_s: list[float]) -> None:
+        """End a step: give each request its tokens, and the time at which they are read."""
         self.is_stepping = False
         jobs = self.jobs
         for update, at_s in zip(stepped.updates, read_s, strict=True):
@@ -327,13 +330,15 @@ class Replica:
                 job.fail(error, stepped.ends_s)
 
 
-def fleet(served: Served, truth: Callable[[int], Truth], count: int, seed: int) -> list[Replica]:
-    """So many alike, each on a machine of its own: `truth` of its seed."""
-    return [Replica(served, truth(seed + 1000 * n), seed=seed + n) for n in range(count)]
+def build_replicas(
+    served: ServerSetup, truth: Callable[[int], Truth], count: int, seed: int
+) -> list[SimulatedReplica]:
+    """Return `count` equal replicas, each on a machine of its own: `truth` of its seed."""
+    return [SimulatedReplica(served, truth(seed + 1000 * n), seed=seed + n) for n in range(count)]
 
 
 def block_bytes(spec: ModelSpec, settings: Settings) -> tuple[int, ...]:
-    """Bytes of a block by KV group."""
+    """Return the bytes of a block by KV group."""
     dtype = settings.cache.dtype or settings.dtype
     if dtype == "none":
         return ()
@@ -342,6 +347,6 @@ def block_bytes(spec: ModelSpec, settings: Settings) -> tuple[int, ...]:
 
 
 def experts_of(spec: ModelSpec) -> tuple[int, int, int]:
-    """(layers with experts, experts of each, experts that a token hits); zeros of a dense model."""
+    """Return (layers with experts, experts of each, experts per token); zeros for a dense model."""
     experts = spec.experts
     return (spec.num_sparse, experts.count, experts.active) if experts else (0, 0, 0)

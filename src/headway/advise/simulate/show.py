@@ -1,4 +1,4 @@
-"""A simulated report for the terminal and as files: bench's own, under what it is worth."""
+"""A simulated report for the terminal and as files: bench's own, with its basis and intervals."""
 
 import sys
 
@@ -6,8 +6,9 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.advise.simulate.outcome import SimulatedReport, Simulation
-from headway.advise.simulate.run import Plan
+from headway.advise.simulate.run import SimulationPlan
 from headway.advise.simulate.truth import ROOFLINE
+from headway.advise.words import plural
 from headway.bench import export, page, table
 from headway.config.options import BenchOptions
 from headway.measure.saved import write
@@ -28,24 +29,24 @@ RATES = {
 }
 
 
-def outline(plan: Plan) -> str:
-    """What `--dry-run` prints."""
-    found, traffic = plan.machinery, plan.bench.traffic
-    settings = found.settings
+def outline(plan: SimulationPlan) -> str:
+    """Return what `--dry-run` prints."""
+    machine, traffic = plan.machinery, plan.bench.traffic
+    settings = machine.settings
     return "\n".join(
         [
-            f"{found.model}: {len(traffic.conversations)} conversations in {traffic.span_s:.1f} s "
-            f"on {plan.replicas} engine{'s' if plan.replicas > 1 else ''}, {found.label}",
+            f"{machine.model}: {len(traffic.conversations)} conversations in "
+            f"{traffic.span_s:.1f} s on {plural(plan.replicas, 'engine')}, {machine.label}",
             f"policy {settings.scheduler.policy}, {settings.max_num_seqs} rows, "
             f"{settings.max_num_batched_tokens} tokens a step, "
             f"{(settings.cache.num_blocks[0] - 1) * settings.cache.block_size:,} KV tokens",
-            *found.notes,
+            *machine.notes,
         ]
     )
 
 
 def publish(report: SimulatedReport, options: BenchOptions) -> None:
-    """Print it and write the files that the options name."""
+    """Print the report and write the files that the options name."""
     if options.json:
         export.write_json(report, options.json)
     if options.csv:
@@ -58,11 +59,11 @@ def publish(report: SimulatedReport, options: BenchOptions) -> None:
     console.print(errors(report.simulation))
     if report.simulation.label == ROOFLINE:  # between two guesses nothing is a time to print
         return
-    table.show(report, console, options.words)
+    table.show_report(report, console, options.words)
 
 
 def heading(simulation: Simulation) -> list[str]:
-    """What kind of figures these are."""
+    """Return the basis of the figures: label, steps, runs, extrapolation."""
     beyond = simulation.extrapolated
     lines = [
         f"[bold]Simulated, {simulation.label}[/]: {simulation.num_steps:,} steps, "
@@ -77,7 +78,7 @@ def heading(simulation: Simulation) -> list[str]:
 
 
 def errors(simulation: Simulation) -> Table:
-    """Each figure's interval over all runs."""
+    """Return a table of each figure's interval over all runs."""
     shown = Table(title="intervals over all runs", title_justify="left")
     for column in ("", "from", "to"):
         shown.add_column(column, justify="right" if column else "left")

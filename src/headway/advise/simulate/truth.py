@@ -1,14 +1,16 @@
-"""How long a step really takes: the mean by what it does, and the machine's own good and bad times.
+"""Step times of a simulated machine: the mean by what a step does, and the machine's pace over
+time.
 
-The engine's cost model believes in the median step, on purpose; who simulates needs the mean and
-the tail as well. `Learned` fits the mean to the steps of a calibration by least squares, and then
-replays their pace: how many real seconds each second of expected work took, in the order in which
-it was seen. So a slow minute stays slow, a stall is a piece of time that hits one long step or one
-of many short ones, and all seconds together are those that were measured. Worked example:
+The engine's cost model predicts the median step, on purpose; a simulation needs the mean and the
+tail as well. `CalibratedTruth` fits the mean to the steps of a calibration by least squares, and
+then replays the measured pace: how many real seconds each second of predicted work took, in the
+order in which the steps ran. So a slow minute stays slow, a stall is a piece of time that hits one
+long step or one of many short ones, and the sum of all seconds is the measured one. Worked example:
 
-    expected  10  10  10  10 ms        by the fit
-    took      10  10  40  10 ms        a stall of 30 ms in the third
-    a step of 20 ms that begins 5 ms before it: 5 + 40 + 5 = 50 ms; four steps of 5 ms: 5, 20, 20, 5
+    predicted  10  10  10  10 ms        by the fit
+    observed   10  10  40  10 ms        a stall of 30 ms in the third
+    a step of 20 ms that begins 5 ms before the stall takes 5 + 40 + 5 = 50 ms;
+    four steps of 5 ms take 5, 20, 20 and 5 ms
 """
 
 import random
@@ -19,7 +21,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.advise.simulate.mean import COLD, CROWDS, InTurn, Mean
+from headway.advise.simulate.mean import CROWD_ROWS, NUM_COLD_STEPS, MeanStepTime, SequentialMean
 from headway.core.errors import UsageError
 from headway.core.records import ModelSnapshot
 from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, SAMPLED
@@ -28,62 +30,62 @@ from headway.telemetry.calibration import MachineCalibration, StepColumns
 
 Floats = NDArray[np.float64]
 CALIBRATED, TRANSFERRED, ROOFLINE, RECORDED = "calibrated", "transferred", "roofline", "recorded"
-HICCUP = 3.0
-"""For the mean by kind of work a step counts as at most so many times its expectation; what it took
-beyond that is in the pace."""
-TRUST = 4.0
-"""The belief counts in the fit as much as so many steps."""
+MAX_STEP_RATIO = 3.0
+"""In the fit of the mean a step counts as at most this multiple of its prediction; the excess is in
+the pace."""
+PRIOR_WEIGHT_STEPS = 4.0
+"""Weight of the cost model's prediction in the fit, in steps."""
 SWEEPS = 200
-BLOCK_S = 4.0
-"""Seconds of expected work that are replayed in a row."""
-STEADY = 0.2
+REPLAY_BLOCK_S = 4.0
+"""Seconds of predicted work that are replayed in a row."""
+MAX_HALF_DRIFT = 0.2
 """A machine whose pace differs by more between two halves is not steady enough to calibrate."""
-MOMENTS = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
-"""Of a step: who is in one beside it is counted at each."""
-MOST_BESIDE, SEARCHED = 2.0, 12
-"""The largest share that is looked for, and how often the interval is cut by the golden section."""
+STEP_SAMPLE_POINTS = np.array([0.1, 0.3, 0.5, 0.7, 0.9])
+"""Points of a step at which the other engines in a step are counted."""
+MAX_INTERFERENCE, GOLDEN_SECTION_STEPS = 2.0, 12
+"""The largest interference that is searched, and the number of golden-section steps."""
 EMPTY_STEP_S = 2e-4
-"""A step that computes nothing: it is planned and told."""
+"""Seconds of a step that computes nothing: it is planned and recorded."""
 
 
 class Truth(Protocol):
     """The seconds of each step, in the order in which steps run."""
 
     label: str
-    reach: "Reach"
+    reach: "MeasuredRange"
 
     def seconds(self, work: Work) -> float:
-        """How long the step takes that does `work`."""
+        """Return the seconds of the next step, which does `work`."""
         ...
 
 
 @dataclass(slots=True)
-class Reach:
-    """How much of what steps do lies beyond what was ever measured."""
+class MeasuredRange:
+    """Counts steps that are larger than any measured one."""
 
     most: tuple[int, ...]
     num_steps: int = 0
     num_beyond: int = 0
 
     def count(self, work: Work) -> None:
-        """One step."""
+        """Count one step."""
         self.num_steps += 1
         self.num_beyond += any(map(gt, work, self.most))
 
     @property
     def share(self) -> float:
-        """Of the steps that lay beyond."""
+        """Return the share of steps beyond the measured range."""
         return self.num_beyond / self.num_steps if self.num_steps else 0.0
 
 
-class Fit:
-    """What the steps of a calibration tell, read once for many runs.
+class CalibrationFit:
+    """The fit of a calibration's steps, made once for many runs.
 
     `ratio` scales each part: another format of the same model. `belief` is the engine's own cost
-    model: what it had learned (`model`), or learns from these steps where the file is older, `mean`
-    what a step takes by what it does. `own_s` is what they took with nobody else on their cores
-    (`stripped.py`), by default what they took. `beside` is the share by which a step takes longer
-    for each other engine that is in one, 0 where one engine was measured; it is taken out of all
+    model: its snapshot (`model`), or learned from these steps where the file is older. `mean` is
+    the mean time of a step by its work. `own_s` are the step times without other processes
+    (`own_time.py`), by default the measured ones. `interference` is the share by which a step takes
+    longer for each other engine in a step, 0 where one engine was measured; it is taken out of all
     the rest.
     """
 
@@ -97,42 +99,44 @@ class Fit:
         model: ModelSnapshot | None = None,
     ) -> None:
         works = works_of(steps)
-        self.took = np.array(steps.seconds) if own_s is None else own_s
-        self.belief = taught(works, steps.seconds, windows, prior)
+        self.observed_s = np.array(steps.seconds) if own_s is None else own_s
+        self.belief = learned_model(works, steps.seconds, windows, prior)
         if model is not None:
             self.belief.set_parts(np.array(model.parts))
         cold, others = behind_prompts(works, steps.engine), others_in_steps(steps)
-        self.beside, self.took = apart(works, cold, self.took, others, self.belief)
-        parts, more_s, self.expected = fitted(works, cold, self.took, self.belief)
-        crowd_s, cold_s = more_s[:-COLD], more_s[-COLD:]
+        self.interference, self.observed_s = remove_interference(
+            works, cold, self.observed_s, others, self.belief
+        )
+        parts, more_s, self.predicted_s = fit_parts(works, cold, self.observed_s, self.belief)
+        crowd_s, cold_s = more_s[:-NUM_COLD_STEPS], more_s[-NUM_COLD_STEPS:]
         mean = StepModel(prior, windows)
         mean.set_parts(parts if ratio is None else parts * ratio)
-        self.mean = Mean(mean, crowd_s, cold_s)
+        self.mean = MeanStepTime(mean, crowd_s, cold_s)
         if ratio is not None:
-            self.mean = Mean(mean, crowd_s * ratio[SAMPLED], cold_s * ratio[0])
+            self.mean = MeanStepTime(mean, crowd_s * ratio[SAMPLED], cold_s * ratio[0])
             self.belief.set_parts(np.array(list(self.belief.parts.values())) * ratio)
         self.most = tuple(max(column) for column in zip(*works, strict=True))
-        self.drift = drift(self.expected, self.took)
-        """By how much the pace varied from one part of the time to another, as a share."""
+        self.drift = drift(self.predicted_s, self.observed_s)
+        """Variation of the pace from one part of the time to another, as a share."""
         half = len(works) // 2
         first, second = (
-            self.took[part].sum() / self.expected[part].sum()
+            self.observed_s[part].sum() / self.predicted_s[part].sum()
             for part in (slice(0, half), slice(half, None))
         )
-        self.moved = float(abs(second / first - 1))
-        """By how much the second half was slower or faster than the first."""
+        self.half_drift = float(abs(second / first - 1))
+        """Difference in pace between the first and the second half."""
 
 
-class Learned:
-    """The truth of a calibration; `scale` stretches all of it, for a machine slower by so much."""
+class CalibratedTruth:
+    """The truth of a calibration; `scale` stretches all of it, for a slower machine."""
 
     def __init__(
-        self, fit: Fit, *, seed: int = 0, scale: float = 1.0, label: str = CALIBRATED
+        self, fit: CalibrationFit, *, seed: int = 0, scale: float = 1.0, label: str = CALIBRATED
     ) -> None:
         self.label, self._scale = label, scale
-        self._mean = InTurn(fit.mean)
-        self._pace = Pace(fit.expected, fit.took, seed)
-        self.reach = Reach(fit.most)
+        self._mean = SequentialMean(fit.mean)
+        self._pace = PaceReplay(fit.predicted_s, fit.observed_s, seed)
+        self.reach = MeasuredRange(fit.most)
 
     def seconds(self, work: Work) -> float:
         self.reach.count(work)
@@ -141,8 +145,8 @@ class Learned:
         return self._scale * self._pace.take(self._mean.seconds(work))
 
 
-class Pace:
-    """Real seconds by expected seconds, replayed in blocks from places that the seed draws."""
+class PaceReplay:
+    """Real seconds of predicted seconds, replayed in blocks from places that the seed draws."""
 
     def __init__(self, expected: Floats, took: Floats, seed: int) -> None:
         self._expected = [0.0, *np.cumsum(expected).tolist()]
@@ -151,27 +155,27 @@ class Pace:
         self._jump()
 
     def _jump(self) -> None:
-        """Go on from another place."""
+        """Continue from another place."""
         last = len(self._expected) - 2
         self._index = self._random.randint(0, last)
         self._at = self._expected[self._index]
-        self._left = BLOCK_S
+        self._block_left_s = REPLAY_BLOCK_S
 
     def take(self, expected_s: float) -> float:
-        """The real seconds of the next `expected_s`."""
-        self._left -= expected_s
+        """Return the real seconds of the next `expected_s`."""
+        self._block_left_s -= expected_s
         seconds, end = 0.0, self._expected[-1]
         while expected_s >= end - self._at:  # all there is: go on from the beginning
             expected_s -= end - self._at
             seconds += self._until(end)
             self._at, self._index = 0.0, 0
         seconds += self._until(self._at + expected_s)
-        if self._left <= 0:
+        if self._block_left_s <= 0:
             self._jump()
         return seconds
 
     def _until(self, until: float) -> float:
-        """Real seconds from here until `until` seconds of expected work, where it then is."""
+        """Return the real seconds until `until` seconds of predicted work, and move there."""
         expected, index = self._expected, self._index
         began = self._real(self._at, index)
         last = len(expected) - 2
@@ -181,7 +185,7 @@ class Pace:
         return self._real(until, index) - began
 
     def _real(self, at: float, index: int) -> float:
-        """Straight between the ends of the step that it falls into."""
+        """Return the real time at a place, linear between the ends of its step."""
         low, high = self._expected[index], self._expected[index + 1]
         begin, end = self._took[index], self._took[index + 1]
         real_s: float = begin + (end - begin) * (at - low) / (high - low)
@@ -189,7 +193,8 @@ class Pace:
 
 
 def drift(expected: Floats, took: Floats) -> float:
-    """The standard deviation of the pace of ten parts of the time, as a share of its mean."""
+    """Return the standard deviation of the pace of ten parts of the time, as a share of its
+    mean."""
     parts = [part for part in np.array_split(np.arange(len(took)), 10) if len(part)]
     paces = [float(took[part].sum() / expected[part].sum()) for part in parts]
     return float(np.std(paces) / np.mean(paces)) if len(paces) > 1 else 0.0
@@ -199,15 +204,15 @@ def drift(expected: Floats, took: Floats) -> float:
 
 
 def works_of(steps: StepColumns) -> list[Work]:
-    """What each step did."""
+    """Return the work of each step."""
     columns = zip(steps.tokens, steps.sampled, steps.attended, steps.read, strict=True)
     return [Work(*row) for row in columns]
 
 
-def taught(
+def learned_model(
     works: list[Work], seconds: list[float], windows: tuple[int, ...], prior: Prior | None
 ) -> StepModel:
-    """What the engine's own cost model believes after these steps."""
+    """Return the engine's own cost model after these steps."""
     belief = StepModel(prior, windows)
     for work, took in zip(works, seconds, strict=True):
         belief.learn(work, took)
@@ -215,57 +220,65 @@ def taught(
 
 
 def behind_prompts(works: list[Work], engine: list[int]) -> Floats:
-    """Who of the first `COLD` steps behind one with a prompt each step is, of its engine: a row
-    each of zeros and at most a one. `engine` is [] where one ran all."""
-    found = np.zeros((len(works), COLD))
+    """Return [steps, NUM_COLD_STEPS]: 1 where a step is the first, second, … after one with a
+    prompt.
+
+    Steps are counted by engine; `engine` is [] where one ran all.
+    """
+    positions = np.zeros((len(works), NUM_COLD_STEPS))
     since: dict[int, int] = {}
-    for number, (work, who) in enumerate(zip(works, engine or [0] * len(works), strict=True)):
+    for number, (work, number_of_engine) in enumerate(
+        zip(works, engine or [0] * len(works), strict=True)
+    ):
         if work.num_tokens > work.num_sampled:
-            since[who] = 0
-        elif (steps := since.get(who, COLD)) < COLD:
-            found[number, steps] = 1
-            since[who] = steps + 1
-    return found
+            since[number_of_engine] = 0
+        elif (steps := since.get(number_of_engine, NUM_COLD_STEPS)) < NUM_COLD_STEPS:
+            positions[number, steps] = 1
+            since[number_of_engine] = steps + 1
+    return positions
 
 
 def others_in_steps(steps: StepColumns) -> Floats:
-    """How many other engines were in a step at each of the `MOMENTS` of every step, a row each;
-    zeros where the file does not tell who ran which, as of one engine."""
-    engine, took = np.array(steps.engine), np.array(steps.seconds)
+    """Return [steps, STEP_SAMPLE_POINTS]: the number of other engines in a step at each point of a
+    step.
+
+    All are zeros where the file does not name the engine of a step, as of one engine.
+    """
+    engine, seconds = np.array(steps.engine), np.array(steps.seconds)
     begin = np.array(steps.started_s)
-    moments = begin[:, None] + took[:, None] * MOMENTS
-    found = np.zeros(moments.shape)
+    moments = begin[:, None] + seconds[:, None] * STEP_SAMPLE_POINTS
+    others = np.zeros(moments.shape)
     for number in np.unique(engine):
         own = engine == number
-        ends = np.minimum(begin[own] + took[own], np.append(begin[own][1:], np.inf))
+        ends = np.minimum(begin[own] + seconds[own], np.append(begin[own][1:], np.inf))
         index = np.searchsorted(begin[own], moments)
-        found += (index > 0) & (moments < ends[index - 1]) & ~own[:, None]
-    return found
+        others += (index > 0) & (moments < ends[index - 1]) & ~own[:, None]
+    return others
 
 
-def apart(
+def remove_interference(
     works: list[Work], cold: Floats, seconds: Floats, others: Floats, belief: StepModel
 ) -> tuple[float, Floats]:
-    """(By what share a step takes longer for each of the `others` in one; seconds of each step with
-    nobody beside it): the share by which these are most alike for the same work.
+    """Return (interference of each other engine in a step, seconds of each step without it).
 
-    Worked example: 8 ms alone, 10 beside another, 9.1 of which 5.1 were beside: with a quarter all
-    are 8 ms, for 5.1 ms at four fifths of the speed are 4.1.
+    The share is the one by which steps of the same work are most alike. Worked example: 8 ms alone,
+    10 beside another engine, 9.1 of which 5.1 were beside one: with a quarter all are 8 ms, for 5.1
+    ms at four fifths of the speed are 4.1.
     """
     if not others.any():
         return 0.0, seconds
 
     def alone(share: float) -> Floats:
-        found: Floats = seconds * (1 / (1 + share * others)).mean(axis=1)
-        return found
+        own_seconds: Floats = seconds * (1 / (1 + share * others)).mean(axis=1)
+        return own_seconds
 
     def spread(share: float) -> float:
         own = alone(share)
-        expected = fitted(works, cold, own, belief)[2]
-        return float(((np.minimum(own / expected, HICCUP) - 1) ** 2).mean())
+        expected = fit_parts(works, cold, own, belief)[2]
+        return float(((np.minimum(own / expected, MAX_STEP_RATIO) - 1) ** 2).mean())
 
-    low, high = 0.0, MOST_BESIDE
-    for _ in range(SEARCHED):
+    low, high = 0.0, MAX_INTERFERENCE
+    for _ in range(GOLDEN_SECTION_STEPS):
         step = (high - low) * (5**0.5 - 1) / 2
         if spread(high - step) < spread(low + step):
             high = low + step
@@ -275,42 +288,44 @@ def apart(
     return share, alone(share)
 
 
-def fitted(
+def fit_parts(
     works: list[Work], cold: Floats, seconds: Floats, belief: StepModel
 ) -> tuple[Floats, Floats, Floats]:
-    """(seconds of each part; of a row beyond each of `CROWDS`, beyond the first beside a prompt,
-    and of each step behind one; expected seconds of each step): least squares on relative errors.
+    """Return (seconds of each part; additional costs; predicted seconds of each step).
 
-    No part is negative and the curve never falls, for its unknowns are how much it rises from knot
-    to knot. What the steps do not show is the belief's, who knows
-    of no crowds and of no cold caches.
+    Additional costs are those of a row beyond each of `CROWD_ROWS`, of one beyond the first beside
+    a prompt, and of each step after one. The fit is least squares on relative errors. No part is
+    negative, and the curve never falls, since its unknowns are the rises from breakpoint to
+    breakpoint. Parts that the steps do not show keep the cost model's value, which has no crowds
+    and no cold caches.
     """
-    guessed = np.array([belief.seconds(work) for work in works])
-    ratio = float(np.minimum(seconds / guessed, HICCUP).mean())
-    guessed *= ratio
+    believed = np.array([belief.seconds(work) for work in works])
+    ratio = float(np.minimum(seconds / believed, MAX_STEP_RATIO).mean())
+    believed *= ratio
     parts = np.array(list(belief.parts.values())) * ratio
-    none = np.zeros(len(CROWDS) + 1 + COLD)
-    table = np.concatenate([columns(works), cold], axis=1)
+    none = np.zeros(len(CROWD_ROWS) + 1 + NUM_COLD_STEPS)
+    table = np.concatenate([design_matrix(works), cold], axis=1)
     rises = np.concatenate(
         [parts[:1], np.diff(parts[:NUM_BREAKPOINTS]), parts[NUM_BREAKPOINTS:], none]
     )
-    scale = np.maximum(rises, 1e-3 * guessed.mean() / np.maximum(table.mean(0), 1e-9))
-    scale[NUM_PARTS:-COLD] = guessed.sum() / sum(work.num_tokens for work in works)
-    scale[-COLD:] = guessed.mean()
-    rows = table * scale / guessed[:, None]
-    target = np.minimum(seconds / guessed, HICCUP)
-    gram = rows.T @ rows + TRUST * np.eye(len(rises))
-    wanted = rows.T @ target + TRUST * rises / scale
-    solved = non_negative(gram, wanted, rises / scale) * scale
+    scale = np.maximum(rises, 1e-3 * believed.mean() / np.maximum(table.mean(0), 1e-9))
+    scale[NUM_PARTS:-NUM_COLD_STEPS] = believed.sum() / sum(work.num_tokens for work in works)
+    scale[-NUM_COLD_STEPS:] = believed.mean()
+    rows = table * scale / believed[:, None]
+    target = np.minimum(seconds / believed, MAX_STEP_RATIO)
+    gram = rows.T @ rows + PRIOR_WEIGHT_STEPS * np.eye(len(rises))
+    moments = rows.T @ target + PRIOR_WEIGHT_STEPS * rises / scale
+    solved = solve_non_negative(gram, moments, rises / scale) * scale
     curve = np.cumsum(solved[:NUM_BREAKPOINTS])
-    found = np.concatenate([curve, solved[NUM_BREAKPOINTS:NUM_PARTS]])
-    return found, solved[NUM_PARTS:], table @ solved
+    parts_s = np.concatenate([curve, solved[NUM_BREAKPOINTS:NUM_PARTS]])
+    return parts_s, solved[NUM_PARTS:], table @ solved
 
 
-def columns(works: list[Work]) -> Floats:
-    """A row for each step: by how much each rise of the curve and each unit of the rest counts.
+def design_matrix(works: list[Work]) -> Floats:
+    """Return a row for each step: the weight of each rise of the curve and of each unit of the
+    rest.
 
-    36 tokens have the rises to all knots up to 32 in full and half of that to 40.
+    36 tokens have the rises to all breakpoints up to 32 in full and half of that to 40.
     """
     tokens = np.array([work.num_tokens for work in works], dtype=float)[:, None]
     knots = np.array(BREAKPOINTS, dtype=float)
@@ -318,50 +333,53 @@ def columns(works: list[Work]) -> Floats:
     reached[:, :-1] = np.minimum(reached[:, :-1], 1.0)  # beyond the last knot it goes on straight
     rest = np.array([work[1:] for work in works], dtype=float)
     some = (rest[:, :1] > 0).astype(float)
-    crowd = np.maximum(rest[:, :1] - np.array(CROWDS, dtype=float), 0.0)
-    beside = crowd[:, :1] * (tokens > rest[:, :1])
-    return np.concatenate([np.ones((len(works), 1)), reached, some, rest, crowd, beside], axis=1)
+    crowd = np.maximum(rest[:, :1] - np.array(CROWD_ROWS, dtype=float), 0.0)
+    with_prompt = crowd[:, :1] * (tokens > rest[:, :1])
+    return np.concatenate(
+        [np.ones((len(works), 1)), reached, some, rest, crowd, with_prompt], axis=1
+    )
 
 
-def non_negative(gram: Floats, wanted: Floats, start: Floats) -> Floats:
-    """The x ≥ 0 with the least xᵀ gram x − 2 wanted x, one coordinate after the other."""
+def solve_non_negative(gram: Floats, moments: Floats, start: Floats) -> Floats:
+    """Return the x ≥ 0 with the least xᵀ gram x − 2 moments x, by coordinate descent."""
     x = np.maximum(start, 0.0)
     for _ in range(SWEEPS):
         for k in range(len(x)):
-            x[k] = max(0.0, x[k] + (wanted[k] - gram[k] @ x) / gram[k, k])
+            x[k] = max(0.0, x[k] + (moments[k] - gram[k] @ x) / gram[k, k])
     return x
 
 
 def ratio_of(new: Prior, old: Prior) -> Floats:
-    """What each part of another model or format takes beside that of the one that was measured."""
+    """Return the cost of each part of another model or format over that of the measured one."""
     ratio: Floats = prior_parts(new) / prior_parts(old)
     return ratio
 
 
-def check_same(calibration: MachineCalibration, fingerprint: str, told: dict[str, str]) -> None:
-    """Raise UsageError where the calibration is of another model, or of settings that cost else."""
+def check_same(calibration: MachineCalibration, fingerprint: str, settings: dict[str, str]) -> None:
+    """Raise UsageError where the calibration is of another model, or of settings with other
+    costs."""
     if calibration.fingerprint != fingerprint:
         raise UsageError(
             f"The calibration is of another model: {calibration.model}.",
             "Calibrate this one (headway bench URL --calibrate FILE), or say --transfer.",
         )
-    differ = [n for n in COSTS if calibration.settings.get(n) != told.get(n)]
+    differ = [n for n in COST_SETTINGS if calibration.settings.get(n) != settings.get(n)]
     if differ:
         name = differ[0]
         raise UsageError(
             f"The calibration is of {name} {calibration.settings.get(name)}; here it is "
-            f"{told.get(name)}.",
+            f"{settings.get(name)}.",
             "Calibrate with that setting, or say --transfer.",
         )
 
 
-def check_measured_alone(calibration: MachineCalibration, told: dict[str, str]) -> None:
-    """Raise UsageError where a setting differs of which no roofline knows what it does to a step.
+def check_measured_alone(calibration: MachineCalibration, settings: dict[str, str]) -> None:
+    """Raise UsageError where a setting differs whose effect on a step no roofline predicts.
 
-    A calibration of before, which does not tell them, is of a server that had none of them.
+    An old calibration does not name these settings: its server had none of them.
     """
     for name, usual in MEASURED_ALONE.items():
-        had, has = calibration.settings.get(name, usual), told.get(name, usual)
+        had, has = calibration.settings.get(name, usual), settings.get(name, usual)
         if had != has:
             raise UsageError(
                 f"The calibration is of --{name.replace('_', '-')} {had}; here it is {has}.",
@@ -370,8 +388,16 @@ def check_measured_alone(calibration: MachineCalibration, told: dict[str, str]) 
             )
 
 
-COSTS = ("device", "dtype", "kv_dtype", "quantization", "kernels", "attention_backend", "threads")
-"""Settings that change what a step costs."""
+COST_SETTINGS = (
+    "device",
+    "dtype",
+    "kv_dtype",
+    "quantization",
+    "kernels",
+    "attention_backend",
+    "threads",
+)
+"""Settings that change the cost of a step."""
 MEASURED_ALONE = {
     "tensor_parallel_size": "1",
     "pipeline_parallel_size": "1",
@@ -379,14 +405,15 @@ MEASURED_ALONE = {
     "kv_read": "1.0",
     "kv_keep": "1",
 }
-"""Settings of which no roofline knows what they do to a step, as a server without them tells."""
+"""Settings whose effect on a step no roofline predicts, with their values in a server without
+them."""
 
 
 @dataclass(slots=True)
-class Roofline:
-    """A machine that nobody measured: bytes and FLOPs over what it reaches of its datasheet.
+class RooflineTruth:
+    """A machine without measurements: bytes and FLOPs over the reached shares of its datasheet.
 
-    Never a time to print: efficiencies are a judgement, so the answer is an interval of two.
+    It gives no single time to print: the shares are estimates, so results are intervals of two.
     """
 
     weights_s: float
@@ -398,7 +425,7 @@ class Roofline:
     fixed_s: float
     token_link_s: float = 0.0
     label: str = ROOFLINE
-    reach: Reach = field(default_factory=lambda: Reach((2**62,) * 4))
+    reach: MeasuredRange = field(default_factory=lambda: MeasuredRange((2**62,) * 4))
 
     def seconds(self, work: Work) -> float:
         self.reach.count(work)

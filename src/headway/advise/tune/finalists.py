@@ -21,23 +21,23 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
-from headway.advise.tune.outcome import LEAST_GAIN
-from headway.advise.tune.search import RUNGS, Point, Search
-from headway.advise.tune.space import KNOBS, Changes, Knob, ordered, said
+from headway.advise.tune.outcome import MIN_GAIN
+from headway.advise.tune.search import RUNGS, Point, SettingSearch
+from headway.advise.tune.space import KNOBS, Changes, Knob, ordered, setting_name
 from headway.config.resolve import Settings
 
-CONVERSATIONS = RUNGS[1][0]
-"""Of the traffic, to see what an option changes."""
+TRIAL_CONVERSATIONS = RUNGS[1][0]
+"""Conversations that are simulated to estimate the effect of an option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class OptionChange:
     """One option of the first finalist at another value; None is the default's."""
 
     name: str
     value: Any
     effect: float
-    """What the turn adds to the first's score in simulation, a share of the larger of both."""
+    """Change of the first's score in simulation, as a share of the larger of both."""
     is_name: bool
 
     def __str__(self) -> str:
@@ -46,46 +46,47 @@ class Turn:
 
 @dataclass(slots=True, kw_only=True)
 class Finalists:
-    """The settings that run for real; `taken` has the reason of each."""
+    """The settings that run for real; `reasons` has the reason of each."""
 
-    search: Search
+    search: SettingSearch
     knobs: list[Knob]
     passes: Callable[[Changes], bool] = lambda changes: True
-    """Whether the gate lets the answers of a setting pass."""
-    taken: dict[Changes, str] = field(default_factory=dict)
+    """Whether the gate accepts the answers of a setting."""
+    reasons: dict[Changes, str] = field(default_factory=dict)
     first: Changes = ()
-    turns: list[Turn] = field(default_factory=list)
-    """Those of the first that have not run, the most telling before the others."""
+    turns: list[OptionChange] = field(default_factory=list)
+    """Changes of the first finalist that have not run, the most telling ones first."""
 
     @property
     def settings(self) -> Settings:
-        """The default's."""
+        """Return the default's settings."""
         return self.search.plan.machinery.settings
 
     def choose(self, points: list[Point], count: int) -> list[Changes]:
-        """At most so many beside the default, of the ranked points of a search."""
+        """Return at most `count` settings beside the default, of the ranked points of a search."""
         ranking = [point.changes for point in points]
         self.first = next((c for c in ranking if not c or self.passes(c)), ())
         self.take(self.first, "the best in simulation")
-        if len(self.taken) < count:
+        if len(self.reasons) < count:
             self.turns = self.doubts()
-        while self.turns and len(self.taken) < count:
+        while self.turns and len(self.reasons) < count:
             turn = self.turns.pop(0)
-            made = turned(self.first, turn.name, turn.value, self.settings)
-            self.take(made, f"{said(self.first)}, {turn}")
+            made = with_value(self.first, turn.name, turn.value, self.settings)
+            self.take(made, f"{setting_name(self.first)}, {turn}")
         for changes in ranking:
-            if len(self.taken) < count:
+            if len(self.reasons) < count:
                 self.take(changes, "the next in simulation")
-        return list(self.taken)[:count]
+        return list(self.reasons)[:count]
 
     def after(self, scores: dict[Changes, float]) -> Changes | None:
-        """One more, by the goodput of each setting in the first round of real runs."""
+        """Return one more setting, by the goodput of each in the first round of real runs, or
+        None."""
         best = max(scores, key=lambda changes: scores[changes])
-        why = f"{said(best)}, the best of the first round"
+        why = f"{setting_name(best)}, the best of the first round"
         made = best
-        for name, lost, won in losses(scores):
+        for name, lost, won in lost_values(scores):
             if dict(made).get(name) == lost:
-                made = turned(made, name, won, self.settings)
+                made = with_value(made, name, won, self.settings)
         if self.take(made, f"{why}, with what won there alone"):
             return made
         made = self.onward(best)
@@ -95,42 +96,43 @@ class Finalists:
             turn = self.turns.pop(0)
             mine = dict(self.first).get(turn.name)
             value = turn.value if dict(best).get(turn.name) == mine else mine
-            made = turned(best, turn.name, value, self.settings)
+            made = with_value(best, turn.name, value, self.settings)
             if self.take(made, f"{why}, {turn}"):
                 return made
         return None
 
     def take(self, changes: Changes, why: str) -> bool:
-        """Whether this one runs now: it is new, is not the default, can be and may be."""
-        if not changes or changes in self.taken or self.search.machine(changes) is None:
+        """Add a setting and return True where it is new, not the default, possible and accepted by
+        the gate."""
+        if not changes or changes in self.reasons or self.search.machine(changes) is None:
             return False
         if not self.passes(changes):
             return False
-        self.taken[changes] = why
+        self.reasons[changes] = why
         return True
 
-    def doubts(self) -> list[Turn]:
-        """Each option of the first turned alone, the most telling before the others."""
+    def doubts(self) -> list[OptionChange]:
+        """Return each option of the first finalist changed alone, the most telling first."""
         self.search.watch("each option of the best is turned")
         score = self.score(self.first)
-        found = [turn for row in self.knobs if (turn := self.turn(row, score))]
-        told = [turn for turn in found if abs(turn.effect) >= LEAST_GAIN]
-        return sorted(told, key=lambda turn: (not turn.is_name, -abs(turn.effect)))
+        changes = [turn for row in self.knobs if (turn := self.turn(row, score))]
+        relevant = [turn for turn in changes if abs(turn.effect) >= MIN_GAIN]
+        return sorted(relevant, key=lambda turn: (not turn.is_name, -abs(turn.effect)))
 
-    def turn(self, row: Knob, score: float) -> Turn | None:
-        """This option turned, beside the first with its score; None where that makes nothing that
-        can be, or the default, which runs anyway."""
+    def turn(self, row: Knob, score: float) -> OptionChange | None:
+        """Return this option changed in the first finalist with its score; None where no such
+        setting exists."""
         values = row.values(self.settings)
         is_changed = row.name in dict(self.first)
         scores = []
         for value in [None] if is_changed else values:
-            made = turned(self.first, row.name, value, self.settings)
+            made = with_value(self.first, row.name, value, self.settings)
             if made not in ((), self.first) and self.search.machine(made) is not None:
                 scores.append((self.score(made), value))
         if not scores:
             return None
         best, value = max(scores, key=lambda pair: pair[0])
-        return Turn(
+        return OptionChange(
             name=row.name,
             value=value,
             effect=(best - score) / (max(best, score) or 1.0),
@@ -138,11 +140,12 @@ class Finalists:
         )
 
     def onward(self, best: Changes) -> Changes:
-        """Where it is the first with one number turned: that number at the end of its direction.
+        """Return `best` with the one number in which it differs from the first at the end of its
+        direction.
 
         64 rows lost to 32, and 8 are the fewest that may be tried: 8 rows.
         """
-        name = apart(self.first, best)
+        name = single_difference(self.first, best)
         row = next((row for row in self.knobs if row.name == name), None)
         if row is None or isinstance(row.values(self.settings)[0], str):
             return best
@@ -150,45 +153,46 @@ class Finalists:
         ladder = sorted({now, *row.values(self.settings)})
         lost, won = (dict(each).get(name, now) for each in (self.first, best))
         end = ladder[-1] if won > lost else ladder[0]
-        return turned(best, name, None if end == now else end, self.settings)
+        return with_value(best, name, None if end == now else end, self.settings)
 
     def score(self, changes: Changes) -> float:
-        """What is preferred, of a stretch of the traffic; more is better."""
-        return self.search.score(self.search.point(changes, CONVERSATIONS, 1))
+        """Return the preferred figure on a stretch of the traffic; more is better."""
+        return self.search.score(self.search.point(changes, TRIAL_CONVERSATIONS, 1))
 
     def simulated(self, points: list[Point]) -> list[Point]:
-        """The points with those of the finalists that are not among them, ranked."""
+        """Return the points with those of the finalists that are not among them, ranked."""
         known = {point.changes for point in points}
-        more = [self.search.final(changes) for changes in self.taken if changes not in known]
+        more = [self.search.final(changes) for changes in self.reasons if changes not in known]
         return self.search.ranked([*points, *more])
 
 
-def turned(changes: Changes, name: str, value: Any, settings: Settings) -> Changes:
-    """A setting with one option at another value; None is the default's."""
+def with_value(changes: Changes, name: str, value: Any, settings: Settings) -> Changes:
+    """Return a setting with one option at another value; None is the default's."""
     given = {each: its for each, its in changes if each != name}
     if value is not None:
         given[name] = value
     return ordered(list(given.items()), settings)
 
 
-def losses(scores: dict[Changes, float]) -> Iterator[tuple[str, Any, Any]]:
-    """(option, the value that lost, the one that won) of each two settings that differ in one
-    option alone, by 2% at least; the clearest last.
+def lost_values(scores: dict[Changes, float]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (option, the value that lost, the one that won) of each two settings that differ in it
+    alone.
 
-    8 rows have 26/s and 8 rows under `fcfs` 34/s: ("policy", None, "fcfs").
+    The difference is 2% at least; the clearest comes last. 8 rows have 26/s and 8 rows under `fcfs`
+    34/s: ("policy", None, "fcfs").
     """
     pairs = [sorted(pair, key=lambda c: scores[c]) for pair in combinations(scores, 2)]
     pairs.sort(key=lambda pair: scores[pair[1]] / max(scores[pair[0]], 1e-9))
     for lost, won in pairs:
-        name = apart(lost, won)
-        if name and scores[won] > scores[lost] * (1 + LEAST_GAIN):
+        name = single_difference(lost, won)
+        if name and scores[won] > scores[lost] * (1 + MIN_GAIN):
             yield name, dict(lost).get(name), dict(won).get(name)
 
 
-def apart(first: Changes, second: Changes) -> str:
-    """The one option in which two settings differ, "" where there are several.
+def single_difference(first: Changes, second: Changes) -> str:
+    """Return the one option in which two settings differ, "" where there are several.
 
-    What does something under one policy alone goes with the policy.
+    An option that has an effect under one policy alone is counted with the policy.
     """
     one, other = dict(first), dict(second)
     rows = [row for row in KNOBS if one.get(row.name) != other.get(row.name)]

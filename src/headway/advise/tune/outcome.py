@@ -1,4 +1,5 @@
-"""What a tuning found: the choice and why, all that was tried, and the file for `--config`."""
+"""The result of a tuning: the choice and its reason, all tried settings, and the file for
+`--config`."""
 
 import os
 import tempfile
@@ -7,18 +8,18 @@ from typing import Any
 
 import msgspec
 
-from headway.advise.tune.confirm import Confirmed
+from headway.advise.tune.confirm import ConfirmedSetting
 from headway.advise.tune.search import Point
 from headway.advise.tune.space import Changes
-from headway.advise.tune.together import join
+from headway.advise.tune.together import add_simulated_gains
 from headway.core.errors import UsageError
 
-LEAST_GAIN = 0.02
-"""What a change must bring to be worth a line."""
+MIN_GAIN = 0.02
+"""Least gain that is worth a change."""
 
 
-class Tuned(msgspec.Struct, kw_only=True):
-    """All of it. `chosen` is () where nothing is to be gained, as `why` then says."""
+class TuningReport(msgspec.Struct, kw_only=True):
+    """The complete result. `chosen` is () where there is nothing to gain, as `why` then says."""
 
     format: str = "headway-tune"
     model: str
@@ -26,11 +27,11 @@ class Tuned(msgspec.Struct, kw_only=True):
     prefer: str
     chosen: Changes
     why: str
-    confirmed: list[Confirmed]
+    confirmed: list[ConfirmedSetting]
     points: list[Point]
     refused: dict[str, str]
     gated: dict[str, str]
-    """Setting that changes tokens → what its evaluation said."""
+    """Setting that changes tokens → the verdict of its evaluation."""
     num_simulated: int
     num_left_out: int = 0
     """Settings that the search had no time for."""
@@ -44,12 +45,14 @@ class Tuned(msgspec.Struct, kw_only=True):
         return bool(self.chosen)
 
 
-def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tuple[Changes, str]:
-    """(the setting, why): confirmed where there were real runs, else the simulation's.
+def choose(
+    points: list[Point], confirmed: list[ConfirmedSetting], prefer: str
+) -> tuple[Changes, str]:
+    """Return (the setting, why): from real runs where there are any, else the simulation's best.
 
-    A setting wins over the default only with a gain whose 95% lie above 0, by real runs and
-    simulation together; with another preference also where its goodput is surely not a twentieth
-    below the default's and it is better in that.
+    A setting wins over the default only with a combined gain whose 95% interval is above 0; with
+    another preference also where its goodput is surely not 5% below the default's and it is clearly
+    better in the preferred figure.
     """
     default = next(point for point in points if not point.changes)
     if not confirmed:
@@ -61,19 +64,25 @@ def choose(points: list[Point], confirmed: list[Confirmed], prefer: str) -> tupl
     if base.died:
         return (), f"The default itself does not run: {base.died}"
     alive = [each for each in confirmed[1:] if not each.died and each.runs]
-    join(alive, points)
+    add_simulated_gains(alive, points)
     winners = [each for each in alive if wins(each, base, prefer)]
     if not winners:
         best = max(alive, key=lambda each: each.together, default=None)
         if best is None:
             return (), "Nothing to gain: no other setting ran to its end."
-        return (), f"Nothing to gain: of {len(confirmed) - 1} finalists the best is {gained(best)}."
-    best = max(winners, key=lambda each: worth(each, prefer))
-    return best.changes, f"{gained(best)}, in {best.runs} run{'s each' if best.runs > 1 else ''}."
+        return (
+            (),
+            f"Nothing to gain: of {len(confirmed) - 1} finalists the best is {format_gain(best)}.",
+        )
+    best = max(winners, key=lambda each: preference_score(each, prefer))
+    return (
+        best.changes,
+        f"{format_gain(best)}, in {best.runs} run{'s each' if best.runs > 1 else ''}.",
+    )
 
 
-def gained(one: Confirmed) -> str:
-    """A setting's gain as it is told: what ran, what was simulated, and both together."""
+def format_gain(one: ConfirmedSetting) -> str:
+    """Return a setting's gain in words: real runs, simulation, and both together."""
     low, high = one.gain_interval
     text = (
         f"{one.name}: {one.gain:+.1%} goodput ({low:+.1%} to {high:+.1%}) on the real server "
@@ -88,18 +97,18 @@ def gained(one: Confirmed) -> str:
     )
 
 
-def wins(one: Confirmed, base: Confirmed, prefer: str) -> bool:
-    """Whether it is surely better than the default."""
+def wins(one: ConfirmedSetting, base: ConfirmedSetting, prefer: str) -> bool:
+    """Return whether a setting is surely better than the default."""
     low, _ = one.together_interval
-    if low > 0 and one.together >= LEAST_GAIN:
+    if low > 0 and one.together >= MIN_GAIN:
         return True
     if prefer == "goodput" or low < -0.05:
         return False
-    return worth(one, prefer) > worth(base, prefer) * (1 + 5 * LEAST_GAIN)
+    return preference_score(one, prefer) > preference_score(base, prefer) * (1 + 5 * MIN_GAIN)
 
 
-def worth(one: Confirmed, prefer: str) -> float:
-    """What is preferred, more is better."""
+def preference_score(one: ConfirmedSetting, prefer: str) -> float:
+    """Return the preferred figure; more is better."""
     return {
         "goodput": 1 + one.together,
         "ttft": 1 / (one.ttft_s or 1e9),
@@ -109,10 +118,10 @@ def worth(one: Confirmed, prefer: str) -> float:
 
 
 def by_simulation(points: list[Point], default: Point, prefer: str) -> tuple[Changes, str]:
-    """Without a real run the simulation's best, and the words say so."""
+    """Return the simulation's best where no real run confirmed it, as the text says."""
     best = points[0]
     gain = best.goodput / default.goodput - 1 if default.goodput else 0.0
-    if not best.changes or (prefer == "goodput" and gain < LEAST_GAIN):
+    if not best.changes or (prefer == "goodput" and gain < MIN_GAIN):
         return (), (
             f"Nothing to gain: the default is within {max(gain, 0):.1%} of the best that was "
             "simulated."
@@ -123,40 +132,40 @@ def by_simulation(points: list[Point], default: Point, prefer: str) -> tuple[Cha
     )
 
 
-def yaml_of(found: Tuned) -> str:
-    """The file for `--config`: a line for each option, its default and its gain behind it."""
-    lines = [f"# headway tune, {found.model}: {found.why}"]
+def format_yaml(report: TuningReport) -> str:
+    """Return the file for `--config`: a line for each option, with its default and its gain."""
+    lines = [f"# headway tune, {report.model}: {report.why}"]
     lines.append(
-        f"# {found.num_simulated} simulations ({found.label}), {found.real_runs} real runs, "
-        f"{found.seconds:.0f} s; prefers {found.prefer}"
+        f"# {report.num_simulated} simulations ({report.label}), {report.real_runs} real runs, "
+        f"{report.seconds:.0f} s; prefers {report.prefer}"
     )
-    if not found.chosen:
+    if not report.chosen:
         lines.append("# No option is set: the defaults stay.")
-    for name, value in found.chosen:
-        alone = gain_alone(found, name, value)
-        said_alone = "" if alone is None else f"; alone {alone:+.1%} goodput, simulated"
-        lines.append(f"{name}: {value}  # default {found.defaults.get(name)}{said_alone}")
+    for name, value in report.chosen:
+        alone = gain_alone(report, name, value)
+        alone_note = "" if alone is None else f"; alone {alone:+.1%} goodput, simulated"
+        lines.append(f"{name}: {value}  # default {report.defaults.get(name)}{alone_note}")
     return "\n".join([*lines, ""])
 
 
-def gain_alone(found: Tuned, name: str, value: Any) -> float | None:
-    """What the one change gave in the last rung, where it was there."""
-    points = {point.changes: point for point in found.points}
+def gain_alone(report: TuningReport, name: str, value: Any) -> float | None:
+    """Return the gain of one change alone in the last rung, where it was there."""
+    points = {point.changes: point for point in report.points}
     default, one = points.get(()), points.get(((name, value),))
     if default is None or one is None or not default.goodput:
         return None
     return one.goodput / default.goodput - 1
 
 
-def check_place(path: str) -> None:
+def check_writable(path: str) -> None:
     """Raise UsageError where no file can be written, before an hour is spent on its content."""
     target = Path(path).resolve()
     if target.is_dir() or not os.access(target.parent, os.W_OK):
         raise UsageError(f"--write {path} cannot be written.", "Name a file in a folder of yours.")
 
 
-def write_whole(path: str, text: str) -> None:
-    """The file as a whole or as it was: a Ctrl-C in the middle leaves the old one."""
+def write_atomically(path: str, text: str) -> None:
+    """Replace the file as a whole: a Ctrl-C in the middle leaves the old one."""
     target = Path(path)
     try:
         with tempfile.NamedTemporaryFile(
@@ -168,15 +177,15 @@ def write_whole(path: str, text: str) -> None:
         raise UsageError(f"{path}: {error.strerror}.", "Check the path.") from error
 
 
-def lines_of(found: Tuned) -> list[str]:
-    """What the terminal shows beside the tables."""
-    lines = [found.why]
-    lines += [f"real run, {each.name}: {each.taken}" for each in found.confirmed if each.taken]
-    lines += [f"not tried, {name}: {why}" for name, why in list(found.refused.items())[:5]]
-    lines += [f"gate, {name}: {said_}" for name, said_ in found.gated.items()]
-    lines += [f"died, {each.name}: {each.died}" for each in found.confirmed if each.died]
-    if found.num_left_out:
-        lines.append(f"{found.num_left_out} settings were left out of the search: more --minutes")
-    if found.extrapolated:
-        lines.append(f"{found.extrapolated:.0%} of the default's steps lie beyond the calibration")
+def format_lines(report: TuningReport) -> list[str]:
+    """Return what the terminal shows beside the tables."""
+    lines = [report.why]
+    lines += [f"real run, {each.name}: {each.reason}" for each in report.confirmed if each.reason]
+    lines += [f"not tried, {name}: {why}" for name, why in list(report.refused.items())[:5]]
+    lines += [f"gate, {name}: {verdict}" for name, verdict in report.gated.items()]
+    lines += [f"died, {each.name}: {each.died}" for each in report.confirmed if each.died]
+    if report.num_left_out:
+        lines.append(f"{report.num_left_out} settings were left out of the search: more --minutes")
+    if report.extrapolated:
+        lines.append(f"{report.extrapolated:.0%} of the default's steps lie beyond the calibration")
     return lines

@@ -1,34 +1,34 @@
-"""The tuner's page: first tokens against later ones, the front of both, and the choice."""
+"""The tuner's page: TTFT against TPOT of all settings, the Pareto front, and the choice."""
 
 from typing import Any
 
-from headway.advise.tune.outcome import Tuned, lines_of, yaml_of
-from headway.advise.tune.search import Point, front
+from headway.advise.tune.outcome import TuningReport, format_lines, format_yaml
+from headway.advise.tune.search import Point, pareto_front
 from headway.measure.onepage import Plot, axes, one_page, preformatted
 
 
-def html(found: Tuned) -> str:
-    """One self-contained page."""
-    heading = f"{found.model}: {'tuned' if found.gains else 'nothing to gain'}"
-    after = [preformatted("\n".join(lines_of(found))), preformatted(yaml_of(found))]
-    return one_page(f"{found.model} · headway tune", heading, [], plots(found), after)
+def html(report: TuningReport) -> str:
+    """Return the page as one self-contained file."""
+    heading = f"{report.model}: {'tuned' if report.gains else 'nothing to gain'}"
+    after = [preformatted("\n".join(format_lines(report))), preformatted(format_yaml(report))]
+    return one_page(f"{report.model} · headway tune", heading, [], plots(report), after)
 
 
-def plots(found: Tuned) -> list[Plot]:
-    """The dial, and goodput by setting."""
-    return [dial(found), goodput(found)]
+def plots(report: TuningReport) -> list[Plot]:
+    """Return the two plots: TTFT against TPOT, and goodput by setting."""
+    return [dial(report), goodput(report)]
 
 
-def dial(found: Tuned) -> Plot:
-    """Every finalist at its TTFT and TPOT."""
-    finite = [p for p in found.points if p.ttft_s < float("inf") and p.tpot_s < float("inf")]
-    edge = list(front(finite))
+def dial(report: TuningReport) -> Plot:
+    """Return every finalist at its TTFT and TPOT."""
+    finite = [p for p in report.points if p.ttft_s < float("inf") and p.tpot_s < float("inf")]
+    edge = list(pareto_front(finite))
     data: list[dict[str, Any]] = [
         spots(finite, "simulated", {"size": 8, "opacity": 0.5}),
         {**spots(edge, "front", {"size": 8}), "mode": "lines+markers"},
         spots([p for p in finite if not p.changes], "default", {"size": 13, "symbol": "square"}),
         spots(
-            [p for p in finite if p.changes == found.chosen],
+            [p for p in finite if p.changes == report.chosen],
             "chosen",
             {"size": 15, "symbol": "star"},
         ),
@@ -37,18 +37,18 @@ def dial(found: Tuned) -> Plot:
             "mode": "markers",
             "name": "real",
             "marker": {"size": 11, "symbol": "diamond-open"},
-            "x": [1e3 * c.ttft_s for c in found.confirmed if c.ttft_s is not None],
-            "y": [1e3 * (c.tpot_s or 0) for c in found.confirmed if c.ttft_s is not None],
-            "text": [c.name for c in found.confirmed if c.ttft_s is not None],
+            "x": [1e3 * c.ttft_s for c in report.confirmed if c.ttft_s is not None],
+            "y": [1e3 * (c.tpot_s or 0) for c in report.confirmed if c.ttft_s is not None],
+            "text": [c.name for c in report.confirmed if c.ttft_s is not None],
         },
     ]
-    said = f"Medians; --prefer {found.prefer}. On the front nothing is better in both."
+    caption = f"Medians; --prefer {report.prefer}. On the front nothing is better in both."
     layout = axes("TTFT p50, ms", "TPOT p50, ms")
-    return "The dial: first tokens against later ones", said, {"data": data, "layout": layout}
+    return "The dial: first tokens against later ones", caption, {"data": data, "layout": layout}
 
 
 def spots(points: list[Point], name: str, marker: dict[str, Any]) -> dict[str, Any]:
-    """Points of the dial, each with its setting."""
+    """Return points of the dial, each with its setting."""
     return {
         "type": "scatter",
         "mode": "markers",
@@ -60,10 +60,10 @@ def spots(points: list[Point], name: str, marker: dict[str, Any]) -> dict[str, A
     }
 
 
-def goodput(found: Tuned) -> Plot:
-    """The finalists' goodput, real beside simulated."""
-    points = sorted(found.points, key=lambda p: -p.goodput)
-    real = {c.changes: c for c in found.confirmed if c.runs and not c.died}
+def goodput(report: TuningReport) -> Plot:
+    """Return the finalists' goodput, real beside simulated."""
+    points = sorted(report.points, key=lambda p: -p.goodput)
+    real = {c.changes: c for c in report.confirmed if c.runs and not c.died}
     both = [p for p in points if p.changes in real]
     data = [
         bars([p.name for p in points], [p.goodput for p in points], "simulated, worst case"),
@@ -78,5 +78,5 @@ def goodput(found: Tuned) -> Plot:
 
 
 def bars(names: list[str], values: list[float], name: str) -> dict[str, Any]:
-    """Bars by setting."""
+    """Return bars by setting."""
     return {"type": "bar", "name": name, "x": names, "y": [round(v, 4) for v in values]}

@@ -1,4 +1,4 @@
-"""A tuning from end to end: measured, searched, gated, confirmed."""
+"""A tuning from end to end: calibrate, search, gate, confirm."""
 
 import asyncio
 import subprocess
@@ -11,15 +11,21 @@ from pathlib import Path
 
 import msgspec
 
-from headway.advise.simulate.run import NOWHERE, plan
-from headway.advise.tune.confirm import MOST_RUNS, Confirmation, Confirmed
+from headway.advise.simulate.run import SIMULATED_URL, prepare_simulation
+from headway.advise.tune.confirm import MAX_RUNS, Confirmation, ConfirmedSetting
 from headway.advise.tune.finalists import Finalists
-from headway.advise.tune.outcome import Tuned, choose
-from headway.advise.tune.search import Search
-from headway.advise.tune.space import Changes, changes_tokens, chosen, options_of, said
+from headway.advise.tune.outcome import TuningReport, choose
+from headway.advise.tune.search import SettingSearch
+from headway.advise.tune.space import (
+    Changes,
+    changes_tokens,
+    options_of,
+    select_knobs,
+    setting_name,
+)
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import prepare
-from headway.bench.trial import once
+from headway.bench.trial import run_once
 from headway.bench.workload import rate_of
 from headway.config.options import BenchOptions, EngineOptions, Seconds, to_arguments
 from headway.config.options.against import against_arguments
@@ -27,16 +33,16 @@ from headway.config.options.simulate import SimulateOptions
 from headway.config.options.tune import TuneOptions
 from headway.core.errors import UsageError
 from headway.core.slo import DEFAULT_CLASS, parse_classes
-from headway.measure.started import Started
+from headway.measure.server_process import ServerProcess
 
-LEAST_REQUESTS = 400
-"""The search's traffic, where nobody says how much."""
-START_S = 10.0
-"""What a real run takes beside its block: start and end."""
+MIN_REQUESTS = 400
+"""Requests of the search's traffic where the options give neither a number nor a duration."""
+SERVER_START_S = 10.0
+"""Seconds that a real run takes beside its block: start and end of the server."""
 SEARCH_SHARE = 1 / 3
-"""Of the time, what the search may take; the rest is for real runs."""
-RAMP = (0.2, 1.8)
-"""A calibration's load, from and to so many times the rate."""
+"""Share of the time that the search may take; the rest is for real runs."""
+CALIBRATION_RAMP = (0.2, 1.8)
+"""Load of a calibration: from and to these factors of the rate."""
 GATE_FAILED = 5
 
 Watch = Callable[[str], None]
@@ -51,14 +57,14 @@ class Tuning:
     load: BenchOptions
     engine: EngineOptions
     watch: Watch = lambda text: None
-    runs_left: int = MOST_RUNS
+    remaining_runs: int = MAX_RUNS
     gated: dict[str, str] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
 
-    def run(self) -> Tuned:
-        """Everything; raises UsageError before anything is started where the options are wrong."""
-        knobs = chosen(self.options.knobs, gate=self.options.gate)
-        self.load = checked(self.load)
+    def run(self) -> TuningReport:
+        """Run all stages; raise UsageError for wrong options before anything is started."""
+        knobs = select_knobs(self.options.knobs, gate=self.options.gate)
+        self.load = check_load(self.load)
         with tempfile.TemporaryDirectory(prefix="headway-tune-") as scratch:
             search = self.search(Path(scratch))
             points = search.run(knobs, self.options.candidates, self.load.seed)
@@ -68,10 +74,10 @@ class Tuning:
             best = finalists.choose(points, self.options.trials)
             confirmed = self.confirm(best, finalists) if self.options.trials else []
         points = finalists.simulated(points)
-        usable = [p for p in points if said(p.changes) not in self.failed]
+        usable = [p for p in points if setting_name(p.changes) not in self.failed]
         setting, why = choose(usable, confirmed, self.options.prefer)
         machinery = search.plan.machinery
-        return Tuned(
+        return TuningReport(
             model=machinery.model,
             label=machinery.label,
             prefer=self.options.prefer,
@@ -83,21 +89,22 @@ class Tuning:
             gated=self.gated,
             num_simulated=search.num_simulated,
             num_left_out=search.num_left_out,
-            real_runs=MOST_RUNS - self.runs_left,
+            real_runs=MAX_RUNS - self.remaining_runs,
             seconds=round(time.monotonic() - self.started_s, 1),
             extrapolated=search.extrapolated,
             defaults={row.name: row.now(machinery.settings) for row in knobs},
         )
 
-    def search(self, scratch: Path) -> Search:
-        """Of settings under the load, on a machine that was measured, now if it was not before."""
+    def search(self, scratch: Path) -> SettingSearch:
+        """Return the search of settings on a machine that is calibrated, now if it was not
+        before."""
         calibration = self.options.calibration or self.calibrate(scratch / "here.json")
-        told = SimulateOptions(calibration=calibration, served_slo=self.load.slo)
-        return Search(
+        simulate_options = SimulateOptions(calibration=calibration, served_slo=self.load.slo)
+        return SettingSearch(
             folder=self.folder,
             engine=self.engine,
             calibration=open_calibration(calibration),
-            plan=plan(self.folder, told, self.load, self.engine),
+            plan=prepare_simulation(self.folder, simulate_options, self.load, self.engine),
             prefer=self.options.prefer,
             seconds=SEARCH_SHARE * (self.until_s - time.monotonic()),
             watch=self.watch,
@@ -109,79 +116,80 @@ class Tuning:
 
     @property
     def failed(self) -> set[str]:
-        """Settings that the gate did not let pass."""
+        """Return the settings that the gate refused."""
         return {name for name, verdict in self.gated.items() if verdict != "passed"}
 
     def calibrate(self, path: Path) -> str:
-        """Measure the default under a ramp of the load: one real run."""
+        """Measure the default under a ramp of the load, in one real run; return the file's path."""
         self.watch("a server is started and measured: --calibration FILE saves that")
-        self.runs_left -= 1
+        self.remaining_runs -= 1
         load = replace(
             self.load,
-            duration=Seconds(self.block_s(MOST_RUNS)),
+            duration=Seconds(self.block_s(MAX_RUNS)),
             num_requests=None,
             calibrate=str(path),
             seed=self.load.seed + 1,
         )
         if ":" not in self.load.workload:  # a trace has its own times
-            low, high = (factor * rate_of(self.load) for factor in RAMP)
+            low, high = (factor * rate_of(self.load) for factor in CALIBRATION_RAMP)
             load = replace(load, arrivals="ramp", ramp_from=low, rate=high)
         flags = [*to_arguments(self.engine), *self.flags]
-        with Started(self.folder, flags) as server:
-            asyncio.run(once(server.url, load, "tune", None))
+        with ServerProcess(self.folder, flags) as server:
+            asyncio.run(run_once(server.url, load, "tune", None))
         return str(path)
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What servers are told of the objectives."""
+        """Return the flags that give servers the objectives."""
         return tuple(f"--slo={text}" for text in self.load.slo)
 
     def block_s(self, runs: int) -> float:
-        """So long may each of so many runs be, with what is left of the time."""
-        left_s = self.until_s - time.monotonic()
-        return max(min(self.options.block, left_s / runs - START_S), 2.0)
+        """Return the seconds of a block so that this number of runs fits into the remaining
+        time."""
+        remaining_s = self.until_s - time.monotonic()
+        return max(min(self.options.block, remaining_s / runs - SERVER_START_S), 2.0)
 
     def may_answer(self, changes: Changes) -> bool:
-        """Whether the gate lets the answers of this setting pass, where they are others.
+        """Return whether the gate accepts the answers of this setting, where they may differ.
 
-        Both are loaded at once, so that they are compared token by token.
+        Both models are loaded at once, so that they are compared token by token.
         """
-        name = said(changes)
+        name = setting_name(changes)
         if not changes_tokens(changes) or name in self.gated:
             return name not in self.failed
         self.watch(f"gate, {name}")
         engine = to_arguments(options_of(self.engine, changes))
         gate = [f"--questions={self.options.questions}", f"--against={self.folder}", "--gate"]
-        status = verb("eval", self.folder, *engine, *gate, *against_arguments(self.engine))
+        status = run_verb("eval", self.folder, *engine, *gate, *against_arguments(self.engine))
         self.gated[name] = {0: "passed", GATE_FAILED: "refused by the gate"}.get(
             status, f"not evaluated (status {status}): refused"
         )
         return status == 0
 
-    def confirm(self, best: list[Changes], finalists: Finalists) -> list[Confirmed]:
-        """The default and the finalists on real servers, in turns."""
+    def confirm(self, best: list[Changes], finalists: Finalists) -> list[ConfirmedSetting]:
+        """Run the default and the finalists on real servers, in turns."""
         slos = parse_classes(self.load.slo)
         confirmation = Confirmation(
             folder=self.folder,
             engine=self.engine,
             load=self.load,
             slo=slos.get(DEFAULT_CLASS),
-            block_s=self.block_s(max(self.runs_left, 1)),
-            runs_left=self.runs_left,
+            block_s=self.block_s(max(self.remaining_runs, 1)),
+            remaining_runs=self.remaining_runs,
             until_s=self.until_s,
             flags=self.flags,
             watch=self.watch,
             after=finalists.after,
         )
-        found = confirmation.run([(), *best])
-        for each in found:
-            each.taken = finalists.taken.get(each.changes, "")
-        self.runs_left = confirmation.runs_left
-        return found
+        confirmed = confirmation.run([(), *best])
+        for each in confirmed:
+            each.reason = finalists.reasons.get(each.changes, "")
+        self.remaining_runs = confirmation.remaining_runs
+        return confirmed
 
 
-def checked(load: BenchOptions) -> BenchOptions:
-    """The load as the tuner takes it; UsageError for what it cannot."""
+def check_load(load: BenchOptions) -> BenchOptions:
+    """Return the load as the tuner takes it; UsageError for options that it cannot take."""
     if not load.slo:
         raise UsageError("tune needs objectives.", "Add --slo ttft=500ms,tpot=50ms.")
     if load.concurrency is not None:
@@ -195,17 +203,17 @@ def checked(load: BenchOptions) -> BenchOptions:
         )
     is_trace = ":" in load.workload
     if load.num_requests is None and load.duration is None and not is_trace:
-        load = replace(load, num_requests=LEAST_REQUESTS)
-    prepare(NOWHERE, load)  # what is wrong in its words is said before a server starts
+        load = replace(load, num_requests=MIN_REQUESTS)
+    prepare(SIMULATED_URL, load)  # what is wrong in its words is said before a server starts
     return load
 
 
-def verb(name: str, *words: str | Path) -> int:
-    """Another verb, in a process of its own, to its end: its exit status."""
+def run_verb(name: str, *words: str | Path) -> int:
+    """Run another verb in a process of its own and return its exit status."""
     command = [sys.executable, "-m", "headway.cli.main", name, *map(str, words)]
     return subprocess.run(command, check=False, stdout=subprocess.DEVNULL).returncode
 
 
-def as_json(found: Tuned) -> bytes:
+def as_json(report: TuningReport) -> bytes:
     """The report."""
-    return msgspec.json.encode(found)
+    return msgspec.json.encode(report)

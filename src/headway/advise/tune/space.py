@@ -1,6 +1,6 @@
-"""What a tuner may change: options of which a simulation tells apart the `tunable` values.
+"""The tuner's search space: options with `tunable` values that change a simulation.
 
-The values stand in the option table (`config.options.tables`).
+The values are in the option table (`config.options.tables`).
 """
 
 import random
@@ -16,19 +16,20 @@ from headway.config.resolve import Settings
 from headway.core.errors import UsageError
 
 Changes = tuple[tuple[str, Any], ...]
-"""Options and values beside the default's, in the order of `KNOBS`; () is the default."""
+"""Options and values that differ from the default, in the order of `KNOBS`; () is the default."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """One option. `values` besides the present one; `changes_tokens` wants a gate."""
+    """One option. `values` are those besides the present one; a knob with `changes_tokens` needs a
+    gate."""
 
     name: str
     values: Callable[[Settings], list[Any]]
     now: Callable[[Settings], Any]
     changes_tokens: bool = False
     policy: str = ""
-    """Only under this policy it does anything."""
+    """The only policy under which the option has an effect; "" for all."""
 
 
 PRESENT_VALUES: dict[str, Callable[[Settings], Any]] = {
@@ -44,7 +45,7 @@ PRESENT_VALUES: dict[str, Callable[[Settings], Any]] = {
     "quantization": lambda s: str(s.quantization),
     "kv_cache_dtype": lambda s: s.cache.dtype,
 }
-"""Option that a simulation tells apart → its value in the settings."""
+"""Option that changes a simulation → its value in the settings."""
 SLO_OPTIONS = ("late", "lane_share", "long_prefill", "aging")
 """Options of the policy slo alone."""
 LOSSY_OPTIONS = ("quantization", "kv_cache_dtype")
@@ -54,14 +55,14 @@ LOSSY_OPTIONS = ("quantization", "kv_cache_dtype")
 def other_values(name: str, settings: Settings) -> list[Any]:
     """Return the option's `tunable` values within its bounds, without the present one."""
     _, field = fields_of([EngineOptions])[name]
-    now, rules, found = PRESENT_VALUES[name](settings), field.metadata, list[Any]()
+    now, rules, values = PRESENT_VALUES[name](settings), field.metadata, list[Any]()
     for value in rules["tunable"]:
         tried = round(now * value) if isinstance(value, Multiple) else value
         is_low = rules["low"] is not None and tried < rules["low"]
         is_high = rules["high"] is not None and tried > rules["high"]
-        if tried != now and tried not in found and not (is_low or is_high):
-            found.append(tried)
-    return found
+        if tried != now and tried not in values and not (is_low or is_high):
+            values.append(tried)
+    return values
 
 
 KNOBS = tuple(
@@ -77,8 +78,8 @@ KNOBS = tuple(
 NAMES = tuple(each.name for each in KNOBS)
 
 
-def chosen(names: list[str], *, gate: bool) -> list[Knob]:
-    """The knobs that may be turned; UsageError names one that there is none of."""
+def select_knobs(names: list[str], *, gate: bool) -> list[Knob]:
+    """Return the knobs to tune, all where `names` is empty; UsageError for an unknown name."""
     for name in names:
         known = name.replace("-", "_")
         if known not in NAMES:
@@ -88,31 +89,31 @@ def chosen(names: list[str], *, gate: bool) -> list[Knob]:
             raise UsageError(
                 f"--knobs {name} changes what is answered.", "Say --gate: an evaluation judges it."
             )
-    wanted = {name.replace("-", "_") for name in names}
+    selected = {name.replace("-", "_") for name in names}
     return [
         row
         for row in KNOBS
-        if (row.name in wanted or not wanted) and (gate or not row.changes_tokens)
+        if (row.name in selected or not selected) and (gate or not row.changes_tokens)
     ]
 
 
 def candidates(knobs: list[Knob], settings: Settings, count: int, seed: int) -> list[Changes]:
-    """The default, each knob turned alone, and as many of all together as fit into `count`."""
-    found: dict[Changes, None] = {(): None}
-    for changes in alone(knobs, settings):
-        if len(found) < count:
-            found[changes] = None
+    """Return the default, each single change, and random combinations, `count` in all."""
+    settings_found: dict[Changes, None] = {(): None}
+    for changes in single_changes(knobs, settings):
+        if len(settings_found) < count:
+            settings_found[changes] = None
     rng, tries = random.Random(seed), 0
-    while len(found) < count and tries < 20 * count:
+    while len(settings_found) < count and tries < 20 * count:
         tries += 1
         turned = rng.sample(knobs, min(rng.choice((2, 2, 3, 4)), len(knobs)))
         picked = [(k.name, rng.choice(v)) for k in turned if (v := k.values(settings))]
-        found[ordered(picked, settings)] = None
-    return list(found)
+        settings_found[ordered(picked, settings)] = None
+    return list(settings_found)
 
 
-def alone(knobs: list[Knob], settings: Settings) -> Iterator[Changes]:
-    """Each knob turned alone, to each of its values."""
+def single_changes(knobs: list[Knob], settings: Settings) -> Iterator[Changes]:
+    """Yield each knob at each of its values, alone."""
     for row in knobs:
         for value in row.values(settings):
             changes = ordered([(row.name, value)], settings)
@@ -121,7 +122,7 @@ def alone(knobs: list[Knob], settings: Settings) -> Iterator[Changes]:
 
 
 def ordered(picked: list[tuple[str, Any]], settings: Settings) -> Changes:
-    """In the order of `KNOBS`, without what does nothing under the policy that they choose."""
+    """Return the changes in the order of `KNOBS`, without those that their policy ignores."""
     given = dict(picked)
     policy = given.get("policy", settings.scheduler.policy)
     return tuple(
@@ -132,15 +133,15 @@ def ordered(picked: list[tuple[str, Any]], settings: Settings) -> Changes:
 
 
 def options_of(engine: EngineOptions, changes: Changes) -> EngineOptions:
-    """The engine's options with the changes."""
+    """Return the engine's options with the changes."""
     return replace(engine, **dict(changes))
 
 
-def said(changes: Changes) -> str:
-    """`max_num_seqs=32 policy=fcfs`; the default by that name."""
+def setting_name(changes: Changes) -> str:
+    """Return `max_num_seqs=32 policy=fcfs`; "default" for no change."""
     return " ".join(f"{name}={value}" for name, value in changes) or "default"
 
 
 def changes_tokens(changes: Changes) -> bool:
-    """Whether answers may differ from the default's."""
+    """Return whether answers may differ from the default's."""
     return any(KNOBS[NAMES.index(name)].changes_tokens for name, _ in changes)

@@ -1,4 +1,4 @@
-"""A running server and its recent traffic, as it tells of itself: what a what-if begins with."""
+"""The case that a what-if starts from: a running server and its recent traffic."""
 
 from dataclasses import dataclass, replace
 from statistics import median
@@ -7,9 +7,9 @@ import msgspec
 import numpy as np
 
 from headway.advise.simulate.loop import Clients, World
-from headway.advise.simulate.machine import Machinery, calibrated
-from headway.advise.simulate.replica import Served, fleet
-from headway.bench.prompts import IdWriter, Made
+from headway.advise.simulate.machine import SimulatedMachine, calibrated_machine
+from headway.advise.simulate.replica import ServerSetup, build_replicas
+from headway.bench.prompts import GeneratedPiece, IdWriter
 from headway.bench.workload import Conversation, Turn
 from headway.config.resolve import Settings
 from headway.core.errors import UsageError
@@ -19,15 +19,15 @@ from headway.spec import ModelSpec
 from headway.telemetry.calibration import MachineCalibration
 from headway.telemetry.traffic import TrafficRequest
 
-LEAST_STEPS, LEAST_REQUESTS = 50, 20
-"""Fewer tell too little of a machine, and of its traffic."""
-MOST_TOKENS = 50_000
-"""Of answers: each of some 25 simulations of them takes less than a second."""
+MIN_STEPS, MIN_REQUESTS = 50, 20
+"""Fewer steps say too little about a machine, fewer requests too little about its traffic."""
+MAX_ANSWER_TOKENS = 50_000
+"""Answer tokens of the simulated traffic: each of about 25 simulations takes less than a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """All that a simulation of it needs; a change makes another."""
+class WhatIfCase:
+    """The inputs of a simulation; a change makes another case."""
 
     calibration: MachineCalibration
     spec: ModelSpec
@@ -42,116 +42,125 @@ class Case:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last."""
+        """Return the seconds from the first arrival to the last."""
         return self.traffic[-1].at_s
 
-    def machinery(self) -> Machinery:
-        """Truth and belief of these settings; other formats than the measured are transferred."""
-        return calibrated(self.calibration.model, self.spec, self.settings, self.calibration)
+    def machinery(self) -> SimulatedMachine:
+        """Return the machine with these settings; formats other than the measured are
+        transferred."""
+        return calibrated_machine(
+            self.calibration.model, self.spec, self.settings, self.calibration
+        )
 
 
-def case_of(calibration: MachineCalibration) -> Case:
-    """The case that a server tells, with the last of its traffic; UsageError where it is too
-    little."""
+def case_of(calibration: MachineCalibration) -> WhatIfCase:
+    """Return the case of a server's calibration; UsageError where it has too few steps or
+    requests."""
     origin = calibration.origin
     if origin is None:
         raise UsageError(
             "The server does not tell what it was started with.", "It takes a Headway of this age."
         )
-    if len(calibration.steps) < LEAST_STEPS or len(calibration.traffic) < LEAST_REQUESTS:
+    if len(calibration.steps) < MIN_STEPS or len(calibration.traffic) < MIN_REQUESTS:
         raise UsageError(
             f"It has run {len(calibration.steps)} steps and answered {len(calibration.traffic)} "
-            f"requests lately; a simulation needs {LEAST_STEPS} and {LEAST_REQUESTS}.",
+            f"requests lately; a simulation needs {MIN_STEPS} and {MIN_REQUESTS}.",
             "Ask again under load.",
         )
-    if not any(asked.prompt and asked.answer for asked in calibration.traffic):
+    if not any(request.prompt and request.answer for request in calibration.traffic):
         raise UsageError("No request of it came to its end lately.", "Ask again later.")
     settings = origin.settings
     if settings.cache.disk_folder:  # a simulated engine has no disk
         settings = replace(settings, cache=replace(settings.cache, disk_folder="", disk_bytes=0))
-    return Case(
+    return WhatIfCase(
         calibration=calibration,
         spec=origin.spec,
         settings=settings,
         classes=origin.classes,
-        traffic=tuple(lately(filled(calibration.traffic))),
+        traffic=tuple(recent_traffic(fill_lengths(calibration.traffic))),
         replicas=origin.replicas,
         max_queue=origin.max_queue,
         max_queue_wait_s=origin.max_queue_wait_s,
     )
 
 
-def filled(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
-    """Those refused have the median lengths of the others: nobody knows their own."""
-    known = [asked for asked in traffic if asked.prompt and asked.answer]
-    prompt = round(median(asked.prompt for asked in known))
-    answer = round(median(asked.answer or 0 for asked in known))
+def fill_lengths(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
+    """Give requests without known lengths (refused ones) the median lengths of the others."""
+    known = [request for request in traffic if request.prompt and request.answer]
+    prompt = round(median(request.prompt for request in known))
+    answer = round(median(request.answer or 0 for request in known))
     return [
-        asked
-        if asked.prompt and asked.answer
+        request
+        if request.prompt and request.answer
         else TrafficRequest(
-            asked.at_s,
-            asked.prompt or prompt,
-            asked.cached,
-            asked.answer or answer,
-            asked.n,
-            asked.limit,
-            asked.service_class,
+            request.at_s,
+            request.prompt or prompt,
+            request.cached,
+            request.answer or answer,
+            request.n,
+            request.limit,
+            request.service_class,
         )
-        for asked in traffic
+        for request in traffic
     ]
 
 
-def lately(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
-    """The last of them whose answers are so many tokens together, from the first of these on."""
-    left, begin = MOST_TOKENS, len(traffic)
-    while begin and (left > 0 or len(traffic) - begin < LEAST_REQUESTS):
+def recent_traffic(traffic: list[TrafficRequest]) -> list[TrafficRequest]:
+    """Return the last requests, with `MAX_ANSWER_TOKENS` answer tokens in all; the first is at
+    0."""
+    remaining_tokens, begin = MAX_ANSWER_TOKENS, len(traffic)
+    while begin and (remaining_tokens > 0 or len(traffic) - begin < MIN_REQUESTS):
         begin -= 1
-        left -= (traffic[begin].answer or 0) * max(traffic[begin].n, 1)
+        remaining_tokens -= (traffic[begin].answer or 0) * max(traffic[begin].n, 1)
     if not begin:
         return traffic
-    kept = traffic[begin:]
-    return [msgspec.structs.replace(asked, at_s=asked.at_s - kept[0].at_s) for asked in kept]
+    recent = traffic[begin:]
+    return [
+        msgspec.structs.replace(request, at_s=request.at_s - recent[0].at_s) for request in recent
+    ]
 
 
-def talks_of(case: Case) -> list[Conversation]:
-    """The requests, each of one turn: what it found in the cache is the beginning that all share,
-    the rest its own; of `n` answers each is a request with the same prompt."""
+def conversations_of(case: WhatIfCase) -> list[Conversation]:
+    """Return the requests as conversations of one turn.
+
+    Its cached tokens are a prefix that all share, the rest is its own; of `n` answers each is a
+    request with the same prompt.
+    """
     most = case.settings.max_model_len
     return [
         talk
-        for number, asked in enumerate(case.traffic)
-        for talk in [talk_of(asked, f"request {number}", most)] * max(asked.n, 1)
+        for number, request in enumerate(case.traffic)
+        for talk in [conversation_of(request, f"request {number}", most)] * max(request.n, 1)
     ]
 
 
-def talk_of(asked: TrafficRequest, name: str, most: int) -> Conversation:
-    """A request as a conversation of one turn; prompts of other names are others."""
-    shared = min(asked.cached, asked.prompt - 1, most - 2)
-    own = min(max(asked.prompt - shared, 1), most - shared - 1)
+def conversation_of(request: TrafficRequest, name: str, most: int) -> Conversation:
+    """Return a request as a conversation of one turn; prompts of different names differ."""
+    shared = min(request.cached, request.prompt - 1, most - 2)
+    own = min(max(request.prompt - shared, 1), most - shared - 1)
     turn = Turn(
-        system=(Made("shared", shared),) if shared else (),
-        prompt=(Made(name, own),),
-        output_tokens=min(max(asked.answer or 1, 1), most - shared - own),
+        system=(GeneratedPiece("shared", shared),) if shared else (),
+        prompt=(GeneratedPiece(name, own),),
+        output_tokens=min(max(request.answer or 1, 1), most - shared - own),
     )
-    return Conversation(at_s=asked.at_s, turns=(turn,), service_class=asked.service_class)
+    return Conversation(at_s=request.at_s, turns=(turn,), service_class=request.service_class)
 
 
-def run(case: Case, machinery: Machinery, seed: int, scale: float) -> list[Exchange]:
-    """One simulation: the machine's good and bad moments drawn by `seed`, all of them `scale`
-    times as long."""
+def run(case: WhatIfCase, machinery: SimulatedMachine, seed: int, scale: float) -> list[Exchange]:
+    """Simulate the case: the machine's pace is drawn by `seed`, all step times are scaled by
+    `scale`."""
     served = served_of(case, machinery)
-    replicas = fleet(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
+    replicas = build_replicas(served, lambda s: machinery.truth(s, scale), case.replicas, seed)
     writer = IdWriter(0, case.spec.vocab_size)
     clients = Clients(answer_limit=limit_of(case))
     front = machinery.front.scaled(scale)
     world = World(replicas, front, writer, clients, seed, apart=case.apart)
-    return world.run(talks_of(case))
+    return world.run(conversations_of(case))
 
 
-def served_of(case: Case, machinery: Machinery) -> Served:
-    """The server of the case."""
-    return Served(
+def served_of(case: WhatIfCase, machinery: SimulatedMachine) -> ServerSetup:
+    """Return the setup of the case's server."""
+    return ServerSetup(
         spec=case.spec,
         settings=case.settings,
         description=machinery.description,
@@ -163,7 +172,7 @@ def served_of(case: Case, machinery: Machinery) -> Served:
     )
 
 
-def limit_of(case: Case) -> int | None:
-    """The max_tokens that most clients send; None where they say nothing."""
-    limits = [asked.limit for asked in case.traffic if asked.limit is not None]
+def limit_of(case: WhatIfCase) -> int | None:
+    """Return the median max_tokens of the clients; None where none sends it."""
+    limits = [request.limit for request in case.traffic if request.limit is not None]
     return int(np.median(limits)) if limits else None

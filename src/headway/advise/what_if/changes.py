@@ -1,7 +1,7 @@
-"""`--what-if NAME=VALUE`: a row for each name, and how it makes another case of a case.
+"""`--what-if NAME=VALUE`: a row for each name, with the function that changes a case.
 
-Names are the server's own options, and what traffic can do: rate, prompts, answers, prefix. A value
-that ends in x is a multiple of what is: `rate=2x`, `kv_memory=1.5x`.
+Names are the server's own options, and properties of the traffic: rate, prompts, answers, prefix. A
+value that ends in x is a multiple of the present one: `rate=2x`, `kv_memory=1.5x`.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from headway.advise.what_if.case import Case
+from headway.advise.what_if.case import WhatIfCase
 from headway.config.memory_plan import with_open_blocks
 from headway.config.options import EngineOptions, ServerOptions
 from headway.config.options.field import parse_value
@@ -22,14 +22,14 @@ from headway.spec.kv_format import APART, ROUNDED, kv_format
 from headway.spec.quantization import Quantization
 
 EXAMPLE = "headway doctor URL --what-if rate=2x --what-if max_num_seqs=128"
-MOST_TIMES = 1000.0
+MAX_MULTIPLE = 1000.0
 ALIASES = {"kv": "kv_cache_dtype", **{row.old: row.new for row in RENAMED_OPTIONS}}
 """Short and old names → the option's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One NAME=VALUE, checked; `value` as the option's own type, or a multiple."""
+class WhatIfChange:
+    """One checked NAME=VALUE; `value` has the option's own type, or `times` is a multiple."""
 
     name: str
     text: str
@@ -39,17 +39,17 @@ class Change:
     def __str__(self) -> str:
         return f"{self.name}={self.text}"
 
-    def of(self, case: Case) -> Case:
-        """The case with it; UsageError where that cannot be."""
+    def of(self, case: WhatIfCase) -> WhatIfCase:
+        """Return the changed case; UsageError where the change is not possible."""
         return ROWS[self.name](case, self)
 
 
-def parse_change(text: str) -> Change:
-    """`rate=2x` → a change; UsageError names what is wrong."""
-    name, found, value = text.partition("=")
+def parse_change(text: str) -> WhatIfChange:
+    """Parse `rate=2x`; UsageError names what is wrong."""
+    name, separator, value = text.partition("=")
     name = name.strip().replace("-", "_").lstrip("_")
     name = ALIASES.get(name, name)
-    if not found or not value.strip():
+    if not separator or not value.strip():
         raise UsageError(f"--what-if {text}: write NAME=VALUE.", EXAMPLE)
     if name not in ROWS:
         raise UsageError(
@@ -57,75 +57,81 @@ def parse_change(text: str) -> Change:
         )
     value = value.strip()
     if value.endswith("x"):
-        return Change(name=name, text=value, value=None, times=times_of(text, value))
+        return WhatIfChange(name=name, text=value, value=None, times=parse_multiple(text, value))
     if name in ("rate", "prompts", "answers"):
         raise UsageError(f"--what-if {text}: say a multiple, {name}=2x.", EXAMPLE)
     if name == "prefix":
         if not value.isdigit():
             raise UsageError(f"--what-if {text}: say the tokens, prefix=1500.", EXAMPLE)
-        return Change(name=name, text=value, value=int(value))
-    return Change(name=name, text=value, value=option_value(name, value))
+        return WhatIfChange(name=name, text=value, value=int(value))
+    return WhatIfChange(name=name, text=value, value=option_value(name, value))
 
 
-def times_of(text: str, value: str) -> float:
-    """2x → 2.0."""
+def parse_multiple(text: str, value: str) -> float:
+    """Parse 2x → 2.0."""
     try:
         times = float(value[:-1])
     except ValueError:
         times = 0.0
-    if not 0 < times <= MOST_TIMES:
+    if not 0 < times <= MAX_MULTIPLE:
         raise UsageError(f"--what-if {text}: {value} is no multiple.", "Write 2x, or 0.5x.")
     return times
 
 
 def option_value(name: str, text: str) -> Any:
-    """The value as the option of that name reads it."""
+    """Return the value as the option of that name parses it."""
     table, field = fields_of([EngineOptions, ServerOptions])[name]
     return parse_value(table, field, text, f"--what-if {name}")
 
 
-def number(change: Change, now: float) -> float:
-    """The value, or the multiple of what is."""
+def numeric_value(change: WhatIfChange, now: float) -> float:
+    """Return the value, or the multiple of `now`."""
     return float(change.value) if change.times is None else now * change.times
 
 
 # ── the traffic ─────────────────────────────────────────────────────────────────────────────
 
 
-def rate(case: Case, change: Change) -> Case:
-    """The same requests, faster."""
+def rate(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the same requests at another rate."""
     times = change.times or 1.0
-    traffic = [msgspec.structs.replace(asked, at_s=asked.at_s / times) for asked in case.traffic]
+    traffic = [
+        msgspec.structs.replace(request, at_s=request.at_s / times) for request in case.traffic
+    ]
     return replace(case, traffic=tuple(traffic))
 
 
-def prompts(case: Case, change: Change) -> Case:
-    """Each prompt longer or shorter; what is shared of it stays shared as far as it reaches."""
-    times, found = change.times or 1.0, []
-    for asked in case.traffic:
-        prompt = max(round(asked.prompt * times), 1)
-        found.append(
-            msgspec.structs.replace(asked, prompt=prompt, cached=min(asked.cached, prompt - 1))
+def prompts(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return longer or shorter prompts; a shared prefix stays shared as far as it reaches."""
+    times, requests = change.times or 1.0, []
+    for request in case.traffic:
+        prompt = max(round(request.prompt * times), 1)
+        requests.append(
+            msgspec.structs.replace(request, prompt=prompt, cached=min(request.cached, prompt - 1))
         )
-    return replace(case, traffic=tuple(found))
+    return replace(case, traffic=tuple(requests))
 
 
-def answers(case: Case, change: Change) -> Case:
-    """Each answer longer or shorter."""
-    times, found = change.times or 1.0, []
-    for asked in case.traffic:
-        limit = None if asked.limit is None else max(round(asked.limit * times), 1)
-        answer = max(round((asked.answer or 1) * times), 1)
-        found.append(msgspec.structs.replace(asked, answer=answer, limit=limit))
-    return replace(case, traffic=tuple(found))
+def answers(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return longer or shorter answers."""
+    times, requests = change.times or 1.0, []
+    for request in case.traffic:
+        limit = None if request.limit is None else max(round(request.limit * times), 1)
+        answer = max(round((request.answer or 1) * times), 1)
+        requests.append(msgspec.structs.replace(request, answer=answer, limit=limit))
+    return replace(case, traffic=tuple(requests))
 
 
-def prefix(case: Case, change: Change) -> Case:
-    """Prompts begin with the same so many tokens."""
-    tokens = int(number(change, max((asked.cached for asked in case.traffic), default=0)))
+def prefix(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return prompts that begin with the same number of tokens."""
+    tokens = int(
+        numeric_value(change, max((request.cached for request in case.traffic), default=0))
+    )
     traffic = [
-        msgspec.structs.replace(asked, cached=min(max(asked.cached, tokens), asked.prompt - 1))
-        for asked in case.traffic
+        msgspec.structs.replace(
+            request, cached=min(max(request.cached, tokens), request.prompt - 1)
+        )
+        for request in case.traffic
     ]
     return replace(case, traffic=tuple(traffic))
 
@@ -133,21 +139,21 @@ def prefix(case: Case, change: Change) -> Case:
 # ── the server ──────────────────────────────────────────────────────────────────────────────
 
 
-def setting(name: str) -> Callable[[Case, Change], Case]:
-    """A field of the settings that is an integer."""
+def setting(name: str) -> Callable[[WhatIfCase, WhatIfChange], WhatIfCase]:
+    """Return the change of an integer field of the settings."""
 
-    def of(case: Case, change: Change) -> Case:
-        value = max(round(number(change, getattr(case.settings, name))), 1)
+    def of(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+        value = max(round(numeric_value(change, getattr(case.settings, name))), 1)
         fields: dict[str, Any] = {name: value}
         return replace(case, settings=replace(case.settings, **fields))
 
     return of
 
 
-def scheduling(name: str) -> Callable[[Case, Change], Case]:
-    """A field of the scheduler's settings."""
+def scheduling(name: str) -> Callable[[WhatIfCase, WhatIfChange], WhatIfCase]:
+    """Return the change of a field of the scheduler's settings."""
 
-    def of(case: Case, change: Change) -> Case:
+    def of(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
         value, now = change.value, getattr(case.settings.scheduler, name)
         if change.times is not None:
             if not isinstance(now, int | float):
@@ -159,12 +165,13 @@ def scheduling(name: str) -> Callable[[Case, Change], Case]:
     return of
 
 
-def with_blocks(case: Case, blocks: tuple[int, ...]) -> Case:
-    """The same with so many KV blocks; UsageError where the longest request no longer fits."""
+def with_blocks(case: WhatIfCase, blocks: tuple[int, ...]) -> WhatIfCase:
+    """Return the case with these numbers of KV blocks; UsageError where the longest request does
+    not fit."""
     cache = replace(case.settings.cache, num_blocks=blocks)
     settings = replace(case.settings, cache=cache)
     most = (min(cache.token_blocks) - 1) * cache.block_size
-    longest = max(asked.prompt + (asked.answer or 0) for asked in case.traffic)
+    longest = max(request.prompt + (request.answer or 0) for request in case.traffic)
     if most < longest:
         raise UsageError(
             f"Of that KV a request gets {most:,} tokens; one of the traffic has {longest:,}.",
@@ -174,8 +181,8 @@ def with_blocks(case: Case, blocks: tuple[int, ...]) -> Case:
     return replace(case, settings=replace(settings, max_model_len=length))
 
 
-def kv_memory(case: Case, change: Change) -> Case:
-    """More or fewer KV blocks."""
+def kv_memory(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with more or fewer KV blocks."""
     cache = case.settings.cache
     if change.times is not None:
         times = change.times
@@ -189,16 +196,16 @@ def kv_memory(case: Case, change: Change) -> Case:
     return with_blocks(case, tuple(max(round((n - 1) * times), 1) + 1 for n in cache.num_blocks))
 
 
-def kv_bytes(case: Case, dtype: str) -> int:
-    """Bytes of the case's KV blocks if they held that type."""
+def kv_bytes(case: WhatIfCase, dtype: str) -> int:
+    """Return the bytes of the case's KV blocks with KV of `dtype`."""
     cache = case.settings.cache
     groups = with_open_blocks(case.spec.kv_groups, case.spec, case.settings.dtype, dtype)
     per_block = [group.bytes_per_token(dtype) * cache.block_size for group in groups]
     return sum(n * size for n, size in zip(cache.num_blocks, per_block, strict=False))
 
 
-def kv_cache_dtype(case: Case, change: Change) -> Case:
-    """KV of another type: as many bytes hold more or fewer tokens."""
+def kv_cache_dtype(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with KV of another type: the same bytes hold more or fewer tokens."""
     cache = case.settings.cache
     old, new = cache.dtype or case.settings.dtype, change.value
     new = case.settings.dtype if new == "auto" else new
@@ -213,8 +220,8 @@ def kv_cache_dtype(case: Case, change: Change) -> Case:
     return with_blocks(replace(case, settings=settings), blocks)
 
 
-def quantization(case: Case, change: Change) -> Case:
-    """Weights of another format; the memory that becomes free is not given to the KV."""
+def quantization(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with weights of another format; freed memory is not given to the KV."""
     formats = fields_of([EngineOptions])["quantization"][1].metadata["tunable"]
     if change.value not in formats:
         raise UsageError(f"--what-if {change}: simulated are {', '.join(formats)}.", EXAMPLE)
@@ -223,24 +230,25 @@ def quantization(case: Case, change: Change) -> Case:
     return replace(case, settings=replace(case.settings, quantization=made))
 
 
-def block_size(case: Case, change: Change) -> Case:
-    """Blocks of another length in the same memory."""
-    cache, size = case.settings.cache, int(number(change, case.settings.cache.block_size))
+def block_size(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with blocks of another length in the same memory."""
+    cache, size = case.settings.cache, int(numeric_value(change, case.settings.cache.block_size))
     blocks = tuple(max((n - 1) * cache.block_size // size, 1) + 1 for n in cache.num_blocks)
     settings = replace(case.settings, cache=replace(cache, block_size=size))
     return with_blocks(replace(case, settings=settings), blocks)
 
 
-def prefix_cache(case: Case, change: Change) -> Case:
-    """Whether what was computed is kept, and by which rule."""
-    kept = case.settings.cache.prefix_cache or EngineOptions().prefix_cache_policy
-    rule = change.value if change.name == "prefix_cache_policy" else kept if change.value else ""
+def prefix_cache(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with the prefix cache on or off, or with another eviction policy."""
+    present = case.settings.cache.prefix_cache or EngineOptions().prefix_cache_policy
+    rule = change.value if change.name == "prefix_cache_policy" else present if change.value else ""
     cache = replace(case.settings.cache, prefix_cache=rule)
     return replace(case, settings=replace(case.settings, cache=cache))
 
 
-def speculative_method(case: Case, change: Change) -> Case:
-    """Without guesses; what guesses would bring is not known before they were made."""
+def speculative_method(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case without speculation; gains of draft tokens that were never made are
+    unknown."""
     if change.value != "off":
         raise UsageError(
             f"--what-if {change}: what guesses bring here is known once they are made.",
@@ -249,22 +257,22 @@ def speculative_method(case: Case, change: Change) -> Case:
     return replace(case, settings=replace(case.settings, speculation=SpeculationConfig()))
 
 
-def replicas(case: Case, change: Change) -> Case:
-    """So many engines, each with a machine of its own as this one."""
-    return replace(case, replicas=max(round(number(change, case.replicas)), 1), apart=True)
+def replicas(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with this number of engines, each on a machine of its own like this one."""
+    return replace(case, replicas=max(round(numeric_value(change, case.replicas)), 1), apart=True)
 
 
-def max_queue(case: Case, change: Change) -> Case:
-    """How many may wait."""
-    return replace(case, max_queue=max(round(number(change, case.max_queue or 0)), 1))
+def max_queue(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with another limit of waiting requests."""
+    return replace(case, max_queue=max(round(numeric_value(change, case.max_queue or 0)), 1))
 
 
-def max_queue_wait(case: Case, change: Change) -> Case:
-    """How long somebody may be predicted to wait."""
-    return replace(case, max_queue_wait_s=number(change, case.max_queue_wait_s or 0.0))
+def max_queue_wait(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
+    """Return the case with another limit of the predicted waiting time."""
+    return replace(case, max_queue_wait_s=numeric_value(change, case.max_queue_wait_s or 0.0))
 
 
-ROWS: dict[str, Callable[[Case, Change], Case]] = {
+ROWS: dict[str, Callable[[WhatIfCase, WhatIfChange], WhatIfCase]] = {
     "rate": rate,
     "prompts": prompts,
     "answers": answers,
@@ -287,4 +295,4 @@ ROWS: dict[str, Callable[[Case, Change], Case]] = {
     "max_queue": max_queue,
     "max_queue_wait": max_queue_wait,
 }
-"""Name → what it changes."""
+"""Name → the function that changes a case."""

@@ -1,6 +1,6 @@
-"""A server of ours, started for a measurement and stopped again by its own process id.
+"""A Headway server that is started for a measurement and stopped by its own process id.
 
-It runs under `cluster.child`, so it ends as well where whoever measures is killed.
+It runs under `cluster.child`, so it also ends where the measuring process is killed.
 """
 
 import os
@@ -19,15 +19,15 @@ from typing import Self
 from headway.core.errors import HeadwayError
 
 START_S, STOP_S, POLL_S = 300.0, 20.0, 0.1
-TOLD_LINES = 3
+LOG_TAIL_LINES = 3
 
 
 class DiedError(HeadwayError):
     """A server did not start, or ended by itself."""
 
 
-class Started:
-    """`headway serve FOLDER FLAGS…` on a free port of the loopback, ready when it is entered."""
+class ServerProcess:
+    """`headway serve FOLDER FLAGS…` on a free loopback port, ready inside its context."""
 
     def __init__(self, folder: Path, flags: Sequence[str] = (), start_s: float = START_S) -> None:
         self._folder, self._flags, self._start_s = folder, flags, start_s
@@ -62,22 +62,23 @@ class Started:
         while not is_ready(self.url):
             self.check()
             if time.monotonic() > until_s:
-                raise DiedError(f"It was not ready within {self._start_s:.0f} s.", self.said())
+                raise DiedError(f"It was not ready within {self._start_s:.0f} s.", self.log_tail())
             time.sleep(POLL_S)
 
     def check(self) -> None:
-        """Raise DiedError where it runs no more."""
+        """Raise DiedError where the process has ended."""
         assert self._process is not None
         if self._process.poll() is not None:
-            raise DiedError(f"It ended with status {self._process.returncode}.", self.said())
+            raise DiedError(f"It ended with status {self._process.returncode}.", self.log_tail())
 
-    def said(self) -> str:
-        """Its last words."""
+    def log_tail(self) -> str:
+        """Return the last lines of its log."""
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        return " ".join(lines[-TOLD_LINES:])
+        return " ".join(lines[-LOG_TAIL_LINES:])
 
     def stop(self) -> None:
-        """Ask it to end; end its whole session where it does not, or we are interrupted again."""
+        """Terminate it; kill its whole session where it does not end, or where this is
+        interrupted."""
         if self._process is None:
             return
         try:
@@ -97,7 +98,7 @@ class Started:
 
 
 def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
+    """Return a free port of the loopback."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -105,7 +106,7 @@ def free_port() -> int:
 
 
 def is_ready(url: str) -> bool:
-    """Whether a server answers requests."""
+    """Return whether the server answers requests."""
     try:
         with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
             return bool(answer.status == 200)

@@ -10,11 +10,11 @@ import pytest
 
 from fakes import make_settings
 from headway.advise.tune import outcome, page, run
-from headway.advise.tune.confirm import Confirmed
-from headway.advise.tune.outcome import Tuned
+from headway.advise.tune.confirm import ConfirmedSetting
+from headway.advise.tune.outcome import TuningReport
 from headway.advise.tune.run import Tuning, as_json
-from headway.advise.tune.search import Point, front
-from headway.advise.tune.space import KNOBS, Changes, alone, options_of, said
+from headway.advise.tune.search import Point, pareto_front
+from headway.advise.tune.space import KNOBS, Changes, options_of, setting_name, single_changes
 from headway.cli import tune as verb
 from headway.cli.main import main
 from headway.config.options import BenchOptions, EngineOptions, TuneOptions, read_options
@@ -34,14 +34,14 @@ def point(changes: Changes, goodput: float, ttft_s: float = 0.2, tpot_s: float =
                  tokens_per_s=100.0, label="calibrated")  # fmt: skip
 
 
-def real(changes: Changes, gain: float = 0.0, **more: Any) -> Confirmed:
-    return Confirmed(
+def real(changes: Changes, gain: float = 0.0, **more: Any) -> ConfirmedSetting:
+    return ConfirmedSetting(
         changes=changes, runs=2, goodput=10 * (1 + gain), in_slo=0.9, ttft_s=0.21, tpot_s=0.031,
         tokens_per_s=100.0, gain=gain, gain_interval=(gain - 0.02, gain + 0.02), **more,
     )  # fmt: skip
 
 
-def tuned(**more: Any) -> Tuned:
+def tuned(**more: Any) -> TuningReport:
     fields: dict[str, Any] = {
         "model": "tiny",
         "label": "calibrated",
@@ -61,17 +61,17 @@ def tuned(**more: Any) -> Tuned:
         "extrapolated": 0.12,
         "defaults": {"max_num_seqs": 64, "policy": "slo"},
     }  # fmt: skip
-    return Tuned(**fields | more)
+    return TuningReport(**fields | more)
 
 
 # ── the file ────────────────────────────────────────────────────────────────────────────────
 
 
 def written(changes: Changes) -> str:
-    return outcome.yaml_of(tuned(chosen=changes))
+    return outcome.format_yaml(tuned(chosen=changes))
 
 
-@pytest.mark.parametrize("changes", list(alone(list(KNOBS), SETTINGS)), ids=said)
+@pytest.mark.parametrize("changes", list(single_changes(list(KNOBS), SETTINGS)), ids=setting_name)
 def test_each_setting_is_read_back_as_it_was_meant(changes: Changes, tmp_path: Path):
     """Whatever the option and its type: a number, seconds, a name, `none`."""
     file = tmp_path / "headway.yaml"
@@ -97,7 +97,7 @@ def test_a_line_says_the_default_and_what_it_gave_alone():
 
 
 def test_where_nothing_is_gained_the_file_sets_nothing(tmp_path: Path):
-    text = outcome.yaml_of(tuned(chosen=(), why="Nothing to gain."))
+    text = outcome.format_yaml(tuned(chosen=(), why="Nothing to gain."))
     assert "# No option is set: the defaults stay." in text
     assert all(line.startswith("#") for line in text.splitlines())
 
@@ -113,7 +113,7 @@ def test_a_gain_alone_is_known_where_it_was_simulated():
 def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path):
     file = tmp_path / "headway.yaml"
     for text in ("first\n", "second\n"):
-        outcome.write_whole(str(file), text)
+        outcome.write_atomically(str(file), text)
         assert file.read_text() == text
     assert [path.name for path in tmp_path.iterdir()] == ["headway.yaml"]
 
@@ -137,7 +137,7 @@ def test_the_dial_has_every_finalist_where_it_lies():
     assert spots["simulated"]["x"] == [100.0, 200.0, 200.0]
     assert spots["simulated"]["y"] == [30.0, 20.0, 30.0]
     assert spots["default"]["x"] == [200.0] and spots["chosen"]["x"] == [100.0]
-    assert spots["front"]["text"] == [p.name for p in front(found.points[:3])]
+    assert spots["front"]["text"] == [p.name for p in pareto_front(found.points[:3])]
     assert spots["real"]["x"] == [210.0] * 3 and spots["real"]["y"] == [31.0] * 3
     assert dial["layout"]["xaxis"]["title"]["text"] == "TTFT p50, ms"
 
@@ -243,7 +243,7 @@ def test_it_says_that_nothing_is_to_be_gained_and_leaves_the_file(tmp_path: Path
 def test_bad_options_are_refused_by_name_before_anything_runs(
     words: list[str], says: str, capsys, monkeypatch
 ):
-    monkeypatch.setattr(run, "Started", nobody_starts)
+    monkeypatch.setattr(run, "ServerProcess", nobody_starts)
     assert main(["tune", *words]) in (2, 3)
     assert says in capsys.readouterr().err
 
@@ -269,14 +269,16 @@ def test_without_a_calibration_the_default_is_measured_under_a_ramp(monkeypatch,
     async def once(url: str, load: BenchOptions, version: str, watch: object) -> None:
         asked.append(([], load))
 
-    monkeypatch.setattr(run, "Started", Fake)
-    monkeypatch.setattr(run, "once", once)
+    monkeypatch.setattr(run, "ServerProcess", Fake)
+    monkeypatch.setattr(run, "run_once", once)
     load = BenchOptions(rate=10, slo=["ttft=500ms"], seed=4)
     made = Tuning(folder=tmp_path, options=TuneOptions(), load=load, engine=EngineOptions())
     assert made.calibrate(tmp_path / "here.json") == str(tmp_path / "here.json")
     ((_, ramp),) = asked
     assert (ramp.arrivals, ramp.ramp_from, ramp.rate, ramp.seed) == ("ramp", 2.0, 18.0, 5)
-    assert ramp.calibrate == str(tmp_path / "here.json") and made.runs_left == run.MOST_RUNS - 1
+    assert (
+        ramp.calibrate == str(tmp_path / "here.json") and made.remaining_runs == run.MOST_RUNS - 1
+    )
     made.load = BenchOptions(rate=10, slo=["ttft=500ms"], workload="sharegpt:talks.json")
     made.calibrate(tmp_path / "here.json")
     assert asked[-1][1].arrivals != "ramp"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.measure import started
-from headway.measure.started import DiedError, Started, free_port, is_ready
+from headway.measure import server_process
+from headway.measure.server_process import DiedError, ServerProcess, free_port, is_ready
 
 SERVER = """
 import os, signal, sys, time
@@ -47,7 +47,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "python"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tmp_path}/server.py" "$@"\n')
     script.chmod(0o755)
-    monkeypatch.setattr(started.sys, "executable", str(script))
+    monkeypatch.setattr(server_process.sys, "executable", str(script))
 
 
 def runs(pid: int) -> bool:
@@ -60,30 +60,33 @@ def runs(pid: int) -> bool:
 
 
 def test_it_is_ready_when_it_is_entered_and_gone_afterwards():
-    with Started(Path("folder"), ["--max-num-seqs=4"]) as server:
+    with ServerProcess(Path("folder"), ["--max-num-seqs=4"]) as server:
         pid, log = server._process.pid, server._log
         assert is_ready(server.url) and runs(pid)
         server.check()
-        said = server.said()
-        assert "-m headway.cli.main serve folder --port=" in said and "--max-num-seqs=4" in said
+        log_tail = server.log_tail()
+        assert (
+            "-m headway.cli.main serve folder --port=" in log_tail
+            and "--max-num-seqs=4" in log_tail
+        )
     assert not runs(pid) and not log.exists() and not is_ready(server.url)
 
 
 def test_who_does_not_hear_is_ended(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(started, "STOP_S", 0.3)
-    with Started(Path("folder"), ["--deaf"]) as server:
+    monkeypatch.setattr(server_process, "STOP_S", 0.3)
+    with ServerProcess(Path("folder"), ["--deaf"]) as server:
         pid = server._process.pid
     assert not runs(pid)
 
 
 def test_who_dies_while_it_starts_is_told_with_its_words():
-    with pytest.raises(DiedError) as error, Started(Path("folder"), ["--dies"]):
+    with pytest.raises(DiedError) as error, ServerProcess(Path("folder"), ["--dies"]):
         pass
     assert error.value.cause == "It ended with status 3." and "No memory." in error.value.fix
 
 
 def test_who_dies_later_is_found_and_the_last_lines_are_told():
-    with Started(Path("folder")) as server:
+    with ServerProcess(Path("folder")) as server:
         with suppress(OSError):
             urllib.request.urlopen(f"{server.url}/end", timeout=30)
         server._process.wait(30)
@@ -94,7 +97,7 @@ def test_who_dies_later_is_found_and_the_last_lines_are_told():
 
 
 def test_who_is_never_ready_is_given_up_and_ended():
-    made = Started(Path("folder"), ["--never"], start_s=0.5)
+    made = ServerProcess(Path("folder"), ["--never"], start_s=0.5)
     with pytest.raises(DiedError, match="not ready within"), made:
         pass
     assert made._process.poll() is not None
@@ -107,9 +110,9 @@ def interrupted(*given: object) -> None:
 @pytest.mark.parametrize("flags", [[], ["--never"]])
 def test_a_ctrl_c_leaves_no_server(flags: list[str], monkeypatch: pytest.MonkeyPatch):
     """While it is waited for, and while it is used."""
-    made = Started(Path("folder"), flags)
+    made = ServerProcess(Path("folder"), flags)
     if flags:
-        monkeypatch.setattr(started, "is_ready", interrupted)
+        monkeypatch.setattr(server_process, "is_ready", interrupted)
     with pytest.raises(KeyboardInterrupt), made:
         raise KeyboardInterrupt
     assert made._process.poll() is not None and not made._log.exists()
@@ -117,17 +120,17 @@ def test_a_ctrl_c_leaves_no_server(flags: list[str], monkeypatch: pytest.MonkeyP
 
 def test_a_second_ctrl_c_while_it_ends_leaves_none_either(monkeypatch: pytest.MonkeyPatch):
     """It does not hear, and nobody waits for it any more: it is ended at once."""
-    made = Started(Path("folder"), ["--deaf"])
+    made = ServerProcess(Path("folder"), ["--deaf"])
     with pytest.raises(KeyboardInterrupt), made:
         monkeypatch.setattr(made._process, "terminate", interrupted)
     assert made._process.poll() is not None and not made._log.exists()
 
 
 def test_several_beside_each_other_have_a_port_each():
-    with Started(Path("one")) as first, Started(Path("two")) as second:
+    with ServerProcess(Path("one")) as first, ServerProcess(Path("two")) as second:
         assert first.url != second.url
         assert is_ready(first.url) and is_ready(second.url)
-        assert "serve one" in first.said() and "serve two" in second.said()
+        assert "serve one" in first.log_tail() and "serve two" in second.log_tail()
     first.stop()  # once more does nothing
 
 

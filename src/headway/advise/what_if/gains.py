@@ -1,31 +1,32 @@
-"""The doctor's what-ifs: those that were asked for, and the fixes that a simulation applies to."""
+"""The doctor's what-ifs: requested changes, and the fixes that can be simulated."""
 
 import urllib.parse
 from collections.abc import Callable
 
-from headway.advise.diagnosis import Diagnosis, Finding
-from headway.advise.reading import Reading
-from headway.advise.watch import Server
+from headway.advise.diagnosis import Diagnosis, DoctorFinding
+from headway.advise.reading import ServerReading
+from headway.advise.watch import WatchedServer
 from headway.advise.what_if.case import case_of
-from headway.advise.what_if.changes import Change, parse_change
-from headway.advise.what_if.compare import Gain, Present
+from headway.advise.what_if.changes import WhatIfChange, parse_change
+from headway.advise.what_if.compare import Gain, PresentCase
 from headway.bench.calibrate import parse_calibration
 from headway.core.errors import UsageError
 from headway.telemetry.calibration import MachineCalibration
 
-LEAST_SECONDS, MOST_SECONDS = 60.0, 300.0
-"""Of traffic and steps that the server is asked for."""
-MOST_FIXES = 4
-OFF = 0.25
-"""Where the present is simulated by so much off what was measured, that is said."""
+MIN_SECONDS, MAX_SECONDS = 60.0, 300.0
+"""Bounds of the seconds of traffic and steps that the server is asked for."""
+MAX_FIXES = 4
+MAX_MODEL_ERROR = 0.25
+"""Where the simulated present differs from the measured one by more than this share, a note says
+so."""
 
 Watch = Callable[[str], None]
 
 
 def fetch(url: str, api_key: str, model: str, seconds: float) -> MachineCalibration:
-    """What the server tells; UsageError where it does not."""
-    server = Server(url, api_key)
-    query = {"seconds": f"{min(max(seconds, LEAST_SECONDS), MOST_SECONDS):g}"}
+    """Return the server's calibration; UsageError where it has none."""
+    server = WatchedServer(url, api_key)
+    query = {"seconds": f"{min(max(seconds, MIN_SECONDS), MAX_SECONDS):g}"}
     query |= {"model": model} if model else {}
     status, body = server.get(f"/calibration?{urllib.parse.urlencode(query)}")
     if status in (401, 403):
@@ -41,30 +42,30 @@ def fetch(url: str, api_key: str, model: str, seconds: float) -> MachineCalibrat
 
 
 def add_what_ifs(
-    found: Diagnosis,
-    r: Reading,
+    diagnosis: Diagnosis,
+    r: ServerReading,
     calibration: MachineCalibration,
-    asked: list[Change],
+    requested: list[WhatIfChange],
     watch: Watch = lambda text: None,
 ) -> None:
-    """Simulate what was asked and the fixes; write the gains into the diagnosis.
+    """Simulate the requested changes and the fixes, and write their gains into the diagnosis.
 
-    Raises UsageError where a change that was asked for cannot be; of a fix it is then left out.
+    Raises UsageError where a requested change is not possible; an impossible fix is left out.
     """
     case = case_of(calibration)
-    changed = [(change, change.of(case)) for change in asked]
+    changed = [(change, change.of(case)) for change in requested]
     watch(f"{len(case.traffic)} requests of {case.span_s:.0f} s, as they were")
-    present = Present(case)
+    present = PresentCase(case)
     for change, then in changed:
         watch(f"what if {change}")
-        found.what_ifs.append(present.gain(then, str(change)))
-    for finding in found.findings[:MOST_FIXES]:
+        diagnosis.what_ifs.append(present.gain(then, str(change)))
+    for finding in diagnosis.findings[:MAX_FIXES]:
         simulate_fix(present, finding, watch)
-    found.simulated_from = basis(present, r)
+    diagnosis.simulated_from = basis(present, r)
 
 
-def simulate_fix(present: Present, finding: Finding, watch: Watch) -> None:
-    """What the finding's fix gives, where it is one that can be simulated."""
+def simulate_fix(present: PresentCase, finding: DoctorFinding, watch: Watch) -> None:
+    """Simulate the fix of a finding, where that is possible."""
     if not finding.what_if or not finding.available:
         return
     change = parse_change(finding.what_if)
@@ -76,11 +77,12 @@ def simulate_fix(present: Present, finding: Finding, watch: Watch) -> None:
     finding.simulated = present.gain(then, str(change))
 
 
-def basis(present: Present, r: Reading) -> list[str]:
-    """What the simulations are made of, and how near the present one is to what was measured."""
+def basis(present: PresentCase, r: ServerReading) -> list[str]:
+    """Return what the simulations rest on, and how near the simulated present is to the measured
+    one."""
     case, now = present.case, present.figures[0]
-    cached = sum(asked.cached for asked in case.traffic)
-    total = sum(asked.prompt for asked in case.traffic)
+    cached = sum(request.cached for request in case.traffic)
+    total = sum(request.prompt for request in case.traffic)
     lines = [
         f"{len(case.traffic)} requests of {case.span_s:.0f} s as they came, "
         f"{cached / max(total, 1):.0%} of their prompts behind one beginning; "
@@ -89,7 +91,7 @@ def basis(present: Present, r: Reading) -> list[str]:
     measured = r.latency.e2e.mean
     if measured and now.request_s:
         off = now.request_s / measured - 1
-        if abs(off) > OFF:
+        if abs(off) > MAX_MODEL_ERROR:
             lines.append(
                 f"The present is simulated {abs(off):.0%} {'slower' if off > 0 else 'faster'} than "
                 "it was measured: read gains as directions."
@@ -97,8 +99,8 @@ def basis(present: Present, r: Reading) -> list[str]:
     return [*lines, *present.machinery.notes]
 
 
-def shown_gain(gain: Gain) -> str:
-    """One line: what is saved, by simulation."""
+def format_gain(gain: Gain) -> str:
+    """Return a simulated gain in one line."""
     low, high = gain.share_interval.low, gain.share_interval.high
     points = f", in SLO {gain.now.in_slo:.0%} → {gain.then.in_slo:.0%}"
     line = f"simulated, {gain.label}: {gain.share:+.0%} ({low:+.0%} to {high:+.0%}){points}"

@@ -1,10 +1,10 @@
-"""The proof that there is one scheduler: a recorded run, and the same plans from it, hash by hash.
+"""Proof that simulation and server run one scheduler: a recorded run gives the same plans again.
 
-`Recorder` runs an engine on a real executor, on a clock that is read at the two moments which a
-simulation knows of: when a step begins, and when its result is there. It keeps what came in before
-each step, both moments and the result. `replay` gives the same to another engine on a virtual
-clock. Plans that differ in one block, one token or one row have another hash: whatever decides by
-anything but what was recorded is found.
+`RunRecorder` runs an engine on a real executor, on a clock that is read only at the two moments
+that a simulation knows: when a step begins, and when its result is there. It records the requests
+before each step, both times and the result. `replay` gives the same to another engine on a virtual
+clock. Plans that differ in one block, one token or one row have another hash, so any decision that
+depends on something unrecorded is found.
 """
 
 import hashlib
@@ -19,8 +19,8 @@ from headway.core.request import Request
 from headway.engine.engine import Engine
 
 
-class Came(msgspec.Struct, array_like=True):
-    """A request, or with `dropped` the number of one whose client left, before step `step`."""
+class RecordedInput(msgspec.Struct, array_like=True):
+    """A request before step `step`, or with `dropped` the number of a request whose client left."""
 
     step: int
     request: Request | None = None
@@ -28,7 +28,7 @@ class Came(msgspec.Struct, array_like=True):
 
 
 class RecordedStep(msgspec.Struct, array_like=True):
-    """When a step began and when its result was there, the result, and the hash of its plan."""
+    """Start and end of a step, its result, and the hash of its plan."""
 
     started_s: float
     ended_s: float
@@ -39,23 +39,23 @@ class RecordedStep(msgspec.Struct, array_like=True):
 class Recording(msgspec.Struct):
     """A run as its engine saw it."""
 
-    came: list[Came] = []
+    inputs: list[RecordedInput] = []
     steps: list[RecordedStep] = []
 
 
 def hash_of(plan: StepPlan) -> str:
-    """Of all that the runtime is told."""
+    """Return the hash of everything that the runtime receives."""
     return hashlib.blake2b(msgspec.msgpack.encode(plan), digest_size=16).hexdigest()
 
 
 class StepClock(SystemClock):
-    """The system's time, as of the last `read`."""
+    """The system's time at the last `read`."""
 
     def __init__(self) -> None:
         self._now_s = super().now_s()
 
     def read(self) -> float:
-        """Look at the system's clock."""
+        """Read the system's clock."""
         self._now_s = super().now_s()
         return self._now_s
 
@@ -64,8 +64,8 @@ class StepClock(SystemClock):
 
 
 @dataclass(slots=True)
-class Recorder:
-    """An executor that hands everything on, and writes down plans, results and times."""
+class RunRecorder:
+    """An executor that passes everything on, and records plans, results and times."""
 
     executor: Executor
     clock: StepClock
@@ -74,8 +74,11 @@ class Recorder:
     _started_s: float = 0.0
 
     def run(self, engine: Engine, coming: Iterable[tuple[int, Request | int]]) -> Recording:
-        """Steps until nothing is left; `coming` has before which step a request comes, or the
-        client of one leaves, in that order."""
+        """Run steps until no work is left.
+
+        `coming` has, in order, the step before which a request comes, or before which its client
+        leaves.
+        """
         waiting = list(coming)
         while waiting or engine.wait_for_work():
             self._started_s = self.clock.read()
@@ -88,10 +91,10 @@ class Recorder:
 
     def _take(self, engine: Engine, one: Request | int, number: int) -> None:
         if isinstance(one, int):
-            self.recording.came.append(Came(number, dropped=one))
+            self.recording.inputs.append(RecordedInput(number, dropped=one))
             engine.abort(one)
         else:
-            self.recording.came.append(Came(number, one))
+            self.recording.inputs.append(RecordedInput(number, one))
             engine.add(one)
 
     def submit(self, plan: StepPlan) -> None:
@@ -115,8 +118,8 @@ class Recorder:
 
 
 @dataclass(slots=True)
-class Replayed:
-    """An executor that says what was recorded, when it was; the truth is `recorded`."""
+class ReplayExecutor:
+    """An executor that returns the recorded results at the recorded times."""
 
     clock: VirtualClock
     steps: list[RecordedStep]
@@ -126,7 +129,7 @@ class Replayed:
         self.plans.append(hash_of(plan))
 
     def sample(self, step: int, masks: GrammarMasks) -> None:
-        """What was sampled is known."""
+        """Do nothing: the samples are recorded."""
 
     def collect(self) -> StepResult:
         step = self.steps[len(self.plans) - 1]
@@ -143,24 +146,26 @@ class Replayed:
 def replay(
     recording: Recording, make: Callable[[Executor, VirtualClock], Engine]
 ) -> list[tuple[str, str]]:
-    """(plan as recorded, plan as made now) of each step, as far as they are the same, and the first
-    that differs: from there on the results are of another run."""
+    """Return (recorded plan, new plan) of each step until the first difference, that one included.
+
+    After a difference the recorded results belong to another run.
+    """
     clock = VirtualClock()
-    replayed = Replayed(clock, recording.steps)
-    engine = make(replayed, clock)
+    executor = ReplayExecutor(clock, recording.steps)
+    engine = make(executor, clock)
     pairs: list[tuple[str, str]] = []
-    coming = list(recording.came)
+    waiting = list(recording.inputs)
     for number, step in enumerate(recording.steps):
         clock.advance_to(step.started_s)
-        while coming and coming[0].step <= number:
-            one = coming.pop(0)
-            if one.request is not None:
-                engine.add(one.request)
-            elif one.dropped is not None:
-                engine.abort(one.dropped)
+        while waiting and waiting[0].step <= number:
+            message = waiting.pop(0)
+            if message.request is not None:
+                engine.add(message.request)
+            elif message.dropped is not None:
+                engine.abort(message.dropped)
         engine.step()
         engine.take_refusals()
-        pairs.append((step.plan, replayed.plans[-1]))
+        pairs.append((step.plan, executor.plans[-1]))
         if pairs[-1][0] != pairs[-1][1]:
             break
     return pairs

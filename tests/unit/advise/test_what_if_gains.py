@@ -17,10 +17,10 @@ from fakes import make_settings
 from headway.advise import show
 from headway.advise.diagnosis import Diagnosis, diagnose
 from headway.advise.simulate.outcome import Interval
-from headway.advise.what_if.asked import MOST_FIXES, add_what_ifs, fetch, shown_gain
-from headway.advise.what_if.case import MOST_TOKENS, case_of, talks_of
+from headway.advise.what_if.case import MAX_ANSWER_TOKENS, case_of, conversations_of
 from headway.advise.what_if.changes import parse_change
-from headway.advise.what_if.compare import Figures, Gain, Present, figures
+from headway.advise.what_if.compare import CaseFigures, Gain, PresentCase, figures
+from headway.advise.what_if.gains import MAX_FIXES, add_what_ifs, fetch, format_gain
 from headway.cli import doctor
 from headway.cli.common import model_folder
 from headway.cli.main import main
@@ -169,7 +169,7 @@ def test_metrics_alone_tell_no_steps():
 
 def test_each_of_n_answers_is_a_request():
     found = told(traffic=[TrafficRequest(0.1 * n, 100, 40, 10, n=2) for n in range(20)])
-    talks = talks_of(case_of(found))
+    talks = conversations_of(case_of(found))
     assert len(talks) == 40 and talks[0] == talks[1] != talks[2]
     (turn,) = talks[0].turns
     assert (turn.system[0].tokens, turn.prompt[0].tokens, turn.output_tokens) == (40, 60, 10)
@@ -178,7 +178,7 @@ def test_each_of_n_answers_is_a_request():
 def test_nothing_is_longer_than_the_context():
     """A prompt of 3,000 tokens was there under another context: it is cut, and still asked."""
     found = told(traffic=[TrafficRequest(0.1 * n, 3000, 2990, 500) for n in range(20)])
-    for talk in talks_of(case_of(found)):
+    for talk in conversations_of(case_of(found)):
         (turn,) = talk.turns
         pieces = sum(piece.tokens for piece in turn.system + turn.prompt)
         assert pieces + turn.output_tokens <= 2048 and turn.output_tokens >= 1
@@ -193,7 +193,7 @@ def test_of_much_traffic_the_latest_is_simulated():
     """10,000 requests of 20 tokens: the last 2,500, from the first of them on, as they came."""
     traffic = [TrafficRequest(0.01 * n, 100 + n, 0, 20) for n in range(10_000)]
     kept = case_of(told(traffic=traffic)).traffic
-    assert len(kept) == MOST_TOKENS // 20 and kept[0].at_s == 0.0
+    assert len(kept) == MAX_ANSWER_TOKENS // 20 and kept[0].at_s == 0.0
     assert kept[-1].prompt == 100 + 9_999
     assert kept[-1].at_s == pytest.approx(0.01 * (len(kept) - 1))
     few = case_of(told(traffic=[TrafficRequest(1.0 * n, 100, 0, 1900, n=9) for n in range(100)]))
@@ -237,7 +237,7 @@ def test_where_nobody_was_answered_there_are_no_times():
         id=1, scheduled_s=0.0, asked_prompt_tokens=10, asked_output_tokens=5, error="status 429"
     )
     told_ = figures([refused], service_classes([]))
-    assert told_ == Figures(
+    assert told_ == CaseFigures(
         request_s=None, ttft_p50_s=None, ttft_p99_s=None, tpot_p50_s=None, in_slo=0.0, refused=1.0
     )
 
@@ -254,7 +254,7 @@ def test_a_class_has_its_own_objectives():
 # ── which words ─────────────────────────────────────────────────────────────────────────────
 
 
-NOW = Figures(request_s=1.0, ttft_p50_s=0.2, ttft_p99_s=0.9, tpot_p50_s=0.04, in_slo=0.7,
+NOW = CaseFigures(request_s=1.0, ttft_p50_s=0.2, ttft_p99_s=0.9, tpot_p50_s=0.04, in_slo=0.7,
               refused=0.0)  # fmt: skip
 THEN = msgspec.structs.replace(NOW, request_s=0.75, in_slo=0.9)
 GAIN = Gain(
@@ -264,14 +264,14 @@ GAIN = Gain(
 
 
 def test_a_line_says_what_is_saved_and_who_is_refused():
-    assert shown_gain(GAIN) == "simulated, calibrated: +25% (+20% to +30%), in SLO 70% → 90%"
+    assert format_gain(GAIN) == "simulated, calibrated: +25% (+20% to +30%), in SLO 70% → 90%"
     fuller = msgspec.structs.replace(GAIN, then=msgspec.structs.replace(THEN, refused=0.12))
-    assert shown_gain(fuller).endswith(", refused 0% → 12%")
+    assert format_gain(fuller).endswith(", refused 0% → 12%")
 
 
 def shown(found: Diagnosis) -> str:
     written = io.StringIO()
-    show.show(found, Console(file=written, width=220, no_color=True))
+    show.show_diagnosis(found, Console(file=written, width=220, no_color=True))
     return written.getvalue()
 
 
@@ -332,7 +332,7 @@ def test_the_first_four_fixes_are_simulated():
     found.findings = [msgspec.structs.replace(last, what_if="max_num_seqs=32") for _ in range(6)]
     add_what_ifs(found, reading, told(), [])
     done = [each.simulated is not None for each in found.findings]
-    assert done == [n < MOST_FIXES for n in range(6)]
+    assert done == [n < MAX_FIXES for n in range(6)]
 
 
 def test_a_present_that_is_simulated_far_off_is_said():
@@ -341,7 +341,7 @@ def test_a_present_that_is_simulated_far_off_is_said():
     found = diagnose(off)
     add_what_ifs(found, off, told(), [parse_change("rate=1x")])
     assert any("faster than" in text and "directions" in text for text in found.simulated_from)
-    near = Present(case_of(told())).figures[0].request_s
+    near = PresentCase(case_of(told())).figures[0].request_s
     close = varied(HEALTHY, {"latency.e2e": all_at(near)})
     found = diagnose(close)
     add_what_ifs(found, close, told(), [parse_change("rate=1x")])
