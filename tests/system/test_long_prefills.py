@@ -19,7 +19,7 @@ from headway.admit.admission import Rules
 from headway.config.scheduler_config import SchedulerConfig
 from headway.core.errors import RequestError, ShedError
 from headway.edge import event_stream
-from headway.measure.sse import ChunkReader
+from headway.measure.client import ChunkReader
 from headway.server import session
 
 CHAT, TEXT, RESPONSES, MESSAGES = PATHS = (

@@ -80,7 +80,7 @@ class LoadGenerator:
             if until_s is not None and now_s >= until_s:
                 return
             talk = self._dialect.talk()
-            prompt = talk.say(conversation.turns[0])
+            prompt = talk.add_turn(conversation.turns[0])
             await self._converse(conversation, number, self._client.now_s(), talk, prompt)
 
     async def _converse(
@@ -97,7 +97,7 @@ class LoadGenerator:
             if k:
                 await asyncio.sleep(turn.think_s)
                 at_s += turn.think_s
-                prompt = talk.say(turn)
+                prompt = talk.add_turn(turn)
             tokens += turn_tokens(turn)
             x = Exchange(
                 id=len(self.exchanges),
@@ -114,7 +114,7 @@ class LoadGenerator:
             if not x.ok:
                 return
             if answer is not None:
-                talk.hear(answer, x.num_output)
+                talk.add_answer(answer, x.num_output)
                 tokens += x.num_output
             assert x.ended_s is not None
             at_s = x.ended_s
@@ -161,7 +161,7 @@ class BodyQueue:
         if conversation is None:
             return False
         talk = self._dialect.talk()
-        prompt = talk.say(conversation.turns[0])
+        prompt = talk.add_turn(conversation.turns[0])
         self._written.append((talk, prompt))
         self._bytes += len(prompt)
         return True

@@ -109,7 +109,7 @@ async def ask(client: Client, tried: BenchDialect, prompt: Prompt, service_class
     x = Exchange(
         id=0, scheduled_s=client.now_s(), asked_prompt_tokens=4, asked_output_tokens=PROBE_TOKENS
     )
-    prompt_json = tried.talk().say(Turn(prompt=prompt, output_tokens=PROBE_TOKENS))
+    prompt_json = tried.talk().add_turn(Turn(prompt=prompt, output_tokens=PROBE_TOKENS))
     await client.exchange(x, tried.request(prompt_json, PROBE_TOKENS, service_class))
     return x
 

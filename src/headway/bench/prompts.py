@@ -7,7 +7,7 @@ prompt of group 3.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, chain
@@ -141,7 +141,7 @@ class IdWriter:
         self._written = lru_cache(maxsize=4096)(self._write)
         self._prefetched: dict[GeneratedPiece, list[int]] = {}
 
-    def foresee(self, prompts: Iterable[Prompt]) -> None:
+    def prefetch(self, prompts: Iterable[Prompt]) -> None:
         """Draw the pieces of the next prompts at once, as far as they are short enough for that to
         pay."""
         pieces: dict[GeneratedPiece, None] = {}
@@ -261,6 +261,3 @@ def body(fields: dict[str, object], name: str, value: bytes) -> bytes:
         msgspec.json.encode(name),
         value,
     )
-
-
-Render = Callable[[Prompt], bytes]

@@ -1,8 +1,8 @@
 """Request bodies of a conversation: prompts as ids, as text, or as chat messages.
 
-A `ConversationWriter` holds all earlier turns. `say` adds a turn and returns the body that sends
-it, `hear` adds the answer, so that the next turn sends the whole conversation as a chat client
-does.
+A `ConversationWriter` holds all earlier turns. `add_turn` adds a turn and returns the body that
+sends it, `add_answer` adds the answer, so that the next turn sends the whole conversation as a chat
+client does.
 """
 
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 class ConversationWriter(Protocol):
     """One conversation in one dialect."""
 
-    def say(self, turn: Turn) -> bytes:
+    def add_turn(self, turn: Turn) -> bytes:
         """Add a turn and return the prompt or the messages as JSON."""
         ...
 
-    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
+    def add_answer(self, answer: ReceivedAnswer, tokens: int) -> None:
         """Add the answer of `tokens` tokens."""
         ...
 
@@ -36,11 +36,11 @@ class IdConversation:
         self._writer = writer
         self._parts: list[bytes] = []
 
-    def say(self, turn: Turn) -> bytes:
+    def add_turn(self, turn: Turn) -> bytes:
         self._parts.append(self._writer.json(turn.system + turn.prompt)[1:-1])
         return b"[" + b",".join(self._parts) + b"]"
 
-    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
+    def add_answer(self, answer: ReceivedAnswer, tokens: int) -> None:
         if answer.token_ids:
             self._parts.append(",".join(map(str, answer.token_ids)).encode())
         elif tokens:
@@ -56,12 +56,12 @@ class TextConversation:
         self._writer = writer
         self._text = ""
 
-    def say(self, turn: Turn) -> bytes:
+    def add_turn(self, turn: Turn) -> bytes:
         text = self._writer.text(turn.system + turn.prompt)
         self._text = f"{self._text} {text}" if self._text else text
         return msgspec.json.encode(self._text)
 
-    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
+    def add_answer(self, answer: ReceivedAnswer, tokens: int) -> None:
         self._text += answer.text
 
 
@@ -72,7 +72,7 @@ class ChatConversation:
         self._writer = writer
         self._messages: list[dict[str, Any]] = []
 
-    def say(self, turn: Turn) -> bytes:
+    def add_turn(self, turn: Turn) -> bytes:
         if turn.chat is not None:
             more = {**turn.chat}
             self._messages = list(more.pop("messages"))
@@ -82,7 +82,7 @@ class ChatConversation:
         self._add("user", self._writer.text(turn.prompt))
         return msgspec.json.encode(self._messages)
 
-    def hear(self, answer: ReceivedAnswer, tokens: int) -> None:
+    def add_answer(self, answer: ReceivedAnswer, tokens: int) -> None:
         self._add("assistant", answer.text)
 
     def _add(self, role: str, content: str) -> None:

@@ -120,7 +120,7 @@ def test_where_nobody_computes_beside_the_engine_nothing_waits():
         now_s += float(rng.exponential(0.001))
         count = int(rng.integers(0, 4))
         assert plain.read_s(now_s, count) == kept.read_s(now_s, count)
-        assert plain.received(now_s) == kept.received(now_s) == now_s
+        assert plain.receive_time_s(now_s) == kept.receive_time_s(now_s) == now_s
 
 
 def test_only_what_computes_takes_a_core():
@@ -129,7 +129,7 @@ def test_only_what_computes_takes_a_core():
     assert not cores.are_scarce
     assert cores.begin(0, 0.0, 8e-3) == 8e-3
     assert cores.read_s(0.0, 3) == pytest.approx([0.0, 1e-3, 2e-3])
-    assert cores.received(1e-3) == pytest.approx(3e-3)
+    assert cores.receive_time_s(1e-3) == pytest.approx(3e-3)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +160,8 @@ def test_server_and_client_are_not_slowed_by_an_engine_that_rests():
 def test_a_client_sends_when_it_has_read():
     made = SharedCores(replace(BOTH, client_request_cpu_s=2e-3), threads=1)
     made.read_s(0.0, 4)
-    assert made.sent(1e-3) == pytest.approx(4e-3)
-    assert made.sent(2e-3) == pytest.approx(6e-3)
+    assert made.send_time_s(1e-3) == pytest.approx(4e-3)
+    assert made.send_time_s(2e-3) == pytest.approx(6e-3)
 
 
 # ── servers ─────────────────────────────────────────────────────────────────────────────────
@@ -174,7 +174,7 @@ def tpots(found) -> float:
 def test_at_a_front_that_is_half_busy_newcomers_wait_as_in_a_queue():
     """5 ms a request, 100 a second: half busy, so in the mean they wait ρs / 2(1 − ρ) = 2.5 ms."""
     cores = SharedCores(replace(TWO, request_cpu_s=5e-3), threads=1)
-    waits = [cores.received(at_s) - at_s for at_s in poisson(100, 20_000, seed=3)]
+    waits = [cores.receive_time_s(at_s) - at_s for at_s in poisson(100, 20_000, seed=3)]
     assert np.mean(waits) == pytest.approx(2.5e-3, rel=0.05)
 
 

@@ -5,12 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.advise.simulate.mean import MeanStepTime, SequentialMean
 from headway.advise.simulate.truth import (
     CalibratedTruth,
     CalibrationFit,
+    MeanStepTime,
     PaceReplay,
     RooflineTruth,
+    SequentialMean,
     check_same,
     drift,
     others_in_steps,

@@ -315,7 +315,7 @@ def passed(tuning: Tuning, points: list[Point]) -> list[Changes]:
     made = Finalists(
         search=landscape({}),
         knobs=select_knobs([], gate=True),
-        passes=lambda changes: tuning.may_answer(changes),
+        passes=lambda changes: tuning.passes_gate(changes),
     )
     return made.choose(points, 3)
 

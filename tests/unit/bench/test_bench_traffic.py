@@ -137,10 +137,10 @@ def test_prompts_that_are_drawn_at_once_are_the_same(monkeypatch, most):
     ]
     asked.append((IdPiece((1, 2)), GeneratedPiece("empty", 0)))
     alone, together = IdWriter(3, 480), IdWriter(3, 480)
-    together.foresee(asked)
+    together.prefetch(asked)
     assert sum(piece.tokens for piece in together._foreseen) <= most
     assert [*map(together.ids, asked)] == [*map(alone.ids, asked)]
-    together.foresee([])
+    together.prefetch([])
     assert together.ids(asked[2]) == alone.ids(asked[2])
 
 
@@ -188,14 +188,14 @@ def test_a_chat_sends_all_that_was_said():
     assert len(talk.turns) == 3 and talk.turns[0].think_s == 0.0 < talk.turns[1].think_s
     dialect = BenchDialect(endpoint="completions", model="m", writer=IdWriter(0))
     said = dialect.talk()
-    first = json.loads(said.say(talk.turns[0]))
-    said.hear(ReceivedAnswer(token_ids=[91, 92]), 2)
-    second = json.loads(said.say(talk.turns[1]))
+    first = json.loads(said.add_turn(talk.turns[0]))
+    said.add_answer(ReceivedAnswer(token_ids=[91, 92]), 2)
+    second = json.loads(said.add_turn(talk.turns[1]))
     assert second[:11] == [*first, 91, 92] and len(second) == 9 + 2 + 4
     chat = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0)).talk()
-    chat.say(talk.turns[0])
-    chat.hear(ReceivedAnswer(pieces=["well", "!"]), 2)
-    messages = json.loads(chat.say(talk.turns[1]))
+    chat.add_turn(talk.turns[0])
+    chat.add_answer(ReceivedAnswer(pieces=["well", "!"]), 2)
+    messages = json.loads(chat.add_turn(talk.turns[1]))
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "user"]
     assert messages[2]["content"] == "well!"
 
@@ -239,7 +239,7 @@ def test_recorded_chats_are_sent_with_what_belongs_to_them(tmp_path: Path):
     assert {turn.prompt[0].text for turn in turns} == {"Anna has a kite.\nWhose?"}
     dialect = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0), features=PROBED)
     for turn in turns:
-        said = dialect.talk().say(turn)
+        said = dialect.talk().add_turn(turn)
         body = json.loads(dialect.request(said, turn.output_tokens, recorded=True))
         assert body["messages"] == messages and body["temperature"] == 0
         assert body.get("tools") == ([tool] if turn.output_tokens == 7 else None)

@@ -69,14 +69,14 @@ class SharedCores:
             (self.threads * len(self._remaining_s) + self.num_frontend_threads) / self.num, 1.0
         )
 
-    def sent(self, now_s: float) -> float:
+    def send_time_s(self, now_s: float) -> float:
         """Return when a request that is due now leaves the client."""
         leaves_s = now_s + self.client.wait_s(now_s)
         self._advance(now_s)
         self.client.work(now_s, self.slowdown() * self.front.client_request_cpu_s)
         return leaves_s
 
-    def received(self, now_s: float) -> float:
+    def receive_time_s(self, now_s: float) -> float:
         """Return when the server begins to handle a request that arrives now."""
         if not self.can_delay:
             return now_s

@@ -141,7 +141,7 @@ class SimulatedExecutor:
         self._clock.advance(self._truth.seconds(work_done(work)) + copied_s)
         for transfer in plan.transfers:
             self._begin(transfer)
-        if not plan.scheduled and self._in_flight:  # nobody is advanced before a copy ends
+        if not plan.scheduled and self._in_flight:  # no sequence advances before a copy ends
             self._clock.advance_to(min(end_s for end_s, _ in self._in_flight.values()))
         done, transfer_s = self._finish_transfers()
         return StepResult(

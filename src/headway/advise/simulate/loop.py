@@ -9,7 +9,7 @@ the byte.
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -131,7 +131,7 @@ class World:
             act(*given)
         return self.exchanges
 
-    # ── who asks ────────────────────────────────────────────────────────────────────────────
+    # ── clients ────────────────────────────────────────────────────────────────────────────
 
     def _work(self, now_s: float) -> None:
         """Start the next conversation of a client of a closed loop."""
@@ -151,7 +151,7 @@ class World:
         self._num_drawn = number + DRAW_BATCH
         begin = number % max(len(self._talks), 1)
         first = [talk.turns[0] for talk in self._talks[begin : begin + DRAW_BATCH]]
-        self.writer.foresee([turn.system + turn.prompt for turn in first])
+        self.writer.prefetch([turn.system + turn.prompt for turn in first])
 
     def _send_turn(self, talk: ConversationState, at_s: float) -> None:
         """Send the next turn: all earlier tokens, and the new ones."""
@@ -180,7 +180,7 @@ class World:
 
     def _depart(self, asking: "ClientRequest", at_s: float, tries: int) -> None:
         """Let a client on the server's machine send a request when it has done all earlier work."""
-        asking.sent_s = self.cores[0].sent(at_s)
+        asking.sent_s = self.cores[0].send_time_s(at_s)
         if not tries:
             asking.x.sent_s = asking.sent_s
         self.at(self.front.arrives_s(asking.sent_s), self._arrive, asking, tries)
@@ -195,12 +195,12 @@ class World:
         elif self.clients.concurrency is not None:
             self.at(at_s, self._work, at_s)
 
-    # ── who answers ─────────────────────────────────────────────────────────────────────────
+    # ── servers ────────────────────────────────────────────────────────────────────────────
 
     def _arrive(self, asking: "ClientRequest", tries: int) -> None:
         """Receive a whole body: it is judged when all earlier ones have been served."""
         at_s = self.front.arrives_s(asking.sent_s)
-        now_s = at_s if self.apart else self.cores[0].received(at_s)
+        now_s = at_s if self.apart else self.cores[0].receive_time_s(at_s)
         if now_s > at_s:
             self.at(now_s, self._judge, asking, tries, now_s)
         else:
@@ -227,7 +227,7 @@ class World:
         )
         if sampling.seed is not None and not sampling.ignore_eos:
             replica.lengths[sampling.seed] = asking.turn.output_tokens
-        served_s = self.cores[ticket.engine].received(now_s) if self.apart else now_s
+        served_s = self.cores[ticket.engine].receive_time_s(now_s) if self.apart else now_s
         due_s = served_s + self.front.judging_s(len(prompt))
         replica.submit(
             due_s,
@@ -268,7 +268,7 @@ class World:
         if due_s is None:
             return
         if due_s > now_s:
-            if not replica.inbox:  # who is in the inbox has an event of his own
+            if not replica.inbox:  # a message in the inbox has an event of its own
                 self.at(due_s, self._step, replica, due_s)
             return
         stepped = replica.step(now_s)
@@ -387,15 +387,3 @@ class ClientRequest:
 def threads_of(settings: Settings) -> int:
     """Return the threads that compute in a step of one engine; pipeline stages take turns."""
     return settings.threads * settings.parallel.size * settings.parallel.context
-
-
-def repeated(
-    conversations: list[Conversation], share: float, rng: np.random.Generator
-) -> list[Conversation]:
-    """The traffic and a share of it once more, a second later: people who ask again."""
-    again = [
-        replace(talk, at_s=talk.at_s + float(rng.exponential(1.0)))
-        for talk in conversations
-        if rng.random() < share
-    ]
-    return sorted([*conversations, *again], key=lambda talk: talk.at_s)

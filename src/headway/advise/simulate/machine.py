@@ -42,7 +42,7 @@ are intervals."""
 CPU_LAYER_S, CUDA_LAYER_S = 2e-5, 3e-5
 """Seconds of a layer beside its bytes and FLOPs: launches, and on a CPU the threads' barrier."""
 UNMEASURED_NOTE = (
-    "Nobody has measured this machine: times are bytes and FLOPs over 40 to 80% of its bandwidth "
+    "This machine was not measured: times are bytes and FLOPs over 40 to 80% of its bandwidth "
     "and 30 to 70% of its FLOP/s."
 )
 OLD_CALIBRATION_NOTE = (

@@ -5,7 +5,7 @@ the runs of one simulation draw that anew, and two more run on a machine that is
 by as much as its pace varied during the calibration. The interval of a figure covers all of these.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import msgspec
 
@@ -109,11 +109,9 @@ FIGURES: dict[str, Figure] = {
 
 def intervals(reports: list[BenchReport]) -> dict[str, Interval]:
     """Return each figure's lowest and highest value over these runs."""
-    return dict(found(reports))
-
-
-def found(reports: list[BenchReport]) -> Iterator[tuple[str, Interval]]:
+    bounds = {}
     for name, figure in FIGURES.items():
         values = [value for report in reports if (value := figure(report)) is not None]
         if values:
-            yield name, Interval(round(min(values), 9), round(max(values), 9))
+            bounds[name] = Interval(round(min(values), 9), round(max(values), 9))
+    return bounds

@@ -57,7 +57,9 @@ def publish(report: SimulatedReport, options: BenchOptions) -> None:
     for line in heading(report.simulation):
         console.print(line, highlight=False)
     console.print(errors(report.simulation))
-    if report.simulation.label == ROOFLINE:  # between two guesses nothing is a time to print
+    if (
+        report.simulation.label == ROOFLINE
+    ):  # an interval of two estimates has no single time to print
         return
     table.show_report(report, console, options.words)
 

@@ -74,7 +74,8 @@ class ConfirmedSetting(msgspec.Struct, kw_only=True, rename=REPORT_KEYS):
     simulated: float | None = None
     """The simulated gain."""
     together: float = 0.0
-    """The combined gain of simulation and real runs, with its 95% interval (together.py)."""
+    """The combined gain of simulation and real runs, with its 95% interval
+    (`outcome.add_simulated_gains`)."""
     together_interval: tuple[float, float] = (0.0, 0.0)
     died: str = ""
     reason: str = ""

@@ -66,16 +66,16 @@ class Finalists:
         """Return at most `count` settings beside the default, of the ranked points of a search."""
         ranking = [point.changes for point in points]
         self.first = next((c for c in ranking if not c or self.passes(c)), ())
-        self.take(self.first, "the best in simulation")
+        self.add(self.first, "the best in simulation")
         if len(self.reasons) < count:
-            self.turns = self.doubts()
+            self.turns = self.rank_changes()
         while self.turns and len(self.reasons) < count:
-            turn = self.turns.pop(0)
-            made = with_value(self.first, turn.name, turn.value, self.settings)
-            self.take(made, f"{setting_name(self.first)}, {turn}")
+            change = self.turns.pop(0)
+            made = with_value(self.first, change.name, change.value, self.settings)
+            self.add(made, f"{setting_name(self.first)}, {change}")
         for changes in ranking:
             if len(self.reasons) < count:
-                self.take(changes, "the next in simulation")
+                self.add(changes, "the next in simulation")
         return list(self.reasons)[:count]
 
     def after(self, scores: dict[Changes, float]) -> Changes | None:
@@ -87,21 +87,21 @@ class Finalists:
         for name, lost, won in lost_values(scores):
             if dict(made).get(name) == lost:
                 made = with_value(made, name, won, self.settings)
-        if self.take(made, f"{why}, with what won there alone"):
+        if self.add(made, f"{why}, with what won there alone"):
             return made
-        made = self.onward(best)
-        if self.take(made, f"{why}, further in the same direction"):
+        made = self.extrapolate(best)
+        if self.add(made, f"{why}, further in the same direction"):
             return made
         while self.turns:
-            turn = self.turns.pop(0)
-            mine = dict(self.first).get(turn.name)
-            value = turn.value if dict(best).get(turn.name) == mine else mine
-            made = with_value(best, turn.name, value, self.settings)
-            if self.take(made, f"{why}, {turn}"):
+            change = self.turns.pop(0)
+            mine = dict(self.first).get(change.name)
+            value = change.value if dict(best).get(change.name) == mine else mine
+            made = with_value(best, change.name, value, self.settings)
+            if self.add(made, f"{why}, {change}"):
                 return made
         return None
 
-    def take(self, changes: Changes, why: str) -> bool:
+    def add(self, changes: Changes, why: str) -> bool:
         """Add a setting and return True where it is new, not the default, possible and accepted by
         the gate."""
         if not changes or changes in self.reasons or self.search.machine(changes) is None:
@@ -111,15 +111,15 @@ class Finalists:
         self.reasons[changes] = why
         return True
 
-    def doubts(self) -> list[OptionChange]:
+    def rank_changes(self) -> list[OptionChange]:
         """Return each option of the first finalist changed alone, the most telling first."""
         self.search.watch("each option of the best is turned")
         score = self.score(self.first)
-        changes = [turn for row in self.knobs if (turn := self.turn(row, score))]
-        relevant = [turn for turn in changes if abs(turn.effect) >= MIN_GAIN]
-        return sorted(relevant, key=lambda turn: (not turn.is_name, -abs(turn.effect)))
+        changes = [change for row in self.knobs if (change := self.best_change(row, score))]
+        relevant = [change for change in changes if abs(change.effect) >= MIN_GAIN]
+        return sorted(relevant, key=lambda change: (not change.is_name, -abs(change.effect)))
 
-    def turn(self, row: Knob, score: float) -> OptionChange | None:
+    def best_change(self, row: Knob, score: float) -> OptionChange | None:
         """Return this option changed in the first finalist with its score; None where no such
         setting exists."""
         values = row.values(self.settings)
@@ -139,7 +139,7 @@ class Finalists:
             is_name=isinstance(values[0], str),
         )
 
-    def onward(self, best: Changes) -> Changes:
+    def extrapolate(self, best: Changes) -> Changes:
         """Return `best` with the one number in which it differs from the first at the end of its
         direction.
 

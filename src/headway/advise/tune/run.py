@@ -69,7 +69,7 @@ class Tuning:
             search = self.search(Path(scratch))
             points = search.run(knobs, self.options.candidates, self.load.seed)
             finalists = Finalists(
-                search=search, knobs=knobs, passes=lambda each: self.may_answer(each)
+                search=search, knobs=knobs, passes=lambda each: self.passes_gate(each)
             )
             best = finalists.choose(points, self.options.trials)
             confirmed = self.confirm(best, finalists) if self.options.trials else []
@@ -149,7 +149,7 @@ class Tuning:
         remaining_s = self.until_s - time.monotonic()
         return max(min(self.options.block, remaining_s / runs - SERVER_START_S), 2.0)
 
-    def may_answer(self, changes: Changes) -> bool:
+    def passes_gate(self, changes: Changes) -> bool:
         """Return whether the gate accepts the answers of this setting, where they may differ.
 
         Both models are loaded at once, so that they are compared token by token.

@@ -90,9 +90,9 @@ class SettingSearch:
         for rung, (conversations, share) in enumerate(RUNGS):
             most = max(round(count * share), MIN_IN_RUNG)
             if points:
-                together = self.together(points) if rung == 1 else []
+                combinations = self.combinations(points) if rung == 1 else []
                 top = [point.changes for point in self.ranked(points)[:most]]
-                remaining = list(dict.fromkeys([(), *top, *together]))
+                remaining = list(dict.fromkeys([(), *top, *combinations]))
             cases = FINAL_CASES if rung == len(RUNGS) - 1 else 1
             points = []
             for number, changes in enumerate(remaining):
@@ -105,12 +105,12 @@ class SettingSearch:
                 )
                 points.append(self.point(changes, conversations, cases))
         best = self.ranked(points)[0]
-        simpler = self.simpler(best)
+        simpler = self.simplify(best)
         if simpler.changes != best.changes:
             points = [p for p in points if p.changes != simpler.changes] + [simpler]
         return self.ranked(points)
 
-    def together(self, points: list[Point]) -> list[Changes]:
+    def combinations(self, points: list[Point]) -> list[Changes]:
         """Return combinations of the values that beat the default alone, each option's best, added
         one by one.
 
@@ -127,7 +127,7 @@ class SettingSearch:
         joined = [ordered(singles[:count], settings) for count in range(2, len(singles) + 1)]
         return [changes for changes in joined if self.machine(changes) is not None]
 
-    def simpler(self, best: Point) -> Point:
+    def simplify(self, best: Point) -> Point:
         """Return `best` without the changes that bring nothing."""
         for change in best.changes:
             rest = tuple(each for each in best.changes if each != change)

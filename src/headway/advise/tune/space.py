@@ -99,17 +99,17 @@ def select_knobs(names: list[str], *, gate: bool) -> list[Knob]:
 
 def candidates(knobs: list[Knob], settings: Settings, count: int, seed: int) -> list[Changes]:
     """Return the default, each single change, and random combinations, `count` in all."""
-    settings_found: dict[Changes, None] = {(): None}
+    all_changes: dict[Changes, None] = {(): None}
     for changes in single_changes(knobs, settings):
-        if len(settings_found) < count:
-            settings_found[changes] = None
+        if len(all_changes) < count:
+            all_changes[changes] = None
     rng, tries = random.Random(seed), 0
-    while len(settings_found) < count and tries < 20 * count:
+    while len(all_changes) < count and tries < 20 * count:
         tries += 1
         turned = rng.sample(knobs, min(rng.choice((2, 2, 3, 4)), len(knobs)))
         picked = [(k.name, rng.choice(v)) for k in turned if (v := k.values(settings))]
-        settings_found[ordered(picked, settings)] = None
-    return list(settings_found)
+        all_changes[ordered(picked, settings)] = None
+    return list(all_changes)
 
 
 def single_changes(knobs: list[Knob], settings: Settings) -> Iterator[Changes]:

@@ -251,7 +251,7 @@ def speculative_method(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
     unknown."""
     if change.value != "off":
         raise UsageError(
-            f"--what-if {change}: what guesses bring here is known once they are made.",
+            f"--what-if {change}: the gain of draft tokens is known once they are made.",
             "Start it with --speculative-method auto; speculative_method=off is simulated.",
         )
     return replace(case, settings=replace(case.settings, speculation=SpeculationConfig()))

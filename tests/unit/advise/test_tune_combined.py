@@ -6,15 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.advise.tune.confirm import ConfirmedSetting
-from headway.advise.tune.outcome import choose
-from headway.advise.tune.space import Changes
-from headway.advise.tune.together import (
+from headway.advise.tune.outcome import (
     MIN_SIMULATION_ERROR,
     add_simulated_gains,
+    choose,
     log_gain,
     real_gain_error,
     simulation_error,
 )
+from headway.advise.tune.space import Changes
 from tuned_world import point
 
 A, B = (("max_num_seqs", 128),), (("policy", "fcfs"),)
