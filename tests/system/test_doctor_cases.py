@@ -283,7 +283,7 @@ def test_the_machine_alone() -> None:
     """Every measured row, the kernels with their reasons, no verdict and no plan; on all cores."""
     shown = headway("doctor", "--machine", "--probe-seconds=0.4").stdout
     names = ("processor", "instruction sets", "native kernels", "measured with", "read")
-    for name in (*names, "multiply float32", "multiply bfloat16", "multiply, as we do"):
+    for name in (*names, "multiply float32", "multiply bfloat16", "multiply, as used"):
         assert f"\n{name} " in shown, shown
     for name in ("attention", "gated", "linear", "rms_norm", "rope", "sampling"):
         assert f"\n{name} " in shown, shown

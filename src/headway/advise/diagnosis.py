@@ -200,5 +200,5 @@ def why_no_floor(r: ServerReading) -> str:
         return unknown
     return (
         f"{unknown} from /metrics; the floor is the weights' bytes over the memory's bandwidth, "
-        "and headway doctor FOLDER tells it on that machine"
+        "and headway doctor FOLDER prints it on that machine"
     )

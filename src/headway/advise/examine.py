@@ -208,7 +208,7 @@ def machine_rows(report: Examination) -> list[tuple[str, str, str]]:
     others_share = report.cores.others_share + report.cores.steal_share if report.cores else 0.0
     if others_share > MAX_OTHERS_SHARE:
         remark = "the figures below are of a machine in use: measure again when it is idle"
-        rows.append(("others meanwhile", f"{percent(others_share)} of the cores' time", remark))
+        rows.append(("other processes", f"{percent(others_share)} of the cores' time", remark))
     if report.bandwidth_bytes_per_s:
         datasheet_text = format_datasheet(sheet.bandwidth_gb_per_s, 1e9, "B/s") if sheet else ""
         rows.append(("read", rate(report.bandwidth_bytes_per_s, "B/s"), datasheet_text))
@@ -220,7 +220,7 @@ def machine_rows(report: Examination) -> list[tuple[str, str, str]]:
         rows.append((f"multiply {name}", rate(flops, unit), datasheet_text))
     if report.kernel_flops_per_s:
         text = f"the linear kernel, in {report.kernel_dtype}"
-        rows.append(("multiply, as we do", rate(report.kernel_flops_per_s, "FLOP/s"), text))
+        rows.append(("multiply, as used", rate(report.kernel_flops_per_s, "FLOP/s"), text))
     if sheet:
         rows.append(("datasheet", sheet.name, f"{sheet.memory_gb or 0:g} GB"))
     elif report.gpu:

@@ -40,7 +40,7 @@ HITS = ("prefix_cache_hits_total", "gpu_prefix_cache_hits_total")
 NOT_KNOWN = (
     "bytes and FLOPs of a step and the machine's ceilings: no floor of TPOT, no MFU, no MBU",
     "which requests are read slowly, and how far the longest prompt is from the others",
-    "whether prompts share a prefix: `headway bench` tells",
+    "whether prompts share a prefix: `headway bench` reports it",
 )
 
 

@@ -16,9 +16,9 @@ from headway.bench.report import BenchReport
 from headway.telemetry.snapshot import Percentiles
 
 NOT_KNOWN = (
-    "bytes and FLOPs of a step: TPOT has no floor here; `headway doctor URL` during a run tells",
+    "bytes and FLOPs of a step: TPOT has no floor here; `headway doctor URL` during a run has it",
 )
-NO_SERVER = "the server's queue and prefill: it has no /metrics that we read"
+NO_SERVER = "the server's queue and prefill: it has no readable /metrics"
 
 
 def reading_from_report(

@@ -96,9 +96,9 @@ def not_known(last: Snapshot, window: WindowStats, transfer_s: float | None) -> 
         notes.append("latencies of whole requests: none ended (try a longer --seconds)")
     if last.machine.bandwidth_bytes_per_s is None:
         notes.append("the machine's ceilings were not measured: no floors, no MFU, no MBU")
-    notes.append("what prompts could do without: headway doctor --data FILE counts recorded chats")
+    notes.append("superfluous parts of prompts: headway doctor --data FILE counts them")
     if transfer_s is None:
-        notes.append("how long the way to the client takes")
+        notes.append("the round trip to the client")
     return tuple(notes)
 
 

@@ -201,7 +201,7 @@ def report_on(chats: Sequence[RecordedChat]) -> ChatReport:
     words = sum(map(len, prompts)) + sum(sum(chat.tools.values()) for chat in chats)
     repeated = [repeated_pieces(prompt) for prompt in prompts]
     twice = SuperfluousPart(
-        what="said twice in one prompt",
+        what="repeated in one prompt",
         chats=sum(map(bool, repeated)),
         words=sum(repeated),
         of_words=words,
@@ -380,7 +380,7 @@ def show_report(report: ChatReport, console: Console) -> None:
     mean = report.words / report.chats
     head = f"{plural(report.chats, 'chat')}, {mean:.0f} words and marks of prompt and tools each"
     console.print(f"[bold]{head}[/]", highlight=False)
-    table = plain_table("What they could do without", "words", "share", "chats", "")
+    table = plain_table("Superfluous parts", "words", "share", "chats", "")
     for part in report.parts:
         share = percent(part.words / max(part.of_words, 1))
         table.add_row(escape(part.what), f"{part.words:,}", share, f"{part.chats:,}", part.note)

@@ -22,11 +22,11 @@ THRESHOLDS = {
     "roofline": 0.2,  # of what the ceilings allow: less is far from them
     "launching_s": 0.03,  # longest step that launching alone may explain
     "few_rows": 0.25,  # of max_num_seqs
-    "worth_rows": 1.5,  # times the tokens per second, at eight times the rows
+    "min_rows_speedup": 1.5,  # times the tokens per second, at eight times the rows
     "bad_share": 0.05,  # of requests: failures, retries
     "shared": 0.3,  # of a prompt
     "speedup": 1.02,  # of drafts: less is nothing
-    "seen_steps": 50,  # without prefill: fewer say little of drafts
+    "min_decode_steps": 50,  # without prefill: fewer say little of drafts
 }
 MORE_ROWS = 8
 BFLOAT16 = "--dtype bfloat16"
@@ -161,7 +161,7 @@ def small_batch(r: ServerReading) -> bool:
     if step is None or not decoding(r) or queued(r) or not r.limits.max_num_seqs:
         return False
     few = step.rows <= max(T["few_rows"] * r.limits.max_num_seqs, 1.0)
-    return few and step.speedup(step.rows * MORE_ROWS) > T["worth_rows"]
+    return few and step.speedup(step.rows * MORE_ROWS) > T["min_rows_speedup"]
 
 
 def reads_weights(r: ServerReading) -> bool:
@@ -219,7 +219,7 @@ def drafts_pay(r: ServerReading) -> bool:
 def drafts_in_vain(r: ServerReading) -> bool:
     """Return whether speculation is on and tokens come no faster."""
     steps, speedup = r.steps.decode, r.drafts.speedup
-    has_enough_steps = steps is not None and steps.num_steps >= T["seen_steps"]
+    has_enough_steps = steps is not None and steps.num_steps >= T["min_decode_steps"]
     return has_enough_steps and speedup is not None and speedup < T["speedup"]
 
 
@@ -308,12 +308,12 @@ def see_kv(r: ServerReading) -> list[str]:
     if r.kv.num_preemptions:
         lines.append(f"{plural(r.kv.num_preemptions, 'sequence')} preempted")
     if r.steps.rows is not None and r.limits.max_num_seqs:
-        lines.append(f"{r.steps.rows:.1f} of {r.limits.max_num_seqs} rows taken")
+        lines.append(f"{r.steps.rows:.1f} of {r.limits.max_num_seqs} rows in use")
     return lines + see_narrower_kv(r) + see_queue(r)
 
 
 def see_rows(r: ServerReading) -> list[str]:
-    return [f"{r.steps.rows or 0:.1f} of {r.limits.max_num_seqs} rows taken", *see_queue(r)]
+    return [f"{r.steps.rows or 0:.1f} of {r.limits.max_num_seqs} rows in use", *see_queue(r)]
 
 
 def see_hog(r: ServerReading) -> list[str]:

@@ -69,7 +69,7 @@ def watch(
     query = urllib.parse.urlencode({"seconds": window_s, **({"model": model} if model else {})})
     status, body = server.get(f"/stats?{query}")
     if status in (401, 403):
-        raise UsageError(f"{server.url} wants a key.", "Give it with --api-key.")
+        raise UsageError(f"{server.url} needs a key.", "Give it with --api-key.")
     if status == 200 and (first := decode_snapshot(body)) is not None:
         polls = [first]
 

@@ -53,7 +53,7 @@ async def read_calibration(
             async with session.get(address, timeout=timeout) as answer:
                 status, data = answer.status, await answer.read()
     except (aiohttp.ClientError, TimeoutError) as error:
-        raise UsageError(f"{base} cannot be asked: {error}.", "Is the URL right?") from error
+        raise UsageError(f"{base} cannot be reached: {error}.", "Is the URL right?") from error
     if status in (401, 403):
         raise UsageError(
             f"{base}/calibration needs an operator's key.",
@@ -61,7 +61,7 @@ async def read_calibration(
         )
     if status != 200:
         raise UsageError(
-            f"{base} has no /calibration (status {status}).", "It takes a ready Headway server."
+            f"{base} has no /calibration (status {status}).", "Only a ready Headway server has it."
         )
     return parse_calibration(data, base)
 

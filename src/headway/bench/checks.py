@@ -110,7 +110,7 @@ def tokens_in_chunks(counted: list[TimedExchange]) -> Check:
         if t is not None and x.chunk_tokens is not None and x.output_tokens is not None
     ]
     if not both:
-        return Check(name=name, passed=None, detail="the server does not say both")
+        return Check(name=name, passed=None, detail="the server does not report both")
     wrong = [x.id for x in both if sum(x.chunk_tokens or ()) != x.output_tokens]
     return verdict(name, wrong, len(both))
 
@@ -144,7 +144,7 @@ def ratio_at_most_one(run: RecordedRun, name: str, gauge: str) -> Check:
         if value is not None and not math.isnan(value)
     ]
     if not values:
-        return Check(name=f"{name} ≤ 1", passed=None, detail="the server does not tell it")
+        return Check(name=f"{name} ≤ 1", passed=None, detail="the server does not report it")
     detail, passed = f"at most {max(values):.3f} in the run", max(values) <= 1
     return Check(
         name=f"{name} ≤ 1", passed=passed, detail=detail if passed else f"{detail}: {CEILING_NOTE}"

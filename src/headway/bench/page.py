@@ -89,7 +89,7 @@ def load_over_time(report: BenchReport) -> Plot:
     """Return requests in flight and tokens per second."""
     times, server = report.timeline, report.run.server
     data = [
-        line(times.at_s, times.concurrency, "in the air"),
+        line(times.at_s, times.concurrency, "in flight"),
         line(times.at_s, times.output_tokens_per_s, "output tok/s (right)") | {"yaxis": "y2"},
     ]
     for name in ("num_requests_running", "num_requests_waiting"):

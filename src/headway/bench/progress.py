@@ -45,7 +45,7 @@ class ProgressLine:
 
 
 def line(load: LoadGenerator, client: Client, span_s: float) -> str:
-    """Return "12.0/60.0 s · sent 48 · in the air 9 · done 38 · failed 1 (timeout 1) · 1,204 tok/s
+    """Return "12.0/60.0 s · sent 48 · in flight 9 · done 38 · failed 1 (timeout 1) · 1,204 tok/s
     …"."""
     now_s = max(client.now_s(), 1e-9)
     exchanges = load.exchanges
@@ -55,7 +55,7 @@ def line(load: LoadGenerator, client: Client, span_s: float) -> str:
     failed = f" ({', '.join(f'{r} {n}' for r, n in reasons.items())})" if reasons else ""
     wait = f" · recent TTFT {sorted(recent)[len(recent) // 2] * 1e3:.0f} ms" if recent else ""
     return (
-        f"{now_s:.1f}/{span_s:.1f} s · sent {len(exchanges)} · in the air {load.running} · "
+        f"{now_s:.1f}/{span_s:.1f} s · sent {len(exchanges)} · in flight {load.running} · "
         f"done {done} · failed {reasons.total()}{failed} · "
         f"{client.tokens / now_s:,.0f} tok/s{wait}"
     )

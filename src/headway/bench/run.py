@@ -81,7 +81,7 @@ def check_options(url: str, options: BenchOptions) -> None:
     if not url.startswith(("http://", "https://")):
         raise UsageError(f"{url!r} is not a URL.", "Write http://127.0.0.1:8000.")
     if options.rate is not None and options.speed != 1:
-        raise UsageError("--rate and --speed both say how fast a trace is.", "Give one of them.")
+        raise UsageError("--rate and --speed both set the speed of a trace.", "Give one of them.")
     if options.find_goodput and not (options.slo or options.classes):
         raise UsageError("--find-goodput needs objectives.", "Add --slo ttft=500ms,tpot=50ms.")
     if options.find_goodput and options.concurrency is not None:
@@ -90,7 +90,7 @@ def check_options(url: str, options: BenchOptions) -> None:
         )
     if options.find_goodput and options.calibrate:
         raise UsageError(
-            "--calibrate writes what one load tells; --find-goodput puts on many.",
+            "--calibrate measures one load; --find-goodput runs many.",
             "Give one of them.",
         )
     if options.concurrency is not None and options.arrivals not in ("auto",):

@@ -200,7 +200,7 @@ def timeline_lines(report: BenchReport) -> list[str]:
     """Return the run as rows of bars."""
     times = report.timeline
     rows = (
-        ("in the air", times.concurrency, "{:.1f}"),
+        ("in flight", times.concurrency, "{:.1f}"),
         ("output tok/s", times.output_tokens_per_s, "{:.0f}"),
         ("TTFT p50", [value or 0.0 for value in times.ttft_p50_s], "{:.3f} s"),
     )

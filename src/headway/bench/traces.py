@@ -126,7 +126,9 @@ def read_trace(kind: str, path: Path) -> list[TraceRow]:
             f"--workload {kind}: {path}: {error.strerror}.", "Check the path."
         ) from error
     except (KeyError, ValueError, TypeError) as error:
-        raise UsageError(f"--workload {kind}: {path.name} is no such trace ({error}).") from error
+        raise UsageError(
+            f"--workload {kind}: {path.name} is not such a trace ({error})."
+        ) from error
     if not rows:
         raise UsageError(f"--workload {kind}: {path.name} holds no requests.", "Check the path.")
     rows.sort(key=lambda row: row.at_s)

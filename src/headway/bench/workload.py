@@ -188,7 +188,7 @@ def prompt_file(options: BenchOptions, path: str, rng: np.random.Generator, name
         isinstance(turn, dict) for talk in talks for turn in talk
     ):
         raise UsageError(
-            f"--workload {options.workload} holds messages.", "Ask for them with --endpoint chat."
+            f"--workload {options.workload} holds messages.", "Send them with --endpoint chat."
         )
     times, span_s = drawn_times(options, rng)
     outputs = parse_length(options.output_len, "--output-len")

@@ -279,8 +279,8 @@ def test_a_machine_that_nobody_knows_is_refused():
     [
         (PlanOptions(**USUAL), {"slo": []}, "plan needs objectives"),
         (PlanOptions(**USUAL), {"attainment": 1.0}, "allows no miss"),
-        (PlanOptions(**USUAL, burst="3x:1s/1m"), {"concurrency": 8}, "--burst is about a rate"),
-        (PlanOptions(**USUAL, retries=0.1), {"concurrency": 8}, "--retries is about a rate"),
+        (PlanOptions(**USUAL, burst="3x:1s/1m"), {"concurrency": 8}, "--burst needs a rate"),
+        (PlanOptions(**USUAL, retries=0.1), {"concurrency": 8}, "--retries needs a rate"),
         (PlanOptions(**USUAL), {"concurrency": 10**9}, "2,000 requests are too few to simulate"),
         (PlanOptions(**USUAL, growth=100), {"concurrency": 40}, "to simulate 4,000 at once"),
         (PlanOptions(prompts="p50=1,p95=2"), {}, "belong together"),

@@ -36,7 +36,7 @@ def test_the_queue_m_d_1_for_long():
 
 
 def test_littles_law_and_all_tokens_come():
-    """Requests in the air are arrivals times time, and every asked token comes once."""
+    """Requests in flight are arrivals times time, and every asked token comes once."""
     made = world(Formula(0.004, 1e-4), served(policy="slo"))
     found = made.run(talks(poisson(20, 400), prompt=60, answer=12))
     span_s = max(x.ended_s for x in found)
@@ -134,7 +134,7 @@ def test_those_who_wait_too_long_leave_and_their_rows_come_free():
 
 
 def test_only_the_first_who_may_leave_is_waited_for():
-    """200 clients in the air are one event, and each leaves at its own time."""
+    """200 clients in flight are one event, and each leaves at its own time."""
     made = world(Formula(0.1), served(max_num_seqs=1, max_queue_wait_s=1e6), timeout_s=1.0)
     waiting = []
 

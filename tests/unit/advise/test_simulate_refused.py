@@ -32,7 +32,7 @@ def test_a_roofline_leaves_no_option_out_in_silence(verb, flag, capsys):
     status = main([*verb, "headway-tiny", "--kv-memory=32MiB", flag, "--num-requests=4"])
     told = capsys.readouterr()
     name, _, value = flag.partition("=")
-    assert f"{name} {value}: what its steps take is known by measuring" in told.out + told.err
+    assert f"{name} {value}: the time of its steps can only be measured" in told.out + told.err
     assert status == (2 if verb == ("simulate",) else 1), "plan says so of its one machine"
 
 

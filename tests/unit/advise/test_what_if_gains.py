@@ -185,7 +185,7 @@ def test_nothing_is_longer_than_the_context():
 
 
 def test_where_nobody_came_to_an_end_there_is_no_case():
-    with pytest.raises(UsageError, match="No request of it came to its end"):
+    with pytest.raises(UsageError, match="None of its recent requests has ended"):
         case_of(told(traffic=[TrafficRequest(0.1 * n, 0, 0, None) for n in range(30)]))
 
 

@@ -404,7 +404,7 @@ def test_the_live_line_tells_what_is_on():
     load = Load()
     load.exchanges = [*steady(5, 0.1), exchange(5, 0.6, [], error="timeout"), exchange(6, 0.7, [])]
     text = progress.line(load, Client(), 60.0)
-    assert text.startswith("2.0/60.0 s · sent 7 · in the air 1 · done 5 · failed 1 (timeout 1)")
+    assert text.startswith("2.0/60.0 s · sent 7 · in flight 1 · done 5 · failed 1 (timeout 1)")
     assert "150 tok/s · recent TTFT 100 ms" in text
 
 

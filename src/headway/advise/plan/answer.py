@@ -99,12 +99,12 @@ def format_best(rows: list[MachineRow], demand: PlannedDemand, attainment: float
     chosen = min(priced or can, key=lambda r: (r.usd_per_hour or 0.0, r.servers or 0))
     low, high = chosen.servers_range
     cost = "" if chosen.usd_per_hour is None else f" for ${chosen.usd_per_hour:.2f} an hour"
-    between = f" ({low} to {high} at the ends of what is believed)" if low != high else ""
+    between = f" ({low} to {high} at the ends of the uncertainty)" if low != high else ""
     machines = f"{chosen.machine}{format_degrees(chosen)}{between}"
     return (
         f"{chosen.servers} x {machines} keep {attainment:.0%} of "
         f"{format_demand(demand)} in their objectives{cost}, "
-        f"{chosen.label}; first to give way: {chosen.breaks_first}"
+        f"{chosen.label}; fails first: {chosen.breaks_first}"
     )
 
 

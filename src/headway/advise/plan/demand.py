@@ -165,8 +165,7 @@ def refuse_rates(options: PlanOptions) -> None:
     for name in ("burst", "retries"):
         if getattr(options, name):
             raise UsageError(
-                f"--{name} is about a rate; so many requests at once come as fast as they are "
-                "answered.",
+                f"--{name} needs a rate; a closed loop sends a request when another is answered.",
                 "Give --rate in place of --concurrency, or leave it out.",
             )
 
@@ -304,7 +303,7 @@ def build_demand(
             if rng.random() < options.retries
         ]
         talks = sorted([*talks, *retried], key=lambda talk: talk.at_s)
-        assumed = [*assumed, f"{len(retried)} of the requests are sent once more"]
+        assumed = [*assumed, f"{len(retried)} of the requests are sent again"]
         peak, mean = peak * (1 + options.retries), mean * (1 + options.retries)
     concurrency, at_once = bench.options.concurrency, None
     if concurrency is not None:

@@ -122,7 +122,7 @@ def refuse_unmeasured(engine: EngineOptions) -> None:
         given = getattr(engine, name)
         if given != getattr(own, name):
             raise UsageError(
-                f"--{name.replace('_', '-')} {given}: what its steps take is known by measuring.",
+                f"--{name.replace('_', '-')} {given}: the time of its steps can only be measured.",
                 "Calibrate a server that has it (headway bench URL --calibrate FILE) and give "
                 "--calibration FILE, or leave it out.",
             )

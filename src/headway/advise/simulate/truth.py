@@ -411,7 +411,7 @@ def check_same(calibration: MachineCalibration, fingerprint: str, settings: dict
     if calibration.fingerprint != fingerprint:
         raise UsageError(
             f"The calibration is of another model: {calibration.model}.",
-            "Calibrate this one (headway bench URL --calibrate FILE), or say --transfer.",
+            "Calibrate this one (headway bench URL --calibrate FILE), or give --transfer.",
         )
     differ = [n for n in COST_SETTINGS if calibration.settings.get(n) != settings.get(n)]
     if differ:
@@ -419,7 +419,7 @@ def check_same(calibration: MachineCalibration, fingerprint: str, settings: dict
         raise UsageError(
             f"The calibration is of {name} {calibration.settings.get(name)}; here it is "
             f"{settings.get(name)}.",
-            "Calibrate with that setting, or say --transfer.",
+            "Calibrate with that setting, or give --transfer.",
         )
 
 
@@ -433,7 +433,7 @@ def check_measured_alone(calibration: MachineCalibration, settings: dict[str, st
         if had != has:
             raise UsageError(
                 f"The calibration is of --{name.replace('_', '-')} {had}; here it is {has}.",
-                "What such steps take is known by measuring: calibrate a server that has it "
+                "The time of such steps can only be measured: calibrate a server that has it "
                 "(headway bench URL --calibrate FILE).",
             )
 

@@ -190,7 +190,9 @@ def format_lines(report: TuningReport) -> list[str]:
     lines += [f"gate, {name}: {verdict}" for name, verdict in report.gated.items()]
     lines += [f"died, {each.name}: {each.died}" for each in report.confirmed if each.died]
     if report.num_left_out:
-        lines.append(f"{report.num_left_out} settings were left out of the search: more --minutes")
+        lines.append(
+            f"{report.num_left_out} settings were not simulated for lack of time: raise --minutes"
+        )
     if report.extrapolated:
         lines.append(f"{report.extrapolated:.0%} of the default's steps lie beyond the calibration")
     return lines

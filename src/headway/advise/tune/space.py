@@ -87,7 +87,7 @@ def select_knobs(names: list[str], *, gate: bool) -> list[Knob]:
         row = KNOBS[NAMES.index(known)]
         if row.changes_tokens and not gate:
             raise UsageError(
-                f"--knobs {name} changes what is answered.", "Say --gate: an evaluation judges it."
+                f"--knobs {name} changes what is answered.", "Give --gate: an evaluation judges it."
             )
     selected = {name.replace("-", "_") for name in names}
     return [

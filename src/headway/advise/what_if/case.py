@@ -59,7 +59,7 @@ def case_of(calibration: MachineCalibration) -> WhatIfCase:
     origin = calibration.origin
     if origin is None:
         raise UsageError(
-            "The server does not tell what it was started with.", "It takes a Headway of this age."
+            "The server's calibration does not have its settings.", "Use a server of this version."
         )
     if len(calibration.steps) < MIN_STEPS or len(calibration.traffic) < MIN_REQUESTS:
         raise UsageError(
@@ -68,7 +68,7 @@ def case_of(calibration: MachineCalibration) -> WhatIfCase:
             "Ask again under load.",
         )
     if not any(request.prompt and request.answer for request in calibration.traffic):
-        raise UsageError("No request of it came to its end lately.", "Ask again later.")
+        raise UsageError("None of its recent requests has ended.", "Ask again later.")
     settings = origin.settings
     if settings.cache.disk_folder:  # a simulated engine has no disk
         settings = replace(settings, cache=replace(settings.cache, disk_folder="", disk_bytes=0))

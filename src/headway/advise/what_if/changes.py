@@ -59,10 +59,10 @@ def parse_change(text: str) -> WhatIfChange:
     if value.endswith("x"):
         return WhatIfChange(name=name, text=value, value=None, times=parse_multiple(text, value))
     if name in ("rate", "prompts", "answers"):
-        raise UsageError(f"--what-if {text}: say a multiple, {name}=2x.", EXAMPLE)
+        raise UsageError(f"--what-if {text}: give a multiple, {name}=2x.", EXAMPLE)
     if name == "prefix":
         if not value.isdigit():
-            raise UsageError(f"--what-if {text}: say the tokens, prefix=1500.", EXAMPLE)
+            raise UsageError(f"--what-if {text}: give the tokens, prefix=1500.", EXAMPLE)
         return WhatIfChange(name=name, text=value, value=int(value))
     return WhatIfChange(name=name, text=value, value=option_value(name, value))
 
@@ -188,7 +188,7 @@ def kv_memory(case: WhatIfCase, change: WhatIfChange) -> WhatIfCase:
         times = change.times
     elif change.value < 0:
         raise UsageError(
-            f"--what-if {change}: how much is free there is not known from here.",
+            f"--what-if {change}: the free memory of its machine is not known.",
             "Give bytes, or a multiple: kv_memory=1.5x.",
         )
     else:

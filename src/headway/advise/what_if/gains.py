@@ -31,7 +31,7 @@ def fetch(url: str, api_key: str, model: str, seconds: float) -> MachineCalibrat
     status, body = server.get(f"/calibration?{urllib.parse.urlencode(query)}")
     if status in (401, 403):
         raise UsageError(
-            f"{server.url}/calibration wants an operator's key.",
+            f"{server.url}/calibration needs an operator's key.",
             "Give --api-key; `headway key NAME --admin` makes one.",
         )
     if status != 200:
