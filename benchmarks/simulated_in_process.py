@@ -35,7 +35,7 @@ from headway.core.records import StepRecord
 from headway.core.service import service_classes
 from headway.engine.engine import Engine
 from headway.spec.embedded import model_folder
-from headway.telemetry.calibration import columns
+from headway.telemetry.calibration import step_columns
 from simulated import figures, load_options, numbers, renamed, show
 
 MIXES = (
@@ -168,7 +168,7 @@ def main() -> None:
     machine = Machine(model_folder(given.folder), given.flags, given.slo)
     ramp = load_options(f"{given.calibrate} --arrivals ramp --duration {given.seconds} --seed 991")
     _, records = machine.real(prepare(SIMULATED_URL, ramp), "ramp")
-    machine.fit = CalibrationFit(columns(records), machine.served.settings.cache.windows)
+    machine.fit = CalibrationFit(step_columns(records), machine.served.settings.cache.windows)
     found = []
     for text in given.mix or MIXES:
         name, _, flags = text.partition("=")

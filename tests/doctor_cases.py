@@ -122,7 +122,7 @@ LONG = {
     "verdict": verdict("compute"),
 }
 BROKEN = {"faults.errors": {"integer_below_min_value": 30}, "faults.validation_failures": 30}
-SLOW = SlowStream(id="cmpl-1", age_s=9.0, seconds=6.0, made=300, left=4)
+SLOW = SlowStream(id="cmpl-1", age_s=9.0, seconds=6.0, generated=300, sent=4)
 
 CONTENDED = {
     "verdict": verdict("contention"),
@@ -135,12 +135,16 @@ GUESSING = DraftReading(
     acceptance=0.625,
     per_step=2.0,
     tokens_per_step=2.25,
-    price=0.4,
+    cost_share=0.4,
     speedup=1.35,
-    kept={"lookup": 0.5, "draft": 0.75},
+    acceptance_by_source={"lookup": 0.5, "draft": 0.75},
 )
 IN_VAIN = replace(
-    GUESSING, acceptance=0.05, tokens_per_step=1.1, speedup=0.66, kept={"lookup": 0.05}
+    GUESSING,
+    acceptance=0.05,
+    tokens_per_step=1.1,
+    speedup=0.66,
+    acceptance_by_source={"lookup": 0.05},
 )
 WIDE = {"--dtype bfloat16": WEIGHTS // 2, "--quantization int8": WEIGHTS // 4}
 
@@ -159,7 +163,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             **LONG,
             "prefix.shared_tokens": 3600.0,
-            "prefix.shared_said": "100 requests share 3600 tokens",
+            "prefix.shared_text": "100 requests share 3600 tokens",
         },
         {**LONG, "prefix.shared_tokens": 3600.0, "prefix.hit_rate": 0.85},
     ),

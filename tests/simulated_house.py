@@ -90,32 +90,32 @@ def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
 
 def steady_steps(count: int = 400) -> StepColumns:
     """20 ms and 0.05 ms a token, without noise: decodes of 1 to 32 rows, some with a chunk."""
-    rng, found, now_s = np.random.default_rng(0), StepColumns(), 0.0
+    rng, result, now_s = np.random.default_rng(0), StepColumns(), 0.0
     for _ in range(count):
         rows, chunk = int(rng.integers(1, 33)), int(rng.choice([0, 0, 64, 256]))
         read = rows * int(rng.integers(50, 400))
-        found.seconds.append(0.02 + 5e-5 * (rows + chunk))
-        found.started_s.append(now_s)
-        found.tokens.append(rows + chunk)
-        found.sampled.append(rows)
-        found.attended.append(read)
-        found.read.append(read)
-        now_s += found.seconds[-1]
-    return found
+        result.seconds.append(0.02 + 5e-5 * (rows + chunk))
+        result.started_s.append(now_s)
+        result.tokens.append(rows + chunk)
+        result.sampled.append(rows)
+        result.attended.append(read)
+        result.read.append(read)
+        now_s += result.seconds[-1]
+    return result
 
 
 NAMES = ("started_s", "seconds", "tokens", "sampled", "attended", "read", "engine")
 
 
 def two_engines(
-    expected_s: Callable[[Work], float], beside: float, count: int = 1500
+    expected_s: Callable[[Work], float], interference: float, count: int = 1500
 ) -> StepColumns:
     """Steps of two engines that begin whenever, by the simulator's own rule: each takes what is
     expected, 5% more or less, and for each other in a step that share longer."""
     rng = np.random.default_rng(4)
-    cores = SharedCores(replace(NO_FRONT, beside=beside or 1e-9), threads=1, engines=2)
-    found, begun, due, now_s = StepColumns(), dict[int, tuple[float, Work]](), [0.0, 1e-3], 0.0
-    while len(found) < count:
+    cores = SharedCores(replace(NO_FRONT, interference=interference or 1e-9), threads=1, engines=2)
+    result, begun, due, now_s = StepColumns(), dict[int, tuple[float, Work]](), [0.0, 1e-3], 0.0
+    while len(result) < count:
         for engine in begun:
             due[engine] = cores.ends_s(engine, now_s)
         now_s, engine = min((at_s, engine) for engine, at_s in enumerate(due))
@@ -129,8 +129,8 @@ def two_engines(
         cores.end(engine, now_s)
         due[engine] = now_s + float(rng.choice([1e-4, 2e-2]))
         for name, value in zip(NAMES, (began_s, now_s - began_s, *work, engine), strict=True):
-            getattr(found, name).append(value)
-    return found
+            getattr(result, name).append(value)
+    return result
 
 
 def measured(settings: Settings, **more) -> MachineCalibration:

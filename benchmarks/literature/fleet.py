@@ -1,8 +1,9 @@
 """Claims about fleets, simulated: prefill and decode apart, how many of each, ranks or replicas.
 
-Nobody has measured these machines. A step takes its bytes over 60% of an H100's bandwidth or its
-FLOPs over half of its FLOP/s, whichever is longer, and 1.5 ms (`advise.simulate.truth.Roofline`);
-scheduler, caches, admission's choice, parcels and restores are the server's own.
+These machines were not measured. A step takes its bytes over 60% of an H100's bandwidth or its
+FLOPs over half of its FLOP/s, whichever is longer, and 1.5 ms
+(`advise.simulate.truth.RooflineTruth`); scheduler, caches, admission's choice, parcels and restores
+are the server's own.
 """
 
 import sys

@@ -65,18 +65,18 @@ def test_a_rule_holds_where_it_should_and_not_beside(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in BESIDE_OTHERS])
 def test_the_planted_fault_is_the_verdict(name: str) -> None:
-    found = diagnose(varied(HEALTHY, CASES[name][0]))
-    assert found.bottleneck.name == name, [(each.name, each.share) for each in found.findings]
-    assert found.bottleneck.evidence
+    result = diagnose(varied(HEALTHY, CASES[name][0]))
+    assert result.bottleneck.name == name, [(each.name, each.share) for each in result.findings]
+    assert result.bottleneck.evidence
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_finding_has_figures_a_fix_and_a_share(name: str) -> None:
-    found = {each.name: each for each in list_findings(varied(HEALTHY, CASES[name][0]))}[name]
-    assert 0 <= found.share <= 1
-    assert found.evidence and all(found.evidence)
-    assert found.fix and "None" not in f"{found.what_if}{found.evidence}"
-    assert found.available
+    result = {each.name: each for each in list_findings(varied(HEALTHY, CASES[name][0]))}[name]
+    assert 0 <= result.share <= 1
+    assert result.evidence and all(result.evidence)
+    assert result.fix and "None" not in f"{result.what_if}{result.evidence}"
+    assert result.available
 
 
 def test_contention_comes_before_what_is_worth_more() -> None:
@@ -84,32 +84,32 @@ def test_contention_comes_before_what_is_worth_more() -> None:
         "machine.cores": msgspec.structs.replace(CONTENDED["machine.cores"], others_share=0.01)
     }
     reading = varied(HEALTHY, FEW, CONTENDED, small, {"steps.idle_share": 0.2})
-    found = list_findings(reading)
+    result = list_findings(reading)
     assert diagnose(reading).bottleneck.name == "contention"
-    assert found[0].name == "contention" and found[0].share < max(each.share for each in found)
+    assert result[0].name == "contention" and result[0].share < max(each.share for each in result)
 
 
 def test_findings_stand_in_the_order_of_the_table() -> None:
     """What costs nothing comes first; the verdict is the most valuable all the same."""
-    found = diagnose(varied(HEALTHY, CASES["over-saturated"][0], CASES["validation"][0], FEW))
-    places = [each.name for each in found.findings]
+    result = diagnose(varied(HEALTHY, CASES["over-saturated"][0], CASES["validation"][0], FEW))
+    places = [each.name for each in result.findings]
     order = [rule.name for rule in rules.RULES]
     assert places == sorted(places, key=order.index) and len(places) > 2
     assert places.index("validation") < places.index("over-saturated")
-    assert found.bottleneck.name == max(found.findings, key=lambda each: each.share).name
+    assert result.bottleneck.name == max(result.findings, key=lambda each: each.share).name
 
 
 def test_the_verdict_is_among_the_findings_that_are_shown() -> None:
-    found = diagnose(varied(HEALTHY, CASES["over-saturated"][0]))
-    first = found.findings[0]
+    result = diagnose(varied(HEALTHY, CASES["over-saturated"][0]))
+    first = result.findings[0]
     others = [msgspec.structs.replace(first, name=f"other {n}") for n in range(6)]
     last = msgspec.structs.replace(first, name="last")
-    found = msgspec.structs.replace(
-        found,
+    result = msgspec.structs.replace(
+        result,
         findings=[*others, last],
-        bottleneck=msgspec.structs.replace(found.bottleneck, name="last"),
+        bottleneck=msgspec.structs.replace(result.bottleneck, name="last"),
     )
-    shown, hidden = split_findings(found)
+    shown, hidden = split_findings(result)
     assert [each.name for each in shown] == ["other 0", "other 1", "other 2", "last"]
     assert [each.name for each in hidden] == ["other 3", "other 4", "other 5"]
 
@@ -129,16 +129,16 @@ def test_drafts_are_advised_where_there_are_none_and_measured_where_there_are() 
     assert not {"drafts", "drafts-in-vain"} & {each.name for each in on.findings}
 
 
-def test_guesses_that_bring_nothing_are_told() -> None:
+def test_rejected_draft_tokens_are_reported() -> None:
     """A third of decoding is lost to them; or they were too dear to be tried, and nothing is."""
-    (found,) = [f for f in list_findings(varied(HEALTHY, {"drafts": IN_VAIN})) if "vain" in f.name]
-    assert found.share == pytest.approx(0.34 * 0.988, abs=0.01)
+    (result,) = [f for f in list_findings(varied(HEALTHY, {"drafts": IN_VAIN})) if "vain" in f.name]
+    assert result.share == pytest.approx(0.34 * 0.988, abs=0.01)
     quiet = DraftReading(
-        sources=("lookup",), per_step=0.0, tokens_per_step=1.0, price=0.0, speedup=1.0
+        sources=("lookup",), per_step=0.0, tokens_per_step=1.0, cost_share=0.0, speedup=1.0
     )
-    (found,) = [f for f in list_findings(varied(HEALTHY, {"drafts": quiet})) if "vain" in f.name]
-    assert found.share == 0
-    assert found.evidence[0] == "lookup: no draft token pays its cost"
+    (result,) = [f for f in list_findings(varied(HEALTHY, {"drafts": quiet})) if "vain" in f.name]
+    assert result.share == 0
+    assert result.evidence[0] == "lookup: no draft token pays its cost"
     few = {"drafts": IN_VAIN, "steps.decode": steps(0.04, WEIGHTS, 1e9, count=20)}
     assert "drafts-in-vain" not in names(varied(HEALTHY, few)), "20 steps say little"
 
@@ -149,37 +149,37 @@ PARTS = frozenset(part.name for part in fields(ServerReading) if part.name not i
 class Watched(ServerReading):
     """A reading that keeps the names of the parts that were looked at."""
 
-    seen: ClassVar[set[str]] = set()
+    read_parts: ClassVar[set[str]] = set()
 
     def __getattribute__(self, name: str) -> Any:
         if name in PARTS:
-            Watched.seen.add(name)
+            Watched.read_parts.add(name)
         return super().__getattribute__(name)
 
 
 @pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.name)
 def test_a_rule_names_the_parts_that_it_goes_by(rule: rules.Rule) -> None:
-    Watched.seen.clear()
+    Watched.read_parts.clear()
     for changes in itertools.chain(*CASES.values()):
         reading = varied(HEALTHY, changes)
         rule.holds(
             Watched(**{part.name: getattr(reading, part.name) for part in fields(ServerReading)})
         )
-    assert Watched.seen == set(rule.reads)
+    assert Watched.read_parts == set(rule.reads)
 
 
 def test_options_that_a_rule_names_are_there_and_take_what_is_said() -> None:
     """A fix is made with options of this version, unless the finding says that it is missing."""
     known = {name for table in TABLES for name in (row.name for row in fields(table))}
     for rule in rules.RULES:
-        (found,) = [
+        (result,) = [
             each
             for each in list_findings(varied(HEALTHY, CASES[rule.name][0]))
             if each.name == rule.name
         ]
-        named = re.findall(r"--([a-z][a-z0-9-]*)", f"{found.evidence} {found.fix}")
+        named = re.findall(r"--([a-z][a-z0-9-]*)", f"{result.evidence} {result.fix}")
         assert {name.replace("-", "_") for name in named} <= known, rule.name
-        assert found.available or rules.MISSING in found.fix, rule.name
+        assert result.available or rules.MISSING in result.fix, rule.name
 
 
 def test_a_rule_without_its_option_says_so_and_has_it_with_one() -> None:
@@ -193,8 +193,8 @@ def test_rows_are_not_asked_for_beyond_what_the_option_takes() -> None:
     waiting = {**CASES["rows"][0], "load.waiting": 9000.0, "steps.rows": 2000.0}
     reading = varied(HEALTHY, waiting, {"limits.max_num_seqs": 2000, "kv.usage_max": 0.2})
     fast = {"steps.decode": steps(0.038, WEIGHTS, 1e6), "load.arrivals_per_s": 5.0}
-    (found,) = [each for each in list_findings(varied(reading, fast)) if each.name == "rows"]
-    assert found.what_if == "max_num_seqs=4096"
+    (result,) = [each for each in list_findings(varied(reading, fast)) if each.name == "rows"]
+    assert result.what_if == "max_num_seqs=4096"
     assert EngineOptions(max_num_seqs=4096).max_num_seqs == highest("--max-num-seqs")
     assert "rows" not in names(
         varied(reading, fast, {"limits.max_num_seqs": 4096, "steps.rows": 4096.0})
@@ -224,19 +224,19 @@ def test_only_options_that_narrow_are_named() -> None:
 
 def test_nothing_is_known_of_an_empty_reading() -> None:
     """Unknown is not zero: no rule may hold, and nothing may divide by it."""
-    found = diagnose(ServerReading(source="metrics", subject="nobody"))
-    assert found.bottleneck.name == "healthy" and found.findings == []
-    assert found.waste == [] and found.savings == []
+    result = diagnose(ServerReading(source="metrics", subject="nobody"))
+    assert result.bottleneck.name == "healthy" and result.findings == []
+    assert result.waste == [] and result.savings == []
 
 
 def test_decode_is_judged_before_any_request_has_ended() -> None:
     """Answers of thousands of tokens end in no window; gaps and steps are known all the same."""
     ended = ("ttft", "tpot", "e2e", "queue", "prefill")
     none = {f"latency.{name}": Percentiles() for name in ended}
-    found = diagnose(varied(HEALTHY, none, {"lengths.output": Percentiles()}))
-    (weights,) = [each for each in found.findings if each.name == "weight-bytes"]
-    assert found.bottleneck.name == "weight-bytes" and weights.share > 0.1
-    assert found.tpot.mean_s == pytest.approx(0.04), "of the gaps"
+    result = diagnose(varied(HEALTHY, none, {"lengths.output": Percentiles()}))
+    (weights,) = [each for each in result.findings if each.name == "weight-bytes"]
+    assert result.bottleneck.name == "weight-bytes" and weights.share > 0.1
+    assert result.tpot.mean_s == pytest.approx(0.04), "of the gaps"
 
 
 @pytest.mark.parametrize(
@@ -278,8 +278,8 @@ def test_a_floor_is_never_undercut() -> None:
 def test_cache_resident_models_have_no_floor() -> None:
     resident = varied(HEALTHY, {"weights.cache_resident": True})
     assert decode_step(resident) is None
-    said = diagnose(resident).tpot.why_no_floor
-    assert "cache" in said
+    reason = diagnose(resident).tpot.why_no_floor
+    assert "cache" in reason
 
 
 def test_those_that_still_wait_count_as_waiting() -> None:
@@ -292,8 +292,8 @@ def test_those_that_still_wait_count_as_waiting() -> None:
 def test_savings_in_seconds_and_dollars() -> None:
     """A fifth of 101 tokens at 5 requests/s and $5 a million: 20.2 · 5 · 3600 · 5e-6 = $1.82."""
     spend = SpendReading(price_per_hour=2.0, usd_per_million_output=5.0, usd_per_million_input=1.0)
-    found = diagnose(varied(HEALTHY, {"spend": spend})).savings
-    outputs, prompts, prefix = found
+    result = diagnose(varied(HEALTHY, {"spend": spend})).savings
+    outputs, prompts, prefix = result
     assert outputs.seconds == pytest.approx(0.2 * 4.0)
     assert outputs.usd_per_hour == pytest.approx(1.818)
     assert outputs.note == "output length is a product decision"

@@ -24,8 +24,8 @@ from telemetry_cases import answer, begin, step, telemetry
 
 def snapshot(model: Telemetry, seconds: int = 20) -> Snapshot:
     """As it comes over HTTP."""
-    taken = take_snapshot(model, "ready", (seconds,))
-    return msgspec.json.decode(msgspec.json.encode(taken), type=Snapshot)
+    built = take_snapshot(model, "ready", (seconds,))
+    return msgspec.json.decode(msgspec.json.encode(built), type=Snapshot)
 
 
 def run_steps(model: Telemetry, clock: VirtualClock, first: int, count: int) -> None:
@@ -72,7 +72,7 @@ def test_a_price_given_to_the_doctor_counts_where_the_server_has_none() -> None:
     assert priced.spend.usd_per_million_output == pytest.approx(spent / 3 * 1e6)
 
 
-def slow_case(left: int, running: int = 4) -> list[Snapshot]:
+def slow_case(num_sent: int, running: int = 4) -> list[Snapshot]:
     """A request that decodes while 100 steps run, of whose tokens `left` leave."""
     clock = VirtualClock()
     model = telemetry(clock)
@@ -83,7 +83,7 @@ def slow_case(left: int, running: int = 4) -> list[Snapshot]:
     run_steps(model, clock, 0, 10)
     polls = [snapshot(model)]
     run_steps(model, clock, 10, 100)
-    timeline.add_tokens(0, left)
+    timeline.add_tokens(0, num_sent)
     model.engines.last.num_running = running
     polls.append(snapshot(model))
     clock.advance(1.5)
@@ -92,18 +92,18 @@ def slow_case(left: int, running: int = 4) -> list[Snapshot]:
 
 
 def test_a_request_whose_tokens_stay_is_read_slowly() -> None:
-    reading = reading_from_stats("u", slow_case(left=10), seconds=20)
+    reading = reading_from_stats("u", slow_case(num_sent=10), seconds=20)
     (slow,) = reading.client.slow_streams
-    assert (slow.id, slow.made, slow.left) == ("r", 100, 10)
+    assert (slow.id, slow.generated, slow.sent) == ("r", 100, 10)
     assert diagnose(reading).bottleneck.name == "slow-client"
 
 
 def test_a_request_at_the_engines_pace_is_not() -> None:
-    assert reading_from_stats("u", slow_case(left=99), seconds=20).client.slow_streams == ()
+    assert reading_from_stats("u", slow_case(num_sent=99), seconds=20).client.slow_streams == ()
 
 
 def test_what_still_decodes_while_nothing_runs_waits_for_its_reader() -> None:
-    reading = reading_from_stats("u", slow_case(left=99, running=0), seconds=20)
+    reading = reading_from_stats("u", slow_case(num_sent=99, running=0), seconds=20)
     assert len(reading.client.slow_streams) == 1
 
 
@@ -156,9 +156,9 @@ def test_an_engine_that_never_ran_gives_a_reading() -> None:
     clock = VirtualClock()
     model = telemetry(clock)
     clock.advance(30)
-    found = diagnose(reading_from_stats("u", [snapshot(model)], seconds=20))
-    assert found.bottleneck.name == "under-loaded"
-    assert any("none ended" in text for text in found.not_known)
+    result = diagnose(reading_from_stats("u", [snapshot(model)], seconds=20))
+    assert result.bottleneck.name == "under-loaded"
+    assert any("none ended" in text for text in result.not_known)
 
 
 # ── /metrics ────────────────────────────────────────────────────────────────────────────────────
@@ -212,10 +212,10 @@ def test_metrics_are_told_by_what_they_grew() -> None:
 
 def test_a_full_server_is_told_by_its_metrics_alone() -> None:
     scrapes = [parse_scrape(vllm_text(n, waiting=30, usage=0.98)) for n in (100, 120, 140)]
-    found = diagnose(reading_from_metrics("u", scrapes, seconds=20))
-    assert found.bottleneck.name == "kv-capacity"
-    assert found.tpot.floor_s is None and "not known" in found.tpot.why_no_floor
-    assert "the weights' bytes over the memory's bandwidth" in found.tpot.why_no_floor
+    result = diagnose(reading_from_metrics("u", scrapes, seconds=20))
+    assert result.bottleneck.name == "kv-capacity"
+    assert result.tpot.floor_s is None and "not known" in result.tpot.why_no_floor
+    assert "the weights' bytes over the memory's bandwidth" in result.tpot.why_no_floor
 
 
 def test_an_idle_server_is_told_by_its_metrics_alone() -> None:
@@ -249,9 +249,9 @@ def test_a_report_splits_ttft_with_the_servers_counters() -> None:
 
 
 def test_a_report_without_server_metrics_says_so() -> None:
-    found = diagnose(reading_from_report("r", build_report(run_of(steady(50, 0.1), 5.0), "0")))
-    assert any("/metrics" in text for text in found.not_known)
-    assert found.ttft.queue_s is None and found.ttft.mean_s == pytest.approx(0.1)
+    result = diagnose(reading_from_report("r", build_report(run_of(steady(50, 0.1), 5.0), "0")))
+    assert any("/metrics" in text for text in result.not_known)
+    assert result.ttft.queue_s is None and result.ttft.mean_s == pytest.approx(0.1)
 
 
 def test_shared_prefixes_of_a_report_are_a_cold_cache() -> None:
@@ -260,17 +260,17 @@ def test_shared_prefixes_of_a_report_are_a_cold_cache() -> None:
     report = build_report(run_of(exchanges, 40.0), "0", sharing=find_shared_prefixes(prompts))
     reading = reading_from_report("r.json", report)
     assert reading.prefix.shared_tokens == pytest.approx(39 * 300 / 40)
-    found = diagnose(reading)
-    assert found.bottleneck.name == "cold-cache"
-    assert "300 tokens" in " ".join(found.bottleneck.evidence)
+    result = diagnose(reading)
+    assert result.bottleneck.name == "cold-cache"
+    assert "300 tokens" in " ".join(result.bottleneck.evidence)
 
 
 def test_a_late_client_is_named_before_the_server() -> None:
     exchanges = steady(50, 0.1)
     for x in exchanges:
         x.sent_s = x.scheduled_s + 0.05
-    found = diagnose(reading_from_report("r", build_report(run_of(exchanges, 5.0), "0")))
-    assert found.bottleneck.name == "client-bottleneck"
+    result = diagnose(reading_from_report("r", build_report(run_of(exchanges, 5.0), "0")))
+    assert result.bottleneck.name == "client-bottleneck"
 
 
 # ── around them ─────────────────────────────────────────────────────────────────────────────────
@@ -311,5 +311,5 @@ def test_a_datasheet_row_is_found_by_name_and_memory(tmp_path: Path) -> None:
 
 def test_the_shared_datasheets_are_read(shared: Path) -> None:
     sheets = read_sheets(str(shared / "hardware" / "accelerators.csv"))
-    found = sheet_of("NVIDIA H200", sheets, 141.0)
-    assert found is not None and found.name.startswith("H200") and found.bf16_tflops == 989.4
+    result = sheet_of("NVIDIA H200", sheets, 141.0)
+    assert result is not None and result.name.startswith("H200") and result.bf16_tflops == 989.4

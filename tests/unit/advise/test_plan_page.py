@@ -39,8 +39,8 @@ def answer(*rows: MachineRow, **more: Any) -> PlanAnswer:
 
 def figures_of(text: str) -> list[dict[str, Any]]:
     """The plots as the page has them."""
-    found = re.search(r"<script>const figures = (\{.*?\});\n", text, re.DOTALL)
-    return list(json.loads(found.group(1).replace("<\\/", "</")).values())
+    result = re.search(r"<script>const figures = (\{.*?\});\n", text, re.DOTALL)
+    return list(json.loads(result.group(1).replace("<\\/", "</")).values())
 
 
 def test_each_machine_has_a_colour_and_each_case_a_curve():
@@ -106,7 +106,7 @@ def test_what_the_terminal_shows_is_on_the_page_without_colours():
 def test_a_search_is_kept_in_the_order_of_its_load_and_the_next_begins_anew():
     """Seen 10, 20, 15 times the traffic, which is 4/s: 40, 60, 80."""
     made = CapacityTrial.__new__(CapacityTrial)
-    made.seen = [(10.0, 0.95), (20.0, 0.5), (15.0, 0.8)]
+    made.curve_points = [(10.0, 0.95), (20.0, 0.5), (15.0, 0.8)]
     assert made.curve(4.0) == [(40.0, 0.95), (60.0, 0.8), (80.0, 0.5)]
     assert made.curve() == []
 
@@ -120,10 +120,10 @@ def test_a_search_is_kept_in_the_order_of_its_load_and_the_next_begins_anew():
 )
 def test_the_strictest_of_all_classes_is_what_is_sized_for(slos, ttft_s, tpot_s):
     classes = [SimpleNamespace(slo=parse_slo(text)) for text in slos]
-    wanted = PlanTarget(
+    target = PlanTarget(
         bench=SimpleNamespace(classes=[*classes, SimpleNamespace(slo=None)]),
         classes={}, attainment=0.9, answer_limit=100,
     )  # fmt: skip
-    assert (wanted.strictest.ttft_s, wanted.strictest.tpot_s) == (ttft_s, tpot_s)
+    assert (target.strictest.ttft_s, target.strictest.tpot_s) == (ttft_s, tpot_s)
     nobody = SimpleNamespace(classes=[SimpleNamespace(slo=None)])
     assert PlanTarget(bench=nobody, classes={}, attainment=0.9, answer_limit=1).strictest is None

@@ -53,9 +53,9 @@ def prompt_tokens(talk) -> int:
 def test_the_given_percentiles_come_out():
     wanted = parse_percentiles("p50=800,p95=4000,p99=9000", "--prompts", 100_000)
     shares = (np.arange(10_000) + 0.5) / 10_000
-    found = lengths_by(wanted, shares, 100_000)
-    assert np.percentile(found, (50, 95, 99)) == pytest.approx([800, 4000, 9000], rel=0.01)
-    assert found[-1] > 12_000 and (np.diff(found) >= 0).all()
+    result = lengths_by(wanted, shares, 100_000)
+    assert np.percentile(result, (50, 95, 99)) == pytest.approx([800, 4000, 9000], rel=0.01)
+    assert result[-1] > 12_000 and (np.diff(result) >= 0).all()
 
 
 def test_a_short_tail_stays_short():
@@ -70,7 +70,7 @@ def test_the_context_cuts_the_tail():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("p50=100,p95=40", "p50 is 100 and p95 only 40"),
         ("p50=0,p95=40", "p50 is 0 tokens"),
@@ -83,8 +83,8 @@ def test_the_context_cuts_the_tail():
         ("p0=4,p50=5", "no percentile"),
     ],
 )
-def test_percentiles_that_are_none_are_refused_by_name(text: str, said: str):
-    with pytest.raises(UsageError, match=said):
+def test_percentiles_that_are_none_are_refused_by_name(text: str, message: str):
+    with pytest.raises(UsageError, match=message):
         parse_percentiles(text, "--prompts", 2048)
 
 
@@ -103,18 +103,18 @@ def test_shares_that_are_none_are_refused(text: str):
 
 
 def test_a_burst_is_in_the_traffic():
-    calm, found = demand(most_requests=1200), demand(most_requests=1200, burst="3x:10s/10m")
+    calm, result = demand(most_requests=1200), demand(most_requests=1200, burst="3x:10s/10m")
     assert calm.peak_rate == calm.mean_rate == 20
-    assert found.peak_rate == 60 and found.mean_rate == 20
-    times = np.array([talk.at_s for talk in found.conversations])
+    assert result.peak_rate == 60 and result.mean_rate == 20
+    times = np.array([talk.at_s for talk in result.conversations])
     assert np.histogram(times, np.arange(0, times[-1], 5.0))[0].max() / 5 > 50
 
 
 def test_what_is_cacheable_is_shared():
-    found = demand(cacheable="0.4:80")
-    begins = [talk.turns[0].system for talk in found.conversations]
+    result = demand(cacheable="0.4:80")
+    begins = [talk.turns[0].system for talk in result.conversations]
     shared = sum(piece.tokens for system in begins for piece in system)
-    assert shared / sum(map(prompt_tokens, found.conversations)) == pytest.approx(0.4, abs=0.06)
+    assert shared / sum(map(prompt_tokens, result.conversations)) == pytest.approx(0.4, abs=0.06)
     assert len({system[0].key for system in begins if system}) == 8
 
 
@@ -132,9 +132,9 @@ def test_of_a_long_trace_the_busiest_stretch_is_planned_for(tmp_path):
     path.write_text("\n".join(lines))
     bench = load(workload=f"azure:{path}", rate=None)
     options = PlanOptions(most_requests=100)
-    found = demand_of(prepare(SIMULATED_URL, bench), options, CONTEXT)
-    assert found.peak_rate == pytest.approx(50, rel=0.05) and found.mean_rate < 1.1
-    assert "busiest 100" in found.assumed[0]
+    result = demand_of(prepare(SIMULATED_URL, bench), options, CONTEXT)
+    assert result.peak_rate == pytest.approx(50, rel=0.05) and result.mean_rate < 1.1
+    assert "busiest 100" in result.assumed[0]
 
 
 # ── machines ────────────────────────────────────────────────────────────────────────────────
@@ -147,7 +147,7 @@ def machine(step_s: float = 0.01, token_s: float = 2e-4, spread: float = 1.0) ->
         for more in (1 / spread, spread)
     )
     settings = served(policy="slo", max_num_seqs=16, budget=256).settings
-    found = SimulatedMachine(
+    result = SimulatedMachine(
         spec=SPEC,
         settings=settings,
         description=Description(device="cpu"),
@@ -156,7 +156,7 @@ def machine(step_s: float = 0.01, token_s: float = 2e-4, spread: float = 1.0) ->
         ends=ends,
     )
     return MachineCandidate(
-        name="box", weights="none", machinery=found, usd_per_hour=2.0, watts=100.0
+        name="box", weights="none", machinery=result, usd_per_hour=2.0, watts=100.0
     )
 
 
@@ -169,9 +169,9 @@ def wanted(**more) -> PlanTarget:
 def sized(
     rate: float, candidate: MachineCandidate | None = None, survive: int = 0, **more
 ) -> MachineRow:
-    asked = demand(bench=load(rate=rate, **more), most_requests=REQUESTS)
+    plan_demand = demand(bench=load(rate=rate, **more), most_requests=REQUESTS)
     return size_machine(
-        candidate or machine(), asked, replace(wanted(rate=rate, **more), survive=survive)
+        candidate or machine(), plan_demand, replace(wanted(rate=rate, **more), survive=survive)
     )
 
 
@@ -186,9 +186,9 @@ def test_as_many_servers_as_the_traffic_takes(many: MachineRow):
     assert many.servers is not None and many.servers >= 2
     trial = CapacityTrial(machine(), wanted(rate=120.0))
     talks = demand(bench=load(rate=120.0), most_requests=REQUESTS).conversations
-    kept, _ = trial.run(talks, many.servers, 0, 0.5)
+    report, _ = trial.run(talks, many.servers, 0, 0.5)
     less, _ = trial.run(talks, many.servers - 1, 0, 0.5)
-    assert kept.rates.attainment >= 0.9 > less.rates.attainment
+    assert report.rates.attainment >= 0.9 > less.rates.attainment
 
 
 def test_cost_and_energy_follow_from_servers_and_time(many: MachineRow):
@@ -215,14 +215,14 @@ def test_what_no_number_of_servers_helps_is_said_first():
 
 
 def test_machines_of_the_table_fit_or_say_why():
-    found, refused = find_candidates(
+    result, refused = find_candidates(
         model_folder(None),
         PlanOptions(machines=["L4", "H100-SXM5-80GB"], formats=["none", "int8"]),
         EngineOptions(),
         500,
     )
-    assert [(each.name, each.tensor) for each in found] == [("L4", 1), ("H100-SXM5-80GB", 1)]
-    assert found[0].usd_per_hour is None and found[1].usd_per_hour == 3.99
+    assert [(each.name, each.tensor) for each in result] == [("L4", 1), ("H100-SXM5-80GB", 1)]
+    assert result[0].usd_per_hour is None and result[1].usd_per_hour == 3.99
     assert len(refused) == 2 and "int8" in refused[0].why
 
 
@@ -234,9 +234,9 @@ def crowd() -> MachineRow:
 
 def sized_at_once(number: int, most_requests: int = REQUESTS) -> MachineRow:
     bench = load(concurrency=number)
-    asked = demand(bench=bench, most_requests=most_requests)
-    assert asked.at_once == number and asked.peak_rate == 0
-    return size_machine(machine(), asked, wanted(concurrency=number))
+    plan_demand = demand(bench=bench, most_requests=most_requests)
+    assert plan_demand.at_once == number and plan_demand.peak_rate == 0
+    return size_machine(machine(), plan_demand, wanted(concurrency=number))
 
 
 def test_so_many_at_once_take_so_many_servers(crowd: MachineRow):
@@ -244,21 +244,21 @@ def test_so_many_at_once_take_so_many_servers(crowd: MachineRow):
     assert crowd.at_once is not None and 0 < crowd.at_once[1] < 40
     assert crowd.servers is not None and crowd.servers > 1
     assert crowd.servers_range[0] <= crowd.servers <= crowd.servers_range[1]
-    asked = demand(bench=load(concurrency=40), most_requests=REQUESTS)
+    plan_demand = demand(bench=load(concurrency=40), most_requests=REQUESTS)
     trial = CapacityTrial(machine(), wanted(concurrency=40))
-    kept, missed = (
-        trial.run(asked.conversations, servers, 0, 1.0, 40)[0].rates.attainment
+    report, missed = (
+        trial.run(plan_demand.conversations, servers, 0, 1.0, 40)[0].rates.attainment
         for servers in (crowd.servers, crowd.servers - 1)
     )
-    assert kept >= 0.9 > missed
+    assert report >= 0.9 > missed
     assert "at 1.4 times the traffic" in crowd.breaks_first
 
 
 def test_never_are_there_more_at_once_than_was_asked():
-    asked = demand(bench=load(concurrency=16), most_requests=REQUESTS)
+    plan_demand = demand(bench=load(concurrency=16), most_requests=REQUESTS)
     trial = CapacityTrial(machine(), wanted(concurrency=16))
-    _, world = trial.run(asked.conversations, 1, 0, 1.0, 16)
-    assert len(world.exchanges) == len(asked.conversations)
+    _, world = trial.run(plan_demand.conversations, 1, 0, 1.0, 16)
+    assert len(world.exchanges) == len(plan_demand.conversations)
     sent = sorted((x.sent_s, x.ended_s) for x in world.exchanges)
     for at_s, _ in sent[16:]:
         assert sum(begun <= at_s < ended for begun, ended in sent) <= 16
@@ -275,7 +275,7 @@ def test_a_machine_that_nobody_knows_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("options", "more", "said"),
+    ("options", "more", "message"),
     [
         (PlanOptions(**USUAL), {"slo": []}, "plan needs objectives"),
         (PlanOptions(**USUAL), {"attainment": 1.0}, "allows no miss"),
@@ -288,40 +288,40 @@ def test_a_machine_that_nobody_knows_is_refused():
         (PlanOptions(**USUAL, price=["L4"]), {}, "is no price"),
     ],
 )
-def test_what_cannot_be_planned_is_refused_before_anything_runs(options, more, said):
-    with pytest.raises(UsageError, match=said):
+def test_what_cannot_be_planned_is_refused_before_anything_runs(options, more, message):
+    with pytest.raises(UsageError, match=message):
         answer.plan_capacity(model_folder(None), options, load(**more), EngineOptions(), "0")
 
 
 def test_an_answer_from_end_to_end():
     """This machine by its roofline: a range, labelled, and in one sentence."""
-    found = answer.plan_capacity(
+    result = answer.plan_capacity(
         model_folder(None),
         PlanOptions(**USUAL, most_requests=60, price=["here=1.5"]),
         load(rate=2.0),
         EngineOptions(),
         "0",
     )
-    (row,) = found.rows
+    (row,) = result.rows
     assert row.label == ROOFLINE and row.servers == 1 and row.usd_per_hour == 1.5
-    assert found.best.startswith("1 x here") and "roofline" in found.best
+    assert result.best.startswith("1 x here") and "roofline" in result.best
 
 
 def test_the_page_has_the_curves_and_stands_alone():
     """A curve for each case, falling from what is kept to what is not; no file is asked for."""
-    found = answer.plan_capacity(
+    result = answer.plan_capacity(
         model_folder(None),
         PlanOptions(**USUAL, most_requests=60),
         load(rate=200.0),
         EngineOptions(),
         "0",
     )
-    (row,) = found.rows
+    (row,) = result.rows
     assert len(row.curves) == 3
     for curve in row.curves:
         assert curve == sorted(curve) and len({load for load, _ in curve}) == len(curve)
         shares = [share for _, share in curve]
         assert shares[0] >= 0.9 or row.rate[0] == 0
-    text = page.html(found)
+    text = page.html(result)
     assert "What one server holds" in text and "The fleet" in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)

@@ -66,8 +66,8 @@ def report_of(tmp_path: Path) -> Any:
 
 
 def part(report: ChatReport, word: str) -> SuperfluousPart:
-    [found] = [each for each in report.parts if word in each.what]
-    return found
+    [result] = [each for each in report.parts if word in each.what]
+    return result
 
 
 # ── one prompt, one answer ──────────────────────────────────────────────────────────────────────
@@ -106,8 +106,8 @@ def test_words_tell_of_a_document_where_no_other_text_has_them():
     ],
 )
 def test_examples_are_pairs_or_blocks_of_one_shape(messages, count, question):
-    texts, asked = examples_of(messages)
-    assert (len(texts), asked) == (count, question)
+    texts, last_question = examples_of(messages)
+    assert (len(texts), last_question) == (count, question)
 
 
 @pytest.mark.parametrize(
@@ -134,9 +134,9 @@ def test_a_tool_that_was_offered_often_and_never_called_is_named(report_of):
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "find"}}]}
     lines = [{"messages": [user("Hi")], "tools": [TOOL, FIND]} for _ in range(MIN_OFFERS)]
     lines[3]["messages"] += [call, {"role": "tool", "content": "none"}]
-    found = part(report_of(lines), "tool ")
-    assert found.what == "tool paint_fence, never called" and found.chats == MIN_OFFERS
-    assert 0 < found.words < found.of_words
+    result = part(report_of(lines), "tool ")
+    assert result.what == "tool paint_fence, never called" and result.chats == MIN_OFFERS
+    assert 0 < result.words < result.of_words
     assert not [p for p in report_of(lines[1:]).parts if "tool" in p.what], "offered too seldom"
     response = {"choices": [{"message": {"tool_calls": [{"function": {"name": "paint_fence"}}]}}]}
     lines[5] = {"body": lines[5], "response": {"body": response}}
@@ -156,16 +156,16 @@ def test_documents_that_the_answer_has_no_word_of(report_of):
     ]
     lines.append({"messages": lines[0]["messages"]})  # no answer: nothing is known of it
     lines.append({"messages": [user("Hm?")], "documents": [{"text": "Rivers"}], "answer": "Rivers"})
-    found = part(report_of(lines), "documents")
-    assert found.chats == 5 and found.words == 4 * len(story.split())
-    assert "5 of 5, 0 of 4" in found.note
+    result = part(report_of(lines), "documents")
+    assert result.chats == 5 and result.words == 4 * len(story.split())
+    assert "5 of 5, 0 of 4" in result.note
 
 
 def test_examples_count_where_several_questions_share_them(report_of):
     pairs = [user("1 + 1"), assistant("2")]
     lines = [{"messages": [*pairs, user(f"{i} + 1")]} for i in range(MIN_QUESTIONS)]
-    found = part(report_of(lines), "examples")
-    assert found.chats == MIN_QUESTIONS and found.words == 4 * MIN_QUESTIONS
+    result = part(report_of(lines), "examples")
+    assert result.chats == MIN_QUESTIONS and result.words == 4 * MIN_QUESTIONS
     same = [{"messages": [*pairs, user("again")]} for _ in range(20)]
     assert not [p for p in report_of(same).parts if "examples" in p.what], "one question"
 
@@ -191,7 +191,7 @@ def test_the_report_has_no_text_of_the_chats(report_of):
     report, written = report_of(lines), StringIO()
     show_report(report, Console(width=160, file=written))
     shown = written.getvalue()
-    assert report.parts and "never called" in shown and "said twice" in shown
+    assert report.parts and "never called" in shown and "repeated in one prompt" in shown
     assert SECRET not in shown and SECRET not in repr(report)
 
 

@@ -11,7 +11,7 @@ from headway.advise.simulate.cores import SharedCores
 from headway.advise.simulate.front import NO_FRONT, FrontendTimes
 from headway.advise.simulate.loop import Clients, World
 from headway.advise.simulate.machine import SimulatedMachine, build_machine
-from headway.advise.simulate.own_time import BusyIntervals, interference, own_seconds
+from headway.advise.simulate.own_time import BusyIntervals, engines_in_step, own_seconds
 from headway.advise.simulate.replica import SimulatedReplica
 from headway.assemble import plan_settings
 from headway.bench.prompts import IdWriter
@@ -109,18 +109,18 @@ def test_engines_slow_each_other_and_share_cores():
 
 def test_where_nobody_computes_beside_the_engine_nothing_waits():
     """Then nothing is kept of who waits for whom, and all is read as if it were."""
-    plain, kept = (
+    plain, shared = (
         SharedCores(FrontendTimes(), threads=1, engines=2),
         SharedCores(FrontendTimes(), threads=1, engines=2),
     )
-    assert not plain.matter and SharedCores(BOTH, threads=1).matter
-    kept.matter = True
+    assert not plain.can_delay and SharedCores(BOTH, threads=1).can_delay
+    shared.can_delay = True
     rng, now_s = np.random.default_rng(1), 0.0
     for _ in range(200):
         now_s += float(rng.exponential(0.001))
         count = int(rng.integers(0, 4))
-        assert plain.read_s(now_s, count) == kept.read_s(now_s, count)
-        assert plain.receive_time_s(now_s) == kept.receive_time_s(now_s) == now_s
+        assert plain.read_s(now_s, count) == shared.read_s(now_s, count)
+        assert plain.receive_time_s(now_s) == shared.receive_time_s(now_s) == now_s
 
 
 def test_only_what_computes_takes_a_core():
@@ -147,14 +147,14 @@ def test_cores_are_shared_evenly(cores, threads, engines, client, slower):
     made = SharedCores(replace(TWO, client_cpu_s=client, num_cores=cores), threads, engines)
     for number in range(engines):
         made.begin(number, 0.0, 1.0)
-    assert made.slower() == slower
+    assert made.slowdown() == slower
 
 
 def test_server_and_client_are_not_slowed_by_an_engine_that_rests():
     made = SharedCores(BOTH, threads=1)
-    assert made.slower() == 1.0
+    assert made.slowdown() == 1.0
     made.begin(0, 0.0, 1.0)
-    assert made.slower() == 1.5
+    assert made.slowdown() == 1.5
 
 
 def test_a_client_sends_when_it_has_read():
@@ -167,8 +167,8 @@ def test_a_client_sends_when_it_has_read():
 # ── servers ─────────────────────────────────────────────────────────────────────────────────
 
 
-def tpots(found) -> float:
-    return float(np.mean([(x.chunk_s[-1] - x.chunk_s[0]) / (len(x.chunk_s) - 1) for x in found]))
+def tpots(result) -> float:
+    return float(np.mean([(x.chunk_s[-1] - x.chunk_s[0]) / (len(x.chunk_s) - 1) for x in result]))
 
 
 def test_at_a_front_that_is_half_busy_newcomers_wait_as_in_a_queue():
@@ -193,8 +193,8 @@ def test_nothing_is_lost_and_nothing_is_won():
     """Whatever comes: all computed in a run fits its cores, and they idle only if nobody wants."""
     front = replace(TWO, token_cpu_s=2e-4, client_cpu_s=2e-4)
     made = world(Formula(2e-3, 1e-4), served(max_num_seqs=8), replicas=2, front=front)
-    found = made.run(talks([0.0] * 64, prompt=40, answer=50))
-    span_s = max(x.ended_s for x in found)
+    result = made.run(talks([0.0] * 64, prompt=40, answer=50))
+    span_s = max(x.ended_s for x in result)
     engines_s = sum(replica.busy_s for replica in made.replicas)
     others_s = 64 * 50 * 4e-4
     assert engines_s + others_s <= 2 * span_s * 1.001
@@ -207,8 +207,8 @@ def test_servers_on_machines_of_their_own_share_nothing():
     for count in (1, 2):
         made = [SimulatedReplica(served(max_num_seqs=8), Formula(2e-3)) for _ in range(count)]
         servers = World(made, front, IdWriter(0), Clients(), seed=1, apart=True)
-        found = servers.run(talks([0.0] * 8 * count, answer=100))
-        spans.append(max(x.ended_s for x in found))
+        result = servers.run(talks([0.0] * 8 * count, answer=100))
+        spans.append(max(x.ended_s for x in result))
     assert spans[1] == pytest.approx(spans[0], rel=0.02)
 
 
@@ -217,9 +217,9 @@ def test_every_token_comes_once_in_order_on_cores_that_are_scarce(replicas: int)
     front = replace(TWO, token_cpu_s=3e-4, step_cpu_s=1e-4, request_cpu_s=2e-3,
                     client_cpu_s=2e-4, client_request_cpu_s=1e-3)  # fmt: skip
     made = world(Formula(2e-3), served(policy="slo"), replicas=replicas, front=front)
-    found = made.run(talks(poisson(60, 150), prompt=40, answer=15))
-    assert all(x.output_tokens == 15 and list(x.chunk_s) == sorted(x.chunk_s) for x in found)
-    assert all(x.chunk_s[0] >= x.sent_s >= x.scheduled_s for x in found)
+    result = made.run(talks(poisson(60, 150), prompt=40, answer=15))
+    assert all(x.output_tokens == 15 and list(x.chunk_s) == sorted(x.chunk_s) for x in result)
+    assert all(x.chunk_s[0] >= x.sent_s >= x.scheduled_s for x in result)
     made.door.admission.check_integrity()
     for replica in made.replicas:
         replica.engine.check_integrity()
@@ -247,21 +247,21 @@ def columns(began: list[float], took: list[float], rows: list[int]) -> StepColum
 def test_a_calibration_of_two_engines_tells_what_they_take_from_each_other(tmp_path):
     """Of one engine's nothing is known, and the simulation says so."""
 
-    def found(made: MachineCalibration) -> SimulatedMachine:
+    def result(made: MachineCalibration) -> SimulatedMachine:
         path = tmp_path / "here.json"
         path.write_bytes(msgspec.json.encode(made))
-        told = SimulateOptions(calibration=str(path), replicas=2)
-        return build_machine(model_folder(None), told, EngineOptions())
+        simulate_options = SimulateOptions(calibration=str(path), replicas=2)
+        return build_machine(model_folder(None), simulate_options, EngineOptions())
 
     one = measured_here(EngineOptions())
-    alone = found(one)
+    alone = result(one)
     assert alone.front.interference == 0 and any(
         "One engine was calibrated" in n for n in alone.notes
     )
     spec, settings, _, _ = plan_settings(model_folder(None), EngineOptions())
     steps = two_engines(lambda work: 0.02 + 5e-5 * work.num_tokens, interference=0.3)
     origin = Origin(spec=spec, settings=settings, classes=service_classes(), replicas=2)
-    both = found(msgspec.structs.replace(one, steps=steps, origin=origin))
+    both = result(msgspec.structs.replace(one, steps=steps, origin=origin))
     assert both.front.interference == pytest.approx(0.3, abs=0.03) and not both.notes
     assert both.fit.mean.seconds(Work(20, 20, 6000, 6000)) == pytest.approx(0.021, rel=0.05)
 
@@ -269,8 +269,8 @@ def test_a_calibration_of_two_engines_tells_what_they_take_from_each_other(tmp_p
 def test_what_others_took_of_a_step_is_taken_out():
     """The second took 9 ms; in its first 3 the two tokens of the first were written and read."""
     steps = columns([0.0, 4e-3, 1.0], [4e-3, 9e-3, 9e-3], [2, 2, 2])
-    found = own_seconds(calibration(steps), BOTH, threads=1)
-    assert found == pytest.approx([4e-3, 8e-3, 9e-3])
+    result = own_seconds(calibration(steps), BOTH, threads=1)
+    assert result == pytest.approx([4e-3, 8e-3, 9e-3])
 
 
 def test_requests_compute_too():
@@ -287,7 +287,7 @@ def test_engines_of_the_same_server_are_taken_out_too():
     assert own_seconds(calibration(steps), TWO, threads=2, engines=2) == pytest.approx(
         [4e-3, 4e-3, 8e-3]
     )
-    assert list(interference(np.array([0.0, 1.0, 5.0]), np.array([3.0, 2.0, 6.0]))) == [2, 2, 1]
+    assert list(engines_in_step(np.array([0.0, 1.0, 5.0]), np.array([3.0, 2.0, 6.0]))) == [2, 2, 1]
 
 
 def test_where_there_are_cores_for_all_steps_are_as_they_were_measured():
@@ -301,7 +301,7 @@ def test_a_simulation_of_stripped_steps_takes_what_was_measured():
     front = replace(TWO, token_cpu_s=2e-4, client_cpu_s=2e-4, step_cpu_s=1e-4)
     made = world(Formula(2e-3, 2e-4), served(max_num_seqs=16), front=front)
     began, took, rows = [], [], []
-    begin, ended = made._step, made._ended
+    begin, ended = made._step, made._finish_step
 
     def beginning(replica, now_s):
         before = replica.num_steps
@@ -314,12 +314,12 @@ def test_a_simulation_of_stripped_steps_takes_what_was_measured():
         rows.append(len(stepped.updates))
         ended(replica, stepped)
 
-    made._step, made._ended = beginning, ending
+    made._step, made._finish_step = beginning, ending
     made.run(talks([0.0] * 48, prompt=8, answer=40))
     steps = columns(began, took, rows)
-    found = own_seconds(calibration(steps), front, threads=1)
-    assert sum(found) == pytest.approx(made.replicas[0].busy_s, rel=0.02)
-    assert sum(took) > 1.1 * sum(found)
+    result = own_seconds(calibration(steps), front, threads=1)
+    assert sum(result) == pytest.approx(made.replicas[0].busy_s, rel=0.02)
+    assert sum(took) > 1.1 * sum(result)
 
 
 def test_times_in_which_somebody_computed():

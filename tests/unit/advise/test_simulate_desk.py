@@ -57,8 +57,8 @@ def test_tokens_leave_as_fast_as_the_desk_writes_them_and_no_faster():
     """16 rows at 1 ms a step could be 16,000 tokens a second; at 0.2 ms a token 5,000 leave."""
     for token_s, least_s in ((0.0, 0.0), (2e-4, 16 * 200 * 2e-4)):
         front = busy(token_cpu_s=token_s)
-        found = world(Formula(1e-3), served(), front=front).run(talks([0.0] * 16, answer=200))
-        span_s = max(x.ended_s for x in found)
+        result = world(Formula(1e-3), served(), front=front).run(talks([0.0] * 16, answer=200))
+        span_s = max(x.ended_s for x in result)
         assert span_s == pytest.approx(max(200 * 1e-3, least_s), rel=0.06)
 
 
@@ -66,8 +66,8 @@ def test_what_a_step_costs_is_shared_by_its_rows():
     """2 ms a step and steps of 1 ms: one row gets a token each 2 ms, and so do eight."""
     for rows in (1, 8):
         made = world(Formula(1e-3), served(), front=busy(step_cpu_s=2e-3))
-        found = made.run(talks([0.0] * rows, answer=100))
-        tpot_s = np.mean([(x.chunk_s[-1] - x.chunk_s[0]) / 99 for x in found])
+        result = made.run(talks([0.0] * rows, answer=100))
+        tpot_s = np.mean([(x.chunk_s[-1] - x.chunk_s[0]) / 99 for x in result])
         assert tpot_s == pytest.approx(2e-3, rel=0.05)
 
 
@@ -76,8 +76,8 @@ def test_a_desk_that_keeps_up_changes_little():
     times = poisson(10, 200)
     tpots = []
     for front in (NO_FRONT, busy(token_cpu_s=5e-5, request_cpu_s=1e-3)):
-        found = world(Formula(0.01), served(), front=front).run(talks(times, answer=20))
-        tpots.append(np.median([(x.chunk_s[-1] - x.chunk_s[0]) / 19 for x in found]))
+        result = world(Formula(0.01), served(), front=front).run(talks(times, answer=20))
+        tpots.append(np.median([(x.chunk_s[-1] - x.chunk_s[0]) / 19 for x in result]))
     assert tpots[1] == pytest.approx(tpots[0], rel=0.05)
 
 
@@ -116,10 +116,10 @@ def test_all_engines_of_a_server_have_one_desk():
 def test_every_token_still_comes_once_and_in_order():
     front = busy(token_cpu_s=3e-4, step_cpu_s=1e-4, request_cpu_s=2e-3)
     made = world(Formula(2e-3), served(policy="slo"), front=front)
-    found = made.run(talks(poisson(60, 200), prompt=40, answer=15))
-    assert all(x.output_tokens == 15 for x in found)
-    assert all(list(x.chunk_s) == sorted(x.chunk_s) for x in found)
-    assert all(x.chunk_s[0] >= x.scheduled_s and x.ended_s == x.chunk_s[-1] for x in found)
+    result = made.run(talks(poisson(60, 200), prompt=40, answer=15))
+    assert all(x.output_tokens == 15 for x in result)
+    assert all(list(x.chunk_s) == sorted(x.chunk_s) for x in result)
+    assert all(x.chunk_s[0] >= x.scheduled_s and x.ended_s == x.chunk_s[-1] for x in result)
     made.door.admission.check_integrity()
     made.replicas[0].engine.check_integrity()
 
@@ -135,16 +135,18 @@ def test_every_token_still_comes_once_and_in_order():
 )
 def test_the_slower_of_server_and_client_decides(costs: dict[str, float], token_s: float):
     """They work beside each other: 16 answers of 200 tokens take as long as the slower needs."""
-    found = world(Formula(1e-3), served(), front=busy(**costs)).run(talks([0.0] * 16, answer=200))
-    span_s = max(x.ended_s for x in found)
+    result = world(Formula(1e-3), served(), front=busy(**costs)).run(talks([0.0] * 16, answer=200))
+    span_s = max(x.ended_s for x in result)
     assert span_s == pytest.approx(16 * 200 * token_s, rel=0.06)
 
 
 def test_a_slower_machine_has_a_slower_front():
     front = FrontendTimes(request_cpu_s=1e-3, step_cpu_s=1e-5, token_cpu_s=1e-4, client_cpu_s=5e-5)
-    found = front.scaled(1.5)
-    assert found.token_cpu_s == pytest.approx(1.5e-4) and found.in_s == pytest.approx(1.5 * 2.5e-3)
-    assert found.client_cpu_s == pytest.approx(7.5e-5) and found.num_cores == front.num_cores
+    result = front.scaled(1.5)
+    assert result.token_cpu_s == pytest.approx(1.5e-4) and result.in_s == pytest.approx(
+        1.5 * 2.5e-3
+    )
+    assert result.client_cpu_s == pytest.approx(7.5e-5) and result.num_cores == front.num_cores
     assert front.scaled(1.0) == front
 
 
@@ -153,6 +155,6 @@ def test_a_calibration_that_measured_none_has_no_queue():
     assert FrontendTimes.of(HostCost(in_s=1e-3)).token_cpu_s == 0.0
     host = HostCost(token_cpu_s=1e-4, request_cpu_s=1e-3, step_cpu_s=1e-5, client_cpu_s=2e-5,
                     num_cores=4)  # fmt: skip
-    found = FrontendTimes.of(host)
-    assert (found.token_cpu_s, found.request_cpu_s, found.step_cpu_s) == (1e-4, 1e-3, 1e-5)
-    assert (found.client_cpu_s, found.num_cores) == (2e-5, 4)
+    result = FrontendTimes.of(host)
+    assert (result.token_cpu_s, result.request_cpu_s, result.step_cpu_s) == (1e-4, 1e-3, 1e-5)
+    assert (result.client_cpu_s, result.num_cores) == (2e-5, 4)

@@ -30,9 +30,11 @@ from simulated_house import measured_here
 @pytest.mark.parametrize("verb", [("simulate",), ("plan", "--slo=ttft=1s", "--machines=here")])
 def test_a_roofline_leaves_no_option_out_in_silence(verb, flag, capsys):
     status = main([*verb, "headway-tiny", "--kv-memory=32MiB", flag, "--num-requests=4"])
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     name, _, value = flag.partition("=")
-    assert f"{name} {value}: the time of its steps can only be measured" in told.out + told.err
+    assert (
+        f"{name} {value}: the time of its steps can only be measured" in printed.out + printed.err
+    )
     assert status == (2 if verb == ("simulate",) else 1), "plan says so of its one machine"
 
 
@@ -41,10 +43,10 @@ def calibrated(tmp_path) -> Callable[[EngineOptions], str]:
     """A calibration's file, of a server that such options start here."""
 
     def write(options: EngineOptions) -> str:
-        found = measured_here(options)
+        result = measured_here(options)
         spec, _, _, _ = plan_settings(model_folder(None), options)
         path = tmp_path / "here.json"
-        path.write_bytes(msgspec.json.encode(replace(found, fingerprint=fingerprint(spec))))
+        path.write_bytes(msgspec.json.encode(replace(result, fingerprint=fingerprint(spec))))
         return str(path)
 
     return write
@@ -81,10 +83,10 @@ def test_a_calibration_of_a_server_that_has_it_is_simulated(has, calibrated, cap
     """And is no calibration of one that has not."""
     path = calibrated(EngineOptions(kv_memory=MEMORY, **has))
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in has.items()]
-    asked = ["simulate", "headway-tiny", "--calibration", path, "--kv-memory=32MiB"]
+    command = ["simulate", "headway-tiny", "--calibration", path, "--kv-memory=32MiB"]
     load = ["--rate=4", "--num-requests=8", "--input-len=20", "--output-len=4"]
-    assert main([*asked, *load, *flags]) == 0, capsys.readouterr().err
-    assert (main([*asked, *load]) == 2) == bool(has)
+    assert main([*command, *load, *flags]) == 0, capsys.readouterr().err
+    assert (main([*command, *load]) == 2) == bool(has)
 
 
 def test_a_calibration_that_tells_nothing_of_it_is_of_a_server_without(calibrated):

@@ -15,8 +15,8 @@ BLOCK_BYTES, LINK_BYTES_S = 16_000, 1e6
 
 
 def pools(prefill=1, decode=1, *, link=LINK_BYTES_S, timeout_s=600.0, **how) -> SimulatedPools:
-    wanted = served(prefix_cache="lfu", block_bytes=(BLOCK_BYTES,), **how)
-    made = [SimulatedReplica(wanted, Formula(STEP_S, TOKEN_S)) for _ in range(prefill + decode)]
+    setup = served(prefix_cache="lfu", block_bytes=(BLOCK_BYTES,), **how)
+    made = [SimulatedReplica(setup, Formula(STEP_S, TOKEN_S)) for _ in range(prefill + decode)]
     clients = Clients(timeout_s=timeout_s)
     return SimulatedPools(made, prefill, NO_FRONT, IdWriter(0), clients, seed=1, link_bytes_s=link)
 
@@ -44,9 +44,9 @@ def test_a_slow_link_is_not_taken():
 
 def test_all_answers_are_whole_and_nobody_holds_a_block():
     made = pools(2, 2, link=1e9)
-    found = made.run(talks(poisson(8.0, 60), prompt=100, answer=9))
-    assert [x.output_tokens for x in found] == [9] * 60
-    assert all(x.ok for x in found)
+    result = made.run(talks(poisson(8.0, 60), prompt=100, answer=9))
+    assert [x.output_tokens for x in result] == [9] * 60
+    assert all(x.ok for x in result)
     assert {replica.num_tokens > 0 for replica in made.replicas} == {True}
     assert sum(replica.num_tokens for replica in made.replicas[:2]) == 60
     for replica in made.replicas:
@@ -58,9 +58,9 @@ def test_all_answers_are_whole_and_nobody_holds_a_block():
 
 def test_an_answer_of_one_token_and_who_leaves_end_where_they_began():
     made = pools(timeout_s=0.15)
-    found = made.run(talks([0.0, 1.0, 2.0], prompt=100, answer=1) + talks([3.0], answer=100))
-    assert [x.output_tokens for x in found[:3]] == [1, 1, 1]
-    assert found[3].error == "timeout"
+    result = made.run(talks([0.0, 1.0, 2.0], prompt=100, answer=1) + talks([3.0], answer=100))
+    assert [x.output_tokens for x in result[:3]] == [1, 1, 1]
+    assert result[3].error == "timeout"
     for replica in made.replicas:
         assert not replica.jobs
         replica.engine.check_integrity()
@@ -73,7 +73,9 @@ def test_decodes_are_not_held_up_by_prompts():
     truth = Formula(STEP_S, TOKEN_S)
     together = world(truth, served(prefix_cache="lfu"), replicas=2).run(load)
 
-    def longest_gap(found):
-        return max(b - a for x in found for a, b in zip(x.chunk_s[1:], x.chunk_s[2:], strict=False))
+    def longest_gap(result):
+        return max(
+            b - a for x in result for a, b in zip(x.chunk_s[1:], x.chunk_s[2:], strict=False)
+        )
 
     assert longest_gap(apart) < 0.1 < longest_gap(together)

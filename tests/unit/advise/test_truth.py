@@ -29,7 +29,7 @@ def measured(count: int = 600, seed: int = 0, hiccup_s: float = 0.0) -> StepColu
     """Steps of a machine that is known: 4 ms and 0.2 ms a token, 5% of noise, now and then a
     stall."""
     rng = np.random.default_rng(seed)
-    found = StepColumns()
+    result = StepColumns()
     now_s = 0.0
     for _ in range(count):
         rows, chunk = int(rng.integers(1, 33)), int(rng.choice([0, 0, 64, 256]))
@@ -37,13 +37,13 @@ def measured(count: int = 600, seed: int = 0, hiccup_s: float = 0.0) -> StepColu
         seconds = (STEP_S + TOKEN_S * tokens + READ_S * read) * rng.normal(1, 0.05)
         seconds += hiccup_s * (rng.random() < 0.02)
         now_s += seconds
-        found.started_s.append(now_s)
-        found.seconds.append(seconds)
-        found.tokens.append(tokens)
-        found.sampled.append(rows)
-        found.attended.append(read)
-        found.read.append(read)
-    return found
+        result.started_s.append(now_s)
+        result.seconds.append(seconds)
+        result.tokens.append(tokens)
+        result.sampled.append(rows)
+        result.attended.append(read)
+        result.read.append(read)
+    return result
 
 
 def expected_s(work: Work) -> float:
@@ -76,14 +76,16 @@ def test_what_engines_take_from_each_other_is_found(beside):
     others = others_in_steps(steps)
     assert 0.2 < others.mean() < 0.9 and {*others.flat} == {0.0, 1.0}
     fit = CalibrationFit(steps, (0,))
-    assert fit.beside == pytest.approx(beside, abs=0.03)
+    assert fit.interference == pytest.approx(beside, abs=0.03)
     for work in (Work(20, 20, 6000, 6000), Work(276, 20, 6000, 6000)):
         assert fit.mean.seconds(work) == pytest.approx(expected_s(work), rel=0.05)
     assert fit.observed_s.sum() == pytest.approx(fit.predicted_s.sum(), rel=0.02)
 
 
-def test_nobody_is_beside_one_engine():
-    assert not others_in_steps(measured()).any() and CalibrationFit(measured(), (0,)).beside == 0
+def test_one_engine_has_no_interference():
+    assert (
+        not others_in_steps(measured()).any() and CalibrationFit(measured(), (0,)).interference == 0
+    )
     steps = measured(4)
     steps.engine = [0, 1, 0, 1]
     steps.started_s, steps.seconds = [0.0, 4.0, 10.0, 30.0], [10.0, 10.0, 10.0, 1.0]
@@ -186,7 +188,7 @@ def test_a_stall_is_a_piece_of_time():
 def test_the_pace_goes_round_and_loses_nothing():
     predicted_s, observed_s = np.array([0.01, 0.03, 0.02]), np.array([0.02, 0.03, 0.04])
     pace = PaceReplay(predicted_s, observed_s, seed=3)
-    pace._left = 1e9
+    pace._block_remaining_s = 1e9
     assert sum(pace.take(0.007) for _ in range(60)) == pytest.approx(0.42 * 0.09 / 0.06, rel=0.03)
     assert pace.take(0.6) == pytest.approx(0.9, rel=1e-6)
 
@@ -216,8 +218,8 @@ def test_the_share_beyond_what_was_measured_is_told():
 def test_a_machine_that_changes_says_so():
     steps = measured(400)
     steps.seconds[200:] = [2 * seconds for seconds in steps.seconds[200:]]
-    assert CalibrationFit(steps, (0,)).moved > 0.5
-    assert CalibrationFit(measured(400), (0,)).moved < 0.1
+    assert CalibrationFit(steps, (0,)).half_drift > 0.5
+    assert CalibrationFit(measured(400), (0,)).half_drift < 0.1
     assert drift(np.ones(100), np.ones(100)) == 0
 
 

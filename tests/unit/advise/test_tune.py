@@ -34,13 +34,13 @@ def search(
     options = EngineOptions(**engine)
     file = path / "here.json"
     file.write_bytes(msgspec.json.encode(measured_here(options)))
-    told = SimulateOptions(calibration=str(file), served_slo=load.slo)
-    wanted = prepare_simulation(FOLDER, told, load, options)
+    simulate_options = SimulateOptions(calibration=str(file), served_slo=load.slo)
+    simulation = prepare_simulation(FOLDER, simulate_options, load, options)
     return SettingSearch(
         folder=FOLDER,
         engine=options,
         calibration=open_calibration(str(file)),
-        plan=wanted,
+        plan=simulation,
         prefer=prefer,
     )
 
@@ -48,12 +48,12 @@ def search(
 def test_the_default_comes_first_and_each_knob_alone(tmp_path: Path):
     settings = search(tmp_path).plan.machinery.settings
     knobs = select_knobs([], gate=False)
-    found = candidates(knobs, settings, 96, seed=0)
-    assert found[0] == () and len(found) == len(set(found)) == 96
-    single = [c for c in found if len(c) == 1]
+    result = candidates(knobs, settings, 96, seed=0)
+    assert result[0] == () and len(result) == len(set(result)) == 96
+    single = [c for c in result if len(c) == 1]
     assert {name for ((name, _),) in single} == {row.name for row in knobs}
-    assert all(row.now(settings) != dict(c).get(row.name, "-") for c in found for row in knobs)
-    assert found == candidates(knobs, settings, 96, seed=0)
+    assert all(row.now(settings) != dict(c).get(row.name, "-") for c in result for row in knobs)
+    assert result == candidates(knobs, settings, 96, seed=0)
 
 
 def test_what_does_nothing_under_a_policy_is_not_tried(tmp_path: Path):
@@ -75,18 +75,18 @@ def test_knobs_are_options_and_those_that_change_tokens_want_a_gate():
 def test_it_finds_the_slope(tmp_path: Path):
     """Two rows hold a fifth of this traffic: more of them is what helps, and nothing else stays."""
     knobs = select_knobs(["max_num_seqs", "lane_share", "prefix_cache_policy"], gate=False)
-    found = search(tmp_path, max_num_seqs=2).run(knobs, 12, seed=0)
-    default = next(point for point in found if not point.changes)
-    assert found[0].goodput > 1.5 * default.goodput
-    assert [name for name, _ in found[0].changes] == ["max_num_seqs"]
+    result = search(tmp_path, max_num_seqs=2).run(knobs, 12, seed=0)
+    default = next(point for point in result if not point.changes)
+    assert result[0].goodput > 1.5 * default.goodput
+    assert [name for name, _ in result[0].changes] == ["max_num_seqs"]
 
 
 def test_where_nothing_is_to_be_gained_the_default_wins(tmp_path: Path):
     load = replace(LOAD, rate=1.0, num_requests=40)
-    found = search(tmp_path, load).run(select_knobs([], gate=False), 12, seed=0)
-    assert found[0].changes == ()
-    assert outcome.choose(found, [], "goodput")[0] == ()
-    assert "Nothing to gain" in outcome.choose(found, [], "goodput")[1]
+    result = search(tmp_path, load).run(select_knobs([], gate=False), 12, seed=0)
+    assert result[0].changes == ()
+    assert outcome.choose(result, [], "goodput")[0] == ()
+    assert "Nothing to gain" in outcome.choose(result, [], "goodput")[1]
 
 
 def test_the_dial_chooses_among_the_near(tmp_path: Path):
@@ -94,10 +94,10 @@ def test_the_dial_chooses_among_the_near(tmp_path: Path):
     load = replace(LOAD, rate=6.0, num_requests=60)
     for prefer, time in (("ttft", "ttft_s"), ("tpot", "tpot_s")):
         knobs = select_knobs(["max_num_batched_tokens", "max_num_seqs"], gate=False)
-        found = search(tmp_path, load, prefer).run(knobs, 10, seed=0)
-        best = max(point.goodput for point in found)
-        near = [point for point in found if point.goodput >= 0.95 * best]
-        assert getattr(found[0], time) <= 1.01 * min(getattr(point, time) for point in near)
+        result = search(tmp_path, load, prefer).run(knobs, 10, seed=0)
+        best = max(point.goodput for point in result)
+        near = [point for point in result if point.goodput >= 0.95 * best]
+        assert getattr(result[0], time) <= 1.01 * min(getattr(point, time) for point in near)
 
 
 def test_a_setting_that_cannot_be_is_told_and_not_simulated(tmp_path: Path, monkeypatch):
@@ -112,10 +112,10 @@ def test_a_setting_that_cannot_be_is_told_and_not_simulated(tmp_path: Path, monk
 
 
 def test_the_front_has_what_no_other_beats(tmp_path: Path):
-    found = search(tmp_path).run(select_knobs(["max_num_seqs"], gate=False), 6, seed=0)
-    edge = list(pareto_front(found))
+    result = search(tmp_path).run(select_knobs(["max_num_seqs"], gate=False), 6, seed=0)
+    edge = list(pareto_front(result))
     for each in edge:
-        assert not any(p.ttft_s < each.ttft_s and p.tpot_s < each.tpot_s for p in found)
+        assert not any(p.ttft_s < each.ttft_s and p.tpot_s < each.tpot_s for p in result)
 
 
 # ── real runs ───────────────────────────────────────────────────────────────────────────────
@@ -165,32 +165,32 @@ def test_turns_and_their_bound():
     """Eight runs: a round of four, in which one dies; then two rounds of those that are left, the
     default among them, until no whole round is left."""
     made = scripted(8)
-    found = {each.changes: each for each in made.run([(), A, B, C])}
+    result = {each.changes: each for each in made.run([(), A, B, C])}
     assert len(made.blocks) <= 8
-    assert found[C].died and found[C].runs == 1
-    assert found[()].runs == found[A].runs == 2
-    assert found[A].gain == 0.5 and found[A].gain_interval[0] > 0
+    assert result[C].died and result[C].runs == 1
+    assert result[()].runs == result[A].runs == 2
+    assert result[A].gain == 0.5 and result[A].gain_interval[0] > 0
     firsts = [b.changes for b in made.blocks]
     assert firsts[0] != firsts[4], "the order turns"
 
 
 def test_no_time_no_run():
     made = scripted(8, until_s=0.0)
-    found = made.run([(), A])
-    assert [each.runs for each in found] == [0, 0]
+    result = made.run([(), A])
+    assert [each.runs for each in result] == [0, 0]
     points = [point(A, 12.0), point((), 10.0)]
-    setting, why = outcome.choose(points, found, "goodput")
+    setting, why = outcome.choose(points, result, "goodput")
     assert setting == () and "no time was left: give more --minutes" in why and "+20.0%" in why
 
 
 def test_who_is_chosen(tmp_path: Path):
     points = search(tmp_path).run(select_knobs(["max_num_seqs"], gate=False), 3, seed=0)
-    found = scripted(8).run([(), A, B, C])
-    assert outcome.choose(points, found, "goodput")[0] == A
-    no_better = [each for each in found if each.changes != A]
+    result = scripted(8).run([(), A, B, C])
+    assert outcome.choose(points, result, "goodput")[0] == A
+    no_better = [each for each in result if each.changes != A]
     setting, why = outcome.choose(points, no_better, "goodput")
     assert setting == () and "Nothing to gain" in why
-    dead = [msgspec.structs.replace(found[0], died="no memory"), *found[1:]]
+    dead = [msgspec.structs.replace(result[0], died="no memory"), *result[1:]]
     assert outcome.choose(points, dead, "goodput") == ((), "The default itself does not run: "
                                                        "no memory")  # fmt: skip
 
@@ -201,8 +201,8 @@ def test_a_server_that_does_not_start_is_a_result():
         folder=Path("/nowhere/at/all"), engine=EngineOptions(), load=LOAD, slo=None, block_s=1.0,
         remaining_runs=1, until_s=made.until_s,
     )  # fmt: skip
-    found = real.run([()])[0]
-    assert found.runs == 1 and "status" in found.died and found.goodput == 0
+    result = real.run([()])[0]
+    assert result.runs == 1 and "status" in result.died and result.goodput == 0
 
 
 def test_its_last_words_are_told():

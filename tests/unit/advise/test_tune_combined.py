@@ -67,8 +67,8 @@ def test_a_gain_of_the_simulation_alone_is_none():
 def test_of_two_that_real_runs_cannot_tell_apart_the_simulation_decides():
     default = real((), 0.0, 0.0, 0.0)
     points = [point((), 10.0), point(A, 14.0), point(B, 12.5)]
-    found = [default, real(A, 0.31, 0.15, 0.5), real(B, 0.33, 0.17, 0.51)]
-    assert choose(points, found, "goodput")[0] == A
+    result = [default, real(A, 0.31, 0.15, 0.5), real(B, 0.33, 0.17, 0.51)]
+    assert choose(points, result, "goodput")[0] == A
 
 
 def test_what_was_not_simulated_counts_by_its_real_runs():
@@ -114,19 +114,19 @@ def regrets(
         true = rng.normal(0, spread, 12)
         simulated = true + rng.normal(0, off, 12)
         best = np.argsort(-simulated)[:4]
-        seen = true[best] + rng.normal(0, chance, 4)
-        points, found = [point((), 10.0)], [real((), 0.0, 0.0, 0.0)]
-        for n, s, r in zip(best, simulated[best], seen, strict=True):
+        observed = true[best] + rng.normal(0, chance, 4)
+        points, result = [point((), 10.0)], [real((), 0.0, 0.0, 0.0)]
+        for n, s, r in zip(best, simulated[best], observed, strict=True):
             changes = (("max_num_seqs", int(n)),)
             points.append(point(changes, 10 * np.exp(s)))
             reach = 1.96 * chance
-            found.append(real(changes, *(float(np.exp(x) - 1) for x in (r, r - reach, r + reach))))
+            result.append(real(changes, *(float(np.exp(x) - 1) for x in (r, r - reach, r + reach))))
         top = max(true.max(), 0.0)
-        for asked, into in ((points, both), ([point((), 10.0)], alone)):
-            setting, _ = choose(asked, found, "goodput")
+        for candidates, into in ((points, both), ([point((), 10.0)], alone)):
+            setting, _ = choose(candidates, result, "goodput")
             gain = true[setting[0][1]] if setting else 0.0
             into.append(1 - np.exp(gain - top))
-            worse += asked is points and gain < 0
+            worse += candidates is points and gain < 0
     return float(np.mean(both)), float(np.mean(alone)), worse / count
 
 

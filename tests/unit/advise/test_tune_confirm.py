@@ -22,7 +22,7 @@ from headway.advise.tune.confirm import (
 )
 from headway.advise.tune.finalists import Finalists
 from headway.advise.tune.outcome import choose
-from headway.advise.tune.run import MOST_RUNS, Tuning
+from headway.advise.tune.run import MAX_RUNS, Tuning
 from headway.advise.tune.search import Point
 from headway.advise.tune.space import Changes, select_knobs
 from headway.bench.run import prepare
@@ -64,16 +64,19 @@ def test_requests_are_judged_in_the_order_in_which_they_were_scheduled():
     broken = Exchange(
         id=3, scheduled_s=3.0, asked_prompt_tokens=10, asked_output_tokens=5, error="disconnected"
     )
-    came = [answered(2, 0.1, tpot_s=0.2, at_s=2.0), answered(1, 0.1, at_s=1.0), broken,
+    exchanges = [answered(2, 0.1, tpot_s=0.2, at_s=2.0), answered(1, 0.1, at_s=1.0), broken,
             answered(0, 2.0)]  # fmt: skip
     made = MeasuredBlock(changes=(), round=0)
-    fill_block(made, prepare("http://nowhere", LOAD), came, parse_slo(SLO[0]))
+    fill_block(made, prepare("http://nowhere", LOAD), exchanges, parse_slo(SLO[0]))
     assert made.met == [False, True, False, False]
     assert made.ttft_s == pytest.approx([2.0, 0.1, 0.1, None])
     assert made.num_tokens == 15 and made.span_s > 0
     bounded = replace(LOAD, num_requests=None, duration=Seconds(20))
     fill_block(
-        again := MeasuredBlock(changes=A, round=0), prepare("http://nowhere", bounded), came, None
+        again := MeasuredBlock(changes=A, round=0),
+        prepare("http://nowhere", bounded),
+        exchanges,
+        None,
     )
     assert msgspec.json.decode(msgspec.json.encode(again), type=MeasuredBlock) == again, (
         "it is kept so"
@@ -83,9 +86,9 @@ def test_requests_are_judged_in_the_order_in_which_they_were_scheduled():
 def test_a_setting_is_summed_over_its_blocks():
     """30 of 40 in 20 s are 1.5/s; a block that died takes nothing away but is told."""
     dead = MeasuredBlock(changes=A, round=2, died="It ended with status 3.")
-    found = sum_blocks(A, [block([True] * 20, A), block([True] * 10 + [False] * 10, A, 1), dead])
-    assert (found.goodput, found.in_slo, found.tokens_per_s) == (1.5, 0.75, 40.0)
-    assert found.runs == 3 and found.died == dead.died and found.ttft_s == 0.1
+    result = sum_blocks(A, [block([True] * 20, A), block([True] * 10 + [False] * 10, A, 1), dead])
+    assert (result.goodput, result.in_slo, result.tokens_per_s) == (1.5, 0.75, 40.0)
+    assert result.runs == 3 and result.died == dead.died and result.ttft_s == 0.1
     nothing = sum_blocks(A, [dead])
     assert nothing.goodput == 0 and nothing.ttft_s is None
 
@@ -99,9 +102,9 @@ def test_a_round_counts_as_a_mean_one():
         made.blocks.append(block([True] * count + [False] * (100 - count), changes, number))
     assert round_factors(made.blocks) == {0: 80 / 60, 1: 80 / 100}
     assert [each.mean_round_goodput for each in made.results([B])] == [4.0]
-    found = {each.changes: each.mean_round_goodput for each in made.results([(), A, B])}
-    assert found[()] == pytest.approx((20 * 80 / 60 + 40 * 0.8) / 20)
-    assert found[()] < found[B] < found[A]
+    result = {each.changes: each.mean_round_goodput for each in made.results([(), A, B])}
+    assert result[()] == pytest.approx((20 * 80 / 60 + 40 * 0.8) / 20)
+    assert result[()] < result[B] < result[A]
     dead = MeasuredBlock(changes=A, round=2, died="It ended with status 3.")
     assert round_factors([*made.blocks, dead]) == round_factors(made.blocks), (
         "a run that died is no round"
@@ -147,9 +150,9 @@ FOUR = [(), A, B, C]
 def test_the_bound_on_runs_holds_and_the_default_is_in_each_round(runs, count, dying, shares):
     made = scripted(runs, shares, dying)
     asked = FOUR[:count]
-    found = made.run(asked)
+    result = made.run(asked)
     assert len(made.blocks) + made.remaining_runs == runs
-    assert [each.changes for each in found] == asked
+    assert [each.changes for each in result] == asked
     by_round: dict[int, list[Changes]] = {}
     for one in made.blocks:
         by_round.setdefault(one.round, []).append(one.changes)
@@ -182,11 +185,11 @@ def test_what_the_first_round_makes_runs_in_the_place_of_the_least_promising():
     told: list[dict[Changes, float]] = []
     made = scripted(7, {(): 0.3, A: 0.7, B: 0.6, C: 0.2, INT8: 0.9})
     made.after = lambda scores: told.append(scores) or INT8
-    found = made.run(FOUR)
+    result = made.run(FOUR)
     assert told == [{(): 3.0, A: 7.0, B: 6.0, C: 2.0}]
     assert Counter(one.changes for one in made.blocks) == {(): 2, A: 2, B: 1, C: 1, INT8: 1}
-    assert [each.changes for each in found] == [*FOUR, INT8]
-    assert choose([point(())], found, "goodput")[0] == INT8
+    assert [each.changes for each in result] == [*FOUR, INT8]
+    assert choose([point(())], result, "goodput")[0] == INT8
 
 
 def test_who_died_in_the_first_round_says_nothing_of_the_second():
@@ -200,9 +203,9 @@ def test_who_died_in_the_first_round_says_nothing_of_the_second():
 def test_when_time_is_over_what_there_is_is_judged():
     """The clock stands at the end: nothing begins, and nothing is claimed."""
     made = scripted(8, until_s=time.monotonic() + 0.5)
-    found = made.run(FOUR)
-    assert made.blocks == [] and all(each.runs == 0 for each in found)
-    assert choose([point(()), point(A)], found, "goodput")[0] == ()
+    result = made.run(FOUR)
+    assert made.blocks == [] and all(each.runs == 0 for each in result)
+    assert choose([point(()), point(A)], result, "goodput")[0] == ()
 
 
 def test_all_settings_of_a_round_get_the_same_arrivals_and_each_round_others():
@@ -225,8 +228,8 @@ def test_a_request_error_is_a_result_and_a_ctrl_c_is_not(monkeypatch):
     )  # fmt: skip
     for error in (DiedError("It ended.", "No memory."), HeadwayError("No room.", "")):
         monkeypatch.setattr(confirm, "ServerProcess", raising(error))
-        found = made.block((), 0)
-        assert found.died == f"{error.cause} {error.fix}".strip()
+        result = made.block((), 0)
+        assert result.died == f"{error.cause} {error.fix}".strip()
     monkeypatch.setattr(confirm, "ServerProcess", raising(KeyboardInterrupt()))
     with pytest.raises(KeyboardInterrupt):
         made.block((), 0)
@@ -252,8 +255,8 @@ def point(changes: Changes, goodput: float = 10.0) -> Point:
 def real(changes: Changes, gain: float = 0.0, low: float = 0.0, **more) -> ConfirmedSetting:
     fields = {"ttft_s": 0.2, "tpot_s": 0.03, "tokens_per_s": 100.0} | more
     return ConfirmedSetting(
-        changes=changes, runs=2, goodput=10, evened=10 * (1 + gain), in_slo=0.9, gain=gain,
-        gain_interval=(low, 2 * gain - low), **fields,
+        changes=changes, runs=2, goodput=10, mean_round_goodput=10 * (1 + gain), in_slo=0.9,
+        gain=gain, gain_interval=(low, 2 * gain - low), **fields,
     )  # fmt: skip
 
 
@@ -288,8 +291,8 @@ def test_with_another_preference_a_setting_wins_by_that(prefer: str, better: dic
 
 
 def test_of_winners_the_one_with_the_most_wins():
-    found = [real(()), real(A, 0.1, 0.05), real(B, 0.3, 0.2)]
-    assert choose(POINTS, found, "goodput")[0] == B
+    result = [real(()), real(A, 0.1, 0.05), real(B, 0.3, 0.2)]
+    assert choose(POINTS, result, "goodput")[0] == B
 
 
 def test_where_no_other_ran_to_its_end_nothing_is_gained():
@@ -366,8 +369,8 @@ def test_blocks_share_what_is_left_of_the_time():
     tuning = Tuning(
         folder=Path(), options=TuneOptions(minutes=10, block=60), load=LOAD, engine=EngineOptions()
     )
-    assert tuning.block_s(MOST_RUNS) == 60
+    assert tuning.block_s(MAX_RUNS) == 60
     tuning.options = TuneOptions(minutes=4, block=60)
-    assert 10 < tuning.block_s(MOST_RUNS) <= 20
+    assert 10 < tuning.block_s(MAX_RUNS) <= 20
     tuning.options = TuneOptions(minutes=0.5, block=60)
-    assert tuning.block_s(MOST_RUNS) == 2.0
+    assert tuning.block_s(MAX_RUNS) == 2.0

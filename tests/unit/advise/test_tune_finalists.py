@@ -70,8 +70,8 @@ EXAMPLE = {EIGHT: 5.0, (ROWS, 16): 4.7, (ROWS, 32): 2.0, SMALL: 0.96, FCFS: 0.82
 
 def test_the_worked_example():
     """64 rows under `slo`: 8 rows are best; then the policy, then tokens, and no 16 rows."""
-    made, found = finalists(EXAMPLE)
-    assert found == [(EIGHT,), (EIGHT, FCFS), (EIGHT, SMALL)]
+    made, result = finalists(EXAMPLE)
+    assert result == [(EIGHT,), (EIGHT, FCFS), (EIGHT, SMALL)]
     assert list(made.reasons.values()) == [
         "the best in simulation",
         "max_num_seqs=8, policy turned: -18.0% in simulation",
@@ -86,34 +86,34 @@ def test_the_worked_example():
 
 
 def test_a_name_goes_before_a_number_that_changes_more():
-    made, found = finalists({**EXAMPLE, SMALL: 0.5}, 2)
-    assert found == [(EIGHT,), (EIGHT, FCFS)]
+    made, result = finalists({**EXAMPLE, SMALL: 0.5}, 2)
+    assert result == [(EIGHT,), (EIGHT, FCFS)]
     assert [turn.name for turn in made.turns] == [TOKENS]
 
 
 def test_what_the_best_changes_goes_back_to_the_default():
     """8 rows under `fcfs`: without `fcfs`, and with the default's rows."""
-    _, found = finalists({EIGHT: 1.5, (ROWS, 16): 1.45, FCFS: 1.2, SMALL: 0.9})
-    assert found == [(EIGHT, FCFS), (EIGHT,), (FCFS,)]
+    _, result = finalists({EIGHT: 1.5, (ROWS, 16): 1.45, FCFS: 1.2, SMALL: 0.9})
+    assert result == [(EIGHT, FCFS), (EIGHT,), (FCFS,)]
 
 
 def test_where_the_default_is_best_each_option_of_it_is_turned():
-    _, found = finalists({EIGHT: 0.5, (ROWS, 16): 0.7, (ROWS, 32): 0.9, SMALL: 0.95, FCFS: 0.8})
-    assert found == [(FCFS,), ((ROWS, 32),), (SMALL,)]
+    _, result = finalists({EIGHT: 0.5, (ROWS, 16): 0.7, (ROWS, 32): 0.9, SMALL: 0.95, FCFS: 0.8})
+    assert result == [(FCFS,), ((ROWS, 32),), (SMALL,)]
 
 
 def test_what_changes_nothing_is_not_turned_and_the_next_of_the_ranking_follow():
     worth = {EIGHT: 1.5, (ROWS, 16): 1.45, (ROWS, 32): 1.1, SMALL: 0.99, FCFS: 0.99}
-    made, found = finalists(worth)
-    assert found[0] == (EIGHT,) and len(found) == 3 and made.turns == []
+    made, result = finalists(worth)
+    assert result[0] == (EIGHT,) and len(result) == 3 and made.turns == []
     assert list(made.reasons.values())[1:] == ["the next in simulation"] * 2
 
 
 def test_a_setting_that_cannot_be_is_no_finalist():
     search = landscape(EXAMPLE, impossible=frozenset({FCFS}))
     made = Finalists(search=search, knobs=knobs())
-    found = made.choose(search.run(knobs(), 96, 0), 3)
-    assert len(found) == 3 and not any(FCFS in changes for changes in found)
+    result = made.choose(search.run(knobs(), 96, 0), 3)
+    assert len(result) == 3 and not any(FCFS in changes for changes in result)
     assert made.after({(): 9.0, (EIGHT,): 10.0}) is None
 
 
@@ -133,16 +133,18 @@ def test_where_the_round_agrees_the_next_option_is_turned_in_the_best():
 
 def test_what_lost_is_replaced_in_the_default_too():
     """The default is the best of the round; of the others `fcfs` beat `slo`: both together."""
-    made, found = finalists({EIGHT: 1.5, (ROWS, 16): 1.45, FCFS: 1.2, SMALL: 0.4}, 2)
-    assert found == [(EIGHT, FCFS), (EIGHT,)]
+    made, result = finalists({EIGHT: 1.5, (ROWS, 16): 1.45, FCFS: 1.2, SMALL: 0.4}, 2)
+    assert result == [(EIGHT, FCFS), (EIGHT,)]
     assert made.after({(): 20.0, (EIGHT, FCFS): 12.0, (EIGHT,): 10.0}) == (FCFS,)
 
 
 def test_a_number_that_won_goes_on_in_its_direction():
     """64 rows are best in simulation, 32 beat them, 8 are the fewest."""
-    made, found = finalists({EIGHT: 0.5, (ROWS, 16): 0.7, (ROWS, 32): 0.9, FCFS: 0.97, SMALL: 0.95})
-    assert ((ROWS, 32),) in found
-    round_1 = dict.fromkeys(found, 9.0) | {(): 10.0, ((ROWS, 32),): 11.0}
+    made, result = finalists(
+        {EIGHT: 0.5, (ROWS, 16): 0.7, (ROWS, 32): 0.9, FCFS: 0.97, SMALL: 0.95}
+    )
+    assert ((ROWS, 32),) in result
+    round_1 = dict.fromkeys(result, 9.0) | {(): 10.0, ((ROWS, 32),): 11.0}
     assert made.after(round_1) == (EIGHT,)
 
 
@@ -234,9 +236,9 @@ def test_they_are_simulated_as_the_last_rung_is():
     search = landscape(EXAMPLE)
     made = Finalists(search=search, knobs=knobs())
     made.choose([point((EIGHT,), 50.0), point((), 10.0)], 3)
-    found = made.simulated([point((EIGHT,), 50.0), point((), 10.0)])
-    assert {each.changes for each in found} == {(), *made.reasons}
-    assert [each.goodput for each in found] == sorted((p.goodput for p in found), reverse=True)
+    result = made.simulated([point((EIGHT,), 50.0), point((), 10.0)])
+    assert {each.changes for each in result} == {(), *made.reasons}
+    assert [each.goodput for each in result] == sorted((p.goodput for p in result), reverse=True)
 
 
 def test_all_options_of_the_tuner_are_turned():
@@ -246,8 +248,8 @@ def test_all_options_of_the_tuner_are_turned():
     worth = {(row.name, value): 0.9 for row in rows for value in row.values(SETTINGS)}
     search = landscape(worth)
     made = Finalists(search=search, knobs=rows)
-    found = made.choose(search.run(rows, 96, 0), 3)
-    turns = [name for changes in found for name, _ in changes] + [turn.name for turn in made.turns]
+    result = made.choose(search.run(rows, 96, 0), 3)
+    turns = [name for changes in result for name, _ in changes] + [turn.name for turn in made.turns]
     assert sorted(turns) == sorted(names)
     assert turns[:3] == [POLICY, "late", "prefix_cache_policy"], "names before numbers"
 

@@ -103,9 +103,9 @@ def test_where_nothing_is_gained_the_file_sets_nothing(tmp_path: Path):
 
 
 def test_a_gain_alone_is_known_where_it_was_simulated():
-    found = tuned()
-    assert outcome.gain_alone(found, "max_num_seqs", 128) == pytest.approx(0.1)
-    assert outcome.gain_alone(found, "block_size", 8) is None
+    result = tuned()
+    assert outcome.gain_alone(result, "max_num_seqs", 128) == pytest.approx(0.1)
+    assert outcome.gain_alone(result, "block_size", 8) is None
     idle = tuned(points=[point((), 0.0), point(A, 1.0)])
     assert outcome.gain_alone(idle, "max_num_seqs", 128) is None
 
@@ -123,21 +123,21 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path):
 
 def figures_of(text: str) -> dict[str, Any]:
     """The plots as the page has them."""
-    found = re.search(r"<script>const figures = (\{.*?\});\n", text, re.DOTALL)
-    return json.loads(found.group(1).replace("<\\/", "</"))
+    result = re.search(r"<script>const figures = (\{.*?\});\n", text, re.DOTALL)
+    return json.loads(result.group(1).replace("<\\/", "</"))
 
 
 def test_the_dial_has_every_finalist_where_it_lies():
     """In milliseconds; who answered nobody lies nowhere."""
-    found = tuned()
-    dial, _ = figures_of(page.html(found)).values()
+    result = tuned()
+    dial, _ = figures_of(page.html(result)).values()
     spots = {each["name"]: each for each in dial["data"]}
     assert spots["simulated"]["text"] == ["max_num_seqs=128 policy=fcfs", "max_num_seqs=128",
                                           "default"]  # fmt: skip
     assert spots["simulated"]["x"] == [100.0, 200.0, 200.0]
     assert spots["simulated"]["y"] == [30.0, 20.0, 30.0]
     assert spots["default"]["x"] == [200.0] and spots["chosen"]["x"] == [100.0]
-    assert spots["front"]["text"] == [p.name for p in pareto_front(found.points[:3])]
+    assert spots["front"]["text"] == [p.name for p in pareto_front(result.points[:3])]
     assert spots["real"]["x"] == [210.0] * 3 and spots["real"]["y"] == [31.0] * 3
     assert dial["layout"]["xaxis"]["title"]["text"] == "TTFT p50, ms"
 
@@ -175,10 +175,10 @@ def test_the_report_has_all_of_it():
 
 def test_the_table_has_the_finalists(capsys):
     verb.print_tuned(tuned())
-    told = capsys.readouterr().out
-    (best,) = (line for line in told.splitlines() if "policy=fcfs" in line and "12.00/s" in line)
+    printed = capsys.readouterr().out
+    (best,) = (line for line in printed.splitlines() if "policy=fcfs" in line and "12.00/s" in line)
     assert "+20.0%" in best and "+18.0% to +22.0%" in best
-    assert "died, max_num_seqs=128: It ended with status 3." in told
+    assert "died, max_num_seqs=128: It ended with status 3." in printed
 
 
 # ── from end to end, without a server ───────────────────────────────────────────────────────
@@ -201,22 +201,22 @@ def test_it_finds_the_planted_gain_and_writes_it(tmp_path: Path, capsys):
     """Two rows hold a fifth of this traffic; the file, the report and the page say the same."""
     report, html = tmp_path / "tune.json", tmp_path / "tune.html"
     status, file = call(tmp_path, f"--json={report}", f"--html={html}", rows=2)
-    told = capsys.readouterr().out
-    assert status == 0 and "by simulation (calibrated); no real run has confirmed it" in told
+    printed = capsys.readouterr().out
+    assert status == 0 and "by simulation (calibrated); no real run has confirmed it" in printed
     tables, _, _ = read_options([EngineOptions], [f"--config={file}"], {})
-    found = json.loads(report.read_bytes())
-    assert found["chosen"] == [["max_num_seqs", tables[EngineOptions].max_num_seqs]]
-    assert found["real_runs"] == 0 and found["num_simulated"] >= 3
-    assert file.read_text() in told and "is written" in told
+    result = json.loads(report.read_bytes())
+    assert result["chosen"] == [["max_num_seqs", tables[EngineOptions].max_num_seqs]]
+    assert result["real_runs"] == 0 and result["num_simulated"] >= 3
+    assert file.read_text() in printed and "is written" in printed
     assert f"max_num_seqs={tables[EngineOptions].max_num_seqs}" in html.read_text()
 
 
 def test_it_says_that_nothing_is_to_be_gained_and_leaves_the_file(tmp_path: Path, capsys):
     (tmp_path / "headway.yaml").write_text("policy: fair\n")
     status, file = call(tmp_path, "--rate=1")
-    told = capsys.readouterr().out
-    assert status == 0 and "Nothing to gain: the default is within" in told
-    assert file.read_text() == "policy: fair\n" and "is left as it is" in told
+    printed = capsys.readouterr().out
+    assert status == 0 and "Nothing to gain: the default is within" in printed
+    assert file.read_text() == "policy: fair\n" and "is left as it is" in printed
 
 
 @pytest.mark.parametrize(
@@ -276,9 +276,7 @@ def test_without_a_calibration_the_default_is_measured_under_a_ramp(monkeypatch,
     assert made.calibrate(tmp_path / "here.json") == str(tmp_path / "here.json")
     ((_, ramp),) = asked
     assert (ramp.arrivals, ramp.ramp_from, ramp.rate, ramp.seed) == ("ramp", 2.0, 18.0, 5)
-    assert (
-        ramp.calibrate == str(tmp_path / "here.json") and made.remaining_runs == run.MOST_RUNS - 1
-    )
+    assert ramp.calibrate == str(tmp_path / "here.json") and made.remaining_runs == run.MAX_RUNS - 1
     made.load = BenchOptions(rate=10, slo=["ttft=500ms"], workload="sharegpt:talks.json")
     made.calibrate(tmp_path / "here.json")
     assert asked[-1][1].arrivals != "ramp"
@@ -288,14 +286,14 @@ def test_it_says_why_each_setting_ran_for_real(capsys):
     """Also of one that the table would leave out: the fourteenth of the ranking."""
     many = [point((("aging", n),), 20.0 - n) for n in range(12)]
     why = "the default, policy turned: -18.0% in simulation"
-    found = tuned(points=[*many, point((), 8.0), point(B, 7.0)],
-                  confirmed=[real(()), real(B, 0.2, taken=why)])  # fmt: skip
-    verb.print_tuned(found)
-    told = capsys.readouterr().out
-    assert f"real run, policy=fcfs: {why}" in told and "real run, default" not in told
-    (row,) = (line for line in told.splitlines() if "policy=fcfs" in line and "7.00/s" in line)
+    result = tuned(points=[*many, point((), 8.0), point(B, 7.0)],
+                  confirmed=[real(()), real(B, 0.2, reason=why)])  # fmt: skip
+    verb.print_tuned(result)
+    printed = capsys.readouterr().out
+    assert f"real run, policy=fcfs: {why}" in printed and "real run, default" not in printed
+    (row,) = (line for line in printed.splitlines() if "policy=fcfs" in line and "7.00/s" in line)
     assert "+20.0%" in row
-    assert json.loads(as_json(found))["confirmed"][1]["taken"] == why
+    assert json.loads(as_json(result))["confirmed"][1]["taken"] == why
 
 
 def test_progress_is_told_now_and_then_and_a_real_run_always(capsys):
@@ -303,8 +301,8 @@ def test_progress_is_told_now_and_then_and_a_real_run_always(capsys):
     for number in range(50):
         watch(f"{number} of 50 settings, 150 conversations")
     watch("real run, default")
-    told = capsys.readouterr().err.splitlines()
-    assert told[-1] == "real run, default" and len(told) < 10
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-1] == "real run, default" and len(printed) < 10
 
 
 def test_options_of_tune_and_doctor_have_defaults_that_are_said():

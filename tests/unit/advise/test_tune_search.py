@@ -56,9 +56,9 @@ def test_one_option_that_matters_is_found_and_nothing_else_is_said(name: str):
     """Whatever the option: each of its values is among the candidates, alone."""
     for value in VALUES[name]:
         made = landscape({(name, value): 1.3})
-        found = made.run(select_knobs([], gate=False), 96, seed=1)
-        assert found[0].changes == ((name, value),), value
-        assert found[0].goodput == pytest.approx(13)
+        result = made.run(select_knobs([], gate=False), 96, seed=1)
+        assert result[0].changes == ((name, value),), value
+        assert result[0].goodput == pytest.approx(13)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -73,8 +73,8 @@ def test_options_that_matter_are_found_together(count: int, seed: int):
     }
     worth = dict(list(planted.items())[:count])
     made = landscape({**worth, ("max_num_seqs", 256): 1.05, ("block_size", 64): 1.02})
-    found = made.run(select_knobs([], gate=False), 96, seed)
-    assert set(found[0].changes) == worth.keys()
+    result = made.run(select_knobs([], gate=False), 96, seed)
+    assert set(result[0].changes) == worth.keys()
 
 
 def test_what_wins_alone_and_loses_together_is_not_joined():
@@ -82,9 +82,9 @@ def test_what_wins_alone_and_loses_together_is_not_joined():
 
     class Clash(Landscape):
         def point(self, changes: Changes, conversations: int, cases: int) -> Point:
-            found = Landscape.point(self, changes, conversations, cases)
+            result = Landscape.point(self, changes, conversations, cases)
             clash = {"max_num_seqs", "block_size"} <= dict(changes).keys()
-            return msgspec.structs.replace(found, goodput=5.0 if clash else found.goodput)
+            return msgspec.structs.replace(result, goodput=5.0 if clash else result.goodput)
 
     known = landscape({("max_num_seqs", 128): 1.1, ("block_size", 32): 1.12})
     made = Clash(folder=Path(), engine=EngineOptions(), calibration=None, plan=known.plan,
@@ -103,9 +103,9 @@ def test_the_best_is_never_worse_than_the_default_and_never_carries_ballast(data
         st.lists(st.floats(0.5, 1.6), min_size=len(pairs), max_size=len(pairs)), label="factors"
     )
     made = landscape(dict(zip(pairs, factors, strict=True)))
-    found = made.run(select_knobs(names, gate=False), 24, data.draw(st.integers(0, 99)))
-    goodputs = {each.changes: each.goodput for each in found}
-    best = found[0]
+    result = made.run(select_knobs(names, gate=False), 24, data.draw(st.integers(0, 99)))
+    goodputs = {each.changes: each.goodput for each in result}
+    best = result[0]
     assert () in goodputs and best.goodput >= 0.99 * goodputs[()]
     assert best.goodput >= 0.99 * max(goodputs.values())
     for change in best.changes:
@@ -116,16 +116,16 @@ def test_the_best_is_never_worse_than_the_default_and_never_carries_ballast(data
 
 def test_a_plateau_is_the_default():
     """Nothing matters: of 96 settings that are all the same the default is the first."""
-    found = landscape({}).run(select_knobs([], gate=False), 96, seed=0)
-    assert found[0].changes == ()
+    result = landscape({}).run(select_knobs([], gate=False), 96, seed=0)
+    assert result[0].changes == ()
 
 
 def test_a_gain_below_half_a_percent_is_none():
     for factor, wins in ((1.001, False), (1.02, True)):
-        found = landscape({("max_num_seqs", 128): factor}).run(
+        result = landscape({("max_num_seqs", 128): factor}).run(
             select_knobs([], gate=False), 40, seed=0
         )
-        assert bool(found[0].changes) == wins, factor
+        assert bool(result[0].changes) == wins, factor
 
 
 def test_what_only_harms_leaves_the_default():
@@ -137,8 +137,8 @@ def test_settings_that_cannot_be_cost_nothing_and_hide_nothing():
     """The best value cannot be: the second best is found, and no point was asked of the first."""
     gone = ("max_num_seqs", 256)
     made = landscape({gone: 2.0, ("max_num_seqs", 128): 1.4}, impossible=frozenset({gone}))
-    found = made.run(select_knobs(["max_num_seqs"], gate=False), 12, seed=0)
-    assert found[0].changes == (("max_num_seqs", 128),)
+    result = made.run(select_knobs(["max_num_seqs"], gate=False), 12, seed=0)
+    assert result[0].changes == (("max_num_seqs", 128),)
     assert not any(gone in changes for changes, _, _ in made.asked) and made.refused
 
 
@@ -173,9 +173,9 @@ def test_a_search_without_time_leaves_out_combinations_and_the_last_of_the_ranki
     found nevertheless, four settings in each rung at the least, and what was left out is told."""
     made = landscape({("max_num_seqs", 8): 1.3}, seconds=seconds)
     made.clock = lambda: float(len(made.asked))
-    found = made.run(select_knobs([], gate=False), 96, seed=0)
-    assert found[0].changes == (("max_num_seqs", 8),) and len(found) >= 4
-    assert any(not each.changes for each in found)
+    result = made.run(select_knobs([], gate=False), 96, seed=0)
+    assert result[0].changes == (("max_num_seqs", 8),) and len(result) >= 4
+    assert any(not each.changes for each in result)
     rungs = Counter(conversations for _, conversations, _ in made.asked)
     assert len(made.asked) <= most and min(rungs.values()) >= 4
     assert (made.num_left_out > 0) == (seconds < 1e9)
@@ -190,8 +190,8 @@ def test_the_same_seed_searches_the_same_and_another_does_not():
 
 def test_few_candidates_are_turned_alone():
     """With ten there is no room for pairs; with one knob there are no more than its values."""
-    found = candidates(select_knobs([], gate=False), SETTINGS, 10, seed=0)
-    assert len(found) == 10 and all(len(changes) <= 1 for changes in found)
+    result = candidates(select_knobs([], gate=False), SETTINGS, 10, seed=0)
+    assert len(result) == 10 and all(len(changes) <= 1 for changes in result)
     few = candidates(select_knobs(["policy"], gate=False), SETTINGS, 96, seed=0)
     assert set(few) == {(), (("policy", "fair"),), (("policy", "fcfs"),)}
 
@@ -307,10 +307,10 @@ def simulated(path: Path, **engine: Any) -> SettingSearch:
     file = path / "here.json"
     file.write_bytes(msgspec.json.encode(measured_here(options)))
     told = SimulateOptions(calibration=str(file), served_slo=LOAD.slo)
-    wanted = prepare_simulation(model_folder(None), told, LOAD, options)
+    simulation = prepare_simulation(model_folder(None), told, LOAD, options)
     return SettingSearch(
         folder=model_folder(None), engine=options, calibration=open_calibration(str(file)),
-        plan=wanted,
+        plan=simulation,
     )  # fmt: skip
 
 
@@ -349,9 +349,9 @@ def test_a_shorter_stretch_is_the_beginning_of_the_same(tmp_path: Path):
 
 
 def test_a_calibration_of_another_model_is_refused(tmp_path: Path):
-    found = msgspec.structs.replace(measured_here(EngineOptions()), fingerprint="another")
+    result = msgspec.structs.replace(measured_here(EngineOptions()), fingerprint="another")
     file = tmp_path / "other.json"
-    file.write_bytes(msgspec.json.encode(found))
+    file.write_bytes(msgspec.json.encode(result))
     told = SimulateOptions(calibration=str(file), served_slo=LOAD.slo)
     with pytest.raises(UsageError, match="another"):
         prepare_simulation(model_folder(None), told, LOAD, EngineOptions())

@@ -18,7 +18,7 @@ from headway.telemetry.traffic import Origin, TrafficRequest
 from simulated_house import SPEC, measured, poisson
 
 
-def told(rate: float = 8.0, rows: int = 4, cached: int = 0) -> MachineCalibration:
+def calibration(rate: float = 8.0, rows: int = 4, cached: int = 0) -> MachineCalibration:
     """What a server with so many rows tells: prompts of 200 tokens, answers of 20."""
     settings = make_settings(
         num_blocks=(1251,),
@@ -42,32 +42,32 @@ def gain(case: WhatIfCase, text: str):
 
 def test_no_change_gives_nothing():
     """Common random numbers: what does not differ gives the very same figures."""
-    case = case_of(told())
+    case = case_of(calibration())
     for text in ("rate=1x", "max_num_seqs=4", "policy=slo", "kv_memory=1x", "prompts=1x"):
-        found = gain(case, text)
-        assert (found.share, found.points) == (0.0, 0.0), text
-        assert found.share_interval.low == found.share_interval.high == 0.0
+        result = gain(case, text)
+        assert (result.share, result.points) == (0.0, 0.0), text
+        assert result.share_interval.low == result.share_interval.high == 0.0
 
 
 def test_what_helps_helps_and_what_hurts_hurts():
-    case = case_of(told(rate=7.5))
+    case = case_of(calibration(rate=7.5))
     helps = ("rate=0.5x", "max_num_seqs=32", "prompts=0.5x", "answers=0.5x", "prefix=190",
              "replicas=2")  # fmt: skip
     for text in helps:
-        found = gain(case, text)
-        assert found.share > 0.05 and found.share_interval.low > 0, text
+        result = gain(case, text)
+        assert result.share > 0.05 and result.share_interval.low > 0, text
     for text in ("rate=2x", "max_num_seqs=1", "prompts=2x", "answers=2x"):
         assert gain(case, text).share_interval.high < 0, text
 
 
 def test_labels_say_what_was_measured():
-    case = case_of(told())
+    case = case_of(calibration())
     assert gain(case, "max_num_batched_tokens=64").label == "calibrated"
     assert gain(case, "kv=int8").label == gain(case, "quantization=int4").label == "transferred"
 
 
 def test_int8_kv_holds_more_tokens():
-    case = case_of(told())
+    case = case_of(calibration())
     then = parse_change("kv=int8").of(case)
     assert 3.5 < then.settings.cache.num_blocks[0] / case.settings.cache.num_blocks[0] < 4
     assert parse_change("kv_memory=2x").of(case).settings.cache.num_blocks == (2501,)
@@ -75,16 +75,19 @@ def test_int8_kv_holds_more_tokens():
 
 
 def test_who_was_refused_counts_with_the_lengths_of_the_others():
-    found = told()
-    found.traffic += [TrafficRequest(99.0, 0, 0, None), TrafficRequest(99.5, 300, 0, None)]
-    case = case_of(found)
-    assert [(asked.prompt, asked.answer) for asked in case.traffic[-2:]] == [(200, 20), (300, 20)]
+    result = calibration()
+    result.traffic += [TrafficRequest(99.0, 0, 0, None), TrafficRequest(99.5, 300, 0, None)]
+    case = case_of(result)
+    assert [(request.prompt, request.answer) for request in case.traffic[-2:]] == [
+        (200, 20),
+        (300, 20),
+    ]
 
 
 def test_it_survives_the_way_through_json():
-    found = told()
-    again = parse_calibration(msgspec.json.encode(found), "x")
-    assert case_of(again) == case_of(found)
+    result = calibration()
+    again = parse_calibration(msgspec.json.encode(result), "x")
+    assert case_of(again) == case_of(result)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +125,21 @@ def test_bad_changes_are_refused_by_name(text: str, says: str):
 )
 def test_what_cannot_be_simulated_is_refused(text: str):
     with pytest.raises(UsageError):
-        parse_change(text).of(case_of(told()))
+        parse_change(text).of(case_of(calibration()))
 
 
 def test_too_little_is_refused():
-    found = told()
-    for changes in ({"origin": None}, {"traffic": found.traffic[:9]}, {"steps": StepColumns()}):
+    result = calibration()
+    for changes in ({"origin": None}, {"traffic": result.traffic[:9]}, {"steps": StepColumns()}):
         with pytest.raises(UsageError):
-            case_of(msgspec.structs.replace(found, **changes))
+            case_of(msgspec.structs.replace(result, **changes))
 
 
 def test_fixes_are_simulated():
     """Rows are full: the doctor's own fix is simulated, and what it gives stands in the finding."""
     reading = varied(HEALTHY, CASES["rows"][0])
     diagnosis = diagnose(reading)
-    add_what_ifs(diagnosis, reading, told(rate=7.5, rows=4), [parse_change("rate=0.9x")])
+    add_what_ifs(diagnosis, reading, calibration(rate=7.5, rows=4), [parse_change("rate=0.9x")])
     finding = next(each for each in diagnosis.findings if each.name == "rows")
     assert finding.what_if.startswith("max_num_seqs=")
     assert finding.simulated is not None and finding.simulated.share > 0

@@ -78,9 +78,9 @@ def answering(status: int, body: bytes = b"") -> Iterator[tuple[str, list[tuple[
 
 def test_the_server_is_asked_for_its_last_minutes():
     """At least one and at most five, of the model that was named, with the key that was given."""
-    found = told()
-    with answering(200, msgspec.json.encode(found)) as (url, asked):
-        assert case_of(fetch(url, "secret", "tiny", 5.0)) == case_of(found)
+    result = told()
+    with answering(200, msgspec.json.encode(result)) as (url, asked):
+        assert case_of(fetch(url, "secret", "tiny", 5.0)) == case_of(result)
         fetch(url, "", "", 1e6)
     assert asked == [
         ("/calibration?seconds=60&model=tiny", "Bearer secret"),
@@ -127,21 +127,21 @@ def test_a_wrong_change_is_told_before_a_server_is_watched(capsys):
 
 def asked_of(options: DoctorOptions, reading, calibration: MachineCalibration | None) -> Diagnosis:
     """What the verb writes into a diagnosis of this reading."""
-    found = diagnose(reading)
+    result = diagnose(reading)
     changes = [parse_change(text) for text in options.what_if]
     body = b"" if calibration is None else msgspec.json.encode(calibration)
     with answering(200 if body else 404, body) as (url, _):
-        doctor.simulate_changes(url, options, reading, found, changes)
-    return found
+        doctor.simulate_changes(url, options, reading, result, changes)
+    return result
 
 
 def test_without_a_question_the_doctor_goes_on_where_the_server_tells_too_little():
     """What fixes give is then not known, and said so; a question is answered or refused."""
     busy = varied(HEALTHY, CASES["rows"][0])
     short = told(count=5)
-    found = asked_of(DoctorOptions(), busy, short)
-    assert any("a simulation needs 50 and 20" in text for text in found.not_known)
-    assert found.what_ifs == [] and all(each.simulated is None for each in found.findings)
+    result = asked_of(DoctorOptions(), busy, short)
+    assert any("a simulation needs 50 and 20" in text for text in result.not_known)
+    assert result.what_ifs == [] and all(each.simulated is None for each in result.findings)
     with pytest.raises(UsageError, match="a simulation needs 50 and 20"):
         asked_of(DoctorOptions(what_if=["rate=2x"]), busy, short)
     with pytest.raises(UsageError, match="no /calibration"):
@@ -168,8 +168,8 @@ def test_metrics_alone_tell_no_steps():
 
 
 def test_each_of_n_answers_is_a_request():
-    found = told(traffic=[TrafficRequest(0.1 * n, 100, 40, 10, n=2) for n in range(20)])
-    talks = conversations_of(case_of(found))
+    result = told(traffic=[TrafficRequest(0.1 * n, 100, 40, 10, n=2) for n in range(20)])
+    talks = conversations_of(case_of(result))
     assert len(talks) == 40 and talks[0] == talks[1] != talks[2]
     (turn,) = talks[0].turns
     assert (turn.system[0].tokens, turn.prompt[0].tokens, turn.output_tokens) == (40, 60, 10)
@@ -177,8 +177,8 @@ def test_each_of_n_answers_is_a_request():
 
 def test_nothing_is_longer_than_the_context():
     """A prompt of 3,000 tokens was there under another context: it is cut, and still asked."""
-    found = told(traffic=[TrafficRequest(0.1 * n, 3000, 2990, 500) for n in range(20)])
-    for talk in conversations_of(case_of(found)):
+    result = told(traffic=[TrafficRequest(0.1 * n, 3000, 2990, 500) for n in range(20)])
+    for talk in conversations_of(case_of(result)):
         (turn,) = talk.turns
         pieces = sum(piece.tokens for piece in turn.system + turn.prompt)
         assert pieces + turn.output_tokens <= 2048 and turn.output_tokens >= 1
@@ -201,10 +201,10 @@ def test_of_much_traffic_the_latest_is_simulated():
 
 
 def test_a_disk_is_left_out_of_a_simulated_cache():
-    found = told()
-    cache = replace(found.origin.settings.cache, disk_folder="/somewhere", disk_bytes=2**30)
-    found.origin.settings = replace(found.origin.settings, cache=cache)
-    assert case_of(found) == replace(case_of(told()), calibration=found)
+    result = told()
+    cache = replace(result.origin.settings.cache, disk_folder="/somewhere", disk_bytes=2**30)
+    result.origin.settings = replace(result.origin.settings, cache=cache)
+    assert case_of(result) == replace(case_of(told()), calibration=result)
 
 
 # ── what clients saw ────────────────────────────────────────────────────────────────────────
@@ -225,8 +225,8 @@ def test_figures_are_those_of_the_clients():
         ended_s=0.1,
     )  # fmt: skip
     broken = msgspec.structs.replace(refused, error="disconnected")
-    found = [seen(0.1, 0.02), seen(0.3, 0.02), seen(0.1, 0.2), refused, broken]
-    told_ = figures(found, service_classes(["ttft=500ms,tpot=50ms"]))
+    result = [seen(0.1, 0.02), seen(0.3, 0.02), seen(0.1, 0.2), refused, broken]
+    told_ = figures(result, service_classes(["ttft=500ms,tpot=50ms"]))
     assert told_.in_slo == 2 / 5 and told_.refused == 1 / 5
     assert told_.request_s == pytest.approx((0.18 + 0.38 + 0.9) / 3)
     assert told_.ttft_p50_s == pytest.approx(0.1) and told_.tpot_p50_s == pytest.approx(0.02)
@@ -269,20 +269,20 @@ def test_a_line_says_what_is_saved_and_who_is_refused():
     assert format_gain(fuller).endswith(", refused 0% → 12%")
 
 
-def shown(found: Diagnosis) -> str:
+def shown(result: Diagnosis) -> str:
     written = io.StringIO()
-    show.show_diagnosis(found, Console(file=written, width=220, no_color=True))
+    show.show_diagnosis(result, Console(file=written, width=220, no_color=True))
     return written.getvalue()
 
 
 def test_the_table_has_the_figures_and_the_label():
-    found = diagnose(HEALTHY)
-    assert "What if" not in shown(found)
-    found.what_ifs = [
+    result = diagnose(HEALTHY)
+    assert "What if" not in shown(result)
+    result.what_ifs = [
         GAIN,
         msgspec.structs.replace(GAIN, change="kv_cache_dtype=int8", label="transferred"),
     ]
-    text = shown(found)
+    text = shown(result)
     first, second = (line for line in text.splitlines() if "→" in line and "=" in line)
     assert "max_num_seqs=64" in first and "+25% (+20% to +30%)" in first
     assert "1.0 s → 750 ms" in first and "70% → 90%" in first
@@ -291,26 +291,26 @@ def test_the_table_has_the_figures_and_the_label():
 
 def test_json_has_what_the_screen_has():
     reading = varied(HEALTHY, CASES["rows"][0])
-    found = diagnose(reading)
-    add_what_ifs(found, reading, told(), [parse_change("rate=2x")])
-    again = json.loads(msgspec.json.encode(found))
+    result = diagnose(reading)
+    add_what_ifs(result, reading, told(), [parse_change("rate=2x")])
+    again = json.loads(msgspec.json.encode(result))
     (what_if,) = again["what_ifs"]
     assert what_if["change"] == "rate=2x" and what_if["label"] == "calibrated"
     assert what_if["then"]["request_s"] > what_if["now"]["request_s"]
-    assert msgspec.convert(again, Diagnosis).what_ifs == found.what_ifs
+    assert msgspec.convert(again, Diagnosis).what_ifs == result.what_ifs
 
 
 def test_a_fix_that_cannot_be_is_left_out_and_a_question_is_refused():
     """Half of the KV, where one request fills more: nothing is promised of it."""
     reading = varied(HEALTHY, CASES["rows"][0])
-    found = diagnose(reading)
-    (finding,) = [each for each in found.findings if each.name == "rows"]
+    result = diagnose(reading)
+    (finding,) = [each for each in result.findings if each.name == "rows"]
     finding.what_if = "kv_memory=0.01x"
-    add_what_ifs(found, reading, told(), [])
+    add_what_ifs(result, reading, told(), [])
     assert finding.simulated is None
     with pytest.raises(UsageError, match="one of the traffic has"):
-        add_what_ifs(found, reading, told(), [parse_change("kv_memory=0.01x")])
-    assert found.what_ifs == []
+        add_what_ifs(result, reading, told(), [parse_change("kv_memory=0.01x")])
+    assert result.what_ifs == []
 
 
 def test_every_fix_that_can_be_simulated_is_a_change_that_parses():
@@ -327,23 +327,23 @@ def test_every_fix_that_can_be_simulated_is_a_change_that_parses():
 
 def test_the_first_four_fixes_are_simulated():
     reading = varied(HEALTHY, CASES["rows"][0], QUEUED)
-    found = diagnose(reading)
-    last = found.findings[-1]
-    found.findings = [msgspec.structs.replace(last, what_if="max_num_seqs=32") for _ in range(6)]
-    add_what_ifs(found, reading, told(), [])
-    done = [each.simulated is not None for each in found.findings]
+    result = diagnose(reading)
+    last = result.findings[-1]
+    result.findings = [msgspec.structs.replace(last, what_if="max_num_seqs=32") for _ in range(6)]
+    add_what_ifs(result, reading, told(), [])
+    done = [each.simulated is not None for each in result.findings]
     assert done == [n < MAX_FIXES for n in range(6)]
 
 
 def test_a_present_that_is_simulated_far_off_is_said():
     """The reading says 50 s a request; the simulation of the same requests half a second."""
     off = varied(HEALTHY, {"latency.e2e": all_at(50.0)})
-    found = diagnose(off)
-    add_what_ifs(found, off, told(), [parse_change("rate=1x")])
-    assert any("faster than" in text and "directions" in text for text in found.simulated_from)
+    result = diagnose(off)
+    add_what_ifs(result, off, told(), [parse_change("rate=1x")])
+    assert any("faster than" in text and "directions" in text for text in result.simulated_from)
     near = PresentCase(case_of(told())).figures[0].request_s
     close = varied(HEALTHY, {"latency.e2e": all_at(near)})
-    found = diagnose(close)
-    add_what_ifs(found, close, told(), [parse_change("rate=1x")])
-    assert not any("directions" in text for text in found.simulated_from)
-    assert "60 requests" in found.simulated_from[0]
+    result = diagnose(close)
+    add_what_ifs(result, close, told(), [parse_change("rate=1x")])
+    assert not any("directions" in text for text in result.simulated_from)
+    assert "60 requests" in result.simulated_from[0]

@@ -51,15 +51,15 @@ SEED, SCALE = 3, 1.0
 def scene() -> list[TrafficRequest]:
     """Short and long prompts, half of which begin alike."""
     rng = np.random.default_rng(4)
-    found = []
+    result = []
     for at_s in poisson(13, 90, seed=4):
         prompt = int(rng.choice([90, 150, 700]))
         cached = int(rng.choice([0, 48]))
-        found.append(TrafficRequest(at_s, prompt, cached, int(rng.integers(8, 30)), 1, 64))
-    return found
+        result.append(TrafficRequest(at_s, prompt, cached, int(rng.integers(8, 30)), 1, 64))
+    return result
 
 
-def told() -> MachineCalibration:
+def calibration_file() -> MachineCalibration:
     settings = make_settings(**SHAPE)
     return measured(
         settings,
@@ -82,14 +82,14 @@ class Hand:
     cache: dict[str, Any] = field(default_factory=dict)
 
     def built(self) -> Settings:
-        found = make_settings(**{**SHAPE, **self.settings})
+        result = make_settings(**{**SHAPE, **self.settings})
         if self.quantization != "none":
-            found = replace(found, quantization=Quantization.of(self.quantization, packed=True))
-        return replace(found, cache=replace(found.cache, **self.cache))
+            result = replace(result, quantization=Quantization.of(self.quantization, packed=True))
+        return replace(result, cache=replace(result.cache, **self.cache))
 
     def run(self) -> bytes:
         """The exchanges of its simulation, to the byte."""
-        settings, calibration = self.built(), told()
+        settings, calibration = self.built(), calibration_file()
         machine = calibrated_machine(calibration.model, SPEC, settings, calibration)
         served = ServerSetup(
             spec=SPEC,
@@ -163,7 +163,7 @@ UNFELT = {"prefix_cache_policy=lfu"}
 
 @pytest.fixture(scope="module")
 def case() -> WhatIfCase:
-    return case_of(told())
+    return case_of(calibration_file())
 
 
 @pytest.fixture(scope="module")
@@ -200,9 +200,9 @@ def test_a_what_if_is_the_simulation_of_the_changed_world(
     assert then.settings.cache == hand.cache
     assert then.settings.scheduler == hand.scheduler
     assert then.settings.quantization == hand.quantization
-    found = exchanges(then)
-    assert found == BY_HAND[text].run()
-    assert (found != present) == (text not in UNFELT), "it is felt"
+    result = exchanges(then)
+    assert result == BY_HAND[text].run()
+    assert (result != present) == (text not in UNFELT), "it is felt"
 
 
 @pytest.mark.parametrize(
@@ -255,6 +255,6 @@ def test_so_many_servers_that_nobody_waits(case: WhatIfCase):
     alone = parse_change("rate=0.01x").of(case)
     many = parse_change("replicas=64").of(case)
     lonely, spread = (run(c, c.machinery(), SEED, SCALE) for c in (alone, many))
-    tail = [np.percentile([x.chunk_s[0] - x.scheduled_s for x in found], 90)
-            for found in (lonely, spread)]  # fmt: skip
+    tail = [np.percentile([x.chunk_s[0] - x.scheduled_s for x in result], 90)
+            for result in (lonely, spread)]  # fmt: skip
     assert tail[1] == pytest.approx(tail[0], rel=0.35)

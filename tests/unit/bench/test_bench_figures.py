@@ -33,8 +33,8 @@ def report(exchanges, span_s=10.0, **load) -> BenchReport:
     return build_report(run_of(exchanges, span_s, **load), "0")
 
 
-def check(found: BenchReport, word: str) -> bool | None:
-    (one,) = [c.passed for c in found.checks if word in c.name]
+def check(result: BenchReport, word: str) -> bool | None:
+    (one,) = [c.passed for c in result.checks if word in c.name]
     return one
 
 
@@ -62,9 +62,9 @@ def test_where_nobody_counts_gaps_are_of_chunks():
     timed = latency(x)
     assert timed is not None and not timed.exact
     assert (timed.tpot_s, timed.gaps_s) == (0.5, [1.0, 2.0])
-    found = report([x])
-    assert found.figures.itl_s is None and found.figures.chunk_gap_s is not None
-    assert check(found, "sum of ITLs") is None and check(found, "tokens in chunks") is None
+    result = report([x])
+    assert result.figures.itl_s is None and result.figures.chunk_gap_s is not None
+    assert check(result, "sum of ITLs") is None and check(result, "tokens in chunks") is None
 
 
 @given(
@@ -82,10 +82,10 @@ def test_gaps_add_up_to_e2e_less_ttft(chunks, at_s):
 
 
 def test_percentiles_have_the_mean_beside_them():
-    found = distribution([*range(101), None])
-    assert found is not None
-    assert (found.p50, found.p90, found.p95, found.p99) == (50, 90, 95, 99)
-    assert (found.mean, found.min, found.max, found.count) == (50, 0, 100, 101)
+    result = distribution([*range(101), None])
+    assert result is not None
+    assert (result.p50, result.p90, result.p95, result.p99) == (50, 90, 95, 99)
+    assert (result.mean, result.min, result.max, result.count) == (50, 0, 100, 101)
     assert distribution([None]) is None
     assert slope([0, 1, 2], [1, 3, 5]) == pytest.approx((2.0, 1.0))
     assert slope([1, 1, 1], [1, 2, 3]) == (0.0, 0.0)
@@ -93,66 +93,66 @@ def test_percentiles_have_the_mean_beside_them():
 
 def test_goodput_is_30_when_30_of_100_meet_the_objectives():
     answers = steady(100, 0.01, ttft_s=lambda i: 0.1 if i % 10 < 3 else 0.9)
-    found = report(answers, span_s=1.0, slos={"default": "ttft=500ms"})
-    assert found.rates.goodput_per_s == pytest.approx(30)
-    assert found.rates.attainment == pytest.approx(0.3)
-    assert found.rates.token_goodput_per_s == pytest.approx(330)
-    assert found.classes["default"].missed == {"ttft": 70}
-    assert found.classes["default"].remaining_budget == pytest.approx(1 - 70 / 10)
+    result = report(answers, span_s=1.0, slos={"default": "ttft=500ms"})
+    assert result.rates.goodput_per_s == pytest.approx(30)
+    assert result.rates.attainment == pytest.approx(0.3)
+    assert result.rates.token_goodput_per_s == pytest.approx(330)
+    assert result.classes["default"].missed == {"ttft": 70}
+    assert result.classes["default"].remaining_budget == pytest.approx(1 - 70 / 10)
 
 
 def test_a_failed_request_never_counts_as_met():
     answers = steady(10, 0.1)
     answers[3].error, answers[4].error, answers[5].error = "timeout", "status 503", "dropped"
-    found = report(answers, span_s=1.0, slos={"default": "e2e=10s"})
-    assert found.rates.goodput_per_s == pytest.approx(7)
-    counts = found.counts
+    result = report(answers, span_s=1.0, slos={"default": "e2e=10s"})
+    assert result.rates.goodput_per_s == pytest.approx(7)
+    counts = result.counts
     assert (counts.ok, counts.failed) == (7, 3)
     assert (counts.timeouts, counts.refused, counts.errors) == (1, 1, 1)
     assert counts.reasons == {"timeout": 1, "status 503": 1, "dropped": 1}
-    assert found.classes["default"].missed == {"failed": 3}
+    assert result.classes["default"].missed == {"failed": 3}
 
 
 def test_classes_are_judged_by_their_own_objectives():
     answers = steady(10, 0.1, ttft_s=lambda i: 0.6)
     for i, x in enumerate(answers):
         x.service_class = "fast" if i < 5 else "slow"
-    found = report(answers, span_s=1.0, slos={"fast": "ttft=500ms", "slow": "ttft=1s"})
-    assert found.classes["fast"].rates.attainment == 0.0
-    assert found.classes["slow"].rates.attainment == 1.0
-    assert found.rates.goodput_per_s == pytest.approx(5)
+    result = report(answers, span_s=1.0, slos={"fast": "ttft=500ms", "slow": "ttft=1s"})
+    assert result.classes["fast"].rates.attainment == 0.0
+    assert result.classes["slow"].rates.attainment == 1.0
+    assert result.rates.goodput_per_s == pytest.approx(5)
 
 
 def test_two_dollars_an_hour_at_100_tokens_a_second_are_5_56_a_million():
     answers = steady(10, 1.0, tokens=90)  # 10 prompt and 90 answer tokens a second
-    found = report(answers, price_per_hour=2.0)
-    window_s = found.run.load.to_s
-    assert found.rates.usd_per_million_tokens == pytest.approx(5.56 * window_s / 10, rel=1e-3)
+    result = report(answers, price_per_hour=2.0)
+    window_s = result.run.load.to_s
+    assert result.rates.usd_per_million_tokens == pytest.approx(5.56 * window_s / 10, rel=1e-3)
 
 
 def test_the_edges_are_cut():
     answers = steady(100, 0.1)
-    found = report(answers, from_s=1.0, to_s=9.0)
-    assert (found.counts.counted, found.counts.cut) == (81, 19)
-    assert found.rates.output_tokens_per_s == pytest.approx(110, rel=0.02)
-    assert found.rates.requests_per_s == pytest.approx(10, rel=0.02)
-    assert check(found, "throughput × time") is True
+    result = report(answers, from_s=1.0, to_s=9.0)
+    assert (result.counts.counted, result.counts.cut) == (81, 19)
+    assert result.rates.output_tokens_per_s == pytest.approx(110, rel=0.02)
+    assert result.rates.requests_per_s == pytest.approx(10, rel=0.02)
+    assert check(result, "throughput × time") is True
 
 
 def test_wrong_counts_are_seen():
     answers = steady(4, 0.1)
     answers[2].output_tokens = 12
-    found = report(answers)
-    assert check(found, "tokens in chunks") is False and check(found, "sum of ITLs") is False
-    assert "1 of 4 differ: 2" in table.warnings(found)[0]
+    result = report(answers)
+    assert check(result, "tokens in chunks") is False and check(result, "sum of ITLs") is False
+    assert "1 of 4 differ: 2" in table.warnings(result)[0]
 
 
 def test_ratios_above_one_are_flagged_and_not_clamped():
     run = run_of(steady(4, 0.1), 1.0)
     run.server.gauges = {"mbu_ratio_decode": [0.4, 1.2, None], "mfu_ratio": [0.1, 0.2]}
-    found = build_report(run, "0")
-    assert check(found, "MBU") is False and check(found, "MFU") is True
-    (why,) = (line for line in table.warnings(found) if "MBU" in line)
+    result = build_report(run, "0")
+    assert check(result, "MBU") is False and check(result, "MFU") is True
+    (why,) = (line for line in table.warnings(result) if "MBU" in line)
     assert "at most 1.200" in why and "other work keeps busy" in why
 
 
@@ -184,9 +184,9 @@ def test_a_growing_queue_is_called_over_saturated():
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=40))
 def test_tokens_are_throughput_times_time(at_s):
     answers = [exchange(i, t, [t + 0.1, t + 0.3, t + 0.3], [2, 3, 1]) for i, t in enumerate(at_s)]
-    found = report(answers)
-    assert check(found, "throughput × time") is True
-    times = found.timeline
+    result = report(answers)
+    assert check(result, "throughput × time") is True
+    times = result.timeline
     assert sum(times.output_tokens_per_s) * times.step_s == pytest.approx(6 * len(at_s))
     assert sum(times.concurrency) * times.step_s == pytest.approx(0.3 * len(at_s), rel=1e-3)
 
@@ -203,26 +203,26 @@ def test_tokens_are_counted_where_they_fall(chunks):
     times = report(answers).timeline
     edges = np.arange(len(times.at_s) + 1) * times.step_s
     expected, _ = np.histogram(answers[0].chunk_s, edges, weights=answers[0].chunk_tokens)
-    found = np.array(times.output_tokens_per_s) * times.step_s
-    assert found == pytest.approx(expected)
+    result = np.array(times.output_tokens_per_s) * times.step_s
+    assert result == pytest.approx(expected)
 
 
 def test_other_tools_words_are_named():
     assert also_called("tpot_s", ["vllm", "aiperf"]) == "vllm: TPOT, aiperf: Inter Token Latency"
     x = exchange(0, 0.0, [2.0, 3.0, 5.0], [1, 1, 2])
-    found = per_token_with_ttft([(x, latency(x))])
-    assert found is not None and found.mean == 5.0 / 4
+    result = per_token_with_ttft([(x, latency(x))])
+    assert result is not None and result.mean == 5.0 / 4
     with pytest.raises(UsageError, match="'locust'"):
         check_words(["vllm", "locust"])
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path):
-    found = report(steady(20, 0.1), slos={"default": "ttft=1s"})
+    result = report(steady(20, 0.1), slos={"default": "ttft=1s"})
     path = tmp_path / "r.json"
-    export.write_json(found, str(path))
+    export.write_json(result, str(path))
     again = export.read_json(str(path))
-    assert again == found
-    assert build_report(again.run, "0") == found, "everything follows from the raw run"
+    assert again == result
+    assert build_report(again.run, "0") == result, "everything follows from the raw run"
     assert len(json.loads(path.read_text())["run"]["exchanges"][0]["chunk_s"]) == 11
 
 
@@ -249,17 +249,17 @@ def test_csv_has_a_line_a_request(tmp_path: Path):
     assert lines[2].endswith("timeout")
 
 
-def text_of(found: BenchReport, *words: str) -> str:
+def text_of(result: BenchReport, *words: str) -> str:
     written = io.StringIO()
-    table.show_report(found, Console(file=written, width=160, no_color=True), words)
+    table.show_report(result, Console(file=written, width=160, no_color=True), words)
     return written.getvalue()
 
 
 def test_the_terminal_shows_warnings_first_and_every_figure():
     answers = steady(40, 0.1, ttft_s=lambda i: 0.2)
     answers[3].error, answers[3].message = "status 503", "[bold]overloaded"
-    found = report(answers, slos={"default": "ttft=100ms"}, price_per_hour=1.0)
-    text = text_of(found, "vllm", "guidellm")
+    result = report(answers, slos={"default": "ttft=100ms"}, price_per_hour=1.0)
+    text = text_of(result, "vllm", "guidellm")
     assert text.startswith("! 1 of 40 requests failed\n!   1 × status 503: [bold]overloaded")
     assert re.search(r"TTFT \(vllm: TTFT, .*\) +200.0 ms", text)
     assert "guidellm: Time per Output Token (e2e / n)" in text
@@ -292,8 +292,8 @@ def test_the_page_stands_alone():
     answers = steady(40, 0.1)
     answers[3].error = "</script><b>"
     sharing, search = sharing_search()
-    found = build_report(run_of(answers, 4.0, slos={"default": "ttft=1s"}), "0", sharing, search)
-    text = page.html(found)
+    result = build_report(run_of(answers, 4.0, slos={"default": "ttft=1s"}), "0", sharing, search)
+    text = page.html(result)
     assert len(onepage.plotly_script()) > 10**6 and onepage.plotly_script()[:1000] in text
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
     own = text.replace(onepage.plotly_script(), "")
@@ -324,10 +324,10 @@ def test_two_runs_of_one_load_are_within_noise():
 
 def test_different_loads_are_said_to_be():
     a, b = report(steady(40, 0.1)), report(steady(80, 0.1), seed=3, loop="closed")
-    found = comparison.compare(a, b)
-    assert [line.partition(":")[0] for line in found.differences] == ["loop", "seed", "rate"]
+    result = comparison.compare(a, b)
+    assert [line.partition(":")[0] for line in result.differences] == ["loop", "seed", "rate"]
     written = io.StringIO()
-    comparison.show_comparison(found, "a.json", "b.json", Console(file=written, width=160))
+    comparison.show_comparison(result, "a.json", "b.json", Console(file=written, width=160))
     assert "not the same load: seed: 0 and 3" in written.getvalue()
 
 
@@ -417,13 +417,13 @@ def test_metrics_are_read_under_any_prefix():
         'headway:mbu_ratio{engine="0",model_name="m",steps="decode"} 0.42\n'
         'headway:mbu_ratio{engine="0",model_name="m",steps="prefill"} NaN\n'
     )
-    found = scrape.parse(text)
+    result = scrape.parse(text)
     assert (
-        found["num_requests_running"] == 5.0
-        and found["mbu_ratio_decode"] == 0.42
-        and found["kv_cache_usage_perc"] == 0.25
+        result["num_requests_running"] == 5.0
+        and result["mbu_ratio_decode"] == 0.42
+        and result["kv_cache_usage_perc"] == 0.25
     )
-    assert found["prompt_tokens_total"] == 1000.0 and "other_total" not in found
+    assert result["prompt_tokens_total"] == 1000.0 and "other_total" not in result
 
 
 @given(

@@ -138,7 +138,7 @@ def test_prompts_that_are_drawn_at_once_are_the_same(monkeypatch, most):
     asked.append((IdPiece((1, 2)), GeneratedPiece("empty", 0)))
     alone, together = IdWriter(3, 480), IdWriter(3, 480)
     together.prefetch(asked)
-    assert sum(piece.tokens for piece in together._foreseen) <= most
+    assert sum(piece.tokens for piece in together._prefetched) <= most
     assert [*map(together.ids, asked)] == [*map(alone.ids, asked)]
     together.prefetch([])
     assert together.ids(asked[2]) == alone.ids(asked[2])
@@ -159,8 +159,8 @@ def test_words_make_up_for_the_servers_tokens():
 
 
 def test_a_body_is_json():
-    said = IdWriter(0).json((GeneratedPiece("x", 4),))
-    assert set(json.loads(body({"model": "m"}, "prompt", said))) == {"model", "prompt"}
+    prompt = IdWriter(0).json((GeneratedPiece("x", 4),))
+    assert set(json.loads(body({"model": "m"}, "prompt", prompt))) == {"model", "prompt"}
     assert json.loads(body({}, "prompt", b"[1]")) == {"prompt": [1]}
 
 
@@ -187,10 +187,10 @@ def test_a_chat_sends_all_that_was_said():
     ).conversations
     assert len(talk.turns) == 3 and talk.turns[0].think_s == 0.0 < talk.turns[1].think_s
     dialect = BenchDialect(endpoint="completions", model="m", writer=IdWriter(0))
-    said = dialect.talk()
-    first = json.loads(said.add_turn(talk.turns[0]))
-    said.add_answer(ReceivedAnswer(token_ids=[91, 92]), 2)
-    second = json.loads(said.add_turn(talk.turns[1]))
+    prompt = dialect.talk()
+    first = json.loads(prompt.add_turn(talk.turns[0]))
+    prompt.add_answer(ReceivedAnswer(token_ids=[91, 92]), 2)
+    second = json.loads(prompt.add_turn(talk.turns[1]))
     assert second[:11] == [*first, 91, 92] and len(second) == 9 + 2 + 4
     chat = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0)).talk()
     chat.add_turn(talk.turns[0])
@@ -239,8 +239,8 @@ def test_recorded_chats_are_sent_with_what_belongs_to_them(tmp_path: Path):
     assert {turn.prompt[0].text for turn in turns} == {"Anna has a kite.\nWhose?"}
     dialect = BenchDialect(endpoint="chat", model="m", writer=WordWriter(0), features=PROBED)
     for turn in turns:
-        said = dialect.talk().add_turn(turn)
-        body = json.loads(dialect.request(said, turn.output_tokens, recorded=True))
+        prompt = dialect.talk().add_turn(turn)
+        body = json.loads(dialect.request(prompt, turn.output_tokens, recorded=True))
         assert body["messages"] == messages and body["temperature"] == 0
         assert body.get("tools") == ([tool] if turn.output_tokens == 7 else None)
         assert "ignore_eos" not in body and "min_tokens" not in body

@@ -68,9 +68,9 @@ def test_steps_that_waited_for_somebody_are_left_out():
     made.on_step(step(2, 1.2, 0.5, mask_wait_s=0.4))
     made.on_step(step(3, 1.8, 0.5, transfer_s=0.4))
     made.on_step(step(4, 2.4, 0.01, num_tokens=0))
-    found = take_calibration(made)
-    assert found.steps.seconds == pytest.approx([0.01, 0.022])
-    assert found.steps.read == [40, 40]
+    result = take_calibration(made)
+    assert result.steps.seconds == pytest.approx([0.01, 0.022])
+    assert result.steps.read == [40, 40]
     assert take_calibration(made, since_s=1.05).steps.seconds == pytest.approx([0.022])
 
 
@@ -80,9 +80,9 @@ def test_the_file_has_what_the_engines_model_had_learned():
     learned = StepModel().snapshot()
     made.on_step(step(0, 1.0, 0.01, model=learned))
     made.on_step(step(1, 1.1, 0.01))
-    found = take_calibration(made)
-    assert found.step_model == learned
-    read = msgspec.json.decode(msgspec.json.encode(found), type=MachineCalibration)
+    result = take_calibration(made)
+    assert result.step_model == learned
+    read = msgspec.json.decode(msgspec.json.encode(result), type=MachineCalibration)
     assert read.step_model == learned and read.model == "tiny"
 
 
@@ -118,15 +118,18 @@ def test_who_waits_for_others_says_nothing_of_the_way_out():
     late = [made.begin(f"b{n}", arrived_s=110.008, num_prompt=8, num_choices=1) for n in range(3)]
     made.on_step(step(0, 110.003, 0.010, idle_s=5.0))
     made.on_step(step(1, 110.013, 0.010))
-    for timelines, scheduled_s, left_s in (([first], 110.003, 110.014), (late, 110.013, 110.032)):
-        clock.advance_to(left_s)
+    for timelines, scheduled_s, remaining_s in (
+        ([first], 110.003, 110.014),
+        (late, 110.013, 110.032),
+    ):
+        clock.advance_to(remaining_s)
         for timeline in timelines:
             timeline.on_scheduled(scheduled_s, 0)
             timeline.add_tokens(0, 1)
             timeline.complete()
     steps, finished = list(made.steps), list(made.finished)
-    found = host_cost(steps, finished)
-    assert found.out_s == pytest.approx(0.001) and len(found.quiet) == 1
+    result = host_cost(steps, finished)
+    assert result.out_s == pytest.approx(0.001) and len(result.quiet) == 1
     crowded = host_cost(steps, [each for each in finished if each.arrived_s > 110.001])
     assert (crowded.in_s, crowded.quiet) == (None, [])
     assert crowded.out_s == pytest.approx(0.009), "better than nothing"
@@ -179,8 +182,8 @@ def test_the_door_is_read_off_requests_that_found_nobody():
     """Sent at 1.0, 2.0, …, read 13 ms later; there 1 ms later with a TTFT of 10 ms: 3 ms. Another,
     sent at 1.5, waited 80 ms at the door, and is not one of them."""
     sent = [1.0 + n for n in range(6)]
-    found = [exchange(at_s - 0.1, at_s, [at_s + 0.013]) for at_s in sent]
-    run = run_of([exchange(1.5, 1.5, [1.6]), *found], started_s=100.0)
+    result = [exchange(at_s - 0.1, at_s, [at_s + 0.013]) for at_s in sent]
+    run = run_of([exchange(1.5, 1.5, [1.6]), *result], started_s=100.0)
     quiet = [(100.001 + at_s, 0.010) for at_s in sent]
     assert quiet_door_seconds(run, quiet) == pytest.approx(0.003)
     assert quiet_door_seconds(run, quiet[:4]) is None, "too few"
@@ -240,14 +243,14 @@ def saved(path: Path, **changes) -> str:
 
 
 def test_a_calibration_is_read_again(tmp_path: Path):
-    found = open_calibration(saved(tmp_path / "c.json"))
-    assert found.model == "tiny" and len(found.steps) == 60 and found.headway == "1.2"
-    assert found.version == 2
+    result = open_calibration(saved(tmp_path / "c.json"))
+    assert result.model == "tiny" and len(result.steps) == 60 and result.headway == "1.2"
+    assert result.version == 2
     assert open_calibration(saved(tmp_path / "old.json", version=1)).version == 1
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"format": "headway-bench"}, "is headway-bench"),
         ({"version": 9}, "version 9; headway-calibration of versions 1 to 2"),
@@ -262,8 +265,8 @@ def test_a_calibration_is_read_again(tmp_path: Path):
         ({"step_model": [1, ["slow"], [0]]}, "is no calibration"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused(tmp_path: Path, changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_a_file_that_is_wrong_is_refused(tmp_path: Path, changes, message):
+    with pytest.raises(UsageError, match=message):
         open_calibration(saved(tmp_path / "c.json", **changes))
 
 
