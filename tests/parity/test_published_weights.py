@@ -14,9 +14,10 @@ from torch.testing import assert_close
 
 import published_weights
 from drive import engine_for, finish, greedy
+from headway.cli.packages import SMOLLM2, PackagedModel, PackageError, PackageMember
 from headway.frontend.text import Tokenizer
 from parity.logits import our_logits, their_logits
-from published_weights import SMOLLM2, Part, Published, UnavailableError, fetch, folder_of
+from published_weights import fetch, folder_of
 
 BYTES = b"weights"
 METADATA = "Metadata-Version: 2.1\nName: tiny-weights\nVersion: 1.0\n"
@@ -45,10 +46,10 @@ def write_wheel(folder: Path, members: dict[str, bytes]) -> None:
         archive.writestr(f"{info}/RECORD", "")
 
 
-def tiny(sha256: str = SHA256) -> Published:
+def tiny(sha256: str = SHA256) -> PackagedModel:
     """A model of two parts, both the same member."""
-    part = Part(package="tiny-weights==1.0", member=MEMBER, sha256=sha256)
-    return Published(name="tiny", files={"model.gguf": (part, part)})
+    part = PackageMember(package="tiny-weights==1.0", path=MEMBER, sha256=sha256)
+    return PackagedModel(name="tiny", files={"model.gguf": (part, part)})
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_what_is_not_as_pinned_is_refused(
 ):
     if members is not None:
         write_wheel(index, members)
-    with pytest.raises(UnavailableError, match=reason):
+    with pytest.raises(PackageError, match=reason):
         fetch(tiny(sha256))
     cached = [each for each in (tmp_path / "cache").iterdir() if each.is_dir()]
     assert not cached and not (tmp_path / "outside").exists()
@@ -95,7 +96,7 @@ def smollm2() -> Path:
     """SmolLM2-135M-Instruct as a Hugging Face folder in bf16."""
     try:
         return folder_of(SMOLLM2)
-    except UnavailableError as error:
+    except PackageError as error:
         pytest.skip(f"no SmolLM2: {error}")
 
 

@@ -137,22 +137,25 @@ def test_a_switch_does_not_swallow_the_folder_after_it(
 # ── run and chat ────────────────────────────────────────────────────────────────────────────
 
 
-def test_run_prints_the_completion_the_server_gives(tiny_model: Path, server: LiveServer) -> None:
+def test_run_raw_completes_as_the_server_does(tiny_model: Path, server: LiveServer) -> None:
     body = {"model": "tiny", "prompt": "the sea", "temperature": 0, "max_tokens": 12}
     expected = server.post("/v1/completions", body)[1]["choices"][0]["text"]
-    done = headway("run", tiny_model, "the sea", *GREEDY, real=True)
+    done = headway("run", tiny_model, "the sea", "--raw", *GREEDY, real=True)
     assert (done.returncode, done.stdout) == (0, expected + "\n")
     stop = expected[3:6]
-    done = headway("run", tiny_model, "-", *GREEDY, f"--stop={stop}", stdin="the sea")
+    done = headway("run", tiny_model, "-", "--raw", *GREEDY, f"--stop={stop}", stdin="the sea")
     assert done.stdout == expected[: expected.index(stop)] + "\n"
 
 
-def test_run_with_chat_is_what_chat_says(tiny_model: Path, server: LiveServer) -> None:
+def test_run_is_what_chat_says(tiny_model: Path, server: LiveServer) -> None:
     messages = [{"role": "user", "content": "Tell me"}]
     body: dict[str, Any] = {"model": "tiny", "messages": messages, "temperature": 0}
     body["max_tokens"] = 12
     first = server.post("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
-    assert headway("run", tiny_model, "Tell me", "--chat", *GREEDY).stdout == first + "\n"
+    for switches in ([], ["--chat"]):
+        assert headway("run", tiny_model, "Tell me", *switches, *GREEDY).stdout == first + "\n"
+    done = headway("run", tiny_model, "Tell me", "--chat", "--raw", *GREEDY)
+    assert done.returncode == 2 and "--chat and --raw" in done.stderr
     messages += [{"role": "assistant", "content": first}, {"role": "user", "content": "more"}]
     second = server.post("/v1/chat/completions", body)[1]["choices"][0]["message"]["content"]
     for piped, real in (("Tell me\nmore", False), ("Tell me\nmore\n\nnot read\n", True)):

