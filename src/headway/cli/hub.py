@@ -251,9 +251,9 @@ def read_card(name: str, options: PullOptions) -> HubCard:
     except HfHubHTTPError as error:
         status = answered_status(error)
         raise (hub_error(name, options, status) if status else unreachable()) from error
-    card = found.card_data.to_dict() if found.card_data else {}
     files = {each.rfilename: each.size or 0 for each in found.siblings or []}
-    return HubCard(name=name, files=files, license=str(card.get("license") or ""))
+    license = getattr(found.card_data, "license", None)
+    return HubCard(name=name, files=files, license=str(license or ""))
 
 
 def choose_gguf(card: HubCard, quantization: str) -> str:
