@@ -24,11 +24,10 @@ from torch.nn import functional
 
 from common import heading, line
 from headway.core.machine import last_level_cache_bytes, processor_name
-from headway.runtime.native.checks import in_supers
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
-from headway.runtime.native.load import load
+from headway.runtime.native.load import load, with_super_blocks
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.quantized import gguf_blocks
 from headway.runtime.rounding import RoundedWeight
@@ -112,7 +111,7 @@ def rounded_case(library: NativeLibrary, format: Format, outputs: int, inputs: i
         kernel = NativeQuantizedLinear(library, format)
     weight = RoundedWeight(levels, scales, format.group, offsets, kind=format.kind)
     if format.super_block:
-        weight = in_supers(weight, torch.Generator())
+        weight = with_super_blocks(weight, torch.Generator())
     packed = kernel.pack(weight)
     copies = [
         dataclasses.replace(packed, panels=packed.panels.clone())

@@ -21,7 +21,7 @@ from headway.runtime.cuda.same_bits import (
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.int4_cuda import Int4Linear
-from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
+from headway.runtime.kernels.triton_linear import TritonLinear, WideningLinear
 from headway.runtime.rounding import round_weight_fp8
 from headway.spec.formats import Format
 
@@ -84,9 +84,9 @@ def products(weight: Any, on_gpu: bool) -> dict[str, Callable[[Any], Any]]:
         levels = round_weight_fp8(weight).levels_OH
         found["fp8 dequantized, cuBLAS"] = lambda x: x @ levels.to(x.dtype).T
         kernels |= {
-            "16 bits, ours": OwnLinear,
+            "16 bits, ours": TritonLinear,
             "int4": lambda: Int4Linear(Format("int4", 64), torch.bfloat16),
-            "fp8": lambda: WideLinear(Format("fp8"), torch.bfloat16),
+            "fp8": lambda: WideningLinear(Format("fp8"), torch.bfloat16),
         }
     for name, make in kernels.items():
         kernel = make()

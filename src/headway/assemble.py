@@ -205,11 +205,11 @@ def examine_machine(folder: Path, options: EngineOptions, budget_s: float) -> Ex
     from headway.runtime.attention import choose_attention
     from headway.runtime.kernels import choose_kernels
     from headway.runtime.peaks import measure_peaks
-    from headway.runtime.probe import Probe, use_threads
+    from headway.runtime.probe import DeviceProbe, use_threads
 
     kernels = choose_kernels(settings, machine)
     use_threads(settings, kernels)
-    probe = Probe(kernels, settings, machine, [])
+    probe = DeviceProbe(kernels, settings, machine, [])
     peaks: dict[str, float] = {}
     if budget_s:
         probe.run(budget_s / 2)
@@ -372,7 +372,7 @@ def share_weights(
     if not weights or settings.device != "cpu" or settings.load_format == "dummy":
         return []
     from headway.runtime.native.available import best_instruction_set, compiled_module
-    from headway.runtime.shared_weights import SharedWeights, patience_s
+    from headway.runtime.shared_weights import SharedWeights, stall_timeout_s
     from headway.runtime.weight_key import Key, text_of_drafter
 
     instruction_set, _ = best_instruction_set()
@@ -380,7 +380,7 @@ def share_weights(
     key = Key(folder=folder, settings=settings, instruction_set=instruction_set, kernels=kernels)
     drafter = replace(key, folder=draft[0]).text_of_files() if draft else text_of_drafter(folder)
     texts = key.text_of_files(), drafter
-    longest_s = patience_s(sum(path.stat().st_size for path in key.files))
+    longest_s = stall_timeout_s(sum(path.stat().st_size for path in key.files))
     shared = [SharedWeights(one, text, longest_s) for one, text in zip(weights, texts, strict=True)]
     shared[0].enter(waits=False)
     return shared

@@ -14,7 +14,7 @@ from headway.runtime.cuda.triton.linear_int4 import stack as stack_int4
 from headway.runtime.cuda.triton.types import INTERPRETED
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.grouped import visits_of
-from headway.runtime.kernels.own_cuda import WideLinear
+from headway.runtime.kernels.triton_linear import WideningLinear
 from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_fp8
 from headway.spec.formats import INT8, Format
 from interpret.closeness import TYPES, close, drawn
@@ -115,17 +115,17 @@ def test_a_checkpoints_blocks_of_128():
     blocks = drawn(2, 3, dtype=torch.float32, seed=1).abs() / 50 + 1e-3
     weight = RoundedWeight(levels, blocks.repeat_interleave(128, 0)[:200].contiguous(), 128)
     x = drawn(3, 300, dtype=torch.bfloat16).float()
-    kernel = WideLinear(Format("fp8", 128), torch.float32)
+    kernel = WideningLinear(Format("fp8", 128), torch.float32)
     close(kernel(x, kernel.pack(weight), None), reference.fp8_linear(x, weight, None), 32)
 
 
 def test_plain_weights_are_rounded_as_the_definition_says():
     """At load, by output."""
     weight, x = drawn(24, 64, dtype=torch.float32), drawn(3, 64, dtype=torch.float32, seed=1)
-    kernel = WideLinear(Format("fp8"), torch.float32)
+    kernel = WideningLinear(Format("fp8"), torch.float32)
     plain = round_weight_fp8(weight).plain()
     close(kernel(x, kernel.prepare(weight), None), x @ plain.T, 16)
-    kernel = WideLinear(INT8, torch.float32)
+    kernel = WideningLinear(INT8, torch.float32)
     close(kernel(x, kernel.prepare(weight), None), x @ round_weight(weight, 0).plain().T, 16)
 
 

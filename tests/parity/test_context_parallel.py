@@ -289,7 +289,7 @@ def test_what_one_rank_alone_raises_ends_the_engine_at_once(
             raise ValueError("a bad row")
 
         monkeypatch.setattr(executor.own.target, "program", None)
-        monkeypatch.setattr(executor.own.target.model, "over", breaks)
+        monkeypatch.setattr(executor.own.target.model, "run_layers", breaks)
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):
             engine.step()

@@ -13,7 +13,7 @@ from headway.runtime.attention.varlen import VarlenAttention
 from headway.runtime.batch import Batch, Lens
 from headway.runtime.kernels import reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
-from headway.runtime.kernels.grouped import most_tiles, visits_of
+from headway.runtime.kernels.grouped import max_tiles, visits_of
 from headway.runtime.rounding import (
     RoundedWeight,
     round_rows,
@@ -92,7 +92,7 @@ def test_plain_weights_in_fp8():
     weight = torch.randn(40, 24, generator=torch.Generator().manual_seed(1)).bfloat16()
     numbers, scales = round_rows_fp8(weight)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(rounding, "ROUNDED_AT_ONCE", 100)
+        patched.setattr(rounding, "MAX_ROUNDED_NUMBERS", 100)
         rounded = round_weight_fp8(weight)
     assert rounded.fits(Format("fp8")) and torch.equal(rounded.scales_OG[:, 0], scales)
     assert torch.equal(rounded.levels_OH.float(), numbers.float())
@@ -123,7 +123,7 @@ def test_visits_by_expert(seed):
         assert tiles[expert + 1] - tiles[expert] == -(-(starts[expert + 1] - starts[expert]) // 64)
         own = visits.order_V[starts[expert] : starts[expert + 1]]
         assert (own.diff() > 0).all(), "in the order of the tokens"
-    assert tiles[-1] <= most_tiles(tokens * active, count)
+    assert tiles[-1] <= max_tiles(tokens * active, count)
     assert visits.num_read == len(experts_TK.unique())
 
 

@@ -15,7 +15,7 @@ from headway.runtime.cuda.executor import to_token_logprobs, wipe_flagged
 from headway.runtime.cuda.sampling import SparseEdits, allowed_words
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
-from headway.runtime.executor import judge
+from headway.runtime.executor import failed_sequences
 from headway.runtime.sampler import NO_TOKEN
 
 SHAPE = {"max_num_seqs": 4, "max_blocks": 8, "num_groups": 2, "block_size": 4}
@@ -114,8 +114,8 @@ def flags(*bad: int, count: int) -> list[bool]:
 
 def test_who_has_bad_numbers_fails_and_no_other():
     plan = StepPlan(0, [], [row(1, 4, [5], []), row(2, 0, [5, 6, 7], [])], [])
-    assert judge(plan, flags(count=4)) == ({}, {})
-    failed, usable = judge(plan, flags(2, count=4))
+    assert failed_sequences(plan, flags(count=4)) == ({}, {})
+    failed, usable = failed_sequences(plan, flags(2, count=4))
     assert (list(failed), usable) == ([2], {})
     assert "not finite" in failed[2]
 
@@ -123,9 +123,9 @@ def test_who_has_bad_numbers_fails_and_no_other():
 def test_bad_drafts_cost_the_rows_behind_them_alone():
     """Of token, draft, draft the second draft is bad: two rows are of use."""
     plan = StepPlan(0, [], [row(1, 4, [5, 6, 7], [], num_drafts=2)], [])
-    assert judge(plan, flags(2, count=3)) == ({}, {1: 2})
+    assert failed_sequences(plan, flags(2, count=3)) == ({}, {1: 2})
     with pytest.raises(FloatingPointError, match="guess"):
-        judge(plan, flags(0, 2, count=3))
+        failed_sequences(plan, flags(0, 2, count=3))
 
 
 def test_bad_tokens_are_wiped_where_they_lie():

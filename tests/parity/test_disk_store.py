@@ -357,7 +357,7 @@ def layers_of(dtype) -> list[KVLayer]:
 def ended(table: TransferTable) -> StepResult:
     result = StepResult(0, [])
     while not (result.transfers_done or result.transfers_failed):
-        table.tell(result, wait=True)
+        table.report(result, wait=True)
     return result
 
 
@@ -412,7 +412,7 @@ def test_a_late_read_is_abandoned_and_never_written(tmp_path, monkeypatch):
     assert result.transfers_failed == [1] and result.moved[0].moved_bytes == 0
     gate.set()
     assert passed.wait(60)
-    table.tell(StepResult(1, []), wait=True)
+    table.report(StepResult(1, []), wait=True)
     assert torch.equal(layers[0].k, before)
     store.close()
 

@@ -15,7 +15,7 @@ from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.draft import OFF
 from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import Prior, StepModel
-from headway.runtime.drafter import Wanted
+from headway.runtime.drafter import DraftRequest
 from headway.spec.embedded import model_folder
 from parity.drafting import COUNT, Foreknowing, Proposals, some_requests
 from parity.tiny import save, tiny_model
@@ -143,9 +143,9 @@ def test_garbage_of_the_drafter_changes_nothing():
     garbage = [[-1], [4096], [5, 2**40], [7, -(2**63), 8], [3] * 500, [1, 2, 3], []]
     propose = engine.executor.drafter.propose  # type: ignore[attr-defined]
 
-    def lie(wanted: list[Wanted], hidden_RH: object) -> dict[int, list[int]]:
-        propose(wanted, hidden_RH)
-        return {each.sequence.new.sequence_id: rng.choice(garbage) for each in wanted}
+    def lie(asked: list[DraftRequest], hidden_RH: object) -> dict[int, list[int]]:
+        propose(asked, hidden_RH)
+        return {each.sequence.new.sequence_id: rng.choice(garbage) for each in asked}
 
     engine.executor.drafter.propose = lie  # type: ignore[attr-defined]
     answers = finish(engine, requests)

@@ -41,7 +41,7 @@ def test_its_logits_are_those_of_the_whole_matrix(options: dict[str, object]):
     exact = engine.executor.kernels.library is not None  # type: ignore[attr-defined]
     for _ in range(4):
         came = [rng.randrange(4096) for _ in range(200)]
-        listed.saw(came)
+        listed.add(came)
         listed.refresh()
         token_ids = listed.token_ids(list(range(SIZE)))
         assert token_ids[:FIRST] == list(range(FIRST)) and len(set(token_ids)) == SIZE
@@ -49,7 +49,7 @@ def test_its_logits_are_those_of_the_whole_matrix(options: dict[str, object]):
         whole_RV, found_RL = forward.logits(hidden_RH).clone(), listed.logits(hidden_RH)
         wanted_RL = whole_RV[:, token_ids]
         normed = DraftVocabulary(forward, SIZE, normed=True)
-        normed.saw(listed.listed.learned)
+        normed.add(listed.tokens.learned)
         normed.refresh()
         of_normed_RV = forward.model.logits_of(hidden_RH)[:, normed.token_ids(list(range(SIZE)))]
         assert torch.allclose(normed.logits(hidden_RH), of_normed_RV, **CLOSE)
@@ -58,7 +58,7 @@ def test_its_logits_are_those_of_the_whole_matrix(options: dict[str, object]):
             if exact
             else torch.allclose(found_RL, wanted_RL, **CLOSE)
         )
-        spread_RV = listed.spread(found_RL, 4100)
+        spread_RV = listed.scatter(found_RL, 4100)
         assert torch.equal(spread_RV[:, token_ids], found_RL)
         assert int(spread_RV.isfinite().sum()) == 3 * SIZE
 
@@ -67,9 +67,9 @@ def test_the_token_that_came_longest_ago_goes():
     engine = engine_for(model_folder(None), max_model_len=64)
     listed = DraftVocabulary(engine.executor.target, SIZE)  # type: ignore[attr-defined]
     count = SIZE - FIRST
-    listed.saw([2000, 5, -7, 4095, 99_999])
-    listed.saw(range(3000, 3000 + count - 2))
-    listed.saw([2000, 2500])
+    listed.add([2000, 5, -7, 4095, 99_999])
+    listed.add(range(3000, 3000 + count - 2))
+    listed.add([2000, 2500])
     learned = set(listed.token_ids(list(range(FIRST, SIZE))))
     assert learned == {2000, 2500, *range(3000, 3000 + count - 2)}
 

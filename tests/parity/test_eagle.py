@@ -51,11 +51,11 @@ def folder(tmp_path: Path) -> Path:
     for file in model_folder(None).iterdir():
         if file.suffix != ".safetensors" or file.name == "model.safetensors":
             (path / file.name).symlink_to(file)
-    write(path, tensors_of(random_layer()))
+    write(path, draft_batch(random_layer()))
     return path
 
 
-def tensors_of(layer: Eagle) -> dict[str, Tensor]:
+def draft_batch(layer: Eagle) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in layer.named_parameters()}
 
 
@@ -149,7 +149,7 @@ def test_blocks_from_elsewhere_have_no_states(folder: Path):
     drafter = engine.executor.drafter  # type: ignore[attr-defined]
     written = drafter.states_BSH.flatten(1).any(1).nonzero().flatten().tolist()
     assert len(written) > 3 and 0 not in written and drafter._valid[written].any()
-    drafter.replaced(written)
+    drafter.invalidate(written)
     assert not drafter.states_BSH.any() and not drafter._valid[written].any()
 
 
@@ -165,7 +165,7 @@ def bigrams(folder: Path) -> None:
     save(model, folder)
     size, scale = model.config.hidden_size, model.model.norm.weight.detach()
     shape = Shape(vocab_size=211, hidden_size=size, intermediate_size=20, head_dim=8)
-    tensors = tensors_of(Eagle(shape))
+    tensors = draft_batch(Eagle(shape))
     tensors["fc.weight"] = torch.cat((scale.diag(), torch.zeros(size, size)), 1)
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         tensors[f"layers.0.{name}.weight"].zero_()
@@ -199,7 +199,7 @@ def test_who_is_asked(folder: Path):
         intermediate_size=512,
         qkv_bias=False,
         fc_bias=False,
-        num_parameters=sum(value.numel() for value in tensors_of(random_layer()).values()),
+        num_parameters=sum(value.numel() for value in draft_batch(random_layer()).values()),
     )
     assert speculation(speculative_method="medusa").eagle is None
     assert speculation(speculative_method="auto", draft_model="headway-draft").drafter == "draft"
@@ -237,7 +237,7 @@ def test_numbers_that_are_not_finite_cost_guesses_alone(folder: Path):
     """They reach neither the model nor the layer's own memory, in which others' entries lie."""
     requests = some_requests(random.Random(4), 5)
     wanted = finish(engine_for(model_folder(None), max_model_len=256), requests)
-    tensors = tensors_of(random_layer())
+    tensors = draft_batch(random_layer())
     tensors["fc.weight"][3, 7] = float("nan")
     write(folder, tensors)
     engine, _ = asking_engine(folder, max_model_len=256)
@@ -294,7 +294,7 @@ BAD = {
 @pytest.mark.parametrize("case", BAD)
 def test_a_file_that_does_not_fit_is_refused(folder: Path, case: str):
     other, words = BAD[case]
-    tensors = {} if other is None else tensors_of(random_layer()) | other
+    tensors = {} if other is None else draft_batch(random_layer()) | other
     write(folder, {name: value for name, value in tensors.items() if value is not None})
     for method in ("eagle", "auto"):
         with pytest.raises(CheckpointError, match=words):
@@ -321,7 +321,7 @@ def test_a_published_file_is_read(folder: Path):
             *((f"{Q}.bias", 192), (f"{K}.bias", 64), (f"{V}.bias", 64)),
         )
     }
-    tensors = tensors_of(layer) | biases
+    tensors = draft_batch(layer) | biases
     tensors["embed_tokens.weight"] = load_file(model_folder(None) / "model.safetensors")[
         "model.embed_tokens.weight"
     ]

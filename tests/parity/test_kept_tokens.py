@@ -18,8 +18,8 @@ from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.runtime.attention import KVLayer, NativeKVLayer
 from headway.runtime.attention.native import PairedKVLayer
-from headway.runtime.choosing import choose, highest, least_alike, put
 from headway.runtime.executor import TorchExecutor
+from headway.runtime.kv_shrink import highest_ranked, keydiff_ranks, select_tokens, write_moves
 from headway.spec.embedded import model_folder
 
 # ── which tokens ────────────────────────────────────────────────────────────────────────────
@@ -31,15 +31,15 @@ def test_a_key_that_stands_apart_is_kept():
     k_CGD = torch.ones(80, 2, 8) + torch.randn(80, 2, 8, generator=draw) / 100
     k_CGD[30, 0], k_CGD[41, 1] = -1.0, -1.0
     ends = [*range(FIRST), *range(80 - NEWEST, 80)]
-    found = highest(least_alike(k_CGD), len(ends) + 1).tolist()
+    found = highest_ranked(keydiff_ranks(k_CGD), len(ends) + 1).tolist()
     assert found == [sorted([*ends, 30]), sorted([*ends, 41])]
 
 
 def test_of_equals_and_of_numbers_that_are_none_the_first_goes_on():
     k_CGD = torch.ones(60, 1, 8)
-    assert highest(least_alike(k_CGD), 24)[0].tolist() == [*range(8), *range(44, 60)]
+    assert highest_ranked(keydiff_ranks(k_CGD), 24)[0].tolist() == [*range(8), *range(44, 60)]
     k_CGD[5] = float("nan")
-    assert highest(least_alike(k_CGD), 60)[0].tolist() == list(range(60))
+    assert highest_ranked(keydiff_ranks(k_CGD), 60)[0].tolist() == list(range(60))
 
 
 @settings(max_examples=40, deadline=None)
@@ -53,7 +53,7 @@ def test_it_is_the_definition(seed: int, tokens: int, share: float):
     ends = {*range(FIRST), *range(tokens - NEWEST, tokens)}
     between = sorted(set(range(tokens)) - ends, key=lambda c: alike[c])
     wanted = sorted(ends | set(between[: count - len(ends)]))
-    assert highest(least_alike(k_CD[:, None].float()), count)[0].tolist() == wanted
+    assert highest_ranked(keydiff_ranks(k_CD[:, None].float()), count)[0].tolist() == wanted
 
 
 @pytest.mark.parametrize(
@@ -77,11 +77,11 @@ def test_what_is_kept_lies_as_it_lay(kind: type[KVLayer], dtype: torch.dtype):
     before = [part.clone() for part in layer.parts]
     shrink = Shrink(7, 0, 100, [3, 8, 1, 5, 2, 9, 4], [6, 10, 11, 7, 0])
     k_CGD, v_CGD = (x[:100].clone() for x in layer.gather(torch.tensor(shrink.sources)))
-    places_GK = highest(least_alike(k_CGD), 100 - 2 * 16)
-    kept = choose([layer], shrink)
-    assert not choose([layer], Shrink(8, 1, 100, [3], [1]))
+    places_GK = highest_ranked(keydiff_ranks(k_CGD), 100 - 2 * 16)
+    kept = select_tokens([layer], shrink)
+    assert not select_tokens([layer], Shrink(8, 1, 100, [3], [1]))
     assert all(map(torch.equal, before, layer.parts))
-    put(kept)
+    write_moves(kept)
     k_KGD, v_KGD = (x[: 100 - 2 * 16] for x in layer.gather(torch.tensor(shrink.blocks)))
     for head in range(2):
         assert torch.equal(k_KGD[:, head], k_CGD[places_GK[head], head])
@@ -196,7 +196,7 @@ def test_a_generated_token_sees_what_is_kept_and_all_behind(whole_file: str):
     )
     whole, less = (prompt_keys(one, prompt, 3) for one in (exact, engine))
     count = len(prompt) - 4 * blocks_dropped(0.25, len(prompt), 4)
-    places_GK = highest(least_alike(whole[: len(prompt)]), count)
+    places_GK = highest_ranked(keydiff_ranks(whole[: len(prompt)]), count)
     assert len(less) == count + 5
     for head, places in enumerate(places_GK):
         assert_close(less[:count, head], whole[places, head])

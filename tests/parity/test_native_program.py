@@ -21,7 +21,7 @@ from headway.runtime.executor import TorchExecutor
 from headway.runtime.native.layers import NativeLayers
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
-from headway.runtime.native.lower import NotLoweredError, Recorder, Value, lower, share
+from headway.runtime.native.lower import NotLoweredError, OperationRecorder, Value, lower, share_buffers
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.spec import FAMILIES as ROWS
 from headway.spec.formats import GROUPS, INT8, PLAIN, Format
@@ -340,7 +340,7 @@ def test_outputs_that_somebody_else_reads_are_not_gated_away(library):
 @pytest.mark.parametrize("num_layers", [1, 2, 9])
 def test_gated_layers_share_their_buffers(num_layers: int):
     """A residual, a product's outputs, their gate and what comes back: four for any number."""
-    recorder = Recorder(torch.float32)
+    recorder = OperationRecorder(torch.float32)
     x = recorder._new(8)
     start = {"code": "embed", "y": x}
     operations = [start]
@@ -352,7 +352,7 @@ def test_gated_layers_share_their_buffers(num_layers: int):
             {"code": "add", "x": x, "second": back, "y": total},
         ]
         x = total
-    assert len(share(operations, recorder.widths, x.buffer)[1]) <= 4
+    assert len(share_buffers(operations, recorder.widths, x.buffer)[1]) <= 4
 
 
 @each_instruction_set
@@ -406,7 +406,7 @@ def test_no_buffer_is_written_before_it_is_read(draws: list[tuple[bool, int, int
 
     Where `is_given` the second buffer is the caller's, whom nobody writes over.
     """
-    recorder = Recorder(torch.float32)
+    recorder = OperationRecorder(torch.float32)
     recorder.widths = [3, 5]
     values = [Value(recorder, 0, 3), Value(recorder, 1, 5)]
     operations = [{"code": "norm", "y": value} for value in values[: 1 if is_given else 2]]
@@ -420,7 +420,7 @@ def test_no_buffer_is_written_before_it_is_read(draws: list[tuple[bool, int, int
     if is_given and not draws:
         return
     given_buffer = values[1].buffer if is_given else None
-    slots, sizes = share(operations, recorder.widths, values[-1].buffer, given_buffer)
+    slots, sizes = share_buffers(operations, recorder.widths, values[-1].buffer, given_buffer)
     owner: dict[int, int] = {slots[values[1].buffer]: values[1].buffer} if is_given else {}
     for operation in operations:
         for name in ("x", "second"):
@@ -438,7 +438,7 @@ def test_no_buffer_is_written_before_it_is_read(draws: list[tuple[bool, int, int
 
 def test_values_refuse_what_no_operation_does():
     """Whatever a model file asks of its numbers, by method or by function."""
-    value = Value(Recorder(torch.float32), 0, 4)
+    value = Value(OperationRecorder(torch.float32), 0, 4)
     for use in (
         lambda: value.double(),
         lambda: torch.softmax(value, -1),

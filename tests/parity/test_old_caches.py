@@ -52,7 +52,7 @@ def test_packed_weights_of_0_2_are_not_read(folder: Path, monkeypatch: pytest.Mo
     )
     settings = plan_settings(folder, options)[1]
     with monkeypatch.context() as old:
-        old.setattr(weight_key, "LAYOUT", LAYOUT_OF_0_2)
+        old.setattr(weight_key, "LAYOUT_VERSION", LAYOUT_OF_0_2)
         answer(folder)
         assert is_cached(folder, settings)
     assert not is_cached(folder, settings)

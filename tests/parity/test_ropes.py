@@ -286,13 +286,13 @@ def test_a_plain_rope_beside_a_scaled_one_turns_by_positions():
     plain = RopeTable(RopeSpec(), 8, 20, "cpu")
     for kind in ("longrope", "dynamic"):
         scaled = RopeSpec(kind=kind, factor=2.0, original_max_len=6)
-        rows = RopeRows(scaled, 20, most_tokens=4)
+        rows = RopeRows(scaled, 20, max_tokens=4)
         table = RopeTable(RopeSpec(), 8, 20, "cpu", rows)
         for length in (0, 7, 19):
             # LongRoPE's rows of requests that are not scaled end at the original length
             last = 4 if kind == "longrope" and length == 0 else 19
             positions = torch.tensor([2, 5, last, 3])
-            found, prompt = rows.of(positions.numpy(), torch.full((4,), length).numpy())
+            found, prompt = rows.rows_for(positions.numpy(), torch.full((4,), length).numpy())
             table.fill(prompt)
             for own, expected in zip(
                 table.at(torch.from_numpy(found)), plain.at(positions), strict=True

@@ -22,9 +22,9 @@ from headway.runtime.quantized.gguf_blocks import PACKINGS
 from headway.runtime.rounding import (
     SUPER_BLOCK,
     RoundedWeight,
+    dequantized_rows,
     fused,
     round_weight,
-    rounded_rows,
 )
 from headway.spec.formats import INT8, PLAIN, Format
 from headway.spec.quantization import Quantization
@@ -64,7 +64,7 @@ def test_products_are_those_of_plain_weights(kind, group, offsets, permuted):
     weight = some_weight(format, 20, 75)
     assert weight.format == format and weight.fits(format)
     x, bias = torch.randn(9, 75, generator=torch.Generator().manual_seed(1)), torch.arange(20.0)
-    rows = rounded_rows(x if weight.order_H is None else x[:, weight.order_H.long()], format)
+    rows = dequantized_rows(x if weight.order_H is None else x[:, weight.order_H.long()], format)
     wanted = rows.double() @ replace(weight, order_H=None).plain().double().T + bias
     found = reference.quantized_linear(x, weight, bias)
     torch.testing.assert_close(found, wanted.float(), rtol=1e-5, atol=2e-5)
@@ -140,7 +140,7 @@ def test_parts_of_several_formats_are_products_side_by_side():
         layer.kernel, layer.bias = kernels.linear_for(name, layer.parts), bias
         assert isinstance(layer.kernel, PartsLinear) and layer.kernel.outputs == [32, 8]
         layer.weight[32:] = plain
-        layer.take([q, k, third])
+        layer.prepare_rounded([q, k, third])
         assert layer.weight is None and len(layer.matrices) == 2
         wanted = [reference.quantized_linear(x, one, None) for one in (q, k)]
         last = x @ plain.T if third is None else reference.quantized_linear(x, third, None)
@@ -154,7 +154,7 @@ def test_parts_of_one_format_are_one_matrix():
     kernels = kernels_of((name, Q4))
     layer = Linear(Build(kernels), 64, 48, parts=(24, 24))
     layer.kernel = kernels.linear_for(name, layer.parts)
-    layer.take([gate, up])
+    layer.prepare_rounded([gate, up])
     (whole,) = layer.matrices
     assert torch.equal(whole.levels_OH, torch.cat([gate.levels_OH, up.levels_OH]))
     assert torch.equal(whole.offsets_OG, torch.cat([gate.offsets_OG, up.offsets_OG]))
@@ -286,12 +286,12 @@ def test_parts_are_written_beside_each_other_by_a_program(library):
     layer = Linear(Build(kernels), 96, 80, parts=sizes)
     layer.kernel, layer.bias = kernels.linear_for(name, sizes), torch.randn(80)
     layer.weight[64:] = torch.randn(16, 96)
-    layer.take([some_weight(Q4, 48, 96, 1), some_weight(Q4, 16, 96, 2), None])
+    layer.prepare_rounded([some_weight(Q4, 48, 96, 1), some_weight(Q4, 16, 96, 2), None])
     program, _ = lower(layer, library, torch.float32, given=96)
     assert program is not None and len(program.operations) == 2
     for rows in (1, 5, 40):
         x = torch.randn(rows, 96)
-        assert torch.equal(program.over(x), layer(x))
+        assert torch.equal(program.run_rows(x), layer(x))
 
 
 @each_instruction_set
@@ -384,8 +384,8 @@ def test_a_row_in_fp8_does_not_depend_on_the_rows_beside_it(library, group):
 @each_instruction_set
 def test_fp8_is_an_operation_of_a_program(library):
     """Beside a part in int4, written where it belongs; and only groups of whole steps."""
-    assert not NativeFp8Linear.knows(Format("fp8", 48))
-    assert not NativeFp8Linear.knows(Format("fp8", 128, permuted=True))
+    assert not NativeFp8Linear.supports(Format("fp8", 48))
+    assert not NativeFp8Linear.supports(Format("fp8", 128, permuted=True))
     name, sizes, fp8 = "layers.0.attention.qkv", (48, 16, 16), Format("fp8", 32)
     kernels = Kernels(
         linear=NativeLinear(library),
@@ -398,9 +398,11 @@ def test_fp8_is_an_operation_of_a_program(library):
     )
     layer = Linear(Build(kernels), 96, 80, parts=sizes)
     layer.kernel, layer.bias = kernels.linear_for(name, sizes), torch.randn(80)
-    layer.take([some_fp8(48, 96, 32), some_fp8(16, 96, 32, 1), some_weight(Q4, 16, 96, 2)])
+    layer.prepare_rounded(
+        [some_fp8(48, 96, 32), some_fp8(16, 96, 32, 1), some_weight(Q4, 16, 96, 2)]
+    )
     program, _ = lower(layer, library, torch.float32, given=96)
     assert program is not None and len(program.operations) == 2
     for rows in (1, 5, 40):
         x = torch.randn(rows, 96)
-        assert torch.equal(program.over(x), layer(x))
+        assert torch.equal(program.run_rows(x), layer(x))

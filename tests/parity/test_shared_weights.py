@@ -27,7 +27,7 @@ from headway.engine.engine import Engine
 from headway.runtime import eagle, loading, medusa, shared_weights, sharing
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
-from headway.runtime.shared_weights import filled_bytes, is_sealed, make_shared
+from headway.runtime.shared_weights import create_shared_files, filled_bytes, is_sealed
 from headway.spec.embedded import model_folder
 from parity.drafting import Proposals
 from parity.tiny import save, tiny_model
@@ -43,7 +43,7 @@ ALL = ("qwen2", "gemma2", "gemma3n", "qwen3moe", "gptoss", "deepseekv3", "granit
 
 @pytest.fixture
 def weights() -> Iterator[list[int]]:
-    found = make_shared(2)
+    found = create_shared_files(2)
     yield found
     for descriptor in found:
         os.close(descriptor)
@@ -129,7 +129,7 @@ def test_what_torch_multiplies_as_it_is_is_shared(tmp_path, weights, work, monke
     monkeypatch.setattr("headway.runtime.kernels.onednn.available", lambda: False)
     check_shared(folder, weights, work, dtype="float32", **options)
     monkeypatch.undo()
-    own = make_shared(2)
+    own = create_shared_files(2)
     for _ in range(2):
         engine = sharing_engine(folder, own, quantization="int4", **options)
         assert not is_sealed(own[0]) and filled_bytes(own) == 0
@@ -147,7 +147,7 @@ def test_a_cache_on_disk_fills_it(tmp_path, weights, work, monkeypatch):
             thread.join()
     assert len(list((tmp_path / "cache" / "headway" / "weights").glob("*.weights"))) == 1
     work.clear()
-    others = make_shared(2)
+    others = create_shared_files(2)
     assert answers(sharing_engine(folder, others, **options)) == wanted
     assert "prepare" not in work and is_sealed(others[0])
 
@@ -193,7 +193,7 @@ def test_beside_one_that_hangs_an_engine_has_its_own(
     tmp_path, weights, work, stopped, monkeypatch, caplog
 ):
     """Until that one is gone, and the next engine fills what is shared."""
-    monkeypatch.setattr(shared_weights, "STALLED_S", 0.2)
+    monkeypatch.setattr(shared_weights, "MIN_STALL_TIMEOUT_S", 0.2)
     folder = save(tiny_model("llama"), tmp_path / "model")
     options = {"quantization": "int4", "skip_tokenizer_init": True}
     wanted = answers(engine_for(folder, **options))
@@ -207,7 +207,7 @@ def test_beside_one_that_hangs_an_engine_has_its_own(
 
 
 def test_without_room_beside_one_that_hangs_nobody_starts(tmp_path, weights, stopped, monkeypatch):
-    monkeypatch.setattr(shared_weights, "STALLED_S", 0.2)
+    monkeypatch.setattr(shared_weights, "MIN_STALL_TIMEOUT_S", 0.2)
     monkeypatch.setattr(sharing, "memory", lambda: (10**9, 1000))
     folder = save(tiny_model("llama"), tmp_path / "model")
     with pytest.raises(CapacityError, match="hangs, and there is no room beside") as refused:

@@ -165,9 +165,9 @@ def share_weights(options: EngineOptions, count: int) -> list[int]:
     is_cut = any(size > 1 for size in ranks) or options.pipeline_parallel_size != 1
     if count == 1 or options.device == "cuda" or is_cut:
         return []
-    from headway.runtime.shared_weights import make_shared
+    from headway.runtime.shared_weights import create_shared_files
 
-    return make_shared(2)
+    return create_shared_files(2)
 
 
 def count_step(telemetry: "Telemetry", engine: int, record: "StepRecord") -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from headway.compress.matrices import Matrix, layer_matrices
 from headway.compress.partial import Partial, QuantizedLayer
 from headway.compress.rows import HEAD_NAME, RowModel, rows_of
-from headway.runtime.rounding import rounded_rows
+from headway.runtime.rounding import dequantized_rows
 from headway.spec.formats import PLAIN, Format
 
 MAX_POSITIONS = 256
@@ -35,7 +35,7 @@ class RoundedInputs:
         return weight_OH
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        x_TH = x_TH if self.format == PLAIN else rounded_rows(x_TH, self.format)
+        x_TH = x_TH if self.format == PLAIN else dequantized_rows(x_TH, self.format)
         return functional.linear(x_TH, weight_OH, bias_O)
 
 

@@ -25,7 +25,7 @@ from headway.compress.statistics import Place
 from headway.runtime.experts import ExpertLinear
 from headway.runtime.layers import Linear
 from headway.runtime.quantized.profile import MatrixProfile
-from headway.runtime.rounding import round_weight, round_weight_by_power, rounded_rows
+from headway.runtime.rounding import dequantized_rows, round_weight, round_weight_by_power
 from headway.spec.formats import PLAIN, Format
 
 HEAD_ROWS = 64
@@ -142,7 +142,7 @@ def profile_of(
     losses = {}
     for format in formats:
         rounded_OI = rounding(matrix, weight_OI, format, power_I)
-        error_TO = functional.linear(rounded_rows(x_TI, format), rounded_OI) - exact_TO
+        error_TO = functional.linear(dequantized_rows(x_TI, format), rounded_OI) - exact_TO
         losses[format] = float((gradient_TO * error_TO).square().sum()) / tokens / 2
     return MatrixProfile(
         module=matrix.module,

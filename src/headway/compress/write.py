@@ -19,7 +19,7 @@ from headway.compress.packing import FileFormat, quantization_config, tensors_of
 from headway.compress.rows import EMBEDDING, HEAD, HEAD_NAME, RowModel
 from headway.core.errors import UsageError
 from headway.runtime.checkpoint import IGNORED_SUFFIXES
-from headway.runtime.checkpoint_files import BESIDE
+from headway.runtime.checkpoint_files import DRAFTER_FILES
 from headway.runtime.rounding import RoundedWeight
 from headway.spec import read_json
 from headway.spec.formats import PLAIN, Format
@@ -35,7 +35,7 @@ COPIED = (
     "chat_template.jinja",
     "chat_template.json",
     "generation_config.json",
-    *BESIDE,
+    *DRAFTER_FILES,
     "LICENSE",
     "NOTICE",
 )
@@ -126,7 +126,7 @@ def write_config(folder: Path, content: FolderContent, out: Path) -> None:
 
 def copy_rest(folder: Path, out: Path, heads: bool = True) -> None:
     """Copy tokenizer, template, generation settings and licence; draft heads if `heads`."""
-    for name in COPIED if heads else [name for name in COPIED if name not in BESIDE]:
+    for name in COPIED if heads else [name for name in COPIED if name not in DRAFTER_FILES]:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headway.config.kv_read import FEWEST
 from headway.core.plan import NewSequence, ScheduledSequence, Shrink, StepPlan, sampled_in
-from headway.runtime.rope import Prompt, RopeRows
+from headway.runtime.rope import RopeRows, ScaledPrompts
 
 INT = np.int64
 
@@ -57,7 +57,7 @@ class WorkerSequence:
         behind = self.generated[max(begin - prompt, 0) : max(end - prompt, 0)]
         return self.new.token_ids[begin : min(end, prompt)] + behind
 
-    def ahead(self, drafts: list[int], mask: int = 0) -> "WorkerSequence":
+    def with_drafts(self, drafts: list[int], mask: int = 0) -> "WorkerSequence":
         """The sequence as it will be where these drafts are kept, to be sampled from."""
         other = copy(self)
         other.generated = self.generated + drafts
@@ -107,7 +107,7 @@ class Batch:
     """How many blocks each token reads of a layer that chooses, 0 for all; None: nobody chooses."""
     rope_rows_T: Tensor | None = None
     """The rows of the rope tables where they are not the positions."""
-    rope_prompt: Prompt | None = None
+    rope_prompt: ScaledPrompts | None = None
     """The tokens whose rows of the rope tables are to be filled."""
     views: dict[int, Any] = field(default_factory=dict)
     """What an attention backend derives from the batch once a step, by KV group."""
@@ -200,7 +200,7 @@ class WorkerState:
                 sampled.append(self._sampled(sequence, scheduled))
             for count in range(1, num_drafts + 1):
                 sampled_rows.append(len(tokens) - num_drafts - 1 + count)
-                sampled.append(sequence.ahead(scheduled.drafts[:count], count))
+                sampled.append(sequence.with_drafts(scheduled.drafts[:count], count))
         known = [self.sequences[row.sequence_id] for row in plan.scheduled]
         dropped = [one.dropped for one in known] if self._has_shrunk else None
         inputs = (tokens, query_lens, starts, rows)
@@ -230,7 +230,7 @@ class WorkerState:
         """The ids of the blocks of `sequence` in a group."""
         return self._tables[group][sequence.row, : sequence.num_blocks[group]]
 
-    def tensors_of(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
+    def draft_batch(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
         """A forward over one group for these (sequence, tokens, position of the first)."""
         lens = [len(tokens) for _, tokens, _ in rows]
         batch = self._tensors(
@@ -254,10 +254,10 @@ class WorkerState:
         first = np.array(starts, INT) - np.cumsum(lens) + lens
         positions = np.repeat(first, lens) + np.arange(lens.sum(), dtype=INT)
         scaled_lens = np.repeat(np.array([one.new.scaled_len for one in known], INT), lens)
-        rows, batch.rope_prompt = self.rope_rows.of(positions, scaled_lens)
-        batch.rope_rows_T = self._sent(rows)
+        rows, batch.rope_prompt = self.rope_rows.rows_for(positions, scaled_lens)
+        batch.rope_rows_T = self._to_device(rows)
 
-    def _sent(self, array: np.ndarray) -> Tensor:
+    def _to_device(self, array: np.ndarray) -> Tensor:
         """The array as a tensor where batches lie."""
         return torch.from_numpy(array)
 
@@ -281,27 +281,27 @@ class WorkerState:
     ) -> Batch:
         lens, begin, row_S = np.array(query_lens, INT), np.array(starts, INT), np.array(rows, INT)
         context_lens: list[int] = (begin + lens).tolist()
-        at_T = np.arange(len(query_lens), dtype=INT)
+        row_T = np.arange(len(query_lens), dtype=INT)
         if num_decodes == len(query_lens):
             positions = begin
         else:
             first = np.cumsum(lens) - lens
             within = np.arange(len(tokens), dtype=INT) - np.repeat(first, lens)
-            positions, at_T = np.repeat(begin, lens) + within, np.repeat(at_T, lens)
+            positions, row_T = np.repeat(begin, lens) + within, np.repeat(row_T, lens)
         block, offset = np.divmod(positions, self.block_size)
         width = -(-max(context_lens) // self.block_size)
         own_lens, places = None, [block] * len(tables)
         if dropped_SG is not None:
             dropped_GS = np.array(dropped_SG, INT).T
             own_lens = (begin + lens - dropped_GS * self.block_size).tolist()
-            places = [block - own_S[at_T] for own_S in dropped_GS]
+            places = [block - own_S[row_T] for own_S in dropped_GS]
         tables = [table[row_S, :width] for table in tables]
         slots = [
-            table_SB[at_T, place] * self.block_size + offset
+            table_SB[row_T, place] * self.block_size + offset
             for table_SB, place in zip(tables, places, strict=True)
         ]
         sent, lens_of = self._send(
-            [np.array(tokens, INT), positions, *slots, *tables], lens, context_lens, row_S[at_T]
+            [np.array(tokens, INT), positions, *slots, *tables], lens, context_lens, row_S[row_T]
         )
         return Batch(
             token_ids_T=sent[0],

@@ -32,9 +32,9 @@ from headway.spec.formats import PLAIN, Format
 from headway.spec.gguf.header import is_gguf
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
-OF_KV = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"
+SHARED_KV_WEIGHT = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"
 """What some checkpoints hold of layers that read the keys and values of others."""
-BEHIND = r"model\.layers\.{}\."
+MTP_LAYER = r"model\.layers\.{}\."
 """DeepSeek V3 has a layer behind the last that guesses tokens further ahead."""
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
@@ -45,7 +45,7 @@ Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class WeightTarget:
     """The place of one tensor of the checkpoint, a view of a weight, and the module it is of.
 
     `row` is the first of its rows there, `expert` its number among the rank's, `part` that of the
@@ -66,8 +66,8 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
         return open_gguf(model, spec)
     if spec.profile:
         return round_tensors(open_pieces(model, spec), spec)
-    found = open_quantized(model, spec)
-    return open_pieces(model, spec) if found is None else found.tensors()
+    quantized = open_quantized(model, spec)
+    return open_pieces(model, spec) if quantized is None else quantized.tensors()
 
 
 def open_pieces(model: Path, spec: ModelSpec) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -82,8 +82,8 @@ def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format]
     """Module → format of each that a checkpoint holds rounded; CheckpointError."""
     if is_gguf(model):
         return gguf_formats(model, spec)
-    found = open_quantized(model, spec)
-    return () if found is None else found.formats()
+    quantized = open_quantized(model, spec)
+    return () if quantized is None else quantized.formats()
 
 
 def open_tensors(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -112,13 +112,13 @@ def load_weights(
     folder: Path,
     progress: Progress | None = None,
     ready: Callable[[str, Rounded], None] = lambda module, rounded: None,
-    held: Collection[str] = (),
+    filled: Collection[str] = (),
     shard: Shard | None = None,
 ) -> None:
     """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over.
 
     `ready` hears of each module that is complete, with what the checkpoint holds rounded of it; []
-    where all is plain. Modules in `held` have their weights already: theirs are not read. `shard`
+    where all is plain. Modules in `filled` have their weights already: theirs are not read. `shard`
     says what a rank reads of the whole model's weights, where `model` and `spec` are its part.
     """
     shard = shard or Shard(spec)
@@ -126,14 +126,14 @@ def load_weights(
     missing = targets(model, spec)
     parts = Counter(target.module for target in missing.values())
     rounded: dict[str, dict[tuple[int, int], RoundedWeight]] = defaultdict(dict)
-    left_over, done, elsewhere = [], 0, of_other_ranks(model, spec)
+    left_over, done, of_other_ranks = [], 0, names_of_other_ranks(model, spec)
     for name, read in open_model(folder, shard.spec):
         target = missing.pop(name, None)
         if target is None:
-            if name not in elsewhere and not passed_over(name, read, spec):
+            if name not in of_other_ranks and not is_ignorable(name, read, spec):
                 left_over.append(name)
             continue
-        if target.module not in held or not name.endswith(".weight"):
+        if target.module not in filled or not name.endswith(".weight"):
             weight = read()
             if not target.is_expert:
                 weight = shard.of(weight, target.module, target.part)
@@ -146,7 +146,7 @@ def load_weights(
         parts[target.module] -= 1
         if not parts[target.module]:
             pieces = rounded.pop(target.module, {})
-            ready(target.module, by_part(model, target.module, pieces))
+            ready(target.module, split_parts(model, target.module, pieces))
         if progress is not None:
             progress(min(done, total), total)
     if missing or left_over:
@@ -155,18 +155,18 @@ def load_weights(
         progress(total, total)
 
 
-def passed_over(name: str, read: Callable[[], Tensor | RoundedWeight], spec: ModelSpec) -> bool:
+def is_ignorable(name: str, read: Callable[[], Tensor | RoundedWeight], spec: ModelSpec) -> bool:
     """Whether a tensor that the model has no place for does no harm.
 
     GPTQ's first writers gave every layer a bias, of zeros where the model has none.
     """
     if name.endswith(IGNORED_SUFFIXES) or (spec.tied and name == "lm_head.weight"):
         return True
-    if re.fullmatch(OF_KV, name) and of_others(spec, name):
+    if re.fullmatch(SHARED_KV_WEIGHT, name) and reads_other_kv(spec, name):
         return True
     if spec.states is not None and name.startswith("mtp."):  # layers that guess further tokens
         return True
-    if spec.latent is not None and re.match(BEHIND.format(spec.num_layers), name):
+    if spec.latent is not None and re.match(MTP_LAYER.format(spec.num_layers), name):
         return True
     if not spec.formats or not name.endswith(".bias"):
         return False
@@ -174,7 +174,7 @@ def passed_over(name: str, read: Callable[[], Tensor | RoundedWeight], spec: Mod
     return isinstance(bias, Tensor) and not bool(bias.any())
 
 
-def of_others(spec: ModelSpec, name: str) -> bool:
+def reads_other_kv(spec: ModelSpec, name: str) -> bool:
     """Whether the layer of this name reads keys and values of another."""
     index = int(name.split(".")[2])
     return index < spec.num_layers and spec.layers[index].kv_from is not None
@@ -187,7 +187,9 @@ def bytes_read(weight: Tensor | RoundedWeight) -> int:
     return weight.format.num_bytes(*weight.levels_OH.shape)
 
 
-def by_part(model: Decoder, module: str, pieces: dict[tuple[int, int], RoundedWeight]) -> Rounded:
+def split_parts(
+    model: Decoder, module: str, pieces: dict[tuple[int, int], RoundedWeight]
+) -> Rounded:
     """The parts of each expert of a module, from the pieces by (expert, first row).
 
     A piece may hold several parts, as Phi-3's qkv does: it is cut.
@@ -244,7 +246,7 @@ def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
     )
 
 
-def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
+def targets(model: Decoder, spec: ModelSpec) -> dict[str, WeightTarget]:
     """Checkpoint name → where it is copied to.
 
     q, k and v are row ranges of one matrix: with 8 query and 2 KV heads of 64, rows 0 … 511,
@@ -252,7 +254,7 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
     """
     parameters = dict(model.named_parameters())
     q, kv = spec.q_rows, spec.kv_size
-    found: dict[str, Target] = {}
+    by_name: dict[str, WeightTarget] = {}
     for pattern, (module, part) in model.weights.items():
         for i in range(spec.num_layers if "{i}" in pattern else 1):
             for suffix in (".weight", ".bias"):
@@ -273,16 +275,16 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, Target]:
                     row, count = parts[part] if part else (0, place.shape[0])
                     rows = place.narrow(0, row, count)
                     name = pattern.format(i=i, e=e) + suffix
-                    found[name] = Target(rows, owner, row, at, part, bool(experts))
+                    by_name[name] = WeightTarget(rows, owner, row, at, part, bool(experts))
     half = model.stage.half
     if spec.tied and (half is None or not half.has_mlps):
-        found.pop("lm_head.weight", None)
+        by_name.pop("lm_head.weight", None)
         holder = model.embedding if model.stage.is_first else model.head
         if head_is_rounded(spec) and model.stage.is_last:
-            found["lm_head.weight"] = Target(holder.weight.data, "head")
+            by_name["lm_head.weight"] = WeightTarget(holder.weight.data, "head")
         elif model.stage.is_last and not model.stage.is_first:
-            found[name_of(model, "embedding")] = Target(holder.weight.data, "head")
-    return found
+            by_name[name_of(model, "embedding")] = WeightTarget(holder.weight.data, "head")
+    return by_name
 
 
 def name_of(model: Decoder, module: str) -> str:
@@ -291,20 +293,20 @@ def name_of(model: Decoder, module: str) -> str:
     return name + ".weight"
 
 
-def of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
+def names_of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
     """What a stage of a pipeline does not read, and what a rank that has some of the experts."""
-    count, found = spec.experts.count if spec.experts else 0, set[str]()
+    count, names = spec.experts.count if spec.experts else 0, set[str]()
     half = model.stage.half
     if half is None and model.stage.count == 1 and count == len(model.own_experts):
-        return found
+        return names
     for name, (module, _) in model.weights.items():
         is_here = half is None or half.has(module)
         for i in range(spec.num_layers) if "{i}" in name else (-1,):
             for e in range(count) if "{e}" in name else (-1,):
                 here = is_here and (i in model.own or half is not None)
                 here = here and (e < 0 or e in model.own_experts)
-                found |= set() if here else {name.format(i=i, e=e)}
-    return {name + suffix for name in found for suffix in (".weight", ".bias")}
+                names |= set() if here else {name.format(i=i, e=e)}
+    return {name + suffix for name in names for suffix in (".weight", ".bias")}
 
 
 def head_is_rounded(spec: ModelSpec) -> bool:

@@ -26,13 +26,13 @@ TYPE_BITS = {
     **dict.fromkeys(("F4", "F6_E2M3", "F6_E3M2"), 0),
 }
 """safetensors' types; those of less than a byte count as they lie."""
-MOST_DIMS = 8
+MAX_DIMS = 8
 METADATA = "__metadata__"
 MEDUSA_FILE = "medusa.safetensors"
 """Heads that lie beside a model's weights and are none of them (`medusa_file`)."""
 EAGLE_FILE = "eagle.safetensors"
 """A layer that drafts from a model's states, beside its weights too (`eagle_file`)."""
-BESIDE = (MEDUSA_FILE, EAGLE_FILE)
+DRAFTER_FILES = (MEDUSA_FILE, EAGLE_FILE)
 """Files of a folder that are no weights of its model."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
@@ -51,7 +51,7 @@ def find_files(folder: Path) -> list[Path]:
             raise CheckpointError(f"{index} names no weights.", "Copy the file again.")
         files = [checked_path(folder, name) for name in sorted({*map(str, names.values())})]
     else:
-        files = sorted(p for p in folder.glob("*.safetensors") if p.name not in BESIDE)
+        files = sorted(p for p in folder.glob("*.safetensors") if p.name not in DRAFTER_FILES)
     if not files:
         others = [p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth")]
         hint = f" ({others[0]} is a pickle and is never opened)" if others else ""
@@ -134,7 +134,7 @@ def tensor_range(entry: Any) -> tuple[int, int]:
     """Where a tensor begins and ends; ValueError or TypeError where that cannot be."""
     begin, end = entry["data_offsets"]
     numbers = [begin, end, *entry["shape"]]
-    if len(numbers) > 2 + MOST_DIMS or any(
+    if len(numbers) > 2 + MAX_DIMS or any(
         type(number) is not int or not 0 <= number < 1 << 62 for number in numbers
     ):
         raise ValueError("not a size")

@@ -22,16 +22,16 @@ from headway.runtime.native.lower import lower
 from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.sampler import NEVER
 
-LATEST = 16
+MAX_ANSWER_TOKENS = 16
 """Of an answer so many of the last tokens are looked at in each step."""
 
 
 class TokenList:
     """`size` of `vocab_size` tokens: the first ones, and those that came lately.
 
-    >>> listed = TokenList(128, 1000)
-    >>> listed.saw([7, 900, 64])
-    >>> 900 in listed, 64 in listed, 65 in listed, len(listed.learned)
+    >>> tokens = TokenList(128, 1000)
+    >>> tokens.add([7, 900, 64])
+    >>> 900 in tokens, 64 in listed, 65 in listed, len(listed.learned)
     (True, True, False, 64)
     """
 
@@ -40,15 +40,15 @@ class TokenList:
         self.learned = list(range(self.num_first, size))
         self.changed: set[int] = set()
         """Which places of `learned` have another token than when somebody last cleared this."""
-        self._lately = {token_id: at for at, token_id in enumerate(self.learned)}
+        self._recent = {token_id: at for at, token_id in enumerate(self.learned)}
         """Learned token → its place, the one that came longest ago first."""
 
     def __contains__(self, token_id: int) -> bool:
-        return 0 <= token_id < self.num_first or token_id in self._lately
+        return 0 <= token_id < self.num_first or token_id in self._recent
 
-    def saw(self, token_ids: Sequence[int]) -> None:
+    def add(self, token_ids: Sequence[int]) -> None:
         """These tokens came."""
-        first, end, lately = self.num_first, self.vocab_size, self._lately
+        first, end, lately = self.num_first, self.vocab_size, self._recent
         for token_id in token_ids:
             if first <= token_id < end:
                 place = lately.pop(token_id, None)
@@ -66,10 +66,10 @@ class DraftVocabulary:
     """
 
     def __init__(self, forward: Forward, size: int, *, normed: bool = False) -> None:
-        self._model, self._kernel = forward.model, forward.kernels.of_drafter
+        self._model, self._kernel = forward.model, forward.kernels.drafter_linear
         self._logits_of = self._model.logits_of if normed else self._model.logits
         self._rows_VH = forward.model.embedding.weight.detach()
-        self.listed = TokenList(size, len(self._rows_VH))
+        self.tokens = TokenList(size, len(self._rows_VH))
         self._packed = self._kernel.prepare(self._rows_VH[:size].clone())
         self._program = None
         library, hidden = forward.kernels.library, forward.spec.hidden_size
@@ -81,29 +81,29 @@ class DraftVocabulary:
         """What its part of the output matrix takes."""
         return sum(part.nbytes for part in parts_of(self._packed))
 
-    def saw(self, token_ids: Sequence[int]) -> None:
+    def add(self, token_ids: Sequence[int]) -> None:
         """These tokens came: they are guessed from the next `refresh` on."""
-        self.listed.saw(token_ids)
+        self.tokens.add(token_ids)
 
-    def saw_answer(self, sequence: WorkerSequence) -> None:
+    def add_answer(self, sequence: WorkerSequence) -> None:
         """Tokens were sampled: the last that are known."""
-        self.saw(sequence.generated[-LATEST:])
+        self.add(sequence.generated[-MAX_ANSWER_TOKENS:])
 
     def refresh(self) -> None:
         """Take up what came, before a proposal."""
-        for group in {place // TOGETHER for place in self.listed.changed}:
+        for group in {place // TOGETHER for place in self.tokens.changed}:
             begin = group * TOGETHER
-            token_ids = self.listed.learned[begin : begin + TOGETHER]
+            token_ids = self.tokens.learned[begin : begin + TOGETHER]
             group_parts = parts_of(self._kernel.prepare(self._rows_VH[token_ids]))
             for whole, part in zip(parts_of(self._packed), group_parts, strict=True):
-                at = (self.listed.num_first + begin) // TOGETHER * len(part)
+                at = (self.tokens.num_first + begin) // TOGETHER * len(part)
                 whole[at : at + len(part)] = part
-        self.listed.changed.clear()
+        self.tokens.changed.clear()
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of the list's tokens, (R, L); valid until the next call."""
         if self._program is not None:
-            return self._program.over(hidden_RH)
+            return self._program.run_rows(hidden_RH)
         return self._plain_logits(hidden_RH)
 
     def _plain_logits(self, hidden_RH: Tensor) -> Tensor:
@@ -115,15 +115,15 @@ class DraftVocabulary:
 
     def token_ids(self, places: list[int]) -> list[int]:
         """The tokens at these places of the list; NO_TOKEN, which is none, stays."""
-        first, learned = self.listed.num_first, self.listed.learned
+        first, learned = self.tokens.num_first, self.tokens.learned
         return [place if place < first else learned[place - first] for place in places]
 
-    def spread(self, logits_RL: Tensor, vocab_size: int) -> Tensor:
+    def scatter(self, logits_RL: Tensor, vocab_size: int) -> Tensor:
         """The same by token id, (R, V); tokens that are not in the list are never drawn."""
         logits_RV = logits_RL.new_full((len(logits_RL), vocab_size), NEVER)
-        first = self.listed.num_first
+        first = self.tokens.num_first
         logits_RV[:, :first] = logits_RL[:, :first]
-        logits_RV[:, self.listed.learned] = logits_RL[:, first:]
+        logits_RV[:, self.tokens.learned] = logits_RL[:, first:]
         return logits_RV
 
 

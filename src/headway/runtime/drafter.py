@@ -8,14 +8,14 @@ from headway.core.plan import StepPlan
 from headway.runtime.batch import Batch, WorkerSequence
 
 
-class Wanted(NamedTuple):
-    """Up to `most` guesses of what follows all known tokens of a sequence.
+class DraftRequest(NamedTuple):
+    """Up to `max_drafts` guesses of what follows all known tokens of a sequence.
 
     The last of them was drawn behind row `row` of the step's sampled rows.
     """
 
     sequence: WorkerSequence
-    most: int
+    max_drafts: int
     row: int
 
 
@@ -37,18 +37,18 @@ class Drafter(Protocol):
         """What its keys and values take."""
         ...
 
-    def follow(self, plan: StepPlan) -> None:
+    def apply_plan(self, plan: StepPlan) -> None:
         """Note what becomes of blocks, after the state has; before the model computes."""
         ...
 
-    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+    def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
         """The model has computed `batch`: its states of all tokens, before anything is sampled."""
         ...
 
-    def cut(self, sequence: WorkerSequence) -> None:
+    def discard_rejected(self, sequence: WorkerSequence) -> None:
         """Some guesses of `sequence` were verified: what was kept for wrong ones is of no use."""
         ...
 
-    def propose(self, wanted: list[Wanted], hidden_RH: Tensor) -> dict[int, list[int]]:
+    def propose(self, requests: list[DraftRequest], hidden_RH: Tensor) -> dict[int, list[int]]:
         """Guesses by sequence id; `hidden_RH` are the model's states of the sampled rows."""
         ...

@@ -43,9 +43,9 @@ from headway.runtime.forward import Forward, wipe_bad
 from headway.runtime.layers import Attention, Build, GatedMLP, Linear, RMSNorm, Step
 from headway.runtime.native.lower import lower
 from headway.runtime.native.program import Program
-from headway.runtime.riding import RidingDrafter
+from headway.runtime.paged_drafter import PagedDrafter
 from headway.runtime.shared_weights import SharedWeights
-from headway.runtime.sharing import Sharing
+from headway.runtime.sharing import WeightSharing
 from headway.runtime.tensor_files import readable
 from headway.spec import KVGroupSpec, LayerSpec, ModelSpec, RopeSpec
 
@@ -90,16 +90,16 @@ class EagleForward:
         linears = {name: part for name, part in named if isinstance(part, Linear)}
         self._linears = list(linears.values())
         for linear in self._linears:
-            linear.kernel = self.kernels.of_drafter
-        sharing = Sharing.of(self.layer, linears, shared)
+            linear.kernel = self.kernels.drafter_linear
+        sharing = WeightSharing.of(self.layer, linears, shared)
         if sharing is not None and sharing.is_whole:
-            sharing.take()
+            sharing.load()
         else:
             read_layer(self.layer, folder / EAGLE_FILE, eagle)
             for name, linear in linears.items():
                 linear.prepare()
                 if sharing is not None:
-                    sharing.put(name)
+                    sharing.store(name)
             if sharing is not None:
                 sharing.seal()
         own = KVGroupSpec(layers=(0,), num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim)
@@ -129,12 +129,16 @@ class EagleForward:
         if self._program is not None:
             return self._program(batch, before_TH)
         step = Step(batch=batch, kv=self.kv, angles=[self._rope.at(batch.rope_rows)])
-        found: Tensor = self.layer(self.model.embedding(batch.token_ids_T), before_TH, step)
-        return found
+        hidden_TH: Tensor = self.layer(self.model.embedding(batch.token_ids_T), before_TH, step)
+        return hidden_TH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """What the model's output matrix makes of these states, (R, vocabulary)."""
-        return self.model.logits_of(hidden_RH) if self._head is None else self._head.over(hidden_RH)
+        return (
+            self.model.logits_of(hidden_RH)
+            if self._head is None
+            else self._head.run_rows(hidden_RH)
+        )
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
         """As `Forward.wipe_bad`."""
@@ -152,7 +156,7 @@ class EagleForward:
         return sum(part.nbytes for layer in self.kv for part in layer.parts)
 
 
-class Eagle(RidingDrafter):
+class Eagle(PagedDrafter):
     """The layer of `folder` drafts; a `drafter.Drafter`."""
 
     name = "EAGLE"
@@ -179,32 +183,32 @@ class Eagle(RidingDrafter):
         vocabulary = DraftVocabulary(target, size, normed=True) if size else None
         super().__init__(self.forward, vocabulary, settings, state, spec.max_len, spec.vocab_size)
 
-    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+    def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
         """Note the model's states of all tokens of a step."""
         states = self.states_BSH.flatten(0, 1)
         states.index_copy_(0, batch.slots_GT[self.group], self._norm(hidden_TH))
 
-    def copied(self, copies: list[BlockCopy]) -> None:
+    def copy(self, copies: list[BlockCopy]) -> None:
         """Blocks were copied, states as well."""
-        super().copied(copies)
+        super().copy(copies)
         for copy in copies:
             self.states_BSH[copy.target].copy_(self.states_BSH[copy.source])
 
-    def replaced(self, blocks: list[int]) -> None:
+    def invalidate(self, blocks: list[int]) -> None:
         """Blocks come back from elsewhere, without states."""
-        super().replaced(blocks)
+        super().invalidate(blocks)
         self.states_BSH[blocks] = 0
 
-    def first(self, batch: Batch) -> Tensor:
+    def compute_known(self, batch: Batch) -> Tensor:
         """Entries of known tokens, from the states that the model had before them."""
         before_TH = self.states_BSH.flatten(0, 1)[slots_before(batch, self._block_size)]
-        return self._written(self.forward(batch, before_TH), batch)
+        return self._mark_valid(self.forward(batch, before_TH), batch)
 
-    def further(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
+    def compute_drafts(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
         """Entries of guesses, from states that were guessed: they are not kept."""
-        found_RH = self.forward(batch, hidden_RH)
-        self.forward.wipe_bad(found_RH, batch)
-        return found_RH
+        next_RH = self.forward(batch, hidden_RH)
+        self.forward.wipe_bad(next_RH, batch)
+        return next_RH
 
     @property
     def kv_bytes(self) -> int:

@@ -126,10 +126,10 @@ def check_tensors(tensors: Tensors, eagle: EagleSpec, spec: ModelSpec) -> None:
                 "It has one layer without a norm before its attention, as EAGLE-1 and EAGLE-2: "
                 "write its tensors and no others.",
             )
-    for name, (dtype, found) in tensors.items():
-        if found != known[name]:
+    for name, (dtype, shape) in tensors.items():
+        if shape != known[name]:
             raise CheckpointError(
-                f"{EAGLE_FILE}: {name} has shape {shown(found)}; this model has {known[name]} "
+                f"{EAGLE_FILE}: {name} has shape {shown(shape)}; this model has {known[name]} "
                 f"(hidden size {spec.hidden_size}, head size {spec.head_dim}).",
                 TRAIN_AGAIN,
             )

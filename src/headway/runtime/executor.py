@@ -29,21 +29,21 @@ from headway.core.request import TokenLogprobs
 from headway.runtime.attention.int4 import with_open_layers
 from headway.runtime.batch import Batch, WorkerSequence, WorkerState
 from headway.runtime.checkpoint import Progress
-from headway.runtime.choosing import move
-from headway.runtime.draft_model import DraftModel
-from headway.runtime.drafter import Drafter, Wanted
+from headway.runtime.drafter import Drafter, DraftRequest
 from headway.runtime.eagle import Eagle
 from headway.runtime.forward import Forward
 from headway.runtime.kernels import choose_kernels
+from headway.runtime.kv_shrink import copy_and_shrink
 from headway.runtime.kvstore.handover import Exports, PeerStore
 from headway.runtime.kvstore.open import default_folder, fingerprint, open_disk
 from headway.runtime.kvstore.transfers import PeerTransfers
 from headway.runtime.medusa import Medusa
 from headway.runtime.native.sampling import NativeSampling
+from headway.runtime.paged_drafter import DraftModel
 from headway.runtime.parallel.group import RankGroups
 from headway.runtime.parallel.stage import Stage
 from headway.runtime.parallel.vocabulary import VocabHead
-from headway.runtime.probe import Probe, use_threads
+from headway.runtime.probe import DeviceProbe, use_threads
 from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, Sampler
 from headway.runtime.shared_weights import SharedWeights
@@ -99,11 +99,11 @@ class TorchExecutor:
         elif eagle is not None:
             self.drafter = Eagle(folder, eagle, self.target, self.state, drafters)
         elif draft is not None:
-            kernels = self.kernels.of_draft(settings, draft[1])
+            kernels = self.kernels.for_draft_model(settings, draft[1])
             self.drafter = DraftModel(
                 *draft, settings, kernels, self.state, spec.vocab_size, progress, drafters
             )
-        self._probe = Probe(self.kernels, settings, machine, self.target.weights)
+        self._probe = DeviceProbe(self.kernels, settings, machine, self.target.weights)
         self._clock = SystemClock()
         self._pending: tuple[StepPlan, Batch | None, Tensor | None] | None = None
         self._result: StepResult | None = None
@@ -144,9 +144,9 @@ class TorchExecutor:
         started = self._clock.now_s()
         self.state.apply(plan)
         if self.drafter is not None:
-            self.drafter.follow(plan)
+            self.drafter.apply_plan(plan)
         self.transfers.keep(plan)
-        move(self.kv, plan, self.state)
+        copy_and_shrink(self.kv, plan, self.state)
         if plan.transfers:
             self.transfers.begin(plan.transfers)
         if not plan.scheduled:
@@ -157,7 +157,7 @@ class TorchExecutor:
         self._pending = (plan, batch, None)
         hidden = self.forward(batch)
         if self.drafter is not None:
-            self.drafter.keep(batch, hidden)
+            self.drafter.observe(batch, hidden)
         self._pending = (plan, batch, hidden)
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
@@ -189,7 +189,7 @@ class TorchExecutor:
                 hidden = hidden[batch.sampled_rows]
             logits, sequences = self.logits(hidden), batch.sampled_sequences
             token_ids, logprobs = self.sampler.sample(logits, sequences, masks)
-            last_rows = self._keep(plan, sequences, token_ids, logprobs, result)
+            last_rows = self._accept_tokens(plan, sequences, token_ids, logprobs, result)
         sampled, draft_s = self._clock.now_s(), 0.0
         if self.drafter is not None:
             draft_s = self._propose(plan, result, hidden, last_rows)
@@ -212,7 +212,7 @@ class TorchExecutor:
         assert isinstance(head, VocabHead)
         head.answer(count)
 
-    def _keep(
+    def _accept_tokens(
         self,
         plan: StepPlan,
         sequences: list[WorkerSequence],
@@ -238,7 +238,7 @@ class TorchExecutor:
             elif sequence_id not in result.failed:
                 if num_drafts:
                     rows, rest = self._accepted(scheduled, rows, token_ids)
-                    behind = chosen([token_ids[row] for row in rest])
+                    behind = before_no_token([token_ids[row] for row in rest])
                     if entries is not None:
                         entries = [one for row in rows for one in logprobs[row] or []]
                 tokens = [token_ids[row] for row in rows]
@@ -255,7 +255,7 @@ class TorchExecutor:
         and the usable ones behind them."""
         usable = self._usable.get(scheduled.sequence_id, len(rows))
         sampled = [token_ids[row] for row in rows[:usable]]
-        count = num_kept(sampled, scheduled.drafts)
+        count = num_accepted(sampled, scheduled.drafts)
         return rows[:count], rows[count:usable]
 
     def _propose(
@@ -268,22 +268,22 @@ class TorchExecutor:
         assert self.drafter is not None
         started = self._clock.now_s()
         proposing = {row.sequence_id: row.propose for row in plan.scheduled if row.propose}
-        wanted = []
+        requests = []
         for sample, last_row in zip(result.samples, last_rows, strict=True):
             sequence = self.state.sequences[sample.sequence_id]
-            self.drafter.cut(sequence)
+            self.drafter.discard_rejected(sequence)
             if sample.sequence_id in proposing:
-                wanted.append(Wanted(sequence, proposing[sample.sequence_id], last_row))
-        if not wanted:
+                requests.append(DraftRequest(sequence, proposing[sample.sequence_id], last_row))
+        if not requests:
             return 0.0
         try:
-            found = self.drafter.propose(wanted, hidden_RH)
+            drafts = self.drafter.propose(requests, hidden_RH)
         except Exception as error:
             log.exception("%s failed; requests go on without it", self.drafter.name)
             result.draft_failure = f"{type(error).__name__}: {error}"
             return self._clock.now_s() - started
         for sample in result.samples:
-            sample.drafts = tokens_of(found.get(sample.sequence_id, []), self.spec.vocab_size)
+            sample.drafts = valid_drafts(drafts.get(sample.sequence_id, []), self.spec.vocab_size)
         return self._clock.now_s() - started
 
     def _quarantine(
@@ -291,11 +291,11 @@ class TorchExecutor:
     ) -> tuple[dict[int, str], dict[int, int]]:
         """Fail sequences whose numbers are not finite, and wipe what they wrote in this step."""
         bad_T = self.target.wipe_bad(hidden_TH, batch)
-        return ({}, {}) if bad_T is None else judge(plan, bad_T.tolist())
+        return ({}, {}) if bad_T is None else failed_sequences(plan, bad_T.tolist())
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
         """For sequences that ask: the log-probability of each next prompt token of this chunk."""
-        found = []
+        results = []
         begin = 0
         for scheduled in plan.scheduled:
             new = self.state.sequences[scheduled.sequence_id].new
@@ -306,11 +306,11 @@ class TorchExecutor:
                 entries = []
                 for at in range(0, length, PROMPT_LOGPROB_ROWS):
                     rows = hidden_TH[begin + at : begin + min(length, at + PROMPT_LOGPROB_ROWS)]
-                    chosen = following[at : at + PROMPT_LOGPROB_ROWS]
-                    entries += self.sampler.logprobs(self.logits(rows), chosen, count)
-                found.append(PromptLogprobs(scheduled.sequence_id, scheduled.start + 1, entries))
+                    token_ids = following[at : at + PROMPT_LOGPROB_ROWS]
+                    entries += self.sampler.logprobs(self.logits(rows), token_ids, count)
+                results.append(PromptLogprobs(scheduled.sequence_id, scheduled.start + 1, entries))
             begin += len(scheduled.token_ids)
-        return found
+        return results
 
     @torch.inference_mode()
     def distributions(self) -> list[np.ndarray]:
@@ -331,7 +331,7 @@ class TorchExecutor:
         """The result of the step sampled last."""
         assert self._result is not None, "nothing was submitted"
         result, self._result = self._result, None
-        self.transfers.tell(result, wait=self._is_idle)
+        self.transfers.report(result, wait=self._is_idle)
         return result
 
     def describe(self) -> Description:
@@ -357,7 +357,7 @@ class TorchExecutor:
         self._probe.run(budget_s)
 
 
-def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[int, int]]:
+def failed_sequences(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[int, int]]:
     """Which sequences fail, of whose tokens some are not finite, and of whom rows are of use.
 
     Where only draft tokens are bad, no sequence fails: the second result says how many sampled rows
@@ -383,10 +383,10 @@ def judge(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[int, 
     return failed, usable
 
 
-def num_kept(sampled: list[int], drafts: list[int]) -> int:
+def num_accepted(sampled: list[int], drafts: list[int]) -> int:
     """How many of `sampled` count: each behind a draft that equals the one sampled before it.
 
-    >>> num_kept([5, 6, 9, 4], drafts=[5, 6, 7])
+    >>> num_accepted([5, 6, 9, 4], drafts=[5, 6, 7])
     3
     """
     count = 1
@@ -395,16 +395,16 @@ def num_kept(sampled: list[int], drafts: list[int]) -> int:
     return count if sampled[count - 1] != NO_TOKEN else count - 1
 
 
-def chosen(sampled: list[int]) -> list[int]:
+def before_no_token(sampled: list[int]) -> list[int]:
     """What was sampled up to the first row whose parameters and masks forbid every token."""
     return sampled[: sampled.index(NO_TOKEN)] if NO_TOKEN in sampled else sampled
 
 
-def tokens_of(guesses: list[int], vocab_size: int) -> list[int]:
+def valid_drafts(guesses: list[int], vocab_size: int) -> list[int]:
     """The guesses before the first that is no token.
 
-    >>> tokens_of([5, 6, -1, 7], 100), tokens_of([5, 100], 100)
+    >>> valid_drafts([5, 6, -1, 7], 100), tokens_of([5, 100], 100)
     ([5, 6], [5])
     """
-    bad = (at for at, token_id in enumerate(guesses) if not 0 <= token_id < vocab_size)
-    return guesses[: next(bad, len(guesses))]
+    end = (at for at, token_id in enumerate(guesses) if not 0 <= token_id < vocab_size)
+    return guesses[: next(end, len(guesses))]

@@ -23,7 +23,7 @@ from headway.runtime.kernels.parts import Parts, num_bytes, pack_parts
 from headway.runtime.layers import Build, GatedMLP, Linear, Step
 from headway.runtime.rounding import RoundedWeight
 
-LEAST_SUM = 1e-20
+MIN_WEIGHT_SUM = 1e-20
 """Added to what weights are divided by: sigmoids may all be 0."""
 
 
@@ -73,7 +73,7 @@ class ExpertLinear(nn.Module):
             assert isinstance(self.kernel, GroupedLinear)
             self.stacked, self.prepared = self.kernel.stack(self.prepared), []
 
-    def take(self, experts: Sequence[Sequence[RoundedWeight | None]]) -> None:
+    def prepare_rounded(self, experts: Sequence[Sequence[RoundedWeight | None]]) -> None:
         """The same with matrices that a checkpoint holds rounded: the parts of each expert.
 
         None: the rows in its `weight`, plain.
@@ -152,12 +152,12 @@ class SharedGate(nn.Module):
         return reference.evenly(torch.sigmoid, logits_T1).to(x_TH.dtype)
 
 
-class Correction(nn.Module):
-    """What is added to each expert's score where experts are chosen."""
+class Fp32Weight(nn.Module):
+    """Learned numbers in fp32, whatever the model's type."""
 
-    def __init__(self, build: Build, count: int) -> None:
+    def __init__(self, build: Build, *shape: int) -> None:
         super().__init__()
-        self.weight = fp32_weight(build, count)
+        self.weight = fp32_weight(build, *shape)
 
 
 def fp32_weight(build: Build, *shape: int) -> nn.Parameter:
@@ -181,7 +181,7 @@ class SparseMLP(nn.Module):
             self.router = ExactRouter(build, spec.hidden_size, experts.count)
         else:
             self.router = Linear(build, spec.hidden_size, experts.count, bias=experts.biased)
-        self.correction = Correction(build, experts.count) if experts.corrected else None
+        self.correction = Fp32Weight(build, experts.count) if experts.corrected else None
         self.shared = GatedMLP(build, experts.shared_size) if experts.shared else None
         self.shared_gate = SharedGate(build, spec.hidden_size) if experts.shared_gate else None
         inner = experts.intermediate_size
@@ -196,9 +196,9 @@ class SparseMLP(nn.Module):
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         weights_TK, experts_TK = self.route(x_TH)
         if self.gate_up.can_group and self.down.can_group and self.group.size == 1:
-            out_VH = self.at_once(x_TH, experts_TK, step)
+            out_VH = self.forward_grouped(x_TH, experts_TK, step)
         else:
-            out_VH = self.one_by_one(x_TH, experts_TK, step)
+            out_VH = self.forward_by_expert(x_TH, experts_TK, step)
         out_TH = (out_VH.unflatten(0, (-1, self.active)) * weights_TK[..., None]).sum(1)
         if self.shared is None:
             return out_TH
@@ -207,7 +207,7 @@ class SparseMLP(nn.Module):
             shared_TH = shared_TH * self.shared_gate(x_TH)
         return out_TH + shared_TH
 
-    def at_once(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
+    def forward_grouped(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
         """What each visit gives, (V, H), without asking the device who was chosen."""
         visits = visits_of(experts_TK, self.count)
         rows_VH = x_TH.index_select(0, visits.order_V // self.active)
@@ -216,7 +216,7 @@ class SparseMLP(nn.Module):
         step.experts_read = step.experts_read + visits.num_read
         return torch.empty_like(out_VH).index_copy_(0, visits.order_V, out_VH)
 
-    def one_by_one(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
+    def forward_by_expert(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
         """The same by expert, of those that somebody visits."""
         visits_V = experts_TK.flatten().argsort(stable=True)
         rows_VH = x_TH[visits_V // self.active]
@@ -248,7 +248,7 @@ class SparseMLP(nn.Module):
         experts_TK = ranked_TE.topk(self.active, dim=-1).indices
         weights_TK = scores_TE.gather(-1, experts_TK)
         if self.experts.normalize:
-            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + LEAST_SUM)
+            weights_TK = weights_TK / (weights_TK.sum(-1, keepdim=True) + MIN_WEIGHT_SUM)
         return (weights_TK * self.experts.scale).to(x_TH.dtype), experts_TK
 
     def within_groups(self, ranked_TE: Tensor) -> Tensor:

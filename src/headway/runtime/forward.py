@@ -157,7 +157,9 @@ class Forward:
         step = Step(batch=unknown, kv=self.kv_by_layer, angles=angles)
         width = self.spec.hidden_size
         if group.size > 1:
-            program, why = lower(lambda x: self.model.over(x, step), library, self.dtype, width)
+            program, why = lower(
+                lambda x: self.model.run_layers(x, step), library, self.dtype, width
+            )
             return program, None, f"{why}, embedding, sums and head from Python"
         given = 0 if self.stage.is_first else width
         program, why = lower(lambda x: self.model(x, step), library, self.dtype, given)
@@ -174,28 +176,28 @@ class Forward:
         Those behind the layers of its stage, which the next has got.
         """
         if self.holders is not None:
-            return self._dealt(batch, self.holders)
+            return self._forward_split_context(batch, self.holders)
         half = self.stage.half
         if half is not None and half.has_mlps:
-            return self._answer(batch, half)
+            return self._serve_mlps(batch, half)
         if half is not None:
-            return run_attention_half(half, lambda: self._own(batch, None))
-        return self._staged(batch)
+            return run_attention_half(half, lambda: self._run_layers(batch, None))
+        return self._run_stage(batch)
 
     @property
     def kv_by_layer(self) -> list[KVLayer]:
         """`kv` by the model's layers; those before the stage's own are nobody's here."""
-        nobody: Any = None
-        return [nobody] * self.stage.layers(self.spec.num_layers).start + self.kv
+        absent: Any = None
+        return [absent] * self.stage.layers(self.spec.num_layers).start + self.kv
 
-    def _staged(self, batch: Batch) -> Tensor:
+    def _run_stage(self, batch: Batch) -> Tensor:
         """What the layers here make of the rows of the stage before, which the next has got."""
         if self.stage.count == 1:
-            return self._own(batch, None)
+            return self._run_layers(batch, None)
         shape = len(batch.token_ids_T), self.spec.hidden_size
-        return self.stage.run(shape, self.dtype, lambda given_TH: self._own(batch, given_TH))
+        return self.stage.run(shape, self.dtype, lambda given_TH: self._run_layers(batch, given_TH))
 
-    def _own(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
+    def _run_layers(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
         """The layers that are here, behind the rows of the stage before."""
         for rope in self.ropes:
             rope.fill(batch.rope_prompt)
@@ -210,12 +212,12 @@ class Forward:
         self.experts_read = step.experts_read
         return hidden_TH
 
-    def _dealt(self, batch: Batch, holders: RankGroup) -> Tensor:
+    def _forward_split_context(self, batch: Batch, holders: RankGroup) -> Tensor:
         """The rows of all ranks, or where another stage draws this one's among zeros; each computes
         its own, behind those of the rank at its place, so what one raises others do not."""
         partition = partition_rows(batch, holders)
         try:
-            rows_TH = self._staged(partition.own)
+            rows_TH = self._run_stage(partition.own)
             if self.stage.is_last:
                 return partition.gather(rows_TH)
             return partition.scatter_own(rows_TH)
@@ -224,7 +226,7 @@ class Forward:
             self.group.leave()
             raise
 
-    def _answer(self, batch: Batch, half: Half) -> Tensor:
+    def _serve_mlps(self, batch: Batch, half: Half) -> Tensor:
         """What the MLPs here make of the rows of the rank that has attention; no rows."""
         step = Step(batch=batch, kv=[], angles=[])
         shape = len(batch.token_ids_T), self.spec.hidden_size
@@ -238,7 +240,7 @@ class Forward:
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
         """`Decoder.logits` of these rows, dense in memory; valid until the next call."""
-        return self.model.logits(hidden_RH) if self.head is None else self.head.over(hidden_RH)
+        return self.model.logits(hidden_RH) if self.head is None else self.head.run_rows(hidden_RH)
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
         """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none."""

@@ -30,7 +30,7 @@ class KVUp(nn.Module):
         self.parts = (outputs,)
         self.weight = build.weight(outputs, inputs)
 
-    def take(self, weight: RoundedWeight) -> None:
+    def fill(self, weight: RoundedWeight) -> None:
         """The matrix of a checkpoint that holds it rounded, spelled out."""
         self.weight.copy_(weight.plain())
 

@@ -68,7 +68,8 @@ class Step:
 
 
 class Linear(nn.Module):
-    """x · weightᵀ + bias. `prepare` or `take` is called once, when the weights are loaded.
+    """x · weightᵀ + bias. `prepare` or `prepare_rounded` is called once, when the weights are
+    loaded.
 
     `parts` are the outputs of each matrix of a checkpoint that it holds, where it holds several.
     """
@@ -95,7 +96,7 @@ class Linear(nn.Module):
         if self.prepared is not self.weight and not self.kernel.few_rows:
             self.weight = None
 
-    def take(self, parts: Sequence[RoundedWeight | None]) -> None:
+    def prepare_rounded(self, parts: Sequence[RoundedWeight | None]) -> None:
         """The same with parts that a checkpoint holds rounded; None: the rows in `weight`, plain.
 
         q and k in int4 and v in int8: q and k are joined, as `Quantization.formats_of` says.
@@ -169,7 +170,7 @@ class RowLinear(Linear):
         ((outputs, _),) = super().shapes
         return [(outputs, end - begin) for begin, end in pairwise(self.bounds)]
 
-    def take(self, parts: Sequence[RoundedWeight | None]) -> None:
+    def prepare_rounded(self, parts: Sequence[RoundedWeight | None]) -> None:
         (whole,) = parts
         assert whole is not None and self.weight is not None
         cut = [whole.columns(slice(*ends)) for ends in pairwise(self.bounds)]
@@ -226,7 +227,7 @@ class RMSNorm(nn.Module):
     def forward(self, x_TH: Tensor) -> Tensor:
         return self.kernel(x_TH, self.weight, self.eps, self.offset)
 
-    def behind(self, x_TH: Tensor, more_TH: Tensor | None) -> tuple[Tensor, Tensor]:
+    def add_and_norm(self, x_TH: Tensor, more_TH: Tensor | None) -> tuple[Tensor, Tensor]:
         """(x + more, its norm), in one pass where there is a kernel for both."""
         if more_TH is None:
             return x_TH, self(x_TH)
@@ -243,11 +244,13 @@ class ResidualLayer(nn.Module, ABC):
     """
 
     @abstractmethod
-    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
+    def forward_residual(
+        self, x_TH: Tensor, more_TH: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor]:
         """(the residual, what is yet to be added to it) of the same of the layer before."""
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        x_TH, more_TH = self.parts(x_TH, None, step)
+        x_TH, more_TH = self.forward_residual(x_TH, None, step)
         return x_TH + more_TH
 
 
@@ -283,9 +286,9 @@ class Attention(nn.Module):
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
         spec, layer = build.spec, build.spec.layers[index]
-        self.shares = layer.kv_from is not None
+        self.reads_other_kv = layer.kv_from is not None
         self.index = index if layer.kv_from is None else layer.kv_from
-        self.sizes = [spec.q_rows, *([] if self.shares else [spec.kv_size, spec.kv_size])]
+        self.sizes = [spec.q_rows, *([] if self.reads_other_kv else [spec.kv_size, spec.kv_size])]
         self.head_dim = spec.head_dim
         hidden, q = spec.hidden_size, spec.q_size
         self.qkv = Linear(build, hidden, sum(self.sizes), bias=spec.qkv_bias, parts=self.sizes)
@@ -295,9 +298,11 @@ class Attention(nn.Module):
         self.norm_rows, self.norm_heads = spec.qk_norm == "row", spec.qk_norm == "head"
         if self.norm_rows or self.norm_heads:
             self.q_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.q_size)
-            if not self.shares:
+            if not self.reads_other_kv:
                 self.k_norm = RMSNorm(build, spec.head_dim if self.norm_heads else spec.kv_size)
-        self.v_norm = UnitNorm(build, spec.head_dim) if spec.v_norm and not self.shares else None
+        self.v_norm = (
+            UnitNorm(build, spec.head_dim) if spec.v_norm and not self.reads_other_kv else None
+        )
         self.rope_index = layer.rope
         self.rope = build.kernels.rope
         self.backend = build.attention
@@ -314,8 +319,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
-        if self.shares:
-            return self.read_only(x_TH, step)
+        if self.reads_other_kv:
+            return self.forward_without_kv(x_TH, step)
         q, k, v = self.qkv(x_TH).split(self.sizes, dim=-1)
         if self.norm_rows:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -341,7 +346,7 @@ class Attention(nn.Module):
             attended = attended * reference.evenly(torch.sigmoid, gate_TND)
         return self.out(attended.flatten(1))
 
-    def read_only(self, x_TH: Tensor, step: Step) -> Tensor:
+    def forward_without_kv(self, x_TH: Tensor, step: Step) -> Tensor:
         """`forward` with queries alone, at their own positions."""
         assert not self.norm_rows and self.rope_index is not None
         q_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))

@@ -28,7 +28,7 @@ from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.runtime.packed_blobs import blob_sizes, bytes_of, from_blobs, kernels_of
 from headway.runtime.parallel.shard import Shard
 from headway.runtime.shared_weights import SharedWeights
-from headway.runtime.sharing import Sharing
+from headway.runtime.sharing import WeightSharing
 from headway.runtime.weight_cache import EMBEDDING, Blobs, Lookup
 from headway.spec import ModelSpec
 
@@ -63,9 +63,9 @@ def load_model(
         for module in linears.values():
             module.prepare()
         return list(linears.values())
-    sharing = Sharing.of(model, linears, shared)
+    sharing = WeightSharing.of(model, linears, shared)
     if sharing is not None and sharing.is_whole:
-        sharing.take()
+        sharing.load()
         return list(linears.values())
     packed = {} if lookup is None else cached_weights(model, linears, kernels, lookup)
 
@@ -75,21 +75,21 @@ def load_model(
         for each in (name, "head") if head_follows and name == "embedding" else (name,):
             module = linears.get(each)
             if module is None:
-                spell_out(model, each, rounded)
+                load_plain(model, each, rounded)
                 continue
             if each in packed:
                 module.restore(packed[each])
             elif not rounded:
                 module.prepare()
             elif isinstance(module, ExpertLinear):
-                module.take(rounded)
+                module.prepare_rounded(rounded)
             else:
-                module.take(rounded[0])
+                module.prepare_rounded(rounded[0])
             if sharing is not None:
-                sharing.put(each)
+                sharing.store(each)
 
-    held = {*packed, "embedding"} if packed else ()
-    load_weights(model, spec, folder, progress, ready, held, shard)
+    filled = {*packed, "embedding"} if packed else ()
+    load_weights(model, spec, folder, progress, ready, filled, shard)
     if sharing is not None:
         sharing.seal()
     if lookup is not None and not packed:
@@ -97,13 +97,13 @@ def load_model(
     return list(linears.values())
 
 
-def spell_out(model: Decoder, name: str, rounded: Rounded) -> None:
+def load_plain(model: Decoder, name: str, rounded: Rounded) -> None:
     """Give a module that is no linear layer the plain weight that a checkpoint holds rounded."""
     if rounded:
         module = model.get_submodule(name)
         (part,) = rounded[0]
         assert isinstance(module, KVUp) and part is not None
-        module.take(part)
+        module.fill(part)
 
 
 def cached_weights(
@@ -113,41 +113,41 @@ def cached_weights(
 
     With them the embedding is taken from there.
     """
-    found = lookup.result()
+    cached = lookup.result()
     library = kernels.library
-    if found is None or library is None or library.instruction_set != lookup.instruction_set:
+    if cached is None or library is None or library.instruction_set != lookup.instruction_set:
         return {}
     embedding = model.embedding.weight
-    if len(found.get(EMBEDDING, b"")) != embedding.nbytes:
+    if len(cached.get(EMBEDDING, b"")) != embedding.nbytes:
         return {}
     packed: dict[str, list[Any]] = {}
     expected = 1
     for name, module in linears.items():
-        if not is_kept(module.kernel):
+        if not is_cacheable(module.kernel):
             continue
         sizes = blob_sizes(module.kernel, module.shapes)
-        blobs = [found.get(f"{name}.{index}", memoryview(b"")) for index in range(len(sizes))]
+        blobs = [cached.get(f"{name}.{index}", memoryview(b"")) for index in range(len(sizes))]
         if [len(blob) for blob in blobs] != sizes:
             return {}
         packed[name] = from_blobs(module.kernel, module.shapes, blobs)
         expected += len(sizes)
-    if expected != len(found):
+    if expected != len(cached):
         return {}
-    embedding.data = torch.frombuffer(found[EMBEDDING], dtype=embedding.dtype).view_as(embedding)
+    embedding.data = torch.frombuffer(cached[EMBEDDING], dtype=embedding.dtype).view_as(embedding)
     return packed
 
 
-def is_kept(kernel: Any) -> bool:
+def is_cacheable(kernel: Any) -> bool:
     """Whether a cache keeps what the kernel has packed: all of a layer, or nothing."""
-    kept = NativeQuantizedLinear | NativeFp8Linear
-    return all(isinstance(one, kept) for one, _ in kernels_of(kernel, 0))
+    kinds = NativeQuantizedLinear | NativeFp8Linear
+    return all(isinstance(one, kinds) for one, _ in kernels_of(kernel, 0))
 
 
 def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
     """What a cache keeps: `layers.0.mlp.down.0` → its bytes, in parts, and the embedding's."""
     blobs: Blobs = {EMBEDDING: [bytes_of(model.embedding.weight)]}
     for name, module in linears.items():
-        if is_kept(module.kernel):
+        if is_cacheable(module.kernel):
             for index, weight in enumerate(module.matrices):
                 blobs[f"{name}.{index}"] = [bytes_of(part) for part in weight.tensors]
     return blobs

@@ -27,7 +27,7 @@ from headway.runtime.batch import Batch, WorkerSequence
 from headway.runtime.checkpoint import read_tensor
 from headway.runtime.checkpoint_files import MEDUSA_FILE
 from headway.runtime.draft_vocabulary import DraftVocabulary
-from headway.runtime.drafter import Wanted
+from headway.runtime.drafter import DraftRequest
 from headway.runtime.forward import Forward
 from headway.runtime.shared_weights import SharedWeights
 from headway.runtime.sharing import shared_matrices
@@ -51,7 +51,7 @@ class Medusa:
         shared: SharedWeights | None = None,
     ) -> None:
         self.model = target.model
-        self._kernel = target.kernels.of_drafter
+        self._kernel = target.kernels.drafter_linear
         size = target.settings.speculation.draft_vocab_size
         self.vocabulary = DraftVocabulary(target, size) if size else None
         path, like = folder / MEDUSA_FILE, {"dtype": target.dtype, "device": target.settings.device}
@@ -72,32 +72,32 @@ class Medusa:
         self.heads = [blocks[i : i + num_layers] for i in range(0, len(blocks), num_layers)]
         self.outputs = [packed[name] for name, _ in outputs]
 
-    def follow(self, plan: StepPlan) -> None:
+    def apply_plan(self, plan: StepPlan) -> None:
         """Nothing is kept for blocks; tokens of prompts are noted."""
         if self.vocabulary is not None:
             for sequence in plan.new:
-                self.vocabulary.saw(sequence.token_ids)
+                self.vocabulary.add(sequence.token_ids)
 
-    def keep(self, batch: Batch, hidden_TH: Tensor) -> None:
+    def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
         """States are read where something is drawn behind them."""
 
-    def cut(self, sequence: WorkerSequence) -> None:
+    def discard_rejected(self, sequence: WorkerSequence) -> None:
         """Nothing is kept for guesses; tokens of answers are noted."""
         if self.vocabulary is not None:
-            self.vocabulary.saw_answer(sequence)
+            self.vocabulary.add_answer(sequence)
 
-    def propose(self, wanted: list[Wanted], hidden_RH: Tensor) -> dict[int, list[int]]:
-        """The likeliest token of each head, up to `most` heads for each sequence."""
+    def propose(self, requests: list[DraftRequest], hidden_RH: Tensor) -> dict[int, list[int]]:
+        """The likeliest token of each head, up to `num_heads` heads for each sequence."""
         if self.vocabulary is not None:
             self.vocabulary.refresh()
-        most = max(each.most for each in wanted)
-        found_RN = self.guesses(hidden_RH[[each.row for each in wanted]], most)
+        num_heads = max(each.max_drafts for each in requests)
+        drafts_RN = self.draft(hidden_RH[[each.row for each in requests]], num_heads)
         return {
-            each.sequence.new.sequence_id: guesses[: each.most]
-            for each, guesses in zip(wanted, found_RN, strict=True)
+            each.sequence.new.sequence_id: draft[: each.max_drafts]
+            for each, draft in zip(requests, drafts_RN, strict=True)
         }
 
-    def guesses(self, hidden_RH: Tensor, count: int) -> list[list[int]]:
+    def draft(self, hidden_RH: Tensor, count: int) -> list[list[int]]:
         """What the first `count` heads guess behind each of these states."""
         x_RH = self.model.norm(hidden_RH)
         states_NRH = [self._state(x_RH, blocks) for blocks in self.heads[:count]]
@@ -109,12 +109,12 @@ class Medusa:
             return torch.stack(logits, 1).argmax(-1).tolist()
         states = torch.stack(states_NRH, 1).flatten(0, 1).float()
         if self.vocabulary is None:
-            found = self.model.head(states).argmax(-1).tolist()
+            token_ids = self.model.head(states).argmax(-1).tolist()
         else:
             logits_RL = self.vocabulary.multiply(states)
-            found = self.vocabulary.token_ids(logits_RL.argmax(-1).tolist())
+            token_ids = self.vocabulary.token_ids(logits_RL.argmax(-1).tolist())
         width = len(states_NRH)
-        return [found[at : at + width] for at in range(0, len(found), width)]
+        return [token_ids[at : at + width] for at in range(0, len(token_ids), width)]
 
     def _state(self, x_RH: Tensor, blocks: list[tuple[Any, Tensor]]) -> Tensor:
         """What one head gives to its output matrix."""

@@ -20,7 +20,7 @@ from headway.core.regular_file import open_regular
 from headway.runtime.checkpoint_files import MALFORMED, MEDUSA_FILE, METADATA, read_entries, shown
 from headway.spec import ModelSpec
 
-MOST_HEADS, MOST_LAYERS = 16, 16
+MAX_HEADS, MAX_LAYERS = 16, 16
 Tensors = dict[str, tuple[str, list[int]]]
 """Name → type, shape."""
 FLOATS = ("BF16", "F16", "F32")
@@ -36,18 +36,18 @@ def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
     if not path.exists():
         return None
     read_entries(path)
-    told, tensors = read_header(path)
-    num_heads = read_count(told, "medusa_num_heads", MOST_HEADS)
-    num_layers = read_count(told, "medusa_num_layers", MOST_LAYERS)
-    if told.get("head") not in ("own", "shared"):
+    metadata, tensors = read_header(path)
+    num_heads = read_count(metadata, "medusa_num_heads", MAX_HEADS)
+    num_layers = read_count(metadata, "medusa_num_layers", MAX_LAYERS)
+    if metadata.get("head") not in ("own", "shared"):
         raise CheckpointError(
-            f"{MEDUSA_FILE}: head is {shown(told.get('head'))!r} in its metadata.",
+            f"{MEDUSA_FILE}: head is {shown(metadata.get('head'))!r} in its metadata.",
             "Write own, or shared where heads use the model's output matrix.",
         )
     medusa = MedusaSpec(
         num_heads=num_heads,
         num_layers=num_layers,
-        shares_head=told["head"] == "shared",
+        shares_head=metadata["head"] == "shared",
         num_parameters=sum(prod(shape) for _, shape in tensors.values()),
     )
     check_tensors(tensors, medusa, spec)
@@ -60,21 +60,23 @@ def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
         with open_regular(path) as file:
             (size,) = struct.unpack("<Q", file.read(8))
             header = json.loads(file.read(size))
-        told = dict(header.pop(METADATA, {}))
-        return told, {name: (e["dtype"], list(map(int, e["shape"]))) for name, e in header.items()}
+        metadata = dict(header.pop(METADATA, {}))
+        return metadata, {
+            name: (e["dtype"], list(map(int, e["shape"]))) for name, e in header.items()
+        }
     except MALFORMED as error:
         raise CheckpointError(
             f"{path.name} has a header that is not valid.", "Write the file again."
         ) from error
 
 
-def read_count(told: dict[str, str], name: str, most: int) -> int:
+def read_count(metadata: dict[str, str], name: str, maximum: int) -> int:
     """A number of the metadata, where all values are text."""
-    text = str(told.get(name))
-    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= most):
+    text = str(metadata.get(name))
+    if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= maximum):
         raise CheckpointError(
-            f"{MEDUSA_FILE}: {name} is {shown(told.get(name))!r} in its metadata.",
-            f"Write a whole number from 1 to {most}.",
+            f"{MEDUSA_FILE}: {name} is {shown(metadata.get(name))!r} in its metadata.",
+            f"Write a whole number from 1 to {maximum}.",
         )
     return int(text)
 
@@ -107,10 +109,10 @@ def check_tensors(tensors: Tensors, medusa: MedusaSpec, spec: ModelSpec) -> None
                 "Correct the metadata, or write all the tensors.",
             )
     for name, shape in shapes.items():
-        dtype, found = tensors[name]
-        if found != shape:
+        dtype, actual = tensors[name]
+        if actual != shape:
             raise CheckpointError(
-                f"{MEDUSA_FILE}: {name} has shape {shown(found)}; this model has {shape} "
+                f"{MEDUSA_FILE}: {name} has shape {shown(actual)}; this model has {shape} "
                 f"(hidden size {spec.hidden_size}, vocabulary {spec.vocab_size}).",
                 TRAIN_AGAIN,
             )

@@ -6,7 +6,7 @@ import mmap
 import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-MOST_FROM_HEAP_BYTES, MOST_KEPT_BYTES = 32 * 2**20, 256 * 2**20
+MAX_HEAP_ALLOCATION_BYTES, MAX_FREE_HEAP_BYTES = 32 * 2**20, 256 * 2**20
 """The first is the largest that glibc takes."""
 HUGE_PAGE = 1 << 21
 MADV_COLLAPSE = 25
@@ -37,10 +37,10 @@ def gives_huge_pages() -> bool:
     window = (ctypes.c_char * len(memory)).from_buffer(memory)
     begin = -(-ctypes.addressof(window) // HUGE_PAGE) * HUGE_PAGE
     ctypes.c_char.from_address(begin).value = b"1"
-    there = (ctypes.c_ubyte * (HUGE_PAGE // mmap.PAGESIZE))()
+    is_resident = (ctypes.c_ubyte * (HUGE_PAGE // mmap.PAGESIZE))()
     libc = ctypes.CDLL(None, use_errno=True)
-    failed = libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(HUGE_PAGE), there)
-    return not failed and all(page & 1 for page in there)
+    failed = libc.mincore(ctypes.c_void_p(begin), ctypes.c_size_t(HUGE_PAGE), is_resident)
+    return not failed and all(page & 1 for page in is_resident)
 
 
 def collapse(memory: memoryview) -> None:
@@ -65,5 +65,5 @@ def keep_freed() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, MOST_FROM_HEAP_BYTES)
-        mallopt(M_TRIM_THRESHOLD, MOST_KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, MAX_HEAP_ALLOCATION_BYTES)
+        mallopt(M_TRIM_THRESHOLD, MAX_FREE_HEAP_BYTES)

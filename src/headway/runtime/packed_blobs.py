@@ -33,16 +33,16 @@ def from_blobs(
     kernel: Any, shapes: Sequence[tuple[int, int]], blobs: Sequence[memoryview]
 ) -> list[Any]:
     """What `restore` of the layer takes, of blobs that have the `blob_sizes`."""
-    left = iter(blobs)
-    found: list[Any] = []
+    remaining = iter(blobs)
+    prepared: list[Any] = []
     for outputs, inputs in shapes:
         matrices = [
-            one.from_blob(torch.frombuffer(next(left), dtype=torch.uint8), rows, inputs)
+            one.from_blob(torch.frombuffer(next(remaining), dtype=torch.uint8), rows, inputs)
             for one, rows in kernels_of(kernel, outputs)
         ]
-        whole = isinstance(kernel, PartsLinear)
-        found.append(Parts(matrices, kernel.kernels) if whole else matrices[0])
-    return found
+        has_parts = isinstance(kernel, PartsLinear)
+        prepared.append(Parts(matrices, kernel.kernels) if has_parts else matrices[0])
+    return prepared
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

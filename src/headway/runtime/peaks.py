@@ -57,8 +57,8 @@ def native_gemms(library: NativeLibrary) -> Gemms:
         return make
 
     plain, rounded = NativeLinear(library), NativeQuantizedLinear(library, ROTATED_INT8)
-    found = {name: weights(plain, dtype) for name, dtype in FLOATS.items()}
-    return found | {"int8": weights(rounded, torch.float32)}
+    gemms = {name: weights(plain, dtype) for name, dtype in FLOATS.items()}
+    return gemms | {"int8": weights(rounded, torch.float32)}
 
 
 @torch.inference_mode()
@@ -68,14 +68,14 @@ def measure_peaks(
     """FLOP/s (int8: operations/s) by type, the best of a few runs within the budget."""
     sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
     gemms = torch_gemms(device) if library is None else native_gemms(library)
-    found = {}
+    peaks = {}
     for name, make in gemms.items():
         try:
             rates = rate_by_size(device, make, sizes, budget_s / len(gemms))
         except RuntimeError:  # torch has no such GEMM here
             continue
-        found[name] = max(rates)
-    return found
+        peaks[name] = max(rates)
+    return peaks
 
 
 def rate_by_size(

@@ -18,11 +18,11 @@ from headway.spec import RopeSpec
 def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
     """theta^(-2i / R) for i < R / 2, R = `num_dims` rotated dims, in fp32.
 
-    Scaled as `rope` says, for sequences of `max_len` tokens where that counts.
+    Scaled as `rope` says, for sequences rows_for `max_len` tokens where that counts.
     """
     if rope.kind == "dynamic":
-        return plain(float(dynamic_theta(rope, num_dims, max_len)), num_dims)
-    frequencies = plain(rope.theta, num_dims)
+        return base_frequencies(float(dynamic_theta(rope, num_dims, max_len)), num_dims)
+    frequencies = base_frequencies(rope.theta, num_dims)
     if rope.kind == "longrope":
         beyond = max_len > rope.original_max_len
         return longrope(rope.long_factors if beyond else rope.short_factors, rope.theta)
@@ -35,7 +35,7 @@ def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
     return frequencies
 
 
-def plain(theta: float | Tensor, num_dims: int) -> Tensor:
+def base_frequencies(theta: float | Tensor, num_dims: int) -> Tensor:
     """The frequencies of RoFormer (Su et al. 2021); of thetas (n, 1) those of each, (n, R/2)."""
     exponents = torch.arange(0, num_dims, 2, dtype=torch.int64).float() / num_dims
     frequencies: Tensor = 1.0 / (theta**exponents)
@@ -70,7 +70,7 @@ def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 def longrope(factors: tuple[float, ...], theta: float) -> Tensor:
     """LongRoPE: each frequency divided by its own factor."""
-    return plain(theta, 2 * len(factors)) / torch.tensor(factors)
+    return base_frequencies(theta, 2 * len(factors)) / torch.tensor(factors)
 
 
 def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
     return frequencies / rope.factor * slowed + frequencies * (1 - slowed)
 
 
-class Prompt(NamedTuple):
+class ScaledPrompts(NamedTuple):
     """Tokens of prompts that dynamic NTK scales: positions, and the lengths of their prompts."""
 
     positions: np.ndarray
@@ -105,22 +105,22 @@ class RopeRows:
     """Where tokens find their angles in the tables of a model.
 
     `rope` is the one whose frequencies follow from lengths, None where none does; `max_len` is the
-    served context, `most_tokens` what a step computes at most. Rows, with an original length of 4:
+    served context, `max_tokens` what a step computes at most. Rows, with an original length of 4:
 
         longrope   0 1 2 3 | 0 1 2 3 4 5 …     positions by the short factors, by the long ones
         dynamic    0 1 2 3 4 5 … | - - -       position p scaled for p + 1 tokens, as an answer is
                                                that grows; rows of a step's scaled prompts
     """
 
-    def __init__(self, rope: RopeSpec | None, max_len: int, most_tokens: int = 0) -> None:
+    def __init__(self, rope: RopeSpec | None, max_len: int, max_tokens: int = 0) -> None:
         self.max_len = max_len
         self.original = max_len if rope is None else rope.original_max_len
         self.kind = "default" if rope is None or max_len <= self.original else rope.kind
-        self.num_prompt = most_tokens if self.kind == "dynamic" else 0
+        self.num_prompt = max_tokens if self.kind == "dynamic" else 0
 
-    def of(
+    def rows_for(
         self, positions: np.ndarray, scaled_lens: np.ndarray
-    ) -> tuple[np.ndarray, Prompt | None]:
+    ) -> tuple[np.ndarray, ScaledPrompts | None]:
         """The rows of tokens at these positions, of requests that are scaled for these lengths;
         and the tokens whose rows are to be filled (`RopeTable.fill`)."""
         if self.kind == "longrope":
@@ -128,7 +128,7 @@ class RopeRows:
         places = np.flatnonzero(positions < scaled_lens)
         rows = positions.copy()
         rows[places] = self.max_len + np.arange(len(places))
-        return rows, Prompt(positions[places], scaled_lens[places]) if len(places) else None
+        return rows, ScaledPrompts(positions[places], scaled_lens[places]) if len(places) else None
 
 
 def rope_rows(settings: Settings) -> RopeRows | None:
@@ -149,26 +149,27 @@ class RopeTable:
         self._rope, self._num_dims = rope, int(head_dim * rope.share)
         self._rows = rows = rows or RopeRows(None, max_len)
         positions = torch.arange(max_len, dtype=torch.float32)
-        plain = inverse_frequencies(rope, self._num_dims, max_len)
-        angles = torch.outer(positions, plain)
+        base_frequencies = inverse_frequencies(rope, self._num_dims, max_len)
+        angles = torch.outer(positions, base_frequencies)
         if rows.kind == "longrope":
             short = inverse_frequencies(rope, self._num_dims, rows.original)
             angles = torch.cat((torch.outer(positions[: rows.original], short), angles))
         elif rows.kind == "dynamic":
             grown = positions[:, None] * self._frequencies(np.arange(1, max_len + 1))
-            angles = torch.cat((grown, torch.zeros(rows.num_prompt, plain.numel())))
-        self.cos, self.sin = (part.to(device) for part in self._turned(angles))
+            angles = torch.cat((grown, torch.zeros(rows.num_prompt, base_frequencies.numel())))
+        self.cos, self.sin = (part.to(device) for part in self._cos_sin(angles))
 
     def at(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) of these rows, each (T, 1, R/2)."""
         return self.cos[rows_T], self.sin[rows_T]
 
-    def fill(self, prompt: Prompt | None) -> None:
-        """Put the angles of a step's scaled prompts into the rows that `RopeRows.of` gave them."""
+    def fill(self, prompt: ScaledPrompts | None) -> None:
+        """Put the angles of a step's scaled prompts into the rows that `RopeRows.rows_for` gave
+        them."""
         if prompt is None:
             return
         positions = torch.from_numpy(prompt.positions).float()[:, None]
-        cos, sin = self._turned(positions * self._frequencies(prompt.lens))
+        cos, sin = self._cos_sin(positions * self._frequencies(prompt.lens))
         places = slice(self._rows.max_len, self._rows.max_len + len(cos))
         self.cos[places].copy_(cos)
         self.sin[places].copy_(sin)
@@ -178,8 +179,8 @@ class RopeTable:
         if self._rope.kind != "dynamic":
             return inverse_frequencies(self._rope, self._num_dims, self._rows.max_len)
         thetas = torch.from_numpy(dynamic_theta(self._rope, self._num_dims, lens))
-        return plain(thetas.float()[:, None], self._num_dims)
+        return base_frequencies(thetas.float()[:, None], self._num_dims)
 
-    def _turned(self, angles: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, angles: Tensor) -> tuple[Tensor, Tensor]:
         angles = angles[:, None, :]
         return angles.cos() * self._rope.gain, angles.sin() * self._rope.gain

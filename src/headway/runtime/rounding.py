@@ -17,16 +17,16 @@ from headway.spec.formats import Format, Kind, Offsets
 SUPER_BLOCK = 256
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
 """What we round to; int8 of others may have -128 too."""
-GREATEST_FP8 = 448.0
+MAX_FP8 = 448.0
 """Of type e4m3."""
 SMALLEST_BLOCK = 1e-30
 """A block whose largest number is not above it counts as zeros."""
-LONGEST_ROTATION = 64
-SCALES = (1.0, 0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.04)
+MAX_ROTATION = 64
+SCALE_FACTORS = (1.0, 0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.04)
 """Tried for a group of int4, as parts of the scale that reaches its largest number."""
-LEAST_POWER = 0.01
+MIN_POWER_SHARE = 0.01
 """Of the mean power of inputs, what each counts as at the least."""
-ROUNDED_AT_ONCE = 1 << 22
+MAX_ROUNDED_NUMBERS = 1 << 22
 """Weights that are copied to fp32 at a time: 16 MiB."""
 
 
@@ -149,9 +149,11 @@ class RoundedWeight:
         """Numbers (O, G) of -8 … 8 in int8 where offset = scale · number in fp32, if there are."""
         if self.offsets_OG is None:
             return None
-        found = (self.offsets_OG / self.scales_OG).nan_to_num(0, 0, 0).round().clamp(-8, 8)
+        numbers = (self.offsets_OG / self.scales_OG).nan_to_num(0, 0, 0).round().clamp(-8, 8)
         return (
-            found.to(torch.int8) if torch.equal(found * self.scales_OG, self.offsets_OG) else None
+            numbers.to(torch.int8)
+            if torch.equal(numbers * self.scales_OG, self.offsets_OG)
+            else None
         )
 
     def plain(self) -> Tensor:
@@ -165,9 +167,9 @@ class RoundedWeight:
             return rotate(weight_OH)
         if self.order_H is None:
             return weight_OH
-        found_OH = torch.empty_like(weight_OH)
-        found_OH[:, self.order_H.long()] = weight_OH
-        return found_OH
+        ordered_OH = torch.empty_like(weight_OH)
+        ordered_OH[:, self.order_H.long()] = weight_OH
+        return ordered_OH
 
     def rows(self, some: slice) -> "RoundedWeight":
         """Some outputs."""
@@ -183,14 +185,14 @@ class RoundedWeight:
     def columns(self, some: slice) -> "RoundedWeight":
         """Some inputs, of whole groups and super-blocks, which stand in their order."""
         assert self.order_H is None and not self.rotated
-        groups = per(some, self.group) if self.group else slice(None)
+        groups = group_slice(some, self.group) if self.group else slice(None)
         offsets = self.offsets_OG
         return replace(
             self,
             levels_OH=self.levels_OH[:, some],
             scales_OG=self.scales_OG[:, groups],
             offsets_OG=None if offsets is None else offsets[:, groups],
-            supers=self.supers and self.supers.columns(groups, per(some, SUPER_BLOCK)),
+            supers=self.supers and self.supers.columns(groups, group_slice(some, SUPER_BLOCK)),
         )
 
     @staticmethod
@@ -218,10 +220,10 @@ class RoundedWeight:
         )
 
 
-def per(inputs: slice, size: int) -> slice:
+def group_slice(inputs: slice, size: int) -> slice:
     """The groups of `size` inputs that these inputs are.
 
-    >>> per(slice(64, 160), 64)
+    >>> group_slice(slice(64, 160), 64)
     slice(1, 3, None)
     """
     assert inputs.start % size == 0
@@ -248,11 +250,11 @@ def round_weight(weight_OH: Tensor, group: int, rotated: bool = False) -> Rounde
     number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8 3 -8 0]. With `rotated`
     the weight is rotated first, which makes its largest numbers smaller too.
     """
-    rows = max(1, ROUNDED_AT_ONCE // weight_OH.shape[1])
+    rows = max(1, MAX_ROUNDED_NUMBERS // weight_OH.shape[1])
     size = rotation_of(weight_OH.shape[1])
     pieces = weight_OH.detach().split(rows)
-    turned = (rotate(part) / size for part in pieces) if rotated else pieces
-    parts = [round_outputs(part, group) for part in turned]
+    rotated_pieces = (rotate(part) / size for part in pieces) if rotated else pieces
+    parts = [round_outputs(part, group) for part in rotated_pieces]
     levels, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return RoundedWeight(levels, scales, group, rotated=rotated)
 
@@ -265,11 +267,11 @@ def round_weight_by_power(weight_OH: Tensor, group: int, power_H: Tensor) -> Rou
     matrix for weights).
     """
     inputs = weight_OH.shape[1]
-    floor = power_H.mean() * LEAST_POWER
+    floor = power_H.mean() * MIN_POWER_SHARE
     power_GI = functional.pad(power_H.clamp_min(floor), (0, -inputs % group)).unflatten(
         0, (-1, group)
     )
-    rows = max(1, ROUNDED_AT_ONCE // inputs)
+    rows = max(1, MAX_ROUNDED_NUMBERS // inputs)
     parts = [round_outputs_by_power(part, power_GI) for part in weight_OH.detach().split(rows)]
     levels, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return RoundedWeight(levels[:, :inputs].contiguous(), scales, group)
@@ -284,7 +286,7 @@ def round_outputs_by_power(weight_OH: Tensor, power_GI: Tensor) -> tuple[Tensor,
     largest = extremes(weight)
     loss = torch.full_like(largest, float("inf"))
     scales, levels = torch.zeros_like(largest), torch.zeros_like(weight)
-    for factor in SCALES:
+    for factor in SCALE_FACTORS:
         scale = (largest * (factor / least)).half().float()
         tried = (weight / scale[..., None]).nan_to_num_(0, 0, 0).round_().clamp_(least, most)
         error = ((tried * scale[..., None]).sub_(weight).square_() * power_GI).sum(-1)
@@ -301,7 +303,7 @@ def rotation_of(inputs: int) -> int:
     >>> rotation_of(896), rotation_of(172), rotation_of(33)
     (64, 4, 1)
     """
-    return gcd(inputs, LONGEST_ROTATION)
+    return gcd(inputs, MAX_ROTATION)
 
 
 def rotate(x_TH: Tensor) -> Tensor:
@@ -326,7 +328,7 @@ def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
 
     Each output is rounded as `round_rows_fp8` rounds a row; 16 MiB of fp32 copies at a time.
     """
-    rows = max(1, ROUNDED_AT_ONCE // weight_OH.shape[1])
+    rows = max(1, MAX_ROUNDED_NUMBERS // weight_OH.shape[1])
     parts = [round_rows_fp8(part) for part in weight_OH.detach().split(rows)]
     numbers, scales = (torch.cat(pieces) for pieces in zip(*parts, strict=True))
     return RoundedWeight(numbers, scales[:, None], 0)
@@ -334,7 +336,7 @@ def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
 
 def round_fp8(weight: RoundedWeight, rotated: bool) -> RoundedWeight:
     """A matrix in FP8 rounded once more, to int8 by output; 16 MiB of fp32 copies at a time."""
-    rows = max(1, ROUNDED_AT_ONCE // weight.levels_OH.shape[1])
+    rows = max(1, MAX_ROUNDED_NUMBERS // weight.levels_OH.shape[1])
     pieces = zip(weight.levels_OH.split(rows), weight.scales_OG.split(rows), strict=True)
     plain = (RoundedWeight(levels, scales, weight.group).plain() for levels, scales in pieces)
     return RoundedWeight.joined([round_weight(part, 0, rotated) for part in plain])
@@ -379,12 +381,12 @@ def round_rows(x_TH: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
     return levels.to(torch.int8).flatten(-2)[..., :inputs], scales_TB
 
 
-def rounded_rows(x_TH: Tensor, format: Format) -> Tensor:
+def dequantized_rows(x_TH: Tensor, format: Format) -> Tensor:
     """The inputs (T, H) in fp32 as a product with weights of `format` has them."""
     levels_TH, scales_TB = round_rows(rotate(x_TH) if format.rotated else x_TH, format.block)
     inputs = x_TH.shape[-1]
-    found_TH = levels_TH.float() * scales_TB.repeat_interleave(format.block, -1)[..., :inputs]
-    return rotate(found_TH) / rotation_of(inputs) if format.rotated else found_TH
+    rounded_TH = levels_TH.float() * scales_TB.repeat_interleave(format.block, -1)[..., :inputs]
+    return rotate(rounded_TH) / rotation_of(inputs) if format.rotated else rounded_TH
 
 
 def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
@@ -396,9 +398,9 @@ def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
     x = x_TH.float()
     most_T = x.abs().amax(-1)
     counts_T = most_T.isfinite() & (most_T > SMALLEST_BLOCK)
-    inverse_T = torch.where(counts_T, torch.full_like(most_T, GREATEST_FP8) / most_T, 0)
-    numbers = (x * inverse_T[:, None]).nan_to_num(0, 0, 0).clamp(-GREATEST_FP8, GREATEST_FP8)
-    scales_T = torch.where(counts_T, most_T / GREATEST_FP8, 0)
+    inverse_T = torch.where(counts_T, torch.full_like(most_T, MAX_FP8) / most_T, 0)
+    numbers = (x * inverse_T[:, None]).nan_to_num(0, 0, 0).clamp(-MAX_FP8, MAX_FP8)
+    scales_T = torch.where(counts_T, most_T / MAX_FP8, 0)
     scales_T = torch.where(most_T.isfinite(), scales_T, float("nan"))
     return numbers.to(torch.float8_e4m3fn), scales_T
 
@@ -413,8 +415,8 @@ def fused(first: Tensor, second: Tensor, added: Tensor) -> Tensor:
     total = product + start
     middle = (total.view(torch.int64) & 0x1FFFFFFF) == 0x10000000
     if bool(middle.any()):
-        seen = total - start
-        lost = (start - (total - seen)) + (product - seen)
-        beside = total.nextafter(lost.sign() * float("inf"))
-        total = torch.where(middle & (lost != 0), beside, total)
+        added_part = total - start
+        lost = (start - (total - added_part)) + (product - added_part)
+        neighbor = total.nextafter(lost.sign() * float("inf"))
+        total = torch.where(middle & (lost != 0), neighbor, total)
     return total.float()

@@ -26,7 +26,7 @@ from headway.runtime.philox import uniforms
 NEVER = float("-inf")
 NO_TOKEN = -1
 """What a row gets whose parameters and masks forbid every token."""
-LIKELY_TOKENS = 512
+TOP_P_CANDIDATES = 512
 """Tokens that nearly always hold the mass of top_p; only otherwise is everything sorted."""
 
 
@@ -41,9 +41,9 @@ class RowParameters:
     top_k: Tensor | None
     top_p: Tensor | None
     edited: list[int]
-    with_logprobs: bool
+    has_logprobs: bool
     draws_R: np.ndarray
-    read_from: tuple[int, int] = (0, 0)
+    logits_place: tuple[int, int] = (0, 0)
     """Address and type of the logits that `draws_R` tells of."""
 
 
@@ -66,7 +66,7 @@ def row_parameters(sequences: list[WorkerSequence], device: torch.device) -> Row
         top_k=column("top_k", 0),
         top_p=column("top_p", 1.0),
         edited=[row for row, p in enumerate(params) if edits_logits(p)],
-        with_logprobs=any(p.logprobs is not None for p in params),
+        has_logprobs=any(p.logprobs is not None for p in params),
         draws_R=native_draws(sequences),
     )
 
@@ -112,12 +112,12 @@ class Sampler:
             self._rows = row_parameters(sequences, logits_RV.device)
         rows = self._rows
         token_ids = None
-        if self._native is not None and self._native.takes(logits_RV):
+        if self._native is not None and self._native.can_sample(logits_RV):
             token_ids = choose_natively(self._native, logits_RV, rows, sequences, masks)
         if token_ids is None:
             token_ids = choose(logits_RV, rows, sequences, masks)
         logprobs: list[list[TokenLogprobs] | None] = [None] * len(sequences)
-        if rows.with_logprobs:
+        if rows.has_logprobs:
             for row, sequence in enumerate(sequences):
                 count = sequence.new.sampling.logprobs
                 if count is not None and token_ids[row] != NO_TOKEN:
@@ -127,12 +127,12 @@ class Sampler:
     def logprobs(self, logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
         """Log-probability, rank and `count` likeliest alternatives of one token a row."""
         count = min(count, logits_RV.shape[1])
-        found = None
-        if self._native is not None and self._native.takes(logits_RV):
-            found = self._native.logprobs(logits_RV, token_ids, count)
-        if found is None:
+        native = None
+        if self._native is not None and self._native.can_sample(logits_RV):
+            native = self._native.logprobs(logits_RV, token_ids, count)
+        if native is None:
             return token_logprobs(logits_RV, token_ids, count)
-        values, ranks, tops = (array.tolist() for array in found)
+        values, ranks, tops = (array.tolist() for array in native)
         return [
             TokenLogprobs(token_id, own[0], rank, top, own[1:])
             for token_id, own, rank, top in zip(token_ids, values, ranks, tops, strict=True)
@@ -151,8 +151,8 @@ def choose(
             edit_row(logits_RV[row], sequences[row])
     chosen_R = logits_RV.argmax(-1)
     if rows.drawn:
-        everybody = len(rows.drawn) == len(sequences)
-        drawn_RV = logits_RV if everybody else logits_RV[rows.drawn]
+        all_drawn = len(rows.drawn) == len(sequences)
+        drawn_RV = logits_RV if all_drawn else logits_RV[rows.drawn]
         chosen_R[rows.drawn] = draw(drawn_RV, rows, [sequences[r] for r in rows.drawn])
     if changed:
         chosen_R.masked_fill_(logits_RV.amax(-1) == NEVER, NO_TOKEN)
@@ -176,10 +176,10 @@ def choose_natively(
     if rows.drawn:
         draws_R["position"] = [len(sequence.generated) for sequence in sequences]
     begin, kind = logits_RV.data_ptr(), TYPES[logits_RV.dtype]
-    if rows.read_from != (begin, kind) or rows.edited:
+    if rows.logits_place != (begin, kind) or rows.edited:
         step = vocabulary * logits_RV.itemsize
         draws_R["logits"] = range(begin, begin + step * len(sequences), step)
-        draws_R["type"], rows.read_from = kind, (begin, kind)
+        draws_R["type"], rows.logits_place = kind, (begin, kind)
     edited = [logits_RV[row].to(torch.float32, copy=True) for row in rows.edited]
     for row, logits_V in zip(rows.edited, edited, strict=True):
         edit_row(logits_V, sequences[row])
@@ -198,13 +198,13 @@ def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int,
     """The mask of each row that has one; a draft's row beyond the last mask may have no token."""
     if not masks.by_sequence:
         return {}
-    found: dict[int, bytes] = {}
+    by_row: dict[int, bytes] = {}
     for row, sequence in enumerate(sequences):
         own = masks.by_sequence.get(sequence.new.sequence_id)
         if own is not None:
             at = sequence.mask
-            found[row] = own[at] if at < len(own) else bytes(len(own[0]))
-    return found
+            by_row[row] = own[at] if at < len(own) else bytes(len(own[0]))
+    return by_row
 
 
 def apply_masks(logits_RV: Tensor, by_row: dict[int, bytes]) -> None:
@@ -231,10 +231,10 @@ def edit_row(logits_V: Tensor, sequence: WorkerSequence) -> None:
     params = sequence.new.sampling
     device = logits_V.device
     if params.allowed_token_ids:
-        keep = torch.tensor(params.allowed_token_ids, device=device)
-        kept = logits_V[keep].clone()
+        token_ids = torch.tensor(params.allowed_token_ids, device=device)
+        allowed = logits_V[token_ids].clone()
         logits_V.fill_(NEVER)
-        logits_V[keep] = kept
+        logits_V[token_ids] = allowed
     if params.logit_bias:
         biased = torch.tensor(list(params.logit_bias), device=device)
         logits_V[biased] += torch.tensor(list(params.logit_bias.values()), device=device)
@@ -250,10 +250,10 @@ def penalize(logits_V: Tensor, sequence: WorkerSequence) -> None:
     device = logits_V.device
     if params.repetition_penalty != 1.0:
         prompt = new.token_ids[: new.num_prompt_tokens]
-        seen = torch.tensor(sorted({*prompt, *sequence.generated}), device=device)
-        values = logits_V[seen]
+        token_ids = torch.tensor(sorted({*prompt, *sequence.generated}), device=device)
+        values = logits_V[token_ids]
         factor = params.repetition_penalty
-        logits_V[seen] = torch.where(values > 0, values / factor, values * factor)
+        logits_V[token_ids] = torch.where(values > 0, values / factor, values * factor)
     if sequence.generated and (params.frequency_penalty or params.presence_penalty):
         ids, counts = np.unique(np.array(sequence.generated), return_counts=True)
         amounts = params.frequency_penalty * counts + params.presence_penalty
@@ -308,7 +308,7 @@ def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
     """
     whole_R1 = top_p_R1 >= 1
     total_R1 = torch.logsumexp(logits_RV.double(), -1, keepdim=True)
-    for count in (min(LIKELY_TOKENS, logits_RV.shape[1]), logits_RV.shape[1]):
+    for count in (min(TOP_P_CANDIDATES, logits_RV.shape[1]), logits_RV.shape[1]):
         top_RK = logits_RV.topk(count, -1).values
         mass_RK = (top_RK.double() - total_R1).exp().cumsum(-1)
         enough_R1 = whole_R1 | (mass_RK[:, -1:] >= top_p_R1)

@@ -28,29 +28,29 @@ from headway.runtime.weight_cache import ALIGNMENT
 
 log = logging.getLogger(__name__)
 
-NAME = "headway weights"
+FILE_NAME = "headway weights"
 PROT_NONE, MAP_FIXED, MAP_NORESERVE = 0, 0x10, 0x4000
-LENGTH = struct.Struct("<Q")
-LOCK = struct.Struct("@hhqqi4x")
+LENGTH_FIELD = struct.Struct("<Q")
+FLOCK = struct.Struct("@hhqqi4x")
 """`struct flock`: type, whence, start, length, process."""
-LOOK_S = 0.02
-STALLED_S, SLOW_BYTES_S = 60.0, 50e6
+LOCK_POLL_S = 0.02
+MIN_STALL_TIMEOUT_S, SLOW_DISK_BYTES_PER_S = 60.0, 50e6
 """Where nothing is packed for the first, and what reading the files takes at the second, an engine
 hangs: it hashes a checkpoint before it packs. Chosen for a slow disk, not measured."""
 
 
-def make_shared(count: int) -> list[int]:
+def create_shared_files(count: int) -> list[int]:
     """Descriptors of so many empty files in memory, for `SharedWeights`; [] where there are none.
 
     They are the user's alone, and processes started later have them only where they are given.
     """
     if sys.platform != "linux":
         return []
-    found = []
+    descriptors = []
     for _ in range(count):
-        found.append(os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
-        os.fchmod(found[-1], 0o600)
-    return found
+        descriptors.append(os.memfd_create(FILE_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+        os.fchmod(descriptors[-1], 0o600)
+    return descriptors
 
 
 def filled_bytes(descriptors: Sequence[int]) -> int:
@@ -58,23 +58,23 @@ def filled_bytes(descriptors: Sequence[int]) -> int:
     return sum(os.fstat(descriptor).st_blocks * 512 for descriptor in descriptors)
 
 
-def patience_s(num_bytes: int) -> float:
+def stall_timeout_s(num_bytes: int) -> float:
     """How long an engine that reads files of so many bytes may pack nothing.
 
-    >>> patience_s(10**9)
+    >>> stall_timeout_s(10**9)
     80.0
     """
-    return STALLED_S + num_bytes / SLOW_BYTES_S
+    return MIN_STALL_TIMEOUT_S + num_bytes / SLOW_DISK_BYTES_PER_S
 
 
-class Standstill:
+class StallDetector:
     """Whether a number, looked at again and again, has stayed the same for `longest_s`."""
 
     def __init__(self, longest_s: float, clock: Clock | None = None) -> None:
         self._longest_s, self._clock = longest_s, clock or SystemClock()
         self._last, self._since_s = -1, self._clock.now_s()
 
-    def goes_on(self, number: int) -> bool:
+    def is_stalled(self, number: int) -> bool:
         """It is this now."""
         now_s = self._clock.now_s()
         if number != self._last:
@@ -87,22 +87,24 @@ class SharedWeights:
 
     Call `enter`; then read `blobs` where the file `is_whole`, or where this engine `fills` it
     `reserve` room, `keep` every blob and `seal` it. Where neither holds the weights are its own.
-    It `gave_up` where another engine has packed nothing for `patience_s`.
+    It `gave_up` where another engine has packed nothing for `stall_timeout_s`.
     """
 
-    def __init__(self, descriptor: int, key: str, patience_s: float = STALLED_S) -> None:
-        self._descriptor, self._key, self._patience_s = descriptor, key, patience_s
+    def __init__(
+        self, descriptor: int, key: str, stall_timeout_s: float = MIN_STALL_TIMEOUT_S
+    ) -> None:
+        self._descriptor, self._key, self._stall_timeout_s = descriptor, key, stall_timeout_s
         self._entries: dict[str, tuple[int, int]] = {}
-        self._end, self._room = 0, 0
+        self._end, self._num_mapped_bytes = 0, 0
         self._address = 0
-        self.is_whole = self.fills = self.is_of_others = self.gave_up = False
+        self.is_whole = self.fills = self.has_other_key = self.gave_up = False
 
     def enter(self, *, waits: bool = True) -> None:
         """Find the file whole, or fill it; where another engine does that wait for it, if `waits`.
 
-        A file with weights of another key `is_of_others`. Raises OSError.
+        A file with weights of another key `has_other_key`. Raises OSError.
         """
-        if self.is_whole or self.fills or self.is_of_others or self.gave_up:
+        if self.is_whole or self.fills or self.has_other_key or self.gave_up:
             return
         if not is_sealed(self._descriptor) and not self._lock(waits):
             return
@@ -131,7 +133,7 @@ class SharedWeights:
         begin = at = -(-self._end // ALIGNMENT) * ALIGNMENT
         for part in parts:
             at = self._write(part, at)
-        assert at <= self._room, "more than was announced"
+        assert at <= self._num_mapped_bytes, "more than was announced"
         self._entries[name], self._end = (begin, at - begin), at
         return self._bytes(begin, at - begin)
 
@@ -139,7 +141,7 @@ class SharedWeights:
         """All is kept: let the others read it. Raises OSError."""
         assert self.fills
         index = json.dumps({"key": self._key, "blobs": self._entries}).encode()
-        self._write(memoryview(index + LENGTH.pack(len(index))), self._end)
+        self._write(memoryview(index + LENGTH_FIELD.pack(len(index))), self._end)
         self._collapse()
         seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(self._descriptor, fcntl.F_ADD_SEALS, seals)
@@ -154,7 +156,7 @@ class SharedWeights:
 
     def _lock(self, waits: bool) -> bool:
         """Have the lock; where another engine has it wait, if so, as long as that one packs."""
-        standstill = Standstill(self._patience_s)
+        standstill = StallDetector(self._stall_timeout_s)
         while True:
             try:
                 fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -163,16 +165,16 @@ class SharedWeights:
                     return False
             else:
                 return True
-            if standstill.goes_on(filled_bytes([self._descriptor])):
+            if standstill.is_stalled(filled_bytes([self._descriptor])):
                 self.gave_up = True
                 log.warning(
                     "process %d has packed nothing of the weights for %.0f s: this engine has them "
                     "in memory of its own, beside those of the others",
-                    packer_of(self._descriptor),
-                    self._patience_s,
+                    lock_owner(self._descriptor),
+                    self._stall_timeout_s,
                 )
                 return False
-            time.sleep(LOOK_S)
+            time.sleep(LOCK_POLL_S)
 
     def _unlock(self) -> None:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
@@ -180,10 +182,12 @@ class SharedWeights:
     def _open(self) -> None:
         """Map a sealed file, if it is of our key."""
         size = os.fstat(self._descriptor).st_size
-        (length,) = LENGTH.unpack(os.pread(self._descriptor, LENGTH.size, size - LENGTH.size))
-        index = json.loads(os.pread(self._descriptor, length, size - LENGTH.size - length))
+        (length,) = LENGTH_FIELD.unpack(
+            os.pread(self._descriptor, LENGTH_FIELD.size, size - LENGTH_FIELD.size)
+        )
+        index = json.loads(os.pread(self._descriptor, length, size - LENGTH_FIELD.size - length))
         if index["key"] != self._key:
-            self.is_of_others = True
+            self.has_other_key = True
             return
         self._map(size)
         self._entries = {name: (begin, count) for name, (begin, count) in index["blobs"].items()}
@@ -201,7 +205,7 @@ class SharedWeights:
 
         For good: weights are read as long as there is an engine.
         """
-        self._room = num_bytes
+        self._num_mapped_bytes = num_bytes
         window = _mmap(0, num_bytes + HUGE_PAGE, PROT_NONE, mmap.MAP_ANONYMOUS, -1)
         begin = -(-window // HUGE_PAGE) * HUGE_PAGE
         self._address = _mmap(begin, num_bytes, mmap.PROT_READ, MAP_FIXED, self._descriptor)
@@ -219,10 +223,10 @@ def is_sealed(descriptor: int) -> bool:
     return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
 
-def packer_of(descriptor: int) -> int:
+def lock_owner(descriptor: int) -> int:
     """The process that has the file's lock, 0 for none."""
-    asked = LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, process = LOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, process = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
     return 0 if kind == fcntl.F_UNLCK else int(process)
 
 
@@ -233,8 +237,8 @@ def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor:
     call.restype = ctypes.c_void_p
     call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     flags |= mmap.MAP_PRIVATE | MAP_NORESERVE
-    found = call(address or None, max(num_bytes, 1), protection, flags, descriptor, 0)
-    if found is None or found == ctypes.c_void_p(-1).value:
+    result = call(address or None, max(num_bytes, 1), protection, flags, descriptor, 0)
+    if result is None or result == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return int(found)
+    return int(result)

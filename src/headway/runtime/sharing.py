@@ -24,23 +24,23 @@ from headway.runtime.shared_weights import SharedWeights
 
 log = logging.getLogger(__name__)
 
-PACKS = NativeLinear | NativeQuantizedLinear | NativeFp8Linear
+PACKING_KERNELS = NativeLinear | NativeQuantizedLinear | NativeFp8Linear
 LinearLike = Linear | ExpertLinear
 
 
-class Sharing:
+class WeightSharing:
     """The weights of `module`, whose linear layers have their kernels and are not prepared yet."""
 
     def __init__(
         self, module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights
     ) -> None:
         self._module, self._linears, self._shared = module, linears, shared
-        self._shapes = {name: one.shapes for name, one in linears.items() if packs(one.kernel)}
+        self._shapes = {name: one.shapes for name, one in linears.items() if can_pack(one.kernel)}
 
     @staticmethod
     def of(
         module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights | None
-    ) -> "Sharing | None":
+    ) -> "WeightSharing | None":
         """The same where the weights can be shared and this engine writes or finds them there.
 
         Waits for the engine that is about it, unless that one hangs. None: they are this engine's
@@ -53,22 +53,22 @@ class Sharing:
             shared.leave()
             return None
         shared.enter()
-        found = Sharing(module, linears, shared)
-        sizes = [size for sizes in found._sizes().values() for size in sizes]
+        sharing = WeightSharing(module, linears, shared)
+        sizes = [size for sizes in sharing._sizes().values() for size in sizes]
         if shared.gave_up:
             check_room(sum(sizes))
             return None
         if shared.fills:
             shared.reserve(sizes)
-            return found
-        if shared.is_whole and found._fits():
-            return found
+            return sharing
+        if shared.is_whole and sharing._fits():
+            return sharing
         log.warning("the model's files have changed since the first engine read them")
         return None
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is there: `take` it, in place of `put` and `seal`."""
+        """Whether all is there: `load` it, in place of `store` and `seal`."""
         return self._shared.is_whole
 
     def _sizes(self) -> dict[str, list[int]]:
@@ -83,24 +83,24 @@ class Sharing:
     def _fits(self) -> bool:
         """Whether a whole file has what this model needs."""
         blobs = {name: len(blob) for name, blob in self._shared.blobs.items()}
-        wanted = {
+        expected = {
             f"{name}.{i}" if name in self._shapes else name: size
             for name, sizes in self._sizes().items()
             for i, size in enumerate(sizes)
         }
-        return blobs == wanted
+        return blobs == expected
 
-    def take(self) -> None:
+    def load(self) -> None:
         """Give the module all its weights."""
         blobs = self._shared.blobs
         for name, shapes in self._shapes.items():
             count = len(blob_sizes(self._linears[name].kernel, shapes))
             self._restore(name, [blobs[f"{name}.{i}"] for i in range(count)])
         for name, parameter in self._module.named_parameters():
-            lie_in(blobs[name], parameter)
+            map_parameter(blobs[name], parameter)
         self._prepare_plain()
 
-    def put(self, name: str) -> None:
+    def store(self, name: str) -> None:
         """A layer is prepared: what it has packed lies in the shared memory from now on."""
         if name in self._shapes:
             matrices = self._linears[name].matrices
@@ -115,7 +115,7 @@ class Sharing:
     def seal(self) -> None:
         """The module has all its weights: share the rest of them, and let others read."""
         for name, parameter in self._module.named_parameters():
-            lie_in(self._shared.keep(name, [bytes_of(parameter.contiguous())]), parameter)
+            map_parameter(self._shared.keep(name, [bytes_of(parameter.contiguous())]), parameter)
         self._prepare_plain()
         self._shared.seal()
 
@@ -141,12 +141,12 @@ def shared_matrices(
     Where they lie in shared memory they are not read. Raises OSError.
     """
     sizes: dict[str, int] = {}
-    if shared is not None and packs(kernel):
+    if shared is not None and can_pack(kernel):
         shared.enter()
         sizes = {name: kernel.blob_bytes(*shape) for name, shape in shapes.items()}
-    found = shared.blobs if shared is not None and shared.is_whole else {}
-    if sizes and {name: len(blob) for name, blob in found.items()} == sizes:
-        return {name: of_blob(kernel, found[name], shapes[name]) for name in shapes}
+    blobs = shared.blobs if shared is not None and shared.is_whole else {}
+    if sizes and {name: len(blob) for name, blob in blobs.items()} == sizes:
+        return {name: matrix_from_blob(kernel, blobs[name], shapes[name]) for name in shapes}
     if shared is None or not shared.fills or not sizes:
         return {name: kernel.prepare(read(name)) for name in shapes}
     shared.reserve(list(sizes.values()))
@@ -154,7 +154,7 @@ def shared_matrices(
     for name, shape in shapes.items():
         matrix = kernel.prepare(read(name))
         blob = shared.keep(name, [bytes_of(part) for part in matrix.tensors])
-        prepared[name] = of_blob(kernel, blob, shape)
+        prepared[name] = matrix_from_blob(kernel, blob, shape)
     shared.seal()
     return prepared
 
@@ -165,22 +165,22 @@ def check_room(num_bytes: int) -> None:
         raise OSError(errno.ENOMEM, "an engine that packs them hangs, and there is no room beside")
 
 
-def of_blob(kernel: Any, blob: memoryview, shape: tuple[int, int]) -> Any:
+def matrix_from_blob(kernel: Any, blob: memoryview, shape: tuple[int, int]) -> Any:
     """The matrix whose bytes these are."""
     return from_blobs(kernel, [shape], [blob])[0]
 
 
-def packs(kernel: Any) -> bool:
+def can_pack(kernel: Any) -> bool:
     """Whether the kernel packs, into bytes that can be kept."""
-    return all(isinstance(one, PACKS) for one, _ in kernels_of(kernel, 0))
+    return all(isinstance(one, PACKING_KERNELS) for one, _ in kernels_of(kernel, 0))
 
 
 def can_share(kernels: Iterable[Any]) -> bool:
     """Whether all of them pack into bytes that can be kept, or read weights as they are."""
-    return all(packs(kernel) or isinstance(kernel, PlainLinear) for kernel in kernels)
+    return all(can_pack(kernel) or isinstance(kernel, PlainLinear) for kernel in kernels)
 
 
-def lie_in(blob: memoryview, parameter: nn.Parameter) -> None:
+def map_parameter(blob: memoryview, parameter: nn.Parameter) -> None:
     """Let a parameter's numbers be those bytes."""
     if len(blob):
         parameter.data = torch.frombuffer(blob, dtype=parameter.dtype).view_as(parameter)

@@ -22,7 +22,7 @@ from torch.nn import functional
 from headway.core.plan import NULL_BLOCK
 from headway.runtime.attention import KVLayer
 from headway.runtime.batch import Batch
-from headway.runtime.experts import fp32_weight
+from headway.runtime.experts import Fp32Weight, fp32_weight
 from headway.runtime.kernels.reference import evenly
 from headway.runtime.layers import Build, Linear, Step
 from headway.spec import KVGroupSpec
@@ -55,16 +55,19 @@ def allocate_states(
     states = group.states
     assert states is not None
     shape = (count, states.heads, states.key_dim, states.value_dim)
-    kept = (count, states.conv - 1, states.channels)
+    tail_shape = (count, states.conv - 1, states.channels)
     return {
         layer: StateLayer(
-            torch.zeros(shape, device=device), torch.zeros(kept, device=device), index, block_size
+            torch.zeros(shape, device=device),
+            torch.zeros(tail_shape, device=device),
+            index,
+            block_size,
         )
         for layer in group.layers
     }
 
 
-class Rows(NamedTuple):
+class StateRows(NamedTuple):
     """Rows of equal length that are computed together: their tokens are `begin` … `end` - 1.
 
     `read` are the blocks of the states before, the null block for none, and `written` (tokens of a
@@ -77,16 +80,16 @@ class Rows(NamedTuple):
     written: list[tuple[int, list[int]]]
 
 
-def rows_of(batch: Batch, layer: StateLayer) -> list[Rows]:
+def state_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
     """The rows of a step; made by the group's first layer, read by the others."""
     key = -1 - layer.group
     if key not in batch.views:
         batch.views[key] = make_rows(batch, layer)
-    found: list[Rows] = batch.views[key]
-    return found
+    rows: list[StateRows] = batch.views[key]
+    return rows
 
 
-def make_rows(batch: Batch, layer: StateLayer) -> list[Rows]:
+def make_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
     """Decodes are one, each chunk is another.
 
     Worked example, blocks of 4, a table [0 5 0 7], tokens 6 … 13: the state is read from 5, where
@@ -94,7 +97,7 @@ def make_rows(batch: Batch, layer: StateLayer) -> list[Rows]:
     8 to 7.
     """
     table_SB, size = batch.block_tables_GSB[layer.group].tolist(), layer.size
-    found, begin = [], 0
+    rows, begin = [], 0
     lens = batch.query_lens
     starts = [end - length for end, length in zip(batch.context_lens, lens, strict=True)]
     read = [
@@ -104,28 +107,22 @@ def make_rows(batch: Batch, layer: StateLayer) -> list[Rows]:
     if batch.num_decodes:
         begin = batch.num_decodes
         written = [table_SB[row][starts[row] // size] for row in range(begin)]
-        found.append(Rows(0, begin, read[:begin], [(1, written)]))
+        rows.append(StateRows(0, begin, read[:begin], [(1, written)]))
     for row in range(batch.num_decodes, len(lens)):
         start, end = starts[row], batch.context_lens[row]
         last, table = (end - 1) // size, table_SB[row]
-        kept = [
+        checkpoints = [
             ((at + 1) * size - start, [table[at]])
             for at in range(start // size, last)
             if table[at] not in (NULL_BLOCK, table[last])
         ]
-        found.append(
-            Rows(begin, begin + lens[row], [read[row]], [*kept, (lens[row], [table[last]])])
+        rows.append(
+            StateRows(
+                begin, begin + lens[row], [read[row]], [*checkpoints, (lens[row], [table[last]])]
+            )
         )
         begin += lens[row]
-    return found
-
-
-class Numbers(nn.Module):
-    """Learned numbers in fp32, whatever the model's type."""
-
-    def __init__(self, build: Build, *shape: int) -> None:
-        super().__init__()
-        self.weight = fp32_weight(build, *shape)
+    return rows
 
 
 class Convolution(nn.Module):
@@ -163,7 +160,7 @@ class StateMixer(nn.Module, ABC):
         if "project_gates" in linear:
             self.project_gates = linear["project_gates"]
         self.convolution = Convolution(build, states.channels, states.conv, states.conv_bias)
-        self.decay_log, self.step_bias = (Numbers(build, states.heads) for _ in range(2))
+        self.decay_log, self.step_bias = (Fp32Weight(build, states.heads) for _ in range(2))
         self.scan = build.kernels.scan
 
     def advance(
@@ -173,7 +170,7 @@ class StateMixer(nn.Module, ABC):
         layer = step.kv[self.index]
         assert isinstance(layer, StateLayer)
         out, values = [], []
-        for rows in rows_of(step.batch, layer):
+        for rows in state_rows(step.batch, layer):
             inner = slice(rows.begin, rows.end)
             shape = (len(rows.read), -1)
             mixed, decay, gain = (
@@ -185,7 +182,12 @@ class StateMixer(nn.Module, ABC):
         return torch.cat(out), torch.cat(values)
 
     def advance_rows(
-        self, mixed_RLC: Tensor, decay_RLH: Tensor, gain_RLH: Tensor, layer: StateLayer, rows: Rows
+        self,
+        mixed_RLC: Tensor,
+        decay_RLH: Tensor,
+        gain_RLH: Tensor,
+        layer: StateLayer,
+        rows: StateRows,
     ) -> tuple[Tensor, Tensor]:
         """The same of rows of equal length."""
         read = torch.tensor(rows.read, device=mixed_RLC.device)
@@ -193,7 +195,7 @@ class StateMixer(nn.Module, ABC):
         state_RHKV = layer.k[read].masked_fill_(new[:, None, None, None], 0.0)
         before_RWC = layer.v[read].masked_fill_(new[:, None, None], 0.0)
         inputs_RXC = torch.cat([before_RWC, mixed_RLC], 1)
-        q, k, v = self.parts(self.convolution(inputs_RXC).to(self.dtype).float())
+        q, k, v = self.split_qkv(self.convolution(inputs_RXC).to(self.dtype).float())
         given, begin = [], 0
         for end, blocks in rows.written:
             part = slice(begin, end)
@@ -210,7 +212,7 @@ class StateMixer(nn.Module, ABC):
         return torch.cat(given, 1), v
 
     @abstractmethod
-    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_qkv(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys (R, L, G, K) and values (R, L, H, V)."""
 
 
@@ -219,7 +221,7 @@ class DeltaRule(StateMixer):
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__(build, index)
-        self.scale, self.eps = Numbers(build, self.states.value_dim), build.spec.rms_norm_eps
+        self.scale, self.eps = Fp32Weight(build, self.states.value_dim), build.spec.rms_norm_eps
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         states = self.states
@@ -243,7 +245,7 @@ class DeltaRule(StateMixer):
         scaled = self.scale.weight * wide.to(x_THV.dtype)
         return (scaled * evenly(functional.silu, gate_THV.float())).to(x_THV.dtype)
 
-    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_qkv(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys = self.states.groups * self.states.key_dim
         q, k, v = mixed_RLC.split([keys, keys, self.states.inner], -1)
         q, k = (x.unflatten(-1, (self.states.groups, -1)) for x in (q, k))
@@ -257,8 +259,8 @@ class Mamba2(StateMixer):
     def __init__(self, build: Build, index: int) -> None:
         super().__init__(build, index)
         states = self.states
-        self.skip, self.eps = Numbers(build, states.heads), build.spec.rms_norm_eps
-        self.scale = Numbers(build, states.inner)
+        self.skip, self.eps = Fp32Weight(build, states.heads), build.spec.rms_norm_eps
+        self.scale = Fp32Weight(build, states.inner)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         states = self.states
@@ -278,7 +280,7 @@ class Mamba2(StateMixer):
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         return (self.scale.weight * wide.flatten(1)).to(gate_TI.dtype)
 
-    def parts(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_qkv(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys = self.states.groups * self.states.key_dim
         v, k, q = mixed_RLC.split([self.states.inner, keys, keys], -1)
         q, k = (x.unflatten(-1, (self.states.groups, -1)) for x in (q, k))

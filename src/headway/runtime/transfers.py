@@ -50,8 +50,8 @@ class HostMemory:
         spans = runs(transfer.blocks, transfer.host_blocks)
         for layer, stored in zip(self._layers, self._parts, strict=True):
             if layer.group == transfer.group:
-                for part, kept in zip(layer.parts, stored, strict=True):
-                    copy_spans(part, kept, spans, transfer.direction)
+                for part, host_part in zip(layer.parts, stored, strict=True):
+                    copy_spans(part, host_part, spans, transfer.direction)
 
     def gather(self, transfer: Transfer) -> list[Tensor]:
         """The blocks of `transfer` in every part of every layer of its group, on their device."""
@@ -61,19 +61,19 @@ class HostMemory:
 
     def store(self, transfer: Transfer, staged: list[Tensor]) -> None:
         """Put what `gather` found into its host blocks, on the current stream."""
-        kept = [part for layer, parts in zip(self._layers, self._parts, strict=True)
+        host_parts = [part for layer, parts in zip(self._layers, self._parts, strict=True)
                 if layer.group == transfer.group for part in parts]  # fmt: skip
-        for part, found in zip(kept, staged, strict=True):
+        for part, blocks in zip(host_parts, staged, strict=True):
             for at, host in enumerate(transfer.host_blocks):
-                part[host].copy_(found[at], non_blocking=True)
+                part[host].copy_(blocks[at], non_blocking=True)
 
 
 def copy_spans(
-    part: Tensor, kept: Tensor, spans: list[tuple[int, int, int]], direction: str
+    part: Tensor, host_part: Tensor, spans: list[tuple[int, int, int]], direction: str
 ) -> None:
-    """Copy each (block, host block, count) out of `part` to `kept`, or in from there."""
+    """Copy each (block, host block, count) out of `part` to `host_part`, or in from there."""
     for block, host, count in spans:
-        here, there = part[block : block + count], kept[host : host + count]
+        here, there = part[block : block + count], host_part[host : host + count]
         if direction == "out":
             there.copy_(here, non_blocking=True)
         else:
@@ -178,7 +178,7 @@ class StreamTransfers:
 class TransferTable:
     """Peer → who moves blocks to and from it; the peers that there are not, are None.
 
-    `keep` and `begin` take what a plan says, at its begin and behind its copies; `tell` puts into
+    `keep` and `begin` take what a plan says, at its begin and behind its copies; `report` puts into
     the result what has ended. A host block is believed to hold a key only if that was copied there
     last: the step that was to copy it may have raised before.
     """
@@ -214,7 +214,7 @@ class TransferTable:
         to_host = [transfer for transfer in others if transfer.peer == HOST]
         if to_host:
             assert self.host is not None, "there is no host memory"
-            self.host.begin([transfer for transfer in to_host if self._is_there(transfer)])
+            self.host.begin([transfer for transfer in to_host if self._can_copy(transfer)])
         for transfer in others:
             if transfer.peer == DISK:
                 assert self.disk is not None, "there is no disk, and nothing was said to be on it"
@@ -224,7 +224,7 @@ class TransferTable:
             assert self.peers is not None, "no other engine was named"
             self.peers.begin_all(from_peers)
 
-    def _is_there(self, transfer: Transfer) -> bool:
+    def _can_copy(self, transfer: Transfer) -> bool:
         """Whether a transfer with host memory finds there what it asks for; else it has failed."""
         places = [(transfer.group, block) for block in transfer.host_blocks]
         if transfer.direction == "out":
@@ -236,7 +236,7 @@ class TransferTable:
         self._failed.append(transfer.transfer_id)
         return False
 
-    def tell(self, result: StepResult, *, wait: bool) -> None:
+    def report(self, result: StepResult, *, wait: bool) -> None:
         """What has ended, failed and changed since the last result."""
         failed, self._failed = self._failed, []
         if self.host is not None:

@@ -34,7 +34,7 @@ from headway.core.clock import Clock, SystemClock
 from headway.core.errors import HeadwayError
 from headway.runtime.checkpoint_files import MALFORMED
 from headway.runtime.memory import collapse, gives_huge_pages, zeros
-from headway.runtime.weight_key import Key, make_own, open_own
+from headway.runtime.weight_key import Key, make_private_folder, open_private
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +42,18 @@ MAGIC = b"headway weights 1\n"
 START = len(MAGIC) + hashlib.sha256().digest_size + 8
 MAX_HEADER_BYTES = 1 << 26
 ALIGNMENT = 64
-CHUNK = 1 << 19
+CHUNK_BYTES = 1 << 19
 """Bytes that are hashed while a core's second cache has them."""
 EMBEDDING = "embedding.weight"
-SUFFIX, UNFINISHED = ".weights", ".part"
-ABANDONED_S = 3600.0
+SUFFIX, PARTIAL_SUFFIX = ".weights", ".part"
+ABANDONED_AFTER_S = 3600.0
 """A file that a dead writer left unfinished."""
-READERS = 4
+NUM_HASH_THREADS = 4
 """Threads that hash blobs, for SHA-256 releases the GIL; chosen for few cores, not measured."""
 
 Blobs = dict[str, list[memoryview]]
 """Name → its bytes, in parts."""
-Found = dict[str, memoryview]
+CachedBlobs = dict[str, memoryview]
 """Name → its bytes in memory or a mapped file; a change of them stays in this process."""
 
 
@@ -77,16 +77,16 @@ class WeightCache:
         """The file of what `key` describes."""
         return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
-    def read(self, key: str, room_bytes: int = 0) -> Found | None:
+    def read(self, key: str, room_bytes: int = 0) -> CachedBlobs | None:
         """The blobs stored under `key`, verified; None where there are none to be trusted.
 
         They may take so much memory of their own.
         """
         path = self.path(key)
         try:
-            with open_own(path) as file:
-                found = read_blobs(file, key, room_bytes)
-            if found is not None:
+            with open_private(path) as file:
+                blobs = read_blobs(file, key, room_bytes)
+            if blobs is not None:
                 now_s = self._clock.wall_s()
                 os.utime(path, (now_s, now_s))
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class WeightCache:
         except (OSError, *MALFORMED) as error:
             log.warning("packed weights in %s are not used: %s", path, error)
             return None
-        return found
+        return blobs
 
     def write(self, key: str, blobs: Blobs) -> None:
         """Keep `blobs` under `key`, dropping the least recently used files for their room."""
@@ -103,7 +103,7 @@ class WeightCache:
             log.info("packed weights of %d bytes are beyond the cache's limit", num_bytes)
             return
         try:
-            make_own(self.folder)
+            make_private_folder(self.folder)
             self.trim(self.limit_bytes - num_bytes)
             self._write(self.path(key), header, blobs, offsets, num_bytes)
             self.trim(self.limit_bytes)
@@ -113,7 +113,7 @@ class WeightCache:
     def _write(
         self, path: Path, header: bytes, blobs: Blobs, offsets: dict[str, int], num_bytes: int
     ) -> None:
-        handle, name = tempfile.mkstemp(UNFINISHED, dir=self.folder)  # 0600
+        handle, name = tempfile.mkstemp(PARTIAL_SUFFIX, dir=self.folder)  # 0600
         try:
             with open(handle, "wb") as file:
                 file.write(header)
@@ -131,22 +131,22 @@ class WeightCache:
 
     def trim(self, limit_bytes: int) -> None:
         """Remove the least recently used files until at most `limit_bytes` are left."""
-        kept = 0
+        total_bytes = 0
         for _, size, path in sorted(self._files(SUFFIX), reverse=True):
-            kept += size
-            if kept > limit_bytes:
+            total_bytes += size
+            if total_bytes > limit_bytes:
                 path.unlink(missing_ok=True)
-                kept -= size
-        for used_s, _, path in self._files(UNFINISHED):
-            if used_s < self._clock.wall_s() - ABANDONED_S:
+                total_bytes -= size
+        for used_s, _, path in self._files(PARTIAL_SUFFIX):
+            if used_s < self._clock.wall_s() - ABANDONED_AFTER_S:
                 path.unlink(missing_ok=True)
 
     def _files(self, suffix: str) -> Iterator[tuple[float, int, Path]]:
         """(last use, bytes, path) of files; one that goes away meanwhile is none."""
         for path in self.folder.glob("*" + suffix):
             with contextlib.suppress(FileNotFoundError):
-                found = path.lstat()
-                yield found.st_mtime, found.st_size, path
+                status = path.lstat()
+                yield status.st_mtime, status.st_size, path
 
     def check_integrity(self) -> None:
         """The files are the user's alone and within the limit, and nothing else is there."""
@@ -161,9 +161,9 @@ class WeightCache:
 def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
     """(the file's beginning, where each blob lies, bytes of the file)."""
     lengths = {name: sum(part.nbytes for part in parts) for name, parts in blobs.items()}
-    with ThreadPoolExecutor(READERS) as pool:
+    with ThreadPoolExecutor(NUM_HASH_THREADS) as pool:
         digests = dict(zip(blobs, pool.map(digest_of, blobs.values()), strict=True))
-    places, end = placed(lengths)
+    places, end = blob_offsets(lengths)
     entries = {name: (at, lengths[name], digests[name]) for name, at in places.items()}
     text = json.dumps({"key": key, "bytes": end, "blobs": entries}).encode()
     text += b" " * (-(START + len(text)) % ALIGNMENT)
@@ -172,10 +172,10 @@ def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
     return header, {name: first + at for name, at in places.items()}, first + end
 
 
-def placed(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
+def blob_offsets(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
     """(where each blob begins, where the last ends), rounded up.
 
-    >>> placed({"a": 65, "b": 0, "c": 1})
+    >>> blob_offsets({"a": 65, "b": 0, "c": 1})
     ({'a': 0, 'b': 128, 'c': 128}, 192)
     """
     places, end = {}, 0
@@ -193,7 +193,7 @@ def digest_of(parts: list[memoryview]) -> str:
     return digest.hexdigest()
 
 
-def read_blobs(file: Any, key: str, room_bytes: int = 0) -> Found | None:
+def read_blobs(file: Any, key: str, room_bytes: int = 0) -> CachedBlobs | None:
     """The blobs of an open file, each compared with its digest; None for another key's.
 
     All but the embedding are read into memory, where they fit into `room_bytes` of it. Raises
@@ -206,28 +206,30 @@ def read_blobs(file: Any, key: str, room_bytes: int = 0) -> Found | None:
     if os.fstat(file.fileno()).st_size != num_bytes:
         raise ValueError("it is truncated")
     memory = memoryview(mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_COPY))
-    found = {
+    blobs = {
         name: memory[first + begin : first + begin + size]
         for name, (begin, size, _) in entries.items()
     }
-    places, end = placed({name: len(blob) for name, blob in found.items() if name != EMBEDDING})
-    room = own_memory(end, room_bytes)
+    places, end = blob_offsets(
+        {name: len(blob) for name, blob in blobs.items() if name != EMBEDDING}
+    )
+    room = huge_page_memory(end, room_bytes)
     if room is not None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads ahead twice as far
-    own = {} if room is None else {n: room[at : at + len(found[n])] for n, at in places.items()}
+    own = {} if room is None else {n: room[at : at + len(blobs[n])] for n, at in places.items()}
 
     def verify(name: str) -> bool:
         begin, size, digest = entries[name]
         if room is None:
-            return bool(digest_of([found[name]]) == digest)
+            return bool(digest_of([blobs[name]]) == digest)
         return digest_at(file.fileno(), first + begin, size, own.get(name)) == digest
 
-    with ThreadPoolExecutor(READERS) as pool:
-        if not all(pool.map(verify, found)):
+    with ThreadPoolExecutor(NUM_HASH_THREADS) as pool:
+        if not all(pool.map(verify, blobs)):
             raise ValueError("its numbers are damaged")
     if room is not None:
         collapse(room)  # what was not to be had in one piece at once
-    return found | own
+    return blobs | own
 
 
 def read_header(file: Any) -> tuple[int, dict[str, Any]]:
@@ -244,7 +246,7 @@ def read_header(file: Any) -> tuple[int, dict[str, Any]]:
     return START + length, json.loads(text)
 
 
-def own_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
+def huge_page_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
     """So many bytes in huge pages; None where there are none, or no room."""
     try:
         if num_bytes > room_bytes:
@@ -262,9 +264,9 @@ def own_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
 def digest_at(descriptor: int, at: int, size: int, memory: memoryview | None) -> str:
     """SHA-256 of so many bytes of a file, which are read into `memory` if it is there."""
     digest, done = hashlib.sha256(), 0
-    scratch = memoryview(bytearray(CHUNK if memory is None else 0))
+    scratch = memoryview(bytearray(CHUNK_BYTES if memory is None else 0))
     while done < size:
-        whole = scratch[: size - done] if memory is None else memory[done : done + CHUNK]
+        whole = scratch[: size - done] if memory is None else memory[done : done + CHUNK_BYTES]
         count = os.preadv(descriptor, [whole], at + done)
         if not count:
             raise ValueError("it is truncated")
@@ -277,11 +279,11 @@ class Lookup:
     """A search that runs in a thread of its own while the rest of the program is imported."""
 
     def __init__(self, cache: WeightCache, key: Key, room_bytes: int = 0) -> None:
-        """`room_bytes`: of memory for what is found, see `WeightCache.read`."""
+        """`room_bytes`: of memory for what is blobs, see `WeightCache.read`."""
         self.instruction_set = key.instruction_set
         self._cache, self._key, self._room_bytes = cache, key, room_bytes
         self._text: str | None = None
-        self._found: Found | None = None
+        self._blobs: CachedBlobs | None = None
         self._thread = threading.Thread(target=self._search, name="weight cache", daemon=True)
         self._thread.start()
 
@@ -290,13 +292,13 @@ class Lookup:
             self._text = self._key.text(self._cache.folder / "digests")
         except (OSError, HeadwayError):  # loading says what is wrong with it
             return
-        self._found = self._cache.read(self._text, self._room_bytes)
+        self._blobs = self._cache.read(self._text, self._room_bytes)
 
-    def result(self) -> Found | None:
+    def result(self) -> CachedBlobs | None:
         """What the cache has, or None; waits for the search."""
         self._thread.join()
-        found, self._found = self._found, None
-        return found
+        blobs, self._blobs = self._blobs, None
+        return blobs
 
     def store(self, blobs: Blobs) -> None:
         """Write `blobs` in the background; a process that ends waits for it."""

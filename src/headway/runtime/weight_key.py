@@ -22,13 +22,13 @@ from headway.runtime.checkpoint_files import EAGLE_FILE, MALFORMED, MEDUSA_FILE,
 from headway.spec.gguf.header import is_gguf
 from headway.spec.quantization_config import OLD_CONFIGS
 
-LAYOUT = 2
+LAYOUT_VERSION = 2
 """Counted up when Python fuses, names or rounds the layers of a model otherwise."""
-SETTLED_S = 2.0
+MTIME_SETTLED_S = 2.0
 """A file changed later than so long ago may change again without a new time."""
-MOST_REMEMBERED = 256
+MAX_REMEMBERED_DIGESTS = 256
 """Files whose digest is remembered, a line each; chosen generously, not measured."""
-HASHERS = 4
+NUM_HASH_THREADS = 4
 """Threads that hash files, as `weight_cache.READERS`."""
 
 
@@ -49,9 +49,9 @@ class Key:
         """
         files = self.files
         clock = clock or SystemClock()
-        with ThreadPoolExecutor(HASHERS) as pool:
-            found = list(pool.map(lambda path: content_digest(path, digests, clock), files))
-        return self._text([[path.name, one] for path, one in zip(files, found, strict=True)])
+        with ThreadPoolExecutor(NUM_HASH_THREADS) as pool:
+            hashes = list(pool.map(lambda path: content_digest(path, digests, clock), files))
+        return self._text([[path.name, one] for path, one in zip(files, hashes, strict=True)])
 
     def text_of_files(self) -> str:
         """The same with what tells files apart that nobody has copied: what is read at one moment,
@@ -68,7 +68,7 @@ class Key:
         quantization = self.settings.quantization
         facts = {
             "version": __version__,
-            "layout": LAYOUT,
+            "layout": LAYOUT_VERSION,
             "instruction_set": self.instruction_set,
             "dtype": self.settings.dtype,
             "formats": [[pattern, asdict(format)] for pattern, format in quantization.formats],
@@ -80,16 +80,16 @@ class Key:
 
 def text_of_drafter(model: Path) -> str:
     """`Key.text_of_files` of the layer or the heads that draft and lie in the model's folder."""
-    beside = [path for name in (MEDUSA_FILE, EAGLE_FILE) if (path := model / name).is_file()]
-    return json.dumps([[str(path.resolve()), identity(path)] for path in beside])
+    files = [path for name in (MEDUSA_FILE, EAGLE_FILE) if (path := model / name).is_file()]
+    return json.dumps([[str(path.resolve()), identity(path)] for path in files])
 
 
 def model_files(model: Path) -> list[Path]:
     """The files that a model's weights depend on; raises CheckpointError without any."""
     if is_gguf(model):
         return find_files(model)
-    beside = [path for name in OLD_CONFIGS if (path := model / name).is_file()]
-    return [model / "config.json", *beside, *find_files(model)]
+    configs = [path for name in OLD_CONFIGS if (path := model / name).is_file()]
+    return [model / "config.json", *configs, *find_files(model)]
 
 
 def content_digest(path: Path, digests: Path, clock: Clock) -> str:
@@ -97,62 +97,62 @@ def content_digest(path: Path, digests: Path, clock: Clock) -> str:
     path = path.resolve()
     note = digests / (hashlib.sha256(bytes(path)).hexdigest() + ".json")
     before = identity(path)
-    known = remembered(note, before)
+    known = read_digest(note, before)
     if known is not None:
         return known
     with open_regular(path) as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     changed_s = max(before[1:3]) / 1e9
-    if identity(path) == before and changed_s < clock.wall_s() - SETTLED_S:
-        remember(note, before, digest)
+    if identity(path) == before and changed_s < clock.wall_s() - MTIME_SETTLED_S:
+        write_digest(note, before, digest)
     return digest
 
 
 def identity(path: Path) -> list[int]:
     """Size, times of change in ns, inode and device."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino, found.st_dev]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
 
-def remembered(note: Path, of: list[int]) -> str | None:
+def read_digest(note: Path, of: list[int]) -> str | None:
     """The digest that `note` holds for a file of this identity."""
     try:
-        with open_own(note) as file:
-            found = json.loads(file.read())
-        if found["identity"] == of and len(bytes.fromhex(found["sha256"])) == 32:
-            return str(found["sha256"])
+        with open_private(note) as file:
+            content = json.loads(file.read())
+        if content["identity"] == of and len(bytes.fromhex(content["sha256"])) == 32:
+            return str(content["sha256"])
     except (OSError, *MALFORMED):
         pass
     return None
 
 
-def remember(note: Path, of: list[int], digest: str) -> None:
+def write_digest(note: Path, of: list[int], digest: str) -> None:
     """Write `note`, and drop the oldest beyond MOST_REMEMBERED; where it cannot be, nothing."""
     try:
-        make_own(note.parent)
+        make_private_folder(note.parent)
         handle, name = tempfile.mkstemp(".part", dir=note.parent)
         with open(handle, "w") as file:
             json.dump({"identity": of, "sha256": digest}, file)
         os.replace(name, note)
         notes = sorted(note.parent.iterdir(), key=lambda path: path.stat().st_mtime)
-        for old in notes[:-MOST_REMEMBERED]:
+        for old in notes[:-MAX_REMEMBERED_DIGESTS]:
             old.unlink(missing_ok=True)
     except OSError:
         pass
 
 
-def make_own(folder: Path) -> None:
+def make_private_folder(folder: Path) -> None:
     """A folder that is the user's alone."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stat.S_IMODE(folder.stat().st_mode) != 0o700:
         folder.chmod(0o700)
 
 
-def open_own(path: Path) -> Any:
+def open_private(path: Path) -> Any:
     """A regular file of this user's that nobody else may write, for reading; OSError otherwise."""
     file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
-    found = os.fstat(file.fileno())
-    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = os.fstat(file.fileno())
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         file.close()
         raise PermissionError(f"{path} is not this user's alone")
     return file

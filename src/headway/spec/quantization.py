@@ -19,7 +19,7 @@ from headway.spec.formats import PARTS, PLAIN, ROTATED_INT8, Format
 Q5_0, Q8_0, Q4_K, Q6_K = 5.5, 8.5, 4.5, 6.5625
 """Bits a weight of llama.cpp's types."""
 SUPER_BLOCK = 256
-ALWAYS_PLAIN = tuple((name, PLAIN) for name in ("*.router", "*.kv_up", "*beside.*"))
+ALWAYS_PLAIN = tuple((name, PLAIN) for name in ("*.router", "*.kv_up", "*extras.*"))
 """What a sum of few numbers decides, what is multiplied with queries and not with rows, and the
 small matrices beside attention and MLP."""
 

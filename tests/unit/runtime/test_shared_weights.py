@@ -14,12 +14,12 @@ import pytest
 from headway.core.clock import VirtualClock
 from headway.runtime.shared_weights import (
     SharedWeights,
-    Standstill,
+    StallDetector,
+    create_shared_files,
     filled_bytes,
     is_sealed,
-    make_shared,
-    packer_of,
-    patience_s,
+    lock_owner,
+    stall_timeout_s,
 )
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no memfd")
@@ -66,7 +66,7 @@ steps are before and behind the seal."""
 
 @pytest.fixture
 def descriptor() -> Iterator[int]:
-    (found,) = make_shared(1)
+    (found,) = create_shared_files(1)
     yield found
     os.close(found)
 
@@ -123,7 +123,7 @@ def test_weights_of_other_files_are_nobodys(descriptor: int):
     fill(descriptor).seal()
     other = SharedWeights(descriptor, "two")
     other.enter()
-    assert other.is_of_others and not other.is_whole and not other.fills
+    assert other.has_other_key and not other.is_whole and not other.fills
     other.leave()
     assert is_sealed(descriptor)
 
@@ -196,7 +196,7 @@ def test_kills_at_any_moment(descriptor: int):
             engine.kill()
         said = [end(engine) for engine in engines]
         assert said[2][-1] == "read" and engines[2].returncode == 0
-        (empty,) = make_shared(1)
+        (empty,) = create_shared_files(1)
         os.dup2(empty, descriptor, inheritable=False)
         os.close(empty)
 
@@ -213,18 +213,18 @@ def stopped(descriptor: int) -> Iterator["subprocess.Popen[str]"]:
 
 def test_who_packs_and_is_stopped_is_not_waited_for(descriptor: int, stopped, caplog):
     """A warning names it; when it goes on it fills the file, and who comes then shares it."""
-    waiting = SharedWeights(descriptor, "one", patience_s=0.3)
+    waiting = SharedWeights(descriptor, "one", stall_timeout_s=0.3)
     with caplog.at_level(logging.WARNING):
         waiting.enter()
     assert waiting.gave_up and not waiting.fills and not waiting.is_whole
     assert f"process {stopped.pid} has packed nothing" in caplog.text
-    assert packer_of(descriptor) == stopped.pid and not is_sealed(descriptor)
+    assert lock_owner(descriptor) == stopped.pid and not is_sealed(descriptor)
     waiting.enter()  # it does not wait again
     waiting.leave()
     assert filled_bytes([descriptor]) >= NUM_BLOBS // 2 * BLOB_BYTES, "what it packed is there"
     stopped.send_signal(signal.SIGCONT)
     assert end(stopped) == ["fills", "read"]
-    assert end(begin(descriptor)) == ["read"] and packer_of(descriptor) == 0
+    assert end(begin(descriptor)) == ["read"] and lock_owner(descriptor) == 0
 
 
 def test_who_goes_on_in_time_is_waited_for(descriptor: int, stopped):
@@ -236,24 +236,24 @@ def test_who_goes_on_in_time_is_waited_for(descriptor: int, stopped):
 def test_as_long_as_it_grows_it_does_not_stand_still():
     """Nine seconds between two blobs are no ten; an engine that begins anew makes it smaller."""
     clock = VirtualClock()
-    standstill = Standstill(10.0, clock)
+    standstill = StallDetector(10.0, clock)
     for number in (0, 5, 6, 0, 1):
-        assert not standstill.goes_on(number)
+        assert not standstill.is_stalled(number)
         clock.advance(9.0)
-        assert not standstill.goes_on(number)
+        assert not standstill.is_stalled(number)
         clock.advance(0.9)
-    assert not standstill.goes_on(1)
+    assert not standstill.is_stalled(1)
     clock.advance(0.2)
-    assert standstill.goes_on(1)
-    assert not standstill.goes_on(2)
+    assert standstill.is_stalled(1)
+    assert not standstill.is_stalled(2)
 
 
 def test_larger_models_may_take_longer():
     """A minute, and what a disk takes that reads 50 MB a second."""
-    assert patience_s(0) == 60.0
-    assert patience_s(140 * 10**9) == 60 + 2800
+    assert stall_timeout_s(0) == 60.0
+    assert stall_timeout_s(140 * 10**9) == 60 + 2800
 
 
 def test_there_are_none_elsewhere(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert make_shared(2) == []
+    assert create_shared_files(2) == []

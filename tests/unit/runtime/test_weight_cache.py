@@ -347,7 +347,7 @@ def wait_for_a_tick(path: Path) -> None:
 
 
 def test_content_is_hashed_once_and_again_after_a_change(tmp_path, hashed, monkeypatch):
-    monkeypatch.setattr(weight_key, "SETTLED_S", -1.0)
+    monkeypatch.setattr(weight_key, "MTIME_SETTLED_S", -1.0)
     path, notes, clock = tmp_path / "w", tmp_path / "digests", SystemClock()
     path.write_bytes(b"one")
     first = content_digest(path, notes, clock)
@@ -377,7 +377,7 @@ def test_a_file_changed_a_moment_ago_is_not_remembered(tmp_path, hashed):
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b'{"identity": 1, "sha256": 2}'])
 def test_a_damaged_note_is_not_believed(tmp_path, content, monkeypatch):
-    monkeypatch.setattr(weight_key, "SETTLED_S", -1.0)
+    monkeypatch.setattr(weight_key, "MTIME_SETTLED_S", -1.0)
     path, notes = tmp_path / "w", tmp_path / "digests"
     path.write_bytes(b"one")
     digest = content_digest(path, notes, SystemClock())
@@ -387,8 +387,8 @@ def test_a_damaged_note_is_not_believed(tmp_path, content, monkeypatch):
 
 
 def test_notes_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_key, "SETTLED_S", -1.0)
-    monkeypatch.setattr(weight_key, "MOST_REMEMBERED", 3)
+    monkeypatch.setattr(weight_key, "MTIME_SETTLED_S", -1.0)
+    monkeypatch.setattr(weight_key, "MAX_REMEMBERED_DIGESTS", 3)
     for name in "abcdef":
         (tmp_path / name).write_bytes(name.encode())
         content_digest(tmp_path / name, tmp_path / "digests", SystemClock())

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from headway.runtime.rounding import LEVELS, RoundedWeight, rounded_rows
+from headway.runtime.rounding import LEVELS, RoundedWeight, dequantized_rows
 from headway.spec.formats import Format
 
 
@@ -68,5 +68,5 @@ class FakeRounding(nn.Module):
 def fake_inputs(x_TH: Tensor, format: Format) -> Tensor:
     """Return inputs as a product with weights of `format` rounds them."""
     with torch.no_grad():
-        rounded = rounded_rows(x_TH, format)
+        rounded = dequantized_rows(x_TH, format)
     return straight(x_TH, rounded)

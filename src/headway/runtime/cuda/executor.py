@@ -49,7 +49,7 @@ from headway.runtime.cuda.same_bits import differing_attention, format_differenc
 from headway.runtime.cuda.sampling import choose, row_inputs, top_logprobs
 from headway.runtime.cuda.staging import Staging
 from headway.runtime.cuda.state import UNKNOWN, DeviceState
-from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, judge
+from headway.runtime.executor import PROMPT_LOGPROB_ROWS, TorchExecutor, failed_sequences
 from headway.runtime.rope import rope_rows
 from headway.runtime.sampler import NO_TOKEN, row_masks
 
@@ -316,14 +316,14 @@ class CudaExecutor(TorchExecutor):
             queued.copy_event.synchronize()
         if queued.bad_T is not None:
             self._fill_result(queued, queued.bad_T.tolist())
-        self.transfers.tell(queued.result, wait=queued.is_idle)
+        self.transfers.report(queued.result, wait=queued.is_idle)
         return queued.result
 
     def _fill_result(self, queued: QueuedStep, bad_T: list[bool]) -> None:
         """Turn the numbers that came back into a result."""
         result = queued.result
         result.experts_read = int(queued.experts_read or 0)
-        result.failed, self._usable = judge(queued.plan, bad_T)
+        result.failed, self._usable = failed_sequences(queued.plan, bad_T)
         for sequence_id, start, tokens, count, values in queued.prompts:
             listed = to_token_logprobs(tokens, [count] * len(tokens), values)
             entries = [one for each in listed for one in each or []]
@@ -339,7 +339,7 @@ class CudaExecutor(TorchExecutor):
         if queued.logprobs is not None:
             counts = [sequence.new.sampling.logprobs for sequence in queued.sequences]
             logprobs = to_token_logprobs(token_ids, counts, queued.logprobs)
-        self._keep(queued.plan, queued.sequences, token_ids, logprobs, result)
+        self._accept_tokens(queued.plan, queued.sequences, token_ids, logprobs, result)
         for sample in result.samples if queued.owners else ():
             if sample.sequence_id in queued.owners:
                 queued.owners[sample.sequence_id].generated += sample.token_ids

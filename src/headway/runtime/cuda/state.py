@@ -73,7 +73,7 @@ class DeviceState(WorkerState):
         """
         known = scheduled.start + len(scheduled.token_ids) - scheduled.num_drafts
         missing = known - sequence.num_known
-        return sequence.ahead([UNKNOWN] * missing) if missing > 0 else sequence
+        return sequence.with_drafts([UNKNOWN] * missing) if missing > 0 else sequence
 
     def _send(
         self,
@@ -144,7 +144,7 @@ class DeviceState(WorkerState):
         )
         return [part[:count] for part in sent[:begin]] + tables, lens
 
-    def _sent(self, array: np.ndarray) -> Tensor:
+    def _to_device(self, array: np.ndarray) -> Tensor:
         return self._staging.send([array])[0]
 
     def _padded_draw_arrays(

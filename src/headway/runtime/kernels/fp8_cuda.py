@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from headway.runtime.kernels.own_cuda import WideLinear
 from headway.runtime.kernels.reference import with_bias
+from headway.runtime.kernels.triton_linear import WideningLinear
 from headway.runtime.rounding import RoundedWeight, round_rows_fp8, round_weight_fp8
 from headway.spec.formats import Format
 
@@ -39,11 +39,11 @@ class Fp8Linear:
     few_rows = 0
 
     def __init__(self, format: Format, dtype: torch.dtype) -> None:
-        assert self.knows(format)
+        assert self.supports(format)
         self.format, self._dtype = format, dtype
 
     @staticmethod
-    def knows(format: Format) -> bool:
+    def supports(format: Format) -> bool:
         """Whether it multiplies weights of this format."""
         return format == Format("fp8")
 
@@ -51,9 +51,9 @@ class Fp8Linear:
         """The weight, rounded by output."""
         return self.pack(round_weight_fp8(weight_OH))
 
-    def for_experts(self) -> WideLinear:
+    def for_experts(self) -> WideningLinear:
         """The kernel of experts' matrices: their activations are not rounded."""
-        return WideLinear(self.format, self._dtype)
+        return WideningLinear(self.format, self._dtype)
 
     def pack(self, weight: RoundedWeight) -> FilledFp8:
         """A weight that is rounded already."""

@@ -49,10 +49,10 @@ def visits_of(experts_TK: Tensor, count: int) -> Visits:
     return Visits(order_V, starts_E1.int(), tiles_E1.int())
 
 
-def most_tiles(visits: int, experts: int) -> int:
+def max_tiles(visits: int, experts: int) -> int:
     """As many tiles as so many visits can have: each expert's last may be short.
 
-    >>> most_tiles(137, 4), most_tiles(2, 4)
+    >>> max_tiles(137, 4), most_tiles(2, 4)
     (6, 2)
     """
     return visits // EXPERT_TILE + min(experts, visits)

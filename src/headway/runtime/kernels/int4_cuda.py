@@ -19,7 +19,7 @@ class Int4Linear(GroupedLinear):
     def __init__(self, format: Format, dtype: torch.dtype) -> None:
         from headway.runtime.cuda.triton import linear_int4
 
-        assert self.knows(format)
+        assert self.supports(format)
         self.format, self._dtype = format, dtype
         self._kernel = linear_int4
 
@@ -29,7 +29,7 @@ class Int4Linear(GroupedLinear):
         return not self.format.permuted
 
     @staticmethod
-    def knows(format: Format) -> bool:
+    def supports(format: Format) -> bool:
         """Whether it multiplies weights of this format."""
         return format.kind == "int4" and format.group in GROUPS
 

@@ -46,18 +46,18 @@ def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Se
     at load. `outputs` are theirs.
     """
     if isinstance(kernel, PartsLinear):
-        left = iter(parts)
-        runs = [[next(left) for _ in range(count)] for count in kernel.counts(outputs)]
+        remaining = iter(parts)
+        runs = [[next(remaining) for _ in range(count)] for count in kernel.counts(outputs)]
         pairs = zip(kernel.kernels, runs, kernel.outputs, strict=True)
         matrices = [pack_parts(one, run, [size]) for one, run, size in pairs]
         return Parts(matrices, kernel.kernels)
     plain = [part for part in parts if isinstance(part, Tensor)]
     if len(plain) == len(parts):
         return kernel.prepare(torch.cat(plain))
-    return kernel.pack(RoundedWeight.joined([rounded_to(kernel.format, part) for part in parts]))
+    return kernel.pack(RoundedWeight.joined([to_format(kernel.format, part) for part in parts]))
 
 
-def rounded_to(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
+def to_format(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
     """A part in the format of the layer that it goes to."""
     if isinstance(part, Tensor):
         return round_weight(part, format.group, format.rotated)
@@ -66,7 +66,7 @@ def rounded_to(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
     return part
 
 
-def stacked(kernel: Any, matrices: list[Any]) -> Any:
+def stack_matrices(kernel: Any, matrices: list[Any]) -> Any:
     """The prepared matrices of all experts as one: plain ones behind each other."""
     if isinstance(matrices[0], Tensor):
         return torch.stack([one.contiguous() for one in matrices])
@@ -93,7 +93,7 @@ class PartsLinear(GroupedLinear):
         """Each matrix of all experts."""
         columns = zip(*(one.matrices for one in prepared), strict=True)
         pairs = zip(self.kernels, columns, strict=True)
-        return Parts([stacked(one, list(column)) for one, column in pairs], self.kernels)
+        return Parts([stack_matrices(one, list(column)) for one, column in pairs], self.kernels)
 
     def grouped(
         self, x_VH: Tensor, weight: Parts, bias_EO: Tensor | None, visits: Visits
@@ -114,8 +114,8 @@ class PartsLinear(GroupedLinear):
     def counts(self, parts: Sequence[int]) -> list[int]:
         """How many parts of so many outputs each matrix holds."""
         ends = [*accumulate(parts)]
-        found = [ends.index(end) + 1 for end in accumulate(self.outputs)]
-        return [end - begin for begin, end in pairwise([0, *found])]
+        part_ends = [ends.index(end) + 1 for end in accumulate(self.outputs)]
+        return [end - begin for begin, end in pairwise([0, *part_ends])]
 
     @recordable("parts")
     def __call__(self, x_TH: Tensor, weight: Parts, bias_O: Tensor | None) -> Tensor:

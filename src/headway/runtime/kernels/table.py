@@ -14,9 +14,9 @@ from headway.runtime.kernels import onednn, reference
 from headway.runtime.kernels.fp8_cuda import Fp8Linear
 from headway.runtime.kernels.grouped import GroupedLinear
 from headway.runtime.kernels.int4_cuda import Int4Linear
-from headway.runtime.kernels.own_cuda import OwnLinear, WideLinear
 from headway.runtime.kernels.parts import PartsLinear
 from headway.runtime.kernels.quantized import RoundedLinear
+from headway.runtime.kernels.triton_linear import TritonLinear, WideningLinear
 from headway.runtime.kernels.upcast import FEW_ROWS, UpcastLinear
 from headway.runtime.native.fp8 import NativeFp8Linear
 from headway.runtime.native.layers import NativeLayers
@@ -94,7 +94,7 @@ class Kernels:
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
-    def of_drafter(self) -> LinearKernel:
+    def drafter_linear(self) -> LinearKernel:
         """The kernel of matrices that a drafter adds: as the head's are rounded at load.
 
         Torch's plain one without native kernels, whose outputs can be replaced one by one too.
@@ -103,7 +103,7 @@ class Kernels:
             return PlainLinear(reference.linear)
         return self.quantized.get(self.quantization.format_of("head").at_load, self.linear)
 
-    def of_draft(self, settings: Settings, draft: ModelSpec) -> "Kernels":
+    def for_draft_model(self, settings: Settings, draft: ModelSpec) -> "Kernels":
         """Those of a drafting model, which has formats of its own."""
         quantization = self.quantization.of_draft(draft.formats)
         settings = replace(settings, quantization=quantization)
@@ -120,8 +120,8 @@ class Kernels:
         kernels = [self.quantized.get(format, self.linear) for format, _ in formats]
         if len(kernels) == 1:
             return kernels[0]
-        left = iter(parts)
-        return PartsLinear(kernels, [sum(next(left) for _ in range(n)) for _, n in formats])
+        remaining = iter(parts)
+        return PartsLinear(kernels, [sum(next(remaining) for _ in range(n)) for _, n in formats])
 
     def experts_for(self, module: str, parts: Sequence[int]) -> LinearKernel:
         """The kernel of the experts of a layer: on a GPU one that takes all of them at once."""
@@ -152,7 +152,7 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
         reasons=reasons,
     )
     if settings.kernels in OWN_KERNELS:
-        return with_own(kernels, settings.kernels)
+        return with_triton(kernels, settings.kernels)
     if library is None:
         return kernels
     layers, name = NativeLayers(library), library.instruction_set
@@ -167,7 +167,7 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
     )
 
 
-def with_own(kernels: Kernels, name: str = "cuda") -> Kernels:
+def with_triton(kernels: Kernels, name: str = "cuda") -> Kernels:
     """The same with our own kernels, in Triton; read here, for a CPU has none.
 
     With cublas torch multiplies 16-bit weights, but experts'.
@@ -183,7 +183,7 @@ def with_own(kernels: Kernels, name: str = "cuda") -> Kernels:
     sampling = ("triton", "filters and the draw in one kernel, nothing is read back")
     return replace(
         kernels,
-        linear=OwnLinear(reference.linear if name == "cublas" else None),
+        linear=TritonLinear(reference.linear if name == "cublas" else None),
         rms_norm=layers.rms_norm,
         gated={"silu": layers.silu_mul, "gelu_tanh": layers.gelu_tanh_mul},
         rope=layers.rope,
@@ -195,14 +195,14 @@ def with_own(kernels: Kernels, name: str = "cuda") -> Kernels:
     )
 
 
-def on_device(format: Format, dtype: torch.dtype, fp8: str = "exact") -> LinearKernel | None:
+def device_kernel(format: Format, dtype: torch.dtype, fp8: str = "exact") -> LinearKernel | None:
     """A GPU's kernel of a format in a model of `dtype`, where there is one."""
-    if fp8 == "scaled" and Fp8Linear.knows(format):
+    if fp8 == "scaled" and Fp8Linear.supports(format):
         return Fp8Linear(format, dtype)
-    return next((kind(format, dtype) for kind in ON_DEVICE if kind.knows(format)), None)
+    return next((kind(format, dtype) for kind in DEVICE_KERNELS if kind.supports(format)), None)
 
 
-ON_DEVICE: tuple[type[Int4Linear] | type[WideLinear], ...] = Int4Linear, WideLinear
+DEVICE_KERNELS: tuple[type[Int4Linear] | type[WideningLinear], ...] = Int4Linear, WideningLinear
 """The first that knows a format multiplies it."""
 
 
@@ -210,32 +210,32 @@ def choose_quantized(
     settings: Settings, library: NativeLibrary | None, why: str
 ) -> tuple[dict[Format, LinearKernel], tuple[str, str]]:
     """(the kernel of each format, (their name, why)): native ones for what they know."""
-    found: dict[Format, LinearKernel] = {}
+    kernels: dict[Format, LinearKernel] = {}
     rounded = settings.quantization.rounded
     for format in dict.fromkeys((*rounded, *(one.at_load for one in rounded))):
         if format == PLAIN:
             continue
-        if library is not None and NativeQuantizedLinear.knows(format):
-            found[format] = NativeQuantizedLinear(library, format)
-        elif library is not None and NativeFp8Linear.knows(format):
-            found[format] = NativeFp8Linear(library, format)
+        if library is not None and NativeQuantizedLinear.supports(format):
+            kernels[format] = NativeQuantizedLinear(library, format)
+        elif library is not None and NativeFp8Linear.supports(format):
+            kernels[format] = NativeFp8Linear(library, format)
         else:
             fp8, dtype = settings.quantization.fp8, getattr(torch, settings.dtype)
-            own = on_device(format, dtype, fp8) if settings.kernels in OWN_KERNELS else None
-            found[format] = own or RoundedLinear(format)
+            own = device_kernel(format, dtype, fp8) if settings.kernels in OWN_KERNELS else None
+            kernels[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
     if settings.kernels in OWN_KERNELS:
-        who = "scaled FP8 by torch's products, all else by ours in Triton"
-        rest = [format for format, kernel in found.items() if isinstance(kernel, RoundedLinear)]
-        who += f"; {', '.join(map(str, rest))}: {slow}" if rest else ""
-        return found, ("cuda", f"{settings.quantization}: {who}")
+        name = "scaled FP8 by torch's products, all else by ours in Triton"
+        rest = [format for format, kernel in kernels.items() if isinstance(kernel, RoundedLinear)]
+        name += f"; {', '.join(map(str, rest))}: {slow}" if rest else ""
+        return kernels, ("cuda", f"{settings.quantization}: {name}")
     if library is None:
-        return found, ("torch", f"{slow}: {why}" if why else slow)
+        return kernels, ("torch", f"{slow}: {why}" if why else slow)
     name = f"{library.instruction_set}, {settings.quantization}"
-    unknown = [format for format, kernel in found.items() if isinstance(kernel, RoundedLinear)]
+    unknown = [format for format, kernel in kernels.items() if isinstance(kernel, RoundedLinear)]
     if unknown:
         name += f"; {', '.join(map(str, unknown))}: {slow}"
-    return found, ("torch" if len(unknown) == len(found) else "native", name)
+    return kernels, ("torch" if len(unknown) == len(kernels) else "native", name)
 
 
 def choose_linear(

@@ -37,7 +37,7 @@ from headway.runtime.kvstore.segment import (
     Record,
     Segment,
 )
-from headway.runtime.weight_key import make_own
+from headway.runtime.weight_key import make_private_folder
 
 log = logging.getLogger(__name__)
 
@@ -131,8 +131,8 @@ class DiskStore:
         most = max(limit_bytes // MIN_SEGMENTS, 1)
         self.segment_bytes = max(min(segment_bytes, most), limit_bytes // MAX_SEGMENTS)
         self._clock = clock or SystemClock()
-        make_own(root)
-        make_own(self.folder)
+        make_private_folder(root)
+        make_private_folder(self.folder)
         self._lock_handle = take_lock(self.folder / LOCK)
         self._mutex = threading.Lock()
         self._blocks: dict[BlockId, DiskBlock] = {}

@@ -84,7 +84,7 @@ class Decoder(nn.Module):
 
     def forward(self, given: Tensor, step: Step) -> Tensor:
         """`given` are token ids (T,), or in a stage behind the first its rows (T, H)."""
-        return self.over(self.embed(given), step)
+        return self.run_layers(self.embed(given), step)
 
     def embed(self, given: Tensor) -> Tensor:
         """What the first layer reads, (T, H)."""
@@ -93,13 +93,13 @@ class Decoder(nn.Module):
             x_TH = x_TH * torch.tensor(self.spec.embedding_scale, dtype=x_TH.dtype)
         return x_TH
 
-    def over(self, x_TH: Tensor, step: Step) -> Tensor:
+    def run_layers(self, x_TH: Tensor, step: Step) -> Tensor:
         """The layers that are here; a sum behind an MLP is left to the norm that reads it."""
         more_TH: Tensor | None = None
         for index in self.own:
             layer = self.layers[index]
             if isinstance(layer, ResidualLayer):
-                x_TH, more_TH = layer.parts(x_TH, more_TH, step)
+                x_TH, more_TH = layer.forward_residual(x_TH, more_TH, step)
                 continue
             if more_TH is not None:
                 x_TH, more_TH = x_TH + more_TH, None

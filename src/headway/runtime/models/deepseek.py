@@ -45,9 +45,11 @@ class DeepseekLayer(ResidualLayer):
         self.sparse = build.spec.layers[index].sparse
         self.mlp = SparseMLP(build) if self.sparse else GatedMLP(build)
 
-    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
-        x_TH, normed_TH = self.mlp_norm.behind(x_TH, self.attention(normed_TH, step))
+    def forward_residual(
+        self, x_TH: Tensor, more_TH: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.add_and_norm(x_TH, more_TH)
+        x_TH, normed_TH = self.mlp_norm.add_and_norm(x_TH, self.attention(normed_TH, step))
         return x_TH, self.mlp(normed_TH, step) if self.sparse else self.mlp(normed_TH)
 
 

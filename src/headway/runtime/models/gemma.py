@@ -35,10 +35,12 @@ class GemmaLayer(ResidualLayer):
         self.mlp = GatedMLP(build)
         self.out_norm = RMSNorm(build)
 
-    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+    def forward_residual(
+        self, x_TH: Tensor, more_TH: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.add_and_norm(x_TH, more_TH)
         attended_TH = self.attended_norm(self.attention(normed_TH, step))
-        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        x_TH, normed_TH = self.mlp_norm.add_and_norm(x_TH, attended_TH)
         return x_TH, self.out_norm(self.mlp(normed_TH))
 
 

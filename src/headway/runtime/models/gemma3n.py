@@ -25,8 +25,8 @@ from headway.runtime.models.gemma import WEIGHTS as GEMMA_WEIGHTS
 from headway.runtime.models.llama import LAYER
 from headway.runtime.models.qwen3 import QK_NORM
 
-MOST_STREAMS = 8
-ALTUP, OURS = LAYER + "altup.", "layers.{i}.beside."
+MAX_STREAMS = 8
+ALTUP, OURS = LAYER + "altup.", "layers.{i}.extras."
 WEIGHTS: Weights = {
     **GEMMA_WEIGHTS,
     **QK_NORM,
@@ -35,28 +35,28 @@ WEIGHTS: Weights = {
     ALTUP + "prediction_coefs": (OURS + "prediction", None),
     ALTUP + "modality_router": (OURS + "routing", None),
     ALTUP + "router_norm": (OURS + "routing_norm", None),
-    LAYER + "laurel.linear_left": (OURS + "left", None),
-    LAYER + "laurel.linear_right": (OURS + "right", None),
+    LAYER + "laurel.linear_left": (OURS + "laurel_down", None),
+    LAYER + "laurel.linear_right": (OURS + "laurel_up", None),
     LAYER + "laurel.post_laurel_norm": (OURS + "laurel_norm", None),
     LAYER + "per_layer_input_gate": (OURS + "row_gate", None),
     LAYER + "per_layer_projection": (OURS + "row_out", None),
     LAYER + "post_per_layer_input_norm": (OURS + "row_norm", None),
-    "model.embed_tokens_per_layer": ("beside.table", None),
-    "model.per_layer_model_projection": ("beside.rows", None),
-    "model.per_layer_projection_norm": ("beside.rows_norm", None),
-    **{f"model.altup_projections.{n}": (f"beside.spread.{n}", None) for n in range(MOST_STREAMS)},
+    "model.embed_tokens_per_layer": ("extras.table", None),
+    "model.per_layer_model_projection": ("extras.rows", None),
+    "model.per_layer_projection_norm": ("extras.rows_norm", None),
+    **{f"model.altup_projections.{n}": (f"extras.spread.{n}", None) for n in range(MAX_STREAMS)},
     **{
-        f"model.altup_unembed_projections.{n}": (f"beside.gather.{n}", None)
-        for n in range(MOST_STREAMS)
+        f"model.altup_unembed_projections.{n}": (f"extras.gather.{n}", None)
+        for n in range(MAX_STREAMS)
     },
 }
-LEFT_OUT = (
+IGNORED_PREFIXES = (
     "model.vision_tower.",
     "model.audio_tower.",
     "model.embed_vision.",
     "model.embed_audio.",
 )
-LEAST_SQUARE = 1e-5
+MIN_MEAN_SQUARE = 1e-5
 
 
 class Plain(nn.Module):
@@ -70,7 +70,7 @@ class Plain(nn.Module):
         return torch.nn.functional.linear(x, self.weight)
 
 
-class Beside(nn.Module):
+class LayerExtras(nn.Module):
     """What a layer has beside attention and MLP."""
 
     def __init__(self, build: Build) -> None:
@@ -84,44 +84,44 @@ class Beside(nn.Module):
         self.prediction = Plain(build, streams**2, streams)
         self.routing = Plain(build, streams, hidden)
         self.routing_norm = RMSNorm(build)
-        self.left, self.right = Linear(build, hidden, rank), Linear(build, rank, hidden)
+        self.laurel_down, self.laurel_up = Linear(build, hidden, rank), Linear(build, rank, hidden)
         self.laurel_norm = RMSNorm(build)
         self.row_gate, self.row_out = Linear(build, hidden, row), Linear(build, row, hidden)
         self.row_norm = RMSNorm(build)
         self.gated = build.kernels.gated[spec.activation]
 
-    def shares(self, x_TH: Tensor) -> Tensor:
+    def router_outputs(self, x_TH: Tensor) -> Tensor:
         """What the router makes of a stream, (T, S), between -1 and 1."""
         normed_TH = self.routing_norm(x_TH) * (1 / x_TH.shape[-1])
         return torch.tanh(self.routing(normed_TH).float()).to(x_TH.dtype)
 
     def predict(self, x_STH: Tensor) -> Tensor:
         """Each stream with what a layer is thought to make of it, (S, T, H)."""
-        mixed_TSS = self.prediction(self.shares(x_STH[self.altup.active]))
+        mixed_TSS = self.prediction(self.router_outputs(x_STH[self.altup.active]))
         mixed_TSS = mixed_TSS.unflatten(-1, (self.altup.streams, -1))
         return torch.einsum("tos,sth->oth", mixed_TSS, x_STH) + x_STH
 
-    def correct(self, predicted_STH: Tensor, found_TH: Tensor) -> Tensor:
+    def correct(self, predicted_STH: Tensor, computed_TH: Tensor) -> Tensor:
         """The streams, each by its share of what the layer found and was not predicted."""
-        shares_TS = self.correction(self.shares(found_TH)) + 1.0
-        new_TH = found_TH - predicted_STH[self.altup.active]
+        shares_TS = self.correction(self.router_outputs(computed_TH)) + 1.0
+        new_TH = computed_TH - predicted_STH[self.altup.active]
         return predicted_STH + new_TH * shares_TS.T[..., None]
 
     def laurel(self, x_TH: Tensor) -> Tensor:
         """A product of low rank, added to its input."""
-        return x_TH + self.laurel_norm(self.right(self.left(x_TH)))
+        return x_TH + self.laurel_norm(self.laurel_up(self.laurel_down(x_TH)))
 
-    def take_row(self, x_STH: Tensor, row_TP: Tensor) -> Tensor:
+    def add_row(self, x_STH: Tensor, row_TP: Tensor) -> Tensor:
         """The streams with the token's row of this layer, but for the first."""
-        asking_TH = x_STH[self.altup.active]
+        query_TH = x_STH[self.altup.active]
         if self.altup.scaled:
-            asking_TH = asking_TH * self.scale.weight
-        gated_TP = self.gated(torch.cat([self.row_gate(asking_TH), row_TP], -1))
+            query_TH = query_TH * self.scale.weight
+        gated_TP = self.gated(torch.cat([self.row_gate(query_TH), row_TP], -1))
         added_TH = self.row_norm(self.row_out(gated_TP))
         return torch.cat([x_STH[:1], x_STH[1:] + added_TH])
 
 
-class QuietMLP(GatedMLP):
+class SparseGateMLP(GatedMLP):
     """A gated MLP of which most neurons are silent: those whose gates are not far above the mean.
 
     Gates are taken as normally distributed: with 0.95 those below mean + 1.645 deviations are 0.
@@ -137,10 +137,10 @@ class QuietMLP(GatedMLP):
             return super().forward(x_TH)
         gate_TI, up_TI = self.gate_up(x_TH).chunk(2, -1)
         deviations = torch.tensor(self.deviations, dtype=gate_TI.dtype)
-        least_T1 = (
+        threshold_T1 = (
             gate_TI.mean(-1, True) + gate_TI.std(-1, unbiased=False, keepdim=True) * deviations
         )
-        return self.down(self.gated(torch.cat([(gate_TI - least_T1).relu(), up_TI], -1)))
+        return self.down(self.gated(torch.cat([(gate_TI - threshold_T1).relu(), up_TI], -1)))
 
 
 class Gemma3nLayer(nn.Module):
@@ -150,27 +150,27 @@ class Gemma3nLayer(nn.Module):
         self.attention = Attention(build, index)
         self.attended_norm = RMSNorm(build)
         self.mlp_norm = RMSNorm(build)
-        self.mlp = QuietMLP(build, build.spec.layers[index].sparsity)
+        self.mlp = SparseGateMLP(build, build.spec.layers[index].sparsity)
         self.out_norm = RMSNorm(build)
-        self.beside = Beside(build)
+        self.extras = LayerExtras(build)
 
     def forward(self, x_STH: Tensor, row_TP: Tensor, step: Step) -> Tensor:
-        predicted_STH = self.beside.predict(x_STH)
-        x_TH = predicted_STH[self.beside.altup.active]
+        predicted_STH = self.extras.predict(x_STH)
+        x_TH = predicted_STH[self.extras.altup.active]
         normed_TH = self.attention_norm(x_TH)
         attended_TH = x_TH + self.attended_norm(self.attention(normed_TH, step))
-        x_TH = (attended_TH + self.beside.laurel(normed_TH)) / math.sqrt(2)
+        x_TH = (attended_TH + self.extras.laurel(normed_TH)) / math.sqrt(2)
         x_TH = x_TH + self.out_norm(self.mlp(self.mlp_norm(x_TH)))
-        return self.beside.take_row(self.beside.correct(predicted_STH, x_TH), row_TP)
+        return self.extras.add_row(self.extras.correct(predicted_STH, x_TH), row_TP)
 
 
-class Around(nn.Module):
+class ModelExtras(nn.Module):
     """What stands before and behind the layers."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
         spec = build.spec
-        assert spec.altup is not None and spec.altup.streams <= MOST_STREAMS + 1
+        assert spec.altup is not None and spec.altup.streams <= MAX_STREAMS + 1
         hidden, size = spec.hidden_size, spec.altup.per_layer_size
         self.num_layers, self.altup = spec.num_layers, spec.altup
         rows, others = spec.num_layers * size, spec.altup.streams - 1
@@ -188,28 +188,30 @@ class Around(nn.Module):
     def rows_of(self, token_ids_T: Tensor, x_TH: Tensor) -> Tensor:
         """The row of each layer for each token, (T, L, P): looked up, and out of its embedding."""
         known_T = torch.lt(token_ids_T, self.altup.per_layer_vocab)
-        found_TLP = self.table(token_ids_T * known_T).unflatten(-1, (self.num_layers, -1))
-        found_TLP = found_TLP * torch.tensor(found_TLP.shape[-1] ** 0.5, dtype=x_TH.dtype)
-        made_TLP = (self.rows(x_TH) * x_TH.shape[-1] ** -0.5).unflatten(-1, (self.num_layers, -1))
-        return (self.rows_norm(made_TLP.contiguous()) + found_TLP) * 0.5**0.5
+        table_TLP = self.table(token_ids_T * known_T).unflatten(-1, (self.num_layers, -1))
+        table_TLP = table_TLP * torch.tensor(table_TLP.shape[-1] ** 0.5, dtype=x_TH.dtype)
+        projected_TLP = (self.rows(x_TH) * x_TH.shape[-1] ** -0.5).unflatten(
+            -1, (self.num_layers, -1)
+        )
+        return (self.rows_norm(projected_TLP.contiguous()) + table_TLP) * 0.5**0.5
 
-    def streams_of(self, x_TH: Tensor) -> Tensor:
+    def make_streams(self, x_TH: Tensor) -> Tensor:
         """The streams that begin as the embedding and products of it, all of one size."""
-        return self.alike(x_TH, [spread(x_TH) for spread in self.spread])
+        return self.scaled_alike(x_TH, [spread(x_TH) for spread in self.spread])
 
-    def one_of(self, x_STH: Tensor) -> Tensor:
+    def merge_streams(self, x_STH: Tensor) -> Tensor:
         """The mean of the streams, all of the first one's size."""
         others = [gather(x_TH) for gather, x_TH in zip(self.gather, x_STH[1:], strict=True)]
-        return self.alike(x_STH[0], others).mean(0)
+        return self.scaled_alike(x_STH[0], others).mean(0)
 
-    def alike(self, first_TH: Tensor, others: list[Tensor]) -> Tensor:
+    def scaled_alike(self, first_TH: Tensor, others: list[Tensor]) -> Tensor:
         """`first_TH` and the others with its root mean square, (S, T, H)."""
         size_T1 = first_TH.square().mean(-1, True) ** 0.5
-        found = [first_TH]
+        streams = [first_TH]
         for x_TH in others:
-            square_T1 = x_TH.square().mean(-1, True).clamp(min=LEAST_SQUARE)
-            found.append(x_TH * size_T1 / square_T1.sqrt())
-        return torch.stack(found)
+            square_T1 = x_TH.square().mean(-1, True).clamp(min=MIN_MEAN_SQUARE)
+            streams.append(x_TH * size_T1 / square_T1.sqrt())
+        return torch.stack(streams)
 
 
 class Gemma3nDecoder(Decoder):
@@ -217,21 +219,21 @@ class Gemma3nDecoder(Decoder):
 
     def __init__(self, build: Build, architecture: Architecture) -> None:
         super().__init__(build, architecture)
-        self.beside = Around(build)
+        self.extras = ModelExtras(build)
 
     def forward(self, token_ids_T: Tensor, step: Step) -> Tensor:
         x_TH = self.embedding(token_ids_T)
         x_TH = x_TH * torch.tensor(self.spec.embedding_scale, dtype=x_TH.dtype)
-        rows_TLP = self.beside.rows_of(token_ids_T, x_TH)
-        x_STH = self.beside.streams_of(x_TH)
+        rows_TLP = self.extras.rows_of(token_ids_T, x_TH)
+        x_STH = self.extras.make_streams(x_TH)
         for layer, row_TP in zip(self.layers, rows_TLP.unbind(1), strict=True):
             x_STH = layer(x_STH, row_TP, step)
-        return self.beside.one_of(x_STH)
+        return self.extras.merge_streams(x_STH)
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
     """The text model's tensors out of those of a model of images and sound."""
-    if name.startswith(LEFT_OUT):
+    if name.startswith(IGNORED_PREFIXES):
         return []
     name = name.replace("model.language_model.", "model.", 1)
     suffix = ".weight" if name.endswith(".correct_output_scale") else ""

@@ -15,10 +15,12 @@ class GraniteLayer(LlamaLayer):
         super().__init__(build, index)
         self.residual_scale = build.spec.residual_scale
 
-    def parts(self, x_TH: Tensor, more_TH: Tensor | None, step: Step) -> tuple[Tensor, Tensor]:
-        x_TH, normed_TH = self.attention_norm.behind(x_TH, more_TH)
+    def forward_residual(
+        self, x_TH: Tensor, more_TH: Tensor | None, step: Step
+    ) -> tuple[Tensor, Tensor]:
+        x_TH, normed_TH = self.attention_norm.add_and_norm(x_TH, more_TH)
         attended_TH = self.attention(normed_TH, step) * self.residual_scale
-        x_TH, normed_TH = self.mlp_norm.behind(x_TH, attended_TH)
+        x_TH, normed_TH = self.mlp_norm.add_and_norm(x_TH, attended_TH)
         return x_TH, self.mlp(normed_TH) * self.residual_scale
 
 

@@ -39,18 +39,18 @@ class PackedFp8:
 
 
 class NativeFp8Linear:
-    """x · weightᵀ + bias on weights of type e4m3, of a format that it `knows`."""
+    """x · weightᵀ + bias on weights of type e4m3, of a format that it `supports`."""
 
     few_rows = 0
 
     def __init__(self, library: NativeLibrary, format: Format) -> None:
-        assert self.knows(format)
+        assert self.supports(format)
         self._library = library
         self._scratch = torch.empty(0)
         self.format = format
 
     @staticmethod
-    def knows(format: Format) -> bool:
+    def supports(format: Format) -> bool:
         """Whether the kernels read it: with scales of groups of whole steps, or of outputs."""
         return format == Format("fp8", format.group) and format.group % INPUT_STEP == 0
 

@@ -35,7 +35,7 @@ class Value:
     """
 
     def __init__(
-        self, recorder: "Recorder", buffer: int, width: int, first: int = 0, heads: int = 0
+        self, recorder: "OperationRecorder", buffer: int, width: int, first: int = 0, heads: int = 0
     ) -> None:
         self.recorder, self.buffer = recorder, buffer
         self.width, self.first, self.heads = width, first, heads
@@ -115,7 +115,7 @@ def recordable(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return wrap
 
 
-class Recorder:
+class OperationRecorder:
     """The operations so far. Each result has a buffer of its own until `program` shares memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -275,23 +275,25 @@ class Recorder:
 
     def program(self, library: NativeLibrary, result: Value) -> Program:
         """What was written, in as few buffers as hold what is still to be read."""
-        operations = with_gates(self._operations, result)
+        operations = fuse_gates(self._operations, result)
         row_bytes = [
             width * self.dtypes.get(buffer, self.dtype).itemsize
             for buffer, width in enumerate(self.widths)
         ]
-        slots, row_bytes = share(operations, row_bytes, result.buffer, self.given)
-        pauses, done = list[Pause](), list[dict[str, Any]]()
+        slots, row_bytes = share_buffers(operations, row_bytes, result.buffer, self.given)
+        pauses, native_operations = list[Pause](), list[dict[str, Any]]()
         for operation in operations:
             if operation["code"] != PAUSE:
-                done.append(operation)
+                native_operations.append(operation)
                 continue
             x, y = operation["x"], slots[operation["y"].buffer]
             columns = slots[x.buffer], x.first, self.widths[x.buffer]
-            pauses.append(Pause(len(done), *columns, y, operation["width"], operation["work"]))
-        operations = done
-        found = np.zeros(len(operations), OPERATION)
-        for record, operation in zip(found, operations, strict=True):
+            pauses.append(
+                Pause(len(native_operations), *columns, y, operation["width"], operation["work"])
+            )
+        operations = native_operations
+        records = np.zeros(len(operations), OPERATION)
+        for record, operation in zip(records, operations, strict=True):
             record["type"] = TYPES[getattr(operation.get("x"), "dtype", self.dtype)]
             record["scratch"] = len(row_bytes)
             record["code"] = CODES.index(operation["code"])
@@ -311,7 +313,7 @@ class Recorder:
             row_bytes[given] = 0
         place = slots[result.buffer], self.widths[result.buffer]
         types = self.dtype, result.dtype
-        return Program(library, found, row_bytes, *place, *types, given, pauses)
+        return Program(library, records, row_bytes, *place, *types, given, pauses)
 
 
 def buffers_of(operation: dict[str, Any]) -> list[int]:
@@ -319,16 +321,16 @@ def buffers_of(operation: dict[str, Any]) -> list[int]:
     return [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
 
 
-def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str, Any]]:
+def fuse_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str, Any]]:
     """The same with each gate done by the GEMM before it, where nobody else reads its outputs.
 
     linear 1 → 2 · gated 2 → 3    becomes    linear 1 → 2, gated to 3
     """
     users = Counter(buffer for operation in operations for buffer in set(buffers_of(operation)))
     users[result.buffer] += 1
-    found: list[dict[str, Any]] = []
+    merged: list[dict[str, Any]] = []
     for operation in operations:
-        before = found[-1] if found else None
+        before = merged[-1] if merged else None
         if (
             before is not None
             and operation["code"] == "gated"
@@ -337,13 +339,13 @@ def with_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
             and users[operation["x"].buffer] == 2
         ):
             gate = {"second": operation["y"], "activation": operation["activation"]}
-            found[-1] = before | gate
+            merged[-1] = before | gate
         else:
-            found.append(operation)
-    return found
+            merged.append(operation)
+    return merged
 
 
-def share(
+def share_buffers(
     operations: list[dict[str, Any]], widths: list[int], result: int, given: int | None = None
 ) -> tuple[dict[int, int], list[int]]:
     """(the slot of each buffer, how wide each slot is), in the unit of `widths`.
@@ -390,7 +392,7 @@ def lower(
     It takes token ids and gives hidden states, or takes rows of `given` numbers; where it `embeds`,
     token ids and such rows.
     """
-    recorder = Recorder(dtype)
+    recorder = OperationRecorder(dtype)
     arguments = [Value(recorder, -1, 0)] if embeds or not given else []
     arguments += [recorder.give(given)] if given else []
     try:

@@ -91,13 +91,13 @@ class Program:
         self._result_dtype = result_dtype
         self._width = width
         self._result, self._given, self._pauses = result, given, pauses
-        self._room = torch.empty(0, dtype=torch.uint8)
-        self._at: list[int] = []
-        """Where each buffer begins in `_room`."""
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self._buffer_begins: list[int] = []
+        """Where each buffer begins in `_memory`."""
         self._buffers = np.zeros(len(row_bytes), np.int64)
         self._buffers_at = self._buffers.ctypes.data
         self._tokens = 0
-        self._found = 0, torch.empty(0, self._width, dtype=result_dtype)
+        self._last_result = 0, torch.empty(0, self._width, dtype=result_dtype)
         """Tokens and result of the last step; a step of as many tokens has the same."""
 
     def __call__(self, batch: Batch, given_TH: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ class Program:
         `given_TH` are the rows that the program is given, if any; no result of its own.
         """
         tokens = sum(batch.query_lens)
-        self._make_room(tokens)
+        self._reserve(tokens)
         if given_TH is not None:
             self._give(given_TH)
         own_lens = batch.own_lens_GS or [batch.context_lens]
@@ -145,10 +145,10 @@ class Program:
         """Native calls of a step."""
         return len(self._pauses) + 1
 
-    def over(self, x_TH: Tensor) -> Tensor:
+    def run_rows(self, x_TH: Tensor) -> Tensor:
         """The same of a program of given rows, which are dense: its result for these."""
         tokens = len(x_TH)
-        self._make_room(tokens)
+        self._reserve(tokens)
         self._give(x_TH)
         self._run(
             *(self._operations_at, len(self.operations), tokens, 0),
@@ -161,24 +161,24 @@ class Program:
         self._buffers[self._given] = address(x_TH)
 
     def _result_of(self, tokens: int) -> Tensor:
-        if self._found[0] != tokens:
+        if self._last_result[0] != tokens:
             rows = self._rows(self._result, tokens, self._width, self._result_dtype)
-            self._found = tokens, rows
-        return self._found[1]
+            self._last_result = tokens, rows
+        return self._last_result[1]
 
     def _rows(self, buffer: int, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
         """The rows of a buffer that is all of one value, (tokens, width)."""
-        begin, size = self._at[buffer], tokens * width * dtype.itemsize
-        return self._room[begin : begin + size].view(dtype).view(tokens, width)
+        begin, size = self._buffer_begins[buffer], tokens * width * dtype.itemsize
+        return self._memory[begin : begin + size].view(dtype).view(tokens, width)
 
-    def _make_room(self, tokens: int) -> None:
+    def _reserve(self, tokens: int) -> None:
         """Room for so many tokens; each buffer begins at a cache line."""
         if tokens <= self._tokens:
             return
         sizes = [-(-tokens * width // CACHE_LINE) * CACHE_LINE for width in self._row_bytes]
-        self._room = torch.empty(sum(sizes) + CACHE_LINE, dtype=torch.uint8)
-        begin = -address(self._room) % CACHE_LINE
-        self._at = (begin + np.cumsum([0, *sizes[:-1]])).tolist()
-        self._buffers[:] = [address(self._room) + at for at in self._at]
+        self._memory = torch.empty(sum(sizes) + CACHE_LINE, dtype=torch.uint8)
+        begin = -address(self._memory) % CACHE_LINE
+        self._buffer_begins = (begin + np.cumsum([0, *sizes[:-1]])).tolist()
+        self._buffers[:] = [address(self._memory) + at for at in self._buffer_begins]
         self._tokens = tokens
-        self._found = 0, torch.empty(0, self._width, dtype=self._result_dtype)
+        self._last_result = 0, torch.empty(0, self._width, dtype=self._result_dtype)

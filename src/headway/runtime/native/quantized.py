@@ -15,7 +15,7 @@ from headway.runtime.rounding import RoundedWeight
 from headway.spec.formats import Format
 
 INT8_STEP = 64
-MOST_INPUTS = 1 << 17
+MAX_INPUTS = 1 << 17
 """Beyond it a sum of products of bytes could leave 32 bits."""
 
 
@@ -57,7 +57,7 @@ class PackedLevels:
     def scratch_bytes(self) -> int:
         """Of a row that it multiplies: levels, scales, and what sums begin with and are."""
         return padded_inputs(self.inputs, self.format) + 4 * sum(
-            numbers_of(self.inputs, self.format)
+            row_counts(self.inputs, self.format)
         )
 
 
@@ -76,7 +76,7 @@ class RoundedRows:
     @staticmethod
     def of(tokens: int, inputs: int, format: Format) -> "RoundedRows":
         """Room for so many rows."""
-        blocks, units, groups = numbers_of(inputs, format)
+        blocks, units, groups = row_counts(inputs, format)
         return RoundedRows(
             torch.empty(tokens * padded_inputs(inputs, format), dtype=torch.int8),
             torch.empty(tokens * blocks),
@@ -87,11 +87,11 @@ class RoundedRows:
 
 def layout_of(format: Format) -> int:
     """The format as the kernels' number."""
-    found = format.group
-    found |= IN_BYTES if format.kind == "int8" and format.group else 0
-    found |= IN_SUPERS if format.super_block else IN_FP32 if format.fp32_scales else 0
-    found |= IS_ROTATED if format.rotated else 0
-    return found | {"none": 0, "zeros": WITH_ZEROS, "any": WITH_OFFSETS}[format.offsets]
+    layout = format.group
+    layout |= IN_BYTES if format.kind == "int8" and format.group else 0
+    layout |= IN_SUPERS if format.super_block else IN_FP32 if format.fp32_scales else 0
+    layout |= IS_ROTATED if format.rotated else 0
+    return layout | {"none": 0, "zeros": WITH_ZEROS, "any": WITH_OFFSETS}[format.offsets]
 
 
 def padded_inputs(inputs: int, format: Format) -> int:
@@ -100,7 +100,7 @@ def padded_inputs(inputs: int, format: Format) -> int:
     return -(-inputs // unit) * unit
 
 
-def numbers_of(inputs: int, format: Format) -> tuple[int, int, int]:
+def row_counts(inputs: int, format: Format) -> tuple[int, int, int]:
     """(blocks, units, groups whose inputs are added up) of a row."""
     padded = padded_inputs(inputs, format)
     groups = padded // format.group if format.offsets != "none" else 0
@@ -108,18 +108,18 @@ def numbers_of(inputs: int, format: Format) -> tuple[int, int, int]:
 
 
 class NativeQuantizedLinear:
-    """x · weightᵀ + bias on rounded weights of a format that it `knows`."""
+    """x · weightᵀ + bias on rounded weights of a format that it `supports`."""
 
     few_rows = 0
 
     def __init__(self, library: NativeLibrary, format: Format) -> None:
-        assert self.knows(format)
+        assert self.supports(format)
         self._library = library
         self._rows = RoundedRows.of(0, 0, format)
         self.format = format
 
     @staticmethod
-    def knows(format: Format) -> bool:
+    def supports(format: Format) -> bool:
         """Whether the kernels read it: of groups all, of whole outputs int8 without offsets."""
         whole = not format.group and (format.fp32_scales or format.offsets != "none")
         if format.rotated and (format.group or format.permuted):
@@ -150,7 +150,7 @@ class NativeQuantizedLinear:
         packed = self._empty(*weight.levels_OH.shape)
         if packed.scales is not None:
             packed.scales[: packed.outputs] = weight.scales_OG[:, 0]
-        scales, offsets = self._numbers_of(weight)
+        scales, offsets = self._scales_and_offsets(weight)
         if packed.order is not None:
             assert weight.order_H is not None
             packed.order.copy_(weight.order_H)
@@ -159,7 +159,7 @@ class NativeQuantizedLinear:
         self._library.calls.pack_quantized(*given, packed.outputs, packed.inputs, packed.layout)
         return packed
 
-    def _numbers_of(self, weight: RoundedWeight) -> tuple[Tensor | None, Tensor | None]:
+    def _scales_and_offsets(self, weight: RoundedWeight) -> tuple[Tensor | None, Tensor | None]:
         """(scales, offsets) as they are packed: `PackWeight` of native/table.h."""
         if not self.format.group:
             return None, None
@@ -182,7 +182,7 @@ class NativeQuantizedLinear:
 
     def _empty(self, outputs: int, inputs: int) -> PackedLevels:
         """Room for a weight; scales of outputs that only fill the last panel are 0."""
-        assert inputs <= MOST_INPUTS
+        assert inputs <= MAX_INPUTS
         panels, scales, order = self._sizes(outputs, inputs)
         return PackedLevels(
             torch.empty(panels, dtype=torch.uint8),
@@ -219,11 +219,11 @@ class NativeQuantizedLinear:
     def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedLevels:
         """The weight whose panels, scales and order, one behind the other, these bytes are."""
         panels, scales, order = self._sizes(outputs, inputs)
-        _, beside, last = blob.split((panels, 4 * scales, 4 * order))
+        _, scale_bytes, order_bytes = blob.split((panels, 4 * scales, 4 * order))
         return PackedLevels(
             blob[:panels],
-            beside.view(torch.float32) if scales else None,
-            last.view(torch.int32) if order else None,
+            scale_bytes.view(torch.float32) if scales else None,
+            order_bytes.view(torch.int32) if order else None,
             outputs,
             inputs,
             self.format,
@@ -232,7 +232,7 @@ class NativeQuantizedLinear:
     def round_rows(self, x: Tensor, order: Tensor | None = None) -> RoundedRows:
         """Each row of x, contiguous, as levels of -127 … 127 and scales; until the next call."""
         tokens, inputs = x.shape
-        rows, (blocks, units, groups) = self._rows, numbers_of(inputs, self.format)
+        rows, (blocks, units, groups) = self._rows, row_counts(inputs, self.format)
         needed = (
             (rows.levels, padded_inputs(inputs, self.format)),
             (rows.scales, blocks),

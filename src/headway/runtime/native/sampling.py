@@ -21,7 +21,7 @@ DRAW = np.dtype(
     align=True,
 )
 """`Draw` of native/table.h: what one row is sampled with."""
-UNSETTLED = -1
+UNDECIDED = -1
 
 
 class NativeSampling:
@@ -31,7 +31,7 @@ class NativeSampling:
         self._calls = library.calls
         self._scratch = np.empty(0, np.uint8)
 
-    def takes(self, logits_RV: Tensor) -> bool:
+    def can_sample(self, logits_RV: Tensor) -> bool:
         """Whether these are logits as the kernels read them."""
         on_cpu = logits_RV.device.type == "cpu" and logits_RV.dtype in TYPES
         return bool(on_cpu and logits_RV.is_contiguous() and logits_RV.shape[1] > 0)
@@ -48,7 +48,7 @@ class NativeSampling:
             tokens_R.ctypes.data,
         )
         tokens: list[int] = tokens_R.tolist()
-        return None if UNSETTLED in tokens else tokens
+        return None if UNDECIDED in tokens else tokens
 
     def logprobs(
         self, logits_RV: Tensor, token_ids: list[int], count: int
@@ -95,7 +95,7 @@ def sampling_is_right(library: NativeLibrary) -> bool:
     drawn = native.sample(draws_R, 333, 0)
     if drawn is None or not (tops.indices == torch.tensor(drawn)[:, None]).any(-1).all():
         return False
-    found = native.logprobs(logits_RV, [0, 1, 2], 2)
+    logprobs = native.logprobs(logits_RV, [0, 1, 2], 2)
     values = logits_RV.log_softmax(-1)
-    wanted = torch.cat((values[:, :3].diag()[:, None], values.topk(2).values), 1)
-    return found is not None and np.allclose(found[0], wanted.numpy(), rtol=1e-4, atol=1e-4)
+    expected = torch.cat((values[:, :3].diag()[:, None], values.topk(2).values), 1)
+    return logprobs is not None and np.allclose(logprobs[0], expected.numpy(), rtol=1e-4, atol=1e-4)

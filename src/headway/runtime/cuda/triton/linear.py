@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headway.runtime.cuda.triton.types import TYPES, dot_type
-from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, most_tiles
+from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, max_tiles
 from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T = EXPERT_TILE
@@ -198,7 +198,7 @@ def linear(
         return out
     experts = 0 if visits is None else numbers.shape[0]
     block_o = outputs_a_tile(outputs, x_TH.dtype)
-    tiles_t = most_tiles(tokens, experts) if visits is not None else triton.cdiv(tokens, BLOCK_T)
+    tiles_t = max_tiles(tokens, experts) if visits is not None else triton.cdiv(tokens, BLOCK_T)
     tiles_o = triton.cdiv(outputs, block_o)
     linear_kernel[(tiles_t * tiles_o,)](
         out, x_TH, numbers, scales, numbers if bias is None else bias,

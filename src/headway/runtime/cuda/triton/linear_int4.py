@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from headway.runtime.cuda.triton.linear import tile_of
 from headway.runtime.cuda.triton.types import TYPES, dot_type
-from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, most_tiles
+from headway.runtime.kernels.grouped import EXPERT_TILE, Visits, max_tiles
 from headway.runtime.rounding import RoundedWeight
 
 BLOCK_T, BLOCK_O = EXPERT_TILE, 64
@@ -142,7 +142,7 @@ def linear_int4(
     if not tokens:
         return out
     groups, experts = weight.scales_OG.shape[-1], 0 if visits is None else len(weight.packed)
-    tiles = triton.cdiv(tokens, BLOCK_T) if visits is None else most_tiles(tokens, experts)
+    tiles = triton.cdiv(tokens, BLOCK_T) if visits is None else max_tiles(tokens, experts)
     linear_kernel[(triton.cdiv(outputs, BLOCK_O), tiles)](
         out, x_TH, weight.packed, weight.scales_OG,
         weight.scales_OG if weight.offsets_OG is None else weight.offsets_OG,

@@ -1,8 +1,8 @@
 """Linear layers on a GPU by our own Triton product: 16-bit activations, one tile for all rows.
 
-`OwnLinear` multiplies weights of 16 bits, `WideLinear` numbers in FP8 or int8 that are widened on
-the way, with a scale for each output or group of inputs; activations are never rounded. Products
-are taken in the model's type, also of rows in fp32, which are such numbers widened.
+`TritonLinear` multiplies weights of 16 bits, `WideningLinear` numbers in FP8 or int8 that are
+widened on the way, with a scale for each output or group of inputs; activations are never rounded.
+Products are taken in the model's type, also of rows in fp32, which are such numbers widened.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from headway.runtime.kernels.grouped import GroupedLinear, Visits
 from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_fp8
 from headway.spec.formats import Format
 
-LEAST_GROUP = 16
+MIN_GROUP = 16
 """Inputs that a product takes at least."""
 
 
-class OwnLinear(GroupedLinear):
+class TritonLinear(GroupedLinear):
     """x · weightᵀ + bias on weights as they are; `gemm` may stand in where no experts are."""
 
     def __init__(self, gemm: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None):
@@ -43,26 +43,26 @@ class OwnLinear(GroupedLinear):
         return self._kernel.linear(x_VH, weight, bias_EO, visits)
 
 
-class WideLinear(GroupedLinear):
+class WideningLinear(GroupedLinear):
     """x · weightᵀ + bias on rounded weights of 8 bits; products are taken in `dtype`."""
 
     def __init__(self, format: Format, dtype: torch.dtype) -> None:
         from headway.runtime.cuda.triton import linear
 
-        assert self.knows(format)
+        assert self.supports(format)
         self.format, self._dtype = format, dtype
         self._kernel = linear
 
     @staticmethod
-    def knows(format: Format) -> bool:
+    def supports(format: Format) -> bool:
         """Whether it multiplies weights of this format."""
         plain = format.offsets == "none" and not (format.permuted or format.rotated)
-        return format.kind in ("fp8", "int8") and plain and format.group % LEAST_GROUP == 0
+        return format.kind in ("fp8", "int8") and plain and format.group % MIN_GROUP == 0
 
     def prepare(self, weight_OH: Tensor) -> Any:
         """The weight, rounded by output."""
         assert not self.format.group, "only a checkpoint has such weights"
-        round_plain = round_weight_fp8 if self.format.kind == "fp8" else by_output
+        round_plain = round_weight_fp8 if self.format.kind == "fp8" else round_by_output
         return self._kernel.pack(round_plain(weight_OH))
 
     def pack(self, weight: RoundedWeight) -> Any:
@@ -81,6 +81,6 @@ class WideLinear(GroupedLinear):
         return self._kernel.linear(x_VH, weight, bias_EO, visits, self._dtype)
 
 
-def by_output(weight_OH: Tensor) -> RoundedWeight:
+def round_by_output(weight_OH: Tensor) -> RoundedWeight:
     """int8 with a scale for each output."""
     return round_weight(weight_OH, 0)

@@ -25,7 +25,7 @@ from headway.runtime.attention.cache import copy_blocks
 from headway.runtime.batch import WorkerState
 
 
-class Kept(NamedTuple):
+class SlotMove(NamedTuple):
     """What lay in slots of a layer, as it lay there, and the slots where it will lie."""
 
     layer: KVLayer
@@ -33,23 +33,23 @@ class Kept(NamedTuple):
     slots_K: Tensor
 
 
-def move(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -> None:
+def copy_and_shrink(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -> None:
     """A plan's copies, and its shrinks: read before a copy is written where they lay."""
-    kept = list[Kept]()
+    moves = list[SlotMove]()
     for shrink in plan.shrinks:
         if shrink.sequence_id in state.sequences:
-            kept += choose(layers, shrink)
+            moves += select_tokens(layers, shrink)
     if plan.copies:
         copy_blocks(layers, plan.copies)
-    put(kept)
+    write_moves(moves)
 
 
-def choose(layers: Sequence[KVLayer], shrink: Shrink) -> list[Kept]:
+def select_tokens(layers: Sequence[KVLayer], shrink: Shrink) -> list[SlotMove]:
     """Return what is kept of each layer of the group; nothing is written yet."""
-    return [of_layer(layer, shrink) for layer in layers if layer.group == shrink.group]
+    return [select_in_layer(layer, shrink) for layer in layers if layer.group == shrink.group]
 
 
-def of_layer(layer: KVLayer, shrink: Shrink) -> Kept:
+def select_in_layer(layer: KVLayer, shrink: Shrink) -> SlotMove:
     """Return the tokens that one layer keeps of one sequence."""
     size, device = layer.block_size, layer.k.device
     sources, targets = (
@@ -57,29 +57,29 @@ def of_layer(layer: KVLayer, shrink: Shrink) -> Kept:
     )
     count = shrink.num_tokens - (len(sources) - len(targets)) * size
     k_CGD, _ = layer.gather(sources)
-    places_GK = highest(least_alike(k_CGD[: shrink.num_tokens]), count)
+    places_GK = highest_ranked(keydiff_ranks(k_CGD[: shrink.num_tokens]), count)
     to_K = torch.arange(count, device=device)
-    return Kept(
+    return SlotMove(
         layer,
         layer.read(sources[places_GK // size] * size + places_GK % size),
         targets[to_K // size] * size + to_K % size,
     )
 
 
-def put(kept: Sequence[Kept]) -> None:
+def write_moves(moves: Sequence[SlotMove]) -> None:
     """Write what was chosen where it will lie."""
-    for layer, parts, slots_K in kept:
+    for layer, parts, slots_K in moves:
         layer.put(parts, slots_K)
 
 
-def least_alike(k_CGD: Tensor) -> Tensor:
+def keydiff_ranks(k_CGD: Tensor) -> Tensor:
     """KeyDiff's rank of each key, (C, G): minus its cosine to the mean of their directions."""
     unit_CGD = functional.normalize(k_CGD.float(), dim=-1)
     mean_GD = functional.normalize(unit_CGD.mean(0), dim=-1)
     return -(unit_CGD * mean_GD).sum(-1)
 
 
-def highest(rank_CG: Tensor, count: int) -> Tensor:
+def highest_ranked(rank_CG: Tensor, count: int) -> Tensor:
     """By KV head the places of the `count` tokens that are kept, (G, count), as they lie."""
     rank_CG = rank_CG.where(~rank_CG.isnan(), float("-inf"))
     rank_CG[:FIRST] = rank_CG[len(rank_CG) - min(NEWEST, count) :] = float("inf")
