@@ -21,7 +21,13 @@ from headway.runtime.executor import TorchExecutor
 from headway.runtime.native.layers import NativeLayers
 from headway.runtime.native.library import NativeLibrary
 from headway.runtime.native.linear import NativeLinear
-from headway.runtime.native.lower import NotLoweredError, OperationRecorder, Value, lower, share_buffers
+from headway.runtime.native.lower import (
+    NotLoweredError,
+    OperationRecorder,
+    Value,
+    lower,
+    share_buffers,
+)
 from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.spec import FAMILIES as ROWS
 from headway.spec.formats import GROUPS, INT8, PLAIN, Format

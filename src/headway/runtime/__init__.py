@@ -2,5 +2,5 @@
 
 Here lives everything that touches tensors: `executor`, `models`, `attention`, `kernels`, `native`
 (C++ called from Python), `sampler`, checkpoints and their loading.
-It imports core alone. It decides nothing: what to compute stands in the plan that it is given.
+It decides nothing: what to compute is stated by the plan that it is given.
 """

@@ -1,8 +1,8 @@
-"""From a plan to tensors: what the runtime knows of the sequences, and one step's inputs.
+"""Turn a plan into tensors: the runtime's state of the sequences, and the inputs of one step.
 
-The state knows each sequence's block tables and what it sampled; a plan changes it by deltas. A
-`Batch` is what one forward needs. Worked example, blocks of 4: sequence 7 at 9 tokens decodes, and
-sequence 8 computes the first 3 of its prompt:
+The state holds the block tables and sampled tokens of each sequence; a plan changes it by deltas. A
+`Batch` has the inputs of one forward. Worked example, blocks of 4: sequence 7 at 9 tokens decodes,
+and sequence 8 computes the first 3 of its prompt:
 
     token_ids  [t9 | p0 p1 p2]     positions  [9 | 0 1 2]     rows 0 and 1 of the block tables
     tables     7: [5 2 6], 8: [3]  slots      [6·4+1 | 12 13 14]
@@ -25,7 +25,7 @@ INT = np.int64
 
 
 class WorkerSequence:
-    """What the runtime remembers of one sequence."""
+    """The runtime's state of one sequence."""
 
     __slots__ = (
         "dropped",
@@ -45,20 +45,21 @@ class WorkerSequence:
         self.generated = list(new.token_ids[new.num_prompt_tokens :])
         self.last_step = -1
         self.mask = 0
-        """Which of the sequence's masks in this step is that of the next token."""
+        """Index of the next token's mask among those that the sequence has in this step."""
 
     @property
     def num_known(self) -> int:
         return self.new.num_prompt_tokens + len(self.generated)
 
     def known(self, begin: int, end: int) -> list[int]:
-        """The known tokens at positions `begin` … `end` - 1."""
+        """Return the known tokens at positions `begin` … `end` - 1."""
         prompt = self.new.num_prompt_tokens
         behind = self.generated[max(begin - prompt, 0) : max(end - prompt, 0)]
         return self.new.token_ids[begin : min(end, prompt)] + behind
 
     def with_drafts(self, drafts: list[int], mask: int = 0) -> "WorkerSequence":
-        """The sequence as it will be where these drafts are kept, to be sampled from."""
+        """Return a copy of the sequence with these draft tokens appended, to sample the next
+        token."""
         other = copy(self)
         other.generated = self.generated + drafts
         other.mask = mask
@@ -67,7 +68,7 @@ class WorkerSequence:
 
 @dataclass(slots=True, kw_only=True)
 class Lens:
-    """The lengths of a batch as an accelerator's kernels read them: int32, on the device."""
+    """The lengths of a batch for the kernels of an accelerator: int32, on the device."""
 
     query_starts_S1: Tensor
     """The first token of each sequence, and T behind the last."""
@@ -78,16 +79,16 @@ class Lens:
     longest_query: int
     longest_context: int
     has_placeholders: bool
-    """Whether some input ids stand for what an earlier step sampled and the host does not know."""
+    """Whether some input ids are placeholders of sampled tokens that only the device knows."""
     graph: Any = None
-    """The key of the graph whose inputs these are, with others behind them."""
+    """The key of the CUDA graph that reads these inputs, padded to the graph's size."""
     drawn: Any = None
-    """What all rows of that graph are drawn with."""
+    """The sampling inputs of all rows of that graph."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """One forward's inputs; T tokens of S sequences, G KV groups."""
+    """The inputs of one forward; T tokens of S sequences, G KV groups."""
 
     token_ids_T: Tensor
     positions_T: Tensor
@@ -97,20 +98,21 @@ class Batch:
     context_lens: list[int]
     num_decodes: int
     sampled_rows: list[int]
-    """Of the T tokens those that are sampled from, in order: with k drafts k + 1."""
+    """The tokens from which tokens are sampled, in order: k + 1 with k draft tokens."""
     sampled_sequences: list[WorkerSequence]
     lens: Lens | None = None
-    """On an accelerator alone."""
+    """Set on an accelerator only."""
     own_lens_GS: list[list[int]] | None = None
-    """By KV group the context lengths, where some tables are shorter than their tokens."""
+    """Context lengths by KV group, where some block tables are shorter than their tokens."""
     reads_T: Tensor | None = None
-    """How many blocks each token reads of a layer that chooses, 0 for all; None: nobody chooses."""
+    """Blocks that each token reads of a layer that reads a part; 0: all. None: all tokens read
+    all."""
     rope_rows_T: Tensor | None = None
-    """The rows of the rope tables where they are not the positions."""
+    """Rows of the rope tables, where they are not the positions."""
     rope_prompt: ScaledPrompts | None = None
-    """The tokens whose rows of the rope tables are to be filled."""
+    """Tokens that need their rows of the rope tables filled before the forward."""
     views: dict[int, Any] = field(default_factory=dict)
-    """What an attention backend derives from the batch once a step, by KV group."""
+    """What an attention backend derives from the batch, once a step, by KV group."""
 
     @property
     def rope_rows(self) -> Tensor:
@@ -118,12 +120,12 @@ class Batch:
         return self.positions_T if self.rope_rows_T is None else self.rope_rows_T
 
     def contexts(self, group: int) -> list[int]:
-        """How many keys of a KV group each sequence has with this step."""
+        """Return the number of keys of a KV group that each sequence has with this step."""
         return self.context_lens if self.own_lens_GS is None else self.own_lens_GS[group]
 
 
 class WorkerState:
-    """The sequences the runtime knows, with one row of every block table each."""
+    """The sequences that the runtime knows, each with one row of every block table."""
 
     def __init__(
         self,
@@ -139,16 +141,16 @@ class WorkerState:
         self._tables = [np.zeros((max_num_seqs, max_blocks), INT) for _ in range(num_groups)]
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._has_shrunk = False
-        """Whether any table was ever shorter than its tokens."""
+        """Whether any block table has been shorter than its tokens."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Forget the finished, shrink tables, learn the new, replace copied blocks, append others.
+        """Apply the deltas of a plan: finished, shrunk and new sequences, copied and new blocks.
 
-        Who is new with this plan comes with tables that have shrunk already.
+        A sequence that is new with this plan comes with tables that have shrunk already.
         """
         for sequence_id in plan.finished:
             sequence = self.sequences.pop(sequence_id, None)
-            if sequence is not None:  # None: the step that should have told us failed before it did
+            if sequence is not None:  # None: the step that added it failed before
                 self._free_rows.append(sequence.row)
         self._has_shrunk |= bool(plan.shrinks) or any(new.dropped for new in plan.new)
         for shrink in plan.shrinks:
@@ -177,7 +179,7 @@ class WorkerState:
         sequence.dropped[shrink.group] = len(shrink.sources) - count
 
     def batch(self, plan: StepPlan) -> Batch:
-        """The inputs of `plan`'s forward, after `apply`."""
+        """Return the inputs of the forward of `plan`, after `apply`."""
         tokens: list[int] = []
         query_lens: list[int] = []
         starts: list[int] = []
@@ -215,7 +217,7 @@ class WorkerState:
     def _reads(
         self, news: list[NewSequence], query_lens: list[int], positions_T: Tensor
     ) -> Tensor | None:
-        """`Batch.reads_T`: what is known of a prompt reads all, as does a short context."""
+        """Return `Batch.reads_T`: known prompt tokens and short contexts read all blocks."""
         lens = torch.tensor(query_lens, device=positions_T.device)
         share_T, from_T = (
             torch.tensor(column, dtype=torch.float64, device=lens.device).repeat_interleave(lens)
@@ -227,11 +229,12 @@ class WorkerState:
         return read_T if bool(read_T.any()) else None
 
     def table(self, group: int, sequence: WorkerSequence) -> np.ndarray:
-        """The ids of the blocks of `sequence` in a group."""
+        """Return the block ids of `sequence` in a group."""
         return self._tables[group][sequence.row, : sequence.num_blocks[group]]
 
     def draft_batch(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
-        """A forward over one group for these (sequence, tokens, position of the first)."""
+        """Return the inputs of a forward over one group: (sequence, tokens, position of the
+        first)."""
         lens = [len(tokens) for _, tokens, _ in rows]
         batch = self._tensors(
             self._tables[group : group + 1],
@@ -247,7 +250,7 @@ class WorkerState:
         return batch
 
     def _put_rope_rows(self, batch: Batch, known: list[WorkerSequence], starts: list[int]) -> None:
-        """`Batch.rope_rows_T` and `rope_prompt`, where a request's lengths decide them."""
+        """Set `Batch.rope_rows_T` and `rope_prompt`, where they depend on lengths of requests."""
         if self.rope_rows is None:
             return
         lens = np.array(batch.query_lens, INT)
@@ -258,11 +261,11 @@ class WorkerState:
         batch.rope_rows_T = self._to_device(rows)
 
     def _to_device(self, array: np.ndarray) -> Tensor:
-        """The array as a tensor where batches lie."""
+        """Return the array as a tensor on the device of batches."""
         return torch.from_numpy(array)
 
     def _resolve(self, sequence: WorkerSequence, ids: list[int]) -> list[int]:
-        """Replace the placeholder of a sampled token by the token."""
+        """Replace the placeholder of a sampled token by that token."""
         placeholder = sampled_in(sequence.last_step)
         assert all(i >= 0 or i == placeholder for i in ids), "an unknown placeholder"
         return [sequence.generated[-1] if i < 0 else i for i in ids]
@@ -324,9 +327,9 @@ class WorkerState:
         context_lens: list[int],
         rows_T: np.ndarray,
     ) -> tuple[list[Tensor], Lens | None]:
-        """The arrays as tensors: ids, positions, slots and tables by group."""
+        """Return the arrays as tensors: ids, positions, slots and tables by group."""
         return [torch.from_numpy(array) for array in arrays], None
 
     def _sampled(self, sequence: WorkerSequence, scheduled: ScheduledSequence) -> WorkerSequence:
-        """The sequence as it is when the row's last known token is computed."""
+        """Return the sequence in its state after the row's last known token."""
         return sequence

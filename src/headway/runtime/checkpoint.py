@@ -1,9 +1,10 @@
-"""Weights from safetensors files into a model, one tensor at a time.
+"""Load weights of a checkpoint into a model, one tensor at a time.
 
-Given a folder (one file, or shards with an index) and a model it fills every weight, converting to
-the model's type, and promises that nothing is missing and nothing left over. Headers are checked
-before anything is read. A module whose weights are complete is told at once, so that it can pack
-them: in memory lie the packed weights and one plain matrix, never the whole checkpoint.
+`load_weights` fills every weight of a model from a folder (one file, or shards with an index),
+converts to the model's type, and raises where a weight is missing or left over. Headers are checked
+before a tensor is read. A callback is called for each module with complete weights, so that the
+module packs them at once: memory holds the packed weights and one plain matrix, never the whole
+checkpoint.
 """
 
 import re
@@ -33,20 +34,20 @@ from headway.spec.gguf.header import is_gguf
 
 IGNORED_SUFFIXES = ("rotary_emb.inv_freq", "attn.masked_bias", "attn.bias")
 SHARED_KV_WEIGHT = r"model\.layers\.(\d+)\.self_attn\.[kv]_(proj|norm)\.(weight|bias)"
-"""What some checkpoints hold of layers that read the keys and values of others."""
+"""Weights in some checkpoints of layers that read the keys and values of other layers."""
 MTP_LAYER = r"model\.layers\.{}\."
-"""DeepSeek V3 has a layer behind the last that guesses tokens further ahead."""
+"""The layer of DeepSeek V3 behind the last, which drafts tokens (multi-token prediction)."""
 Progress = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in all)."""
 Rounded = list[list[RoundedWeight | None]]
-"""By expert, the parts of a module that a checkpoint holds rounded; None: in its plain weight."""
+"""By expert, the rounded parts of a module in a checkpoint; None: a part of its plain weight."""
 Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 """(name, function that reads it) of each weight, by its name in a Hugging Face folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightTarget:
-    """The place of one tensor of the checkpoint, a view of a weight, and the module it is of.
+    """The destination of one tensor of the checkpoint: a view of a weight, and its module.
 
     `row` is the first of its rows there, `expert` its number among the rank's, `part` that of the
     table of weights.
@@ -61,7 +62,7 @@ class WeightTarget:
 
 
 def open_model(model: Path, spec: ModelSpec) -> Source:
-    """The weights of a folder or a GGUF file: plain tensors, and what it holds quantized."""
+    """Open the weights of a folder or a GGUF file, plain and quantized."""
     if is_gguf(model):
         return open_gguf(model, spec)
     if spec.profile:
@@ -71,7 +72,7 @@ def open_model(model: Path, spec: ModelSpec) -> Source:
 
 
 def open_pieces(model: Path, spec: ModelSpec) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """The tensors of a folder by the names that the model's table of weights has for them."""
+    """Yield the tensors of a folder by the names in the model's table of weights."""
     pieces = MODELS[spec.architecture].pieces
     for name, read in open_tensors(find_files(model)):
         for piece, cut in pieces(name, lambda read=read: read().shape):  # type: ignore[misc]
@@ -79,7 +80,7 @@ def open_pieces(model: Path, spec: ModelSpec) -> Iterator[tuple[str, Callable[[]
 
 
 def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format], ...]:
-    """Module → format of each that a checkpoint holds rounded; CheckpointError."""
+    """Return module → format of each rounded module of a checkpoint. Raises CheckpointError."""
     if is_gguf(model):
         return gguf_formats(model, spec)
     quantized = open_quantized(model, spec)
@@ -87,7 +88,7 @@ def checkpoint_formats(model: Path, spec: ModelSpec) -> tuple[tuple[str, Format]
 
 
 def open_tensors(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-    """(name, function that reads it) of every tensor; valid until the next is asked for."""
+    """Yield (name, function that reads it) of every tensor; valid until the next one."""
     for path in files:
         with readable(path), safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -95,14 +96,14 @@ def open_tensors(files: list[Path]) -> Iterator[tuple[str, Callable[[], Tensor]]
 
 
 def read_tensor(file: Any, path: Path, name: str) -> Tensor:
-    """One tensor of an open file."""
+    """Read one tensor of an open file."""
     with readable(path):
         tensor: Tensor = file.get_tensor(name)
         return tensor
 
 
 def stream_tensors(files: list[Path]) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of every file, each read when it is asked for."""
+    """Yield (name, tensor) of all files, each read on demand."""
     return ((name, read()) for name, read in open_tensors(files))
 
 
@@ -117,9 +118,9 @@ def load_weights(
 ) -> None:
     """Fill `model` from `folder`; raises CheckpointError when a weight is missing or left over.
 
-    `ready` hears of each module that is complete, with what the checkpoint holds rounded of it; []
-    where all is plain. Modules in `filled` have their weights already: theirs are not read. `shard`
-    says what a rank reads of the whole model's weights, where `model` and `spec` are its part.
+    `ready` is called for each complete module with its rounded parts, [] where all are plain. The
+    tensors of modules in `filled` are not read: they have their weights. `shard` says what a rank
+    reads of the whole model's weights, where `model` and `spec` are its part.
     """
     shard = shard or Shard(spec)
     total = sum(file.stat().st_size for file in find_files(folder))
@@ -156,15 +157,15 @@ def load_weights(
 
 
 def is_ignorable(name: str, read: Callable[[], Tensor | RoundedWeight], spec: ModelSpec) -> bool:
-    """Whether a tensor that the model has no place for does no harm.
+    """Return whether a tensor without a place in the model can be ignored.
 
-    GPTQ's first writers gave every layer a bias, of zeros where the model has none.
+    Early GPTQ writers gave every layer a bias, of zeros where the model has none.
     """
     if name.endswith(IGNORED_SUFFIXES) or (spec.tied and name == "lm_head.weight"):
         return True
     if re.fullmatch(SHARED_KV_WEIGHT, name) and reads_other_kv(spec, name):
         return True
-    if spec.states is not None and name.startswith("mtp."):  # layers that guess further tokens
+    if spec.states is not None and name.startswith("mtp."):  # layers of multi-token prediction
         return True
     if spec.latent is not None and re.match(MTP_LAYER.format(spec.num_layers), name):
         return True
@@ -175,13 +176,13 @@ def is_ignorable(name: str, read: Callable[[], Tensor | RoundedWeight], spec: Mo
 
 
 def reads_other_kv(spec: ModelSpec, name: str) -> bool:
-    """Whether the layer of this name reads keys and values of another."""
+    """Return whether the layer of this tensor reads the keys and values of another layer."""
     index = int(name.split(".")[2])
     return index < spec.num_layers and spec.layers[index].kv_from is not None
 
 
 def bytes_read(weight: Tensor | RoundedWeight) -> int:
-    """About what a weight takes in its file."""
+    """Return about the bytes of a weight in its file."""
     if isinstance(weight, Tensor):
         return int(weight.nbytes)
     return weight.format.num_bytes(*weight.levels_OH.shape)
@@ -190,9 +191,9 @@ def bytes_read(weight: Tensor | RoundedWeight) -> int:
 def split_parts(
     model: Decoder, module: str, pieces: dict[tuple[int, int], RoundedWeight]
 ) -> Rounded:
-    """The parts of each expert of a module, from the pieces by (expert, first row).
+    """Return the parts of each expert of a module, from pieces by (expert, first row).
 
-    A piece may hold several parts, as Phi-3's qkv does: it is cut.
+    A piece with several parts, such as Phi-3's qkv, is split.
     """
     if not pieces:
         return []
@@ -212,7 +213,7 @@ def split_parts(
 
 
 def fill(name: str, target: Tensor, tensor: Tensor) -> None:
-    """Copy `tensor` into its place; CheckpointError when the shapes or the type do not fit."""
+    """Copy `tensor` into its place. Raises CheckpointError when shape or type does not fit."""
     check_shape(name, target, tensor)
     if not tensor.dtype.is_floating_point or tensor.element_size() < 2:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -225,7 +226,7 @@ def fill(name: str, target: Tensor, tensor: Tensor) -> None:
 
 
 def check_shape(name: str, target: Tensor, tensor: Tensor) -> None:
-    """CheckpointError unless both have one shape."""
+    """Raise CheckpointError unless both have the same shape."""
     if target.shape != tensor.shape:
         raise CheckpointError(
             f"{name} has shape {list(tensor.shape)}; config.json implies {list(target.shape)}.",
@@ -234,7 +235,7 @@ def check_shape(name: str, target: Tensor, tensor: Tensor) -> None:
 
 
 def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
-    """The error that names the first weights missing or left over."""
+    """Return the error that names the first weights that are missing or left over."""
     parts = []
     for label, names in (("are missing", missing), ("are left over", left_over)):
         if names:
@@ -247,7 +248,7 @@ def incomplete(missing: list[str], left_over: list[str]) -> CheckpointError:
 
 
 def targets(model: Decoder, spec: ModelSpec) -> dict[str, WeightTarget]:
-    """Checkpoint name → where it is copied to.
+    """Return tensor name in the checkpoint → its destination.
 
     q, k and v are row ranges of one matrix: with 8 query and 2 KV heads of 64, rows 0 … 511,
     512 … 639 and 640 … 767 of `qkv`. Expert e is the e-th matrix of its layer's.
@@ -288,13 +289,13 @@ def targets(model: Decoder, spec: ModelSpec) -> dict[str, WeightTarget]:
 
 
 def name_of(model: Decoder, module: str) -> str:
-    """The checkpoint's name of the weight of a module that is there once."""
+    """Return the name in the checkpoint of the weight of a module that exists once."""
     (name,) = (name for name, (of, _) in model.weights.items() if of == module)
     return name + ".weight"
 
 
 def names_of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
-    """What a stage of a pipeline does not read, and what a rank that has some of the experts."""
+    """Return the tensors of other pipeline stages and of experts of other ranks."""
     count, names = spec.experts.count if spec.experts else 0, set[str]()
     half = model.stage.half
     if half is None and model.stage.count == 1 and count == len(model.own_experts):
@@ -310,12 +311,12 @@ def names_of_other_ranks(model: Decoder, spec: ModelSpec) -> set[str]:
 
 
 def head_is_rounded(spec: ModelSpec) -> bool:
-    """Whether the checkpoint holds the output matrix rounded, which may be tied in 16 bits."""
+    """Return whether the checkpoint holds a rounded output matrix, even if the spec says tied."""
     return any(module == "head" and format != PLAIN for module, format in spec.formats)
 
 
 def fill_randomly(model: Decoder, seed: int) -> None:
-    """Random weights of a trained size: normal, 0.02; norms scale by one, biases are zero."""
+    """Fill the model with random weights: normal with deviation 0.02, norms one, biases zero."""
     for name, parameter in model.named_parameters():
         generator = torch.Generator(parameter.device).manual_seed(seed)
         if name.endswith("norm.weight"):

@@ -1,7 +1,7 @@
-"""The files of a checkpoint: one, or shards with an index, and what their headers promise.
+"""Find the files of a checkpoint (one, or shards with an index) and check their headers.
 
-Nothing here needs torch or reads weights. An index cannot name a file outside the folder, and every
-tensor's bytes lie inside its file.
+This module needs no torch and reads no weights. An index cannot name a file outside the folder, and
+the bytes of every tensor lie inside its file.
 """
 
 import json
@@ -17,7 +17,7 @@ from headway.spec import read_json
 from headway.spec.gguf.header import is_gguf
 
 MAX_HEADER_BYTES = 1 << 24
-"""140,000 tensors in one file; what JSON of so many bytes can hold stays below 512 MB."""
+"""Enough for 140,000 tensors in one file; parsed JSON of this size stays below 512 MB."""
 TYPE_BITS = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
     **dict.fromkeys(("U16", "I16", "F16", "BF16"), 16),
@@ -25,22 +25,22 @@ TYPE_BITS = {
     **dict.fromkeys(("U64", "I64", "F64", "C64"), 64),
     **dict.fromkeys(("F4", "F6_E2M3", "F6_E3M2"), 0),
 }
-"""safetensors' types; those of less than a byte count as they lie."""
+"""Bits of the types of safetensors; 0: packed types below a byte, with no check of lengths."""
 MAX_DIMS = 8
 METADATA = "__metadata__"
 MEDUSA_FILE = "medusa.safetensors"
-"""Heads that lie beside a model's weights and are none of them (`medusa_file`)."""
+"""Medusa heads in the folder of a model (`medusa_file`)."""
 EAGLE_FILE = "eagle.safetensors"
-"""A layer that drafts from a model's states, beside its weights too (`eagle_file`)."""
+"""An EAGLE layer in the folder of a model (`eagle_file`)."""
 DRAFTER_FILES = (MEDUSA_FILE, EAGLE_FILE)
-"""Files of a folder that are no weights of its model."""
+"""Files in the folder of a model that are not its weights."""
 MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The files of a model's weights: a GGUF file itself, or a folder's safetensors in order.
+    """Return the weight files of a model: the GGUF file, or the safetensors of a folder in order.
 
-    Raises CheckpointError without any.
+    Raises CheckpointError where there are none.
     """
     if is_gguf(folder):
         return [folder]
@@ -65,7 +65,7 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def checked_path(folder: Path, name: str) -> Path:
-    """`folder / name`, a plain file name inside the folder."""
+    """Return `folder / name`. Raises CheckpointError unless it is a file of the folder."""
     if not name or Path(name).name != name or name.startswith("."):
         raise CheckpointError(
             f"The index names {shown(name)!r}, which is not a file of this folder.",
@@ -79,13 +79,13 @@ def checked_path(folder: Path, name: str) -> Path:
 
 
 def shown(text: object) -> str:
-    """What a file says, fit for one line of an error: printable and at most 200 characters."""
+    """Return text of a file for one line of an error: printable, at most 200 characters."""
     return "".join(c if c.isprintable() else " " for c in str(text))[:200]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """What a header says of a tensor: its file, type (`BF16`, `I32`) and shape."""
+    """A tensor according to a header: its file, type (`BF16`, `I32`) and shape."""
 
     path: Path
     dtype: str
@@ -93,10 +93,10 @@ class TensorEntry:
 
 
 def read_entries(path: Path) -> dict[str, TensorEntry]:
-    """Name → entry of every tensor of a file.
+    """Return name → entry of every tensor of a file.
 
-    Raises CheckpointError unless the header is whole and the bytes of the tensors, of the lengths
-    that type and shape ask for, fill the rest of the file without gaps.
+    Raises CheckpointError unless the header is complete and the tensors, with the lengths of their
+    types and shapes, fill the rest of the file without gaps.
     """
     again = f"Copy {path.name} again: it is truncated or not a safetensors file."
     try:
@@ -131,7 +131,7 @@ def read_entries(path: Path) -> dict[str, TensorEntry]:
 
 
 def tensor_range(entry: Any) -> tuple[int, int]:
-    """Where a tensor begins and ends; ValueError or TypeError where that cannot be."""
+    """Return where a tensor begins and ends. Raises ValueError or TypeError for a bad entry."""
     begin, end = entry["data_offsets"]
     numbers = [begin, end, *entry["shape"]]
     if len(numbers) > 2 + MAX_DIMS or any(

@@ -1,11 +1,11 @@
-"""The tokens that a drafter guesses among, and their part of its output matrix.
+"""A short vocabulary for drafting, and its rows of the output matrix.
 
-    the first tokens of the vocabulary, 0 … 30,719 │ 2,048 that came lately
+    the first tokens of the vocabulary, 0 … 30,719 │ 2,048 recent ones
 
-The first are those that a BPE merged first, so they are frequent; the others are learned from
-prompts and answers: a token that comes takes the place of the one that came longest ago, and its
-row of the embedding is packed in place of that one's. A token that is not here is never guessed:
-it comes all the same, for guesses are verified.
+The first tokens are those that a BPE merged first, so they are frequent. The others are learned
+from prompts and answers: a new token replaces the one that was used longest ago, and its row of the
+embedding is packed in that place. A token outside of the list is never drafted; the model samples
+it all the same, for draft tokens are verified.
 
 R rows, H hidden size, L tokens of the list, V vocabulary.
 """
@@ -23,11 +23,11 @@ from headway.runtime.native.quantized import PackedLevels
 from headway.runtime.sampler import NEVER
 
 MAX_ANSWER_TOKENS = 16
-"""Of an answer so many of the last tokens are looked at in each step."""
+"""The last tokens of an answer that are added in each step."""
 
 
 class TokenList:
-    """`size` of `vocab_size` tokens: the first ones, and those that came lately.
+    """`size` of `vocab_size` tokens: the first ones, and recently used ones.
 
     >>> tokens = TokenList(128, 1000)
     >>> tokens.add([7, 900, 64])
@@ -39,15 +39,15 @@ class TokenList:
         self.num_first, self.vocab_size = size - num_learned(size), vocab_size
         self.learned = list(range(self.num_first, size))
         self.changed: set[int] = set()
-        """Which places of `learned` have another token than when somebody last cleared this."""
+        """Places of `learned` that have changed since the last `DraftVocabulary.refresh`."""
         self._recent = {token_id: at for at, token_id in enumerate(self.learned)}
-        """Learned token → its place, the one that came longest ago first."""
+        """Learned token → its place, least recently used first."""
 
     def __contains__(self, token_id: int) -> bool:
         return 0 <= token_id < self.num_first or token_id in self._recent
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """These tokens came."""
+        """Add tokens that were used; those outside of the learned range are ignored."""
         first, end, lately = self.num_first, self.vocab_size, self._recent
         for token_id in token_ids:
             if first <= token_id < end:
@@ -60,9 +60,9 @@ class TokenList:
 
 
 class DraftVocabulary:
-    """`size` tokens of the vocabulary of `forward`, whose output matrix is its embedding.
+    """The `TokenList` of a model with an output matrix tied to its embedding, and its packed rows.
 
-    `normed`: the rows that are given are as its last norm gives them.
+    With `normed`, hidden rows have already passed the last norm.
     """
 
     def __init__(self, forward: Forward, size: int, *, normed: bool = False) -> None:
@@ -78,19 +78,19 @@ class DraftVocabulary:
 
     @property
     def nbytes(self) -> int:
-        """What its part of the output matrix takes."""
+        """Bytes of the packed rows."""
         return sum(part.nbytes for part in parts_of(self._packed))
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """These tokens came: they are guessed from the next `refresh` on."""
+        """Add tokens that were used; they can be drafted from the next `refresh` on."""
         self.tokens.add(token_ids)
 
     def add_answer(self, sequence: WorkerSequence) -> None:
-        """Tokens were sampled: the last that are known."""
+        """Add the last tokens of the answer of a sequence."""
         self.add(sequence.generated[-MAX_ANSWER_TOKENS:])
 
     def refresh(self) -> None:
-        """Take up what came, before a proposal."""
+        """Pack the rows of new tokens; called before a proposal."""
         for group in {place // TOGETHER for place in self.tokens.changed}:
             begin = group * TOGETHER
             token_ids = self.tokens.learned[begin : begin + TOGETHER]
@@ -101,7 +101,7 @@ class DraftVocabulary:
         self.tokens.changed.clear()
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """`Decoder.logits` of the list's tokens, (R, L); valid until the next call."""
+        """Return `Decoder.logits` of the listed tokens, (R, L); valid until the next call."""
         if self._program is not None:
             return self._program.run_rows(hidden_RH)
         return self._plain_logits(hidden_RH)
@@ -110,16 +110,16 @@ class DraftVocabulary:
         return self._logits_of(hidden_RH, self.multiply)
 
     def multiply(self, x_RH: Tensor) -> Tensor:
-        """The list's part of the output matrix alone, (R, L)."""
+        """Multiply by the listed rows of the output matrix, (R, L)."""
         return self._kernel(x_RH, self._packed, None)
 
     def token_ids(self, places: list[int]) -> list[int]:
-        """The tokens at these places of the list; NO_TOKEN, which is none, stays."""
+        """Return the tokens at these places of the list; NO_TOKEN stays."""
         first, learned = self.tokens.num_first, self.tokens.learned
         return [place if place < first else learned[place - first] for place in places]
 
     def scatter(self, logits_RL: Tensor, vocab_size: int) -> Tensor:
-        """The same by token id, (R, V); tokens that are not in the list are never drawn."""
+        """Return the logits by token id, (R, V); tokens outside of the list get -inf."""
         logits_RV = logits_RL.new_full((len(logits_RL), vocab_size), NEVER)
         first = self.tokens.num_first
         logits_RV[:, :first] = logits_RL[:, :first]
@@ -128,7 +128,7 @@ class DraftVocabulary:
 
 
 def parts_of(packed: Tensor | PackedWeight | PackedLevels) -> list[Tensor]:
-    """The tensors of a prepared weight, each in the order of the outputs."""
+    """Return the tensors of a prepared weight, each in the order of the outputs."""
     if isinstance(packed, Tensor):
         return [packed]
     return packed.tensors

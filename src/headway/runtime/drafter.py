@@ -1,4 +1,5 @@
-"""What the executor asks of whoever guesses behind its draw: a draft model, heads, a layer."""
+"""The interface of drafters that run in the executor: a draft model, Medusa heads, an EAGLE
+layer."""
 
 from typing import NamedTuple, Protocol
 
@@ -9,9 +10,9 @@ from headway.runtime.batch import Batch, WorkerSequence
 
 
 class DraftRequest(NamedTuple):
-    """Up to `max_drafts` guesses of what follows all known tokens of a sequence.
+    """A request for up to `max_drafts` draft tokens behind all known tokens of a sequence.
 
-    The last of them was drawn behind row `row` of the step's sampled rows.
+    The last known token was drawn from row `row` of the step's sampled rows.
     """
 
     sequence: WorkerSequence
@@ -20,35 +21,35 @@ class DraftRequest(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Guesses what comes next. What is wrong in it costs time and never changes a token."""
+    """Proposes the next tokens. A wrong draft token costs time and never changes an output."""
 
     @property
     def name(self) -> str:
-        """What it is, for the log."""
+        """Name for the log."""
         ...
 
     @property
     def weight_bytes(self) -> int:
-        """What its weights take."""
+        """Bytes of the weights."""
         ...
 
     @property
     def kv_bytes(self) -> int:
-        """What its keys and values take."""
+        """Bytes of keys and values."""
         ...
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Note what becomes of blocks, after the state has; before the model computes."""
+        """Update the drafter by a plan, after `WorkerState.apply` and before the model computes."""
         ...
 
     def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
-        """The model has computed `batch`: its states of all tokens, before anything is sampled."""
+        """Read the model's states of all tokens of a step, before its tokens are sampled."""
         ...
 
     def discard_rejected(self, sequence: WorkerSequence) -> None:
-        """Some guesses of `sequence` were verified: what was kept for wrong ones is of no use."""
+        """Drop what was stored for rejected draft tokens, after the tokens of a step are known."""
         ...
 
     def propose(self, requests: list[DraftRequest], hidden_RH: Tensor) -> dict[int, list[int]]:
-        """Guesses by sequence id; `hidden_RH` are the model's states of the sampled rows."""
+        """Return draft tokens by sequence id; `hidden_RH` are the states of the sampled rows."""
         ...

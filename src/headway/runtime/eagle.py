@@ -1,25 +1,26 @@
 """A layer that drafts from the model's own last states (EAGLE, Li et al. 2024).
 
-Beside a token it reads the state of the model before it, which knows what the model was about to
-say, and foresees the next state; the model's output matrix makes a token of that, and so on:
+The layer reads a token and the model's state before it, and predicts the next state; the model's
+output matrix turns that into a draft token, and so on:
 
-    known    t0 … t8 t9        the model's states h0 … h8: behind h8 t9 was drawn
-    entry 9  t9, h8      ▶ g9  head ▶ a, a guess of t10
+    known    t0 … t8 t9        the model's states h0 … h8; t9 was drawn from h8
+    entry 9  t9, h8      ▶ g9  head ▶ a, the draft of t10
     entry 10 a,  g9      ▶ g10 head ▶ b
-    then     t10 t11           came, and with them h9, h10: entries 10 and 11 are computed anew
+    then     t10 t11           are known, with h9 and h10: entries 10 and 11 are computed again
 
 An entry is x = fc [embedding, state], then a layer of Llama without the norm before its attention:
-x + attention(x), x + MLP(norm(x)). States are those behind the model's last norm, as its output
-matrix reads them. So it is EAGLE-1's and EAGLE-2's network, and their weights fit. What differs:
+x + attention(x), x + MLP(norm(x)). States are those behind the model's last norm. This is the
+network of EAGLE-1 and EAGLE-2, and their weights fit. Differences:
 
-- An entry lies at the position of its token, theirs at that of its state, one before. So it depends
-  on the tokens up to its own and no later one, as keys and values of the model do, and is found
-  again with its block. The first has a state of zeros; theirs does not exist.
-- A chain, whose tokens are drawn with the model's own numbers; no tree (EAGLE-2's is dynamic).
+- An entry has the position of its token, in EAGLE that of its state, one before. So it depends on
+no
+  later token, like keys and values of the model, and is shared with its block. The first entry has
+  a state of zeros; in EAGLE it does not exist.
+- Draft tokens are a chain, drawn with the model's random numbers; there is no tree.
 
-It rides in the model's blocks (`riding`), and beside it ride the model's states, written in every
-step: a prompt's entries are computed when somebody asks for a guess. Blocks that come back from
-other memory have lost their states, and their entries are computed with zeros.
+Entries, and the model's states of every step, are stored in blocks with the numbers of the model's
+blocks (`paged_drafter`): the entries of a prompt are computed when draft tokens are first proposed.
+Blocks that were filled from another memory have no states; their entries are computed with zeros.
 
 T tokens, R rows, H hidden size.
 """
@@ -51,7 +52,7 @@ from headway.spec import KVGroupSpec, LayerSpec, ModelSpec, RopeSpec
 
 
 class EagleLayer(nn.Module):
-    """A state from an embedding and the state before it; fc's columns are of either."""
+    """The next state from an embedding and the state before it; fc is split by its inputs."""
 
     def __init__(self, build: Build, eagle: EagleSpec) -> None:
         super().__init__()
@@ -69,7 +70,7 @@ class EagleLayer(nn.Module):
 
 
 class EagleForward:
-    """The layer of `folder` on the model of `target`, with its KV memory; `riding.Layers`."""
+    """The layer of `folder` on the model of `target`, with its KV memory; a `DraftForward`."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class EagleForward:
         self._program, self._head = self._lower(isinstance(attention, NativeAttention), target)
 
     def _lower(self, attends: bool, target: Forward) -> tuple[Program | None, Program | None]:
-        """(the layer as one native call, the head as another); None where not all is native."""
+        """Return (the layer, the head) as native calls; None where an operation is not native."""
         library, hidden = self.kernels.library, target.spec.hidden_size
         if library is None or not attends:
             return None, None
@@ -124,7 +125,7 @@ class EagleForward:
         return program, head
 
     def __call__(self, batch: Batch, before_TH: Tensor) -> Tensor:
-        """The states that are foreseen, (T, H); valid until the next call."""
+        """Return the predicted states, (T, H); valid until the next call."""
         self._rope.fill(batch.rope_prompt)
         if self._program is not None:
             return self._program(batch, before_TH)
@@ -133,7 +134,7 @@ class EagleForward:
         return hidden_TH
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """What the model's output matrix makes of these states, (R, vocabulary)."""
+        """Return the logits of the model's output matrix for these states, (R, vocabulary)."""
         return (
             self.model.logits_of(hidden_RH)
             if self._head is None
@@ -141,23 +142,23 @@ class EagleForward:
         )
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
-        """As `Forward.wipe_bad`."""
+        """Clear what tokens that are not finite wrote; see `Forward.wipe_bad`."""
         return wipe_bad(self.kernels, self.kv, hidden_TH, batch)
 
     @property
     def weight_bytes(self) -> int:
-        """What the layer takes beside the model's weights."""
+        """Bytes of the layer, in addition to the model's weights."""
         plain = sum(part.nbytes for part in self.layer.parameters())
         return plain + sum(linear.prepared_bytes for linear in self._linears)
 
     @property
     def kv_bytes(self) -> int:
-        """What its keys and values take."""
+        """Bytes of keys and values."""
         return sum(part.nbytes for layer in self.kv for part in layer.parts)
 
 
 class Eagle(PagedDrafter):
-    """The layer of `folder` drafts; a `drafter.Drafter`."""
+    """The drafter with the EAGLE layer of `folder`; a `drafter.Drafter`."""
 
     name = "EAGLE"
 
@@ -178,46 +179,46 @@ class Eagle(PagedDrafter):
             dtype=target.dtype,
             device=settings.device,
         )
-        """The model's states in its blocks. Those of block 0 are zeros."""
+        """The model's states by block and slot; those of block 0 are zeros."""
         size = settings.speculation.draft_vocab_size
         vocabulary = DraftVocabulary(target, size, normed=True) if size else None
         super().__init__(self.forward, vocabulary, settings, state, spec.max_len, spec.vocab_size)
 
     def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
-        """Note the model's states of all tokens of a step."""
+        """Store the model's states of all tokens of a step."""
         states = self.states_BSH.flatten(0, 1)
         states.index_copy_(0, batch.slots_GT[self.group], self._norm(hidden_TH))
 
     def copy(self, copies: list[BlockCopy]) -> None:
-        """Blocks were copied, states as well."""
+        """Copy entries and states of blocks that the model copied."""
         super().copy(copies)
         for copy in copies:
             self.states_BSH[copy.target].copy_(self.states_BSH[copy.source])
 
     def invalidate(self, blocks: list[int]) -> None:
-        """Blocks come back from elsewhere, without states."""
+        """Reset entries and states of blocks that were filled from another memory."""
         super().invalidate(blocks)
         self.states_BSH[blocks] = 0
 
     def compute_known(self, batch: Batch) -> Tensor:
-        """Entries of known tokens, from the states that the model had before them."""
+        """Compute the entries of known tokens from the model's states before them."""
         before_TH = self.states_BSH.flatten(0, 1)[slots_before(batch, self._block_size)]
         return self._mark_valid(self.forward(batch, before_TH), batch)
 
     def compute_drafts(self, batch: Batch, hidden_RH: Tensor) -> Tensor:
-        """Entries of guesses, from states that were guessed: they are not kept."""
+        """Compute the entries of draft tokens from predicted states; they stay invalid."""
         next_RH = self.forward(batch, hidden_RH)
         self.forward.wipe_bad(next_RH, batch)
         return next_RH
 
     @property
     def kv_bytes(self) -> int:
-        """What its keys, values and the states take."""
+        """Bytes of keys, values and states."""
         return super().kv_bytes + self.states_BSH.nbytes
 
 
 def slots_before(batch: Batch, block_size: int) -> Tensor:
-    """For each token the slot of the one before it; 0, where nobody writes, before the first.
+    """Return the slot of the token before each token; 0, a slot of zeros, before the first.
 
     Blocks of 4: of a sequence in blocks 5 and 2, positions 3 and 4 → slots 22 and 23.
     """
@@ -231,7 +232,7 @@ def slots_before(batch: Batch, block_size: int) -> Tensor:
 
 
 def spec_of(eagle: EagleSpec, model: ModelSpec) -> tuple[int, ModelSpec]:
-    """(which of the model's ropes turns it, a layer of Llama in its sizes).
+    """Return (the index of the model's rope that it uses, the spec of a Llama layer of its size).
 
     The rope is that of the first layer with full attention that has one.
     """
@@ -260,7 +261,7 @@ def spec_of(eagle: EagleSpec, model: ModelSpec) -> tuple[int, ModelSpec]:
 
 @torch.no_grad()
 def read_layer(layer: EagleLayer, path: Path, eagle: EagleSpec) -> None:
-    """Fill the layer from a file that `read_eagle_spec` has passed."""
+    """Fill the layer from a file that `read_eagle_spec` accepts."""
     with readable(path), safe_open(path, framework="pt") as file:
 
         def fill(into: Tensor | None, *names: str) -> None:
@@ -281,6 +282,6 @@ def read_layer(layer: EagleLayer, path: Path, eagle: EagleSpec) -> None:
 
 
 def put(into: Tensor | None, numbers: Tensor) -> None:
-    """Fill a weight that is not prepared yet."""
+    """Fill a weight that is not packed yet."""
     assert into is not None
     into.copy_(numbers)

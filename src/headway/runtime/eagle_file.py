@@ -1,15 +1,15 @@
-"""What `eagle.safetensors` beside a model's weights says of its drafter; needs no torch.
+"""Read and check the header of `eagle.safetensors` in the folder of a model; needs no torch.
 
 Tensors have the names that are published with EAGLE-1 and EAGLE-2 (Li et al. 2024). H is the hidden
-size, D the head size of the model; N query heads, G KV heads and I the width of the MLP are as the
-shapes have them:
+size, D the head size of the model; N query heads, G KV heads and I the width of the MLP follow from
+the shapes:
 
     fc.weight                                          (H, 2H)     [embedding, state before]
     layers.0.self_attn.q_proj, k_proj, v_proj          (N·D, H), (G·D, H) twice
     layers.0.self_attn.o_proj                          (H, N·D)
     layers.0.post_attention_layernorm                  (H)
     layers.0.mlp.gate_proj, up_proj, down_proj         (I, H) twice, (H, I)
-    fc.bias; biases of q_proj, k_proj and v_proj       where there are some
+    fc.bias; biases of q_proj, k_proj and v_proj       optional
     embed_tokens.weight                                (V, H): not read, the model has it
 """
 
@@ -27,12 +27,12 @@ ATTENTION = LAYER + "self_attn."
 EMBEDDING = "embed_tokens.weight"
 BIASES = tuple(f"{ATTENTION}{name}_proj.bias" for name in "qkv")
 OF_EAGLE_3 = ("d2t", "t2d", "midlayer.")
-"""How names begin that only an EAGLE-3 file has."""
+"""Prefixes of names that only an EAGLE-3 file has."""
 TRAIN_AGAIN = "Train it for this model, or leave eagle out of --speculative-method."
 
 
 def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:
-    """The drafter that lies in `folder`, None where there is none.
+    """Return the EAGLE layer in `folder`, None where there is none.
 
     Raises CheckpointError where it does not fit the model of `spec`.
     """
@@ -57,7 +57,7 @@ def read_eagle_spec(folder: Path, spec: ModelSpec) -> EagleSpec | None:
 
 
 def first(tensors: Tensors, name: str) -> int:
-    """How many rows a matrix has; CheckpointError where there are none."""
+    """Return the number of rows of a matrix. Raises CheckpointError where there are none."""
     _, shape = tensors.get(name, ("", []))
     if not shape or not shape[0]:
         what = "has no rows" if name in tensors else "is missing"
@@ -66,7 +66,7 @@ def first(tensors: Tensors, name: str) -> int:
 
 
 def check_heads(rows: dict[str, int], eagle: EagleSpec, spec: ModelSpec) -> None:
-    """Raise CheckpointError where the rows of queries and keys are no heads of the model's size."""
+    """Raise CheckpointError unless the rows of queries and keys are heads of the model's size."""
     heads, kv_heads = eagle.num_heads, eagle.num_kv_heads
     if not kv_heads or not heads or heads % kv_heads:
         raise CheckpointError(
@@ -77,7 +77,7 @@ def check_heads(rows: dict[str, int], eagle: EagleSpec, spec: ModelSpec) -> None
 
 
 def refuse_eagle_3(tensors: Tensors, spec: ModelSpec) -> None:
-    """Raise CheckpointError for a file of EAGLE-3, by the first tensor that only that has."""
+    """Raise CheckpointError for a file of EAGLE-3, with the name of a tensor that shows it."""
     named = [name for name in sorted(tensors) if name.startswith(OF_EAGLE_3)]
     _, fused = tensors.get("fc.weight", ("", []))
     if fused == [spec.hidden_size, 3 * spec.hidden_size]:
@@ -85,13 +85,13 @@ def refuse_eagle_3(tensors: Tensors, spec: ModelSpec) -> None:
     if named:
         raise CheckpointError(
             f"{EAGLE_FILE} is of EAGLE-3 ({shown(named[0])}), which reads states of three layers "
-            "and guesses among tokens of its own.",
+            "and drafts from a vocabulary of its own.",
             "Use a file of EAGLE-1 or EAGLE-2, or train one.",
         )
 
 
 def shapes_of(eagle: EagleSpec, spec: ModelSpec) -> dict[str, list[int]]:
-    """Every tensor that is read, with its shape."""
+    """Return name → shape of every tensor that is read."""
     hidden, inner = spec.hidden_size, eagle.intermediate_size
     q, kv = eagle.num_heads * spec.head_dim, eagle.num_kv_heads * spec.head_dim
     shapes = {
@@ -113,7 +113,7 @@ def shapes_of(eagle: EagleSpec, spec: ModelSpec) -> dict[str, list[int]]:
 
 
 def check_tensors(tensors: Tensors, eagle: EagleSpec, spec: ModelSpec) -> None:
-    """Raise CheckpointError unless the tensors are those of the layer, and fit the model."""
+    """Raise CheckpointError unless the tensors are those of the layer and fit the model."""
     shapes = shapes_of(eagle, spec)
     known = shapes | {EMBEDDING: [spec.vocab_size, spec.hidden_size]}
     for names, what in (

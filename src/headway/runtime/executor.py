@@ -1,7 +1,8 @@
-"""The executor: a plan in, a forward, a result out, on one device.
+"""Run the plans of an engine on one device: a plan in, a forward, a result out.
 
 It owns the model, the KV memory, the state of the sequences and the sampler. `submit` runs the
-forward, `sample` chooses tokens, `collect` hands back the result; all three in the caller's thread.
+forward, `sample` chooses tokens, `collect` hands back the result; all three run in the caller's
+thread.
 """
 
 import logging
@@ -55,7 +56,7 @@ from headway.spec.quantization import bytes_per_weight
 log = logging.getLogger(__name__)
 
 PROMPT_LOGPROB_ROWS = 64
-"""Prompt rows whose logits are in memory at once: 39 MB in fp32 for a vocabulary of 152,000."""
+"""Prompt rows with logits in memory at once: 39 MB in fp32 for a vocabulary of 152,000."""
 
 
 class TorchExecutor:
@@ -74,8 +75,8 @@ class TorchExecutor:
         stage: Stage | None = None,
         shared: Sequence[SharedWeights] = (),
     ) -> None:
-        """`shared`: where the model's weights lie, and its drafter's, if several engines have
-        them."""
+        """`shared` is the memory of the weights of the model and of its drafter, where several
+        engines share them."""
         self.spec, self.settings = spec, settings
         self.device = settings.device
         self.kernels = choose_kernels(settings, machine)
@@ -110,10 +111,10 @@ class TorchExecutor:
         self._prepare_s = self._forward_s = 0.0
         self._usable: dict[int, int] = {}
         self._is_idle = False
-        """Whether the last step advances nobody, and may as well wait for a transfer."""
+        """Whether the last step had no rows, so that `collect` may wait for a transfer."""
 
     def _make_state(self) -> WorkerState:
-        """What the runtime knows of the sequences."""
+        """Return an empty state of the sequences."""
         settings = self.settings
         return WorkerState(
             max_num_seqs=settings.max_num_seqs,
@@ -128,8 +129,8 @@ class TorchExecutor:
     ) -> tuple[bytes, str, Callable[[bytes], None]]:
         """Let other engines fetch blocks at `address`, and fetch theirs.
 
-        (what its blocks are compatible with, the address that it has, what releases a parcel).
-        Raises OSError.
+        Returns (the fingerprint of compatible blocks, the bound address, a function that releases a
+        parcel). Raises OSError.
         """
         mark = fingerprint(folder, self.spec, self.settings, self.kv, root or default_folder())
         exports = Exports(address, mark, secret=secret)
@@ -140,7 +141,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def submit(self, plan: StepPlan) -> None:
         """Apply the deltas and run the forward."""
-        self._pending = None  # a step that failed half-way is forgotten
+        self._pending = None  # drops a step that failed half-way
         started = self._clock.now_s()
         self.state.apply(plan)
         if self.drafter is not None:
@@ -162,11 +163,12 @@ class TorchExecutor:
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
     def forward(self, batch: Batch) -> Tensor:
-        """Hidden states of all tokens of `batch`, (T, H); valid until the next forward."""
+        """Return the hidden states of all tokens of `batch`, (T, H); valid until the next
+        forward."""
         return self.target(batch)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """`Decoder.logits` of these rows, dense in memory; valid until the next call."""
+        """Return `Decoder.logits` of these rows, dense in memory; valid until the next call."""
         return self.target.logits(hidden_RH)
 
     @torch.inference_mode()
@@ -197,7 +199,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
-        """`submit`, and all that `sample` does to memory: what a rank does that draws no tokens."""
+        """Run `submit`, and what `sample` does to memory: the step of a rank that draws no
+        tokens."""
         self.submit(plan)
         assert self._pending is not None
         _, batch, hidden = self._pending
@@ -207,7 +210,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def answer(self, count: int) -> None:
-        """A rank's part of `count` rows of logits, for rank 0 to draw from."""
+        """Send this rank's part of `count` rows of logits to rank 0, which draws."""
         head = self.model.head
         assert isinstance(head, VocabHead)
         head.answer(count)
@@ -220,9 +223,9 @@ class TorchExecutor:
         logprobs: Sequence[list[TokenLogprobs] | None],
         result: StepResult,
     ) -> list[int]:
-        """Of the tokens chosen behind each row keep what drafts agree with, and tell the state.
+        """Append the accepted tokens of each sampled sequence to the state and to `result`.
 
-        For each sample the row behind which its last token was drawn.
+        Returns for each sample the row from which its last token was drawn.
         """
         last_rows: list[int] = []
         begin = 0
@@ -251,8 +254,8 @@ class TorchExecutor:
     def _accepted(
         self, scheduled: ScheduledSequence, rows: range, token_ids: list[int]
     ) -> tuple[range, range]:
-        """Of the sampled `rows` of a sequence with draft tokens those whose tokens are accepted,
-        and the usable ones behind them."""
+        """Return (the accepted rows, the usable rows behind them) of a sequence with draft
+        tokens."""
         usable = self._usable.get(scheduled.sequence_id, len(rows))
         sampled = [token_ids[row] for row in rows[:usable]]
         count = num_accepted(sampled, scheduled.drafts)
@@ -261,9 +264,9 @@ class TorchExecutor:
     def _propose(
         self, plan: StepPlan, result: StepResult, hidden_RH: Tensor, last_rows: list[int]
     ) -> float:
-        """Let the drafter guess what follows, where the plan asks for it; the seconds it took.
+        """Add draft tokens for the next step where the plan asks for them; return the seconds.
 
-        Where it fails the result says why, and requests go on without.
+        Where the drafter fails, the result says why, and requests continue without it.
         """
         assert self.drafter is not None
         started = self._clock.now_s()
@@ -289,12 +292,14 @@ class TorchExecutor:
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
     ) -> tuple[dict[int, str], dict[int, int]]:
-        """Fail sequences whose numbers are not finite, and wipe what they wrote in this step."""
+        """Fail sequences with numbers that are not finite, and clear what they wrote in this
+        step."""
         bad_T = self.target.wipe_bad(hidden_TH, batch)
         return ({}, {}) if bad_T is None else failed_sequences(plan, bad_T.tolist())
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
-        """For sequences that ask: the log-probability of each next prompt token of this chunk."""
+        """Return the log-probability of each next prompt token of this chunk, where it is
+        requested."""
         results = []
         begin = 0
         for scheduled in plan.scheduled:
@@ -314,9 +319,10 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def distributions(self) -> list[np.ndarray]:
-        """What the model expects after each token of the step that was submitted, not yet sampled.
+        """Return the distribution after each token of the step that was submitted, not yet sampled.
 
-        One array for each row of its plan: fp32 log-probabilities, (tokens of the row, vocabulary).
+        There is one array for each row of its plan: fp32 log-probabilities, (tokens of the row,
+        vocabulary).
         """
         assert self._pending is not None, "nothing was submitted"
         _, batch, hidden = self._pending
@@ -328,14 +334,14 @@ class TorchExecutor:
         return np.split(torch.cat(rows).numpy(), np.cumsum(batch.query_lens)[:-1])
 
     def collect(self) -> StepResult:
-        """The result of the step sampled last."""
+        """Return the result of the step that was sampled last."""
         assert self._result is not None, "nothing was submitted"
         result, self._result = self._result, None
         self.transfers.report(result, wait=self._is_idle)
         return result
 
     def describe(self) -> Description:
-        """The device, the kernels and the bytes held."""
+        """Return the device, the kernels and the bytes in use."""
         settings, kernels = self.settings, dict(self.kernels.reasons)
         kernels["attention"] = self.target.attention
         kernels["step"] = ("native" if self.target.program else "torch", self.target.lowered)
@@ -358,12 +364,13 @@ class TorchExecutor:
 
 
 def failed_sequences(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str], dict[int, int]]:
-    """Which sequences fail, of whose tokens some are not finite, and of whom rows are of use.
+    """Return (reasons of failed sequences, usable sampled rows of others) by the bad tokens.
 
-    Where only draft tokens are bad, no sequence fails: the second result says how many sampled rows
-    of a sequence are of use. Where a token with draft tokens behind it is bad too,
-    FloatingPointError: in a sum over the whole block 0 · inf reaches it, and the engine runs the
-    step again without draft tokens.
+    `bad_T` marks tokens with numbers that are not finite. Where only draft tokens are bad, the
+    sequence does not fail, and the second result is the count of its usable sampled rows. Raises
+    FloatingPointError where a known token with draft tokens behind it is bad: in a sum over the
+    whole block 0 · inf of a draft token may reach it. The engine then runs the step again without
+    draft tokens.
     """
     failed: dict[int, str] = {}
     usable: dict[int, int] = {}
@@ -375,7 +382,7 @@ def failed_sequences(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str],
         first = bad_T.index(True, begin) - begin
         num_drafts_before = first - (len(row.token_ids) - row.num_drafts)
         if num_drafts_before < 0 and row.num_drafts:
-            raise FloatingPointError("a guess may have spoilt the token it was guessed behind")
+            raise FloatingPointError("a draft token may have spoilt the known token before it")
         if num_drafts_before < 0:
             failed[row.sequence_id] = "the model's numbers are not finite (an overflow?)"
         else:
@@ -384,7 +391,7 @@ def failed_sequences(plan: StepPlan, bad_T: list[bool]) -> tuple[dict[int, str],
 
 
 def num_accepted(sampled: list[int], drafts: list[int]) -> int:
-    """How many of `sampled` count: each behind a draft that equals the one sampled before it.
+    """Return how many of `sampled` are accepted: one, and one more for each matching draft token.
 
     >>> num_accepted([5, 6, 9, 4], drafts=[5, 6, 7])
     3
@@ -396,12 +403,12 @@ def num_accepted(sampled: list[int], drafts: list[int]) -> int:
 
 
 def before_no_token(sampled: list[int]) -> list[int]:
-    """What was sampled up to the first row whose parameters and masks forbid every token."""
+    """Return the tokens before the first NO_TOKEN."""
     return sampled[: sampled.index(NO_TOKEN)] if NO_TOKEN in sampled else sampled
 
 
 def valid_drafts(guesses: list[int], vocab_size: int) -> list[int]:
-    """The guesses before the first that is no token.
+    """Return the draft tokens before the first id outside the vocabulary.
 
     >>> valid_drafts([5, 6, -1, 7], 100), tokens_of([5, 100], 100)
     ([5, 6], [5])

@@ -1,11 +1,11 @@
-"""A sparse MLP: each token visits a few of many experts (Shazeer et al. 2017), grouped by expert.
+"""A sparse MLP: each token visits a few of many experts (Shazeer et al. 2017).
 
 Worked example, 3 tokens, 2 of 4 experts each: the router picks [2 0] [1 2] [2 3]. Sorted by expert
-the six visits are 0: t0, 1: t1, 2: t0 t1 t2, 3: t2; each expert that was hit multiplies its rows
-once, and the rows go back to their tokens in the order the router ranked them, so that a sum never
-depends on who else was in the batch, nor on which rank has which experts. Experts that nobody
-visits are not read. A GPU multiplies all of them in one product over tiles (`kernels.grouped`): who
-was chosen is not asked for.
+the six visits are 0: t0, 1: t1, 2: t0 t1 t2, 3: t2; each visited expert multiplies its rows once,
+and the rows go back to their tokens in the order of the router's ranks. So a sum depends neither on
+other requests of the batch nor on the ranks that hold the experts. Experts without visits are not
+read. A GPU multiplies all experts in one product over tiles (`kernels.grouped`), and the host never
+reads the router's choice.
 
 T tokens, H hidden size, E experts, K visited by a token, V = T · K visits.
 """
@@ -24,11 +24,11 @@ from headway.runtime.layers import Build, GatedMLP, Linear, Step
 from headway.runtime.rounding import RoundedWeight
 
 MIN_WEIGHT_SUM = 1e-20
-"""Added to what weights are divided by: sigmoids may all be 0."""
+"""Added to the divisor of weights: all sigmoids may be 0."""
 
 
 class ExpertLinear(nn.Module):
-    """One linear layer for each of E experts, weights (E, outputs, inputs)."""
+    """One linear layer for each of E experts; weights (E, outputs, inputs)."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class ExpertLinear(nn.Module):
         self.kernel = build.kernels.linear
         self.prepared: list[Any] = []
         self.stacked: Any = None
-        """The matrices of all experts as one, where the kernel takes them so."""
+        """The matrices of all experts as one, where the kernel multiplies all at once."""
         self.packed = False
 
     def prepare(self) -> None:
-        """Bring every expert's weight into the kernel's form; one not read any more is let go."""
+        """Pack the weight of every expert; plain weights that are not read any more are freed."""
         assert self.weight is not None
         matrices = list(self.weight)
         self.prepared = [self.kernel.prepare(matrix) for matrix in matrices]
@@ -64,19 +64,19 @@ class ExpertLinear(nn.Module):
 
     @property
     def can_group(self) -> bool:
-        """Whether the kernel multiplies the matrices of all experts at once."""
+        """Whether the kernel multiplies all experts at once."""
         return isinstance(self.kernel, GroupedLinear) and self.kernel.groups
 
     def _stack(self) -> None:
-        """Bring packed matrices together, where the kernel takes them so."""
+        """Stack the packed matrices, where the kernel multiplies all experts at once."""
         if self.can_group:
             assert isinstance(self.kernel, GroupedLinear)
             self.stacked, self.prepared = self.kernel.stack(self.prepared), []
 
     def prepare_rounded(self, experts: Sequence[Sequence[RoundedWeight | None]]) -> None:
-        """The same with matrices that a checkpoint holds rounded: the parts of each expert.
+        """Pack the parts of each expert that the checkpoint holds rounded.
 
-        None: the rows in its `weight`, plain.
+        None stands for the plain rows of its `weight`.
         """
         assert self.weight is not None and len(experts) == len(self.weight)
         self.prepared = []
@@ -88,7 +88,7 @@ class ExpertLinear(nn.Module):
         self._stack()
 
     def restore(self, prepared: list[Any]) -> None:
-        """Take weights that were prepared before, in place of `prepare`."""
+        """Set weights that were packed before, in place of `prepare`."""
         self.prepared, self.packed, self.weight = prepared, True, None
 
     @property
@@ -106,7 +106,7 @@ class ExpertLinear(nn.Module):
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the prepared weights beside the plain ones."""
+        """Bytes of the prepared weights in addition to the plain ones."""
         if not self.packed:
             return 0
         if self.stacked is not None:
@@ -114,7 +114,7 @@ class ExpertLinear(nn.Module):
         return sum(num_bytes(weight) for weight in self.prepared)
 
     def grouped(self, x_VH: Tensor, visits: Visits) -> Tensor:
-        """The product of each row with its expert's matrix; rows are sorted by expert."""
+        """Return each row times the matrix of its expert; rows are sorted by expert."""
         assert isinstance(self.kernel, GroupedLinear) and self.stacked is not None
         return self.kernel.grouped(x_VH, self.stacked, self.bias, visits)
 
@@ -141,7 +141,7 @@ class ExactRouter(nn.Module):
 
 
 class SharedGate(nn.Module):
-    """How much of its shared experts a token takes: a sigmoid of one number, in fp32."""
+    """The weight of the shared experts of a token: a sigmoid of one number, in fp32."""
 
     def __init__(self, build: Build, inputs: int) -> None:
         super().__init__()
@@ -161,13 +161,13 @@ class Fp32Weight(nn.Module):
 
 
 def fp32_weight(build: Build, *shape: int) -> nn.Parameter:
-    """`Build.weight` in fp32."""
+    """Return an uninitialized weight in fp32."""
     empty = torch.empty(shape, dtype=torch.float32, device=build.device)
     return nn.Parameter(empty, requires_grad=False)
 
 
 class SparseMLP(nn.Module):
-    """A router and its experts, each a gated MLP; beside them those that every token visits."""
+    """A router and its experts, each a gated MLP; and shared experts that every token visits."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -208,7 +208,7 @@ class SparseMLP(nn.Module):
         return out_TH + shared_TH
 
     def forward_grouped(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
-        """What each visit gives, (V, H), without asking the device who was chosen."""
+        """Return the output of each visit, (V, H), in one product of all experts."""
         visits = visits_of(experts_TK, self.count)
         rows_VH = x_TH.index_select(0, visits.order_V // self.active)
         inner_VI = self.gated(self.gate_up.grouped(rows_VH, visits))
@@ -217,7 +217,7 @@ class SparseMLP(nn.Module):
         return torch.empty_like(out_VH).index_copy_(0, visits.order_V, out_VH)
 
     def forward_by_expert(self, x_TH: Tensor, experts_TK: Tensor, step: Step) -> Tensor:
-        """The same by expert, of those that somebody visits."""
+        """Return the output of each visit, (V, H), with one product for each visited expert."""
         visits_V = experts_TK.flatten().argsort(stable=True)
         rows_VH = x_TH[visits_V // self.active]
         out_VH = torch.zeros_like(rows_VH)
@@ -232,11 +232,11 @@ class SparseMLP(nn.Module):
                 step.experts_read += 1
             begin = end
         if self.group.size > 1:
-            out_VH = self.group.sum([out_VH])  # of each row all ranks but one have zeros
+            out_VH = self.group.sum([out_VH])  # all ranks but one have zeros in a row
         return out_VH
 
     def route(self, x_TH: Tensor) -> tuple[Tensor, Tensor]:
-        """(weights, experts) of each token's visits, likeliest first, both (T, K)."""
+        """Return (weights, experts) of the visits of each token, likeliest first, both (T, K)."""
         logits_TE = self.router(x_TH).float()
         sigmoid = self.experts.scoring == "sigmoid"
         scores_TE = logits_TE.sigmoid() if sigmoid else logits_TE.softmax(-1)
@@ -252,9 +252,10 @@ class SparseMLP(nn.Module):
         return (weights_TK * self.experts.scale).to(x_TH.dtype), experts_TK
 
     def within_groups(self, ranked_TE: Tensor) -> Tensor:
-        """The scores, but none of experts in other groups than the best.
+        """Set the scores of experts outside of the best groups to -inf.
 
-        A group is as good as its best expert; where scores are corrected, as its two best.
+        The score of a group is that of its best expert; with corrected scores the sum of its two
+        best.
         """
         groups_TGE = ranked_TE.unflatten(-1, (self.experts.groups, -1))
         best = 2 if self.experts.corrected else 1

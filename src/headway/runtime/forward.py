@@ -1,6 +1,6 @@
-"""One model on one device: its weights, its KV memory, and a batch's way through it.
+"""One model on one device: its weights, its KV memory, and the forward of a batch.
 
-Where every operation is native, the layers are one call and the head is another.
+Where every operation is native, the layers are one native call and the head is another.
 """
 
 from collections.abc import Iterable
@@ -107,10 +107,10 @@ class Forward:
         attends = isinstance(attention, NativeAttention)
         self.program, self.head, self.lowered = self._lower(attends, group)
         self.experts_read: int | Tensor = 0
-        """Of the last forward; 0 for a dense model."""
+        """Experts read by the last forward; 0 for a dense model."""
 
     def _allocate(self, num_blocks: tuple[int, ...], attention: AttentionBackend) -> list[KVLayer]:
-        """The KV memory of all layers, in the resolved format."""
+        """Return the KV memory of all layers, in the resolved format."""
         if self.stage.half is not None and self.stage.half.has_mlps:
             return []
         cache, own = self.settings.cache, self.stage.layers(self.spec.num_layers)
@@ -142,9 +142,9 @@ class Forward:
         return [layers[layer] for layer in sorted(layers)]
 
     def _lower(self, attends: bool, group: RankGroup) -> tuple[Program | None, Program | None, str]:
-        """(the model's forward as one native call, its head as another, why).
+        """Return (the forward as one native call, the head as another, the reason).
 
-        None where not all is native.
+        A call is None where not all of its operations are native.
         """
         library = self.kernels.library
         half = self.stage.half
@@ -171,9 +171,10 @@ class Forward:
         return program, head, why
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Hidden states of all tokens of `batch`, (T, H); valid until the next forward.
+        """Return the hidden states of all tokens of `batch`, (T, H); valid until the next forward.
 
-        Those behind the layers of its stage, which the next has got.
+        A pipeline stage returns the states behind its own layers, after the next stage received
+        them.
         """
         if self.holders is not None:
             return self._forward_split_context(batch, self.holders)
@@ -186,19 +187,19 @@ class Forward:
 
     @property
     def kv_by_layer(self) -> list[KVLayer]:
-        """`kv` by the model's layers; those before the stage's own are nobody's here."""
+        """`kv` by layer of the model; layers before the stage's own are absent."""
         absent: Any = None
         return [absent] * self.stage.layers(self.spec.num_layers).start + self.kv
 
     def _run_stage(self, batch: Batch) -> Tensor:
-        """What the layers here make of the rows of the stage before, which the next has got."""
+        """Run the own layers on the rows of the previous stage, and send the result to the next."""
         if self.stage.count == 1:
             return self._run_layers(batch, None)
         shape = len(batch.token_ids_T), self.spec.hidden_size
         return self.stage.run(shape, self.dtype, lambda given_TH: self._run_layers(batch, given_TH))
 
     def _run_layers(self, batch: Batch, given_TH: Tensor | None) -> Tensor:
-        """The layers that are here, behind the rows of the stage before."""
+        """Run the layers of this stage on the tokens, or on the rows of the previous stage."""
         for rope in self.ropes:
             rope.fill(batch.rope_prompt)
         if self.program is not None:
@@ -213,8 +214,11 @@ class Forward:
         return hidden_TH
 
     def _forward_split_context(self, batch: Batch, holders: RankGroup) -> Tensor:
-        """The rows of all ranks, or where another stage draws this one's among zeros; each computes
-        its own, behind those of the rank at its place, so what one raises others do not."""
+        """Run the rows of this rank, and return those of all ranks.
+
+        Where another stage draws, the other ranks' rows are zeros. An error of one rank does not
+        reach the others.
+        """
         partition = partition_rows(batch, holders)
         try:
             rows_TH = self._run_stage(partition.own)
@@ -227,7 +231,7 @@ class Forward:
             raise
 
     def _serve_mlps(self, batch: Batch, half: Half) -> Tensor:
-        """What the MLPs here make of the rows of the rank that has attention; no rows."""
+        """Compute the MLPs for the rank that has attention; returns one row of zeros."""
         step = Step(batch=batch, kv=[], angles=[])
         shape = len(batch.token_ids_T), self.spec.hidden_size
         mlps = [
@@ -239,16 +243,17 @@ class Forward:
         return torch.zeros(1, shape[1], dtype=self.dtype)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
-        """`Decoder.logits` of these rows, dense in memory; valid until the next call."""
+        """Return `Decoder.logits` of these rows, dense in memory; valid until the next call."""
         return self.model.logits(hidden_RH) if self.head is None else self.head.run_rows(hidden_RH)
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
-        """Which of the tokens are not finite, (T,), after what they wrote is zeros; None: none."""
+        """Clear what tokens that are not finite wrote; return which they are, (T,), None for
+        none."""
         return wipe_bad(self.kernels, with_open_layers(self.kv), hidden_TH, batch)
 
     @property
     def weights(self) -> list[Tensor]:
-        """All its weights, as they are and as they are packed."""
+        """All weights, plain and packed."""
         weights = [parameter.detach() for parameter in self.model.parameters()]
         packed = [one for m in self.linears if isinstance(m, Linear) for one in m.matrices]
         kinds = PackedWeight | PackedLevels | PackedFp8
@@ -256,21 +261,21 @@ class Forward:
 
     @property
     def weight_bytes(self) -> int:
-        """What they take."""
+        """Bytes of all weights."""
         plain = sum(p.nbytes for p in self.model.parameters())
         return plain + sum(m.prepared_bytes for m in self.linears)
 
     @property
     def kv_bytes(self) -> int:
-        """What its KV memory takes."""
+        """Bytes of the KV memory."""
         return sum(part.nbytes for layer in with_open_layers(self.kv) for part in layer.parts)
 
 
 def wipe_bad(kernels: Kernels, kv: list[KVLayer], hidden_TH: Tensor, batch: Batch) -> Tensor | None:
-    """Which of the tokens are not finite, (T,), after what they wrote into `kv` is zeros.
+    """Set what tokens that are not finite wrote into `kv` to zero; return which they are, (T,).
 
-    A token attends to itself, so a key or value that is not finite shows in its own hidden state.
-    Left in a block, it would reach the next owner's sums as 0 · inf.
+    None: all are finite. A token attends to itself, so a key or value that is not finite shows in
+    its own hidden state. In a block it would reach the sums of the block's next owner as 0 · inf.
     """
     if kernels.are_finite(hidden_TH):
         return None

@@ -1,12 +1,12 @@
-"""Which tokens of a computed prompt a layer keeps, for each KV head others.
+"""Shrink the KV of a computed prompt: each KV head keeps the tokens that it ranks highest.
 
-The first tokens and the newest are kept, and of the others those that KeyDiff ranks highest; of
-equals the first. Keys stay turned by their own positions. C tokens, K of them kept, G KV heads, D
-numbers of a key.
+The first and the newest tokens stay, and of the others those that KeyDiff ranks highest; among
+equal ranks the first. Keys stay rotated by their own positions. C tokens, K of them stay, G KV
+heads, D size of a key.
 
-*KeyDiff* (Park et al. 2025) ranks by the keys alone. Keys of tokens that say little lie close to
-each other, and to their mean; those that stand apart are what queries look for. Of a KV head's keys
-k, the least alike are the highest:
+*KeyDiff* (Park et al. 2025) ranks by the keys alone. Keys of tokens with little information
+lie close to each other and to their mean; queries look for the keys that stand apart. Of the keys k
+of a KV head, those least similar to the mean rank highest:
 
     unit_c = k_c / |k_c|      mean = Σ unit_c / C      alike_c = unit_c · mean / |mean|
 """
@@ -26,7 +26,7 @@ from headway.runtime.batch import WorkerState
 
 
 class SlotMove(NamedTuple):
-    """What lay in slots of a layer, as it lay there, and the slots where it will lie."""
+    """Entries of a layer that were read from their slots, and the slots where they go."""
 
     layer: KVLayer
     parts: list[Tensor]
@@ -34,7 +34,7 @@ class SlotMove(NamedTuple):
 
 
 def copy_and_shrink(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -> None:
-    """A plan's copies, and its shrinks: read before a copy is written where they lay."""
+    """Apply the copies and shrinks of a plan; shrinks read before a copy overwrites their slots."""
     moves = list[SlotMove]()
     for shrink in plan.shrinks:
         if shrink.sequence_id in state.sequences:
@@ -45,12 +45,12 @@ def copy_and_shrink(layers: list[KVLayer], plan: StepPlan, state: WorkerState) -
 
 
 def select_tokens(layers: Sequence[KVLayer], shrink: Shrink) -> list[SlotMove]:
-    """Return what is kept of each layer of the group; nothing is written yet."""
+    """Return the entries that stay, for each layer of the group; writes nothing."""
     return [select_in_layer(layer, shrink) for layer in layers if layer.group == shrink.group]
 
 
 def select_in_layer(layer: KVLayer, shrink: Shrink) -> SlotMove:
-    """Return the tokens that one layer keeps of one sequence."""
+    """Return the entries of one sequence that stay in one layer."""
     size, device = layer.block_size, layer.k.device
     sources, targets = (
         torch.tensor(blocks, device=device) for blocks in (shrink.sources, shrink.blocks)
@@ -67,20 +67,20 @@ def select_in_layer(layer: KVLayer, shrink: Shrink) -> SlotMove:
 
 
 def write_moves(moves: Sequence[SlotMove]) -> None:
-    """Write what was chosen where it will lie."""
+    """Write the entries to their new slots."""
     for layer, parts, slots_K in moves:
         layer.put(parts, slots_K)
 
 
 def keydiff_ranks(k_CGD: Tensor) -> Tensor:
-    """KeyDiff's rank of each key, (C, G): minus its cosine to the mean of their directions."""
+    """Return KeyDiff's rank of each key, (C, G): minus its cosine to the mean direction."""
     unit_CGD = functional.normalize(k_CGD.float(), dim=-1)
     mean_GD = functional.normalize(unit_CGD.mean(0), dim=-1)
     return -(unit_CGD * mean_GD).sum(-1)
 
 
 def highest_ranked(rank_CG: Tensor, count: int) -> Tensor:
-    """By KV head the places of the `count` tokens that are kept, (G, count), as they lie."""
+    """Return the indices of the `count` tokens that stay, by KV head, (G, count), ascending."""
     rank_CG = rank_CG.where(~rank_CG.isnan(), float("-inf"))
     rank_CG[:FIRST] = rank_CG[len(rank_CG) - min(NEWEST, count) :] = float("inf")
     order_CG = rank_CG.sort(dim=0, descending=True, stable=True).indices

@@ -1,12 +1,13 @@
-"""Latent attention (MLA, DeepSeek-AI 2024): one row a token, of which all heads make K and V.
+"""Latent attention (MLA, DeepSeek-AI 2024): one row for each token, the source of all keys and
+values.
 
-    q, kv = queries(x), down(x)            kv = [norm(c), rope(k)], all that a token keeps: 512 + 64
+    q, kv = queries(x), down(x)            kv = [norm(c), rope(k)], all that is cached: 512 + 64
     head n's key is [U_n · c, rope(k)] and its value W_n · c
 
-Keys and values are never spelled out. A score is q · U_n · c, so U_n is taken into the query, and
-the sum of values is W_n times the sum of rows, so W_n is taken out of the sum: attention is that of
-one KV head whose value is the first part of its key. The same in prefill and decode, so that a
-token does not depend on how its prompt was cut.
+Keys and values are never expanded. A score is q · U_n · c, so U_n is multiplied into the query; the
+sum of values is W_n times the sum of rows, so W_n is applied after the sum. Attention is then that
+of one KV head, and the value is the first part of the key. Prefill and decode compute the same, so
+that a token does not depend on the chunks of its prompt.
 
 T tokens, H hidden size, N heads, C numbers of a key (rank + rope_dim), R rank, V of a value.
 """
@@ -19,11 +20,11 @@ from headway.runtime.layers import Build, Linear, RMSNorm, Step
 from headway.runtime.rounding import RoundedWeight
 
 NORM_EPS = 1e-6
-"""Of the norms of latent rows, whatever the config has for the stream's."""
+"""Epsilon of the norms of latent rows; the config's value is for the other norms."""
 
 
 class KVUp(nn.Module):
-    """U and W of all heads, (N · (nope_dim + value_dim), R), in the model's type always."""
+    """U and W of all heads, (N · (nope_dim + value_dim), R), always in the model's type."""
 
     def __init__(self, build: Build, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class KVUp(nn.Module):
         self.weight = build.weight(outputs, inputs)
 
     def fill(self, weight: RoundedWeight) -> None:
-        """The matrix of a checkpoint that holds it rounded, spelled out."""
+        """Fill the matrix from a checkpoint that holds it rounded."""
         self.weight.copy_(weight.plain())
 
 
@@ -80,13 +81,14 @@ class LatentAttention(nn.Module):
         return self.out(out_NTV.transpose(0, 1).flatten(1))
 
     def queries(self, x_TH: Tensor) -> Tensor:
-        """The queries of all heads, (T, N · (nope_dim + rope_dim))."""
+        """Return the queries of all heads, (T, N · (nope_dim + rope_dim))."""
         if self.latent.q_rank:
             return self.q_up(self.q_norm(self.q_down(x_TH)))
         return self.q(x_TH)
 
     def turn(self, x_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """`x_TND` rotated; pairs that lie side by side are parted, of queries and keys alike."""
+        """Apply the rope; interleaved pairs are reordered into halves, for queries and keys
+        alike."""
         if self.latent.interleaved:
             x_TND = x_TND.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return self.rope(x_TND, *angles)

@@ -1,4 +1,4 @@
-"""The layers that model files are drawn with. State is passed: a step's batch, cache and angles.
+"""The layers of all model files. State is passed in a `Step`: batch, KV and angles.
 
 T tokens, H hidden size, N query heads, G KV heads, D head size.
 """
@@ -26,9 +26,9 @@ from headway.spec import ModelSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Build:
-    """What every layer is made with: the dimensions, the kernels, type and device of weights.
+    """Arguments of every layer: dimensions, kernels, type and device of weights.
 
-    `spec` is what this rank of `group` holds of the model.
+    `spec` describes the part of the model on this rank of `group`.
     """
 
     spec: ModelSpec
@@ -43,22 +43,22 @@ class Build:
 
     @property
     def own_experts(self) -> range:
-        """Which experts of each layer are this rank's."""
+        """The experts of each layer that are on this rank."""
         ends = bounds(self.spec.experts.count if self.spec.experts else 0, self.group.size)
         return range(ends[self.group.rank], ends[self.group.rank + 1])
 
     def weight(self, *shape: int) -> nn.Parameter:
-        """An uninitialized weight; the checkpoint fills it, and asserts that it did."""
+        """Return an uninitialized weight; loading fills it, or raises."""
         empty = torch.empty(shape, dtype=self.dtype, device=self.device)
         return nn.Parameter(empty, requires_grad=False)
 
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """What one forward passes down: its batch, the KV of all layers, the angles of its tokens.
+    """The state of one forward: its batch, the KV of all layers, the angles of its tokens.
 
-    `angles` holds (cos, sin) for each rope of the spec; `experts_read` counts the experts that
-    were hit, over all layers, on the way, on a GPU as a number of the device.
+    `angles` holds (cos, sin) for each rope of the spec; `experts_read` counts the experts that were
+    read in all layers, on a GPU as a tensor of the device.
     """
 
     batch: Batch
@@ -71,7 +71,7 @@ class Linear(nn.Module):
     """x · weightᵀ + bias. `prepare` or `prepare_rounded` is called once, when the weights are
     loaded.
 
-    `parts` are the outputs of each matrix of a checkpoint that it holds, where it holds several.
+    `parts` are the outputs of each matrix of the checkpoint, where the layer holds several.
     """
 
     def __init__(
@@ -90,16 +90,17 @@ class Linear(nn.Module):
         self.prepared: Any = None
 
     def prepare(self) -> None:
-        """Bring the weight into the kernel's form; one that is not read any more is let go."""
+        """Pack the weight for the kernel; a plain weight that is not read any more is freed."""
         assert self.weight is not None
         self.prepared = self.kernel.prepare(self.weight)
         if self.prepared is not self.weight and not self.kernel.few_rows:
             self.weight = None
 
     def prepare_rounded(self, parts: Sequence[RoundedWeight | None]) -> None:
-        """The same with parts that a checkpoint holds rounded; None: the rows in `weight`, plain.
+        """Pack parts that the checkpoint holds rounded; None stands for the plain rows of `weight`.
 
-        q and k in int4 and v in int8: q and k are joined, as `Quantization.formats_of` says.
+        Neighbors of one format are joined (`Quantization.formats_of`): with q and k in int4 and v
+        in int8, q and k are one matrix.
         """
         assert self.weight is not None and len(parts) == len(self.parts)
         rows = zip(parts, self.weight.split(self.parts), strict=True)
@@ -108,7 +109,7 @@ class Linear(nn.Module):
         self.weight = None
 
     def restore(self, prepared: list[Any]) -> None:
-        """Take a weight that was prepared before, in place of `prepare`."""
+        """Set a weight that was packed before, in place of `prepare`."""
         (self.prepared,) = prepared
         self.weight = None
 
@@ -126,7 +127,7 @@ class Linear(nn.Module):
 
     @property
     def prepared_bytes(self) -> int:
-        """Bytes of the prepared weight beside the plain one."""
+        """Bytes of the prepared weight in addition to the plain one."""
         assert self.prepared is not None
         return 0 if self.prepared is self.weight else num_bytes(self.prepared)
 
@@ -139,10 +140,10 @@ class Linear(nn.Module):
 
 
 class RowLinear(Linear):
-    """A layer whose inputs are cut: the sum of the products of its parts, on this rank and others.
+    """A linear layer split by inputs: the sum of the products of its parts, over all ranks.
 
     Each part is a matrix of its own, so its bits do not depend on the rank that computes it. The
-    bias is the first part's.
+    bias belongs to the first part.
     """
 
     def __init__(
@@ -204,8 +205,10 @@ class RowLinear(Linear):
 def row_linear(
     build: Build, inputs: int, outputs: int, bias: bool, parts: Sequence[int] = ()
 ) -> Linear:
-    """A layer behind heads or neurons, which may be cut over ranks; `parts` of its inputs, by
-    default alike."""
+    """Return a linear layer behind heads or neurons, split over ranks where these are.
+
+    `parts` are the bounds of its inputs, by default of equal sizes.
+    """
     if not build.parallel.is_cut:
         return Linear(build, inputs, outputs, bias)
     unit = build.kernels.quantization.unit
@@ -214,7 +217,7 @@ def row_linear(
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalization of `size` channels (hidden by default), a learned scale."""
+    """Root-mean-square norm of `size` channels (hidden size by default) with a learned scale."""
 
     def __init__(self, build: Build, size: int | None = None, eps: float | None = None) -> None:
         super().__init__()
@@ -228,7 +231,7 @@ class RMSNorm(nn.Module):
         return self.kernel(x_TH, self.weight, self.eps, self.offset)
 
     def add_and_norm(self, x_TH: Tensor, more_TH: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(x + more, its norm), in one pass where there is a kernel for both."""
+        """Return (x + more, its norm), in one pass where there is a kernel for both."""
         if more_TH is None:
             return x_TH, self(x_TH)
         if self.add_kernel is not None:
@@ -238,16 +241,16 @@ class RMSNorm(nn.Module):
 
 
 class ResidualLayer(nn.Module, ABC):
-    """A layer whose sum behind its MLP is left to the next layer, whose norm reads it at once.
+    """A layer that leaves its last residual sum to the next layer, where norm and sum are one pass.
 
-    x, more = parts(x, more)      x + more is what the layer gives
+    x, more = forward_residual(x, more)      the output of the layer is x + more
     """
 
     @abstractmethod
     def forward_residual(
         self, x_TH: Tensor, more_TH: Tensor | None, step: Step
     ) -> tuple[Tensor, Tensor]:
-        """(the residual, what is yet to be added to it) of the same of the layer before."""
+        """Return (residual, pending summand), given those of the layer before."""
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         x_TH, more_TH = self.forward_residual(x_TH, None, step)
@@ -255,7 +258,7 @@ class ResidualLayer(nn.Module, ABC):
 
 
 class UnitNorm(nn.Module):
-    """Root-mean-square normalization of `size` channels, without a learned scale."""
+    """Root-mean-square norm of `size` channels without a learned scale."""
 
     def __init__(self, build: Build, size: int) -> None:
         super().__init__()
@@ -276,11 +279,11 @@ class SinkLogits(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention over paged KV. Its variants are numbers of the spec and of its layer:
+    """Self-attention over paged KV. The spec and its layer select the variant:
 
     MHA (G = N), GQA or MQA (G = 1); a window; a soft cap; a sink logit by head; norms on queries
     and keys, by head or on the whole row, and on values; one rope or another, or none; keys and
-    values of its own, or those of an earlier layer; a gate on what it gives.
+    values of its own, or those of an earlier layer; a gate on the output.
     """
 
     def __init__(self, build: Build, index: int) -> None:
@@ -325,7 +328,7 @@ class Attention(nn.Module):
         if self.norm_rows:
             q, k = self.q_norm(q), self.k_norm(k)
         q_TND, k_TGD, v_TGD = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
-        if self.has_gate:  # a head's queries and its gate lie together
+        if self.has_gate:  # the queries and the gate of a head are adjacent
             q_TND, gate_TND = q_TND.unflatten(1, (-1, 2)).unbind(2)
         if self.norm_heads:
             q_TND, k_TGD = self.q_norm(q_TND), self.k_norm(k_TGD)
@@ -347,7 +350,7 @@ class Attention(nn.Module):
         return self.out(attended.flatten(1))
 
     def forward_without_kv(self, x_TH: Tensor, step: Step) -> Tensor:
-        """`forward` with queries alone, at their own positions."""
+        """Run `forward` with queries alone, on the keys and values of an earlier layer."""
         assert not self.norm_rows and self.rope_index is not None
         q_TND = self.qkv(x_TH).unflatten(-1, (-1, self.head_dim))
         q_TND = self.q_norm(q_TND) if self.norm_heads else q_TND
@@ -358,7 +361,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) · up(x)), gate and up as one matrix, `inner` wide."""
+    """down(act(gate(x)) · up(x)); gate and up are one matrix, `inner` is their width."""
 
     def __init__(self, build: Build, inner: int | None = None) -> None:
         super().__init__()

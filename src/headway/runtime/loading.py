@@ -1,8 +1,8 @@
-"""From a checkpoint to a model whose linear layers are packed, one matrix at a time.
+"""Load a checkpoint into a model and pack its linear layers, one matrix at a time.
 
-Each layer is packed, and its plain weight let go, as soon as the last of its tensors is read:
-Qwen2.5-0.5B in int4 takes its 0.6 GiB and one matrix on the way, not 0.92 GiB more. Where a cache
-of packed weights has them, they are not read at all.
+Each layer is packed, and its plain weight freed, as soon as the last of its tensors is read:
+Qwen2.5-0.5B in int4 needs its 0.6 GiB and one plain matrix, not 0.92 GiB more. Packed weights that
+are in the cache on disk are not read from the checkpoint.
 """
 
 from pathlib import Path
@@ -48,8 +48,9 @@ def load_model(
 ) -> list[LinearLike]:
     """Fill `model` and pack its linear layers; returns those. Raises CheckpointError.
 
-    `shard`: what a rank reads, where `model` and `spec` are its part of the whole. With `shared`
-    they lie in the memory that several engines have, where they can; OSError where it is short.
+    `shard` says what a rank reads, where `model` and `spec` are its part of the whole model. With
+    `shared` the weights are placed in memory that several engines map, where the kernels can do
+    that; raises OSError where memory is short.
     """
     linears: dict[str, LinearLike] = {}
     for name, module in model.named_modules():
@@ -98,7 +99,7 @@ def load_model(
 
 
 def load_plain(model: Decoder, name: str, rounded: Rounded) -> None:
-    """Give a module that is no linear layer the plain weight that a checkpoint holds rounded."""
+    """Dequantize a rounded weight of the checkpoint for a module that is no linear layer."""
     if rounded:
         module = model.get_submodule(name)
         (part,) = rounded[0]
@@ -109,9 +110,9 @@ def load_plain(model: Decoder, name: str, rounded: Rounded) -> None:
 def cached_weights(
     model: Decoder, linears: dict[str, LinearLike], kernels: Kernels, lookup: Lookup
 ) -> dict[str, list[Any]]:
-    """Module → its packed matrices, from the cache; {} where it does not have exactly them.
+    """Return module → its packed matrices from the cache; {} where the cache does not fit.
 
-    With them the embedding is taken from there.
+    The embedding is set from the cache too.
     """
     cached = lookup.result()
     library = kernels.library
@@ -138,13 +139,14 @@ def cached_weights(
 
 
 def is_cacheable(kernel: Any) -> bool:
-    """Whether a cache keeps what the kernel has packed: all of a layer, or nothing."""
+    """Return whether the cache on disk stores what the kernel has packed."""
     kinds = NativeQuantizedLinear | NativeFp8Linear
     return all(isinstance(one, kinds) for one, _ in kernels_of(kernel, 0))
 
 
 def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
-    """What a cache keeps: `layers.0.mlp.down.0` → its bytes, in parts, and the embedding's."""
+    """Return what the cache stores: `layers.0.mlp.down.0` → its bytes, in parts; and the
+    embedding."""
     blobs: Blobs = {EMBEDDING: [bytes_of(model.embedding.weight)]}
     for name, module in linears.items():
         if is_cacheable(module.kernel):

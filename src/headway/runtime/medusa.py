@@ -1,16 +1,15 @@
-"""Medusa heads (Cai et al. 2024): they guess several tokens ahead from one state of the model.
+"""Medusa heads (Cai et al. 2024): several draft tokens from one state of the model.
 
-The model said t5 from its last hidden state at t4. From the same state head 0 guesses t6, head 1
-t7, and so on: a chain of as many guesses as there are heads, each its head's likeliest token.
+The model drew t5 from its last hidden state at t4. From the same state head 0 drafts t6, head 1 t7,
+and so on: a chain of one draft token for each head, the likeliest of that head.
 
     h at t4 ── norm ── the model's output matrix ────────────────▶ t5, drawn
-                 ├── blocks of head 0 ── output matrix ── argmax ▶ t6, a guess
-                 └── blocks of head 1 ── output matrix ── argmax ▶ t7, a guess
+                 ├── blocks of head 0 ── output matrix ── argmax ▶ t6, a draft
+                 └── blocks of head 1 ── output matrix ── argmax ▶ t7, a draft
 
 A block is x + SiLU(linear(x)). The matrices have the format of the model's output matrix, and
 where heads share that, all of them multiply one list of tokens (`DraftVocabulary`) at once. The
-heads keep nothing between steps: the state is that of the row behind which the last token of the
-sample was drawn.
+heads store nothing between steps: they read the state from which the last token was drawn.
 """
 
 from pathlib import Path
@@ -35,7 +34,7 @@ from headway.runtime.tensor_files import readable
 
 
 class Medusa:
-    """The heads of `folder`, which guess from the states of `target`; a `drafter.Drafter`.
+    """The heads of `folder`, which draft from the states of `target`; a `drafter.Drafter`.
 
     N heads, H hidden size, V vocabulary; R rows.
     """
@@ -73,21 +72,21 @@ class Medusa:
         self.outputs = [packed[name] for name, _ in outputs]
 
     def apply_plan(self, plan: StepPlan) -> None:
-        """Nothing is kept for blocks; tokens of prompts are noted."""
+        """Add the tokens of new prompts to the draft vocabulary."""
         if self.vocabulary is not None:
             for sequence in plan.new:
                 self.vocabulary.add(sequence.token_ids)
 
     def observe(self, batch: Batch, hidden_TH: Tensor) -> None:
-        """States are read where something is drawn behind them."""
+        """Store nothing: `propose` gets the states that it needs."""
 
     def discard_rejected(self, sequence: WorkerSequence) -> None:
-        """Nothing is kept for guesses; tokens of answers are noted."""
+        """Add the last tokens of the answer to the draft vocabulary."""
         if self.vocabulary is not None:
             self.vocabulary.add_answer(sequence)
 
     def propose(self, requests: list[DraftRequest], hidden_RH: Tensor) -> dict[int, list[int]]:
-        """The likeliest token of each head, up to `num_heads` heads for each sequence."""
+        """Return the likeliest token of each head, up to `max_drafts` heads for each sequence."""
         if self.vocabulary is not None:
             self.vocabulary.refresh()
         num_heads = max(each.max_drafts for each in requests)
@@ -98,7 +97,7 @@ class Medusa:
         }
 
     def draft(self, hidden_RH: Tensor, count: int) -> list[list[int]]:
-        """What the first `count` heads guess behind each of these states."""
+        """Return the draft tokens of the first `count` heads for each of these states."""
         x_RH = self.model.norm(hidden_RH)
         states_NRH = [self._state(x_RH, blocks) for blocks in self.heads[:count]]
         if self.outputs:
@@ -117,14 +116,14 @@ class Medusa:
         return [token_ids[at : at + width] for at in range(0, len(token_ids), width)]
 
     def _state(self, x_RH: Tensor, blocks: list[tuple[Any, Tensor]]) -> Tensor:
-        """What one head gives to its output matrix."""
+        """Return the input of the output matrix of one head."""
         for weight, bias_H in blocks:
             x_RH = x_RH + functional.silu(self._kernel(x_RH, weight, bias_H))
         return x_RH
 
     @property
     def weight_bytes(self) -> int:
-        """What the heads take beside the model's weights."""
+        """Bytes of the heads, in addition to the model's weights."""
         blocks = [part for head in self.heads for block in head for part in block]
-        listed = 0 if self.vocabulary is None else self.vocabulary.nbytes
-        return listed + sum(part.nbytes for part in (*blocks, *self.outputs))
+        list_bytes = 0 if self.vocabulary is None else self.vocabulary.nbytes
+        return list_bytes + sum(part.nbytes for part in (*blocks, *self.outputs))

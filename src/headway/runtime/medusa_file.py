@@ -1,12 +1,12 @@
-"""What `medusa.safetensors` beside a model's weights says of its heads; needs no torch.
+"""Read and check the header of `medusa.safetensors` in the folder of a model; needs no torch.
 
 Tensors have the names of the reference implementation: head i, block j.
 
     i.j.linear.weight, i.j.linear.bias    (hidden, hidden), (hidden)    x + SiLU(linear(x))
-    i.LAYERS.weight                       (vocabulary, hidden)          where heads have their own
+    i.LAYERS.weight                       (vocabulary, hidden)          heads with own output matrix
 
-The metadata tells the form: `medusa_num_heads`, `medusa_num_layers` (blocks of a head), and `head`,
-`own` or `shared`: with the latter every head gives its state to the model's own output matrix.
+The metadata states the form: `medusa_num_heads`, `medusa_num_layers` (blocks of a head), and
+`head`, `own` or `shared`: with `shared` all heads use the output matrix of the model.
 """
 
 import json
@@ -28,9 +28,9 @@ TRAIN_AGAIN = "Train the heads for this model, or leave medusa out of --speculat
 
 
 def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
-    """The heads that lie in `folder`, None where there are none.
+    """Return the heads in `folder`, None where there are none.
 
-    Raises CheckpointError where they do not fit the model of `spec` or what their file says.
+    Raises CheckpointError where they fit neither the model of `spec` nor their metadata.
     """
     path = folder / MEDUSA_FILE
     if not path.exists():
@@ -55,7 +55,7 @@ def read_medusa_spec(folder: Path, spec: ModelSpec) -> MedusaSpec | None:
 
 
 def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
-    """The metadata, and the tensors' types and shapes, of a file that `read_entries` has passed."""
+    """Return (metadata, types and shapes of tensors) of a file that `read_entries` accepts."""
     try:
         with open_regular(path) as file:
             (size,) = struct.unpack("<Q", file.read(8))
@@ -71,7 +71,7 @@ def read_header(path: Path) -> tuple[dict[str, str], Tensors]:
 
 
 def read_count(metadata: dict[str, str], name: str, maximum: int) -> int:
-    """A number of the metadata, where all values are text."""
+    """Return a number of the metadata, where all values are text. Raises CheckpointError."""
     text = str(metadata.get(name))
     if not (text.isascii() and text.isdigit() and len(text) < 4 and 1 <= int(text) <= maximum):
         raise CheckpointError(
@@ -82,7 +82,7 @@ def read_count(metadata: dict[str, str], name: str, maximum: int) -> int:
 
 
 def shapes_of(medusa: MedusaSpec, spec: ModelSpec) -> dict[str, list[int]]:
-    """Every tensor that the heads have, with its shape."""
+    """Return name → shape of every tensor of the heads."""
     hidden, layers = spec.hidden_size, medusa.num_layers
     shapes: dict[str, list[int]] = {}
     for head in range(medusa.num_heads):
@@ -95,7 +95,7 @@ def shapes_of(medusa: MedusaSpec, spec: ModelSpec) -> dict[str, list[int]]:
 
 
 def check_tensors(tensors: Tensors, medusa: MedusaSpec, spec: ModelSpec) -> None:
-    """Raise CheckpointError unless the tensors are those of the heads, and fit the model."""
+    """Raise CheckpointError unless the tensors are those of the heads and fit the model."""
     shapes = shapes_of(medusa, spec)
     for names, what in (
         (shapes.keys() - tensors.keys(), "is missing"),

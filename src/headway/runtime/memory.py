@@ -1,4 +1,4 @@
-"""Memory from the system: for what is large and lives long, and kept for what comes and goes."""
+"""Allocate memory of the system: huge pages for weights, and reuse of freed memory for logits."""
 
 import contextlib
 import ctypes
@@ -7,16 +7,16 @@ import sys
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_HEAP_ALLOCATION_BYTES, MAX_FREE_HEAP_BYTES = 32 * 2**20, 256 * 2**20
-"""The first is the largest that glibc takes."""
+"""The first is the largest threshold that glibc accepts."""
 HUGE_PAGE = 1 << 21
 MADV_COLLAPSE = 25
 
 
 def zeros(num_bytes: int) -> mmap.mmap:
-    """So many zeros, at least one; a page takes memory when it is first touched.
+    """Return zeros, at least one; a page takes memory when it is first touched.
 
-    They come in huge pages where the system has them: reading weights so, a decode step of batch 1
-    is 12% faster. Raises OSError (ENOMEM) when the system would never give so much.
+    They are huge pages where the system has them: a decode step of batch 1 reads weights in huge
+    pages 12% faster. Raises OSError (ENOMEM) where the system refuses the size.
     """
     memory = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError, AttributeError):
@@ -25,10 +25,10 @@ def zeros(num_bytes: int) -> mmap.mmap:
 
 
 def gives_huge_pages() -> bool:
-    """Whether `zeros` that are touched come in huge pages, as far as one of them tells.
+    """Return whether touched `zeros` are huge pages, by a test of one.
 
-    A byte is written, and all 512 pages around it have to be there. The system's settings, the
-    process's own (prctl) and what memory is left in one piece decide, and no file tells them all.
+    One byte is written, and all 512 pages around it have to be resident. Settings of the system and
+    of the process (prctl) and the fragmentation of memory decide, and no file states them all.
     Raises OSError, as `zeros`.
     """
     if sys.platform != "linux":
@@ -44,10 +44,10 @@ def gives_huge_pages() -> bool:
 
 
 def collapse(memory: memoryview) -> None:
-    """Bring what lies in memory, from the beginning of a page on, into huge pages.
+    """Move memory that begins at a page into huge pages.
 
-    Raises nothing where the system does not do that: a step of one sequence takes some percent
-    longer then.
+    Where the system does not support that, nothing is raised, and a step of one sequence takes some
+    percent longer.
     """
     if not memory:
         return
@@ -58,10 +58,10 @@ def collapse(memory: memoryview) -> None:
 
 
 def keep_freed() -> None:
-    """Have the C library keep what is freed for what comes next, where that is glibc.
+    """Let glibc reuse freed memory in place of returning it to the system.
 
-    Logits of 32 rows in fp32, 19 MB, come and go with each step that samples in torch. From fresh
-    pages, which the system clears and takes back, it takes 3 to 7% more (Qwen2.5-0.5B, int8).
+    Each step that samples in torch allocates and frees logits, 19 MB for 32 rows in fp32. With
+    fresh pages, which the system has to clear, a step takes 3 to 7% longer (Qwen2.5-0.5B, int8).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

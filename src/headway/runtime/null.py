@@ -1,7 +1,7 @@
-"""An executor that computes nothing, so that everything else can be measured.
+"""An executor without computation, to measure all other parts of the system.
 
-Every sampled row gets the next id of a fixed cycle of ordinary tokens, after `step_s` seconds
-asleep, as a device would take them. It keeps no state of sequences.
+Every sampled row gets the next id of a fixed cycle of ordinary tokens, after a sleep of `step_s`
+seconds in place of the device's step. It has no state of sequences.
 """
 
 import time
@@ -52,7 +52,7 @@ class NullExecutor:
 
 
 def allowed(token: int, mask: bytes | None) -> int:
-    """`token`, or where `mask` forbids it the first that it allows."""
+    """Return `token`, or the first allowed token where `mask` forbids it."""
     if mask is None or (token < 8 * len(mask) and mask[token // 8] >> token % 8 & 1):
         return token
     first = next(at for at, byte in enumerate(mask) if byte)

@@ -1,7 +1,7 @@
-"""Packed matrices as bytes, and back: what a cache on disk and memory that is shared hold.
+"""Convert packed matrices to bytes and back, for the cache on disk and for shared memory.
 
-A layer's `layers.0.mlp.down` are the blobs `layers.0.mlp.down.0`, and further numbers where it has
-several matrices: of experts, of parts with formats of their own.
+The layer `layers.0.mlp.down` has the blob `layers.0.mlp.down.0`, and one more for each further
+matrix: of its experts, or of parts with formats of their own.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from headway.runtime.kernels.parts import Parts, PartsLinear
 
 
 def kernels_of(kernel: Any, outputs: int) -> list[tuple[Any, int]]:
-    """(kernel, outputs) of each matrix of a layer."""
+    """Return (kernel, outputs) of each matrix of a layer."""
     if isinstance(kernel, PartsLinear):
         return list(zip(kernel.kernels, kernel.outputs, strict=True))
     return [(kernel, outputs)]
 
 
 def blob_sizes(kernel: Any, shapes: Sequence[tuple[int, int]]) -> list[int]:
-    """Bytes of each matrix of a layer whose matrices have these (outputs, inputs)."""
+    """Return the bytes of each matrix of a layer with these (outputs, inputs)."""
     return [
         one.blob_bytes(rows, inputs)
         for outputs, inputs in shapes
@@ -32,7 +32,7 @@ def blob_sizes(kernel: Any, shapes: Sequence[tuple[int, int]]) -> list[int]:
 def from_blobs(
     kernel: Any, shapes: Sequence[tuple[int, int]], blobs: Sequence[memoryview]
 ) -> list[Any]:
-    """What `restore` of the layer takes, of blobs that have the `blob_sizes`."""
+    """Return the prepared matrices for `restore` of the layer, from blobs of `blob_sizes` bytes."""
     remaining = iter(blobs)
     prepared: list[Any] = []
     for outputs, inputs in shapes:
@@ -46,5 +46,5 @@ def from_blobs(
 
 
 def bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """Return the memory of a contiguous tensor."""
     return tensor.detach().flatten().view(torch.uint8).numpy().data

@@ -1,7 +1,7 @@
-"""The dense FLOPs this machine does per second, by type: what the doctor prints of it.
+"""Measure the dense FLOP/s of this machine by type, for the doctor.
 
-One square GEMM a type, timed as a linear layer does it: by the native kernels where they are,
-else by torch; a type that cannot be multiplied here is left out. On one core of a Zen 3 in torch:
+One square GEMM of each type is timed, by the native kernels where they run, else by torch; a type
+that cannot be multiplied here has no figure. On one core of a Zen 3 in torch:
 fp32 41, bf16 9 GFLOP/s.
 """
 
@@ -18,18 +18,18 @@ from headway.runtime.native.quantized import NativeQuantizedLinear
 from headway.spec.formats import ROTATED_INT8
 
 CPU_SIZES, CUDA_SIZES = (256, 1024), (2048, 8192)
-"""A small GEMM first: where a type is slow the large one would not end within the budget."""
+"""The small GEMM runs first: for a slow type the large one would exceed the budget."""
 RUNS = 3
-"""Timed runs of each GEMM; the best counts, since a neighbour may slow one or two."""
+"""Timed runs of each GEMM; the best counts, since other processes may slow one or two."""
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 Gemm = Callable[[], object]
 Gemms = dict[str, Callable[[int], Gemm]]
-"""Type → how to make a GEMM of two squares of a size, ready to be timed."""
+"""Type → function of a size that returns a GEMM of two square matrices."""
 
 
 def torch_gemms(device: str) -> Gemms:
-    """As torch multiplies each type."""
+    """Return the GEMMs of torch by type."""
 
     def floats(dtype: torch.dtype) -> Callable[[int], Gemm]:
         def make(size: int) -> Gemm:
@@ -46,7 +46,7 @@ def torch_gemms(device: str) -> Gemms:
 
 
 def native_gemms(library: NativeLibrary) -> Gemms:
-    """As the kernels multiply each type of weights; int8 rounds its other operand on the way."""
+    """Return the GEMMs of the native kernels by type; int8 includes rounding the activations."""
 
     def weights(kernel: Any, dtype: torch.dtype) -> Callable[[int], Gemm]:
         def make(size: int) -> Gemm:
@@ -65,7 +65,7 @@ def native_gemms(library: NativeLibrary) -> Gemms:
 def measure_peaks(
     device: str, budget_s: float, library: NativeLibrary | None = None
 ) -> dict[str, float]:
-    """FLOP/s (int8: operations/s) by type, the best of a few runs within the budget."""
+    """Return FLOP/s (int8: operations/s) by type, the best of a few runs within the budget."""
     sizes = CUDA_SIZES if device == "cuda" else CPU_SIZES
     gemms = torch_gemms(device) if library is None else native_gemms(library)
     peaks = {}
@@ -81,7 +81,7 @@ def measure_peaks(
 def rate_by_size(
     device: str, make: Callable[[int], Gemm], sizes: tuple[int, ...], budget_s: float
 ) -> list[float]:
-    """The best rate of each size that fits into the budget; the first always runs."""
+    """Return the best rate of each size within the budget; the first always runs."""
     clock = SystemClock()
     started_s = clock.now_s()
     rates: list[float] = []

@@ -1,8 +1,9 @@
-"""Philox4x32-10, a counter-based generator (Salmon et al. 2011): a draw is a function of its name.
+"""Philox4x32-10, a counter-based generator (Salmon et al. 2011): a draw is a function of its
+counter.
 
 The draw for token 5 of sequence 2 of a request with seed 7 is philox(counter=(5, 2), key=7),
-whatever else runs, so a seeded request gives the same tokens alone, in any batch, and after a
-preemption.
+independent of other requests: a seeded request gives the same tokens alone, in any batch, and after
+a preemption.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ ROUNDS = 10
 
 
 def philox(counters_R4: np.ndarray, keys_R2: np.ndarray) -> np.ndarray:
-    """Four random 32-bit words for each row, (R, 4), all as uint64."""
+    """Return four random 32-bit words for each row, (R, 4), as uint64."""
     x0, x1, x2, x3 = (counters_R4[:, i].astype(np.uint64) for i in range(4))
     k0, k1 = (keys_R2[:, i].astype(np.uint64) for i in range(2))
     for _ in range(ROUNDS):
@@ -31,7 +32,8 @@ def philox(counters_R4: np.ndarray, keys_R2: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds_R: np.ndarray, indices_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-    """One number in [0, 1) a row, 53 bits: of request seed, sequence index, token position."""
+    """Return one number in [0, 1) for each row, 53 bits: of seed, sequence index, token
+    position."""
     seeds = seeds_R.astype(np.uint64)
     keys = np.stack((seeds & LOW, seeds >> SHIFT), axis=1)
     counters = np.zeros((len(seeds), 4), np.uint64)

@@ -1,11 +1,11 @@
-"""What this machine can do at best: memory read per second, dense FLOPs per second.
+"""Measure the ceilings of this machine: memory bandwidth and dense FLOP/s.
 
-Given the kernels and the weights they read, `run` measures both for a while and keeps the best ever
-seen, because a small machine's bandwidth wanders by a factor of two within a minute. It reads the
-model's own weights, up to 512 MiB, where they are larger than the caches, so that an idle moment's
-probe allocates nothing: a virtual machine may have more of a shared cache than its share, as one
-that read 128 MiB at 55 GB/s and 512 MiB at 30. Native kernels read and multiply for it where they
-run, else torch. On two cores of a Zen 3: 21 GB/s, 80 GFLOP/s in fp32.
+`run` measures both for a while and stores the best figure of all runs, because the bandwidth of a
+small machine varies by a factor of two within a minute. It reads the model's weights, up to 512
+MiB, where they are larger than the caches, and so allocates nothing: a virtual machine may have
+more of a shared cache than its share (one read 128 MiB at 55 GB/s and 512 MiB at 30). Native
+kernels read and multiply where they run, else torch. On two cores of a Zen 3: 21 GB/s, 80 GFLOP/s
+in fp32.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from headway.core.plan import Ceilings
 from headway.runtime.kernels import Kernels
 
 QUICK_SIZE, CPU_SIZE, CUDA_SIZE = 512, 1024, 8192
-"""Of one square GEMM: a busy machine leaves 3 ms of native kernels alone at times, 30 rarely."""
+"""Sizes of the square GEMM. The native one ends within 3 ms: a busy machine rarely leaves 30."""
 CACHES_READ = 2.5
-"""Bytes read, as a multiple of the last-level cache: hardly any are still there from last time."""
+"""Bytes read, as a multiple of the last-level cache: few are still cached at the next read."""
 MIN_READ_BYTES, CUDA_READ_BYTES, MAX_READ_BYTES = 64 * 2**20, 2**30, 512 * 2**20
-"""Bounds of one reading; a GPU reads 1 GiB within a millisecond, so less would be noise."""
+"""Bounds of one read; a GPU reads 1 GiB within a millisecond, so less would be noise."""
 ENOUGH_RUNS, IMPROVEMENT = 5, 0.99
-"""Measuring ends after so many runs in a row that are less than 1% faster than the best."""
+"""A measurement ends after this many runs in a row that improve the best by less than 1%."""
 KERNEL_TYPES = dict.fromkeys(("onednn-packed", "onednn", "upcast", "native"), "float32")
-"""The type a linear kernel multiplies in, where it is not that of the weights."""
+"""Type in which a linear kernel multiplies, where it is not that of the weights."""
 TERA = 1e12
 DATASHEETS: list[tuple[str, float, float, float]] = [
     ("B200", 7.7, 2250, 75),
@@ -58,7 +58,7 @@ its memory slots and clocks, so it has no row.
 
 
 class DeviceProbe:
-    """The ceilings of one executor's device, for its threads and its kernels."""
+    """Measures the ceilings of one executor's device, for its threads and kernels."""
 
     def __init__(
         self, kernels: Kernels, settings: Settings, machine: Machine, weights: list[Tensor]
@@ -90,9 +90,9 @@ class DeviceProbe:
         self._clock = SystemClock()
 
     def run(self, budget_s: float) -> None:
-        """Spend a third of `budget_s` on each measurement; with 0 run the next one once.
+        """Divide `budget_s` between the measurements; with 0 run the next one once.
 
-        A model too small to read gets a buffer the first time, and no second reading.
+        For a model that is too small to read, a buffer is read in the first run alone.
         """
         works = self._gemms()
         num_bytes = sum(tensor.nbytes for tensor in self._words)
@@ -120,7 +120,7 @@ class DeviceProbe:
                 self._library.calls.read_words(words.data_ptr(), words.nbytes)
 
     def _gemms(self) -> list[tuple[str, int, Callable[[], object]]]:
-        """The GEMM as the kernel does it and, without native ones, as torch; operands stay."""
+        """Return the GEMM of the kernel and, without native kernels, that of torch."""
         linear = self._linear
         if self._operands is None:
             dtype = getattr(torch, self._operand)
@@ -133,7 +133,7 @@ class DeviceProbe:
         return [("flops_per_s", 2 * self._size**3, work) for work in works]
 
     def _best_s(self, work: Callable[[], object], budget_s: float) -> float:
-        """Seconds of the quickest run, within the budget; earlier when it stays the quickest."""
+        """Return the seconds of the fastest run; ends with the budget or without improvement."""
         started_s, best_s, since = self._clock.now_s(), float("inf"), 0
         while since < ENOUGH_RUNS:
             before_s = self._clock.now_s()
@@ -149,7 +149,7 @@ class DeviceProbe:
 
 
 def use_threads(settings: Settings, kernels: Kernels) -> None:
-    """torch computes in the calling thread beside native kernels, which bring their own threads.
+    """Limit torch to the calling thread where native kernels have their own threads.
 
     Two pools that spin on the same cores make both 3 to 12 times slower.
     """
@@ -157,9 +157,9 @@ def use_threads(settings: Settings, kernels: Kernels) -> None:
 
 
 def as_words(weights: list[Tensor], enough_bytes: int, most_bytes: int) -> list[Tensor]:
-    """The largest weights as fp32 words, `most_bytes` of them; [] when all are less than enough.
+    """Return the largest weights as fp32 words, about `most_bytes`; [] below `enough_bytes`.
 
-    Two bf16 or fp16 numbers read as one fp32 are an ordinary number: nothing slows the sum.
+    Two bf16 or fp16 numbers read as one fp32 number are normal numbers, so the sum is not slowed.
     """
     words: list[Tensor] = []
     for weight in sorted(weights, key=lambda tensor: tensor.nbytes, reverse=True):
@@ -171,12 +171,12 @@ def as_words(weights: list[Tensor], enough_bytes: int, most_bytes: int) -> list[
 
 
 def cuda_cache_bytes() -> int:
-    """Bytes of the GPU's last-level cache."""
+    """Return the bytes of the GPU's last-level cache."""
     return int(torch.cuda.get_device_properties(0).L2_cache_size)
 
 
 def datasheet(name: str, dtype: str) -> tuple[float | None, float | None]:
-    """(bytes/s, FLOP/s in `dtype`) of a device by its name, (None, None) for an unknown one."""
+    """Return (bytes/s, FLOP/s in `dtype`) of a device by its name; (None, None) if unknown."""
     for part, bandwidth, half, single in DATASHEETS:
         if part in name:
             return bandwidth * TERA, (single if dtype == "float32" else half) * TERA

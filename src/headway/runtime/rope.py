@@ -1,7 +1,7 @@
 """Rotary position embedding: the table of angles, with the scalings that stretch a context.
 
-Where the frequencies follow from a request's lengths (`RopeSpec.scaled_len`), the table has rows
-for each choice, and a token reads the row of its position and its request (`RopeRows`).
+Where the frequencies depend on the lengths of a request (`RopeSpec.scaled_len`), the table has rows
+for each case, and a token reads the row of its position and its request (`RopeRows`).
 """
 
 import math
@@ -16,9 +16,9 @@ from headway.spec import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
-    """theta^(-2i / R) for i < R / 2, R = `num_dims` rotated dims, in fp32.
+    """Return theta^(-2i / R) for i < R / 2 in fp32, R = `num_dims` rotated dims.
 
-    Scaled as `rope` says, for sequences rows_for `max_len` tokens where that counts.
+    They are scaled by the method of `rope`, for sequences of `max_len` tokens where that matters.
     """
     if rope.kind == "dynamic":
         return base_frequencies(float(dynamic_theta(rope, num_dims, max_len)), num_dims)
@@ -36,14 +36,14 @@ def inverse_frequencies(rope: RopeSpec, num_dims: int, max_len: int) -> Tensor:
 
 
 def base_frequencies(theta: float | Tensor, num_dims: int) -> Tensor:
-    """The frequencies of RoFormer (Su et al. 2021); of thetas (n, 1) those of each, (n, R/2)."""
+    """Return the frequencies of RoFormer (Su et al. 2021), (R/2), or (n, R/2) of thetas (n, 1)."""
     exponents = torch.arange(0, num_dims, 2, dtype=torch.int64).float() / num_dims
     frequencies: Tensor = 1.0 / (theta**exponents)
     return frequencies
 
 
 def dynamic_theta(rope: RopeSpec, num_dims: int, lens: int | np.ndarray) -> np.ndarray:
-    """NTK-aware theta for sequences of so many tokens, as transformers has it.
+    """Return the NTK-aware theta for sequences of `lens` tokens, as in transformers.
 
     8,192 tokens over an original 4,096 with factor 2: theta · 3^(R / (R - 2)).
     """
@@ -54,7 +54,7 @@ def dynamic_theta(rope: RopeSpec, num_dims: int, lens: int | np.ndarray) -> np.n
 
 
 def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
-    """Llama 3.1: long wavelengths stretched by `factor`, short ones kept, blended between.
+    """Scale as Llama 3.1: stretch long wavelengths by `factor`, keep short ones, blend between.
 
     Long is beyond original_max_len / low_freq_factor, short below it / high_freq_factor.
     """
@@ -69,15 +69,15 @@ def llama3(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 def longrope(factors: tuple[float, ...], theta: float) -> Tensor:
-    """LongRoPE: each frequency divided by its own factor."""
+    """Scale as LongRoPE: divide each frequency by its own factor."""
     return base_frequencies(theta, 2 * len(factors)) / torch.tensor(factors)
 
 
 def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
-    """YaRN (Peng et al. 2023): dims that turn often keep their frequency, slow ones interpolate.
+    """Scale as YaRN (Peng et al. 2023): keep fast dims, interpolate slow ones.
 
-    A dim that turns beta_fast times or more within the original context is kept, one that turns
-    at most beta_slow times is slowed by `factor`, with a ramp between.
+    A dim that turns beta_fast times or more within the original context keeps its frequency, one
+    that turns at most beta_slow times is slowed by `factor`, with a ramp between.
     """
     num_dims = 2 * frequencies.numel()
 
@@ -95,21 +95,21 @@ def yarn(rope: RopeSpec, frequencies: Tensor) -> Tensor:
 
 
 class ScaledPrompts(NamedTuple):
-    """Tokens of prompts that dynamic NTK scales: positions, and the lengths of their prompts."""
+    """Prompt tokens that dynamic NTK scales: their positions, and the lengths of their prompts."""
 
     positions: np.ndarray
     lens: np.ndarray
 
 
 class RopeRows:
-    """Where tokens find their angles in the tables of a model.
+    """The rows of the rope tables that tokens read.
 
-    `rope` is the one whose frequencies follow from lengths, None where none does; `max_len` is the
-    served context, `max_tokens` what a step computes at most. Rows, with an original length of 4:
+    `rope` is the rope with frequencies that depend on lengths, None where there is none; `max_len`
+    is the served context, `max_tokens` the maximum of a step. Rows, with an original length of 4:
 
         longrope   0 1 2 3 | 0 1 2 3 4 5 …     positions by the short factors, by the long ones
-        dynamic    0 1 2 3 4 5 … | - - -       position p scaled for p + 1 tokens, as an answer is
-                                               that grows; rows of a step's scaled prompts
+        dynamic    0 1 2 3 4 5 … | - - -       position p scaled for p + 1 tokens, for answers; then
+                                               rows for the scaled prompts of one step
     """
 
     def __init__(self, rope: RopeSpec | None, max_len: int, max_tokens: int = 0) -> None:
@@ -121,8 +121,10 @@ class RopeRows:
     def rows_for(
         self, positions: np.ndarray, scaled_lens: np.ndarray
     ) -> tuple[np.ndarray, ScaledPrompts | None]:
-        """The rows of tokens at these positions, of requests that are scaled for these lengths;
-        and the tokens whose rows are to be filled (`RopeTable.fill`)."""
+        """Return (the rows of tokens, the tokens that `RopeTable.fill` has to fill rows for).
+
+        `scaled_lens` are the lengths that the requests of the tokens are scaled for.
+        """
         if self.kind == "longrope":
             return np.where(scaled_lens > 0, positions + self.original, positions), None
         places = np.flatnonzero(positions < scaled_lens)
@@ -132,7 +134,7 @@ class RopeRows:
 
 
 def rope_rows(settings: Settings) -> RopeRows | None:
-    """Where the tokens of a server find their angles; None: at their positions."""
+    """Return the rows of the tokens of a server; None: the rows are the positions."""
     rows = RopeRows(settings.rope, settings.max_model_len, settings.max_num_batched_tokens)
     return None if rows.kind == "default" else rows
 
@@ -140,7 +142,7 @@ def rope_rows(settings: Settings) -> RopeRows | None:
 class RopeTable:
     """cos and sin of every row of `rows`, times the gain, in fp32, (rows, 1, R/2).
 
-    Without `rows` a row for each position up to `max_len`, scaled for sequences of that length.
+    Without `rows` it has one row for each position below `max_len`, scaled for that length.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ class RopeTable:
         self.cos, self.sin = (part.to(device) for part in self._cos_sin(angles))
 
     def at(self, rows_T: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) of these rows, each (T, 1, R/2)."""
+        """Return (cos, sin) of these rows, each (T, 1, R/2)."""
         return self.cos[rows_T], self.sin[rows_T]
 
     def fill(self, prompt: ScaledPrompts | None) -> None:
@@ -175,7 +177,8 @@ class RopeTable:
         self.sin[places].copy_(sin)
 
     def _frequencies(self, lens: np.ndarray) -> Tensor:
-        """Those of sequences of so many tokens, (n, R/2); (R/2) where lengths do not count."""
+        """Return frequencies for sequences of `lens` tokens, (n, R/2); (R/2) if independent of
+        it."""
         if self._rope.kind != "dynamic":
             return inverse_frequencies(self._rope, self._num_dims, self._rows.max_len)
         thetas = torch.from_numpy(dynamic_theta(self._rope, self._num_dims, lens))

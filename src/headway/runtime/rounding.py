@@ -1,4 +1,4 @@
-"""Weights and activations as small integers and their scales: the definition, in plain torch.
+"""Round weights and activations to small integers with scales: the definition, in plain torch.
 
 T tokens, H inputs, O outputs of a linear layer, G groups of inputs that share a scale.
 """
@@ -16,25 +16,25 @@ from headway.spec.formats import Format, Kind, Offsets
 
 SUPER_BLOCK = 256
 LEVELS = {"int8": (-127, 127), "int4": (-8, 7)}
-"""What we round to; int8 of others may have -128 too."""
+"""Levels of weights rounded here; int8 of a checkpoint may have -128 too."""
 MAX_FP8 = 448.0
-"""Of type e4m3."""
+"""The largest number of type e4m3."""
 SMALLEST_BLOCK = 1e-30
-"""A block whose largest number is not above it counts as zeros."""
+"""A block counts as zeros unless its largest number is above this."""
 MAX_ROTATION = 64
 SCALE_FACTORS = (1.0, 0.7, 0.75, 0.8, 0.84, 0.88, 0.92, 0.96, 1.04)
-"""Tried for a group of int4, as parts of the scale that reaches its largest number."""
+"""Scales tried for a group of int4, relative to the scale that reaches its largest number."""
 MIN_POWER_SHARE = 0.01
-"""Of the mean power of inputs, what each counts as at the least."""
+"""Lower bound of the power of an input, relative to the mean power."""
 MAX_ROUNDED_NUMBERS = 1 << 22
-"""Weights that are copied to fp32 at a time: 16 MiB."""
+"""Weights that are copied to fp32 at once: 16 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuperBlocks:
-    """Scales, and what offsets are made of, as bytes times numbers in fp16.
+    """Scales and minima of groups as bytes times numbers in fp16.
 
-    Of K parts, 1 or 2: `codes_KOG` int8, `factors_KOS` fp16, one for each super-block of inputs.
+    K is 1 or 2 parts: `codes_KOG` int8, `factors_KOS` fp16, one for each super-block of inputs.
     scale = factor · code of part 0; minimum = the same of part 1; offset = 8 · scale - minimum, of
     int8 levels 16 · scale - minimum, rounded once.
     """
@@ -43,7 +43,7 @@ class SuperBlocks:
     factors_KOS: Tensor
 
     def scales_and_offsets(self, kind: Kind, group: int) -> tuple[Tensor, Tensor | None]:
-        """(scales (O, G), offsets (O, G) where there are minima) in fp32."""
+        """Return (scales (O, G), offsets (O, G) where there are minima) in fp32."""
         factors = self.factors_KOS.float().repeat_interleave(SUPER_BLOCK // group, -1)
         numbers = factors[..., : self.codes_KOG.shape[-1]] * self.codes_KOG.float()
         scales = numbers[0]
@@ -51,16 +51,16 @@ class SuperBlocks:
         return scales, middle * scales - numbers[1] if len(numbers) > 1 else None
 
     def rows(self, some: slice) -> "SuperBlocks":
-        """Those of some outputs."""
+        """Return those of some outputs."""
         return SuperBlocks(self.codes_KOG[:, some], self.factors_KOS[:, some])
 
     def columns(self, groups: slice, blocks: slice) -> "SuperBlocks":
-        """Those of some groups, which are these super-blocks."""
+        """Return those of some groups and their super-blocks."""
         return SuperBlocks(self.codes_KOG[..., groups], self.factors_KOS[..., blocks])
 
     @staticmethod
     def joined(parts: "Sequence[SuperBlocks | None]") -> "SuperBlocks | None":
-        """One below the other; None where one has none, or has other parts."""
+        """Concatenate by outputs; None where a part has none or another number of parts."""
         given = [part for part in parts if part is not None]
         if len(given) < len(parts) or len({len(part.codes_KOG) for part in given}) > 1:
             return None
@@ -74,10 +74,10 @@ class RoundedWeight:
 
     Levels (O, H) are int8, of fp8 they are float8_e4m3fn; scales (O, G) are fp32, finite, of either
     sign; `group` 0: all inputs of an output share one. Offsets (O, G) are fp32, if any. Where the
-    levels stand in another order than the inputs, x[:, order_H] is what they multiply. `kind` is
-    int4 with a group and int8 without, unless it is given. `supers` says what scales and offsets
-    are made of, if they are. With `rotated` these are `rotate(weight)` / the rotation's size, to be
-    multiplied with rotated inputs.
+    levels have another order than the inputs, they multiply x[:, order_H]. The default `kind` is
+    int4 with a group and int8 without. `supers` are the super-blocks of scales and offsets, if any.
+    With `rotated` the numbers are `rotate(weight)` / the rotation's size, and multiply rotated
+    inputs.
 
     AWQ's code q with zero z: level q - 8, offset scale · (8 - z). Q4_K's with scale d and minimum
     m: level q - 8, offset 8 · d - m.
@@ -109,7 +109,7 @@ class RoundedWeight:
 
     @property
     def super_block(self) -> int:
-        """Inputs of one; 0 without."""
+        """Inputs of a super-block; 0 without."""
         return SUPER_BLOCK if self.supers is not None else 0
 
     @cached_property
@@ -134,7 +134,7 @@ class RoundedWeight:
         )
 
     def fits(self, format: Format) -> bool:
-        """Whether `format` holds exactly these numbers."""
+        """Return whether `format` holds exactly these numbers."""
         own = self.format
         return (
             (own.kind, own.group, own.permuted, own.rotated)
@@ -146,7 +146,8 @@ class RoundedWeight:
         )
 
     def zeros(self) -> Tensor | None:
-        """Numbers (O, G) of -8 … 8 in int8 where offset = scale · number in fp32, if there are."""
+        """Return zero points (O, G), -8 … 8 in int8, with offset = scale · zero point; None
+        without."""
         if self.offsets_OG is None:
             return None
         numbers = (self.offsets_OG / self.scales_OG).nan_to_num(0, 0, 0).round().clamp(-8, 8)
@@ -157,7 +158,7 @@ class RoundedWeight:
         )
 
     def plain(self) -> Tensor:
-        """The weights (O, H) in fp32, in the order of the inputs."""
+        """Return the dequantized weights (O, H) in fp32, in the order of the inputs."""
         inputs = self.levels_OH.shape[1]
         size = self.group or inputs
         weight_OH = self.levels_OH.float() * self.scales_OG.repeat_interleave(size, 1)[:, :inputs]
@@ -172,7 +173,7 @@ class RoundedWeight:
         return ordered_OH
 
     def rows(self, some: slice) -> "RoundedWeight":
-        """Some outputs."""
+        """Return some outputs."""
         offsets = self.offsets_OG
         return replace(
             self,
@@ -183,7 +184,7 @@ class RoundedWeight:
         )
 
     def columns(self, some: slice) -> "RoundedWeight":
-        """Some inputs, of whole groups and super-blocks, which stand in their order."""
+        """Return some inputs: whole groups and super-blocks, without a permutation."""
         assert self.order_H is None and not self.rotated
         groups = group_slice(some, self.group) if self.group else slice(None)
         offsets = self.offsets_OG
@@ -197,9 +198,9 @@ class RoundedWeight:
 
     @staticmethod
     def joined(parts: "Sequence[RoundedWeight]") -> "RoundedWeight":
-        """One below the other: parts of one kind and group, with the same order of inputs.
+        """Concatenate parts by outputs: of one kind and group, with the same order of inputs.
 
-        Where one has offsets, the others have offsets of 0.
+        Where one part has offsets, the others get offsets of 0.
         """
         first = parts[0]
         if len(parts) == 1:
@@ -221,7 +222,7 @@ class RoundedWeight:
 
 
 def group_slice(inputs: slice, size: int) -> slice:
-    """The groups of `size` inputs that these inputs are.
+    """Return the groups of `size` inputs that cover these inputs.
 
     >>> group_slice(slice(64, 160), 64)
     slice(1, 3, None)
@@ -231,7 +232,7 @@ def group_slice(inputs: slice, size: int) -> slice:
 
 
 def joined_offsets(parts: Sequence[RoundedWeight]) -> Tensor | None:
-    """Offsets of parts, one below the other: 0 where a part has none, None where all have."""
+    """Concatenate the offsets of parts: 0 where a part has none; None where no part has any."""
     if all(part.offsets_OG is None for part in parts):
         return None
     return torch.cat(
@@ -243,12 +244,13 @@ def joined_offsets(parts: Sequence[RoundedWeight]) -> Tensor | None:
 
 
 def round_weight(weight_OH: Tensor, group: int, rotated: bool = False) -> RoundedWeight:
-    """weight = level · scale, rounded to the nearest; 16 MiB of fp32 copies at a time.
+    """Round weights to the nearest level · scale; 16 MiB of fp32 copies at a time.
 
-    `group` 0 is int8 with one scale for an output, else int4 with one for so many inputs, rounded
-    to fp16 first; the last group may be smaller. An int4 scale has the sign that makes the largest
-    number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8 3 -8 0]. With `rotated`
-    the weight is rotated first, which makes its largest numbers smaller too.
+    `group` 0 is int8 with one scale for each output; else it is int4 with one scale, rounded to
+    fp16 first, for each `group` inputs; the last group may be smaller. An int4 scale has the sign
+    that makes the largest number level -8: [0.8 -0.3 0.76 0] has the scale -0.1 and the levels [-8
+    3 -8 0]. With `rotated` the weight is rotated first, which makes its largest numbers smaller
+    too.
     """
     rows = max(1, MAX_ROUNDED_NUMBERS // weight_OH.shape[1])
     size = rotation_of(weight_OH.shape[1])
@@ -260,11 +262,11 @@ def round_weight(weight_OH: Tensor, group: int, rotated: bool = False) -> Rounde
 
 
 def round_weight_by_power(weight_OH: Tensor, group: int, power_H: Tensor) -> RoundedWeight:
-    """int4 whose scales lose least of the outputs, where input i has the mean square `power_H[i]`.
+    """Round to int4 with the least error of outputs, for inputs with mean squares `power_H`.
 
-    The scale of each group is tried at SCALES times that of `round_weight`, and the one with the
-    least sum of power · error² is taken (the search of llama.cpp's k-quants, with its importance
-    matrix for weights).
+    Scales of SCALE_FACTORS times that of `round_weight` are tried for each group, and the one with
+    the least sum of power · error² is chosen (the search of llama.cpp's k-quants, with its
+    importance matrix).
     """
     inputs = weight_OH.shape[1]
     floor = power_H.mean() * MIN_POWER_SHARE
@@ -278,7 +280,7 @@ def round_weight_by_power(weight_OH: Tensor, group: int, power_H: Tensor) -> Rou
 
 
 def round_outputs_by_power(weight_OH: Tensor, power_GI: Tensor) -> tuple[Tensor, Tensor]:
-    """(levels, scales) of some outputs."""
+    """Return (levels, scales) of some outputs."""
     group = power_GI.shape[1]
     least, most = LEVELS["int4"]
     weight = functional.pad(weight_OH.float(), (0, -weight_OH.shape[1] % group))
@@ -298,7 +300,7 @@ def round_outputs_by_power(weight_OH: Tensor, power_GI: Tensor) -> tuple[Tensor,
 
 
 def rotation_of(inputs: int) -> int:
-    """Inputs of one rotation: the largest power of two up to 64 that divides all of them.
+    """Return the inputs of one rotation: the largest power of two up to 64 that divides `inputs`.
 
     >>> rotation_of(896), rotation_of(172), rotation_of(33)
     (64, 4, 1)
@@ -307,12 +309,13 @@ def rotation_of(inputs: int) -> int:
 
 
 def rotate(x_TH: Tensor) -> Tensor:
-    """x times the Hadamard matrix of ones and minus ones, in blocks of `rotation_of` inputs; fp32.
+    """Multiply x by the Hadamard matrix of ±1, in blocks of `rotation_of` inputs, in fp32.
 
-    An outlier is spread evenly over its block, so that a common scale loses little on it (QuaRot,
+    An outlier is spread evenly over its block, so that a common scale loses little (QuaRot,
     Ashkboos et al. 2024). The matrix times itself is its size times the identity: products of
-    rotated rows with rotated weights, divided by the size, are those of plain ones. By the fast
-    Walsh-Hadamard transform, butterflies of distance 1, 2, 4 … in this order, which fixes the bits.
+    rotated rows with rotated weights, divided by the size, are those of plain ones. The fast
+    Walsh-Hadamard transform has butterflies of distance 1, 2, 4 … in this order, which fixes the
+    bits.
     """
     x, size = x_TH.float(), rotation_of(x_TH.shape[-1])
     distance = 1
@@ -324,7 +327,7 @@ def rotate(x_TH: Tensor) -> Tensor:
 
 
 def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
-    """weight = number · scale with numbers of type e4m3 and a scale for each output.
+    """Round weights to number · scale with numbers of type e4m3 and a scale for each output.
 
     Each output is rounded as `round_rows_fp8` rounds a row; 16 MiB of fp32 copies at a time.
     """
@@ -335,7 +338,7 @@ def round_weight_fp8(weight_OH: Tensor) -> RoundedWeight:
 
 
 def round_fp8(weight: RoundedWeight, rotated: bool) -> RoundedWeight:
-    """A matrix in FP8 rounded once more, to int8 by output; 16 MiB of fp32 copies at a time."""
+    """Round a matrix in FP8 to int8 by output; 16 MiB of fp32 copies at a time."""
     rows = max(1, MAX_ROUNDED_NUMBERS // weight.levels_OH.shape[1])
     pieces = zip(weight.levels_OH.split(rows), weight.scales_OG.split(rows), strict=True)
     plain = (RoundedWeight(levels, scales, weight.group).plain() for levels, scales in pieces)
@@ -343,7 +346,7 @@ def round_fp8(weight: RoundedWeight, rotated: bool) -> RoundedWeight:
 
 
 def round_outputs(weight_OH: Tensor, group: int) -> tuple[Tensor, Tensor]:
-    """(levels, scales) of some outputs."""
+    """Return (levels, scales) of some outputs."""
     inputs = weight_OH.shape[1]
     size, (least, most) = (group, LEVELS["int4"]) if group else (inputs, LEVELS["int8"])
     weight = functional.pad(weight_OH.float(), (0, -inputs % size)).unflatten(1, (-1, size))
@@ -355,16 +358,16 @@ def round_outputs(weight_OH: Tensor, group: int) -> tuple[Tensor, Tensor]:
 
 
 def extremes(weight_OGI: Tensor) -> Tensor:
-    """(O, G): the largest number of each group by size; of two as large the negative one."""
+    """Return the number of largest magnitude of each group, (O, G); in a tie the negative one."""
     least, most = weight_OGI.aminmax(dim=-1)
     size = weight_OGI.abs().amax(-1)
     return torch.where(most > -least, size, -size)
 
 
 def round_rows(x_TH: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
-    """(levels (T, H) in int8, fp32 scales (T, B)): x = level · scale of its block, ties to even.
+    """Return (levels (T, H) in int8, fp32 scales (T, B)): x = level · scale, ties to even.
 
-    `block` 0: all inputs of a row are one; the last block may be shorter. [0.5 -2.54 0] has the
+    `block` 0: one block for each row; the last block may be shorter. [0.5 -2.54 0] has the
     scale 0.02 and the levels [25 -127 0]. A block of zeros has the scale 0; one with a number that
     is not finite has the scale NaN, so that its products show it.
     """
@@ -382,7 +385,7 @@ def round_rows(x_TH: Tensor, block: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def dequantized_rows(x_TH: Tensor, format: Format) -> Tensor:
-    """The inputs (T, H) in fp32 as a product with weights of `format` has them."""
+    """Return the inputs (T, H) in fp32 as a product with weights of `format` rounds them."""
     levels_TH, scales_TB = round_rows(rotate(x_TH) if format.rotated else x_TH, format.block)
     inputs = x_TH.shape[-1]
     rounded_TH = levels_TH.float() * scales_TB.repeat_interleave(format.block, -1)[..., :inputs]
@@ -390,7 +393,7 @@ def dequantized_rows(x_TH: Tensor, format: Format) -> Tensor:
 
 
 def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
-    """(numbers (T, H) of type e4m3, fp32 scales (T)): x = number · scale, rounded to the nearest.
+    """Return (numbers (T, H) of type e4m3, fp32 scales (T)): x = number · scale, nearest.
 
     The largest number of a row becomes 448, e4m3's largest: [896 1 0] has the scale 2 and the
     numbers [448 0.5 0]. Rows of zeros, and those that are not finite, are as in `round_rows`.
@@ -406,10 +409,10 @@ def round_rows_fp8(x_TH: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fused(first: Tensor, second: Tensor, added: Tensor) -> Tensor:
-    """first · second + added in fp32, rounded once, as a processor's fused multiply-add.
+    """Return first · second + added in fp32, rounded once, as a fused multiply-add.
 
-    The product of two fp32 numbers is exact in fp64. A sum that fp64 has rounded to the middle
-    between two fp32 numbers goes back to the side where it was.
+    The product of two fp32 numbers is exact in fp64. A sum that fp64 rounded to the middle between
+    two fp32 numbers is moved back to its exact side.
     """
     product, start = first.double() * second.double(), added.double()
     total = product + start

@@ -1,11 +1,11 @@
-"""From logits to tokens, for rows with different parameters in one batch.
+"""Sample tokens from logits, for rows with different parameters in one batch.
 
 The order is vLLM's: allowed tokens, logit bias, min_tokens, penalties; then greedy rows take the
-likeliest, the others are divided by the temperature and cut by min_p, top_k and top_p. What is
-kept is decided by a threshold on the value, and the draw walks the tokens in the order of their
-ids, so a row's token depends on its own logits, parameters and draw, never on its neighbours.
-Logits of 16 bits are the same numbers in fp32. `NativeSampling` chooses the same tokens on a CPU,
-where it is there.
+likeliest token, the others are divided by the temperature and filtered by min_p, top_k and top_p. A
+filter is a threshold on the logit, and the draw walks the tokens in the order of their ids, so a
+row's token depends on its own logits, parameters and random number, never on other rows. Logits of
+16 bits are the same numbers in fp32. On a CPU `NativeSampling` chooses the same tokens, where the
+native kernels run.
 
 R rows, V vocabulary.
 """
@@ -25,9 +25,9 @@ from headway.runtime.philox import uniforms
 
 NEVER = float("-inf")
 NO_TOKEN = -1
-"""What a row gets whose parameters and masks forbid every token."""
+"""Result of a row where parameters and masks forbid every token."""
 TOP_P_CANDIDATES = 512
-"""Tokens that nearly always hold the mass of top_p; only otherwise is everything sorted."""
+"""Likeliest tokens that are searched for the mass of top_p before all tokens are sorted."""
 
 
 @dataclass(slots=True)
@@ -44,7 +44,7 @@ class RowParameters:
     has_logprobs: bool
     draws_R: np.ndarray
     logits_place: tuple[int, int] = (0, 0)
-    """Address and type of the logits that `draws_R` tells of."""
+    """Address and type of the logits in `draws_R`."""
 
 
 def row_parameters(sequences: list[WorkerSequence], device: torch.device) -> RowParameters:
@@ -72,7 +72,7 @@ def row_parameters(sequences: list[WorkerSequence], device: torch.device) -> Row
 
 
 def native_draws(sequences: list[WorkerSequence]) -> np.ndarray:
-    """The same parameters as the native kernels read them; logits and positions are the step's."""
+    """Return the parameters for the native kernels; a step sets logits and positions."""
     draws_R = np.zeros(len(sequences), DRAW)
     params = [sequence.new.sampling for sequence in sequences]
     draws_R["seed"] = np.array([sequence.new.seed for sequence in sequences], np.uint64)
@@ -85,7 +85,7 @@ def native_draws(sequences: list[WorkerSequence]) -> np.ndarray:
 
 
 def edits_logits(params: SamplingParams) -> bool:
-    """Whether these parameters change logits before temperature and filters."""
+    """Return whether these parameters change logits before temperature and filters."""
     return bool(
         params.logit_bias
         or params.allowed_token_ids
@@ -97,7 +97,7 @@ def edits_logits(params: SamplingParams) -> bool:
 
 
 class Sampler:
-    """Samples one token a row; keeps the parameter tensors while the rows stay the same."""
+    """Samples one token for each row; caches the parameter tensors while the rows stay the same."""
 
     def __init__(self, native: NativeSampling | None = None) -> None:
         self._rows: RowParameters | None = None
@@ -106,7 +106,7 @@ class Sampler:
     def sample(
         self, logits_RV: Tensor, sequences: list[WorkerSequence], masks: GrammarMasks
     ) -> tuple[list[int], list[list[TokenLogprobs] | None]]:
-        """The chosen token ids and, for the rows that ask, their log-probabilities."""
+        """Return the token ids and, where requested, their log-probabilities."""
         ids = tuple(sequence.new.sequence_id for sequence in sequences)
         if self._rows is None or self._rows.sequence_ids != ids:
             self._rows = row_parameters(sequences, logits_RV.device)
@@ -125,7 +125,8 @@ class Sampler:
         return token_ids, logprobs
 
     def logprobs(self, logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
-        """Log-probability, rank and `count` likeliest alternatives of one token a row."""
+        """Return log-probability, rank and `count` likeliest alternatives of one token for each
+        row."""
         count = min(count, logits_RV.shape[1])
         native = None
         if self._native is not None and self._native.can_sample(logits_RV):
@@ -142,7 +143,7 @@ class Sampler:
 def choose(
     logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence], masks: GrammarMasks
 ) -> list[int]:
-    """A token a row, the logits as they were: the definition."""
+    """Return one token for each row and leave `logits_RV` unchanged: the definition."""
     changed = bool(rows.edited or masks.by_sequence)
     logits_RV = logits_RV.to(torch.float32, copy=changed)
     if changed:
@@ -167,10 +168,10 @@ def choose_natively(
     sequences: list[WorkerSequence],
     masks: GrammarMasks,
 ) -> list[int] | None:
-    """What `choose` chooses; None where a row is left to it.
+    """Return the tokens of `choose`; None where a row has to be drawn by `choose`.
 
-    Masks are read beside the logits, so only rows with other edits are copied: what a mask forbids
-    is -inf before an edit or after it.
+    Masks are read apart from the logits, so only rows with other edits are copied: a forbidden
+    token is -inf before and after an edit.
     """
     vocabulary, draws_R = logits_RV.shape[1], rows.draws_R
     if rows.drawn:
@@ -195,7 +196,8 @@ def choose_natively(
 
 
 def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int, bytes]:
-    """The mask of each row that has one; a draft's row beyond the last mask may have no token."""
+    """Return the mask of each row that has one; a draft row beyond the last mask allows no
+    token."""
     if not masks.by_sequence:
         return {}
     by_row: dict[int, bytes] = {}
@@ -208,7 +210,7 @@ def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int,
 
 
 def apply_masks(logits_RV: Tensor, by_row: dict[int, bytes]) -> None:
-    """Forbid what a mask does not allow: bit t of little-endian words is token t."""
+    """Set the logits of forbidden tokens to -inf; bit t of little-endian words allows token t."""
     rows = list(by_row)
     if not rows:
         return
@@ -227,7 +229,7 @@ def apply_masks(logits_RV: Tensor, by_row: dict[int, bytes]) -> None:
 
 
 def edit_row(logits_V: Tensor, sequence: WorkerSequence) -> None:
-    """Allowed tokens, bias, min_tokens and penalties of one row, in place."""
+    """Apply allowed tokens, bias, min_tokens and penalties to one row, in place."""
     params = sequence.new.sampling
     device = logits_V.device
     if params.allowed_token_ids:
@@ -244,8 +246,11 @@ def edit_row(logits_V: Tensor, sequence: WorkerSequence) -> None:
 
 
 def penalize(logits_V: Tensor, sequence: WorkerSequence) -> None:
-    """Repetition over prompt and answer (divide what is positive, multiply what is negative),
-    then frequency · count and presence over the answer."""
+    """Apply the penalties of one row, in place.
+
+    The repetition penalty counts prompt and answer: positive logits are divided, negative ones
+    multiplied. Then frequency · count and presence of the answer are subtracted.
+    """
     params, new = sequence.new.sampling, sequence.new
     device = logits_V.device
     if params.repetition_penalty != 1.0:
@@ -262,7 +267,7 @@ def penalize(logits_V: Tensor, sequence: WorkerSequence) -> None:
 
 
 def draw(logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence]) -> Tensor:
-    """One token a row from the filtered distribution: the inverse of its cumulative sum."""
+    """Draw one token for each row by the inverse of the filtered cumulative distribution."""
     if rows.temperature is not None:
         logits_RV = logits_RV / rows.temperature
     logits_RV = keep_likely(logits_RV, rows)
@@ -281,7 +286,7 @@ def draw(logits_RV: Tensor, rows: RowParameters, sequences: list[WorkerSequence]
 
 
 def keep_likely(logits_RV: Tensor, rows: RowParameters) -> Tensor:
-    """min_p, then top_k, then top_p; ties at the threshold are kept together."""
+    """Apply min_p, then top_k, then top_p; ties at the threshold all stay."""
     if rows.min_p is not None:
         floor_R1 = logits_RV.amax(-1, keepdim=True) + rows.min_p.log()
         logits_RV = logits_RV.masked_fill(logits_RV < floor_R1, NEVER)
@@ -301,10 +306,10 @@ def keep_likely(logits_RV: Tensor, rows: RowParameters) -> Tensor:
 
 
 def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
-    """The least logit of the smallest set of tokens whose mass reaches top_p.
+    """Return the least logit of the smallest set of tokens with a mass of at least top_p.
 
-    The likeliest 512 hold that mass nearly always; only when they do not is everything sorted. A
-    row with top_p 1 has no floor, whatever its neighbours ask for.
+    The TOP_P_CANDIDATES likeliest tokens nearly always hold that mass; only otherwise are all
+    tokens sorted. A row with top_p 1 has no floor, whatever the other rows have.
     """
     whole_R1 = top_p_R1 >= 1
     total_R1 = torch.logsumexp(logits_RV.double(), -1, keepdim=True)
@@ -319,7 +324,7 @@ def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
 
 
 def token_logprobs(logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
-    """Log-probability, rank and `count` likeliest alternatives of one token a row."""
+    """Return log-probability, rank and `count` likeliest alternatives of one token for each row."""
     logits_RV = logits_RV.float()
     chosen_R1 = torch.tensor(token_ids, device=logits_RV.device)[:, None]
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)

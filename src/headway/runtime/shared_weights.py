@@ -1,12 +1,12 @@
 """Weights in memory that the engines of one server share: written by the first, mapped by all.
 
-The server makes an anonymous file in memory (memfd_create) and hands it to its engines. Who locks
-it first writes the weights there as they are packed, and seals it, after which nobody can write;
-the others wait for the lock and map what is sealed, read-only. The kernel takes the lock from a
-process that ends, however it ends: a file that is unlocked and not sealed was left half written,
-and whoever finds it begins anew. A process that hangs keeps the lock: who waits for it, and sees
-nothing packed for long, has weights of its own. The file has no name in any folder, and goes with
-the last process that holds it. Needs Linux, and no torch.
+The server creates an anonymous file in memory (memfd_create) and passes it to its engines. The
+first engine that locks it writes the weights as it packs them, and seals the file against further
+writes; the other engines wait for the lock and map the sealed file, read-only. The operating system
+releases the lock of a process that ends in any way: a file that is unlocked and not sealed is half
+written, and the next engine starts again. A process that hangs keeps the lock: an engine that waits
+and sees no progress for a timeout loads weights of its own. The file has no name in any folder, and
+is freed with the last process that holds it. Needs Linux, and no torch.
 
     blobs, from multiples of 64 on | index, JSON | its length, 8 bytes
 """
@@ -35,14 +35,14 @@ FLOCK = struct.Struct("@hhqqi4x")
 """`struct flock`: type, whence, start, length, process."""
 LOCK_POLL_S = 0.02
 MIN_STALL_TIMEOUT_S, SLOW_DISK_BYTES_PER_S = 60.0, 50e6
-"""Where nothing is packed for the first, and what reading the files takes at the second, an engine
-hangs: it hashes a checkpoint before it packs. Chosen for a slow disk, not measured."""
+"""An engine hangs if it packs nothing for the first plus the time to read the files at the second:
+it hashes a checkpoint before it packs. Chosen for a slow disk, not measured."""
 
 
 def create_shared_files(count: int) -> list[int]:
-    """Descriptors of so many empty files in memory, for `SharedWeights`; [] where there are none.
+    """Return descriptors of `count` empty files in memory, for `SharedWeights`; [] outside Linux.
 
-    They are the user's alone, and processes started later have them only where they are given.
+    They are private to the user; a child process has them only if they are passed to it.
     """
     if sys.platform != "linux":
         return []
@@ -54,12 +54,12 @@ def create_shared_files(count: int) -> list[int]:
 
 
 def filled_bytes(descriptors: Sequence[int]) -> int:
-    """Bytes of memory that these files take by now."""
+    """Return the bytes of memory that these files take."""
     return sum(os.fstat(descriptor).st_blocks * 512 for descriptor in descriptors)
 
 
 def stall_timeout_s(num_bytes: int) -> float:
-    """How long an engine that reads files of so many bytes may pack nothing.
+    """Return the seconds that an engine which reads `num_bytes` of files may pack nothing.
 
     >>> stall_timeout_s(10**9)
     80.0
@@ -68,14 +68,14 @@ def stall_timeout_s(num_bytes: int) -> float:
 
 
 class StallDetector:
-    """Whether a number, looked at again and again, has stayed the same for `longest_s`."""
+    """Detects that a number has not changed for `longest_s` seconds."""
 
     def __init__(self, longest_s: float, clock: Clock | None = None) -> None:
         self._longest_s, self._clock = longest_s, clock or SystemClock()
         self._last, self._since_s = -1, self._clock.now_s()
 
     def is_stalled(self, number: int) -> bool:
-        """It is this now."""
+        """Return whether the number, now `number`, has been the same for too long."""
         now_s = self._clock.now_s()
         if number != self._last:
             self._last, self._since_s = number, now_s
@@ -83,11 +83,11 @@ class StallDetector:
 
 
 class SharedWeights:
-    """One such file, as one engine sees it. `key`: equal text, equal bytes.
+    """One such file for one engine. `key`: equal text, equal bytes.
 
-    Call `enter`; then read `blobs` where the file `is_whole`, or where this engine `fills` it
-    `reserve` room, `keep` every blob and `seal` it. Where neither holds the weights are its own.
-    It `gave_up` where another engine has packed nothing for `stall_timeout_s`.
+    Call `enter`. Then read `blobs` if the file `is_whole`; or, if this engine `fills` it, `reserve`
+    room, `keep` every blob and `seal` it. Otherwise the engine loads weights of its own. It
+    `gave_up` if another engine has packed nothing for `stall_timeout_s`.
     """
 
     def __init__(
@@ -100,9 +100,10 @@ class SharedWeights:
         self.is_whole = self.fills = self.has_other_key = self.gave_up = False
 
     def enter(self, *, waits: bool = True) -> None:
-        """Find the file whole, or fill it; where another engine does that wait for it, if `waits`.
+        """Map the complete file, or lock it to fill it.
 
-        A file with weights of another key `has_other_key`. Raises OSError.
+        With `waits`, wait while another engine fills it. `has_other_key` is set for a file with
+        weights of another key. Raises OSError.
         """
         if self.is_whole or self.fills or self.has_other_key or self.gave_up:
             return
@@ -112,33 +113,33 @@ class SharedWeights:
             self._unlock()
             self._open()
             return
-        os.ftruncate(self._descriptor, 0)  # what an engine that ended has left
+        os.ftruncate(self._descriptor, 0)  # drops what a dead engine wrote
         self.fills = True
 
     def leave(self) -> None:
-        """Fill it no more: it is as empty as before, for the next engine that enters."""
+        """Stop filling: empty the file for the next engine that enters."""
         if self.fills:
             self.fills = False
             os.ftruncate(self._descriptor, 0)
             self._unlock()
 
     def reserve(self, sizes: Sequence[int]) -> None:
-        """Blobs of these bytes will be kept. Raises OSError."""
+        """Map room for blobs of these sizes. Raises OSError."""
         assert self.fills
         self._map(sum(size + ALIGNMENT for size in sizes))
 
     def keep(self, name: str, parts: Sequence[memoryview]) -> memoryview:
-        """Write a blob, in parts, and give its bytes in the file. Raises OSError (no memory)."""
+        """Write a blob, in parts; return its bytes in the file. Raises OSError (no memory)."""
         assert self.fills and name not in self._entries
         begin = at = -(-self._end // ALIGNMENT) * ALIGNMENT
         for part in parts:
             at = self._write(part, at)
-        assert at <= self._num_mapped_bytes, "more than was announced"
+        assert at <= self._num_mapped_bytes, "more bytes than were reserved"
         self._entries[name], self._end = (begin, at - begin), at
         return self._bytes(begin, at - begin)
 
     def seal(self) -> None:
-        """All is kept: let the others read it. Raises OSError."""
+        """Complete the file and let the other engines read it. Raises OSError."""
         assert self.fills
         index = json.dumps({"key": self._key, "blobs": self._entries}).encode()
         self._write(memoryview(index + LENGTH_FIELD.pack(len(index))), self._end)
@@ -150,12 +151,12 @@ class SharedWeights:
 
     @property
     def blobs(self) -> dict[str, memoryview]:
-        """Name → its bytes, of a file that is whole. Writing them ends the process."""
+        """Name → its bytes, of a complete file. A write to them ends the process."""
         assert self.is_whole
         return {name: self._bytes(*place) for name, place in self._entries.items()}
 
     def _lock(self, waits: bool) -> bool:
-        """Have the lock; where another engine has it wait, if so, as long as that one packs."""
+        """Return whether the lock was taken; with `waits`, wait while its owner makes progress."""
         standstill = StallDetector(self._stall_timeout_s)
         while True:
             try:
@@ -180,7 +181,7 @@ class SharedWeights:
         fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def _open(self) -> None:
-        """Map a sealed file, if it is of our key."""
+        """Map a sealed file, if it has the same key."""
         size = os.fstat(self._descriptor).st_size
         (length,) = LENGTH_FIELD.unpack(
             os.pread(self._descriptor, LENGTH_FIELD.size, size - LENGTH_FIELD.size)
@@ -194,16 +195,16 @@ class SharedWeights:
         self.is_whole = True
 
     def _write(self, data: memoryview, at: int) -> int:
-        """Write all of `data`; returns where it ends."""
+        """Write all of `data`; return its end."""
         while data:
             written = os.pwrite(self._descriptor, data, at)
             data, at = data[written:], at + written
         return at
 
     def _map(self, num_bytes: int) -> None:
-        """Have so many bytes of the file, which may be shorter yet, from a multiple of 2 MiB on.
+        """Map bytes of the file, which may still be shorter, at a multiple of 2 MiB.
 
-        For good: weights are read as long as there is an engine.
+        The mapping is never removed: weights are read as long as the engine runs.
         """
         self._num_mapped_bytes = num_bytes
         window = _mmap(0, num_bytes + HUGE_PAGE, PROT_NONE, mmap.MAP_ANONYMOUS, -1)
@@ -214,24 +215,24 @@ class SharedWeights:
         return memoryview((ctypes.c_ubyte * count).from_address(self._address + begin)).cast("B")
 
     def _collapse(self) -> None:
-        """Bring what is kept into huge pages; all engines have them."""
+        """Move the blobs into huge pages, which all engines share."""
         collapse(self._bytes(0, self._end))
 
 
 def is_sealed(descriptor: int) -> bool:
-    """Whether the file is whole."""
+    """Return whether the file is complete."""
     return bool(fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
 
 def lock_owner(descriptor: int) -> int:
-    """The process that has the file's lock, 0 for none."""
+    """Return the process that holds the lock of the file, 0 for none."""
     request = FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, process = FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
     return 0 if kind == fcntl.F_UNLCK else int(process)
 
 
 def _mmap(address: int, num_bytes: int, protection: int, flags: int, descriptor: int) -> int:
-    """mmap(2), private and without a claim to memory; OSError."""
+    """Call mmap(2), private and without reserving memory. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     call = libc.mmap
     call.restype = ctypes.c_void_p

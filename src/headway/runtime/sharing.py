@@ -1,7 +1,7 @@
-"""A model's weights into memory that engines share, or from there.
+"""Write a model's weights into memory that engines share, or map them from there.
 
-What is packed lies there packed, all other parameters as they are: whoever finds the file whole
-reads nothing of the checkpoint and packs nothing.
+Packed matrices are stored packed, all other parameters as they are: an engine that finds a complete
+file neither reads the checkpoint nor packs.
 """
 
 import errno
@@ -29,7 +29,7 @@ LinearLike = Linear | ExpertLinear
 
 
 class WeightSharing:
-    """The weights of `module`, whose linear layers have their kernels and are not prepared yet."""
+    """The shared weights of `module`; its linear layers have kernels and are not packed yet."""
 
     def __init__(
         self, module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights
@@ -41,10 +41,10 @@ class WeightSharing:
     def of(
         module: nn.Module, linears: Mapping[str, LinearLike], shared: SharedWeights | None
     ) -> "WeightSharing | None":
-        """The same where the weights can be shared and this engine writes or finds them there.
+        """Return a `WeightSharing`, where this engine writes the shared weights or finds them.
 
-        Waits for the engine that is about it, unless that one hangs. None: they are this engine's
-        own. Raises OSError.
+        Waits while another engine writes them, unless that engine hangs. None: this engine has to
+        load weights of its own. Raises OSError.
         """
         if shared is None:
             return None
@@ -68,11 +68,11 @@ class WeightSharing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all is there: `load` it, in place of `store` and `seal`."""
+        """Whether the file is complete: call `load`, in place of `store` and `seal`."""
         return self._shared.is_whole
 
     def _sizes(self) -> dict[str, list[int]]:
-        """Module or parameter → bytes of each of its blobs."""
+        """Return module or parameter → bytes of each of its blobs."""
         sizes = {n: blob_sizes(self._linears[n].kernel, all) for n, all in self._shapes.items()}
         weights = {f"{name}.weight" for name in sizes}
         for name, parameter in self._module.named_parameters():
@@ -81,7 +81,7 @@ class WeightSharing:
         return sizes
 
     def _fits(self) -> bool:
-        """Whether a whole file has what this model needs."""
+        """Return whether a complete file has the blobs of this model."""
         blobs = {name: len(blob) for name, blob in self._shared.blobs.items()}
         expected = {
             f"{name}.{i}" if name in self._shapes else name: size
@@ -91,7 +91,7 @@ class WeightSharing:
         return blobs == expected
 
     def load(self) -> None:
-        """Give the module all its weights."""
+        """Set all weights of the module from the file."""
         blobs = self._shared.blobs
         for name, shapes in self._shapes.items():
             count = len(blob_sizes(self._linears[name].kernel, shapes))
@@ -101,7 +101,7 @@ class WeightSharing:
         self._prepare_plain()
 
     def store(self, name: str) -> None:
-        """A layer is prepared: what it has packed lies in the shared memory from now on."""
+        """Move the packed matrices of a layer into the shared memory."""
         if name in self._shapes:
             matrices = self._linears[name].matrices
             self._restore(
@@ -113,7 +113,7 @@ class WeightSharing:
             )
 
     def seal(self) -> None:
-        """The module has all its weights: share the rest of them, and let others read."""
+        """Move the remaining weights into the shared memory, and let other engines read it."""
         for name, parameter in self._module.named_parameters():
             map_parameter(self._shared.keep(name, [bytes_of(parameter.contiguous())]), parameter)
         self._prepare_plain()
@@ -124,7 +124,7 @@ class WeightSharing:
         module.restore(from_blobs(module.kernel, self._shapes[name], blobs))
 
     def _prepare_plain(self) -> None:
-        """Layers that multiply a weight as it is have it anew."""
+        """Prepare layers that multiply plain weights, with their shared weights."""
         for name, module in self._linears.items():
             if name not in self._shapes:
                 module.prepare()
@@ -136,9 +136,9 @@ def shared_matrices(
     read: Callable[[str], Tensor],
     shared: SharedWeights | None,
 ) -> dict[str, Any]:
-    """Name → a matrix of these (outputs, inputs) as `kernel` prepares it, one kernel for all.
+    """Return name → matrix of these (outputs, inputs), packed by `kernel`.
 
-    Where they lie in shared memory they are not read. Raises OSError.
+    Matrices in shared memory are not read from the checkpoint. Raises OSError.
     """
     sizes: dict[str, int] = {}
     if shared is not None and can_pack(kernel):
@@ -160,27 +160,27 @@ def shared_matrices(
 
 
 def check_room(num_bytes: int) -> None:
-    """OSError unless there is memory for so much that the plan has counted as there already."""
+    """Raise OSError unless there is memory for weights that the memory plan counted as shared."""
     if num_bytes > memory()[1]:
         raise OSError(errno.ENOMEM, "an engine that packs them hangs, and there is no room beside")
 
 
 def matrix_from_blob(kernel: Any, blob: memoryview, shape: tuple[int, int]) -> Any:
-    """The matrix whose bytes these are."""
+    """Return the matrix with these bytes."""
     return from_blobs(kernel, [shape], [blob])[0]
 
 
 def can_pack(kernel: Any) -> bool:
-    """Whether the kernel packs, into bytes that can be kept."""
+    """Return whether the kernel packs into bytes that can be stored."""
     return all(isinstance(one, PACKING_KERNELS) for one, _ in kernels_of(kernel, 0))
 
 
 def can_share(kernels: Iterable[Any]) -> bool:
-    """Whether all of them pack into bytes that can be kept, or read weights as they are."""
+    """Return whether each kernel packs into bytes that can be stored, or reads plain weights."""
     return all(can_pack(kernel) or isinstance(kernel, PlainLinear) for kernel in kernels)
 
 
 def map_parameter(blob: memoryview, parameter: nn.Parameter) -> None:
-    """Let a parameter's numbers be those bytes."""
+    """Let a parameter view these bytes."""
     if len(blob):
         parameter.data = torch.frombuffer(blob, dtype=parameter.dtype).view_as(parameter)

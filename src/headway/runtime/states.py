@@ -1,7 +1,7 @@
-"""States of sequences: their memory, and the layers that keep them (gated delta rule, Mamba-2).
+"""Recurrent states of sequences: their memory, and their layers (gated delta rule, Mamba-2).
 
-A token's part in a state follows from its layer's input alone, so what a chunk does is done token
-after token: a state has the same bits however a prompt was cut and whoever ran beside it.
+A chunk advances a state token by token, so a state has the same bits for every division of the
+prompt into chunks and for every batch.
 
     x ─ project ─┬─ q k v ─ convolution ─ silu ─┬─ S = decay · S + k ⊗ …, out = Sᵀq ─┬─ norm ─ out
                  ├─ decays, gains ──────────────┘                                    │
@@ -34,10 +34,10 @@ LENGTH_EPS = 1e-6
 @dataclass(slots=True)
 class StateLayer(KVLayer):
     """States of one layer, all in fp32: `k` is S (blocks, H, K, V), `v` the last inputs of the
-    convolution (blocks, W - 1, C). A block is a sequence's, or a checkpoint."""
+    convolution (blocks, W - 1, C). A block is the state of a sequence, or a checkpoint."""
 
     size: int = 0
-    """Tokens for each entry of a block table."""
+    """Tokens of each entry of a block table."""
 
     @property
     def block_size(self) -> int:
@@ -51,7 +51,7 @@ class StateLayer(KVLayer):
 def allocate_states(
     group: KVGroupSpec, index: int, count: int, block_size: int, device: str
 ) -> dict[int, KVLayer]:
-    """Memory of `count` states by layer."""
+    """Return memory for `count` states, by layer."""
     states = group.states
     assert states is not None
     shape = (count, states.heads, states.key_dim, states.value_dim)
@@ -70,8 +70,9 @@ def allocate_states(
 class StateRows(NamedTuple):
     """Rows of equal length that are computed together: their tokens are `begin` … `end` - 1.
 
-    `read` are the blocks of the states before, the null block for none, and `written` (tokens of a
-    row, its block) where a row's state is kept: behind the last, and at checkpoints before.
+    `read` are the blocks of the previous states, the null block for none. `written` lists (tokens
+    of a row, blocks of the rows) where states are stored: at checkpoints, and behind the last
+    token.
     """
 
     begin: int
@@ -81,7 +82,7 @@ class StateRows(NamedTuple):
 
 
 def state_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
-    """The rows of a step; made by the group's first layer, read by the others."""
+    """Return the rows of a step, which the first layer of the group makes for all its layers."""
     key = -1 - layer.group
     if key not in batch.views:
         batch.views[key] = make_rows(batch, layer)
@@ -90,11 +91,11 @@ def state_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
 
 
 def make_rows(batch: Batch, layer: StateLayer) -> list[StateRows]:
-    """Decodes are one, each chunk is another.
+    """Return the rows of a step: all decodes together, and each chunk alone.
 
-    Worked example, blocks of 4, a table [0 5 0 7], tokens 6 … 13: the state is read from 5, where
-    token 5 left it, and written behind 2 tokens to 5, the checkpoint behind token 7, and behind all
-    8 to 7.
+    Worked example, blocks of 4, a table [0 5 0 7], tokens 6 … 13: the state behind token 5 is read
+    from block 5. After 2 tokens it is written to block 5, the checkpoint behind token 7, and after
+    all 8 tokens to block 7.
     """
     table_SB, size = batch.block_tables_GSB[layer.group].tolist(), layer.size
     rows, begin = [], 0
@@ -135,7 +136,7 @@ class Convolution(nn.Module):
         self.width = width
 
     def forward(self, x_RXC: Tensor) -> Tensor:
-        """X = W - 1 + L inputs; L outputs, of the type of the model's numbers in fp32."""
+        """Return L outputs of X = W - 1 + L inputs, all in fp32."""
         length = x_RXC.shape[1] - self.width + 1
         weight_WC = self.weight.t()
         sums_RLC = x_RXC[:, :length] * weight_WC[0]
@@ -145,7 +146,7 @@ class Convolution(nn.Module):
 
 
 class StateMixer(nn.Module, ABC):
-    """What the two rules share: projections, convolution, states."""
+    """Base of the two rules: projections, convolution, states."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
@@ -166,7 +167,7 @@ class StateMixer(nn.Module, ABC):
     def advance(
         self, mixed_TC: Tensor, decay_TH: Tensor, gain_TH: Tensor, step: Step
     ) -> tuple[Tensor, Tensor]:
-        """(what the states give (T, H, V), the values (T, H, V)); the states are advanced."""
+        """Advance the states; return (outputs (T, H, V), values (T, H, V))."""
         layer = step.kv[self.index]
         assert isinstance(layer, StateLayer)
         out, values = [], []
@@ -189,7 +190,7 @@ class StateMixer(nn.Module, ABC):
         layer: StateLayer,
         rows: StateRows,
     ) -> tuple[Tensor, Tensor]:
-        """The same of rows of equal length."""
+        """Advance the states of rows of equal length; return as `advance`."""
         read = torch.tensor(rows.read, device=mixed_RLC.device)
         new = read == NULL_BLOCK
         state_RHKV = layer.k[read].masked_fill_(new[:, None, None, None], 0.0)
@@ -213,11 +214,11 @@ class StateMixer(nn.Module, ABC):
 
     @abstractmethod
     def split_qkv(self, mixed_RLC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys (R, L, G, K) and values (R, L, H, V)."""
+        """Return queries and keys (R, L, G, K), and values (R, L, H, V)."""
 
 
 class DeltaRule(StateMixer):
-    """The gated delta rule of Qwen3-Next: what a key held is corrected to the new value."""
+    """The gated delta rule of Qwen3-Next: the value of a key is corrected to the new value."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__(build, index)
@@ -225,7 +226,7 @@ class DeltaRule(StateMixer):
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
         states = self.states
-        each = states.heads // states.groups  # heads of a key lie together in the projections
+        each = states.heads // states.groups  # the heads of a key are adjacent in the projections
         value = each * states.value_dim
         rows_TGN = self.project(x_TH).unflatten(-1, (states.groups, -1))
         q, k, v, gate_TGN = rows_TGN.split([states.key_dim, states.key_dim, value, value], -1)
@@ -239,7 +240,7 @@ class DeltaRule(StateMixer):
         return self.out(self.normed(given_THV.to(x_TH.dtype), gate_THV).flatten(1))
 
     def normed(self, x_THV: Tensor, gate_THV: Tensor) -> Tensor:
-        """RMS norm of each head, times silu of the gate."""
+        """Return the RMS norm of each head, times silu of the gate."""
         wide = x_THV.float()
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
         scaled = self.scale.weight * wide.to(x_THV.dtype)
@@ -254,7 +255,7 @@ class DeltaRule(StateMixer):
 
 
 class Mamba2(StateMixer):
-    """Mamba-2: a value is added to what the key holds; its steps say how much, and what decays."""
+    """Mamba-2: a value is added to that of its key; step sizes set its weight and the decay."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__(build, index)
@@ -274,7 +275,7 @@ class Mamba2(StateMixer):
         return self.out(self.normed(given_THV.flatten(1), gate_TI))
 
     def normed(self, x_TI: Tensor, gate_TI: Tensor) -> Tensor:
-        """RMS norm of each group, of what silu of the gate lets through."""
+        """Return the RMS norm of each group, of x times silu of the gate."""
         wide = x_TI * evenly(functional.silu, gate_TI.float())
         wide = wide.unflatten(-1, (self.states.groups, -1))
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)

@@ -1,4 +1,4 @@
-"""The tensors of safetensors files, read when they are asked for, as views of memory maps."""
+"""Read tensors of safetensors files on demand, as views of memory maps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +15,7 @@ from headway.runtime.checkpoint_files import TensorEntry, read_entries, shown
 
 @contextmanager
 def readable(path: Path) -> Iterator[None]:
-    """Errors of the file system or the format inside are CheckpointErrors."""
+    """Turn errors of the file system or the format into CheckpointErrors."""
     try:
         yield
     except (SafetensorError, OSError) as error:
@@ -25,7 +25,7 @@ def readable(path: Path) -> Iterator[None]:
 
 
 def check_finite(name: str, weight: Tensor) -> None:
-    """CheckpointError where a weight holds NaN or an infinity; its sum tells, in one pass."""
+    """Raise CheckpointError where a weight holds NaN or an infinity; its sum is tested first."""
     if weight.is_floating_point() and weight.element_size() > 1 and weight.device.type != "meta":
         total = weight.sum(dtype=torch.float32)
         if not bool(total.isfinite()) and not bool(weight.isfinite().all()):
@@ -37,7 +37,7 @@ def check_finite(name: str, weight: Tensor) -> None:
 
 
 class TensorFiles:
-    """The tensors of several files by name; a context manager that closes what was opened."""
+    """The tensors of several files by name; a context manager that closes the files."""
 
     def __init__(self, files: list[Path]) -> None:
         self.entries: dict[str, TensorEntry] = {}
@@ -60,7 +60,7 @@ class TensorFiles:
         self._stack.close()
 
     def read(self, name: str) -> Tensor:
-        """One tensor; its file stays open until the end."""
+        """Read one tensor; its file stays open until the end."""
         return self._read(self.entries[name].path, name)
 
     def _read(self, path: Path, name: str) -> Tensor:
@@ -75,7 +75,7 @@ Cut = Callable[[Tensor], Tensor]
 
 
 class CutFiles(TensorFiles):
-    """The same where one tensor of a file is several: `pieces` of (name, shape) tells which."""
+    """`TensorFiles` where a tensor of a file holds several; `pieces(name, shape)` lists them."""
 
     def __init__(
         self,
@@ -97,6 +97,6 @@ class CutFiles(TensorFiles):
                 self._stored[piece] = name, cut
 
     def read(self, name: str) -> Tensor:
-        """One piece; its file stays open until the end."""
+        """Read one piece; its file stays open until the end."""
         stored, cut = self._stored[name]
         return cut(self._read(self.entries[name].path, stored))

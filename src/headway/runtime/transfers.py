@@ -1,10 +1,9 @@
-"""KV blocks copied to host memory and back, as `core.plan.Transfer` says.
+"""Copy KV blocks to host memory and back, as `core.plan.Transfer` says.
 
-Given the layers of the KV memory it keeps a block store of the same layout in host memory, every
-part of every layer (int8 has scales beside its numbers), and copies runs of neighbouring blocks at
-once. On a CPU a copy is done when `begin` returns; on CUDA it runs on a stream of its own beside
-the model, and ends when its event has happened. Worked example: blocks [5, 6, 9] to host blocks
-[0, 1, 2] are two copies, 5 … 6 to 0 … 1 and 9 to 2.
+A store in host memory has the layout of the KV memory: every part of every layer (int8 has scales
+as a further part). Runs of adjacent blocks are copied at once. On a CPU a copy is done when `begin`
+returns; on CUDA it runs on a stream of its own, parallel to the model, and ends with its event.
+Worked example: blocks [5, 6, 9] to host blocks [0, 1, 2] are two copies, 5 … 6 to 0 … 1 and 9 to 2.
 """
 
 from typing import Protocol
@@ -23,7 +22,7 @@ HOST = "host"
 
 
 class HostMemory:
-    """By layer the parts of its host blocks, block ids first as in `KVLayer.parts`."""
+    """The host blocks of each layer, in parts as `KVLayer.parts`, block ids first."""
 
     def __init__(self, layers: list[KVLayer], num_blocks: tuple[int, ...], *, pinned: bool) -> None:
         self._layers = layers
@@ -54,13 +53,13 @@ class HostMemory:
                     copy_spans(part, host_part, spans, transfer.direction)
 
     def gather(self, transfer: Transfer) -> list[Tensor]:
-        """The blocks of `transfer` in every part of every layer of its group, on their device."""
+        """Return the blocks of `transfer`, by part of every layer of its group, on their device."""
         parts = [part for layer in self._layers if layer.group == transfer.group
                  for part in layer.parts]  # fmt: skip
         return [part[torch.tensor(transfer.blocks, device=part.device)] for part in parts]
 
     def store(self, transfer: Transfer, staged: list[Tensor]) -> None:
-        """Put what `gather` found into its host blocks, on the current stream."""
+        """Copy the result of `gather` into the host blocks, on the current stream."""
         host_parts = [part for layer, parts in zip(self._layers, self._parts, strict=True)
                 if layer.group == transfer.group for part in parts]  # fmt: skip
         for part, blocks in zip(host_parts, staged, strict=True):
@@ -71,7 +70,7 @@ class HostMemory:
 def copy_spans(
     part: Tensor, host_part: Tensor, spans: list[tuple[int, int, int]], direction: str
 ) -> None:
-    """Copy each (block, host block, count) out of `part` to `host_part`, or in from there."""
+    """Copy each (block, host block, count) from `part` to `host_part`, or back."""
     for block, host, count in spans:
         here, there = part[block : block + count], host_part[host : host + count]
         if direction == "out":
@@ -81,26 +80,26 @@ def copy_spans(
 
 
 class Transfers(Protocol):
-    """What the executor does with the transfers of its plans."""
+    """The interface of transfers with host memory."""
 
     def keep(self, transfer: Transfer) -> None:
-        """Copy its blocks out as they are before the step writes anything."""
+        """Copy the blocks out before the step writes to them."""
         ...
 
     def begin(self, transfers: list[Transfer]) -> None:
-        """Start these, but for those under way: they are told again when a step has raised."""
+        """Start these, without those in progress: a plan repeats them after a step has raised."""
         ...
 
     def take_done(self, *, wait: bool) -> tuple[list[int], float]:
-        """(ids of those that ended since it was asked last, their seconds in all).
+        """Return (ids of transfers that ended since the last call, their total seconds).
 
-        With `wait` at least one has ended, where any is under way.
+        With `wait` it waits until at least one has ended, if any is in progress.
         """
         ...
 
 
 class DirectTransfers:
-    """Copies in the caller's thread: a transfer is done as soon as it is begun."""
+    """Copies in the caller's thread: a transfer has ended when `begin` returns."""
 
     def __init__(self, memory: HostMemory, clock: Clock | None = None) -> None:
         self._memory = memory
@@ -124,17 +123,17 @@ class DirectTransfers:
         self._seconds += self._clock.now_s() - started_s
 
     def take_done(self, *, wait: bool) -> tuple[list[int], float]:
-        """All that were begun."""
+        """Return all transfers since the last call."""
         done = self._done, self._seconds
         self._done, self._seconds = [], 0.0
         return done
 
 
 class StreamTransfers:
-    """Copies on a CUDA stream beside the model's, one after the other.
+    """Copies on a CUDA stream of its own, one after the other.
 
-    A copy begins behind what the model's stream has been told so far: steps before it have written
-    what leaves, and no longer read the blocks that are filled.
+    A copy starts after all work that is queued on the model's stream: earlier steps have then
+    written the blocks that are copied out, and no longer read those that are filled.
     """
 
     def __init__(self, memory: HostMemory, device: str) -> None:
@@ -144,7 +143,7 @@ class StreamTransfers:
         self._under_way: dict[int, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
 
     def keep(self, transfer: Transfer) -> None:
-        """Gather on the model's stream, before it writes; copy beside it."""
+        """Gather on the model's stream, before it writes; copy on the other stream."""
         staged = self._memory.gather(transfer)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
@@ -153,7 +152,7 @@ class StreamTransfers:
             part.record_stream(self._stream)
 
     def begin(self, transfers: list[Transfer]) -> None:
-        """Queue the copies behind the model's work so far."""
+        """Queue the copies behind the queued work of the model."""
         if not transfers:
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
@@ -167,7 +166,7 @@ class StreamTransfers:
                     self._under_way[transfer.transfer_id] = begun, ended
 
     def take_done(self, *, wait: bool) -> tuple[list[int], float]:
-        """Those whose event has happened."""
+        """Return the transfers with a completed event."""
         if wait and self._under_way:
             next(iter(self._under_way.values()))[1].synchronize()
         done = [number for number, (_, ended) in self._under_way.items() if ended.query()]
@@ -176,22 +175,23 @@ class StreamTransfers:
 
 
 class TransferTable:
-    """Peer → who moves blocks to and from it; the peers that there are not, are None.
+    """The transfers with host memory, disk and other engines; None where there is no such tier.
 
-    `keep` and `begin` take what a plan says, at its begin and behind its copies; `report` puts into
-    the result what has ended. A host block is believed to hold a key only if that was copied there
-    last: the step that was to copy it may have raised before.
+    `keep` runs at the start of a plan, `begin` after its copies; `report` adds ended transfers to
+    the result. A host block counts as the block of a key only if that key was copied there last:
+    the step that should have copied it may have raised before.
     """
 
     def __init__(self, host: Transfers | None, disk: DiskTransfers | None) -> None:
         self.host, self.disk = host, disk
         self.peers: PeerTransfers | None = None
         self._keys: dict[tuple[int, int], bytes] = {}
-        """(group, host block) → the key of what was kept there."""
+        """(group, host block) → key of the block that was copied there."""
         self._failed: list[int] = []
 
     def keep(self, plan: StepPlan) -> None:
-        """Hand out the blocks that are kept elsewhere too, and forget whom the plan names."""
+        """Copy out the blocks that the plan spills, and delete the disk blocks of forgotten
+        owners."""
         for transfer in plan.transfers:
             if transfer.is_spill and transfer.peer == HOST:
                 assert self.host is not None, "there is no host memory"
@@ -202,14 +202,14 @@ class TransferTable:
                 if self.disk is not None:
                     self.disk.keep(transfer)
             elif transfer.is_spill:
-                assert self.peers is not None, "no other engine was named"
+                assert self.peers is not None, "no peer engine was named"
                 self.peers.keep(transfer)
         for owner in plan.forget if self.disk is not None else ():
             assert self.disk is not None
             self.disk.store.forget(owner)
 
     def begin(self, transfers: list[Transfer]) -> None:
-        """Start all others, but for those under way."""
+        """Start all transfers that are not spills, without those in progress."""
         others = [transfer for transfer in transfers if not transfer.is_spill]
         to_host = [transfer for transfer in others if transfer.peer == HOST]
         if to_host:
@@ -217,15 +217,15 @@ class TransferTable:
             self.host.begin([transfer for transfer in to_host if self._can_copy(transfer)])
         for transfer in others:
             if transfer.peer == DISK:
-                assert self.disk is not None, "there is no disk, and nothing was said to be on it"
+                assert self.disk is not None, "there is no disk tier"
                 self.disk.begin(transfer)
         from_peers = [transfer for transfer in others if transfer.peer.startswith(ENGINE)]
         if from_peers:
-            assert self.peers is not None, "no other engine was named"
+            assert self.peers is not None, "no peer engine was named"
             self.peers.begin_all(from_peers)
 
     def _can_copy(self, transfer: Transfer) -> bool:
-        """Whether a transfer with host memory finds there what it asks for; else it has failed."""
+        """Return whether host memory holds the blocks of a transfer; else note its failure."""
         places = [(transfer.group, block) for block in transfer.host_blocks]
         if transfer.direction == "out":
             for place in places:
@@ -237,7 +237,7 @@ class TransferTable:
         return False
 
     def report(self, result: StepResult, *, wait: bool) -> None:
-        """What has ended, failed and changed since the last result."""
+        """Add to `result` what has ended, failed and changed since the last result."""
         failed, self._failed = self._failed, []
         if self.host is not None:
             wait = wait and not failed
@@ -257,7 +257,7 @@ class TransferTable:
 def make_transfers(
     layers: list[KVLayer], num_blocks: tuple[int, ...], device: str
 ) -> Transfers | None:
-    """The transfers of a device; None without host blocks. Raises CapacityError."""
+    """Return the transfers of a device; None without host blocks. Raises CapacityError."""
     if not num_blocks:
         return None
     on_cuda = device.startswith("cuda")

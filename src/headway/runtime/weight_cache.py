@@ -1,15 +1,15 @@
-"""Packed weights on disk, so that a second start neither reads the checkpoint nor rounds it.
+"""A cache of packed weights on disk: a second start neither reads the checkpoint nor rounds it.
 
-A file is named by all that its bytes depend on: the content of the checkpoint, type and format, the
-compiled kernels and their instruction set. It is believed only after its size, its header and every
-blob have been compared with their SHA-256; anything else is ignored and written anew. Files are the
-user's alone (0600 in a folder of 0700), appear whole by a rename, never change afterwards, and the
-least recently used go when together they are beyond the limit. Nothing here needs torch: a lookup
-runs while it is imported.
+The name of a file is a hash of all that its bytes depend on: the content of the checkpoint, type
+and format, the compiled kernels and their instruction set. It is used only after its size, its
+header and every blob match their SHA-256; any other file is ignored and written again. Files are
+private to the user (0600 in a folder of 0700), appear complete by a rename and never change; the
+least recently used are removed beyond a limit of bytes. This module needs no torch: a lookup runs
+while torch is imported.
 
-What a step reads whole is read into memory in huge pages, which those of a file are not. The
-embedding, of which a step reads a few rows, is mapped; so is all where there are no huge pages or
-no room.
+Blobs that a step reads completely are read into memory with huge pages, which a mapped file does
+not have. The embedding, of which a step reads a few rows, is mapped; without huge pages or room,
+all blobs are.
 
     headway weights 1\\n | SHA-256 of the header | its length, 8 bytes | header, JSON | blobs, from
     multiples of 64 on
@@ -43,22 +43,22 @@ START = len(MAGIC) + hashlib.sha256().digest_size + 8
 MAX_HEADER_BYTES = 1 << 26
 ALIGNMENT = 64
 CHUNK_BYTES = 1 << 19
-"""Bytes that are hashed while a core's second cache has them."""
+"""Bytes hashed at once: they fit into a core's L2 cache."""
 EMBEDDING = "embedding.weight"
 SUFFIX, PARTIAL_SUFFIX = ".weights", ".part"
 ABANDONED_AFTER_S = 3600.0
-"""A file that a dead writer left unfinished."""
+"""Age of a partial file from which its writer counts as dead."""
 NUM_HASH_THREADS = 4
 """Threads that hash blobs, for SHA-256 releases the GIL; chosen for few cores, not measured."""
 
 Blobs = dict[str, list[memoryview]]
 """Name → its bytes, in parts."""
 CachedBlobs = dict[str, memoryview]
-"""Name → its bytes in memory or a mapped file; a change of them stays in this process."""
+"""Name → its bytes in memory or a private mapping of the file."""
 
 
 def default_folder() -> Path | None:
-    """$XDG_CACHE_HOME/headway/weights, usually ~/.cache/headway/weights; None without a home."""
+    """Return $XDG_CACHE_HOME/headway/weights or ~/.cache/headway/weights; None without a home."""
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "headway" / "weights"
@@ -67,20 +67,20 @@ def default_folder() -> Path | None:
 
 
 class WeightCache:
-    """The files of one folder, at most `limit_bytes` together."""
+    """The cache files of one folder, at most `limit_bytes` in total."""
 
     def __init__(self, folder: Path, limit_bytes: int, clock: Clock | None = None) -> None:
         self.folder, self.limit_bytes = folder, limit_bytes
         self._clock = clock or SystemClock()
 
     def path(self, key: str) -> Path:
-        """The file of what `key` describes."""
+        """Return the path of the file for `key`."""
         return self.folder / (hashlib.sha256(key.encode()).hexdigest() + SUFFIX)
 
     def read(self, key: str, room_bytes: int = 0) -> CachedBlobs | None:
-        """The blobs stored under `key`, verified; None where there are none to be trusted.
+        """Return the verified blobs of `key`, None without a valid file.
 
-        They may take so much memory of their own.
+        They may take up to `room_bytes` of memory.
         """
         path = self.path(key)
         try:
@@ -97,7 +97,7 @@ class WeightCache:
         return blobs
 
     def write(self, key: str, blobs: Blobs) -> None:
-        """Keep `blobs` under `key`, dropping the least recently used files for their room."""
+        """Store `blobs` under `key`; remove the least recently used files to make room."""
         header, offsets, num_bytes = header_of(key, blobs)
         if num_bytes > self.limit_bytes:
             log.info("packed weights of %d bytes are beyond the cache's limit", num_bytes)
@@ -130,7 +130,7 @@ class WeightCache:
             raise
 
     def trim(self, limit_bytes: int) -> None:
-        """Remove the least recently used files until at most `limit_bytes` are left."""
+        """Remove the least recently used files until at most `limit_bytes` remain."""
         total_bytes = 0
         for _, size, path in sorted(self._files(SUFFIX), reverse=True):
             total_bytes += size
@@ -142,14 +142,14 @@ class WeightCache:
                 path.unlink(missing_ok=True)
 
     def _files(self, suffix: str) -> Iterator[tuple[float, int, Path]]:
-        """(last use, bytes, path) of files; one that goes away meanwhile is none."""
+        """Yield (last use, bytes, path) of files, without those removed meanwhile."""
         for path in self.folder.glob("*" + suffix):
             with contextlib.suppress(FileNotFoundError):
                 status = path.lstat()
                 yield status.st_mtime, status.st_size, path
 
     def check_integrity(self) -> None:
-        """The files are the user's alone and within the limit, and nothing else is there."""
+        """Assert that the files are private to the user and within the limit."""
         files = list(self._files(SUFFIX))
         assert sum(size for _, size, _ in files) <= self.limit_bytes
         if self.folder.exists():
@@ -159,7 +159,7 @@ class WeightCache:
 
 
 def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
-    """(the file's beginning, where each blob lies, bytes of the file)."""
+    """Return (the header, the offset of each blob, the bytes of the file)."""
     lengths = {name: sum(part.nbytes for part in parts) for name, parts in blobs.items()}
     with ThreadPoolExecutor(NUM_HASH_THREADS) as pool:
         digests = dict(zip(blobs, pool.map(digest_of, blobs.values()), strict=True))
@@ -173,7 +173,7 @@ def header_of(key: str, blobs: Blobs) -> tuple[bytes, dict[str, int], int]:
 
 
 def blob_offsets(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
-    """(where each blob begins, where the last ends), rounded up.
+    """Return (the offset of each blob, the end of the last), aligned.
 
     >>> blob_offsets({"a": 65, "b": 0, "c": 1})
     ({'a': 0, 'b': 128, 'c': 128}, 192)
@@ -186,7 +186,7 @@ def blob_offsets(lengths: Mapping[str, int]) -> tuple[dict[str, int], int]:
 
 
 def digest_of(parts: list[memoryview]) -> str:
-    """SHA-256 of the parts one after the other."""
+    """Return the SHA-256 of the concatenated parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part)
@@ -194,10 +194,10 @@ def digest_of(parts: list[memoryview]) -> str:
 
 
 def read_blobs(file: Any, key: str, room_bytes: int = 0) -> CachedBlobs | None:
-    """The blobs of an open file, each compared with its digest; None for another key's.
+    """Return the blobs of an open file, each compared with its digest; None for another key.
 
-    All but the embedding are read into memory, where they fit into `room_bytes` of it. Raises
-    ValueError, or what JSON and arithmetic raise, when the file is not what was written.
+    All but the embedding are read into memory, if they fit into `room_bytes`. Raises ValueError, or
+    an error of JSON or arithmetic, for a damaged file.
     """
     first, header = read_header(file)
     num_bytes, entries = first + header["bytes"], header["blobs"]
@@ -228,12 +228,12 @@ def read_blobs(file: Any, key: str, room_bytes: int = 0) -> CachedBlobs | None:
         if not all(pool.map(verify, blobs)):
             raise ValueError("its numbers are damaged")
     if room is not None:
-        collapse(room)  # what was not to be had in one piece at once
+        collapse(room)  # pages that were not huge at once
     return blobs | own
 
 
 def read_header(file: Any) -> tuple[int, dict[str, Any]]:
-    """(where the blobs begin, the header); ValueError, or what JSON raises."""
+    """Return (the offset of the blobs, the header). Raises ValueError, or an error of JSON."""
     head = file.read(START)
     if len(head) < START or not head.startswith(MAGIC):
         raise ValueError("it does not begin as packed weights do")
@@ -247,10 +247,10 @@ def read_header(file: Any) -> tuple[int, dict[str, Any]]:
 
 
 def huge_page_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
-    """So many bytes in huge pages; None where there are none, or no room."""
+    """Return memory in huge pages; None without huge pages or room."""
     try:
         if num_bytes > room_bytes:
-            why = f"of the memory {max(room_bytes, 0)} bytes have no other use"
+            why = f"only {max(room_bytes, 0)} bytes of memory are free for them"
         elif not gives_huge_pages():
             why = "the system gives no huge pages"
         else:
@@ -262,7 +262,7 @@ def huge_page_memory(num_bytes: int, room_bytes: int) -> memoryview | None:
 
 
 def digest_at(descriptor: int, at: int, size: int, memory: memoryview | None) -> str:
-    """SHA-256 of so many bytes of a file, which are read into `memory` if it is there."""
+    """Return the SHA-256 of bytes of a file, and read them into `memory` where it is given."""
     digest, done = hashlib.sha256(), 0
     scratch = memoryview(bytearray(CHUNK_BYTES if memory is None else 0))
     while done < size:
@@ -276,10 +276,10 @@ def digest_at(descriptor: int, at: int, size: int, memory: memoryview | None) ->
 
 
 class Lookup:
-    """A search that runs in a thread of its own while the rest of the program is imported."""
+    """A lookup in the cache that runs in a thread while the rest of the program is imported."""
 
     def __init__(self, cache: WeightCache, key: Key, room_bytes: int = 0) -> None:
-        """`room_bytes`: of memory for what is blobs, see `WeightCache.read`."""
+        """`room_bytes` limits the memory of the blobs; see `WeightCache.read`."""
         self.instruction_set = key.instruction_set
         self._cache, self._key, self._room_bytes = cache, key, room_bytes
         self._text: str | None = None
@@ -290,18 +290,18 @@ class Lookup:
     def _search(self) -> None:
         try:
             self._text = self._key.text(self._cache.folder / "digests")
-        except (OSError, HeadwayError):  # loading says what is wrong with it
+        except (OSError, HeadwayError):  # loading reports what is wrong with the files
             return
         self._blobs = self._cache.read(self._text, self._room_bytes)
 
     def result(self) -> CachedBlobs | None:
-        """What the cache has, or None; waits for the search."""
+        """Return the blobs of the cache, or None; waits for the lookup."""
         self._thread.join()
         blobs, self._blobs = self._blobs, None
         return blobs
 
     def store(self, blobs: Blobs) -> None:
-        """Write `blobs` in the background; a process that ends waits for it."""
+        """Write `blobs` in a thread; the process waits for it at exit."""
         text = self._text
         if text is not None and blobs:
             write = threading.Thread(

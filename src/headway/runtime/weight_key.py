@@ -1,7 +1,7 @@
-"""What packed weights depend on, as text: equal text, equal bytes.
+"""The key of packed weights: text of all that they depend on. Equal text, equal bytes.
 
-The checkpoint counts by its content. A SHA-256 of 1 GB takes half a second, so it is remembered for
-a file whose size, inode and times of change are still the same, as git does.
+The checkpoint enters by its content. A SHA-256 of 1 GB takes half a second, so the digest of a file
+is stored and reused while size, inode and times of change are the same, as git does.
 """
 
 import hashlib
@@ -23,27 +23,27 @@ from headway.spec.gguf.header import is_gguf
 from headway.spec.quantization_config import OLD_CONFIGS
 
 LAYOUT_VERSION = 2
-"""Counted up when Python fuses, names or rounds the layers of a model otherwise."""
+"""Incremented when Python fuses or rounds the layers of a model in another way."""
 MTIME_SETTLED_S = 2.0
-"""A file changed later than so long ago may change again without a new time."""
+"""A file that changed within this time may change again without a new timestamp."""
 MAX_REMEMBERED_DIGESTS = 256
-"""Files whose digest is remembered, a line each; chosen generously, not measured."""
+"""Stored digests, one small file each; chosen generously, not measured."""
 NUM_HASH_THREADS = 4
 """Threads that hash files, as `weight_cache.READERS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One model folder, packed for some settings by the kernels of one instruction set."""
+    """A model folder, packed for some settings by the kernels of one instruction set."""
 
     folder: Path
     settings: Settings
     instruction_set: str
     kernels: Path | None
-    """The compiled module, where there is one."""
+    """The compiled module, if there is one."""
 
     def text(self, digests: Path, clock: Clock | None = None) -> str:
-        """JSON of all of it; digests of files are remembered in `digests`.
+        """Return the key as JSON; digests of files are stored in the folder `digests`.
 
         Raises OSError and CheckpointError where the files cannot be read.
         """
@@ -54,13 +54,16 @@ class Key:
         return self._text([[path.name, one] for path, one in zip(files, hashes, strict=True)])
 
     def text_of_files(self) -> str:
-        """The same with what tells files apart that nobody has copied: what is read at one moment,
-        not hashed. Raises OSError and CheckpointError."""
+        """Return the key with paths and identities of the files in place of digests.
+
+        It needs no hashing, and is enough for engines that start at one time. Raises OSError and
+        CheckpointError.
+        """
         return self._text([[str(path.resolve()), identity(path)] for path in self.files])
 
     @property
     def files(self) -> list[Path]:
-        """All that the bytes depend on."""
+        """All files that the bytes depend on."""
         kernels = [] if self.kernels is None else [self.kernels]
         return [*model_files(self.folder), *kernels]
 
@@ -79,13 +82,13 @@ class Key:
 
 
 def text_of_drafter(model: Path) -> str:
-    """`Key.text_of_files` of the layer or the heads that draft and lie in the model's folder."""
+    """Return the key, as `Key.text_of_files`, of Medusa heads or EAGLE layer in the folder."""
     files = [path for name in (MEDUSA_FILE, EAGLE_FILE) if (path := model / name).is_file()]
     return json.dumps([[str(path.resolve()), identity(path)] for path in files])
 
 
 def model_files(model: Path) -> list[Path]:
-    """The files that a model's weights depend on; raises CheckpointError without any."""
+    """Return the files that the weights of a model depend on. Raises CheckpointError."""
     if is_gguf(model):
         return find_files(model)
     configs = [path for name in OLD_CONFIGS if (path := model / name).is_file()]
@@ -93,7 +96,7 @@ def model_files(model: Path) -> list[Path]:
 
 
 def content_digest(path: Path, digests: Path, clock: Clock) -> str:
-    """SHA-256 of a file, remembered while it is the same file unchanged."""
+    """Return the SHA-256 of a file; the stored digest is used while the file is unchanged."""
     path = path.resolve()
     note = digests / (hashlib.sha256(bytes(path)).hexdigest() + ".json")
     before = identity(path)
@@ -109,13 +112,13 @@ def content_digest(path: Path, digests: Path, clock: Clock) -> str:
 
 
 def identity(path: Path) -> list[int]:
-    """Size, times of change in ns, inode and device."""
+    """Return size, times of change in ns, inode and device."""
     status = path.stat()
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_dev]
 
 
 def read_digest(note: Path, of: list[int]) -> str | None:
-    """The digest that `note` holds for a file of this identity."""
+    """Return the digest in `note` for a file of this identity, None for another file."""
     try:
         with open_private(note) as file:
             content = json.loads(file.read())
@@ -127,7 +130,7 @@ def read_digest(note: Path, of: list[int]) -> str | None:
 
 
 def write_digest(note: Path, of: list[int], digest: str) -> None:
-    """Write `note`, and drop the oldest beyond MOST_REMEMBERED; where it cannot be, nothing."""
+    """Write `note` and remove the oldest beyond MAX_REMEMBERED_DIGESTS; errors are ignored."""
     try:
         make_private_folder(note.parent)
         handle, name = tempfile.mkstemp(".part", dir=note.parent)
@@ -142,14 +145,14 @@ def write_digest(note: Path, of: list[int], digest: str) -> None:
 
 
 def make_private_folder(folder: Path) -> None:
-    """A folder that is the user's alone."""
+    """Create a folder that is private to the user."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if stat.S_IMODE(folder.stat().st_mode) != 0o700:
         folder.chmod(0o700)
 
 
 def open_private(path: Path) -> Any:
-    """A regular file of this user's that nobody else may write, for reading; OSError otherwise."""
+    """Open a file for reading. Raises OSError unless it is regular and only this user may write."""
     file = open_regular(path, os.O_RDONLY | os.O_NOFOLLOW)
     status = os.fstat(file.fileno())
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:

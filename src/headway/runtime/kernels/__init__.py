@@ -1,4 +1,4 @@
-"""Operations: a definition in plain torch, faster versions, and the table that chooses."""
+"""The operations: a definition in plain torch, faster versions, and the table that selects."""
 
 from headway.runtime.kernels.table import Kernels, choose_kernels
 

@@ -1,7 +1,7 @@
 """W8A8 in FP8 by torch's scaled product: the numbers of `reference.scaled_fp8_linear`.
 
-CUDA wants sizes that are multiples of 16: inputs and outputs are filled up with zeros when the
-weight is packed. Sums are fp32 on the way (no fast accumulation). T tokens, H inputs, O outputs.
+CUDA needs sizes that are multiples of 16: inputs and outputs are padded with zeros when the weight
+is packed. Sums are fp32 (no fast accumulation). T tokens, H inputs, O outputs.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,13 @@ from headway.spec.formats import Format
 
 MULTIPLE = 16
 OUT_TYPES = (torch.bfloat16, torch.float32)
-"""What the product gives; fp16 is made of bf16."""
+"""Types of the product; fp16 is converted from bf16."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilledFp8:
-    """Numbers (O, H) of type e4m3 and scales (1, O), filled up; `outputs` are the true ones."""
+    """Numbers (O, H) of type e4m3 and scales (1, O), padded; `outputs` is the count without
+    padding."""
 
     levels_OH: Tensor
     scales_1O: Tensor
@@ -44,19 +45,19 @@ class Fp8Linear:
 
     @staticmethod
     def supports(format: Format) -> bool:
-        """Whether it multiplies weights of this format."""
+        """Return whether it multiplies weights of this format."""
         return format == Format("fp8")
 
     def prepare(self, weight_OH: Tensor) -> FilledFp8:
-        """The weight, rounded by output."""
+        """Round and pack a weight."""
         return self.pack(round_weight_fp8(weight_OH))
 
     def for_experts(self) -> WideningLinear:
-        """The kernel of experts' matrices: their activations are not rounded."""
+        """Return the kernel of experts, which does not round activations."""
         return WideningLinear(self.format, self._dtype)
 
     def pack(self, weight: RoundedWeight) -> FilledFp8:
-        """A weight that is rounded already."""
+        """Pack a rounded weight."""
         assert weight.fits(self.format)
         outputs, inputs = weight.levels_OH.shape
         fill = (0, -inputs % MULTIPLE, 0, -outputs % MULTIPLE)
@@ -65,7 +66,7 @@ class Fp8Linear:
         return FilledFp8(bits.view(torch.float8_e4m3fn), scales_1O.contiguous(), outputs)
 
     def __call__(self, x_TH: Tensor, weight: FilledFp8, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         rows_TH, scales_T = round_rows_fp8(x_TH)
         fill = (0, weight.levels_OH.shape[1] - x_TH.shape[1])
         rows_TH = functional.pad(rows_TH.view(torch.uint8), fill).view(torch.float8_e4m3fn)

@@ -1,9 +1,9 @@
-"""Products of the experts of a layer at once, from numbers that stay on the device.
+"""Multiply all experts of a layer in one launch; the router's choice stays on the device.
 
-The visits of a step are sorted by expert, and where each expert's begin is a tensor: a kernel cuts
-them into tiles of EXPERT_TILE rows of one expert each. How many tiles there are depends on what was
-chosen, so as many are launched as there could be, and those that nobody needs end at once. Worked
-example, tiles of 64 rows, 4 experts with 70, 0, 3 and 64 visits of 137:
+The visits of a step are sorted by expert, with a tensor of the start of each expert: a kernel cuts
+them into tiles of EXPERT_TILE rows of one expert. The number of tiles depends on the router's
+choice, so the maximum is launched, and unused tiles end at once. Worked example, tiles of 64 rows,
+4 experts with 70, 0, 3 and 64 visits of 137:
 
     starts  [0 70 70 73 137]     tiles  [0 2 2 3 4]     launched  137 // 64 + 4 = 6
 
@@ -18,15 +18,15 @@ import torch
 from torch import Tensor
 
 EXPERT_TILE = 64
-"""Rows of a tile, whoever else is there."""
+"""Rows of a tile, for every batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visits:
     """The visits of a step by expert; all on the device.
 
-    `order_V` are their places among (token, rank) pairs; `starts_E1` says where each expert's
-    begin among them, and `tiles_E1` where its tiles do, both int32 with the total behind.
+    `order_V` are their indices among (token, rank) pairs; `starts_E1` is the first visit of each
+    expert, and `tiles_E1` its first tile, both int32 with the total at the end.
     """
 
     order_V: Tensor
@@ -35,12 +35,12 @@ class Visits:
 
     @property
     def num_read(self) -> Tensor:
-        """How many experts somebody visits, an int64 without dims."""
+        """The number of visited experts, an int64 without dims."""
         return (self.starts_E1[1:] > self.starts_E1[:-1]).sum()
 
 
 def visits_of(experts_TK: Tensor, count: int) -> Visits:
-    """The visits to `count` experts, each expert's in the order of the tokens."""
+    """Return the visits to `count` experts, those of an expert in the order of the tokens."""
     sorted_V, order_V = experts_TK.flatten().sort(stable=True)
     ids_E1 = torch.arange(count + 1, device=experts_TK.device)
     starts_E1 = torch.searchsorted(sorted_V, ids_E1)
@@ -50,7 +50,7 @@ def visits_of(experts_TK: Tensor, count: int) -> Visits:
 
 
 def max_tiles(visits: int, experts: int) -> int:
-    """As many tiles as so many visits can have: each expert's last may be short.
+    """Return the maximum of tiles of `visits` visits: the last tile of each expert may be short.
 
     >>> max_tiles(137, 4), most_tiles(2, 4)
     (6, 2)
@@ -59,25 +59,26 @@ def max_tiles(visits: int, experts: int) -> int:
 
 
 class GroupedLinear(ABC):
-    """A linear kernel of a device that multiplies the matrices of all experts at once, too."""
+    """A linear kernel of a device that can also multiply all experts at once."""
 
     few_rows = 0
 
     @property
     def groups(self) -> bool:
-        """Whether it does; one of inputs in an order of their own does not."""
+        """Whether it can; not for a format with permuted inputs."""
         return True
 
     def for_experts(self) -> "GroupedLinear":
-        """The kernel of experts' matrices of this format."""
+        """Return the kernel for experts of this format."""
         return self
 
     @abstractmethod
     def stack(self, prepared: list[Any]) -> Any:
-        """The prepared matrices of all experts as one."""
+        """Stack the prepared matrices of all experts."""
         ...
 
     @abstractmethod
     def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
-        """Each row times its expert's matrix, plus its bias, (V, O); rows sorted by expert."""
+        """Return each row times the matrix of its expert plus bias, (V, O); rows sorted by
+        expert."""
         ...

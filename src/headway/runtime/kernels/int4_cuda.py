@@ -1,4 +1,4 @@
-"""Linear layers of 4-bit weights and 16-bit activations on a GPU, by our own Triton kernel."""
+"""Linear layers of 4-bit weights and 16-bit activations on a GPU, by a Triton kernel."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from headway.spec.formats import GROUPS, Format
 class Int4Linear(GroupedLinear):
     """x · weightᵀ + bias; activations are not rounded, unlike on a CPU.
 
-    Products are taken in `dtype`, also of rows in fp32, which are such numbers widened.
+    Products are in `dtype`, also for rows in fp32, which hold such numbers.
     """
 
     def __init__(self, format: Format, dtype: torch.dtype) -> None:
@@ -25,25 +25,25 @@ class Int4Linear(GroupedLinear):
 
     @property
     def groups(self) -> bool:
-        """Whether all experts have their inputs in one order."""
+        """Whether all experts have the same order of inputs."""
         return not self.format.permuted
 
     @staticmethod
     def supports(format: Format) -> bool:
-        """Whether it multiplies weights of this format."""
+        """Return whether it multiplies weights of this format."""
         return format.kind == "int4" and format.group in GROUPS
 
     def prepare(self, weight_OH: Tensor) -> Any:
-        """The weight, rounded."""
+        """Round and pack a weight."""
         return self._kernel.pack(round_weight(weight_OH, self.format.group))
 
     def pack(self, weight: RoundedWeight) -> Any:
-        """A weight that is rounded already."""
+        """Pack a rounded weight."""
         assert weight.fits(self.format)
         return self._kernel.pack(weight)
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         return self._kernel.linear_int4(x_TH, weight, bias_O, dtype=self._dtype)
 
     def stack(self, prepared: list[Any]) -> Any:

@@ -1,7 +1,7 @@
-"""Linear layers that hold several matrices of a checkpoint, one below the other.
+"""Linear layers that hold several matrices of a checkpoint, concatenated by outputs.
 
-Where q, k and v have one format they are one matrix. Where they have several, each run of equal
-ones is a matrix of its own, with its own kernel:
+With one format, q, k and v are one matrix. With several, each run of equal formats is a matrix of
+its own, with its own kernel:
 
     q int4 | k int4 | v int8        a product of q and k, a product of v, side by side
 """
@@ -22,7 +22,7 @@ from headway.spec.formats import Format
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The prepared matrices, first rows first, and the kernel of each."""
+    """The prepared matrices, in the order of the outputs, and the kernel of each."""
 
     matrices: list[Any]
     kernels: list[Any]
@@ -33,17 +33,17 @@ class Parts:
 
 
 def num_bytes(prepared: Any) -> int:
-    """Bytes of a prepared weight; one that torch packed cannot say them."""
+    """Return the bytes of a prepared weight; one that torch packed has no `nbytes`."""
     if isinstance(prepared, Tensor):
         return int(prepared.numel() * prepared.element_size())
     return int(prepared.nbytes)
 
 
 def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Sequence[int]) -> Any:
-    """Matrices that lie one below the other, some of them rounded already, as `kernel` reads them.
+    """Pack matrices, concatenated by outputs, for `kernel`; some may be rounded already.
 
-    Those that share a kernel are joined; plain ones, and FP8 for a kernel of int8, are rounded as
-    at load. `outputs` are theirs.
+    Those of one kernel are joined; plain ones, and FP8 for a kernel of int8, are rounded as at
+    load. `outputs` are the outputs of each.
     """
     if isinstance(kernel, PartsLinear):
         remaining = iter(parts)
@@ -58,7 +58,7 @@ def pack_parts(kernel: Any, parts: Sequence[RoundedWeight | Tensor], outputs: Se
 
 
 def to_format(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
-    """A part in the format of the layer that it goes to."""
+    """Return a part, rounded to the format of its layer."""
     if isinstance(part, Tensor):
         return round_weight(part, format.group, format.rotated)
     if part.kind == "fp8" and format.kind == "int8":
@@ -67,7 +67,7 @@ def to_format(format: Format, part: RoundedWeight | Tensor) -> RoundedWeight:
 
 
 def stack_matrices(kernel: Any, matrices: list[Any]) -> Any:
-    """The prepared matrices of all experts as one: plain ones behind each other."""
+    """Stack the prepared matrices of all experts."""
     if isinstance(matrices[0], Tensor):
         return torch.stack([one.contiguous() for one in matrices])
     return kernel.stack(matrices)
@@ -85,12 +85,12 @@ class PartsLinear(GroupedLinear):
         return all(isinstance(one, GroupedLinear) and one.groups for one in self.kernels)
 
     def for_experts(self) -> "PartsLinear":
-        """With the kernels that theirs have for experts."""
+        """Return a `PartsLinear` of the kernels for experts."""
         own = [one.for_experts() if hasattr(one, "for_experts") else one for one in self.kernels]
         return PartsLinear(own, self.outputs)
 
     def stack(self, prepared: list[Parts]) -> Parts:
-        """Each matrix of all experts."""
+        """Stack each matrix of all experts."""
         columns = zip(*(one.matrices for one in prepared), strict=True)
         pairs = zip(self.kernels, columns, strict=True)
         return Parts([stack_matrices(one, list(column)) for one, column in pairs], self.kernels)
@@ -106,20 +106,20 @@ class PartsLinear(GroupedLinear):
         )
 
     def prepare(self, weight_OH: Tensor) -> Parts:
-        """Each matrix as its kernel reads it."""
+        """Pack each matrix for its kernel."""
         parts = weight_OH.split(self.outputs)
         pairs = zip(self.kernels, parts, strict=True)
         return Parts([one.prepare(part) for one, part in pairs], self.kernels)
 
     def counts(self, parts: Sequence[int]) -> list[int]:
-        """How many parts of so many outputs each matrix holds."""
+        """Return the number of parts, with these outputs, in each matrix."""
         ends = [*accumulate(parts)]
         part_ends = [ends.index(end) + 1 for end in accumulate(self.outputs)]
         return [end - begin for begin, end in pairwise([0, *part_ends])]
 
     @recordable("parts")
     def __call__(self, x_TH: Tensor, weight: Parts, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         biases = [None] * len(self.kernels) if bias_O is None else bias_O.split(self.outputs)
         parts = zip(self.kernels, weight.matrices, biases, strict=True)
         return torch.cat([kernel(x_TH, matrix, bias) for kernel, matrix, bias in parts], -1)

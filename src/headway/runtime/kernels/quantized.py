@@ -1,6 +1,6 @@
-"""Linear layers on rounded weights in plain torch: what runs where the native ones do not.
+"""Linear layers on rounded weights in plain torch, the fallback without native kernels.
 
-It is the definition itself, slower than a 16-bit GEMM: it saves memory alone.
+This is the definition itself, slower than a 16-bit GEMM: it saves memory only.
 """
 
 from torch import Tensor
@@ -19,15 +19,15 @@ class RoundedLinear:
         self.format = format
 
     def prepare(self, weight_OH: Tensor) -> RoundedWeight:
-        """The weight, rounded to int8 or int4."""
+        """Round a weight to int8 or int4."""
         assert self.format.ours, "only a checkpoint has such weights"
         return round_weight(weight_OH, self.format.group, self.format.rotated)
 
     def pack(self, weight: RoundedWeight) -> RoundedWeight:
-        """The weight as it is; it has this format."""
+        """Return a weight of this format unchanged."""
         assert weight.fits(self.format)
         return weight
 
     def __call__(self, x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         return reference.quantized_linear(x_TH, weight, bias_O)

@@ -15,10 +15,10 @@ from headway.runtime.rounding import RoundedWeight, fused, rotate, round_rows, r
 
 
 def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias, (T, O), in the type of x.
+    """Return x · weightᵀ + bias, (T, O), in the type of x.
 
-    Rows in fp32 on weights of 16 bits give fp32 sums. On a CPU the weights are widened, a panel
-    that stays in the cache at a time; on a GPU the rows are rounded to the type of the weights.
+    Rows in fp32 on weights of 16 bits give fp32 sums. On a CPU the weights are converted, one panel
+    of cache size at a time; on a GPU the rows are rounded to the type of the weights.
     """
     if x_TH.dtype == weight_OH.dtype:
         return functional.linear(x_TH, weight_OH, bias_O)
@@ -32,13 +32,13 @@ def linear(x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
 
 
 VECTOR = 64
-"""A multiple of the numbers that torch computes at once."""
+"""A multiple of the vector width of torch."""
 PANEL_NUMBERS = 1 << 20
-"""Weights that are widened at a time: 4 MiB in fp32."""
+"""Weights that are converted at once: 4 MiB in fp32."""
 
 
 def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias on rounded numbers, (T, O).
+    """Return x · weightᵀ + bias on rounded numbers, (T, O).
 
     Inputs are levels q · a, with a scale for each block of a row (`Format.block`). Inputs that
     share both scales are a unit: I is the sum of q · level over it and S that of q, integers that
@@ -77,15 +77,15 @@ def quantized_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None)
 
 
 def with_bias(out_TO: Tensor, bias_O: Tensor | None) -> Tensor:
-    """out + bias in fp32."""
+    """Return out + bias in fp32."""
     return out_TO if bias_O is None else out_TO + bias_O.float()
 
 
 def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
-    """The same on numbers of type e4m3: inputs in bf16, sums of a group times its scale.
+    """Return x · weightᵀ + bias on numbers of type e4m3: bf16 inputs, scaled sums of groups.
 
-    Products of bf16 are exact in fp32; their sums are rounded as the processor adds them, so two
-    kernels agree within fp32's rounding and not to the bit.
+    Products of bf16 are exact in fp32; their sums are rounded in the order of the kernel, so two
+    kernels agree within the rounding of fp32 and not to the bit.
     """
     x, levels_OH = x_TH.to(torch.bfloat16).float(), weight.levels_OH.float()
     if weight.order_H is not None:
@@ -99,10 +99,10 @@ def fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Te
 
 
 def scaled_fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None) -> Tensor:
-    """The same with inputs rounded to e4m3 by token, on weights with a scale by output.
+    """Return x · weightᵀ + bias with inputs rounded to e4m3 by token, weights scaled by output.
 
     out = (Σ number · number) · scale of the token · scale of the output; products are exact in
-    fp32, sums are rounded as the device adds them.
+    fp32, sums are rounded in the order of the device.
     """
     rows_TH, scales_T = round_rows_fp8(x_TH)
     sums_TO = functional.linear(rows_TH.float(), weight.levels_OH.float())
@@ -113,10 +113,10 @@ def scaled_fp8_linear(x_TH: Tensor, weight: RoundedWeight, bias_O: Tensor | None
 def grouped_linear(
     x_VH: Tensor, weight_EOH: Tensor, bias_EO: Tensor | None, starts_E1: Tensor
 ) -> Tensor:
-    """Each row times the matrix of its expert, plus its bias, (V, O).
+    """Return each row times the matrix of its expert plus bias, (V, O).
 
-    Rows are sorted by expert, `starts_E1` says where each expert's begin. No number is read back;
-    a matrix is copied for each row, so it is for comparisons alone.
+    Rows are sorted by expert; `starts_E1` is the first row of each. The host reads no number back.
+    A matrix is copied for each row, so this is for comparisons only.
     """
     rows_V = torch.arange(len(x_VH), device=x_VH.device)
     expert_V = torch.searchsorted(starts_E1[1:].long(), rows_V, right=True)
@@ -125,18 +125,18 @@ def grouped_linear(
 
 
 def are_finite(x: Tensor) -> bool:
-    """Whether no number is an infinity or NaN.
+    """Return whether no number is an infinity or NaN.
 
-    A sum with such a number is none either, and takes a tenth of the time of asking each.
+    The sum is tested first: it is not finite if a number is not, and takes a tenth of the time.
     """
     summed = math.isfinite(x.sum(dtype=torch.float32).item())
     return summed or bool(torch.isfinite(x).all())
 
 
 def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x / sqrt(mean(x²) + eps) · weight, the mean in fp32 (Zhang & Sennrich 2019).
+    """Return x / sqrt(mean(x²) + eps) · weight, the mean in fp32 (Zhang & Sennrich 2019).
 
-    With an offset the weight is `offset` + weight and multiplied in fp32 (Gemma's 1 + w).
+    With an offset the factor is `offset` + weight, multiplied in fp32 (Gemma's 1 + w).
     """
     x = x_TH.float()
     x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
@@ -148,22 +148,22 @@ def rms_norm(x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) ->
 def add_rms_norm(
     x_TH: Tensor, more_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """(x + more, the `rms_norm` of that): the residual, and what the next layer reads of it."""
+    """Return (x + more, its `rms_norm`): the residual, and the input of the next layer."""
     total_TH = x_TH + more_TH
     return total_TH, rms_norm(total_TH, weight_H, eps, offset)
 
 
 def silu_mul(gate_up_TI2: Tensor) -> Tensor:
-    """SwiGLU's middle: silu(first half) · second half (Shazeer 2020), (T, I)."""
+    """Return SwiGLU's activation: silu(first half) · second half (Shazeer 2020), (T, I)."""
     gate, up = gate_up_TI2.chunk(2, dim=-1)
     return functional.silu(gate) * up
 
 
 def evenly(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """`function` of each number, whose bits do not depend on where in `x` it lies.
+    """Apply `function` to each number, with bits that do not depend on its place in `x`.
 
-    Torch computes what fills no vector by other code: behind zeros that fill the last one of each
-    thread there is none of that.
+    Torch computes an incomplete last vector by other code, so `x` is padded with zeros to whole
+    vectors of each thread.
     """
     unit = VECTOR * torch.get_num_threads()
     flat = x.new_zeros(-(-x.numel() // unit) * unit)
@@ -180,7 +180,8 @@ def scan(
     gain_RLH: Tensor,
     is_delta: bool,
 ) -> Tensor:
-    """Advance states by L tokens, one after the other; what each reads, (R, L, H, V). All in fp32.
+    """Advance states by L tokens, one after the other; return their outputs, (R, L, H, V). All
+    fp32.
 
     S = decay · S + k ⊗ gain · v, or by the delta rule gain · (v − decay · Sᵀk) in place of
     gain · v; then Sᵀq. Head h has the query and key h // (H / G). `state_RHKV` is changed.
@@ -200,14 +201,14 @@ def scan(
 
 
 def clamped_silu_mul(gate_up_TI2: Tensor, limit: float, alpha: float) -> Tensor:
-    """gpt-oss's middle: gate · sigmoid(alpha · gate) · (up + 1), gates and ups clamped, (T, I)."""
+    """Return gpt-oss's activation: gate · sigmoid(alpha · gate) · (up + 1), clamped, (T, I)."""
     gate, up = gate_up_TI2.chunk(2, dim=-1)
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(gate * alpha) * (up + 1)
 
 
 def gelu_tanh_mul(gate_up_TI2: Tensor) -> Tensor:
-    """GeGLU's middle, gelu by its tanh approximation: gelu(first half) · second half, (T, I)."""
+    """Return GeGLU's activation, gelu by tanh: gelu(first half) · second half, (T, I)."""
     gate, up = gate_up_TI2.chunk(2, dim=-1)
     return functional.gelu(gate, approximate="tanh") * up
 

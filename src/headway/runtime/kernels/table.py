@@ -1,4 +1,4 @@
-"""Which version of each operation runs here, and why. Adding a kernel is adding a row."""
+"""Select the version of each operation for this machine, with the reason."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,30 +32,30 @@ Gemm = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 
 GATED = {"silu": reference.silu_mul, "gelu_tanh": reference.gelu_tanh_mul}
-"""The middle of a gated MLP, by its activation."""
+"""The gated activations of MLPs by name."""
 LAYERS = ("rms_norm", "gated", "rope")
-"""What lies between the GEMMs of a layer."""
+"""The operations between the GEMMs of a layer."""
 
 
 class LinearKernel(Protocol):
-    """A linear layer: `prepare` once, after loading, then call with what it returned.
+    """A linear kernel: call `prepare` once, after loading, and pass its result to each call.
 
-    Up to `few_rows` rows the layer keeps its plain weight and torch multiplies it.
+    For up to `few_rows` rows the layer keeps its plain weight, and torch multiplies it.
     """
 
     few_rows: int
 
     def prepare(self, weight_OH: Tensor) -> Any:
-        """The weight as the GEMM reads it: a tensor, or something with `nbytes`."""
+        """Return the weight in the form of the GEMM: a tensor, or an object with `nbytes`."""
         ...
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None, /) -> Tensor:
-        """x · weightᵀ + bias, (T, O), in the type of x; `weight` as prepared."""
+        """Return x · weightᵀ + bias, (T, O), in the type of x; `weight` is prepared."""
         ...
 
 
 class PlainLinear:
-    """A GEMM that reads weights as the checkpoint has them."""
+    """A GEMM on plain weights."""
 
     few_rows = 0
 
@@ -71,9 +71,9 @@ class PlainLinear:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernels:
-    """The chosen functions; `reasons` maps an operation to (name, why).
+    """The selected functions; `reasons` maps an operation to (name, reason).
 
-    `linear` multiplies weights in the type of the model, `quantized` those of each other format.
+    `linear` multiplies weights of the model's type, `quantized` those of each other format.
     """
 
     linear: LinearKernel
@@ -86,35 +86,35 @@ class Kernels:
     add_rms_norm: Callable[[Tensor, Tensor, Tensor, float, float], tuple[Tensor, Tensor]] | None = (
         None
     )
-    """A sum and its norm at once, where that is one kernel."""
+    """A sum and its norm, where that is one kernel."""
     choose: Callable[..., Tensor] | None = None
-    """All of sampling behind the edits, where that is one kernel: `cuda.sampling.choose`."""
+    """Sampling behind the edits of logits, where that is one kernel: `cuda.sampling.choose`."""
     are_finite: Callable[[Tensor], bool] = reference.are_finite
     scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool], Tensor] = reference.scan
     reasons: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def drafter_linear(self) -> LinearKernel:
-        """The kernel of matrices that a drafter adds: as the head's are rounded at load.
+        """The kernel of a drafter's matrices, in the format of the output matrix.
 
-        Torch's plain one without native kernels, whose outputs can be replaced one by one too.
+        Without native kernels it is a plain one, so that single outputs can be replaced too.
         """
         if self.library is None:
             return PlainLinear(reference.linear)
         return self.quantized.get(self.quantization.format_of("head").at_load, self.linear)
 
     def for_draft_model(self, settings: Settings, draft: ModelSpec) -> "Kernels":
-        """Those of a drafting model, which has formats of its own."""
+        """Return the kernels of a draft model, which has formats of its own."""
         quantization = self.quantization.of_draft(draft.formats)
         settings = replace(settings, quantization=quantization)
         quantized, _ = choose_quantized(settings, self.library, "")
         return replace(self, quantization=quantization, quantized=quantized)
 
     def linear_for(self, module: str, parts: Sequence[int] = ()) -> LinearKernel:
-        """The kernel of one linear layer: `layers.0.mlp.down`, `head`.
+        """Return the kernel of one linear layer: `layers.0.mlp.down`, `head`.
 
-        `parts` are the outputs of each matrix that it holds; where they have several formats its
-        kernel is a `PartsLinear`.
+        `parts` are the outputs of each matrix in it; with several formats the kernel is a
+        `PartsLinear`.
         """
         formats = self.quantization.formats_of(module)
         kernels = [self.quantized.get(format, self.linear) for format, _ in formats]
@@ -124,19 +124,19 @@ class Kernels:
         return PartsLinear(kernels, [sum(next(remaining) for _ in range(n)) for _, n in formats])
 
     def experts_for(self, module: str, parts: Sequence[int]) -> LinearKernel:
-        """The kernel of the experts of a layer: on a GPU one that takes all of them at once."""
+        """Return the kernel of the experts of a layer: on a GPU one that multiplies all at once."""
         kernel = self.linear_for(module, parts)
         kinds = GroupedLinear | Fp8Linear
         return kernel.for_experts() if isinstance(kernel, kinds) else kernel
 
 
 def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
-    """The kernels for this device, weight type and CPU."""
+    """Return the kernels for this device, weight type and CPU."""
     torch_why = "torch's own is the fastest there is here"
     reasons = dict.fromkeys((*LAYERS, "sampling"), ("torch", torch_why))
     library, why = None, ""
     if settings.kernels == "native":
-        torch.set_num_threads(1)  # as beside native kernels; without them the caller sets more
+        torch.set_num_threads(1)  # without native kernels the caller sets more
         library, why = load(settings.threads)
     linear, reasons["linear"] = choose_linear(settings, machine, library)
     if settings.kernels == "native" and library is None:
@@ -168,9 +168,9 @@ def choose_kernels(settings: Settings, machine: Machine) -> Kernels:
 
 
 def with_triton(kernels: Kernels, name: str = "cuda") -> Kernels:
-    """The same with our own kernels, in Triton; read here, for a CPU has none.
+    """Return `kernels` with the Triton kernels, imported here because a CPU has no Triton.
 
-    With cublas torch multiplies 16-bit weights, but experts'.
+    With `name` cublas, torch multiplies 16-bit weights of all but experts.
     """
     from headway.runtime.cuda.triton import layers
     from headway.runtime.cuda.triton.draw import draw
@@ -179,7 +179,7 @@ def with_triton(kernels: Kernels, name: str = "cuda") -> Kernels:
     why = ("triton", "one pass each")
     linear = ("triton", "one tile for every number of rows; cublas may be faster")
     if name == "cublas":
-        linear = ("torch", "given; a row's bits may depend on how many stand beside it")
+        linear = ("torch", "by option; the bits of a row may depend on the number of rows")
     sampling = ("triton", "filters and the draw in one kernel, nothing is read back")
     return replace(
         kernels,
@@ -196,20 +196,20 @@ def with_triton(kernels: Kernels, name: str = "cuda") -> Kernels:
 
 
 def device_kernel(format: Format, dtype: torch.dtype, fp8: str = "exact") -> LinearKernel | None:
-    """A GPU's kernel of a format in a model of `dtype`, where there is one."""
+    """Return a GPU's kernel of a format in a model of `dtype`, None without one."""
     if fp8 == "scaled" and Fp8Linear.supports(format):
         return Fp8Linear(format, dtype)
     return next((kind(format, dtype) for kind in DEVICE_KERNELS if kind.supports(format)), None)
 
 
 DEVICE_KERNELS: tuple[type[Int4Linear] | type[WideningLinear], ...] = Int4Linear, WideningLinear
-"""The first that knows a format multiplies it."""
+"""The first that supports a format multiplies it."""
 
 
 def choose_quantized(
     settings: Settings, library: NativeLibrary | None, why: str
 ) -> tuple[dict[Format, LinearKernel], tuple[str, str]]:
-    """(the kernel of each format, (their name, why)): native ones for what they know."""
+    """Return (the kernel of each format, (name, reason)); native kernels where they support it."""
     kernels: dict[Format, LinearKernel] = {}
     rounded = settings.quantization.rounded
     for format in dict.fromkeys((*rounded, *(one.at_load for one in rounded))):
@@ -225,7 +225,7 @@ def choose_quantized(
             kernels[format] = own or RoundedLinear(format)
     slow = "plain torch, which saves memory and no time"
     if settings.kernels in OWN_KERNELS:
-        name = "scaled FP8 by torch's products, all else by ours in Triton"
+        name = "scaled FP8 by torch, all else by Triton"
         rest = [format for format, kernel in kernels.items() if isinstance(kernel, RoundedLinear)]
         name += f"; {', '.join(map(str, rest))}: {slow}" if rest else ""
         return kernels, ("cuda", f"{settings.quantization}: {name}")
@@ -241,7 +241,7 @@ def choose_quantized(
 def choose_linear(
     settings: Settings, machine: Machine, library: NativeLibrary | None = None
 ) -> tuple[LinearKernel, tuple[str, str]]:
-    """(the kernel, (its name, why))."""
+    """Return (the kernel, (name, reason))."""
     dtype = settings.dtype
     if library is not None:
         why = f"{library.instruction_set}, {dtype} as it is"

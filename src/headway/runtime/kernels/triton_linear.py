@@ -1,4 +1,4 @@
-"""Linear layers on a GPU by our own Triton product: 16-bit activations, one tile for all rows.
+"""Linear layers on a GPU by a Triton kernel: 16-bit activations, one tile shape for all row counts.
 
 `TritonLinear` multiplies weights of 16 bits, `WideningLinear` numbers in FP8 or int8 that are
 widened on the way, with a scale for each output or group of inputs; activations are never rounded.
@@ -16,11 +16,11 @@ from headway.runtime.rounding import RoundedWeight, round_weight, round_weight_f
 from headway.spec.formats import Format
 
 MIN_GROUP = 16
-"""Inputs that a product takes at least."""
+"""Minimum of inputs of one product."""
 
 
 class TritonLinear(GroupedLinear):
-    """x · weightᵀ + bias on weights as they are; `gemm` may stand in where no experts are."""
+    """x · weightᵀ + bias on plain weights; `gemm` replaces the kernel for all but experts."""
 
     def __init__(self, gemm: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None):
         from headway.runtime.cuda.triton import linear
@@ -31,11 +31,11 @@ class TritonLinear(GroupedLinear):
         return weight_OH
 
     def __call__(self, x_TH: Tensor, weight_OH: Tensor, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         return self._gemm(x_TH, weight_OH, bias_O)
 
     def stack(self, prepared: list[Tensor]) -> Tensor:
-        raise AssertionError("the matrices lie behind each other already")
+        raise AssertionError("the plain matrices are stacked already")
 
     def grouped(
         self, x_VH: Tensor, weight: Tensor, bias_EO: Tensor | None, visits: Visits
@@ -44,7 +44,7 @@ class TritonLinear(GroupedLinear):
 
 
 class WideningLinear(GroupedLinear):
-    """x · weightᵀ + bias on rounded weights of 8 bits; products are taken in `dtype`."""
+    """x · weightᵀ + bias on rounded weights of 8 bits; products are in `dtype`."""
 
     def __init__(self, format: Format, dtype: torch.dtype) -> None:
         from headway.runtime.cuda.triton import linear
@@ -55,23 +55,23 @@ class WideningLinear(GroupedLinear):
 
     @staticmethod
     def supports(format: Format) -> bool:
-        """Whether it multiplies weights of this format."""
+        """Return whether it multiplies weights of this format."""
         plain = format.offsets == "none" and not (format.permuted or format.rotated)
         return format.kind in ("fp8", "int8") and plain and format.group % MIN_GROUP == 0
 
     def prepare(self, weight_OH: Tensor) -> Any:
-        """The weight, rounded by output."""
+        """Round a weight by output and pack it."""
         assert not self.format.group, "only a checkpoint has such weights"
         round_plain = round_weight_fp8 if self.format.kind == "fp8" else round_by_output
         return self._kernel.pack(round_plain(weight_OH))
 
     def pack(self, weight: RoundedWeight) -> Any:
-        """A weight that is rounded already."""
+        """Pack a rounded weight."""
         assert weight.fits(self.format)
         return self._kernel.pack(weight)
 
     def __call__(self, x_TH: Tensor, weight: Any, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x."""
+        """Return (T, O) in the type of x."""
         return self._kernel.linear(x_TH, weight, bias_O, dtype=self._dtype)
 
     def stack(self, prepared: list[Any]) -> Any:
@@ -82,5 +82,5 @@ class WideningLinear(GroupedLinear):
 
 
 def round_by_output(weight_OH: Tensor) -> RoundedWeight:
-    """int8 with a scale for each output."""
+    """Round a weight to int8 with a scale for each output."""
     return round_weight(weight_OH, 0)

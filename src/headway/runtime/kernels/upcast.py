@@ -1,9 +1,9 @@
-"""Linear layers in bf16 or fp16 on a CPU that cannot multiply them: widen, then multiply in fp32.
+"""Linear layers in bf16 or fp16 on a CPU that cannot multiply them: convert to fp32, then multiply.
 
 torch computes such GEMMs row by row there (about 20 GFLOP/s on two AVX2 cores, whatever the
-number of rows). Widening a panel of weights that stays in the cache and handing it to an fp32
-GEMM is 2 to 8 times faster from 8 rows on; one or two rows stay with torch, which then streams
-the weights at the memory's speed.
+number of rows). Converting a panel of weights that stays in the cache and multiplying it by an fp32
+GEMM is 2 to 8 times faster from 8 rows on; one or two rows stay with torch, which streams the
+weights at the speed of the memory.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.runtime.kernels import reference
 
 FEW_ROWS = 2
-"""Up to so many rows torch's own row-by-row GEMM is faster: it reads half the bytes."""
+"""Up to this count of rows torch's row-by-row GEMM is faster: it reads half the bytes."""
 
 
 class UpcastLinear:

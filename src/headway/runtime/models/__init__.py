@@ -1,6 +1,6 @@
-"""Model families: one small file a family, one row an architecture.
+"""The model families: one small file for each family, one row for each architecture.
 
-The row's other half, its numbers, is in `spec.FAMILIES`.
+The dimensions of an architecture are read by its row of `spec.FAMILIES`.
 """
 
 from headway.runtime.models.decoder import Architecture, Decoder

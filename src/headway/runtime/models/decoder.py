@@ -1,6 +1,6 @@
-"""What all decoders share: embedding, a stack of layers, a last norm, the head.
+"""The common part of all decoders: embedding, a stack of layers, a last norm, the head.
 
-An architecture is a layer and the names of its weights; the numbers come from the spec.
+An architecture is a layer and the names of its weights; the dimensions come from the spec.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,24 +15,25 @@ from headway.runtime.parallel.halves import drop_other_half
 from headway.runtime.parallel.vocabulary import VocabEmbedding, VocabHead
 
 Weights = dict[str, tuple[str, str | None]]
-"""Checkpoint module → (our module, its part of the rows there); `.weight` and `.bias` follow."""
+"""Module of the checkpoint → (module of the decoder, part of its rows); without `.weight`,
+`.bias`."""
 
 
 Pieces = list[tuple[str, Callable[[Tensor], Tensor]]]
-"""Of a tensor of a checkpoint: (name of ours, function that cuts it out) of each that it holds."""
+"""(name, function that cuts it out) of each tensor of the weight table in a checkpoint's tensor."""
 
 
 def whole(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """The tensor as it is."""
+    """Return the tensor under its own name."""
     return [(name, lambda tensor: tensor)]
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How to make layer i, and the table of weights.
+    """A model architecture: a function that makes layer i, and the table of weights.
 
-    `pieces` gives the tensors of a checkpoint the names of that table, where it has others;
-    `decoder` is another than `Decoder` where more than one stream goes through the layers.
+    `pieces` maps the tensors of a checkpoint to names of that table, where they have others;
+    `decoder` replaces `Decoder` where several streams go through the layers.
     """
 
     layer: Callable[[Build, int], nn.Module]
@@ -42,7 +43,7 @@ class Architecture:
 
 
 def embedding(build: Build) -> nn.Module:
-    """The rows of all tokens, or of a rank's; a stage behind the first is given rows."""
+    """Return the embedding of all tokens or of a rank's; the first pipeline stage has it."""
     if not build.stage.is_first:
         return nn.Identity()
     if build.group.size > 1:
@@ -52,7 +53,7 @@ def embedding(build: Build) -> nn.Module:
 
 
 def head(build: Build) -> nn.Module:
-    """The output matrix, or a rank's rows of it; of a pipeline the last stage's."""
+    """Return the output matrix or a rank's rows of it; the last pipeline stage has it."""
     if not build.stage.is_last:
         return nn.Identity()
     if build.group.size > 1:
@@ -61,7 +62,7 @@ def head(build: Build) -> nn.Module:
 
 
 class Decoder(nn.Module):
-    """Token ids in, hidden states out; `logits` applies the head to the rows that need it."""
+    """Maps token ids to hidden states; `logits` applies the head to rows that need it."""
 
     def __init__(self, build: Build, architecture: Architecture) -> None:
         super().__init__()
@@ -83,18 +84,18 @@ class Decoder(nn.Module):
             drop_other_half(self, self.stage.half)
 
     def forward(self, given: Tensor, step: Step) -> Tensor:
-        """`given` are token ids (T,), or in a stage behind the first its rows (T, H)."""
+        """Run all layers on token ids (T,), or in a later stage on rows (T, H)."""
         return self.run_layers(self.embed(given), step)
 
     def embed(self, given: Tensor) -> Tensor:
-        """What the first layer reads, (T, H)."""
+        """Return the input of the first layer, (T, H)."""
         x_TH: Tensor = self.embedding(given)
         if self.stage.is_first and self.spec.embedding_scale != 1.0:
             x_TH = x_TH * torch.tensor(self.spec.embedding_scale, dtype=x_TH.dtype)
         return x_TH
 
     def run_layers(self, x_TH: Tensor, step: Step) -> Tensor:
-        """The layers that are here; a sum behind an MLP is left to the norm that reads it."""
+        """Run the layers of this stage; the last sum of a layer is left to the next norm."""
         more_TH: Tensor | None = None
         for index in self.own:
             layer = self.layers[index]
@@ -107,17 +108,17 @@ class Decoder(nn.Module):
         return x_TH if more_TH is None else x_TH + more_TH
 
     def logits(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """Logits of these rows, (R, vocab), in fp32.
+        """Return the logits of these rows, (R, vocab), in fp32.
 
-        `head` may stand in for the model's: a part of it, say.
+        `head` replaces the model's output matrix, for example by a part of it.
         """
         return self.logits_of(self.norm(x_RH), head)
 
     def logits_of(self, x_RH: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """The same of rows that the last norm has given.
+        """Return the logits of rows that have passed the last norm.
 
-        The head is given its rows in fp32, so it gives fp32: in bf16 a logit of 16 to 32 would be
-        a multiple of 1/8, and so would differences of log-probabilities.
+        The head gets rows in fp32, so its logits are fp32: in bf16 a logit of 16 to 32 would be a
+        multiple of 1/8, and so would differences of log-probabilities.
         """
         logits_RV: Tensor = (head or self.head)(x_RH.float())
         if self.spec.logits_scale != 1.0:

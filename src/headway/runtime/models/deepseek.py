@@ -1,7 +1,6 @@
-"""DeepSeek V2 and V3 (DeepSeek-AI 2024): latent attention, and experts beside shared ones.
+"""DeepSeek V2 and V3 (DeepSeek-AI 2024): latent attention, routed and shared experts.
 
-The first layers are dense. V3's checkpoints hold further layers that guess several tokens ahead;
-those are left out.
+The first layers are dense. Layers of multi-token prediction in checkpoints of V3 are not read.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +53,7 @@ class DeepseekLayer(ResidualLayer):
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """Each tensor as it is; the numbers that correct a router's choice become a weight."""
+    """Return the tensor under its own name; the correction of a router gets `.weight`."""
     if name.endswith("." + CORRECTION):
         return [(f"{name}.weight", lambda numbers: numbers)]
     return whole(name, shape)

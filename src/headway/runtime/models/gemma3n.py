@@ -1,14 +1,14 @@
-"""Gemma 3n, text (Gemma Team 2025): several streams a token, and layers without keys and values.
+"""Gemma 3n, text (Gemma Team 2025): several streams for each token, layers that share KV.
 
-Of the streams (AltUp, Baykal et al. 2023) a layer computes one; the others are predicted before it
-and corrected behind it, by what a router makes of the computed one:
+A layer computes one of the streams (AltUp, Baykal et al. 2023); the others are predicted before it
+and corrected after it, with weights that a router derives from the computed stream:
 
-    streams ─ predict ─ active ─ Gemma's layer beside a product of low rank ─ correct ─┬─▶
+    streams ─ predict ─ active ─ Gemma's layer plus a low-rank product      ─ correct ─┬─▶
                                             row of this layer, by token ─ gate ─ + ────┘
 
-Before the layers the streams are made of the embedding, behind them they are one again. The last
-layers have queries alone, and read the keys and values of the last layer of their kind that has
-some. Checkpoints of the whole model have images and sound beside it, which are left out.
+Before the layers the streams are made from the embedding, after them they are averaged. The last
+layers have queries only, and read the keys and values of the last layer of their kind that has
+some. The image and audio parts of a checkpoint are not read.
 
 S streams, T tokens, H hidden size, L layers, P numbers of a layer's row.
 """
@@ -60,7 +60,7 @@ MIN_MEAN_SQUARE = 1e-5
 
 
 class Plain(nn.Module):
-    """A few numbers, as a matrix (outputs, inputs) or a vector."""
+    """A small unquantized weight: a matrix (outputs, inputs) or a vector."""
 
     def __init__(self, build: Build, *shape: int) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Plain(nn.Module):
 
 
 class LayerExtras(nn.Module):
-    """What a layer has beside attention and MLP."""
+    """The parts of a layer other than attention and MLP: AltUp, LAuReL, the per-layer row."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -91,28 +91,28 @@ class LayerExtras(nn.Module):
         self.gated = build.kernels.gated[spec.activation]
 
     def router_outputs(self, x_TH: Tensor) -> Tensor:
-        """What the router makes of a stream, (T, S), between -1 and 1."""
+        """Return the router's output for a stream, (T, S), between -1 and 1."""
         normed_TH = self.routing_norm(x_TH) * (1 / x_TH.shape[-1])
         return torch.tanh(self.routing(normed_TH).float()).to(x_TH.dtype)
 
     def predict(self, x_STH: Tensor) -> Tensor:
-        """Each stream with what a layer is thought to make of it, (S, T, H)."""
+        """Return the predicted streams behind the layer, (S, T, H)."""
         mixed_TSS = self.prediction(self.router_outputs(x_STH[self.altup.active]))
         mixed_TSS = mixed_TSS.unflatten(-1, (self.altup.streams, -1))
         return torch.einsum("tos,sth->oth", mixed_TSS, x_STH) + x_STH
 
     def correct(self, predicted_STH: Tensor, computed_TH: Tensor) -> Tensor:
-        """The streams, each by its share of what the layer found and was not predicted."""
+        """Return the streams, each corrected by its share of the error of the prediction."""
         shares_TS = self.correction(self.router_outputs(computed_TH)) + 1.0
         new_TH = computed_TH - predicted_STH[self.altup.active]
         return predicted_STH + new_TH * shares_TS.T[..., None]
 
     def laurel(self, x_TH: Tensor) -> Tensor:
-        """A product of low rank, added to its input."""
+        """Return x plus a low-rank product of it (LAuReL)."""
         return x_TH + self.laurel_norm(self.laurel_up(self.laurel_down(x_TH)))
 
     def add_row(self, x_STH: Tensor, row_TP: Tensor) -> Tensor:
-        """The streams with the token's row of this layer, but for the first."""
+        """Add the tokens' rows of this layer to all streams but the first."""
         query_TH = x_STH[self.altup.active]
         if self.altup.scaled:
             query_TH = query_TH * self.scale.weight
@@ -122,9 +122,9 @@ class LayerExtras(nn.Module):
 
 
 class SparseGateMLP(GatedMLP):
-    """A gated MLP of which most neurons are silent: those whose gates are not far above the mean.
+    """A gated MLP with sparse activations: only gates far above the mean are not 0.
 
-    Gates are taken as normally distributed: with 0.95 those below mean + 1.645 deviations are 0.
+    Gates are treated as normally distributed: with 0.95, gates below mean + 1.645 deviations are 0.
     """
 
     def __init__(self, build: Build, sparsity: float) -> None:
@@ -165,7 +165,7 @@ class Gemma3nLayer(nn.Module):
 
 
 class ModelExtras(nn.Module):
-    """What stands before and behind the layers."""
+    """The parts before and after the layers: the streams, and the per-layer rows."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class ModelExtras(nn.Module):
         self.gather = nn.ModuleList(Linear(build, hidden, hidden) for _ in range(others))
 
     def rows_of(self, token_ids_T: Tensor, x_TH: Tensor) -> Tensor:
-        """The row of each layer for each token, (T, L, P): looked up, and out of its embedding."""
+        """Return the per-layer rows of the tokens, (T, L, P), from a table and the embedding."""
         known_T = torch.lt(token_ids_T, self.altup.per_layer_vocab)
         table_TLP = self.table(token_ids_T * known_T).unflatten(-1, (self.num_layers, -1))
         table_TLP = table_TLP * torch.tensor(table_TLP.shape[-1] ** 0.5, dtype=x_TH.dtype)
@@ -196,16 +196,16 @@ class ModelExtras(nn.Module):
         return (self.rows_norm(projected_TLP.contiguous()) + table_TLP) * 0.5**0.5
 
     def make_streams(self, x_TH: Tensor) -> Tensor:
-        """The streams that begin as the embedding and products of it, all of one size."""
+        """Return the first streams: the embedding and products of it, all of one norm."""
         return self.scaled_alike(x_TH, [spread(x_TH) for spread in self.spread])
 
     def merge_streams(self, x_STH: Tensor) -> Tensor:
-        """The mean of the streams, all of the first one's size."""
+        """Return the mean of the streams, all scaled to the norm of the first."""
         others = [gather(x_TH) for gather, x_TH in zip(self.gather, x_STH[1:], strict=True)]
         return self.scaled_alike(x_STH[0], others).mean(0)
 
     def scaled_alike(self, first_TH: Tensor, others: list[Tensor]) -> Tensor:
-        """`first_TH` and the others with its root mean square, (S, T, H)."""
+        """Return `first_TH` and the others scaled to its root mean square, (S, T, H)."""
         size_T1 = first_TH.square().mean(-1, True) ** 0.5
         streams = [first_TH]
         for x_TH in others:
@@ -215,7 +215,7 @@ class ModelExtras(nn.Module):
 
 
 class Gemma3nDecoder(Decoder):
-    """`Decoder` with streams, and a row of each layer for each token."""
+    """A `Decoder` with streams and per-layer rows."""
 
     def __init__(self, build: Build, architecture: Architecture) -> None:
         super().__init__(build, architecture)
@@ -232,7 +232,7 @@ class Gemma3nDecoder(Decoder):
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """The text model's tensors out of those of a model of images and sound."""
+    """Return the tensors of the text model, without those for images and audio."""
     if name.startswith(IGNORED_PREFIXES):
         return []
     name = name.replace("model.language_model.", "model.", 1)

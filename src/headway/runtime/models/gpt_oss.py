@@ -1,8 +1,8 @@
 """gpt-oss (OpenAI 2025): Llama with sink logits, a window in every other layer, and experts.
 
-Its checkpoints hold the experts of a layer in one tensor, gates and ups in turn: in 16 bits
-(E, H, 2 · I), inputs before outputs, in MXFP4 `…_blocks` (E, 2 · I, H / 32, 16) and `…_scales`
-(E, 2 · I, H / 32). They are read as if each expert had matrices of its own.
+Its checkpoints hold the experts of a layer in one tensor, with gates and ups interleaved: in 16
+bits (E, H, 2 · I), inputs before outputs, in MXFP4 `…_blocks` (E, 2 · I, H / 32, 16) and `…_scales`
+(E, 2 · I, H / 32). They are read as matrices of each expert.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,13 +27,14 @@ PARTS = {
 }
 """Stacked tensor → its matrices: (name, first output, step)."""
 SUFFIXES = {"": "weight", "bias": "bias", "blocks": "blocks", "scales": "scales"}
-"""What follows a stacked tensor's name, and what an expert's own would have."""
+"""Suffix of a stacked tensor → suffix of the tensor of one expert."""
 
 
 def by_expert(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """`mlp.experts.gate_up_proj` as `mlp.experts.0.gate_proj.weight`, `…0.up_proj.weight`, ….
+    """Split `mlp.experts.gate_up_proj` into `mlp.experts.0.gate_proj.weight`, `…0.up_proj.weight`,
+    ….
 
-    A stacked tensor is a view of its file: no more than a matrix is copied at once.
+    A stacked tensor is a view of its file: only one matrix is copied at a time.
     """
     base, experts, last = name.partition(".mlp.experts.")
     kind = next((kind for kind in PARTS if last.startswith(kind)), "")
@@ -53,7 +54,7 @@ def by_expert(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
 
 
 def outputs_of(stacked: Tensor, expert: int, first: int, step: int, turned: bool) -> Tensor:
-    """Every `step`-th output of an expert from `first` on; `turned`: inputs came first."""
+    """Return every `step`-th output of an expert from `first` on; `turned`: inputs are first."""
     matrix = stacked[expert].t() if turned else stacked[expert]
     return matrix[first::step]
 

@@ -1,6 +1,6 @@
 """Granite 3 (IBM 2024): Llama with fixed multipliers on embeddings, scores, residuals and logits.
 
-Only the residual one is drawn here; the others are numbers of the spec.
+This file applies the residual one; the others are numbers of the spec.
 """
 
 from torch import Tensor

@@ -1,7 +1,8 @@
 """Granite 4 hybrids (IBM 2025): Mamba-2 in most layers, attention in few, mostly without a rope.
 
-Multipliers as Granite 3 has them. A layer has experts and a shared MLP, or that alone. Checkpoints
-hold the experts of a layer in one tensor, (E, 2 · I, H) and (E, H, I), gates before ups.
+It has the multipliers of Granite 3. A layer has experts and a shared MLP, or the latter alone.
+Checkpoints hold the experts of a layer in one tensor, (E, 2 · I, H) and (E, H, I), gates before
+ups.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ WEIGHTS: Weights = {
 
 
 class SharedMLP(nn.Module):
-    """The MLP that all tokens visit, of a layer without experts."""
+    """The MLP of a layer without experts, in the place of the shared MLP of other layers."""
 
     def __init__(self, build: Build) -> None:
         super().__init__()
@@ -53,7 +54,7 @@ class GraniteHybridLayer(HybridLayer):
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """Stacked experts as matrices of each, other tensors as they are."""
+    """Split stacked experts into matrices of each; other tensors keep their names."""
     base, stacked, last = name.partition(STACKED)
     if not stacked or last not in ("input_linear.weight", "output_linear.weight"):
         return bare_pieces(name, shape)
@@ -70,7 +71,7 @@ def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
 
 
 def cut(stacked: Tensor, expert: int, rows: tuple[int, int]) -> Tensor:
-    """Some outputs of an expert: (first, how many)."""
+    """Return some outputs, (first, count), of an expert."""
     return stacked[expert].narrow(0, *rows)
 
 

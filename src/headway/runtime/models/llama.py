@@ -1,4 +1,4 @@
-"""Llama 2 and 3.x (Touvron et al. 2023), and those that differ from it in numbers alone.
+"""Llama 2 and 3.x (Touvron et al. 2023), and models that differ from it in dimensions alone.
 
              ┌──────────────┐            ┌────────┐
 x ──┬─ norm ─┤ attention    ├─ + ─┬─ norm ┤ MLP    ├─ + ──▶ next layer … norm ─▶ head

@@ -1,4 +1,4 @@
-"""Phi-3 (Abdin et al. 2024): a Llama whose checkpoint holds fused matrices, as we do.
+"""Phi-3 (Abdin et al. 2024): a Llama with fused matrices in the checkpoint.
 
 Phi-4-mini, of the same architecture, rotates three quarters of each head.
 """

@@ -1,6 +1,6 @@
 """Qwen3 (Yang et al. 2025): Llama with a norm on each head's query and key, before the rope.
 
-Its sparse sibling, Qwen3-MoE, has experts in place of the MLP, in all layers or in some.
+Qwen3-MoE has experts in place of the MLP, in all layers or in some.
 """
 
 from torch import Tensor, nn
@@ -41,7 +41,7 @@ class SparseLayer(ResidualLayer):
 
 
 def qwen3_moe_layer(build: Build, index: int) -> nn.Module:
-    """The layer that the spec says is at `index`."""
+    """Return a sparse or a dense layer, as the spec has it at `index`."""
     layer = SparseLayer if build.spec.layers[index].sparse else LlamaLayer
     return layer(build, index)
 

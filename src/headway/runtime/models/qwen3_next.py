@@ -1,7 +1,7 @@
 """Qwen3-Next (Qwen 2025): gated delta nets in three of four layers, gated attention in the fourth.
 
-A sparse layer has a shared expert behind a gate. Further layers that guess tokens (`mtp.`) are left
-out.
+A sparse layer has a shared expert behind a gate. Layers of multi-token prediction (`mtp.`) are not
+read.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,11 +35,11 @@ WEIGHTS: Weights = {
     THEIRS + "out_proj": (OURS + "out", None),
 }
 BARE = (".A_log", ".dt_bias", ".D")
-"""Numbers that are no module of a checkpoint."""
+"""Suffixes of weights without a module in the checkpoint."""
 
 
 class HybridLayer(nn.Module):
-    """A layer that attends or keeps a state, whichever the spec says, and an MLP."""
+    """A layer with attention or a recurrent state, as the spec says, and an MLP."""
 
     def __init__(self, build: Build, index: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class HybridLayer(nn.Module):
         self.mlp = SparseMLP(build) if layer.sparse else self.dense(build)
 
     def dense(self, build: Build) -> nn.Module:
-        """The MLP of a layer without experts."""
+        """Return the MLP of a layer without experts."""
         return GatedMLP(build)
 
     def forward(self, x_TH: Tensor, step: Step) -> Tensor:
@@ -66,12 +66,12 @@ class HybridLayer(nn.Module):
         return x_TH + self.scaled(self.mlp(normed_TH, step) if self.sparse else self.mlp(normed_TH))
 
     def scaled(self, x_TH: Tensor) -> Tensor:
-        """What is added to the stream."""
+        """Return `x_TH` times the residual multiplier."""
         return x_TH if self.residual_scale == 1.0 else x_TH * self.residual_scale
 
 
 def pieces(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """Each tensor as it is; bare numbers become a weight, (C, 1, W) of a convolution (C, W)."""
+    """Return the tensor under its name; bare weights get `.weight`, (C, 1, W) becomes (C, W)."""
     if name.endswith(".conv1d.weight"):
         return [(name, lambda weight: weight.flatten(1))]
     if name.endswith(BARE):

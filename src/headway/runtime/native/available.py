@@ -1,26 +1,26 @@
-"""Which native kernels run on this machine, found out without torch."""
+"""Find the native kernels that run on this machine, without torch."""
 
 from pathlib import Path
 
 OPERATION_BYTES = 304
-"""Size of `Operation` in native/program.h; a module of another version has another."""
+"""Size of `Operation` in native/program.h; it differs in a module of another version."""
 GROUP_BYTES = 32
-"""The same of `KVGroup`."""
+"""Size of `KVGroup` in native/program.h."""
 NUM_CODES = 11
-"""How many kinds of operations there are."""
+"""Number of kinds of operations."""
 
 
 def compiled_module() -> Path:
-    """The file of the compiled kernels; only where `best_instruction_set` names one."""
+    """Return the file of the compiled kernels; only if `best_instruction_set` names one."""
     from headway.runtime.native import _native
 
     return Path(_native.__file__)
 
 
 def best_instruction_set() -> tuple[str, str]:
-    """(its name, why), or ("", why there is none): amx, avx512, avx2 …
+    """Return (name, reason), the name one of amx, avx512, avx2 …, "" without native kernels.
 
-    The module may be missing (no compiler at install) or may not load (another machine's build).
+    The module may be missing (no compiler at install) or may not load (built for another machine).
     """
     try:
         from headway.runtime.native import _native

@@ -25,7 +25,7 @@ class PackedFp8:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is of, each in the order of the outputs."""
+        """Its tensors, each in the order of the outputs."""
         return [self.panels, self.scales]
 
     @property
@@ -34,7 +34,7 @@ class PackedFp8:
 
     @property
     def padded(self) -> int:
-        """Inputs of a panel."""
+        """Inputs of a panel, padded."""
         return padded_inputs(self.inputs)
 
 
@@ -51,14 +51,14 @@ class NativeFp8Linear:
 
     @staticmethod
     def supports(format: Format) -> bool:
-        """Whether the kernels read it: with scales of groups of whole steps, or of outputs."""
+        """Return whether the kernels read it: scales of outputs, or of groups of whole steps."""
         return format == Format("fp8", format.group) and format.group % INPUT_STEP == 0
 
     def prepare(self, weight_OH: Tensor) -> PackedFp8:
         raise AssertionError("only a checkpoint has such weights")
 
     def pack(self, weight: RoundedWeight) -> PackedFp8:
-        """The numbers in panels; they have this format."""
+        """Pack numbers of this format in panels."""
         assert weight.fits(self.format)
         outputs, inputs = weight.levels_OH.shape
         panels, scales = self._sizes(outputs, inputs)
@@ -72,25 +72,25 @@ class NativeFp8Linear:
         return PackedFp8(packed, by_panel, outputs, inputs, self.format.group)
 
     def _sizes(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """(bytes of all panels, scales)."""
+        """Return (bytes of all panels, number of scales)."""
         width, group = 2 * self._library.lanes, self.format.group
         rows = -(-outputs // width) * width
         return rows * padded_inputs(inputs), rows * (-(-inputs // group) if group else 1)
 
     def blob_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of a weight's panels and scales."""
+        """Return the bytes of the panels and scales of a weight."""
         panels, scales = self._sizes(outputs, inputs)
         return panels + 4 * scales
 
     def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedFp8:
-        """The weight whose panels and scales, one behind the other, these bytes are."""
+        """Return the weight in these bytes: its panels, then its scales."""
         panels, _ = self._sizes(outputs, inputs)
         scales = blob[panels:].view(torch.float32)
         return PackedFp8(blob[:panels], scales, outputs, inputs, self.format.group)
 
     @recordable("linear_fp8")
     def __call__(self, x_TH: Tensor, weight: PackedFp8, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x; a bias has that type too."""
+        """Return (T, O) in the type of x; a bias has that type too."""
         x = x_TH.contiguous()
         out_TO = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype)
         scratch = x.shape[0] * weight.padded

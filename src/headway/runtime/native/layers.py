@@ -1,7 +1,7 @@
 """Norms, ropes and gates in native code, one call each, with the signatures of the reference.
 
-Rows are read where they lie: queries and keys as parts of the rows of one GEMM. Weights have the
-type of their rows.
+Rows are read in place: queries and keys as parts of the rows of one GEMM. Weights have the type of
+their rows.
 """
 
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from headway.runtime.native.library import TYPES, NativeLibrary
 from headway.runtime.native.lower import recordable
 
 ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}
-"""Activations as the module numbers them."""
+"""Numbers of the activations in the module."""
 
 
 class NativeLayers:
-    """The operations of a layer that are no GEMMs."""
+    """The operations of a layer other than GEMMs."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._calls = library.calls
@@ -28,7 +28,7 @@ class NativeLayers:
 
     @recordable("rms_norm")
     def rms_norm(self, x_TH: Tensor, weight_H: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-        """`reference.rms_norm` of rows (T, H), or of the heads of rows (T, N, D)."""
+        """Return `reference.rms_norm` of rows (T, H), or of the heads of rows (T, N, D)."""
         assert weight_H.dtype == x_TH.dtype
         x, out_TH = rows_of(x_TH), x_TH.new_empty(x_TH.shape)
         width, inner = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
@@ -49,7 +49,7 @@ class NativeLayers:
 
     @recordable("rope")
     def rope(self, x_TND: Tensor, cos_TR: Tensor, sin_TR: Tensor) -> Tensor:
-        """`reference.rope`."""
+        """Return `reference.rope`."""
         x, cos, sin = rows_of(x_TND), cos_TR.contiguous(), sin_TR.contiguous()
         tokens, heads, size = x.shape
         out = x.new_empty(x.shape)
@@ -71,7 +71,7 @@ class NativeLayers:
         return out
 
     def are_finite(self, x: Tensor) -> bool:
-        """`reference.are_finite`."""
+        """Return `reference.are_finite`."""
         x = x.contiguous()
         return bool(self._calls.are_finite(x.data_ptr(), x.numel(), TYPES[x.dtype]))
 
@@ -85,12 +85,12 @@ class NativeLayers:
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """`x` with its last dim dense, as the kernels read rows."""
+    """Return `x` with a dense last dim, as the kernels read rows."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def layers_are_right(library: NativeLibrary) -> bool:
-    """Whether small norms, ropes and gates come out as they are defined, in fp64."""
+    """Return whether small norms, ropes and gates have the results of their definition in fp64."""
     draw = torch.Generator().manual_seed(1)
     layers = NativeLayers(library)
     for dtype in TYPES:

@@ -1,4 +1,4 @@
-"""What the native kernels need to know of torch: number types and addresses."""
+"""Number types and addresses of tensors for the native kernels."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""Number types as the module numbers them."""
+"""Numbers of the types in the module."""
 E4M3 = 5
-"""That of weights alone."""
+"""Type number of weights only."""
 INT4, INT8_INT4, INT4_INT8 = 4, 6, 7
-"""That of KV memory whose blocks are rounded."""
+"""Type numbers of KV memory with rounded blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,5 +27,5 @@ class NativeLibrary:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where the tensor's numbers begin; 0 for none."""
+    """Return the address of the tensor's numbers; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()

@@ -1,6 +1,6 @@
 """Linear layers in the type of the checkpoint: 16-bit weights stay 16 bits wide, and are packed.
 
-An AVX2 core widens bf16 as it reads, so that a GEMM moves half the bytes of an fp32 one and
+An AVX2 core converts bf16 as it reads, so that a GEMM reads half the bytes of an fp32 one and
 multiplies as fast; see native/linear.inl.
 """
 
@@ -27,12 +27,12 @@ class PackedWeight:
 
     @property
     def padded(self) -> int:
-        """Inputs of a panel."""
+        """Inputs of a panel, padded."""
         return padded_inputs(self.inputs)
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is of."""
+        """Its tensors."""
         return [self.panels]
 
     @property
@@ -41,12 +41,12 @@ class PackedWeight:
 
 
 def padded_inputs(inputs: int) -> int:
-    """Inputs of a panel: with zeros to whole steps."""
+    """Return the inputs of a panel: padded with zeros to whole steps."""
     return -(-inputs // INPUT_STEP) * INPUT_STEP
 
 
 class NativeLinear:
-    """x · weightᵀ + bias on packed weights, sums in fp32. `dtype` is that of blobs."""
+    """x · weightᵀ + bias on packed weights, sums in fp32. `dtype` is the type of blobs."""
 
     few_rows = 0
 
@@ -55,7 +55,7 @@ class NativeLinear:
         self._scratch = torch.empty(0)
 
     def prepare(self, weight_OH: Tensor) -> PackedWeight:
-        """The weight in panels; as many bytes, outputs and inputs rounded up."""
+        """Pack a weight in panels of the same type, with outputs and inputs rounded up."""
         weight = weight_OH.detach().contiguous()
         outputs, inputs = weight.shape
         panels = torch.empty(self._size(outputs, inputs), dtype=weight.dtype)
@@ -65,22 +65,22 @@ class NativeLinear:
         return PackedWeight(panels, outputs, inputs, weight.dtype)
 
     def _size(self, outputs: int, inputs: int) -> tuple[int, int]:
-        """Outputs and inputs of all panels."""
+        """Return the outputs and inputs of all panels."""
         width = 2 * self._library.lanes
         return -(-outputs // width) * width, padded_inputs(inputs)
 
     def blob_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of a weight's panels."""
+        """Return the bytes of the panels of a weight."""
         return math.prod(self._size(outputs, inputs)) * self._dtype.itemsize
 
     def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedWeight:
-        """The weight whose panels these bytes are."""
+        """Return the weight with these bytes as panels."""
         panels = blob.view(self._dtype).view(self._size(outputs, inputs))
         return PackedWeight(panels, outputs, inputs, self._dtype)
 
     @recordable("linear")
     def __call__(self, x_TH: Tensor, weight: PackedWeight, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x; a bias has that type too."""
+        """Return (T, O) in the type of x; a bias has that type too."""
         x = x_TH.contiguous()
         out_TO = torch.empty(x.shape[0], weight.outputs, dtype=x.dtype)
         scratch = x.shape[0] * weight.padded

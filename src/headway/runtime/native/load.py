@@ -44,11 +44,11 @@ CHECKED = (
     Format("int4", 32, fp32_scales=True, offsets="any", super_block=SUPER_BLOCK),
     Format("int8", 16, fp32_scales=True, super_block=SUPER_BLOCK),
 )
-"""Of the layouts of others: each way to hold levels, scales and offsets."""
+"""Formats of checkpoints: each way to store levels, scales and offsets."""
 
 
 def load(threads: int, instruction_set: str | None = None) -> tuple[NativeLibrary | None, str]:
-    """(the library or None, why)."""
+    """Return (the library or None, the reason)."""
     best, why = best_instruction_set()
     if not best:
         return None, why
@@ -69,7 +69,7 @@ def load(threads: int, instruction_set: str | None = None) -> tuple[NativeLibrar
 
 
 def is_right(library: NativeLibrary) -> bool:
-    """Whether every operation's results are those of torch."""
+    """Return whether the results of all operations are those of torch."""
     gemms = (linear_is_right, quantized_is_right, fp8_is_right)
     attention = (attention_is_right, rounded_kv_is_right)
     rest = (programs_are_right, layers_are_right, sampling_is_right)
@@ -77,7 +77,7 @@ def is_right(library: NativeLibrary) -> bool:
 
 
 def linear_is_right(library: NativeLibrary) -> bool:
-    """Whether a small GEMM comes out as torch has it."""
+    """Return whether a small GEMM has the result of torch."""
     draw = torch.Generator().manual_seed(0)
     kernel = NativeLinear(library)
     for dtype in TYPES:
@@ -89,9 +89,9 @@ def linear_is_right(library: NativeLibrary) -> bool:
 
 
 def quantized_is_right(library: NativeLibrary) -> bool:
-    """The same on rounded weights of every layout: torch multiplies the rounded numbers.
+    """Return whether GEMMs on rounded weights of every layout have the result of torch.
 
-    17 rows are more than a few, and so multiplied in tiles where there are tiles.
+    17 rows are enough to be multiplied in tiles, where the instruction set has tiles.
     """
     draw = torch.Generator().manual_seed(0)
     x, weight = (torch.randn(size, 5 * 128, generator=draw) for size in (17, 45))
@@ -110,7 +110,7 @@ def quantized_is_right(library: NativeLibrary) -> bool:
 
 
 def in_format(format: Format, weight: RoundedWeight, draw: torch.Generator) -> RoundedWeight:
-    """The weight's levels with offsets, an order and scales as the format has them."""
+    """Return the weight with offsets, an order and scales of the format."""
     if format.ours:
         return weight
     order = torch.randperm(weight.levels_OH.shape[1], generator=draw) if format.permuted else None
@@ -120,7 +120,7 @@ def in_format(format: Format, weight: RoundedWeight, draw: torch.Generator) -> R
 
 
 def with_super_blocks(weight: RoundedWeight, draw: torch.Generator) -> RoundedWeight:
-    """Its levels with scales, and minima where it has offsets, of super-blocks."""
+    """Return the weight with random scales of super-blocks, and minima where it has offsets."""
     parts, (outputs, groups) = 1 if weight.offsets_OG is None else 2, weight.scales_OG.shape
     each = SUPER_BLOCK // weight.group
     supers = SuperBlocks(
@@ -132,7 +132,7 @@ def with_super_blocks(weight: RoundedWeight, draw: torch.Generator) -> RoundedWe
 
 
 def fp8_is_right(library: NativeLibrary) -> bool:
-    """Whether every number of type e4m3 is multiplied as it is, by few rows and by many."""
+    """Return whether every number of type e4m3 is multiplied exactly, by few and many rows."""
     draw = torch.Generator().manual_seed(0)
     codes = torch.arange(254, dtype=torch.uint8) % 127 + torch.arange(254).gt(126) * 128
     levels = codes.to(torch.uint8).repeat(45, 1).view(torch.float8_e4m3fn)
@@ -150,7 +150,7 @@ def fp8_is_right(library: NativeLibrary) -> bool:
 
 
 def programs_are_right(library: NativeLibrary) -> bool:
-    """Whether a program gives the numbers of its operations called alone, in each type."""
+    """Return whether a program has the results of its operations called one by one."""
     layers, linear = NativeLayers(library), NativeLinear(library)
     draw, nothing = torch.Generator().manual_seed(0), torch.zeros(0, dtype=torch.int64)
     for dtype in TYPES:
@@ -179,7 +179,7 @@ def programs_are_right(library: NativeLibrary) -> bool:
 
 
 def attention_is_right(library: NativeLibrary) -> bool:
-    """Whether a small causal attention does, in each type of KV: 41 tokens, 6 heads on 2."""
+    """Return whether causal attention is right in each type of KV: 41 tokens, 6 heads on 2."""
     draw, rule = torch.Generator().manual_seed(0), AttentionRule(scale=0.3, softcap=5.0)
     slots, blocks = torch.arange(16, 57), torch.arange(1, 4)
     for dtype, kv_dtype in [*zip(TYPES, TYPES, strict=True), (torch.bfloat16, torch.int8)]:
@@ -204,7 +204,7 @@ def attention_is_right(library: NativeLibrary) -> bool:
 
 
 def rounded_kv_is_right(library: NativeLibrary) -> bool:
-    """Whether int4 KV, and int8 beside it, is what the definition makes of it.
+    """Return whether attention over int4 KV, and mixed int4 and int8, is that of the reference.
 
     Of 150 tokens 128 are rounded.
     """
@@ -239,7 +239,7 @@ def rounded_kv_is_right(library: NativeLibrary) -> bool:
 
 
 def rounded_alike(one: Tensor, other: Tensor) -> bool:
-    """Whether levels or scales are equal; int8 may be either of the two nearest."""
+    """Return whether levels or scales are equal; int8 levels may differ by one."""
     if one.dtype == torch.int8:
         return bool((one.int() - other).abs().max() <= 1)
     return torch.equal(one, other)

@@ -1,8 +1,9 @@
 """Trace the forward of a model symbolically and lower it to a native `Program`.
 
-`lower` calls its forward with a `Value` in place of token ids, and each native operation that is
-given a `Value` writes itself down. What none of them does, a router's choice say, cannot be
-lowered: then the model runs as it is drawn, operation by operation, and `lower` tells why.
+`lower` calls a forward with a `Value` in place of token ids, and each native operation that is
+called with a `Value` records itself. A forward with another operation, for example the choice of a
+router, cannot be lowered: the model then runs operation by operation from Python, and `lower`
+returns the reason.
 
     x + attention(norm(x))    norm 0 → 1 · linear 1 → 2 · rope · write_kv · attention 2 → 1 · …
 """
@@ -25,13 +26,13 @@ PAUSE = "pause"
 
 
 class NotLoweredError(Exception):
-    """The model does on its way what no operation of a program does."""
+    """The model has an operation that a program cannot have."""
 
 
 class Value:
-    """What an operation gives: for each token the `width` numbers from `first` on of a buffer.
+    """The symbolic result of an operation: `width` columns of a buffer from `first` on, by token.
 
-    `heads` tells in how many equal parts `unflatten` has cut them; 0: not cut.
+    `heads` is the number of equal parts after `unflatten`; 0: not divided.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Value:
 
     @property
     def shape(self) -> tuple[float, ...]:
-        """As of a tensor, for any number of tokens."""
+        """The shape as of a tensor, with infinitely many tokens."""
         rest = (self.heads, self.width // self.heads) if self.heads else (self.width,)
         return float("inf"), *rest
 
@@ -58,7 +59,7 @@ class Value:
 
     @property
     def dense(self) -> bool:
-        """Whether it is all of its rows."""
+        """Whether it has all columns of its buffer."""
         return self.width == self.recorder.widths[self.buffer]
 
     def split(self, sizes: Sequence[int], dim: int) -> list["Value"]:
@@ -90,7 +91,7 @@ class Value:
         raise NotLoweredError("quotient")
 
     def float(self) -> "Value":
-        """The same numbers in fp32."""
+        """Return the value in fp32."""
         return self if self.dtype == torch.float32 else self.recorder.widen(self)
 
     @classmethod
@@ -101,7 +102,7 @@ class Value:
 
 
 def recordable(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A method that, where its first argument is a `Value`, is the recorder's method `name`."""
+    """Decorate a method: called with a `Value`, it calls the recorder's method `name` instead."""
 
     def wrap(operation: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(operation)
@@ -116,22 +117,22 @@ def recordable(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
 
 
 class OperationRecorder:
-    """The operations so far. Each result has a buffer of its own until `program` shares memory."""
+    """Records operations. Each result has a buffer of its own until `program` shares memory."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.widths: list[int] = []
         self.dtype = dtype
         self.dtypes: dict[int, torch.dtype] = {}
-        """Of the buffers that have another type."""
+        """Types of buffers that differ from `dtype`."""
         self.given: int | None = None
-        """The buffer that is the caller's, if any."""
+        """The buffer that the caller provides, if any."""
         self._part: Value | None = None
-        """Where the next product goes, if it is one of `parts`."""
+        """The columns of the next product within `parts`."""
         self._operations: list[dict[str, Any]] = []
         self._scratch_bytes = 0
 
     def _new(self, width: int, heads: int = 0, like: Value | None = None) -> Value:
-        """A result in a buffer of its own, in the type of `like` or else in the model's."""
+        """Return a value in a new buffer, in the type of `like` or the model's type."""
         buffer = len(self.widths)
         self.widths.append(width)
         if like is not None and like.dtype != self.dtype:
@@ -142,7 +143,7 @@ class OperationRecorder:
         self._operations.append({"code": code, **fields})
 
     def give(self, width: int) -> Value:
-        """Rows that the caller brings, to be read and not written."""
+        """Return the value of rows that the caller provides; they are only read."""
         x = self._new(width)
         self.given = x.buffer
         return x
@@ -175,7 +176,7 @@ class OperationRecorder:
         return self._gemm("quantized", x, weight, bias_O, weight.scratch_bytes, **numbers)
 
     def parts(self, x: Value, weight: Any, bias_O: Tensor | None) -> Value:
-        """Products of the same rows, each by its own kernel: their outputs side by side."""
+        """Multiply the same rows by several kernels; their outputs are adjacent columns."""
         sizes = [matrix.outputs for matrix in weight.matrices]
         y = self._new(sum(sizes), like=x)
         biases = [None] * len(sizes) if bias_O is None else bias_O.split(sizes)
@@ -202,7 +203,7 @@ class OperationRecorder:
         return y
 
     def rope(self, x: Value, cos_PR: Tensor, sin_PR: Tensor) -> Value:
-        """In place: nobody reads queries and keys as they were before."""
+        """Rotate in place: no other operation reads queries and keys before the rope."""
         angles = {"weight": address(cos_PR), "bias": address(sin_PR), "pairs": cos_PR.shape[-1]}
         self._write("rope", x=x, y=x, width=x.width // x.heads, count=x.heads, **angles)
         return x
@@ -214,14 +215,14 @@ class OperationRecorder:
         return y
 
     def add(self, x: Value, other: Value | None, factor: float) -> Value:
-        """x · factor + other."""
+        """Return x · factor + other."""
         assert x.dense and (other is None or (other.dense and other.dtype == x.dtype))
         y = self._new(x.width, like=x)
         self._write("add", x=x, second=other, y=y, width=x.width, factor=factor)
         return y
 
     def widen(self, x: Value) -> Value:
-        """The same numbers in fp32."""
+        """Return the value in fp32."""
         if not x.dense:
             raise NotLoweredError("some columns in fp32")
         y = self._new(x.width)
@@ -230,7 +231,7 @@ class OperationRecorder:
         return y
 
     def over_ranks(self, x: Value, work: Callable[[Tensor], Tensor]) -> Value:
-        """What `work` makes of the rows of `x`, from Python, between two native calls."""
+        """Call `work` from Python on the rows of `x`, between two native calls."""
         assert x.dense
         y = self._new(x.width)
         self._write(PAUSE, x=x, y=y, width=x.width, work=lambda own_TH, batch: work(own_TH))
@@ -245,7 +246,7 @@ class OperationRecorder:
         batch: None,
         work: Callable[[Tensor, Any], Tensor],
     ) -> Value:
-        """What ranks that hold parts of the context make of the queries, between native calls."""
+        """Attend over ranks that hold parts of the context, between two native calls."""
         y, heads = self._new(q.width, q.heads), q.heads
         self._write("write_kv", x=k, second=v, kv_group=layer.group, kv=layer.numbers)
 
@@ -274,7 +275,7 @@ class OperationRecorder:
         return y
 
     def program(self, library: NativeLibrary, result: Value) -> Program:
-        """What was written, in as few buffers as hold what is still to be read."""
+        """Return the program of the recorded operations, with shared buffers."""
         operations = fuse_gates(self._operations, result)
         row_bytes = [
             width * self.dtypes.get(buffer, self.dtype).itemsize
@@ -317,12 +318,12 @@ class OperationRecorder:
 
 
 def buffers_of(operation: dict[str, Any]) -> list[int]:
-    """The buffers that an operation reads and writes."""
+    """Return the buffers that an operation reads and writes."""
     return [operation[name].buffer for name in ("x", "second", "y") if operation.get(name)]
 
 
 def fuse_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str, Any]]:
-    """The same with each gate done by the GEMM before it, where nobody else reads its outputs.
+    """Fuse each gate into the GEMM before it, where no other operation reads its outputs.
 
     linear 1 → 2 · gated 2 → 3    becomes    linear 1 → 2, gated to 3
     """
@@ -348,11 +349,11 @@ def fuse_gates(operations: list[dict[str, Any]], result: Value) -> list[dict[str
 def share_buffers(
     operations: list[dict[str, Any]], widths: list[int], result: int, given: int | None = None
 ) -> tuple[dict[int, int], list[int]]:
-    """(the slot of each buffer, how wide each slot is), in the unit of `widths`.
+    """Return (the slot of each buffer, the width of each slot), in the unit of `widths`.
 
-    A slot is free again behind the last operation that has its buffer, but for that of the result;
-    that of the caller's buffer, if any is `given`, is nobody else's. A sum may take the place of
-    what it adds. x + norm(x): buffer 0 is x, 1 its norm, 2 the sum, in the slots 0, 1 and 0.
+    A slot is free again after the last operation with its buffer, but for that of the result. The
+    caller's buffer `given` has a slot of its own. A sum may overwrite a summand. x + norm(x):
+    buffer 0 is x, 1 its norm, 2 the sum; they have the slots 0, 1 and 0.
     """
     places = [buffers_of(operation) for operation in operations]
     last = {buffer: index for index, buffers in enumerate(places) for buffer in buffers}
@@ -387,10 +388,9 @@ def lower(
     *,
     embeds: bool = False,
 ) -> tuple[Program | None, str]:
-    """(the program of `forward`, why).
+    """Return (the program of `forward` or None, the reason).
 
-    It takes token ids and gives hidden states, or takes rows of `given` numbers; where it `embeds`,
-    token ids and such rows.
+    `forward` reads token ids, or with `given` rows of that width, or with `embeds` both.
     """
     recorder = OperationRecorder(dtype)
     arguments = [Value(recorder, -1, 0)] if embeds or not given else []

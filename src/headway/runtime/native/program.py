@@ -1,8 +1,8 @@
-"""A model's forward as a list of operations that one native call runs; see native/program.h.
+"""The forward of a model as a list of operations that one native call runs; see native/program.h.
 
-What a program is told once: its operations, how wide the rows of each buffer are and where the
-result lies. What it promises: the numbers of the same operations called one by one, bit for bit, in
-memory that is reused from step to step.
+A program has fixed operations, widths of the rows of each buffer, and the buffer of the result. Its
+result has the bits of the same operations called one by one; its memory is reused from step to
+step.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,17 +43,17 @@ OPERATION = np.dtype(
     ],
     align=True,
 )
-"""`Operation` of native/program.h, which says what a field is for each code."""
+"""`Operation` of native/program.h, which defines the fields for each code."""
 assert OPERATION.itemsize == OPERATION_BYTES and len(CODES) == NUM_CODES
 NOWHERE = (-1, 0, 0)
 CACHE_LINE = 64
 
 
 class Pause(NamedTuple):
-    """Before operation `at` Python makes the rows of buffer `y` of some columns of those of `x`:
-    ranks meet there.
+    """A call of Python before operation `at`, which exchanges rows between ranks.
 
-    `first` and `step` are as of `PLACE`.
+    It computes the rows of buffer `y` from columns of buffer `x`; `first` and `step` are as in
+    `PLACE`.
     """
 
     at: int
@@ -66,10 +66,10 @@ class Pause(NamedTuple):
 
 
 class Program:
-    """Operations, and the memory that they work in. One step at a time.
+    """Operations and their memory, for one step at a time.
 
-    The result is `width` numbers of `result_dtype` a row, in a buffer whose rows may have had more
-    before; all that is given has `dtype`.
+    The result has `width` numbers of `result_dtype` for each row, in a buffer that may be wider.
+    Given rows have `dtype`.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class Program:
         self._result, self._given, self._pauses = result, given, pauses
         self._memory = torch.empty(0, dtype=torch.uint8)
         self._buffer_begins: list[int] = []
-        """Where each buffer begins in `_memory`."""
+        """Offset of each buffer in `_memory`."""
         self._buffers = np.zeros(len(row_bytes), np.int64)
         self._buffers_at = self._buffers.ctypes.data
         self._tokens = 0
         self._last_result = 0, torch.empty(0, self._width, dtype=result_dtype)
-        """Tokens and result of the last step; a step of as many tokens has the same."""
+        """Tokens and result tensor of the last step; a step of as many tokens returns it again."""
 
     def __call__(self, batch: Batch, given_TH: Tensor | None = None) -> Tensor:
-        """Hidden states of all tokens of `batch`, (T, H); valid until the next call.
+        """Return the hidden states of all tokens of `batch`, (T, H); valid until the next call.
 
-        `given_TH` are the rows that the program is given, if any; no result of its own.
+        `given_TH` are the given rows, if the program reads some; they are not its own result.
         """
         tokens = sum(batch.query_lens)
         self._reserve(tokens)
@@ -142,11 +142,11 @@ class Program:
 
     @property
     def num_calls(self) -> int:
-        """Native calls of a step."""
+        """Number of native calls of a step."""
         return len(self._pauses) + 1
 
     def run_rows(self, x_TH: Tensor) -> Tensor:
-        """The same of a program of given rows, which are dense: its result for these."""
+        """Return the result of a program of given rows alone; `x_TH` is dense."""
         tokens = len(x_TH)
         self._reserve(tokens)
         self._give(x_TH)
@@ -167,12 +167,12 @@ class Program:
         return self._last_result[1]
 
     def _rows(self, buffer: int, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
-        """The rows of a buffer that is all of one value, (tokens, width)."""
+        """Return the rows of a buffer with one value, (tokens, width)."""
         begin, size = self._buffer_begins[buffer], tokens * width * dtype.itemsize
         return self._memory[begin : begin + size].view(dtype).view(tokens, width)
 
     def _reserve(self, tokens: int) -> None:
-        """Room for so many tokens; each buffer begins at a cache line."""
+        """Allocate buffers for `tokens` tokens; each begins at a cache line."""
         if tokens <= self._tokens:
             return
         sizes = [-(-tokens * width // CACHE_LINE) * CACHE_LINE for width in self._row_bytes]

@@ -1,7 +1,6 @@
 """Linear layers on rounded weights, activations rounded to int8: see native/quantized.inl.
 
-Rounding the activations is a call of its own, so that an operation before it may do that on its
-way.
+Rounding the activations is a call of its own, so that a previous operation may do it.
 """
 
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from headway.spec.formats import Format
 
 INT8_STEP = 64
 MAX_INPUTS = 1 << 17
-"""Beyond it a sum of products of bytes could leave 32 bits."""
+"""With more inputs a sum of products of bytes could overflow 32 bits."""
 
 
 IN_BYTES, IN_FP32, WITH_ZEROS, WITH_OFFSETS, IN_SUPERS, IS_ROTATED = (
     1 << bit for bit in range(16, 22)
 )
-"""`Layout` of native/table.h: beside the group, what differs from int4 with fp16 scales."""
+"""Flags of `Layout` in native/table.h: differences from int4 with fp16 scales."""
 KNOWN_GROUPS = {"int4": (32, 64, 128), "int8": (0, 16, 32, 64, 128)}
 
 
@@ -30,7 +29,7 @@ KNOWN_GROUPS = {"int4": (32, 64, 128), "int8": (0, 16, 32, 64, 128)}
 class PackedLevels:
     """A rounded weight in the panels of one instruction set.
 
-    Scales of whole outputs, and the order of inputs that are permuted, stand beside.
+    Scales of whole outputs and the order of permuted inputs are tensors of their own.
     """
 
     panels: Tensor
@@ -42,7 +41,7 @@ class PackedLevels:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What it is of, each in the order of the outputs but for the order of inputs."""
+        """Its tensors, all but `order` in the order of the outputs."""
         return [part for part in (self.panels, self.scales, self.order) if part is not None]
 
     @property
@@ -55,7 +54,7 @@ class PackedLevels:
 
     @property
     def scratch_bytes(self) -> int:
-        """Of a row that it multiplies: levels, scales, and what sums begin with and are."""
+        """Scratch of one row of inputs: levels, scales, starts and values of sums."""
         return padded_inputs(self.inputs, self.format) + 4 * sum(
             row_counts(self.inputs, self.format)
         )
@@ -63,9 +62,9 @@ class PackedLevels:
 
 @dataclass(frozen=True, slots=True)
 class RoundedRows:
-    """Rows in int8, padded with zeros; scales of blocks, what sums of units begin with, the sums.
+    """Rows in int8, padded with zeros; scales of blocks, starts of unit sums, sums of groups.
 
-    All are flat, and may be longer than the rows that were asked for.
+    All are flat, and may be longer than the rows need.
     """
 
     levels: Tensor
@@ -75,7 +74,7 @@ class RoundedRows:
 
     @staticmethod
     def of(tokens: int, inputs: int, format: Format) -> "RoundedRows":
-        """Room for so many rows."""
+        """Allocate room for `tokens` rows."""
         blocks, units, groups = row_counts(inputs, format)
         return RoundedRows(
             torch.empty(tokens * padded_inputs(inputs, format), dtype=torch.int8),
@@ -86,7 +85,7 @@ class RoundedRows:
 
 
 def layout_of(format: Format) -> int:
-    """The format as the kernels' number."""
+    """Return the number of a format in the kernels."""
     layout = format.group
     layout |= IN_BYTES if format.kind == "int8" and format.group else 0
     layout |= IN_SUPERS if format.super_block else IN_FP32 if format.fp32_scales else 0
@@ -95,13 +94,13 @@ def layout_of(format: Format) -> int:
 
 
 def padded_inputs(inputs: int, format: Format) -> int:
-    """Bytes of a row of `inputs` numbers."""
+    """Return the padded bytes of a row of `inputs` levels."""
     unit = format.group or INT8_STEP
     return -(-inputs // unit) * unit
 
 
 def row_counts(inputs: int, format: Format) -> tuple[int, int, int]:
-    """(blocks, units, groups whose inputs are added up) of a row."""
+    """Return (blocks, units, groups with sums of inputs) of a row."""
     padded = padded_inputs(inputs, format)
     groups = padded // format.group if format.offsets != "none" else 0
     return -(-padded // format.block), -(-padded // format.unit), groups
@@ -120,7 +119,7 @@ class NativeQuantizedLinear:
 
     @staticmethod
     def supports(format: Format) -> bool:
-        """Whether the kernels read it: of groups all, of whole outputs int8 without offsets."""
+        """Return whether the kernels read it: groups of any format, whole outputs in plain int8."""
         whole = not format.group and (format.fp32_scales or format.offsets != "none")
         if format.rotated and (format.group or format.permuted):
             return False
@@ -129,7 +128,7 @@ class NativeQuantizedLinear:
         return format.group in KNOWN_GROUPS.get(format.kind, ()) and not whole
 
     def prepare(self, weight_OH: Tensor) -> PackedLevels:
-        """The weight, rounded and in panels: `pack` of `rounding.round_weight`, in one pass."""
+        """Round and pack a weight: `pack` of `rounding.round_weight`, in one pass."""
         assert self.format.ours, "only a checkpoint has such weights"
         weight = weight_OH.detach().contiguous()
         packed = self._empty(*weight.shape)
@@ -145,7 +144,7 @@ class NativeQuantizedLinear:
         return packed
 
     def pack(self, weight: RoundedWeight) -> PackedLevels:
-        """Rounded weights in panels; they have this format."""
+        """Pack rounded weights of this format in panels."""
         assert weight.fits(self.format)
         packed = self._empty(*weight.levels_OH.shape)
         if packed.scales is not None:
@@ -160,7 +159,7 @@ class NativeQuantizedLinear:
         return packed
 
     def _scales_and_offsets(self, weight: RoundedWeight) -> tuple[Tensor | None, Tensor | None]:
-        """(scales, offsets) as they are packed: `PackWeight` of native/table.h."""
+        """Return (scales, offsets) as `PackWeight` of native/table.h reads them."""
         if not self.format.group:
             return None, None
         if self.format.super_block:
@@ -170,7 +169,7 @@ class NativeQuantizedLinear:
         return scales if self.format.fp32_scales else scales.half(), self._offsets_of(weight)
 
     def _offsets_of(self, weight: RoundedWeight) -> Tensor | None:
-        """As the panels hold them; numbers of 0 where the weight has none."""
+        """Return the offsets of the panels; zeros where the weight has none."""
         if self.format.offsets == "none":
             return None
         if self.format.offsets == "zeros":
@@ -181,7 +180,7 @@ class NativeQuantizedLinear:
         return weight.offsets_OG.contiguous()
 
     def _empty(self, outputs: int, inputs: int) -> PackedLevels:
-        """Room for a weight; scales of outputs that only fill the last panel are 0."""
+        """Allocate a weight; scales of padding outputs of the last panel are 0."""
         assert inputs <= MAX_INPUTS
         panels, scales, order = self._sizes(outputs, inputs)
         return PackedLevels(
@@ -194,7 +193,7 @@ class NativeQuantizedLinear:
         )
 
     def _sizes(self, outputs: int, inputs: int) -> tuple[int, int, int]:
-        """(bytes of all panels, scales beside them, inputs whose order stands there)."""
+        """Return (bytes of all panels, number of separate scales, length of the order)."""
         width, format = 2 * self._library.lanes, self.format
         panels, padded = -(-outputs // width), padded_inputs(inputs, format)
         order = inputs if format.permuted else 0
@@ -212,12 +211,12 @@ class NativeQuantizedLinear:
         return panels * (groups * width * (levels + numbers) + zeros), 0, order
 
     def blob_bytes(self, outputs: int, inputs: int) -> int:
-        """Bytes of a weight's panels, scales and order."""
+        """Return the bytes of the panels, scales and order of a weight."""
         panels, scales, order = self._sizes(outputs, inputs)
         return panels + 4 * (scales + order)
 
     def from_blob(self, blob: Tensor, outputs: int, inputs: int) -> PackedLevels:
-        """The weight whose panels, scales and order, one behind the other, these bytes are."""
+        """Return the weight in these bytes: its panels, then scales, then order."""
         panels, scales, order = self._sizes(outputs, inputs)
         _, scale_bytes, order_bytes = blob.split((panels, 4 * scales, 4 * order))
         return PackedLevels(
@@ -230,7 +229,7 @@ class NativeQuantizedLinear:
         )
 
     def round_rows(self, x: Tensor, order: Tensor | None = None) -> RoundedRows:
-        """Each row of x, contiguous, as levels of -127 … 127 and scales; until the next call."""
+        """Round each row of a contiguous x to levels of -127 … 127; valid until the next call."""
         tokens, inputs = x.shape
         rows, (blocks, units, groups) = self._rows, row_counts(inputs, self.format)
         needed = (
@@ -257,7 +256,7 @@ class NativeQuantizedLinear:
 
     @recordable("quantized")
     def __call__(self, x_TH: Tensor, weight: PackedLevels, bias_O: Tensor | None) -> Tensor:
-        """(T, O) in the type of x; a bias has that type too."""
+        """Return (T, O) in the type of x; a bias has that type too."""
         rows = self.round_rows(x_TH.contiguous(), weight.order)
         out_TO = torch.empty(x_TH.shape[0], weight.outputs, dtype=x_TH.dtype)
         self._library.calls.quantized(

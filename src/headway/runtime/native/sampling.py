@@ -1,8 +1,8 @@
 """Sampling in native code: masks, filters, draws and log-probabilities, row by row, unsorted.
 
-Same numbers of philox, same floors, masses in double: the tokens are those of `sampler.py` in
-torch, which stays the definition and takes the batches that are not settled here, those with a
-logit that is no number, say.
+With the same random numbers, the same thresholds and masses in double, the tokens are those of
+`sampler.py` in torch. That is the definition, and samples batches that are undecided here, for
+example with a NaN logit.
 """
 
 import numpy as np
@@ -20,24 +20,24 @@ DRAW = np.dtype(
     ],
     align=True,
 )
-"""`Draw` of native/table.h: what one row is sampled with."""
+"""`Draw` of native/table.h: the sampling inputs of one row."""
 UNDECIDED = -1
 
 
 class NativeSampling:
-    """The calls, and the memory they work in."""
+    """The native calls and their scratch memory."""
 
     def __init__(self, library: NativeLibrary) -> None:
         self._calls = library.calls
         self._scratch = np.empty(0, np.uint8)
 
     def can_sample(self, logits_RV: Tensor) -> bool:
-        """Whether these are logits as the kernels read them."""
+        """Return whether the kernels can read these logits."""
         on_cpu = logits_RV.device.type == "cpu" and logits_RV.dtype in TYPES
         return bool(on_cpu and logits_RV.is_contiguous() and logits_RV.shape[1] > 0)
 
     def sample(self, draws_R: np.ndarray, vocabulary: int, mask_bytes: int) -> list[int] | None:
-        """A token a row, or None where one is for the reference."""
+        """Return one token for each row; None if a row has to be sampled by the reference."""
         tokens_R = np.empty(len(draws_R), np.int64)
         self._calls.sample(
             draws_R.ctypes.data,
@@ -53,7 +53,8 @@ class NativeSampling:
     def logprobs(
         self, logits_RV: Tensor, token_ids: list[int], count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """(log-probabilities of token and alternatives, (R, 1 + count), ranks, alternatives)."""
+        """Return (log-probabilities of token and alternatives, (R, 1 + count), ranks,
+        alternatives)."""
         rows, vocabulary = logits_RV.shape
         tokens_R = np.array(token_ids, np.int64)
         values = np.empty((rows, 1 + count), np.float32)
@@ -73,7 +74,7 @@ class NativeSampling:
         return None if (ranks_R == 0).any() else (values, ranks_R, top_tokens)
 
     def _room(self, vocabulary: int) -> int:
-        """Address of enough scratch for all threads, 8 bytes aligned."""
+        """Return the address of scratch memory for all threads, aligned to 8 bytes."""
         needed = self._calls.sampling_bytes(vocabulary)
         if self._scratch.nbytes < needed:
             self._scratch = np.empty(needed, np.uint8)
@@ -81,7 +82,8 @@ class NativeSampling:
 
 
 def sampling_is_right(library: NativeLibrary) -> bool:
-    """Whether likeliest tokens, draws among the two likeliest and log-softmax come out."""
+    """Return whether likeliest tokens, draws between the two likeliest and log-softmax are
+    right."""
     draw = torch.Generator().manual_seed(2)
     native = NativeSampling(library)
     logits_RV = torch.randn(3, 333, generator=draw) * 3
