@@ -58,8 +58,7 @@ class WorkerSequence:
         return self.new.token_ids[begin : min(end, prompt)] + behind
 
     def with_drafts(self, drafts: list[int], mask: int = 0) -> "WorkerSequence":
-        """Return a copy of the sequence with these draft tokens appended, to sample the next
-        token."""
+        """Return a copy of the sequence with these draft tokens appended, to sample behind them."""
         other = copy(self)
         other.generated = self.generated + drafts
         other.mask = mask
@@ -105,8 +104,7 @@ class Batch:
     own_lens_GS: list[list[int]] | None = None
     """Context lengths by KV group, where some block tables are shorter than their tokens."""
     reads_T: Tensor | None = None
-    """Blocks that each token reads of a layer that reads a part; 0: all. None: all tokens read
-    all."""
+    """Blocks that each token reads of a partly read layer, 0 for all; None: all tokens read all."""
     rope_rows_T: Tensor | None = None
     """Rows of the rope tables, where they are not the positions."""
     rope_prompt: ScaledPrompts | None = None
@@ -233,8 +231,7 @@ class WorkerState:
         return self._tables[group][sequence.row, : sequence.num_blocks[group]]
 
     def draft_batch(self, group: int, rows: list[tuple[WorkerSequence, list[int], int]]) -> Batch:
-        """Return the inputs of a forward over one group: (sequence, tokens, position of the
-        first)."""
+        """Return the inputs of a forward over one group, of (sequence, tokens, first position)."""
         lens = [len(tokens) for _, tokens, _ in rows]
         batch = self._tensors(
             self._tables[group : group + 1],

@@ -1,5 +1,4 @@
-"""The interface of drafters that run in the executor: a draft model, Medusa heads, an EAGLE
-layer."""
+"""The interface of drafters in the executor: a draft model, Medusa heads, an EAGLE layer."""
 
 from typing import NamedTuple, Protocol
 

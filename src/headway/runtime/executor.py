@@ -163,8 +163,7 @@ class TorchExecutor:
         self._prepare_s, self._forward_s = prepared - started, self._clock.now_s() - prepared
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the hidden states of all tokens of `batch`, (T, H); valid until the next
-        forward."""
+        """Return the hidden states of all tokens, (T, H); valid until the next forward."""
         return self.target(batch)
 
     def logits(self, hidden_RH: Tensor) -> Tensor:
@@ -199,8 +198,7 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def follow(self, plan: StepPlan) -> None:
-        """Run `submit`, and what `sample` does to memory: the step of a rank that draws no
-        tokens."""
+        """Run a step on a rank that draws no tokens: `submit`, and `sample` without a draw."""
         self.submit(plan)
         assert self._pending is not None
         _, batch, hidden = self._pending
@@ -254,8 +252,7 @@ class TorchExecutor:
     def _accepted(
         self, scheduled: ScheduledSequence, rows: range, token_ids: list[int]
     ) -> tuple[range, range]:
-        """Return (the accepted rows, the usable rows behind them) of a sequence with draft
-        tokens."""
+        """Return (accepted rows, usable rows behind them) of a sequence with draft tokens."""
         usable = self._usable.get(scheduled.sequence_id, len(rows))
         sampled = [token_ids[row] for row in rows[:usable]]
         count = num_accepted(sampled, scheduled.drafts)
@@ -292,14 +289,12 @@ class TorchExecutor:
     def _quarantine(
         self, plan: StepPlan, batch: Batch, hidden_TH: Tensor
     ) -> tuple[dict[int, str], dict[int, int]]:
-        """Fail sequences with numbers that are not finite, and clear what they wrote in this
-        step."""
+        """Fail sequences with numbers that are not finite, and clear their KV of this step."""
         bad_T = self.target.wipe_bad(hidden_TH, batch)
         return ({}, {}) if bad_T is None else failed_sequences(plan, bad_T.tolist())
 
     def _prompt_logprobs(self, plan: StepPlan, hidden_TH: Tensor) -> list[PromptLogprobs]:
-        """Return the log-probability of each next prompt token of this chunk, where it is
-        requested."""
+        """Return the requested log-probabilities of the next prompt tokens of this chunk."""
         results = []
         begin = 0
         for scheduled in plan.scheduled:

@@ -247,8 +247,7 @@ class Forward:
         return self.model.logits(hidden_RH) if self.head is None else self.head.run_rows(hidden_RH)
 
     def wipe_bad(self, hidden_TH: Tensor, batch: Batch) -> Tensor | None:
-        """Clear what tokens that are not finite wrote; return which they are, (T,), None for
-        none."""
+        """Clear the KV of tokens that are not finite; return which they are, (T,), or None."""
         return wipe_bad(self.kernels, with_open_layers(self.kv), hidden_TH, batch)
 
     @property

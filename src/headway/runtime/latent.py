@@ -1,5 +1,4 @@
-"""Latent attention (MLA, DeepSeek-AI 2024): one row for each token, the source of all keys and
-values.
+"""Latent attention (MLA, DeepSeek-AI 2024): one cached row for each token.
 
     q, kv = queries(x), down(x)            kv = [norm(c), rope(k)], all that is cached: 512 + 64
     head n's key is [U_n · c, rope(k)] and its value W_n · c
@@ -87,8 +86,7 @@ class LatentAttention(nn.Module):
         return self.q(x_TH)
 
     def turn(self, x_TND: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
-        """Apply the rope; interleaved pairs are reordered into halves, for queries and keys
-        alike."""
+        """Apply the rope; interleaved pairs of queries and keys are reordered into halves."""
         if self.latent.interleaved:
             x_TND = x_TND.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
         return self.rope(x_TND, *angles)

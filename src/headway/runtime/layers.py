@@ -68,8 +68,7 @@ class Step:
 
 
 class Linear(nn.Module):
-    """x · weightᵀ + bias. `prepare` or `prepare_rounded` is called once, when the weights are
-    loaded.
+    """x · weightᵀ + bias. `prepare` or `prepare_rounded` is called once, after loading.
 
     `parts` are the outputs of each matrix of the checkpoint, where the layer holds several.
     """

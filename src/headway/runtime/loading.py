@@ -145,8 +145,7 @@ def is_cacheable(kernel: Any) -> bool:
 
 
 def blobs_of(model: Decoder, linears: dict[str, LinearLike]) -> Blobs:
-    """Return what the cache stores: `layers.0.mlp.down.0` → its bytes, in parts; and the
-    embedding."""
+    """Return the blobs for the cache, in parts: those of packed layers, and the embedding."""
     blobs: Blobs = {EMBEDDING: [bytes_of(model.embedding.weight)]}
     for name, module in linears.items():
         if is_cacheable(module.kernel):

@@ -95,8 +95,7 @@ class PagedDrafter(ABC):
         self._max_tokens = settings.max_num_batched_tokens
         self._valid = np.zeros(settings.cache.num_blocks[self.group], np.int64)
         self._last_drafts: dict[int, tuple[int, list[int]]] = {}
-        """Sequence id → (position of the first draft token, the draft tokens) of its last
-        proposal."""
+        """Sequence id → (position of the first, draft tokens) of its last proposal."""
         library = layers.kernels.library
         self._sampler = Sampler(None if library is None else NativeSampling(library))
 
@@ -151,8 +150,7 @@ class PagedDrafter(ABC):
             self._valid[copy.target] = self._valid[copy.source]
 
     def invalidate(self, blocks: list[int]) -> None:
-        """Reset blocks that were filled from another memory, which holds no entries of the
-        drafter."""
+        """Reset blocks that were filled from another memory, without entries of the drafter."""
         self._valid[blocks] = 0
 
     def propose(self, requests: list[DraftRequest], hidden_RH: Tensor) -> dict[int, list[int]]:

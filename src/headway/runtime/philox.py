@@ -1,5 +1,4 @@
-"""Philox4x32-10, a counter-based generator (Salmon et al. 2011): a draw is a function of its
-counter.
+"""Philox4x32-10, a counter-based generator (Salmon et al. 2011).
 
 The draw for token 5 of sequence 2 of a request with seed 7 is philox(counter=(5, 2), key=7),
 independent of other requests: a seeded request gives the same tokens alone, in any batch, and after
@@ -32,8 +31,7 @@ def philox(counters_R4: np.ndarray, keys_R2: np.ndarray) -> np.ndarray:
 
 
 def uniforms(seeds_R: np.ndarray, indices_R: np.ndarray, positions_R: np.ndarray) -> np.ndarray:
-    """Return one number in [0, 1) for each row, 53 bits: of seed, sequence index, token
-    position."""
+    """Return a number in [0, 1) of 53 bits for each (seed, sequence index, token position)."""
     seeds = seeds_R.astype(np.uint64)
     keys = np.stack((seeds & LOW, seeds >> SHIFT), axis=1)
     counters = np.zeros((len(seeds), 4), np.uint64)

@@ -166,8 +166,7 @@ class RopeTable:
         return self.cos[rows_T], self.sin[rows_T]
 
     def fill(self, prompt: ScaledPrompts | None) -> None:
-        """Put the angles of a step's scaled prompts into the rows that `RopeRows.rows_for` gave
-        them."""
+        """Write the angles of a step's scaled prompts into the rows of `RopeRows.rows_for`."""
         if prompt is None:
             return
         positions = torch.from_numpy(prompt.positions).float()[:, None]
@@ -177,8 +176,7 @@ class RopeTable:
         self.sin[places].copy_(sin)
 
     def _frequencies(self, lens: np.ndarray) -> Tensor:
-        """Return frequencies for sequences of `lens` tokens, (n, R/2); (R/2) if independent of
-        it."""
+        """Return the frequencies for sequences of `lens` tokens, (n, R/2); (R/2) if independent."""
         if self._rope.kind != "dynamic":
             return inverse_frequencies(self._rope, self._num_dims, self._rows.max_len)
         thetas = torch.from_numpy(dynamic_theta(self._rope, self._num_dims, lens))

@@ -146,8 +146,7 @@ class RoundedWeight:
         )
 
     def zeros(self) -> Tensor | None:
-        """Return zero points (O, G), -8 … 8 in int8, with offset = scale · zero point; None
-        without."""
+        """Return int8 zero points (O, G), -8 … 8: offset = scale · zero point; None without."""
         if self.offsets_OG is None:
             return None
         numbers = (self.offsets_OG / self.scales_OG).nan_to_num(0, 0, 0).round().clamp(-8, 8)

@@ -125,8 +125,7 @@ class Sampler:
         return token_ids, logprobs
 
     def logprobs(self, logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
-        """Return log-probability, rank and `count` likeliest alternatives of one token for each
-        row."""
+        """Return log-probability, rank and `count` likeliest alternatives of each row's token."""
         count = min(count, logits_RV.shape[1])
         native = None
         if self._native is not None and self._native.can_sample(logits_RV):
@@ -196,8 +195,7 @@ def choose_natively(
 
 
 def row_masks(masks: GrammarMasks, sequences: list[WorkerSequence]) -> dict[int, bytes]:
-    """Return the mask of each row that has one; a draft row beyond the last mask allows no
-    token."""
+    """Return the mask of each row that has one; draft rows beyond the last mask allow no token."""
     if not masks.by_sequence:
         return {}
     by_row: dict[int, bytes] = {}
@@ -324,7 +322,7 @@ def top_p_floor(logits_RV: Tensor, top_p_R1: Tensor) -> Tensor:
 
 
 def token_logprobs(logits_RV: Tensor, token_ids: list[int], count: int) -> list[TokenLogprobs]:
-    """Return log-probability, rank and `count` likeliest alternatives of one token for each row."""
+    """Return log-probability, rank and `count` likeliest alternatives of each row's token."""
     logits_RV = logits_RV.float()
     chosen_R1 = torch.tensor(token_ids, device=logits_RV.device)[:, None]
     total_R1 = torch.logsumexp(logits_RV, -1, keepdim=True)

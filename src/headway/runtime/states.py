@@ -33,8 +33,10 @@ LENGTH_EPS = 1e-6
 
 @dataclass(slots=True)
 class StateLayer(KVLayer):
-    """States of one layer, all in fp32: `k` is S (blocks, H, K, V), `v` the last inputs of the
-    convolution (blocks, W - 1, C). A block is the state of a sequence, or a checkpoint."""
+    """States of one layer in fp32; a block is the state of a sequence, or a checkpoint.
+
+    `k` is S (blocks, H, K, V), `v` the last inputs of the convolution (blocks, W - 1, C).
+    """
 
     size: int = 0
     """Tokens of each entry of a block table."""

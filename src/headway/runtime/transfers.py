@@ -190,8 +190,7 @@ class TransferTable:
         self._failed: list[int] = []
 
     def keep(self, plan: StepPlan) -> None:
-        """Copy out the blocks that the plan spills, and delete the disk blocks of forgotten
-        owners."""
+        """Copy out the blocks that the plan spills; delete the disk blocks of forgotten owners."""
         for transfer in plan.transfers:
             if transfer.is_spill and transfer.peer == HOST:
                 assert self.host is not None, "there is no host memory"

@@ -22,8 +22,7 @@ OUT_TYPES = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class FilledFp8:
-    """Numbers (O, H) of type e4m3 and scales (1, O), padded; `outputs` is the count without
-    padding."""
+    """Numbers (O, H) of type e4m3 and scales (1, O), padded; `outputs` has no padding."""
 
     levels_OH: Tensor
     scales_1O: Tensor

@@ -79,6 +79,5 @@ class GroupedLinear(ABC):
 
     @abstractmethod
     def grouped(self, x_VH: Tensor, weight: Any, bias_EO: Tensor | None, visits: Visits) -> Tensor:
-        """Return each row times the matrix of its expert plus bias, (V, O); rows sorted by
-        expert."""
+        """Return each row times the matrix of its expert plus bias, (V, O)."""
         ...

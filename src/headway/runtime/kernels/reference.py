@@ -180,11 +180,11 @@ def scan(
     gain_RLH: Tensor,
     is_delta: bool,
 ) -> Tensor:
-    """Advance states by L tokens, one after the other; return their outputs, (R, L, H, V). All
-    fp32.
+    """Advance states by L tokens, one after the other; return their outputs, (R, L, H, V).
 
     S = decay · S + k ⊗ gain · v, or by the delta rule gain · (v − decay · Sᵀk) in place of
-    gain · v; then Sᵀq. Head h has the query and key h // (H / G). `state_RHKV` is changed.
+    gain · v; then Sᵀq. Head h has the query and key h // (H / G). All tensors are fp32; `state_RHKV`
+    is changed.
     """
     each = state_RHKV.shape[1] // q_RLGK.shape[2]
     out_RLHV = torch.empty_like(v_RLHV)

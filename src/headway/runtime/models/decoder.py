@@ -15,8 +15,7 @@ from headway.runtime.parallel.halves import drop_other_half
 from headway.runtime.parallel.vocabulary import VocabEmbedding, VocabHead
 
 Weights = dict[str, tuple[str, str | None]]
-"""Module of the checkpoint → (module of the decoder, part of its rows); without `.weight`,
-`.bias`."""
+"""Module of the checkpoint → (module of the decoder, part of its rows); no `.weight` or `.bias`."""
 
 
 Pieces = list[tuple[str, Callable[[Tensor], Tensor]]]

@@ -31,8 +31,7 @@ SUFFIXES = {"": "weight", "bias": "bias", "blocks": "blocks", "scales": "scales"
 
 
 def by_expert(name: str, shape: Callable[[], Sequence[int]]) -> Pieces:
-    """Split `mlp.experts.gate_up_proj` into `mlp.experts.0.gate_proj.weight`, `…0.up_proj.weight`,
-    ….
+    """Split `mlp.experts.gate_up_proj` into `mlp.experts.0.gate_proj.weight` and the like.
 
     A stacked tensor is a view of its file: only one matrix is copied at a time.
     """

@@ -53,8 +53,10 @@ class NativeSampling:
     def logprobs(
         self, logits_RV: Tensor, token_ids: list[int], count: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """Return (log-probabilities of token and alternatives, (R, 1 + count), ranks,
-        alternatives)."""
+        """Return (log-probabilities of token and alternatives, ranks, alternatives).
+
+        The shapes are (R, 1 + count), (R) and (R, count); None for an undecided row.
+        """
         rows, vocabulary = logits_RV.shape
         tokens_R = np.array(token_ids, np.int64)
         values = np.empty((rows, 1 + count), np.float32)
@@ -82,8 +84,7 @@ class NativeSampling:
 
 
 def sampling_is_right(library: NativeLibrary) -> bool:
-    """Return whether likeliest tokens, draws between the two likeliest and log-softmax are
-    right."""
+    """Return whether the likeliest token, draws between two tokens and log-softmax are right."""
     draw = torch.Generator().manual_seed(2)
     native = NativeSampling(library)
     logits_RV = torch.randn(3, 333, generator=draw) * 3
