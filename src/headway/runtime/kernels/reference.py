@@ -183,8 +183,8 @@ def scan(
     """Advance states by L tokens, one after the other; return their outputs, (R, L, H, V).
 
     S = decay · S + k ⊗ gain · v, or by the delta rule gain · (v − decay · Sᵀk) in place of
-    gain · v; then Sᵀq. Head h has the query and key h // (H / G). All tensors are fp32; `state_RHKV`
-    is changed.
+    gain · v; then Sᵀq. Head h has the query and key h // (H / G). All tensors are fp32;
+    `state_RHKV` is changed.
     """
     each = state_RHKV.shape[1] // q_RLGK.shape[2]
     out_RLHV = torch.empty_like(v_RLHV)
