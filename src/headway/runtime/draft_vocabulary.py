@@ -31,7 +31,7 @@ class TokenList:
 
     >>> tokens = TokenList(128, 1000)
     >>> tokens.add([7, 900, 64])
-    >>> 900 in tokens, 64 in listed, 65 in listed, len(listed.learned)
+    >>> 900 in tokens, 64 in tokens, 65 in tokens, len(tokens.learned)
     (True, True, False, 64)
     """
 

@@ -405,7 +405,7 @@ def before_no_token(sampled: list[int]) -> list[int]:
 def valid_drafts(guesses: list[int], vocab_size: int) -> list[int]:
     """Return the draft tokens before the first id outside the vocabulary.
 
-    >>> valid_drafts([5, 6, -1, 7], 100), tokens_of([5, 100], 100)
+    >>> valid_drafts([5, 6, -1, 7], 100), valid_drafts([5, 100], 100)
     ([5, 6], [5])
     """
     end = (at for at, token_id in enumerate(guesses) if not 0 <= token_id < vocab_size)

@@ -52,7 +52,7 @@ def visits_of(experts_TK: Tensor, count: int) -> Visits:
 def max_tiles(visits: int, experts: int) -> int:
     """Return the maximum of tiles of `visits` visits: the last tile of each expert may be short.
 
-    >>> max_tiles(137, 4), most_tiles(2, 4)
+    >>> max_tiles(137, 4), max_tiles(2, 4)
     (6, 2)
     """
     return visits // EXPERT_TILE + min(experts, visits)
