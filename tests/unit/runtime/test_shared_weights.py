@@ -156,7 +156,7 @@ def test_one_fills_while_others_wait(descriptor: int):
     code = (
         "import sys; from headway.runtime.shared_weights import SharedWeights\n"
         f"shared = SharedWeights({descriptor}, 'one'); shared.enter(waits=False)\n"
-        "print(shared.is_whole, shared.fills, shared.is_of_others)"
+        "print(shared.is_whole, shared.fills, shared.has_other_key)"
     )
     looked = subprocess.run(
         [sys.executable, "-c", code], pass_fds=[descriptor], capture_output=True, check=True
