@@ -35,7 +35,7 @@ from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, TEST_SEED, examples
-from headway.frontend.text.tools.written import Offered, calls_grammar
+from headway.frontend.text.tools.written import OfferedTool, calls_grammar
 from headway.perf.model import Prior, StepModel
 from headway.server.models import answer_formats
 
@@ -106,7 +106,7 @@ def grammar_of(llm: LLM, kind: str, example: Example) -> Grammar | None:
     assert found is not None
     lines = [line for line in example.system.splitlines() if line.startswith('{"type"')]
     functions = [json.loads(line)["function"] for line in lines]
-    offered = [Offered(name=f["name"], schema=f["parameters"]) for f in functions]
+    offered = [OfferedTool(name=f["name"], schema=f["parameters"]) for f in functions]
     text = calls_grammar(found.written, offered, forced=True, several=False)
     return Grammar(kind="structural", text=text, param="tools")
 

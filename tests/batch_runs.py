@@ -15,7 +15,7 @@ from headway.batches import open_runner
 from headway.batches.files.store import File, new_id
 from headway.batches.lines import MESSAGES
 from headway.batches.runner import Runner
-from headway.batches.store import Batch
+from headway.batches.store import BatchRecord
 from headway.core.errors import RequestError
 from headway.core.principal import Principal
 from in_process import fake_state
@@ -99,7 +99,7 @@ async def begin(runner: Runner, names: list[str], owner: str = "me", **fields: A
     part.write_bytes(jsonl(*(entry(name, user=name) for name in names)))
     await runner.files.add(file, owner, part)
     now_s = runner.files.now_s
-    batch = Batch(
+    batch = BatchRecord(
         input_file_id=file.id,
         created_at=now_s,
         principal=Principal(name=owner),
@@ -116,7 +116,7 @@ async def until(condition: Callable[[], Any]) -> None:
         await asyncio.sleep(0.001)
 
 
-async def over(runner: Runner, batch_id: str) -> Batch:
+async def over(runner: Runner, batch_id: str) -> BatchRecord:
     async with asyncio.timeout(60):
         while True:
             batch = await runner.batches.get(batch_id)

@@ -1,5 +1,5 @@
-"""Engines of two roles behind `Pools`, in one process: what passes between them is a queue of
-frames that a test delivers when it likes, and an engine is killed by taking it away.
+"""Engines of two roles behind `PrefillDecodePools`, in one process: what passes between them is a
+queue of frames that a test delivers when it likes, and an engine is killed by taking it away.
 
 Both ends are the real ones: `ProcessClient` without its process, and what the engine's process does
 with a frame. The fake runtime checks the KV that each step reads.
@@ -17,7 +17,7 @@ from headway.core.request import Request, SamplingParams
 from headway.engine import messages, process
 from headway.engine.handover import Handover
 from headway.frontend.answer import Stream
-from headway.frontend.pools import Pools
+from headway.frontend.pools import PrefillDecodePools
 from headway.frontend.process import ProcessClient
 
 MARK = b"m" * 32
@@ -158,7 +158,7 @@ class PoolWorld:
         self.shelves: list[Shelf] = []
         count = self.num_prefill + self.num_decode
         self.clients = [WorldClient(number, self.shelves) for number in range(count)]
-        self.pools = Pools(
+        self.pools = PrefillDecodePools(
             self.clients,
             self.num_prefill,
             local_tokens=self.local_tokens,

@@ -22,7 +22,7 @@ from headway.core.errors import RequestError, ServerFaultError, UsageError
 from headway.core.progress import bytes_bar, items_bar
 from headway.core.request import Request, SamplingParams, TokenLogprobs
 from headway.core.terms import Terms
-from headway.frontend.answer import Answer, Delta
+from headway.frontend.answer import OutputProcessor, SequenceDelta
 from headway.frontend.text import Tokenizer
 from headway.spec import read_model_spec
 from headway.spec.embedded import model_folder
@@ -152,10 +152,10 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[Delta]:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams) -> Iterator[SequenceDelta]:
         """Yield the deltas of a prompt's first answer; closing the iterator frees its KV blocks."""
         request = self._request(prompt, sampling_params)
-        answer = Answer(request, self.tokenizer)
+        answer = OutputProcessor(request, self.tokenizer)
         self.engine.add(request)
         try:
             for _, delta in self._deltas({request.request_id: answer}):
@@ -195,12 +195,12 @@ class LLM:
     def _run(
         self, requests: list[tuple[Request, Prompt]], show_progress: bool
     ) -> list[RequestOutput]:
-        answers: dict[int, Answer] = {}
+        answers: dict[int, OutputProcessor] = {}
         outputs: dict[int, RequestOutput] = {}
         try:
             for request, prompt in requests:
                 self.engine.add(request)
-                answers[request.request_id] = Answer(request, self.tokenizer)
+                answers[request.request_id] = OutputProcessor(request, self.tokenizer)
                 outputs[request.request_id] = new_output(request, prompt)
             with items_bar("Prompts", len(requests), show_progress) as advance:
                 for request_id, delta in self._deltas(answers):
@@ -214,7 +214,7 @@ class LLM:
                 self.engine.abort(request.request_id)
         return list(outputs.values())
 
-    def _deltas(self, answers: dict[int, Answer]) -> Iterator[tuple[int, Delta]]:
+    def _deltas(self, answers: dict[int, OutputProcessor]) -> Iterator[tuple[int, SequenceDelta]]:
         """Run the engine until all of `answers` are complete."""
         self.engine.flush()
         while any(answer.num_unfinished for answer in answers.values()):
@@ -224,14 +224,14 @@ class LLM:
                 raise error
             for update in updates:
                 answer = answers.get(update.request_id)
-                for delta, abort in answer.pushed(update) if answer is not None else ():
+                for delta, abort in answer.push_all(update) if answer is not None else ():
                     if abort:
                         self.engine.abort(update.request_id, update.index)
                     if delta.finish_reason == "error":
                         raise ServerFaultError("A step failed; the log says why.")
                     yield update.request_id, delta
 
-    def _append_delta(self, output: RequestOutput, delta: Delta) -> None:
+    def _append_delta(self, output: RequestOutput, delta: SequenceDelta) -> None:
         completion = output.outputs[delta.index]
         completion.text += delta.text
         completion.token_ids += delta.token_ids

@@ -24,7 +24,7 @@ from headway.core.plan import Description
 from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
 from headway.engine.messages import Ready
-from headway.frontend.answer import Answer, ResumedTokens, Stream
+from headway.frontend.answer import OutputProcessor, ResumedTokens, Stream
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.server.app import make_app
 from headway.server.models import ServedModel, ServerState, answer_formats
@@ -65,7 +65,7 @@ class ScriptedClient:
 
     async def start(self) -> None: ...
 
-    async def settled(self) -> None: ...
+    async def wait_ready(self) -> None: ...
 
     async def drain(self, timeout_s: float) -> None: ...
 
@@ -92,7 +92,7 @@ class ScriptedClient:
                 running.discard(index)
                 self.num_cut += 1
 
-        stream = Stream(Answer(request, self.tokenizer, parser_spec), abort)
+        stream = Stream(OutputProcessor(request, self.tokenizer, parser_spec), abort)
         texts = [self.answers.pop(0) for _ in range(sampling.n)]
         self._task = asyncio.ensure_future(self._play(stream, request, texts, running))
         return stream

@@ -63,7 +63,7 @@ async def why_not() -> str:
     starve_readers()
     try:
         with pytest.raises(HeadwayError) as raised:
-            await client.settled()
+            await client.wait_ready()
     finally:
         await client.stop()
     assert client.num_restarts == 0

@@ -41,7 +41,7 @@ async def client(tmp_path: Path) -> AsyncIterator[ProcessClient]:
         step_timeout_s=60.0,
     )
     await opened.start()
-    await opened.settled()
+    await opened.wait_ready()
     yield opened
     await opened.stop()
 

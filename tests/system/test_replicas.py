@@ -43,7 +43,7 @@ async def replicas(tmp_path: Path) -> AsyncIterator[Replicas]:
     ]
     opened = Replicas(clients)
     await opened.start()
-    await opened.settled()
+    await opened.wait_ready()
     yield opened
     await opened.stop()
 

@@ -78,7 +78,7 @@ async def test_a_stopped_engine_is_found_within_three_seconds(tmp_path: Path, wh
             await asyncio.sleep(0.01)
         if when == "ready":
             await starting
-            await client.settled()
+            await client.wait_ready()
         first = client.pid
         os.kill(first, signal.SIGSTOP)
         await asyncio.sleep(1.0)
@@ -91,7 +91,7 @@ async def test_a_stopped_engine_is_found_within_three_seconds(tmp_path: Path, wh
             await asyncio.sleep(0.01)
         assert time.monotonic() - began_s < 3.0
         await starting
-        await client.settled()
+        await client.wait_ready()
         assert await answered(client, 1) == 8
     finally:
         await client.stop()
@@ -104,7 +104,7 @@ async def test_an_engine_that_gets_no_processor_is_not_replaced(client: ProcessC
         await asyncio.sleep(0.01)
     with starving(client.pid):
         await asyncio.sleep(STARVED_S)
-    await client.settled()
+    await client.wait_ready()
     first = client.pid
     with starving(first):
         await asyncio.sleep(STARVED_S)

@@ -48,7 +48,7 @@ async def test_a_step_hangs_that_nobody_computes(
         step_timeout_s=60.0,
     )
     await client.start()
-    await client.settled()
+    await client.wait_ready()
     try:
         assert (
             await count_tokens(client.submit(Request(next(IDS), [SLEEPS], SAMPLING))) == AFTER + 1

@@ -7,13 +7,13 @@ imports core and edge.
 from pathlib import Path
 
 from headway.batches.files.store import Files
-from headway.batches.host import Host
+from headway.batches.host import BatchHost
 from headway.batches.runner import Runner
 from headway.batches.store import Batches
 from headway.edge.database import Database, default_folder
 
 
-def open_runner(state: Host) -> Runner:
+def open_runner(state: BatchHost) -> Runner:
     """The runner of a server's batches, on the data folder of its options; nothing is made yet.
 
     Of several processes of a user that name none, each but one has a folder of its port.

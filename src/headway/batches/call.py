@@ -1,7 +1,7 @@
-"""One request from inside: an endpoint of our own, called as a client's request would call it.
+"""In-process request: call an endpoint of this server as an HTTP request would.
 
-So a line of a batch is answered exactly as the same body over HTTP, refusals included, whatever
-the endpoint grows into. Nothing goes over a socket; cancelling the call frees its blocks.
+A line of a batch gets exactly the answer of the same body over HTTP, errors included. There is no
+socket; cancelling the call frees its KV blocks.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
-    """Status and body of an answer, and the id the request had.
+class LineAnswer:
+    """Status and body of an answer, and the id of the request.
 
-    `retry_after_s` is when to come back, of one that was refused for a limit.
+    `retry_after_s` is the time to wait after a refusal for a limit.
     """
 
     status: int
@@ -36,23 +36,24 @@ class Answer:
     request_id: str
     retry_after_s: float | None = None
     reason: str | None = None
-    """The code of an error whose body has none, as Anthropic's."""
+    """Code of an error whose body has none, as Anthropic's."""
 
     @property
     def code(self) -> str | None:
-        """The code of an error."""
+        """Return the code of an error."""
         if self.status == 200 or self.reason is not None:
             return self.reason
         code: str | None = msgspec.json.decode(self.body).get("error", {}).get("code")
         return code
 
 
-async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: str = "") -> Answer:
-    """The answer of the endpoint `app`, which is served at `path`, to `caller`.
+async def call(
+    app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: str = ""
+) -> LineAnswer:
+    """Return the answer of the endpoint `app`, served at `path`, to `caller`.
 
-    In the log the request has the `custom_id` of its line.
-
-    That the request counts among those of its key (`Meter.enter`) is the callers' business.
+    In the log the request has the `custom_id` of its line. The caller must count the request for
+    its key (`Meter.enter`).
     """
     request_id = uuid.uuid4().hex
     retry_after_s = None
@@ -62,7 +63,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
     async def receive() -> Message:
         if incoming:
             return incoming.pop()
-        await asyncio.Event().wait()  # nobody leaves
+        await asyncio.Event().wait()  # there is no client that could disconnect
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -88,7 +89,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
         log.exception("request %s failed", request_id)
         status, parts = 500, [msgspec.json.encode(error_body(ServerFaultError()))]
     body = b"".join(parts)
-    return Answer(
+    return LineAnswer(
         status=status,
         body=body,
         request_id=request_id,
@@ -98,7 +99,7 @@ async def call(app: ASGIApp, path: str, body: bytes, caller: Caller, custom_id: 
 
 
 def request_scope(path: str, source: RequestSource, caller: Caller) -> dict[str, Any]:
-    """What `AuthMiddleware` hands on of a request over HTTP."""
+    """Return the scope that `AuthMiddleware` passes on for an HTTP request."""
     return {
         "type": "http",
         "http_version": "1.1",
@@ -119,8 +120,8 @@ NO_TIERS = (b"null", b'"auto"', b'"default"', b'"standard_only"')
 """Values of `service_tier` that name no class, the last one Anthropic's."""
 
 
-class Head(msgspec.Struct):
-    """What a line's body says of itself; whatever else is in it is passed over, not made."""
+class ServiceFields(msgspec.Struct):
+    """Fields of a line's body that concern its service; all others are skipped."""
 
     stream: msgspec.Raw = msgspec.Raw(b"null")
     background: msgspec.Raw = msgspec.Raw(b"null")
@@ -129,14 +130,13 @@ class Head(msgspec.Struct):
 
 
 def batch_body(body: bytes) -> bytes:
-    """A line's body, in the class of batches unless it names another; raises RequestError.
+    """Return a line's body, in the class of batches unless it names another; RequestError if bad.
 
-    Whether its key may use that one is seen where a request's class is. Of the tiers those of
-    `NO_TIERS` name none. A stream has no place in a file, and
-    nobody would fetch what runs in the background.
+    Whether the key may use that class is checked by the endpoint. The tiers in `NO_TIERS` name no
+    class. Streams cannot be written to a file, and background answers would never be fetched.
     """
     try:
-        head = msgspec.json.decode(body, type=Head)
+        head = msgspec.json.decode(body, type=ServiceFields)
     except MALFORMED as error:
         raise malformed(error) from None
     for name in ("stream", "background"):

@@ -1,4 +1,4 @@
-"""What files and batches need of the process that serves them: a server, or a gateway."""
+"""Interface of the process that serves files and batches: a server, or a gateway."""
 
 from typing import Protocol
 
@@ -7,8 +7,8 @@ from headway.edge.keys import Keyring
 from headway.edge.lanes import BodyPool
 
 
-class Limits(Protocol):
-    """The options of that process that concern files and batches."""
+class BatchOptions(Protocol):
+    """Options of the process for files and batches."""
 
     @property
     def port(self) -> int: ...
@@ -35,11 +35,11 @@ class Limits(Protocol):
     def cached_price(self) -> float: ...
 
 
-class Host(Protocol):
-    """Who answers the lines of batches, for whom, and how many at once."""
+class BatchHost(Protocol):
+    """Process that answers the lines of batches: a server, or a gateway."""
 
     @property
-    def options(self) -> Limits: ...
+    def options(self) -> BatchOptions: ...
 
     @property
     def clock(self) -> Clock: ...
@@ -52,23 +52,23 @@ class Host(Protocol):
 
     @property
     def unnamed(self) -> str | None:
-        """Whom a line without a model asks, where there is only one."""
+        """Return the model of a line that names none, where there is only one."""
         ...
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """What a line may ask for."""
+        """Return the models that a line may name."""
         ...
 
     @property
     def batch_price(self) -> float:
-        """What a token of the class of batches costs beside another."""
+        """Return the price of a token in the batch class relative to the default class."""
         ...
 
     def takes_lines(self, model: str) -> bool:
-        """Whether a line for this model may be asked now."""
+        """Return whether a line for this model may run now."""
         ...
 
     def num_at_once(self, model: str) -> int:
-        """How many requests this model runs at once; 1 where nobody knows."""
+        """Return how many requests this model runs at once; 1 if unknown."""
         ...

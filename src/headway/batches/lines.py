@@ -1,10 +1,10 @@
-"""The lines of a batch: checked before anything runs, each fault with its line's number.
+"""Lines of a batch: validated before any of them runs, each fault with its line number.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "m", …}}
 
-Given a file it reads one line at a time, at most `--max-body` bytes of it. What a line's body asks
-is checked by its endpoint when it runs: a bad temperature fails that line alone, a line that is no
-request fails the batch.
+The file is read line by line, at most `--max-body` bytes each. The endpoint checks the body of a
+line when it runs: a bad temperature fails that line alone, a line that is no request fails the
+batch.
 """
 
 import contextlib
@@ -22,14 +22,14 @@ MAX_LINES = 50_000
 MAX_CUSTOM_ID = 512
 MAX_FAULTS = 1000
 MESSAGES = "/v1/messages"
-"""What the requests of a message batch ask."""
+"""Endpoint of the requests of a message batch."""
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-"""What the lines of a batch may ask; the rest of what OpenAI's batches ask is not served."""
+"""Endpoints of the lines of a batch; the others of OpenAI's batches are not served."""
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One request of a batch, and where its bytes lie in the file; `number` counts from 1."""
+class BatchLine:
+    """One request of a batch and the place of its bytes in the file; `number` counts from 1."""
 
     number: int
     custom_id: str
@@ -39,7 +39,7 @@ class Line:
 
 
 class Fault(msgspec.Struct, kw_only=True):
-    """Why a line is no request; as OpenAI's `errors.data`."""
+    """Reason why a line is no request; an entry of OpenAI's `errors.data`."""
 
     code: str
     line: int | None = None
@@ -49,9 +49,9 @@ class Fault(msgspec.Struct, kw_only=True):
 
 @dataclass(slots=True)
 class Checked:
-    """All lines of a file, or what is wrong with it."""
+    """Result of the validation of a file: its lines, or its faults."""
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[BatchLine] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     num_faults: int = 0
     model: str | None = None
@@ -63,8 +63,8 @@ class Checked:
             self.faults.append(Fault(code=code, line=line, message=message, param=param))
 
 
-class Head(msgspec.Struct):
-    """What a line's body says of itself; without a model it asks the only one served."""
+class ModelField(msgspec.Struct):
+    """The model of a line's body; None for the only one served."""
 
     model: str | None = None
 
@@ -79,7 +79,7 @@ class Entry(msgspec.Struct):
 
 
 decode_entry = msgspec.json.Decoder(Entry).decode
-decode_head = msgspec.json.Decoder(Head).decode
+decode_head = msgspec.json.Decoder(ModelField).decode
 
 
 def check_file(
@@ -91,13 +91,13 @@ def check_file(
     max_line_bytes: int,
     max_lines: int = MAX_LINES,
 ) -> Checked:
-    """Every line's place, or the faults. Raises OSError.
+    """Return the lines of a file, or its faults. Raises OSError.
 
-    `models` are the names served; `unnamed` is whom a line without a model asks, None where it has
-    to name one.
+    `models` are the served names; `unnamed` is the model of a line that names none, None if it must
+    name one.
     """
     checked = Checked()
-    seen: dict[str, int] = {}
+    first_lines: dict[str, int] = {}
     with open_regular(path) as file:
         for number, start, data in numbered(file, max_line_bytes):
             if len(checked.lines) == max_lines:
@@ -107,7 +107,7 @@ def check_file(
             line = check_line(checked, place, endpoints, models, unnamed, max_line_bytes)
             if line is None:
                 continue
-            first = seen.setdefault(line.custom_id, number)
+            first = first_lines.setdefault(line.custom_id, number)
             if first != number:
                 checked.wrong(
                     number,
@@ -122,16 +122,16 @@ def check_file(
 
 
 def check_messages(path: Path, *, models: Sequence[str], unnamed: str | None) -> Checked:
-    """Every line's place, of a file that we wrote. Raises OSError.
+    """Return the lines of the file of a message batch. Raises OSError.
 
-    The batch waits for the first model that one of its requests names and that is served; whatever
-    is wrong with a request is told when it runs.
+    The batch waits for the first served model that one of its requests names. A fault of a request
+    is reported when it runs.
     """
     checked, start = Checked(), 0
     with open_regular(path) as file:
         for number, data in enumerate(file, 1):
             entry = decode_entry(data)
-            checked.lines.append(Line(number, entry.custom_id, start, len(data)))
+            checked.lines.append(BatchLine(number, entry.custom_id, start, len(data)))
             start += len(data)
             if checked.model is None:
                 with contextlib.suppress(msgspec.ValidationError):
@@ -142,7 +142,7 @@ def check_messages(path: Path, *, models: Sequence[str], unnamed: str | None) ->
 
 
 def numbered(file: BinaryIO, limit_bytes: int) -> Iterator[tuple[int, int, bytes]]:
-    """(number, offset, bytes) of each line that is not blank, cut after `limit_bytes` + 1."""
+    """Yield (number, offset, bytes) of each line that is not blank, cut after `limit_bytes` + 1."""
     number = start = 0
     while data := file.readline(limit_bytes + 1):
         number += 1
@@ -163,8 +163,8 @@ def check_line(
     models: Sequence[str],
     unnamed: str | None,
     max_line_bytes: int,
-) -> Line | None:
-    """The line at (number, offset, bytes), or None after its fault was noted."""
+) -> BatchLine | None:
+    """Return the line at (number, offset, bytes), or None after noting its fault."""
     number, start, data = place
     if len(data) > max_line_bytes:
         checked.wrong(number, "line_too_long", f"The line has more than {max_line_bytes} bytes.")
@@ -187,7 +187,7 @@ def check_line(
         checked.wrong(number, code, message, param)
         return None
     checked.model = named
-    return Line(number, entry.custom_id, start, len(data))
+    return BatchLine(number, entry.custom_id, start, len(data))
 
 
 def faults_of(
@@ -197,15 +197,15 @@ def faults_of(
     endpoints: Collection[str],
     models: Sequence[str],
 ) -> Iterator[tuple[str, str, str]]:
-    """(code, message, param) of what a well-formed line must not say."""
+    """Yield (code, message, param) of each fault of a well-formed line."""
     if not 0 < len(entry.custom_id) <= MAX_CUSTOM_ID:
         message = f"custom_id must have 1 to {MAX_CUSTOM_ID} characters."
         yield "invalid_custom_id", message, "custom_id"
     if entry.method != "POST":
         yield "invalid_method", f"method is {entry.method[:20]!r}; it must be POST.", "method"
     if entry.url not in endpoints:
-        wanted = " or ".join(sorted(endpoints))
-        yield "invalid_url", f"url is {entry.url[:80]!r}; it must be {wanted}.", "url"
+        allowed = " or ".join(sorted(endpoints))
+        yield "invalid_url", f"url is {entry.url[:80]!r}; it must be {allowed}.", "url"
     if named not in models:
         there = ", ".join(models)
         message = f"The model {named[:80]!r} does not exist; there is {there}."
@@ -215,8 +215,8 @@ def faults_of(
         yield "mismatched_model", message, "body.model"
 
 
-def read_body(path: Path, line: Line) -> tuple[str, bytes]:
-    """(url, body) of a checked line; RequestError when the file is no longer the one checked."""
+def read_body(path: Path, line: BatchLine) -> tuple[str, bytes]:
+    """Return (url, body) of a checked line; RequestError if the file has changed since."""
     with open_regular(path) as file:
         file.seek(line.start)
         data = file.read(line.size)

@@ -15,12 +15,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from headway.batches.files.routes import Upload, asked_limit
+from headway.batches.files.routes import Upload, parse_limit
 from headway.batches.files.store import MESSAGE_PURPOSE, File, new_id, no_such
 from headway.batches.lines import MESSAGES
 from headway.batches.routes import DEFAULT_LISTED, MAX_UNFINISHED, WINDOWS_S
 from headway.batches.runner import Runner
-from headway.batches.store import MESSAGE_PREFIX, UNFINISHED, Batch, Counts, Price
+from headway.batches.store import MESSAGE_PREFIX, UNFINISHED, BatchCounts, BatchPrice, BatchRecord
 from headway.core.errors import RequestError, StorageError
 from headway.core.regular_file import open_regular
 from headway.edge import body as bodies
@@ -61,14 +61,14 @@ async def create(runner: Runner, request: Request) -> Response:
     check(requests)
     principal, now_s = principal_of(request.scope), runner.files.now_s
     file = await keep_requests(runner, requests, principal.name)
-    batch = Batch(
+    batch = BatchRecord(
         id=new_id(MESSAGE_PREFIX),
         endpoint=MESSAGES,
         input_file_id=file.id,
         created_at=now_s,
         expires_at=now_s + WINDOWS_S["24h"],
-        request_counts=Counts(total=len(requests)),
-        price=Price(share=runner.state.batch_price, cached=options.cached_price),
+        request_counts=BatchCounts(total=len(requests)),
+        price=BatchPrice(share=runner.state.batch_price, cached=options.cached_price),
         principal=principal,
     )
     try:
@@ -90,13 +90,13 @@ def check(requests: list[BatchRequest]) -> None:
             param="requests",
             code="invalid_value",
         )
-    seen: dict[str, int] = {}
+    first_indexes: dict[str, int] = {}
     for index, each in enumerate(requests):
-        check_id(each.custom_id, index, seen)
+        check_id(each.custom_id, index, first_indexes)
 
 
-def check_id(custom_id: str, index: int, seen: dict[str, int]) -> None:
-    """Raise RequestError where a `custom_id` has another form, or is one of those `seen` before."""
+def check_id(custom_id: str, index: int, first_indexes: dict[str, int]) -> None:
+    """Raise RequestError for a `custom_id` of another form, or one that occurred before."""
     where = f"requests.{index}.custom_id"
     if not CUSTOM_ID.fullmatch(custom_id):
         raise RequestError(
@@ -104,7 +104,7 @@ def check_id(custom_id: str, index: int, seen: dict[str, int]) -> None:
             param=where,
             code="invalid_custom_id",
         )
-    first = seen.setdefault(custom_id, index)
+    first = first_indexes.setdefault(custom_id, index)
     if first != index:
         raise RequestError(
             f"{where} is {custom_id!r}, and so is requests.{first}.custom_id.",
@@ -141,7 +141,7 @@ async def keep_requests(runner: Runner, requests: list[BatchRequest], owner: str
 # ── as a client sees it ─────────────────────────────────────────────────────────────────────
 
 
-def public(batch: Batch, request: Request) -> dict[str, Any]:
+def public(batch: BatchRecord, request: Request) -> dict[str, Any]:
     """Anthropic's message batch; its requests are counted as `processing` until it has ended."""
     ended_at = batch.completed_at or batch.cancelled_at
     if batch.status == "expired":
@@ -162,7 +162,7 @@ def public(batch: Batch, request: Request) -> dict[str, Any]:
     }
 
 
-def counts_of(batch: Batch, is_over: bool) -> dict[str, int]:
+def counts_of(batch: BatchRecord, is_over: bool) -> dict[str, int]:
     """How many requests ended how; their sum is always all of them."""
     counts = batch.request_counts
     rest = counts.total - counts.completed - counts.failed
@@ -191,7 +191,7 @@ async def retrieve(runner: Runner, request: Request) -> Response:
     return json_response(public(await batch_of(runner, request), request))
 
 
-async def batch_of(runner: Runner, request: Request) -> Batch:
+async def batch_of(runner: Runner, request: Request) -> BatchRecord:
     """The batch of the path; RequestError 404 where it is not there or another key's."""
     batch_id, owner = request.path_params["id"], owner_of(request.scope)
     return await runner.batches.get(batch_id, owner, MESSAGE_PREFIX)
@@ -210,7 +210,7 @@ async def list_page(runner: Runner, request: Request) -> Response:
     batches, more = await runner.batches.page(
         owner_of(request.scope),
         after,
-        asked_limit(query.get("limit"), DEFAULT_LISTED, MAX_PAGE),
+        parse_limit(query.get("limit"), DEFAULT_LISTED, MAX_PAGE),
         before=before,
         prefix=MESSAGE_PREFIX,
     )
@@ -245,7 +245,7 @@ async def results(runner: Runner, request: Request) -> Response:
     return StreamingResponse(contents(opened), media_type=RESULTS_TYPE)
 
 
-def open_results(runner: Runner, batch: Batch) -> list[BinaryIO]:
+def open_results(runner: Runner, batch: BatchRecord) -> list[BinaryIO]:
     """The files of a batch that is over, open: one that is deleted now is read to its end.
 
     Raises RequestError 404 where it is deleted already.

@@ -1,8 +1,8 @@
-"""A batch without a server: the same lines through the same endpoints, results to one file.
+"""Offline batch: the same lines through the same endpoints, without a server, results in one file.
 
-Given a state with an engine in this process it answers the lines that the output does not hold yet.
-A result is appended as one whole line or, after a kill, not at all: what a kill cut is taken off
-when the output is opened again. So each `custom_id` is answered once, however often it is begun.
+It answers the lines that are not in the output yet. A result is appended as one whole line; a line
+that a kill cut short is removed when the output is opened again. So each `custom_id` is answered
+once, however often the command is run.
 """
 
 import asyncio
@@ -15,28 +15,28 @@ from pathlib import Path
 import msgspec
 from starlette.types import ASGIApp
 
-from headway.batches.call import Answer, batch_body, call
-from headway.batches.lines import Line, read_body
-from headway.batches.results import Result, answered
-from headway.batches.runner import refused
+from headway.batches.call import LineAnswer, batch_body, call
+from headway.batches.lines import BatchLine, read_body
+from headway.batches.results import Result, answer_result
+from headway.batches.runner import error_answer
 from headway.core.errors import HeadwayError, RequestError, UsageError
 from headway.core.principal import Principal
 from headway.core.service import BATCH_CLASS
 from headway.edge.database import NO_SPACE
 from headway.edge.keys import anonymous_caller
 
-WHO = anonymous_caller().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
+OFFLINE_CALLER = anonymous_caller().for_lines(Principal(name="offline", service_class=BATCH_CLASS))
 
 
-class Done(msgspec.Struct):
-    """What a line of the output says of itself."""
+class OutputEntry(msgspec.Struct):
+    """Fields of a line of the output that identify it."""
 
     custom_id: str
     response: dict[str, msgspec.Raw] | None = None
 
 
-class Output:
-    """The file of results, ours alone while it is open; `done` are the custom_ids it holds."""
+class ResultFile:
+    """The file of results, locked while open; `done` has the custom_ids in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -57,7 +57,7 @@ class Output:
         self._read()
 
     def _read(self) -> None:
-        """Learn what is there, and take off a line that a kill cut short."""
+        """Read the present results, and remove a line that a kill cut short."""
         whole = 0
         with self.path.open("rb") as file:
             for data in file:
@@ -69,7 +69,7 @@ class Output:
 
     def _learn(self, data: bytes) -> None:
         try:
-            line = msgspec.json.decode(data, type=Done)
+            line = msgspec.json.decode(data, type=OutputEntry)
         except msgspec.DecodeError:
             self.close()
             raise UsageError(
@@ -80,8 +80,8 @@ class Output:
         status = bytes((line.response or {}).get("status_code", b"0"))
         self.num_failed += status != b"200"
 
-    def refuse_strangers(self, lines: Sequence[Line]) -> None:
-        """Raise UsageError when it holds answers to lines that are not in the input."""
+    def refuse_strangers(self, lines: Sequence[BatchLine]) -> None:
+        """Raise UsageError if it has answers to lines that are not in the input."""
         strangers = self.done - {line.custom_id for line in lines}
         if strangers:
             raise UsageError(
@@ -107,14 +107,14 @@ class Output:
         self.num_failed += result.failed
 
     def close(self) -> None:
-        """Make sure of it on the disk, and unlock."""
+        """Sync to disk, unlock and close."""
         os.fsync(self._descriptor)
         os.close(self._descriptor)
 
 
 @dataclass(slots=True)
 class Tally:
-    """What this run did."""
+    """Counts of this run."""
 
     num_lines: int = 0
     input_tokens: int = 0
@@ -129,19 +129,19 @@ class Tally:
 async def answer_lines(
     endpoints: Mapping[str, ASGIApp],
     source: Path,
-    lines: Sequence[Line],
-    output: Output,
+    lines: Sequence[BatchLine],
+    output: ResultFile,
     *,
     concurrency: int,
     on_line: Callable[[], None],
 ) -> Tally:
-    """Answer `lines` of `source`, `concurrency` at a time; raises what `Output.write` raises."""
+    """Answer `lines` of `source`, `concurrency` at a time; HeadwayError when the disk is full."""
     tally, places = Tally(), asyncio.Semaphore(concurrency)
 
-    async def one(line: Line) -> None:
+    async def one(line: BatchLine) -> None:
         try:
             answer = await ask(endpoints, source, line)
-            result = answered(line.custom_id, answer.status, answer.request_id, answer.body)
+            result = answer_result(line.custom_id, answer.status, answer.request_id, answer.body)
             output.write(result)
             tally.add(result)
             on_line()
@@ -158,11 +158,11 @@ async def answer_lines(
     return tally
 
 
-async def ask(endpoints: Mapping[str, ASGIApp], source: Path, line: Line) -> Answer:
-    """The answer to one line."""
+async def ask(endpoints: Mapping[str, ASGIApp], source: Path, line: BatchLine) -> LineAnswer:
+    """Return the answer to one line."""
     try:
         url, body = read_body(source, line)
         body = batch_body(body)
     except RequestError as error:
-        return refused(error)
-    return await call(endpoints[url], url, body, WHO)
+        return error_answer(error)
+    return await call(endpoints[url], url, body, OFFLINE_CALLER)

@@ -1,4 +1,4 @@
-"""The lines of output and error files, in OpenAI's form, from what an endpoint answered.
+"""Lines of output and error files, in OpenAI's form, from the answers of endpoints.
 
 {"id": "batch_req_…", "custom_id": "a", "response": {"status_code": 200, …}, "error": null}
 
@@ -6,7 +6,7 @@ Of a message batch, in Anthropic's:
 
 {"custom_id": "a", "result": {"type": "succeeded", "message": {…}}}
 
-A gateway's lines hold what other servers answered: each of them is one line here, and UTF-8.
+The answers of a gateway come from other servers: each is rewritten as one line of UTF-8.
 """
 
 from dataclasses import dataclass
@@ -20,16 +20,16 @@ from headway.edge.errors import anthropic_type
 from headway.edge.json_limits import MALFORMED
 
 Count = Annotated[int, Meta(ge=0, le=2**40)] | None
-"""Tokens; null where a server does not tell them."""
+"""Tokens; null where a server does not report them."""
 
 
 class InputDetails(msgspec.Struct):
-    """Of the prompt's tokens, those found in the prefix cache."""
+    """Prompt tokens read from the prefix cache."""
 
     cached_tokens: Count = 0
 
 
-class Usage(msgspec.Struct):
+class AnswerUsage(msgspec.Struct):
     """Tokens of one answer or of many; chat's names and the Responses API's."""
 
     prompt_tokens: Count = 0
@@ -43,32 +43,32 @@ class Usage(msgspec.Struct):
     @property
     def cached_tokens(self) -> int:
         details = self.prompt_tokens_details or self.input_tokens_details
-        found = details.cached_tokens if details is not None else self.cache_read_input_tokens
-        return found or 0
+        cached = details.cached_tokens if details is not None else self.cache_read_input_tokens
+        return cached or 0
 
 
 class Answered(msgspec.Struct):
-    """What a batch needs to know of an answer."""
+    """Part of an answer that a batch reads."""
 
-    usage: Usage | None = None
+    usage: AnswerUsage | None = None
 
 
-def usage_of(body: bytes) -> Usage:
-    """The tokens that an answer tells; none where what it tells is no count of them."""
+def usage_of(body: bytes) -> AnswerUsage:
+    """Return the usage of an answer; zeros where it has no valid usage."""
     try:
-        return msgspec.json.decode(body, type=Answered).usage or Usage()
+        return msgspec.json.decode(body, type=Answered).usage or AnswerUsage()
     except MALFORMED:
-        return Usage()
+        return AnswerUsage()
 
 
 def on_one_line(body: bytes) -> msgspec.Raw:
-    """JSON without space between its parts: some servers indent what they answer."""
+    """Return compact JSON: some servers indent their answers."""
     return msgspec.Raw(msgspec.json.format(body.decode("utf-8", "replace"), indent=-1).encode())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One line's end: what is written, whether it failed, and the tokens it took."""
+    """Result of one line: the text to write, whether it failed, and its tokens."""
 
     line: bytes
     failed: bool
@@ -77,8 +77,8 @@ class Result:
     cached_tokens: int = 0
 
 
-def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
-    """The result of a line that an endpoint answered, with an answer or an error."""
+def answer_result(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
+    """Return the result of a line that an endpoint answered, with an answer or an error."""
     content = {
         "id": new_id("batch_req_"),
         "custom_id": custom_id,
@@ -89,7 +89,7 @@ def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Resul
         },
         "error": None,
     }
-    usage = usage_of(body) if status == 200 else Usage()
+    usage = usage_of(body) if status == 200 else AnswerUsage()
     return Result(
         line=msgspec.json.encode(content),
         failed=status != 200,
@@ -99,8 +99,8 @@ def answered(custom_id: str, status: int, request_id: str, body: bytes) -> Resul
     )
 
 
-def unanswered(custom_id: str, code: str, message: str) -> bytes:
-    """The line of a request that never ran to its end."""
+def unanswered_line(custom_id: str, code: str, message: str) -> bytes:
+    """Return the line of a request that did not finish."""
     return msgspec.json.encode(
         {
             "id": new_id("batch_req_"),
@@ -111,23 +111,23 @@ def unanswered(custom_id: str, code: str, message: str) -> bytes:
     )
 
 
-class Message(msgspec.Struct):
-    """What an error says, in either shape."""
+class ErrorText(msgspec.Struct):
+    """Message of an error, OpenAI's or Anthropic's."""
 
     message: str = ""
 
 
 class Refusal(msgspec.Struct):
-    """The body of an error, OpenAI's or Anthropic's."""
+    """Body of an error, OpenAI's or Anthropic's."""
 
-    error: Message
+    error: ErrorText
 
 
 decode_refusal = msgspec.json.Decoder(Refusal).decode
 
 
-def message_answered(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
-    """The result of a message batch's request that was answered, with a message or an error."""
+def message_result(custom_id: str, status: int, request_id: str, body: bytes) -> Result:
+    """Return the result of a message batch's request, with a message or an error."""
     if status != 200:
         fault = {"type": anthropic_type(status), "message": decode_refusal(body).error.message}
         error = {"type": "error", "error": fault, "request_id": request_id}
@@ -143,5 +143,5 @@ def message_answered(custom_id: str, status: int, request_id: str, body: bytes) 
 
 
 def message_line(custom_id: str, kind: str, **fields: object) -> bytes:
-    """A line of the results of a message batch."""
+    """Return a line of the results of a message batch."""
     return msgspec.json.encode({"custom_id": custom_id, "result": {"type": kind, **fields}})

@@ -6,11 +6,11 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.batches.files.routes import asked_limit, lifetime_s, page_of
+from headway.batches.files.routes import lifetime_s, page_of, parse_limit
 from headway.batches.files.store import new_id
 from headway.batches.lines import ENDPOINTS
 from headway.batches.runner import Runner
-from headway.batches.store import Batch, Price
+from headway.batches.store import BatchPrice, BatchRecord
 from headway.core.errors import RequestError
 from headway.edge import body as bodies
 from headway.edge.errors import json_response
@@ -60,7 +60,7 @@ async def create(runner: Runner, request: Request) -> Response:
             code="invalid_file_purpose",
         )
     now_s = runner.files.now_s
-    batch = Batch(
+    batch = BatchRecord(
         id=new_id("batch_"),
         endpoint=body.endpoint,
         input_file_id=file.id,
@@ -68,7 +68,7 @@ async def create(runner: Runner, request: Request) -> Response:
         created_at=now_s,
         expires_at=now_s + WINDOWS_S[body.completion_window],
         metadata=body.metadata,
-        price=Price(share=runner.state.batch_price, cached=options.cached_price),
+        price=BatchPrice(share=runner.state.batch_price, cached=options.cached_price),
         principal=principal,
         output_lifetime_s=output_lifetime_s(body.output_expires_after),
     )
@@ -109,12 +109,12 @@ def check(runner: Runner, body: CreateBody) -> None:
         )
 
 
-async def listed(runner: Runner, request: Request) -> Response:
+async def list_batches(runner: Runner, request: Request) -> Response:
     """GET /v1/batches?after=&limit="""
     query = request.query_params
-    limit = asked_limit(query.get("limit"), DEFAULT_LISTED, MAX_LISTED)
-    found, more = await runner.batches.page(owner_of(request.scope), query.get("after"), limit)
-    return json_response(page_of([batch.public() for batch in found], more))
+    limit = parse_limit(query.get("limit"), DEFAULT_LISTED, MAX_LISTED)
+    batches, more = await runner.batches.page(owner_of(request.scope), query.get("after"), limit)
+    return json_response(page_of([batch.public() for batch in batches], more))
 
 
 async def retrieve(runner: Runner, request: Request) -> Response:
@@ -133,7 +133,7 @@ async def cancel(runner: Runner, request: Request) -> Response:
 
 BATCH_ROUTES = [
     ("POST", "/v1/batches", create),
-    ("GET", "/v1/batches", listed),
+    ("GET", "/v1/batches", list_batches),
     ("GET", "/v1/batches/{id}", retrieve),
     ("POST", "/v1/batches/{id}/cancel", cancel),
 ]

@@ -1,10 +1,20 @@
-"""Runs batches: one task a batch that lives its life, one dispatcher that starts lines in turn.
+"""Runner of batches: one task per batch for its life cycle, one dispatcher that starts lines.
 
-Given the stores and the endpoints it goes on where the last server stopped. It promises that each
-line's answer is written once, that owners take turns, and that what is our fault (an engine that is
-restarting, a full disk) makes a batch wait, not fail. A line counts for its key: where that has a
-limit the owner rests until it may go on, and others' lines run. A line that was running when the
-engine died runs again alone, once: if the engine dies again it was this line.
+It continues where the last server stopped. Each answer is written once, owners take turns, and a
+fault of the server (an engine that restarts, a full disk) makes a batch wait, not fail. A line
+counts for the limits of its key: at a limit the owner's lines pause while others' run. A line that
+was running when the engine died runs again alone, once; a second death is attributed to it.
+
+Many lines run at once while there are no other requests, one while there are (`Lane`):
+
+    lines in flight   others in flight   may another start?
+    0 … limit - 1     0                  yes
+    0                 1 or more          yes: a batch never starves
+    1 or more         1 or more          no: running lines finish, none follows
+
+A request counts for a second longer than it runs, so that a batch does not fill every pause of a
+conversation. The engine also runs these lines in an idle class; the lane keeps them out of its
+slots and its memory.
 """
 
 import asyncio
@@ -16,14 +26,20 @@ from functools import partial
 from typing import TypeVar
 
 import msgspec
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from headway.batches.call import Answer, batch_body, call
-from headway.batches.host import Host
-from headway.batches.lane import Lane
-from headway.batches.lines import MESSAGES, Checked, Line, check_file, check_messages, read_body
-from headway.batches.results import answered, message_answered
-from headway.batches.store import Batch, Batches
+from headway.batches.call import LineAnswer, batch_body, call
+from headway.batches.host import BatchHost
+from headway.batches.lines import (
+    MESSAGES,
+    BatchLine,
+    Checked,
+    check_file,
+    check_messages,
+    read_body,
+)
+from headway.batches.results import answer_result, message_result
+from headway.batches.store import Batches, BatchRecord
 from headway.core.errors import RequestError, ServerFaultError, StorageError
 from headway.core.supervision import supervise
 from headway.edge.database import IN_USE, storage_errors
@@ -33,32 +49,34 @@ from headway.edge.keys import Caller
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-FETCHED_LINES = 256
-MOST_TRIES = 2
+FETCH_BATCH_LINES = 256
+MAX_TRIES = 2
 WAIT_S = 0.5
 READY_WAIT_S = 0.1
 DISK_WAIT_S = 2.0
-SHARE_OF_ENGINE = 4
+ENGINE_SHARE_DIVISOR = 4
 SWEEP_S = 60.0
-LEAST_REST_S = 0.02
-NO_KEY_S = 5.0
-"""How often it is looked for a key that is no longer there: one of the same name may come back."""
+MIN_REST_S = 0.02
+MISSING_KEY_RETRY_S = 5.0
+"""Interval of looking for a deleted key: one of the same name may be created."""
 LIMITED, FULL = 429, 503
-"""Answers that say: later. At the first the owner rests, at the second the line waits."""
+"""Statuses that ask for a retry: after the first the owner pauses, after the second the line."""
 ENGINE_DIED = "engine_died"
+MAX_LINES_WITH_OTHERS = 1
+REQUEST_LINGER_S = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class Job:
-    """A batch in progress: the lines that wait, and the tasks of those that run.
+class BatchJob:
+    """A batch in progress: its waiting lines, and the tasks of its running lines.
 
-    `held` is the line that waits for its place, `failure` what nobody expected of one.
+    `held` is the line that waits for a place in the lane, `failure` an unexpected exception of one.
     """
 
-    batch: Batch
-    waiting: deque[Line] = field(default_factory=deque)
-    alone: deque[Line] = field(default_factory=deque)
-    held: Line | None = None
+    batch: BatchRecord
+    waiting: deque[BatchLine] = field(default_factory=deque)
+    alone: deque[BatchLine] = field(default_factory=deque)
+    held: BatchLine | None = None
     failure: BaseException | None = None
     running: set[asyncio.Task[bool]] = field(default_factory=set)
     fetched: int = 0
@@ -72,40 +90,98 @@ class Job:
         return not self.stopped and bool(waits)
 
     def check_over(self) -> None:
-        """Tell when nothing runs and nothing will."""
+        """Set `over` when no line runs or waits."""
         if not self.running and not self.has_lines:
             self.over.set()
 
     def stop(self) -> None:
-        """Start no more lines and drop those that run; they have no answer."""
+        """Start no more lines and cancel the running ones, which get no answer."""
         self.stopped = True
         for task in self.running:
             task.cancel()
         self.check_over()
 
 
+class Lane:
+    """Counter of running lines and of other requests; one dispatcher waits in `enter`, `empty`."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.busy = 0
+        self.others = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def free(self) -> bool:
+        """Return whether a line may start now."""
+        return self.busy < (MAX_LINES_WITH_OTHERS if self.others else self.limit)
+
+    async def enter(self) -> None:
+        """Wait for a place and take it."""
+        while not self.free:
+            self._changed.clear()
+            await self._changed.wait()
+        self.busy += 1
+
+    async def empty(self, but: int) -> None:
+        """Wait until at most `but` places are taken."""
+        while self.busy > but:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def leave(self) -> None:
+        """Give the place back."""
+        assert self.busy > 0
+        self.busy -= 1
+        self._changed.set()
+
+    def forget(self) -> None:
+        """Stop counting one of the other requests."""
+        self.others -= 1
+        self._changed.set()
+
+    def count_requests(self, app: ASGIApp) -> ASGIApp:
+        """Return `app` with its requests counted as others while they run."""
+        return ForegroundApp(self, app)
+
+
+class ForegroundApp:
+    """Endpoint whose requests have priority over the lines of batches."""
+
+    def __init__(self, lane: Lane, app: ASGIApp) -> None:
+        self._lane = lane
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._lane.others += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            asyncio.get_running_loop().call_later(REQUEST_LINGER_S, self._lane.forget)
+
+
 class Runner:
     """All unfinished batches of one data folder."""
 
-    def __init__(self, state: Host, batches: Batches) -> None:
+    def __init__(self, state: BatchHost, batches: Batches) -> None:
         self.state = state
         self.batches = batches
         self.files = batches.files
         self.endpoints: dict[str, ASGIApp] = {}
         self.lane = Lane(1)
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, BatchJob] = {}
         self._lives: dict[str, asyncio.Task[None]] = {}
         self._woken = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
-        self._disk_told = False
+        self._disk_is_full = False
         self._turn = ""
         self._rests: dict[str, asyncio.TimerHandle] = {}
-        """Owner none of whose lines begins → what ends that."""
+        """Owner whose lines are paused → timer that ends the pause."""
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Go on with what an earlier server left; called once, before the first request."""
+        """Resume the unfinished batches of an earlier server; called once, before any request."""
         self._tasks = [
             supervise("batch dispatch", self._dispatch),
             supervise("file expiry", self._sweep),
@@ -121,7 +197,7 @@ class Runner:
             self.take(batch_id)
 
     async def stop(self) -> None:
-        """Drop what runs, to be gone on with by the next server, and close the database."""
+        """Cancel all batches, which the next server resumes, and close the database."""
         tasks = [*self._tasks, *self._lives.values()]
         for task in tasks:
             task.cancel()
@@ -133,19 +209,19 @@ class Runner:
         await self.batches.database.close()
 
     def take(self, batch_id: str) -> None:
-        """Live the life of an unfinished batch."""
+        """Start the task of an unfinished batch."""
         task = asyncio.create_task(self._live(batch_id))
         self._lives[batch_id] = task
         task.add_done_callback(lambda _: self._lives.pop(batch_id, None))
 
     def cancel(self, batch_id: str) -> None:
-        """The batch is cancelling: its lines end now."""
+        """Cancel the lines of a batch that is cancelling."""
         job = self._jobs.get(batch_id)
         if job is not None:
             job.stop()
 
     async def _sweep(self) -> None:
-        """Delete files past their time."""
+        """Delete expired files, once a minute."""
         while True:
             if self.batches.database.is_open:
                 try:
@@ -157,7 +233,7 @@ class Runner:
     # ── one batch ───────────────────────────────────────────────────────────────────────────
 
     async def _live(self, batch_id: str) -> None:
-        """The life of a batch: validate, run the lines, write the files."""
+        """Run the life cycle of a batch: validate, run the lines, write the files."""
         try:
             batch = await self._patiently(lambda: self.batches.get(batch_id))
             if batch.status == "validating":
@@ -171,8 +247,8 @@ class Runner:
             # Not again in this process: a line that broke it would break it again.
             log.exception("batch %s stopped; the next start goes on with it", batch_id)
 
-    async def read_lines(self, batch: Batch) -> Checked:
-        """The lines of a batch's input, and what is wrong with them."""
+    async def read_lines(self, batch: BatchRecord) -> Checked:
+        """Return the lines of a batch's input and their faults."""
         path, state = self.files.path(batch.input_file_id), self.state
 
         def check() -> Checked:
@@ -189,22 +265,22 @@ class Runner:
 
         return await asyncio.to_thread(check)
 
-    async def _validate(self, batch: Batch) -> Batch:
-        async def work() -> Batch:
+    async def _validate(self, batch: BatchRecord) -> BatchRecord:
+        async def work() -> BatchRecord:
             return await self.batches.begin(batch.id, await self.read_lines(batch))
 
         return await self._patiently(work)
 
-    async def _run_lines(self, batch: Batch) -> Batch:
-        job = self._jobs[batch.id] = Job(batch)
+    async def _run_lines(self, batch: BatchRecord) -> BatchRecord:
+        job = self._jobs[batch.id] = BatchJob(batch)
         expired = False
         try:
             now = await self._patiently(lambda: self.batches.get(batch.id))
             if now.status == "cancelling":  # since it was checked, when there was no job to stop
                 job.stop()
             self._woken.set()
-            left_s = max(0.0, batch.expires_at - self.files.clock.wall_s())
-            async with asyncio.timeout(left_s):
+            remaining_s = max(0.0, batch.expires_at - self.files.clock.wall_s())
+            async with asyncio.timeout(remaining_s):
                 await job.over.wait()
         except TimeoutError:
             expired = True
@@ -217,25 +293,25 @@ class Runner:
         return await self._patiently(lambda: self.batches.close_lines(batch.id, expired=expired))
 
     async def _patiently(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """`work`, again and again while the disk is full."""
+        """Return the result of `work`, retried while the disk is full."""
         while True:
             try:
                 result = await work()
             except StorageError as error:
-                if not self._disk_told:
+                if not self._disk_is_full:
                     log.error("batches wait: %s", error)
-                self._disk_told = True
+                self._disk_is_full = True
                 await asyncio.sleep(DISK_WAIT_S)
             else:
-                if self._disk_told:
+                if self._disk_is_full:
                     log.warning("batches go on")
-                self._disk_told = False
+                self._disk_is_full = False
                 return result
 
     # ── lines ───────────────────────────────────────────────────────────────────────────────
 
     async def _dispatch(self) -> None:
-        """Start lines, the owners in turn, as long as there is a place for another."""
+        """Start lines, the owners in turn, while the lane has a place."""
         while True:
             job = self._next_job()
             if job is None:
@@ -248,8 +324,8 @@ class Runner:
                 log.exception("no line of batch %s could be started", job.batch.id)
                 await asyncio.sleep(WAIT_S)
 
-    async def _start_line(self, job: Job) -> None:
-        """Start the job's next line when there is a place; a line tried before runs alone."""
+    async def _start_line(self, job: BatchJob) -> None:
+        """Start the next line of a batch when the lane has a place; a retried line runs alone."""
         self.lane.limit = self._limit(job)
         await self.lane.enter()
         task = caller = line = None
@@ -272,13 +348,13 @@ class Runner:
         if task is not None and line is not None and line.tries:
             await asyncio.wait({task})
 
-    def _enter(self, job: Job) -> Caller | None:
-        """The owner as the caller of a line, which counts from now on; None: the owner rests."""
+    def _enter(self, job: BatchJob) -> Caller | None:
+        """Return the owner as the caller of a line, counted from now on; None: the owner pauses."""
         principal, keyring = job.batch.principal, self.state.keyring
         owner = keyring.named(principal.name)
         if owner is None:
             log.debug("batch %s waits: there is no key %s", job.batch.id, principal.name)
-            self._rest(principal.name, NO_KEY_S)
+            self._rest(principal.name, MISSING_KEY_RETRY_S)
             return None
         who = owner.principal if keyring else principal
         caller = owner.for_lines(
@@ -292,27 +368,27 @@ class Runner:
         return caller
 
     def _rest(self, owner: str, seconds: float) -> None:
-        """Begin no line of the owner's for a while, or until one of them has ended."""
+        """Pause the owner's lines for some time, or until one of them has ended."""
         self._end_rest(owner)
-        loop, seconds = asyncio.get_running_loop(), max(seconds, LEAST_REST_S)
+        loop, seconds = asyncio.get_running_loop(), max(seconds, MIN_REST_S)
         self._rests[owner] = loop.call_later(seconds, self._end_rest, owner)
 
     def _end_rest(self, owner: str) -> None:
-        """Let the owner's lines begin again; no clock is asked: a loop's timers may be early."""
+        """End the pause of an owner's lines. No clock is read: timers of a loop may be early."""
         timer = self._rests.pop(owner, None)
         if timer is not None:
             timer.cancel()
         self._woken.set()
 
-    def _limit(self, job: Job) -> int:
-        """How many lines run at once: as told, or a share of what the engine runs at once."""
-        told_limit = self.state.options.batch_concurrency
+    def _limit(self, job: BatchJob) -> int:
+        """Return how many lines run at once: the option, or a share of the engine's sequences."""
+        option = self.state.options.batch_concurrency
         at_once = self.state.num_at_once(job.batch.model or "")
-        return told_limit or max(1, at_once // SHARE_OF_ENGINE)
+        return option or max(1, at_once // ENGINE_SHARE_DIVISOR)
 
-    def _next_job(self) -> Job | None:
-        """The oldest batch with lines of the owner whose turn it is."""
-        first: dict[str, Job] = {}
+    def _next_job(self) -> BatchJob | None:
+        """Return the oldest batch with waiting lines of the next owner, in turn."""
+        first: dict[str, BatchJob] = {}
         for job in self._jobs.values():
             owner = job.batch.principal.name
             served = job.batch.model in self.state.model_names
@@ -324,13 +400,13 @@ class Runner:
         self._turn = next((name for name in owners if name > self._turn), owners[0])
         return first[self._turn]
 
-    async def _next_line(self, job: Job) -> Line | None:
-        """A line of the job, or None when there is none after all."""
+    async def _next_line(self, job: BatchJob) -> BatchLine | None:
+        """Return the next line of a batch, or None."""
         if not job.waiting and not job.exhausted:
             lines = await self._patiently(
-                lambda: self.batches.waiting(job.batch.id, job.fetched, FETCHED_LINES)
+                lambda: self.batches.waiting(job.batch.id, job.fetched, FETCH_BATCH_LINES)
             )
-            job.exhausted = len(lines) < FETCHED_LINES
+            job.exhausted = len(lines) < FETCH_BATCH_LINES
             job.fetched = lines[-1].number if lines else job.fetched
             job.waiting.extend(line for line in lines if not line.tries)
             job.alone.extend(line for line in lines if line.tries)
@@ -340,11 +416,11 @@ class Runner:
             return job.waiting.popleft()
         return job.alone.popleft() if job.alone else None
 
-    async def _answer(self, job: Job, line: Line, caller: Caller) -> bool:
-        """Ask until there is an answer to keep, and keep it; or leave the line for later.
+    async def _answer(self, job: BatchJob, line: BatchLine, caller: Caller) -> bool:
+        """Run a line and store its answer, or put it back; return whether it counts for its key.
 
-        One that met a limit of its key goes back and counts for nothing; one during which the
-        engine died runs again alone. Returns whether the line counts for its key.
+        A line that met a limit of its key goes back and does not count. A line during which the
+        engine died runs again alone.
         """
         batch_id = job.batch.id
         answer = await self._ask_patiently(job.batch, line, caller)
@@ -354,20 +430,20 @@ class Runner:
             return False
         if answer.code == ENGINE_DIED:
             await self._patiently(lambda: self.batches.tried(batch_id, line.number))
-            if line.tries + 1 < MOST_TRIES:
+            if line.tries + 1 < MAX_TRIES:
                 job.alone.append(replace(line, tries=line.tries + 1))
                 return True
-            answer = refused(ServerFaultError("The engine died of this line, twice."))
-        write = message_answered if job.batch.endpoint == MESSAGES else answered
+            answer = error_answer(ServerFaultError("The engine died of this line, twice."))
+        write = message_result if job.batch.endpoint == MESSAGES else answer_result
         result = write(line.custom_id, answer.status, answer.request_id, answer.body)
         await self._patiently(lambda: self.batches.finish_line(batch_id, line.number, result))
         return True
 
-    def _line_ended(self, job: Job, caller: Caller, task: asyncio.Task[bool]) -> None:
-        """Give back what a line held, however its task ended.
+    def _line_ended(self, job: BatchJob, caller: Caller, task: asyncio.Task[bool]) -> None:
+        """Release the place and the counts of a line, however its task ended.
 
-        A task that is cancelled before its first step never enters its own `finally`. One that
-        failed in a way nobody expected ends the batch here; the next start goes on with it.
+        A task that is cancelled before its first step never enters its own `finally`. An unexpected
+        exception ends the batch in this process; the next start resumes it.
         """
         failure = None if task.cancelled() else task.exception()
         counted = task.cancelled() or failure is not None or task.result()
@@ -382,8 +458,10 @@ class Runner:
         job.check_over()
         self._woken.set()
 
-    async def _ask_patiently(self, batch: Batch, line: Line, caller: Caller) -> Answer:
-        """The line's answer, however often the server is full."""
+    async def _ask_patiently(
+        self, batch: BatchRecord, line: BatchLine, caller: Caller
+    ) -> LineAnswer:
+        """Return the answer of a line, retried while the server is full."""
         model = batch.model or ""
         while True:
             while not self.state.takes_lines(model):
@@ -393,19 +471,21 @@ class Runner:
                 return answer
             await asyncio.sleep(WAIT_S)
 
-    async def _ask(self, batch: Batch, line: Line, caller: Caller) -> Answer:
+    async def _ask(self, batch: BatchRecord, line: BatchLine, caller: Caller) -> LineAnswer:
         try:
             path = self.files.path(batch.input_file_id)
             url, body = await asyncio.to_thread(read_body, path, line)
             body = batch_body(body)
         except RequestError as error:
-            return refused(error)
+            return error_answer(error)
         except OSError as error:
             log.error("the input of batch %s cannot be read: %s", batch.id, error)
-            return refused(ServerFaultError("The line can no longer be read."))
+            return error_answer(ServerFaultError("The line can no longer be read."))
         return await call(self.endpoints[url], url, body, caller, line.custom_id)
 
 
-def refused(error: RequestError) -> Answer:
-    """A line that never reached an endpoint, or must not again."""
-    return Answer(status=error.status, body=msgspec.json.encode(error_body(error)), request_id="")
+def error_answer(error: RequestError) -> LineAnswer:
+    """Return the answer of a line that did not reach an endpoint."""
+    return LineAnswer(
+        status=error.status, body=msgspec.json.encode(error_body(error)), request_id=""
+    )

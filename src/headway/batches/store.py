@@ -17,8 +17,8 @@ from typing import Any, Literal
 import msgspec
 
 from headway.batches.files.store import MESSAGE_PURPOSE, File, Files, insert, no_such
-from headway.batches.lines import MESSAGES, Checked, Fault, Line
-from headway.batches.results import Result, message_line, unanswered
+from headway.batches.lines import MESSAGES, BatchLine, Checked, Fault
+from headway.batches.results import Result, message_line, unanswered_line
 from headway.core.errors import RequestError
 from headway.core.principal import Principal
 
@@ -43,7 +43,7 @@ REASONS = {
 MESSAGE_ENDS = {"expired": "expired", "cancelled": "canceled"}
 
 
-class Counts(msgspec.Struct, kw_only=True):
+class BatchCounts(msgspec.Struct, kw_only=True):
     """`request_counts`."""
 
     total: int = 0
@@ -51,7 +51,7 @@ class Counts(msgspec.Struct, kw_only=True):
     failed: int = 0
 
 
-class Details(msgspec.Struct, kw_only=True):
+class CachedTokenDetails(msgspec.Struct, kw_only=True):
     """How many of the prompts' tokens were found in the prefix cache."""
 
     cached_tokens: int = 0
@@ -63,17 +63,17 @@ class OutputDetails(msgspec.Struct, kw_only=True):
     reasoning_tokens: int = 0
 
 
-class Tokens(msgspec.Struct, kw_only=True):
+class BatchTokens(msgspec.Struct, kw_only=True):
     """`usage`, the sum of all lines."""
 
     input_tokens: int = 0
-    input_tokens_details: Details = msgspec.field(default_factory=Details)
+    input_tokens_details: CachedTokenDetails = msgspec.field(default_factory=CachedTokenDetails)
     output_tokens: int = 0
     output_tokens_details: OutputDetails = msgspec.field(default_factory=OutputDetails)
     total_tokens: int = 0
 
 
-class Price(msgspec.Struct, kw_only=True):
+class BatchPrice(msgspec.Struct, kw_only=True):
     """What the tokens are charged as: a share of an interactive token's price, by class.
 
     The class is also the one that the lines' requests run in. A cached token of a prompt takes the
@@ -92,7 +92,7 @@ class Errors(msgspec.Struct, kw_only=True):
     data: list[Fault]
 
 
-class Batch(msgspec.Struct, kw_only=True):
+class BatchRecord(msgspec.Struct, kw_only=True):
     """OpenAI's batch object, with `price`; `principal` and the files' lifetime are not shown."""
 
     id: str
@@ -114,10 +114,10 @@ class Batch(msgspec.Struct, kw_only=True):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    request_counts: Counts = msgspec.field(default_factory=Counts)
-    usage: Tokens = msgspec.field(default_factory=Tokens)
+    request_counts: BatchCounts = msgspec.field(default_factory=BatchCounts)
+    usage: BatchTokens = msgspec.field(default_factory=BatchTokens)
     metadata: dict[str, str] | None = None
-    price: Price = msgspec.field(default_factory=Price)
+    price: BatchPrice = msgspec.field(default_factory=BatchPrice)
     principal: Principal = Principal()
     output_lifetime_s: int | None = None
 
@@ -134,7 +134,7 @@ class Batch(msgspec.Struct, kw_only=True):
 
 
 encode = msgspec.json.encode
-decode = msgspec.json.Decoder(Batch).decode
+decode = msgspec.json.Decoder(BatchRecord).decode
 
 
 class Batches:
@@ -148,7 +148,7 @@ class Batches:
     def now_s(self) -> int:
         return self.files.now_s
 
-    async def add(self, batch: Batch, most_unfinished: int) -> None:
+    async def add(self, batch: BatchRecord, most_unfinished: int) -> None:
         """Keep a new batch; RequestError 429 when its owner has too many unfinished.
 
         404 when its file was deleted since somebody looked: no other batch protects it.
@@ -180,7 +180,9 @@ class Batches:
 
         await self.database.run(work)
 
-    async def get(self, batch_id: str, owner: str | None = None, prefix: str = PREFIX) -> Batch:
+    async def get(
+        self, batch_id: str, owner: str | None = None, prefix: str = PREFIX
+    ) -> BatchRecord:
         """The record; RequestError 404 where it is not there, or another owner's or of another
         kind; without an `owner` whoever's and of any kind."""
 
@@ -205,7 +207,7 @@ class Batches:
         *,
         before: str | None = None,
         prefix: str = PREFIX,
-    ) -> tuple[list[Batch], bool]:
+    ) -> tuple[list[BatchRecord], bool]:
         """At most `limit` batches behind `after`, newest first, and whether there are more; or
         those that come just `before` one."""
         edge = after if after is not None else before
@@ -236,11 +238,11 @@ class Batches:
 
         return await self.database.run(work)
 
-    async def cancel(self, batch_id: str, owner: str, prefix: str = PREFIX) -> Batch:
+    async def cancel(self, batch_id: str, owner: str, prefix: str = PREFIX) -> BatchRecord:
         """Begin to cancel; what is finished already stays so. RequestError 400 when it is over."""
         ending = ("finalizing",) if prefix == MESSAGE_PREFIX else ()  # is in progress there
 
-        def work(connection: sqlite3.Connection) -> Batch:
+        def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
             if batch.status in ("validating", "in_progress"):
                 batch.move("cancelling", self.now_s)
@@ -271,16 +273,16 @@ class Batches:
 
         await self.database.run(work)
 
-    async def begin(self, batch_id: str, checked: Checked) -> Batch:
+    async def begin(self, batch_id: str, checked: Checked) -> BatchRecord:
         """The end of validation: keep the lines, or fail; a cancelled batch stays as it is."""
 
-        def work(connection: sqlite3.Connection) -> Batch:
+        def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
             if batch.status != "validating":
                 return batch
             batch.request_counts.total = len(checked.lines)
             if checked.num_faults:
-                batch.request_counts = Counts()
+                batch.request_counts = BatchCounts()
                 batch.errors = Errors(data=checked.faults)
                 batch.move("failed", self.now_s)
             else:
@@ -297,16 +299,16 @@ class Batches:
 
         return await self.database.run(work)
 
-    async def waiting(self, batch_id: str, after: int, limit: int) -> list[Line]:
+    async def waiting(self, batch_id: str, after: int, limit: int) -> list[BatchLine]:
         """The next lines without an answer behind line number `after`."""
 
-        def work(connection: sqlite3.Connection) -> list[Line]:
+        def work(connection: sqlite3.Connection) -> list[BatchLine]:
             rows = connection.execute(
                 "SELECT number, custom_id, start, size, tries FROM lines "
                 "WHERE batch = ? AND number > ? AND answer IS NULL ORDER BY number LIMIT ?",
                 (batch_id, after, limit),
             )
-            return [Line(*row) for row in rows]
+            return [BatchLine(*row) for row in rows]
 
         return await self.database.run(work)
 
@@ -335,10 +337,10 @@ class Batches:
 
         await self.database.run(work)
 
-    async def close_lines(self, batch_id: str, *, expired: bool) -> Batch:
+    async def close_lines(self, batch_id: str, *, expired: bool) -> BatchRecord:
         """No more lines will run: on to finalizing; a batch that is being cancelled stays so."""
 
-        def work(connection: sqlite3.Connection) -> Batch:
+        def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
             if batch.status == "in_progress":
                 if expired:
@@ -349,10 +351,10 @@ class Batches:
 
         return await self.database.run(work)
 
-    async def finalize(self, batch_id: str) -> Batch:
+    async def finalize(self, batch_id: str) -> BatchRecord:
         """Write the output files, then the last status; a kill between is made good by a repeat."""
 
-        def work(connection: sqlite3.Connection) -> Batch:
+        def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
             if batch.status not in ("cancelling", "finalizing"):
                 return batch
@@ -367,7 +369,7 @@ class Batches:
         return await self.database.run(work)
 
     def _write(
-        self, connection: sqlite3.Connection, batch: Batch, kind: str, end: Status
+        self, connection: sqlite3.Connection, batch: BatchRecord, kind: str, end: Status
     ) -> str | None:
         """One output file of a batch, under an id that is always the same; None when empty."""
         file_id = "file-" + hashlib.sha256(f"{batch.id}/{kind}".encode()).hexdigest()[:32]
@@ -397,7 +399,7 @@ class Batches:
         return file_id
 
 
-def result_lines(connection: sqlite3.Connection, batch: Batch, kind: str, end: Status) -> Any:
+def result_lines(connection: sqlite3.Connection, batch: BatchRecord, kind: str, end: Status) -> Any:
     """The lines of the output file, or of the error file with what never ran."""
     query = "SELECT answer FROM lines WHERE batch = ? AND failed = ? ORDER BY number"
     for (answer,) in connection.execute(query, (batch.id, int(kind == "error"))):
@@ -408,17 +410,17 @@ def result_lines(connection: sqlite3.Connection, batch: Batch, kind: str, end: S
             if batch.endpoint == MESSAGES:
                 yield message_line(custom_id, MESSAGE_ENDS[end])
             else:
-                yield unanswered(custom_id, *REASONS[end])
+                yield unanswered_line(custom_id, *REASONS[end])
 
 
-def last_status(batch: Batch) -> Status:
+def last_status(batch: BatchRecord) -> Status:
     """Where a batch that is being finalized goes."""
     if batch.cancelling_at is not None:
         return "cancelled"
     return "expired" if batch.expired_at is not None else "completed"
 
 
-def count(batch: Batch, result: Result) -> None:
+def count(batch: BatchRecord, result: Result) -> None:
     """Add one line's end to the batch's sums."""
     counts, usage = batch.request_counts, batch.usage
     counts.failed += result.failed
@@ -429,7 +431,7 @@ def count(batch: Batch, result: Result) -> None:
     usage.total_tokens += result.input_tokens + result.output_tokens
 
 
-def load(connection: sqlite3.Connection, batch_id: str) -> Batch:
+def load(connection: sqlite3.Connection, batch_id: str) -> BatchRecord:
     """The record; RequestError 404 where it has been deleted since somebody looked."""
     row = connection.execute("SELECT record FROM batches WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
@@ -437,7 +439,7 @@ def load(connection: sqlite3.Connection, batch_id: str) -> Batch:
     return decode(row[0])
 
 
-def save(connection: sqlite3.Connection, batch: Batch) -> None:
+def save(connection: sqlite3.Connection, batch: BatchRecord) -> None:
     connection.execute(
         "UPDATE batches SET status = ?, record = ? WHERE id = ?",
         (batch.status, encode(batch), batch.id),

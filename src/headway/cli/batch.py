@@ -15,8 +15,8 @@ from headway.spec import read_model_spec
 from headway.spec.model_files import sampling_defaults
 
 if TYPE_CHECKING:
-    from headway.batches.lines import Line
-    from headway.batches.offline import Output, Tally
+    from headway.batches.lines import BatchLine
+    from headway.batches.offline import ResultFile, Tally
     from headway.cli.main import VerbCall
     from headway.server.models import ServerState
 
@@ -39,9 +39,9 @@ def batch(call: "VerbCall") -> int:
     names = options.served_model_name or [model_name(folder)]
     lines = read_lines(source, names)
 
-    from headway.batches.offline import Output
+    from headway.batches.offline import ResultFile
 
-    output = Output(Path(options.output) if options.output else default_output(source))
+    output = ResultFile(Path(options.output) if options.output else default_output(source))
     try:
         output.refuse_strangers(lines)
         remaining = [line for line in lines if line.custom_id not in output.done]
@@ -64,7 +64,7 @@ def default_output(source: Path) -> Path:
     return source.with_name(f"{source.stem}.results.jsonl")
 
 
-def read_lines(source: Path, names: list[str]) -> "list[Line]":
+def read_lines(source: Path, names: list[str]) -> "list[BatchLine]":
     """Return the lines of the input; UsageError after printing their faults."""
     from headway.batches.lines import ENDPOINTS, check_file
 
@@ -124,9 +124,9 @@ def load(folder: Path, options: EngineOptions, names: list[str]) -> "ServerState
 async def run(
     state: "ServerState",
     source: Path,
-    lines: "list[Line]",
-    remaining: "list[Line]",
-    output: "Output",
+    lines: "list[BatchLine]",
+    remaining: "list[BatchLine]",
+    output: "ResultFile",
     concurrency: int | None,
 ) -> "Tally":
     """Answer the remaining lines, with a progress bar over all lines."""

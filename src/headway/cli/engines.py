@@ -89,7 +89,7 @@ def join_clients(
     queues: "EngineQueues",
 ) -> "EngineClient":
     """Return one client for all engines; admission and telemetry are notified of transfers."""
-    from headway.frontend.pools import PREFILL, Pools
+    from headway.frontend.pools import PREFILL, PrefillDecodePools
     from headway.frontend.replicas import Replicas
     from headway.telemetry.counting import count_handover
 
@@ -97,7 +97,7 @@ def join_clients(
         return clients[0]
     if not options.prefill_replicas:
         return Replicas(clients, on_moved=queues.on_failover)
-    pools = Pools(
+    pools = PrefillDecodePools(
         clients,
         options.prefill_replicas,
         on_moved=queues.on_failover,

@@ -1,4 +1,4 @@
-"""From token updates to text: one request's answer as its sequences grow, and as it is awaited.
+"""Output of one request: token updates become text deltas, and a stream delivers them.
 
 `Answer` is shared by the server's client and by the offline `LLM`, so that both show the same text.
 Given an update it returns what a user may see of it; when a stop string ends a sequence the caller
@@ -11,27 +11,33 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 
+from msgspec.structs import replace
+
 from headway.core.clock import Clock
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.request import Request, SequenceUpdate, TokenLogprobs
-from headway.frontend.pressure import joined
 from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, Tokenizer
-from headway.frontend.text.parts import CallEnds, Content, Part
+from headway.frontend.text.parts import CallEnds, ContentPart, Part
 
 ResumedTokens = Sequence[list[int] | None]
 """By index what the sequences of a request had elsewhere, None for one that is over; see
 Engine.add."""
 
 
-class Delta:
-    """What one sequence gained, as text and as tokens.
+MAX_BACKLOG_STEPS = 8
+"""Steps that wait for one stream before they go together: a moment in which others had the cores is
+no pressure."""
+
+
+class SequenceDelta:
+    """New text and tokens of one sequence.
 
     `finish_reason` is None, or once `stop`, `tool_calls`, `length`, `abort` or `error`;
     `stop_reason` the stop string or the stop token id that ended it, None for an end-of-text token
-    or length. `incomplete` says that it ended before its grammar was satisfied. `parts` is what
-    the text consists of where that is asked for: reasoning, calls and content; it may lag behind
-    `text`. Of `num_drafts` guesses of its tokens `num_kept_drafts` were right; `num_forced` of its
-    tokens were forced by its grammar.
+    or length. `incomplete`: the sequence ended before its grammar was satisfied. `parts` splits the
+    text into reasoning, calls and content where there is a parser; it may lag behind `text`. Of
+    `num_drafts` draft tokens `num_kept_drafts` were accepted; `num_forced` of the tokens were
+    forced by the grammar.
     """
 
     __slots__ = (
@@ -69,13 +75,13 @@ class Delta:
 
     @property
     def visible(self) -> bool:
-        """Whether it brought text for the user, neither reasoning nor calls."""
+        """Return whether it has text for the user, neither reasoning nor calls."""
         if self.parts is None:
             return bool(self.text)
-        return any(isinstance(part, Content) for part in self.parts)
+        return any(isinstance(part, ContentPart) for part in self.parts)
 
 
-class Answer:
+class OutputProcessor:
     """The text streams of one request's sequences."""
 
     __slots__ = (
@@ -119,7 +125,7 @@ class Answer:
             for _ in range(sampling.n)
         ]
 
-    def pushed(self, update: SequenceUpdate) -> Sequence[tuple[Delta, bool]]:
+    def push_all(self, update: SequenceUpdate) -> Sequence[tuple[SequenceDelta, bool]]:
         """`push` of an update; of several tokens, as guesses bring them, of one after another where
         it matters which of them ends the answer, or belongs to which part of it.
 
@@ -130,23 +136,22 @@ class Answer:
             return ()
         if len(update.token_ids) < 2 or not self.one_by_one:
             return (self.push(update),)
-        found = []
-        for each in singles(update):
-            found.append(self.push(each))
+        deltas = []
+        for each in split_update(update):
+            deltas.append(self.push(each))
             if self.finished(index):
                 break
-        return found
+        return deltas
 
-    def push(self, update: SequenceUpdate) -> tuple[Delta, bool]:
-        """What to show of `update`, and whether the engine must abort the sequence.
+    def push(self, update: SequenceUpdate) -> tuple[SequenceDelta, bool]:
+        """Return the delta of `update`, and whether the engine must abort the sequence.
 
-        After a stop string was found, later updates of that sequence are to be dropped by the
-        caller; `finished` tells.
+        After a stop string the caller must drop later updates of that sequence (see `finished`).
         """
         stream = self._streams[update.index]
         self._num_tokens[update.index] += len(update.token_ids)
         if stream is None:
-            delta = Delta(update, "")
+            delta = SequenceDelta(update, "")
         else:
             shown = update.token_ids
             if update.stop_token_id is not None and not (
@@ -155,7 +160,7 @@ class Answer:
             ):
                 shown = shown[:-1]
             last, may_stop = update.finish_reason is not None, self._may_end(update.index)
-            delta = Delta(update, stream.push(shown, last, may_stop=may_stop))
+            delta = SequenceDelta(update, stream.push(shown, last, may_stop=may_stop))
         if update.stop_token_id in self._stop_ids:
             delta.stop_reason = update.stop_token_id
         abort = False
@@ -169,13 +174,13 @@ class Answer:
         return delta, abort
 
     def _may_end(self, index: int) -> bool:
-        """Whether a sequence has its `min_tokens`, so that its text may end it."""
+        """Return whether a sequence has its `min_tokens`, so that its text may end it."""
         return self._num_tokens[index] > self.request.sampling.min_tokens
 
-    def _read(self, delta: Delta) -> bool:
-        """Tell the parts of `delta` apart; True when nothing more is wanted of its sequence.
+    def _read(self, delta: SequenceDelta) -> bool:
+        """Parse the parts of `delta`; return True when its sequence must be aborted.
 
-        A stop string or token that cuts a call off leaves no call to run: that end is `stop`.
+        If a stop string or token cuts a call off, there is no call to run: the reason is `stop`.
         """
         parser = self._parsers[delta.index]
         delta.parts = parser.push(delta.text, delta.finish_reason is not None)
@@ -191,23 +196,23 @@ class Answer:
         return False
 
     def _is_over(self, index: int) -> bool:
-        """Whether a sequence has the one call that was wanted of it."""
+        """Return whether a sequence has its single call."""
         return self._parsers[index].done and self._may_end(index)
 
     def finished(self, index: int) -> bool:
-        """Whether this sequence was ended here; what the engine still sends is dropped."""
+        """Return whether this sequence was ended here; later updates are dropped."""
         stream = self._streams[index]
         stopped = stream is not None and stream.stopped is not None
         return stopped or bool(self._parsers and self._is_over(index))
 
 
-def singles(update: SequenceUpdate) -> list[SequenceUpdate]:
+def split_update(update: SequenceUpdate) -> list[SequenceUpdate]:
     """An update of several tokens as one of each: what comes once comes with the first, the end
     with the last. Of 3 guesses 2 were right: 3 are told with the first token, a right one with each
     of the first two. A forced token is told with itself.
     """
     first_forced = len(update.token_ids) - update.num_forced
-    found = [
+    updates = [
         SequenceUpdate(
             update.request_id,
             update.index,
@@ -218,20 +223,56 @@ def singles(update: SequenceUpdate) -> list[SequenceUpdate]:
         )
         for at, token_id in enumerate(update.token_ids)
     ]
-    first, last = found[0], found[-1]
+    first, last = updates[0], updates[-1]
     first.prompt_logprobs, first.num_drafts = update.prompt_logprobs, update.num_drafts
     first.num_cached_tokens = update.num_cached_tokens
     first.first_scheduled_s = update.first_scheduled_s
     last.finish_reason, last.stop_token_id = update.finish_reason, update.stop_token_id
     last.incomplete = update.incomplete
-    return found
+    return updates
+
+
+def merge_backlog(updates: list[SequenceUpdate], num_sequences: int) -> list[SequenceUpdate]:
+    """The updates of a stream of so many sequences, those of each as one where it is behind.
+
+    What tells of single tokens stays apart: log-probabilities, guesses, forced tokens.
+    """
+    if len(updates) < MAX_BACKLOG_STEPS * num_sequences:
+        return updates
+    merged: list[SequenceUpdate] = []
+    last: dict[int, int] = {}
+    """By index of a sequence where its last update is among those merged."""
+    for update in updates:
+        at = last.get(update.index)
+        if at is not None and is_plain(merged[at]) and is_plain(update):
+            merged[at] = merge_two(merged[at], update)
+        else:
+            last[update.index] = len(merged)
+            merged.append(update)
+    return merged
+
+
+def is_plain(update: SequenceUpdate) -> bool:
+    """Return whether an update has tokens without logprobs, draft tokens and forced tokens."""
+    return update.logprobs is None and not (update.num_drafts or update.num_forced)
+
+
+def merge_two(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
+    """Two of one sequence as one: what comes once is the first's, how it ends the second's."""
+    return replace(
+        first,
+        token_ids=first.token_ids + then.token_ids,
+        finish_reason=then.finish_reason,
+        stop_token_id=then.stop_token_id,
+        incomplete=then.incomplete,
+    )
 
 
 class Stream:
-    """The answer of one request while it arrives; iterate over it, then it is over.
+    """Answer of one request while it arrives: `next` returns the deltas since the last call.
 
-    Each turn gives the deltas that came since the last one. Raises RequestError (refused),
-    EngineDownError (died for good) or ServerFaultError (its step failed).
+    It raises RequestError (refused), EngineDownError (the engine died for good) or ServerFaultError
+    (a step failed).
     """
 
     __slots__ = (
@@ -243,44 +284,44 @@ class Stream:
         "hands_over",
         "num_deaths",
         "on_begin",
-        "on_taken",
+        "on_resume",
         "over",
         "parcel",
         "resumed_tokens",
         "was_sent",
     )
 
-    def __init__(self, answer: Answer, abort: Callable[[int | None], None]) -> None:
+    def __init__(self, answer: OutputProcessor, abort: Callable[[int | None], None]) -> None:
         self.answer = answer
         self.over = False
         self.on_begin: Callable[[], None] = lambda: None
-        """Called when a sequence has its first token, whether or not somebody reads."""
+        """Callback for the first token of a sequence, whether or not the stream is read."""
         self.hands_over = False
-        """Whether the engine that runs it hands it over behind its next token."""
+        """Whether the engine hands the request over after its next token."""
         self.parcel = b""
-        """In which it has left the engine before, until the next one has brought a token."""
-        self.on_taken: Callable[[], None] = lambda: None
-        """Called with the first token behind a parcel."""
+        """Handover message of the previous engine, until the next one has produced a token."""
+        self.on_resume: Callable[[], None] = lambda: None
+        """Callback for the first token after a handover."""
         self.num_deaths = 0
         """Engines that died while they ran this request."""
         self.was_sent = False
-        """Whether the engine that runs now was sent it."""
+        """Whether the request was sent to the present engine."""
         self.resumed_tokens: list[list[int] | None] = [[] for _ in range(answer.request.sampling.n)]
-        """By index the tokens that came, None for a sequence that is over: what resumes it."""
+        """By index the tokens so far, None for an ended sequence: the input of a resume."""
         self.abort = abort
-        """Drops one of its sequences in the engine that runs it, or None: all of it."""
+        """Abort one of its sequences in the engine, or with None all of them."""
         self._arrived: list[SequenceUpdate] = []
         self._error: RequestError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, update: SequenceUpdate) -> None:
-        """Called by the client for each update."""
+        """Add an update; called by the client."""
         self._arrived.append(update)
         if update.first_scheduled_s is not None:
             self.on_begin()
         if self.parcel:
             self.parcel = b""
-            self.on_taken()
+            self.on_resume()
         had = self.resumed_tokens[update.index]
         if update.finish_reason is not None:
             self.resumed_tokens[update.index] = None
@@ -290,11 +331,11 @@ class Stream:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the engine has told of the end of every sequence."""
+        """Return whether the engine has reported the end of every sequence."""
         return all(had is None for had in self.resumed_tokens)
 
     def fail(self, error: RequestError) -> None:
-        """Called by the client when no update will follow."""
+        """End the stream with an error; called by the client."""
         self._error = error
         self._wake()
 
@@ -303,15 +344,15 @@ class Stream:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
-    async def next(self) -> list[Delta]:
-        """The deltas since the last call, at least one; [] when the answer is complete."""
+    async def next(self) -> list[SequenceDelta]:
+        """Return the deltas since the last call, at least one; [] when the answer is complete."""
         while not self.over:
             if not self._arrived:
                 if self._error is not None:
                     self.over = True
                     try:
                         raise self._error
-                    finally:  # its traceback holds us: a circle with all that the request held
+                    finally:  # its traceback refers to this stream: a cycle that keeps the request
                         self._error = None
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
@@ -321,14 +362,14 @@ class Stream:
                 return deltas
         return []
 
-    def _take(self) -> list[Delta]:
+    def _take(self) -> list[SequenceDelta]:
         arrived, self._arrived = self._arrived, []
         answer = self.answer
         if len(arrived) > 1 and not answer.one_by_one:
-            arrived = joined(arrived, answer.request.sampling.n)
+            arrived = merge_backlog(arrived, answer.request.sampling.n)
         deltas = []
         for update in arrived:
-            for delta, abort in answer.pushed(update):
+            for delta, abort in answer.push_all(update):
                 if abort:
                     self.resumed_tokens[update.index] = None
                     self.abort(update.index)
@@ -342,27 +383,27 @@ class Stream:
         return deltas
 
     def close(self) -> None:
-        """Give up: what still runs of this request is aborted in the engine."""
+        """Abort the sequences of this request that still run in the engine."""
         self.abort(None)
 
 
 class Streams(dict[int, Stream]):
-    """What one engine answers at present, by request id: opened, fed and ended by its client.
+    """The present streams of one engine by request id: opened, fed and ended by its client.
 
-    `abort` drops a request in the engine, or one of its sequences; `on_left` hears of each request
-    that the engine refused, or that is wanted no more.
+    `abort` aborts a request in the engine, or one of its sequences; `on_remove` is called for each
+    request that the engine refused or that was cancelled.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer | None,
         abort: Callable[[int, int | None], None],
-        on_left: Callable[[int], None] = lambda request_id: None,
+        on_remove: Callable[[int], None] = lambda request_id: None,
     ) -> None:
         super().__init__()
         self._tokenizer = tokenizer
         self._abort = abort
-        self._on_left = on_left
+        self._on_remove = on_remove
 
     def open(
         self,
@@ -370,59 +411,59 @@ class Streams(dict[int, Stream]):
         parser_spec: OutputParserSpec | None,
         resumed_tokens: ResumedTokens = (),
     ) -> Stream:
-        """A stream for the answer of a request that the engine gets, behind what it had."""
+        """Return a new stream for a request; `resumed_tokens` are those it already has."""
         request_id = request.request_id
-        answer = Answer(request, self._tokenizer, parser_spec)
+        answer = OutputProcessor(request, self._tokenizer, parser_spec)
         stream = self[request_id] = Stream(answer, partial(self._drop, request_id))
         if resumed_tokens:
             stream.resumed_tokens = [known and list(known) for known in resumed_tokens]
         return stream
 
     def adopt(self, stream: Stream) -> None:
-        """Another engine answers this one from now on: this one."""
+        """Take over a stream from another engine."""
         request_id = stream.answer.request.request_id
         stream.abort, stream.was_sent = partial(self._drop, request_id), False
         self[request_id] = stream
 
     def feed(self, updates: list[SequenceUpdate]) -> None:
-        """Hand each update to its stream; those of requests that have left are dropped."""
+        """Pass each update to its stream; updates of removed requests are dropped."""
         for update in updates:
             stream = self.get(update.request_id)
             if stream is not None:
                 stream.put(update)
 
     def fail(self, request_id: int, error: RequestError) -> None:
-        """The engine has refused this one."""
+        """End the stream of a request that the engine refused."""
         stream = self.pop(request_id, None)
-        self._on_left(request_id)
+        self._on_remove(request_id)
         if stream is not None:
             stream.fail(error)
 
     def fail_all(self, error: RequestError) -> None:
-        """No engine answers those that are here."""
+        """End all streams with an error."""
         streams = list(self.values())
         self.clear()
         for stream in streams:
             stream.fail(error)
 
-    async def run_out(self, timeout_s: float, clock: Clock) -> None:
-        """Wait until none is left, at most `timeout_s`."""
+    async def wait_empty(self, timeout_s: float, clock: Clock) -> None:
+        """Wait until no stream remains, at most `timeout_s`."""
         deadline_s = clock.now_s() + timeout_s
         while self and clock.now_s() < deadline_s:
             await asyncio.sleep(0.05)
 
     def _drop(self, request_id: int, index: int | None) -> None:
-        """Called by a stream: a sequence of its request is wanted no more, or None: no one is."""
+        """Abort one sequence of a request, or with None the whole request; called by a stream."""
         if index is None:
             stream = self.pop(request_id, None)
-            self._on_left(request_id)
+            self._on_remove(request_id)
             if stream is None or stream.answer.num_unfinished == 0:
                 return
         self._abort(request_id, index)
 
 
-async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[Delta]]]:
-    """(stream's number, its next deltas) until all are complete."""
+async def merge(streams: list[Stream]) -> AsyncIterator[tuple[int, list[SequenceDelta]]]:
+    """Yield (number of the stream, its next deltas) until all are complete."""
     if len(streams) == 1:
         while deltas := await streams[0].next():
             yield 0, deltas

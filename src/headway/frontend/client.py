@@ -1,7 +1,7 @@
-"""What the server and its batches need of an engine, wherever it runs and however many there are.
+"""Interface of an engine for the server and its batches, wherever it runs.
 
-`ProcessClient` keeps one in a process of its own, `LocalClient` steps one in this process. Several
-behind one address have the same face: whoever asks does not know which of them answers.
+`ProcessClient` keeps one in a process of its own, `LocalClient` steps one in this process.
+`Replicas` and `PrefillDecodePools` present several engines as one.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ from headway.frontend.text import OutputParserSpec
 
 
 class EngineClient(Protocol):
-    """A model's engine. Every stream that it gives ends: with a last update, or with an error."""
+    """Client of a model's engine. Every stream ends: with a last update, or with an error."""
 
     @property
     def status(self) -> str:
@@ -27,24 +27,24 @@ class EngineClient(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether its status is ready."""
+        """Return whether the status is ready."""
         ...
 
     @property
     def info(self) -> Ready | None:
-        """What it serves; None before it was ready for the first time."""
+        """Return the introduction of the engine; None before it was first ready."""
         ...
 
     @property
     def num_restarts(self) -> int:
-        """How often an engine was started in the place of one that had died."""
+        """Return the number of restarts of engines that died."""
         ...
 
     async def start(self) -> None:
-        """Begin; returns at once, `settled` waits."""
+        """Begin; returns at once, `wait_ready` waits."""
         ...
 
-    async def settled(self) -> None:
+    async def wait_ready(self) -> None:
         """Wait until it is ready; raises the HeadwayError that keeps it from starting."""
         ...
 
@@ -55,18 +55,20 @@ class EngineClient(Protocol):
         engine: int | None = None,
         resumed_tokens: ResumedTokens = (),
     ) -> Stream:
-        """Give a request to the engine; its id is the caller's to choose, each once.
+        """Send a request to the engine; the caller chooses its id, each once.
 
-        With a `parser_spec` the deltas come with the parts that their text consists of. It goes on
-        behind the `resumed_tokens` of each sequence, which do not come again. Of several engines
-        `engine` is the one that is to answer; another does where that one cannot. Raises
-        EngineDownError where it takes no requests now, RequestError where this one can never run.
+        With a `parser_spec` the deltas have the parts of their text. The answer continues after the
+        `resumed_tokens` of each sequence, which are not sent again. Of several engines `engine` is
+        preferred. Raises EngineDownError if no request is accepted now, RequestError if this one
+        can never run.
         """
         ...
 
     def forget(self, owner: bytes) -> None:
-        """Nobody finds again the KV blocks of `owner` (`Principal.block_owner`), or of those whose
-        names begin so; a disk erases them. An engine that is started later is told as well."""
+        """Drop the KV blocks of `owner` (`Principal.block_owner`) and of owners with that prefix.
+
+        They are erased on disk too. An engine that is started later drops them as well.
+        """
         ...
 
     async def drain(self, timeout_s: float) -> None:
@@ -82,12 +84,12 @@ class EngineClient(Protocol):
 
 
 def not_ready(status: str) -> EngineDownError:
-    """The error of a request that comes while no engine takes it."""
+    """Return the error of a request that arrives while no engine accepts it."""
     return EngineDownError(f"The model is not ready ({status}).", code="not_ready")
 
 
 def read_failure(file: Path) -> HeadwayError | None:
-    """Why an engine could not start, as it has left it in `file`."""
+    """Return the error that an engine wrote to `file` when it could not start, or None."""
     try:
         failed = messages.decode_failed(file.read_bytes())
     except (FileNotFoundError, msgspec.MsgspecError):

@@ -1,6 +1,6 @@
-"""A process that answers lines with lines: a line of JSON in, a line of JSON out.
+"""Helper process with a protocol of lines: a line of JSON in, a line of JSON out.
 
-What may take too long or too much is asked there, since a process can be ended.
+Work that may take too much time or memory runs there, because a process can be killed.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class LineProcess:
         os.set_blocking(self._in, False)
 
     def ask(self, content: Any, timeout_s: float) -> Any:
-        """The answer to `content`; GoneError when there is none in time: the process is ended."""
+        """Return the answer to `content`; on a timeout kill the process and raise GoneError."""
         try:
             line = self._exchange(msgspec.json.encode(content) + b"\n", timeout_s)
         except (OSError, TimeoutError) as error:
@@ -45,7 +45,7 @@ class LineProcess:
     def _exchange(self, data: bytes, timeout_s: float) -> bytes:
         """Write `data` and read up to the end of a line."""
         deadline_s = time.monotonic() + timeout_s
-        left = memoryview(data)
+        remaining = memoryview(data)
         answer: list[bytes] = []
         with selectors.DefaultSelector() as selector:
             selector.register(self._out, selectors.EVENT_READ)
@@ -56,8 +56,8 @@ class LineProcess:
                     raise TimeoutError(f"more than {timeout_s:.0f} s")
                 for key, _ in ready:
                     if key.fd == self._in:
-                        left = left[os.write(self._in, left) :]
-                        if not left:
+                        remaining = remaining[os.write(self._in, remaining) :]
+                        if not remaining:
                             selector.unregister(self._in)
                     else:
                         piece = os.read(self._out, READ_BYTES)
@@ -67,16 +67,16 @@ class LineProcess:
         return b"".join(answer)
 
     def why_ended(self) -> Exception:
-        """Why the process has ended by itself."""
+        """Return the reason why the process ended by itself."""
         return OSError("its process has ended")
 
     def end(self) -> None:
-        """End the process, whoever waits for its answer."""
+        """Kill the process; a pending `ask` raises GoneError."""
         self.process.kill()
         self.process.wait()
 
     def close(self) -> None:
-        """End the process and give up what it was asked through."""
+        """Kill the process and close its pipes."""
         with contextlib.suppress(OSError):
             self.process.kill()
         with self.process:  # closes the pipes and waits

@@ -1,8 +1,7 @@
-"""The client of an engine in this process: no second process, no socket.
+"""Client of an engine in this process: no second process, no socket.
 
-Given an assembled engine it steps it in the event loop, between the tasks that wait for answers.
-What a server would refuse is refused with the same errors; nothing here dies apart from the
-process, so nothing is restarted.
+It steps an assembled engine in the event loop, between the tasks that wait for answers. Errors are
+those of a server; the engine cannot die alone, so there are no restarts.
 """
 
 import asyncio
@@ -50,7 +49,7 @@ class LocalClient:
         return len(self._streams)
 
     async def start(self) -> None:
-        """Step from now on; a grammar that is ready wakes the stepper from its own thread."""
+        """Start stepping; a compiled grammar wakes the stepper from its own thread."""
         grammars = self.engine.grammars
         if grammars is not None:
             loop = asyncio.get_running_loop()
@@ -62,8 +61,8 @@ class LocalClient:
             grammars.on_news = wake
         self._stepper = asyncio.create_task(self._step())
 
-    async def settled(self) -> None:
-        """The engine was ready before."""
+    async def wait_ready(self) -> None:
+        """Return at once: the engine is ready before it is passed here."""
 
     async def _step(self) -> None:
         try:
@@ -90,7 +89,7 @@ class LocalClient:
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests and wait for the running ones, at most `timeout_s`."""
         self.status = "draining"
-        await self._streams.run_out(timeout_s, self.engine.clock)
+        await self._streams.wait_empty(timeout_s, self.engine.clock)
         self._streams.fail_all(stopped())
 
     async def stop(self) -> None:
@@ -112,7 +111,7 @@ class LocalClient:
         engine: int | None = None,
         resumed_tokens: ResumedTokens = (),
     ) -> Stream:
-        """Give a request to the engine; raises RequestError when it can never run."""
+        """Add a request to the engine; raises RequestError if it can never run."""
         if not self.ready:
             raise not_ready(self.status)
         self.engine.add(request, resumed_tokens)
@@ -120,7 +119,7 @@ class LocalClient:
         return self._streams.open(request, parser_spec, resumed_tokens)
 
     def forget(self, owner: bytes) -> None:
-        """The engine drops the KV blocks of `owner`."""
+        """Drop the KV blocks of `owner` in the engine."""
         self.engine.forget(owner)
         self._arrived.set()
 

@@ -1,13 +1,13 @@
-"""Engines that compute prompts and engines that go on with the answers, behind the face of one.
+"""Disaggregated prefill and decode: engines of two roles behind one client.
 
     prefill engine   computes the prompt, samples the first token, hands the request over
     server           passes the parcel on to the decode engine with the fewest requests
     decode engine    fetches the blocks that the parcel names, and goes on with the stream
 
-A role is where the server sends a request: every engine can do both. So short prompts, several
-answers to one prompt, and whatever comes while one pool is gone are served by one engine alone; and
-an engine that changes its role ends what runs there. Where an engine dies, on either side of a
-hand-over, its requests are computed again behind the tokens that they were told:
+A role decides only where the server sends a request: every engine can do both. So one engine alone
+serves short prompts, several answers to one prompt, and all requests while one pool is down; an
+engine that changes its role finishes its running requests. If an engine dies, on either side of a
+handover, its requests are recomputed after the tokens already sent:
 
     prefill engine 0 dies, its parcel is not yet fetched   the decode engine computes the prompt
     decode engine 1 dies                                   prefill engine 0 computes, 2 goes on
@@ -28,21 +28,20 @@ from headway.frontend.replicas import Replicas
 from headway.frontend.text import OutputParserSpec
 
 PREFILL, DECODE = "prefill", "decode"
-TAKEN, REFUSED, STAYED, LOST = "taken", "refused", "stayed", "lost"
-"""What came of a hand-over: the next engine has gone on, or refused the parcel and computes the
-prompt; no decode engine was there, and the prefill engine goes on; the engine that was to go on
-died before its first token, or the client left."""
+RESUMED, REFUSED, STAYED, LOST = "taken", "refused", "stayed", "lost"
+"""Outcomes of a handover: the next engine resumed; it refused the parcel and computes the prompt;
+there was no decode engine, so the prefill engine continues; the next engine died before its first
+token, or the client disconnected."""
 LOCAL_TOKENS = 64
-"""A prompt so short is computed where it is answered: that takes no longer than a hand-over."""
+"""Prompts up to this length run in a decode engine alone: that is as fast as a handover."""
 
 
-class Pools(Replicas):
-    """The first `num_prefill` engines compute prompts, the others go on, until roles change.
+class PrefillDecodePools(Replicas):
+    """The first `num_prefill` engines prefill, the others decode, until roles change.
 
-    Prompts up to `local_tokens` are computed where they are answered. `on_handed` is told of each
-    request that another engine goes on with, as `on_moved` is of those that it begins again;
-    `on_outcome` of what came of a hand-over, and seconds from the parcel to the next token of one
-    that was taken.
+    Prompts up to `local_tokens` stay in one engine. Callbacks: `on_handed` for each request that
+    another engine continues, `on_moved` for each that another engine restarts, `on_outcome` with
+    the outcome of a handover and the seconds from the parcel to the next token, if resumed.
     """
 
     def __init__(
@@ -62,27 +61,27 @@ class Pools(Replicas):
         self.local_tokens = local_tokens
         self.on_handed, self.on_outcome = on_handed, on_outcome
         self.on_roles: Callable[[list[bool]], None] = lambda begins: None
-        """Told by engine whether it prefills, whenever that changes."""
+        """Callback when roles change, with whether each engine prefills."""
         self._clock = clock or SystemClock()
-        self._given: dict[int, tuple[int, float]] = {}
-        """Request → the engine that keeps its blocks, and since when."""
+        self._handovers: dict[int, tuple[int, float]] = {}
+        """Request → (engine that keeps its blocks, time of the handover)."""
         for number, client in enumerate(clients):
-            client.on_handover = partial(self._hear, number)
-            client.on_left = partial(self._end, outcome=LOST)
+            client.on_handover = partial(self._on_handover, number)
+            client.on_remove = partial(self._end, outcome=LOST)
 
     async def drain(self, timeout_s: float) -> None:
-        """First those who hand over, then those who take over."""
+        """Drain the prefill engines first, then the decode engines."""
         deadline_s = self._clock.now_s() + timeout_s
         await self._end_starting()
         for role in (PREFILL, DECODE):
             own = [c for c, other in zip(self.clients, self.roles, strict=True) if other == role]
-            left_s = max(deadline_s - self._clock.now_s(), 0.0)
-            await asyncio.gather(*(client.drain(left_s) for client in own))
+            remaining_s = max(deadline_s - self._clock.now_s(), 0.0)
+            await asyncio.gather(*(client.drain(remaining_s) for client in own))
 
-    def become(self, num_prefill: int) -> None:
-        """So many engines prefill from now on; who changes has the fewest requests of its pool.
+    def set_num_prefill(self, num_prefill: int) -> None:
+        """Set the number of prefill engines; those with the fewest requests change their role.
 
-        What runs there ends there. `on_roles` is told.
+        Running requests stay where they are. `on_roles` is called.
         """
         assert 0 < num_prefill < len(self.clients)
         while (now := self.roles.count(PREFILL)) != num_prefill:
@@ -91,7 +90,7 @@ class Pools(Replicas):
             self.roles[min(own, key=self._order)] = new
         self.on_roles([role == PREFILL for role in self.roles])
 
-    # ── who answers ─────────────────────────────────────────────────────────────────────────
+    # ── routing ─────────────────────────────────────────────────────────────────────────────
 
     def submit(
         self,
@@ -100,7 +99,7 @@ class Pools(Replicas):
         engine: int | None = None,
         resumed_tokens: ResumedTokens = (),
     ) -> Stream:
-        """Send a request to the prefill engine `engine`, or to who can have it now."""
+        """Send a request to `engine` if it is free and has the role, else to another engine."""
         role = self._role_of(request)
         target = engine
         if target is None or self.roles[target] != role or not self._is_free(target):
@@ -109,35 +108,37 @@ class Pools(Replicas):
                 raise not_ready(self.status)
             if engine is not None and target != engine:
                 self.on_moved(request.request_id, target)
-        hands_over = role == PREFILL and self._leaves(target)
+        hands_over = role == PREFILL and self._should_hand_over(target)
         return self.clients[target].submit(
             *(request, parser_spec, None, resumed_tokens), hands_over=hands_over
         )
 
     def _role_of(self, request: Request) -> str:
-        """The pool that a request begins in."""
+        """Return the role of the engine in which a request begins."""
         is_long = len(request.prompt_token_ids) > self.local_tokens
         return PREFILL if is_long and request.sampling.n == 1 else DECODE
 
     def _ready(self, role: str, without: int | None = None) -> list[int]:
-        """The engines of a role that take requests now."""
+        """Return the engines of a role that accept requests now."""
         every = range(len(self.clients))
         return [n for n in every if self.roles[n] == role and n != without and self._is_free(n)]
 
     def _first_of(self, role: str, without: int | None = None) -> int | None:
-        """The engine of this role with the fewest requests, else any that takes them."""
-        found = self._ready(role, without)
-        return min(found, key=self._order) if found else self._choose(without)
+        """Return the engine of a role with the fewest requests, else any that accepts requests."""
+        ready = self._ready(role, without)
+        return min(ready, key=self._order) if ready else self._choose(without)
 
-    def _leaves(self, engine: int) -> bool:
-        """Whether what `engine` computes is to go on in another."""
+    def _should_hand_over(self, engine: int) -> bool:
+        """Return whether `engine` hands its requests over to another."""
         return self.roles[engine] == PREFILL and bool(self._ready(DECODE, without=engine))
 
-    # ── from one to another ─────────────────────────────────────────────────────────────────
+    # ── handover ────────────────────────────────────────────────────────────────────────────
 
-    def _hear(self, engine: int, news: HandoverNews) -> None:
-        """A request has left `engine`, or has come there: where the parcel is refused by name, the
-        prompt is computed."""
+    def _on_handover(self, engine: int, news: HandoverNews) -> None:
+        """Handle a handover message of `engine`: a parcel, or the receipt of one.
+
+        An engine that refuses a parcel computes the prompt.
+        """
         match news:
             case HandedOver(request_id, parcel):
                 self._hand_over(engine, request_id, parcel)
@@ -145,53 +146,53 @@ class Pools(Replicas):
                 self._end(request_id, REFUSED)
 
     def _hand_over(self, engine: int, request_id: int, parcel: bytes) -> None:
-        """A request has left `engine` behind its first token: another goes on, or it goes on."""
+        """Pass a request on after its first token, or back to `engine` without another one."""
         stream = self.clients[engine].release(request_id)
         if stream is None or stream.is_complete:
             self.clients[engine].drop(request_id)
             return
-        found = self._ready(DECODE, without=engine)
-        target = min(found, key=self._order) if found else engine
-        if not found and not self.clients[engine].ready:
+        ready = self._ready(DECODE, without=engine)
+        target = min(ready, key=self._order) if ready else engine
+        if not ready and not self.clients[engine].ready:
             other = self._choose()
             if other is None:
                 stream.fail(died())
                 return
             target = other
         stream.hands_over, stream.parcel = False, parcel
-        stream.on_taken = partial(self._went_on, request_id)
-        self._given[request_id] = engine, self._clock.now_s()
+        stream.on_resume = partial(self._on_resume, request_id)
+        self._handovers[request_id] = engine, self._clock.now_s()
         self.clients[target].adopt(stream, on_trial=False)
         if target == engine:
             self.on_outcome(STAYED, None)
         else:
             self.on_handed(request_id, target)
 
-    def _went_on(self, request_id: int) -> None:
-        """The first token behind a parcel is here."""
-        given = self._given.get(request_id)
+    def _on_resume(self, request_id: int) -> None:
+        """Finish a handover at the first token of the next engine."""
+        given = self._handovers.get(request_id)
         if given is not None:
-            self._end(request_id, TAKEN, self._clock.now_s() - given[1])
+            self._end(request_id, RESUMED, self._clock.now_s() - given[1])
 
     def _end(self, request_id: int, outcome: str, seconds: float | None = None) -> None:
-        """Nobody needs the blocks of a parcel any more."""
-        given = self._given.pop(request_id, None)
+        """Free the blocks of a parcel and report the outcome."""
+        given = self._handovers.pop(request_id, None)
         if given is not None:
             self.clients[given[0]].drop(request_id)
             self.on_outcome(outcome, seconds)
 
-    def _move(self, engine: int, streams: Streams, from_outside: bool) -> None:
-        """`engine` died: what it had not gone on with yet is computed again."""
+    def _failover(self, engine: int, streams: Streams, from_outside: bool) -> None:
+        """Restart the requests of a dead engine elsewhere; open handovers are lost."""
         for request_id, stream in streams.items():
             stream.parcel = b""
             self._end(request_id, LOST)
-        super()._move(engine, streams, from_outside)
+        super()._failover(engine, streams, from_outside)
 
-    def _heir(self, stream: Stream, engine: int) -> int | None:
-        """Who computes a request of `engine` again: the pool that it would begin in."""
+    def _failover_target(self, stream: Stream, engine: int) -> int | None:
+        """Return the engine that restarts a request of a dead one, by the role it begins in."""
         role = self._role_of(stream.answer.request)
         target = self._first_of(role, engine)
         stream.hands_over = role == PREFILL and self.roles[engine] == PREFILL
         if target is not None:
-            stream.hands_over = role == PREFILL and self._leaves(target)
+            stream.hands_over = role == PREFILL and self._should_hand_over(target)
         return target

@@ -1,13 +1,13 @@
-"""Which request kills the engine: those that ran when it died go on in the next one, on trial.
+"""Crash quarantine: find the request that kills the engine by running the suspects on trial.
 
-    engine 1 dies      a b c d were running: each is charged with one death, none has failed
-    engine 2           [a] alone, for some steps; then [b] beside it; [c] kills engine 2
-    engine 3           c, charged twice, is refused for good; a, b and d go on to their ends
+    engine 1 dies      a b c d were running: each is charged with one death, none fails
+    engine 2           [a] alone, for some steps; then [b] in addition; [c] kills engine 2
+    engine 3           c, charged twice, is refused for good; a, b and d finish
 
-A request goes on behind the tokens it was told, so what kills at its hundredth token kills at once
-when it is tried again. At most one request is on trial at a time, newcomers behind the others; so
-a request is tried once more at most, and costs two engines at most. Who has stood its trial is
-refused only after `MOST_DEATHS`: an operator who ends one engine after the other refuses nobody.
+A request resumes after the tokens already sent, so one that kills at its hundredth token kills at
+once in its trial. At most one request is on trial at a time, new ones last; so a request gets one
+trial and costs at most two engines. A request that passed its trial is refused only after
+`MAX_DEATHS_IN_ALL`, because an operator may kill one engine after the other.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from headway.engine import messages
 from headway.frontend.answer import Stream
 
 MAX_DEATHS = 2
-"""Of these the last while it was on trial."""
-MOST_DEATHS = 8
-"""However its trials ended: what kills now and then."""
-TRIAL_S = 10.0
-"""How long the next one waits for the one on trial: a long prompt may take longer."""
+"""Deaths, the last one on trial, after which a request is refused."""
+MAX_DEATHS_IN_ALL = 8
+"""Deaths in all after which a request is refused: it kills only now and then."""
+TRIAL_TIMEOUT_S = 10.0
+"""Upper bound of a trial; a long prompt may take longer and then runs on without one."""
 TRIAL_STEPS = 4
-"""What a trial lasts: a dying engine may have told of all steps but the last few."""
+"""Steps of a trial: a dying engine may have reported all steps but the last few."""
 MAX_POISON = 1000
 
 
 class CrashQuarantine:
-    """The requests that are to go on after a death, in the order they came.
+    """Queue of the requests to resume after a death, in order of arrival.
 
-    Those that engines of one model have refused for good are in `poison`, which they share.
+    `poison` has the requests refused for good; the engines of one model share it.
     """
 
     def __init__(self, poison: dict[bytes, None] | None = None) -> None:
@@ -50,20 +50,20 @@ class CrashQuarantine:
 
     @property
     def trying(self) -> bool:
-        """Whether trials go on: newcomers have to queue."""
+        """Return whether trials are running, so that new requests have to queue."""
         return bool(self.queue)
 
     def charge(self, streams: dict[int, Stream]) -> list[Stream]:
-        """An engine died with `streams` in it; returns those that are refused from now on.
+        """Charge the death of an engine to its requests; return those that are now refused.
 
-        The death is the one's on trial, else anybody's who has not proved otherwise. Whoever was
-        never sent, or has all of its tokens, did not run.
+        The request on trial is charged, or without a trial every request that was running: sent to
+        the engine and not complete.
         """
         self.stop()
         guilty = []
         running = {n: s for n, s in streams.items() if s.was_sent and not s.is_complete}
         tried = running.get(self._trial) if self._trial is not None else None
-        most = MAX_DEATHS if tried else MOST_DEATHS
+        most = MAX_DEATHS if tried else MAX_DEATHS_IN_ALL
         for stream in [tried] if tried else running.values():
             stream.num_deaths += 1
             if stream.num_deaths >= most:
@@ -77,12 +77,12 @@ class CrashQuarantine:
         return guilty
 
     def join(self, request_id: int) -> None:
-        """Queue a request that comes from elsewhere: once, though it was here before."""
+        """Queue a request of another engine, once."""
         if request_id == self._trial or request_id not in self.queue:
             self.queue.append(request_id)
 
     def begin(self, streams: dict[int, Stream], send: Callable[[messages.ToEngine], bool]) -> None:
-        """An engine is ready: let those who wait go on, one after the other."""
+        """Start the trials in an engine that is ready, one request after the other."""
         if self.queue and (self._task is None or self._task.done()):
             self._task = asyncio.create_task(self._try_all(streams, send))
 
@@ -101,26 +101,26 @@ class CrashQuarantine:
                 # `asyncio.wait_for` of Python 3.11 may lose a cancellation: one that comes when
                 # the trial is just over would leave this task to try the next engine's requests.
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(TRIAL_S):
+                    async with asyncio.timeout(TRIAL_TIMEOUT_S):
                         await self._over.wait()
                 self._trial = None
             self.queue.popleft()
 
-    def moved(self, streams: dict[int, Stream], request_ids: Iterable[int]) -> None:
-        """These have had a token: whoever was on trial has stood one step of it, or all of them."""
+    def on_tokens(self, streams: dict[int, Stream], request_ids: Iterable[int]) -> None:
+        """Note that requests got tokens: one more step of the trial, which may end with it."""
         if self._trial is not None and self._trial in request_ids:
             self._num_steps += 1
             stream = streams.get(self._trial)
             if self._num_steps >= TRIAL_STEPS or stream is None or stream.is_complete:
                 self._over.set()
 
-    def left(self, request_id: int) -> None:
-        """This one is over."""
+    def on_remove(self, request_id: int) -> None:
+        """End the trial of a request that was removed."""
         if self._trial == request_id:
             self._over.set()
 
     def stop(self) -> None:
-        """No engine is there to try anything with."""
+        """Stop the trials: there is no engine."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -130,7 +130,7 @@ class CrashQuarantine:
         self.queue.clear()
         self._trial = None
 
-    # ── what is never tried again ───────────────────────────────────────────────────────────
+    # ── poison ──────────────────────────────────────────────────────────────────────────────
 
     def _remember(self, request: Request) -> None:
         self._poison[fingerprint(request)] = None
@@ -138,22 +138,22 @@ class CrashQuarantine:
             del self._poison[next(iter(self._poison))]
 
     def check(self, request: Request) -> None:
-        """Raise RequestError for a request that is known to kill engines."""
+        """Raise RequestError for a request with the content of one that killed engines."""
         if self._poison and fingerprint(request) in self._poison:
             raise poisonous()
 
 
 def submission(stream: Stream) -> messages.Submit:
-    """What an engine is told of a request: from its beginning, or behind what is known of it."""
+    """Return the message that submits a request, with the tokens it already has."""
     return messages.Submit(
         *(stream.answer.request, stream.resumed_tokens, stream.hands_over, stream.parcel)
     )
 
 
 def fingerprint(request: Request) -> bytes:
-    """Equal for requests that ask the same of the engine, whoever sends them."""
-    asked = msgspec.msgpack.encode((request.prompt_token_ids, request.sampling, request.adapter))
-    return hashlib.sha256(asked).digest()
+    """Return a hash that is equal for requests with the same prompt and parameters."""
+    content = msgspec.msgpack.encode((request.prompt_token_ids, request.sampling, request.adapter))
+    return hashlib.sha256(content).digest()
 
 
 def poisonous() -> RequestError:

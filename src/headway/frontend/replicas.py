@@ -1,14 +1,14 @@
-"""Several engines of one model behind the face of one: `headway serve --replicas N`.
+"""Several engines of one model behind one client: `headway serve --replicas N`.
 
-Each is kept alive by a `ProcessClient` of its own. When one dies its requests go on at once in the
-others, behind the tokens they were told, and nobody waits for the next engine:
+A `ProcessClient` keeps each alive. When one dies, its requests fail over to the others at once,
+after the tokens already sent:
 
     engine 0   killed from outside: its requests are sent to 1, 2 and 3, the least busy first
-    engine 1   died of itself: what it ran goes to the others on trial, one at a time in each
-    all gone   what is left waits for the first engine that is back, as with one engine
+    engine 1   died by itself: its requests run on trial in the others, one at a time in each
+    all died   the requests wait for the first engine that is back, as with one engine
 
-Whoever submits may say which engine is to answer (admission knows what each has computed); where
-that one takes nothing another does.
+`submit` may name the engine (admission knows the prefix cache of each); if that one accepts no
+request, another gets it.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ class Replicas:
         *,
         on_moved: Callable[[int, int], None] = lambda request_id, engine: None,
     ) -> None:
-        """`on_moved` is told of each request that another engine answers from now on."""
+        """Create the client; `on_moved` is called for each request that changes its engine."""
         assert clients
         self.clients = clients
         self.on_moved = on_moved
         self._starting: asyncio.Task[None] | None = None
         for number, client in enumerate(clients):
-            client.on_orphans = partial(self._move, number)
+            client.on_orphans = partial(self._failover, number)
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def status(self) -> str:
-        """Of all while they begin or end; ready while one is."""
+        """Return ready while one engine is, else the status of the first that has not failed."""
         if self.ready:
             return "ready"
         alive = [client.status for client in self.clients if client.status != "failed"]
@@ -61,7 +61,7 @@ class Replicas:
 
     @property
     def info(self) -> Ready | None:
-        """What one engine serves; None before the first was ready."""
+        """Return the introduction of one engine; None before the first was ready."""
         return next((c.info for c in self.clients if c.info is not None), None)
 
     @property
@@ -70,24 +70,24 @@ class Replicas:
 
     @property
     def statuses(self) -> list[str]:
-        """Of each engine."""
+        """Return the status of each engine."""
         return [client.status for client in self.clients]
 
     async def start(self) -> None:
-        """Start the first, which leaves its packed weights for the others to map; then those."""
+        """Start the first engine, whose packed weights the others map, then the others."""
         await self.clients[0].start()
         self._starting = asyncio.create_task(self._start_others())
 
     async def _start_others(self) -> None:
-        await self.clients[0].settled()
+        await self.clients[0].wait_ready()
         for client in self.clients[1:]:
             await client.start()
 
-    async def settled(self) -> None:
-        """Wait until each is ready; raises the HeadwayError that keeps one from starting."""
+    async def wait_ready(self) -> None:
+        """Wait until all are ready; raises the HeadwayError that keeps one from starting."""
         assert self._starting is not None
         await asyncio.shield(self._starting)
-        await asyncio.gather(*(client.settled() for client in self.clients))
+        await asyncio.gather(*(client.wait_ready() for client in self.clients))
 
     async def drain(self, timeout_s: float) -> None:
         """Take no new requests anywhere and wait for the running ones, at most `timeout_s`."""
@@ -100,7 +100,7 @@ class Replicas:
         await asyncio.gather(*(client.stop() for client in self.clients))
 
     async def _end_starting(self) -> None:
-        """Start no further engine; what kept the first from starting is told by `settled`."""
+        """Start no further engine; `wait_ready` raises the error of the first one."""
         if self._starting is not None:
             self._starting.cancel()
             for result in await asyncio.gather(self._starting, return_exceptions=True):
@@ -116,28 +116,31 @@ class Replicas:
         engine: int | None = None,
         resumed_tokens: ResumedTokens = (),
     ) -> Stream:
-        """Send a request to an engine, to `engine` where that one takes it now."""
+        """Send a request to `engine` if it is free, else to the least busy one."""
         if engine is None or not self._is_free(engine):
-            found = self._choose()
-            if found is None:
+            target = self._choose()
+            if target is None:
                 raise not_ready(self.status)
             if engine is not None:
-                self.on_moved(request.request_id, found)
-            engine = found
+                self.on_moved(request.request_id, target)
+            engine = target
         return self.clients[engine].submit(request, parser_spec, None, resumed_tokens)
 
     def forget(self, owner: bytes) -> None:
-        """Every engine drops the KV blocks of `owner`."""
+        """Drop the KV blocks of `owner` in every engine."""
         for client in self.clients:
             client.forget(owner)
 
     def _is_free(self, engine: int) -> bool:
-        """Whether it answers a newcomer at once."""
+        """Return whether an engine runs a new request at once."""
         return self.clients[engine].ready and not self.clients[engine].trying
 
     def _choose(self, without: int | None = None) -> int | None:
-        """The engine with the fewest requests of those that are free, else of those that try, else
-        that are being started again; None where nobody takes any."""
+        """Return the engine for a request, or None if none accepts requests.
+
+        Free engines come first, then those with trials, then restarting ones; of each kind the one
+        with the fewest requests. After a death only ready engines count.
+        """
         takers = [n for n, client in enumerate(self.clients) if client.takes and n != without]
         if without is not None:
             takers = [n for n in takers if self.clients[n].ready]
@@ -145,25 +148,25 @@ class Replicas:
             return None
         return min(takers, key=self._order)
 
-    def _heir(self, stream: Stream, engine: int) -> int | None:
-        """Who goes on with a request of `engine`, which died."""
+    def _failover_target(self, stream: Stream, engine: int) -> int | None:
+        """Return the engine that resumes a request of a dead one."""
         return self._choose(without=engine)
 
     def _order(self, engine: int) -> tuple[bool, bool, int]:
         client = self.clients[engine]
         return not client.ready, client.trying, client.num_requests
 
-    def _move(self, engine: int, streams: Streams, from_outside: bool) -> None:
-        """`engine` died: let its requests go on elsewhere, as far as somebody is there.
+    def _failover(self, engine: int, streams: Streams, from_outside: bool) -> None:
+        """Resume the requests of a dead engine in others, as far as there are any.
 
-        Who was in two engines that were killed from outside is tried as well: what takes all
-        memory is killed by the system, not by itself.
+        A request that was in two engines killed from outside is put on trial too: the system kills
+        a process that takes all memory.
         """
         for request_id in sorted(streams):
             stream = streams[request_id]
             if stream.is_complete:
                 continue
-            target = self._heir(stream, engine)
+            target = self._failover_target(stream, engine)
             if target is None:
                 return
             del streams[request_id]

@@ -96,7 +96,7 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
     routes += [
         Route(
             path,
-            runner.lane.beside(endpoint) if runner is not None else endpoint,
+            runner.lane.count_requests(endpoint) if runner is not None else endpoint,
             methods=["POST"],
         )
         for path, endpoint in endpoints.items()

@@ -115,7 +115,7 @@ def batch_routes(runner: Runner | None, endpoints: dict[str, ASGIApp]) -> list[R
     runner.endpoints = endpoints
     return [
         *[
-            Route(path, runner.lane.beside(endpoint), methods=["POST"])
+            Route(path, runner.lane.count_requests(endpoint), methods=["POST"])
             for path, endpoint in endpoints.items()
         ],
         *[

@@ -11,7 +11,7 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.request import check_range
-from headway.frontend.shorten.choose import Choice
+from headway.frontend.shorten.choose import UnitChoice
 
 SURPRISAL, RANDOM = "surprisal", "random"
 METHODS = (SURPRISAL, RANDOM)
@@ -38,15 +38,15 @@ class ContextCut(msgspec.Struct, frozen=True, kw_only=True):
     num_units: int = 0
     num_units_cut: int = 0
 
-    def add(self, choice: Choice, num_tokens: int, num_remaining: int) -> "ContextCut":
+    def add(self, choice: UnitChoice, num_tokens: int, num_remaining: int) -> "ContextCut":
         """Return the counts with a group of `num_tokens` more, of which `num_remaining` remain."""
         return msgspec.structs.replace(
             self,
             num_tokens=self.num_tokens + num_tokens,
             num_cut=self.num_cut + num_tokens - num_remaining,
             num_duplicate=self.num_duplicate + choice.num_duplicate,
-            num_units=self.num_units + len(choice.kept),
-            num_units_cut=self.num_units_cut + choice.kept.count(False),
+            num_units=self.num_units + len(choice.mask),
+            num_units_cut=self.num_units_cut + choice.mask.count(False),
         )
 
     @property

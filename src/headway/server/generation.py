@@ -21,9 +21,9 @@ from headway.core.terms import Terms
 from headway.edge.event_stream import DONE
 from headway.edge.keys import Caller
 from headway.edge.relayed import Relayed
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text import OutputParserSpec
-from headway.frontend.text.parts import CallEnds, Output
+from headway.frontend.text.parts import CallEnds, ParsedOutput
 from headway.server import kv
 from headway.server.body import BodySpec
 from headway.server.context import ContextCut
@@ -171,7 +171,7 @@ class Progress:
     num_generated: int = 0
     num_cached: int = 0
     num_reasoned: int = 0
-    outputs: dict[int, Output] = field(default_factory=dict)
+    outputs: dict[int, ParsedOutput] = field(default_factory=dict)
     """Choice → its accumulated parts, where answers are parsed for reasoning or calls."""
     timeline: RequestTimeline | None = None
     """Set when the request is sent to the engine."""
@@ -199,7 +199,7 @@ class Progress:
         output = self.outputs.get(choice)
         return output is not None and bool(output.calls)
 
-    def count(self, number: int, deltas: list[Delta]) -> list[tuple[int, Delta]]:
+    def count(self, number: int, deltas: list[SequenceDelta]) -> list[tuple[int, SequenceDelta]]:
         """Count the deltas of prompt `number`; return (choice, delta) pairs."""
         request, timeline = self.request, self.timeline
         assert timeline is not None
@@ -226,9 +226,9 @@ class Progress:
                     telemetry.on_invalid_answer(grammar.kind)
         return pairs
 
-    def accumulate(self, choice: int, delta: Delta) -> None:
+    def accumulate(self, choice: int, delta: SequenceDelta) -> None:
         """Add the parts of `delta` to the output of its choice; count finished calls."""
-        output = self.outputs.setdefault(choice, Output())
+        output = self.outputs.setdefault(choice, ParsedOutput())
         output.accumulate(delta.parts or ())
         if output.thoughts and not (output.contents or output.calls):
             self.num_reasoned += len(delta.token_ids)
@@ -270,7 +270,7 @@ class AnswerDialect(Protocol):
         """Return the chunk that opens a choice, or b""."""
         ...
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         """Return the chunks of a delta, or b"" while no text can be shown."""
         ...
 
@@ -282,7 +282,7 @@ class AnswerDialect(Protocol):
         """Return the event that ends a stream with an error."""
         ...
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+    def whole(self, choices: list[list[SequenceDelta]]) -> dict[str, Any]:
         """Return the complete answer from the deltas of each choice."""
         ...
 

@@ -23,7 +23,7 @@ from headway.frontend.client import EngineClient, not_ready
 from headway.frontend.shorten.scorer import Scorer
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.output_parser import ReasoningMarkers, choose_reasoning_markers
-from headway.frontend.text.tools import BY_NAME, Format, choose_format
+from headway.frontend.text.tools import BY_NAME, ToolFormat, choose_format
 from headway.server.responses.store import ResponseStore
 from headway.server.tokenizer_pool import TokenizerPool
 from headway.telemetry.live import Introduction, Telemetry
@@ -44,7 +44,7 @@ class ServedModel:
     telemetry: Telemetry
     defaults: dict[str, Any] = field(default_factory=dict)
     created: int = 0
-    format: Format | None = None
+    format: ToolFormat | None = None
     reasoning: ReasoningMarkers | None = None
     rules: Rules = Rules()
     num_engines: int = 1
@@ -222,7 +222,7 @@ class ServerState:
 
 def answer_formats(
     tokenizer: Tokenizer | None, parser: str
-) -> tuple[Format | None, ReasoningMarkers | None]:
+) -> tuple[ToolFormat | None, ReasoningMarkers | None]:
     """Return the formats of calls and reasoning, by `parser` or by the chat template."""
     if tokenizer is None or tokenizer.template is None:
         return None, None

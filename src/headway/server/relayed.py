@@ -79,7 +79,7 @@ def check_resume(relayed: Relayed | None, request: GenerationRequest) -> None:
 def replay(tokens: list[int], stream: Stream, dialect: AnswerDialect) -> None:
     """Bring the text of the answer and its dialect to where the other server's stream ended."""
     for token in tokens:
-        for delta, _ in stream.answer.pushed(SequenceUpdate(0, 0, [token])):
+        for delta, _ in stream.answer.push_all(SequenceUpdate(0, 0, [token])):
             for choice, each in dialect.progress.count(0, [delta]):
                 dialect.chunk(choice, each)
 

@@ -122,4 +122,4 @@ def has_failed_engine(state: ServerState) -> bool:
 
 async def wait_all_ready(state: ServerState) -> None:
     """Wait until every engine is ready; raises the error that keeps one from starting."""
-    await asyncio.gather(*(model.client.settled() for model in state.rows))
+    await asyncio.gather(*(model.client.wait_ready() for model in state.rows))

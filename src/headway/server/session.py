@@ -37,7 +37,7 @@ from headway.edge.event_stream import (
 )
 from headway.edge.principal import owner_of, turn_of
 from headway.edge.tasks import TaskName
-from headway.frontend.answer import Delta, Stream, merge
+from headway.frontend.answer import SequenceDelta, Stream, merge
 from headway.server import kv
 from headway.server.fallback import FALLBACK_HEADER, Fallback
 from headway.server.generation import (
@@ -387,7 +387,7 @@ class Session:
     async def collect(self) -> dict[str, Any]:
         """Return the complete answer."""
         timeline, progress = self.submit(), self.dialect.progress
-        choices: list[list[Delta]] = [[] for _ in range(self.request.num_choices)]
+        choices: list[list[SequenceDelta]] = [[] for _ in range(self.request.num_choices)]
         async for number, deltas in merge(self.streams):
             for choice, delta in progress.count(number, deltas):
                 choices[choice].append(delta)

@@ -9,8 +9,8 @@ import msgspec
 
 from headway.core.service import ServiceClass
 from headway.edge.lanes import checkpoint
-from headway.frontend.shorten.choose import Seen, by_chance, choose, relevance
-from headway.frontend.shorten.units import Text, split
+from headway.frontend.shorten.choose import SeenUnits, by_chance, choose, relevance
+from headway.frontend.shorten.units import SplitText, split
 from headway.frontend.text import Tokenizer
 from headway.server import context, prompt_text
 from headway.server.context import RANDOM, SURPRISAL, ContextAsked, ContextCut
@@ -34,7 +34,7 @@ def shorten_chat(
         return body, None
     tokenizer = model.needs_tokenizer("context")
     method = options.method or SURPRISAL
-    cut, history = ContextCut(keep=options.keep, method=method), Seen()
+    cut, history = ContextCut(keep=options.keep, method=method), SeenUnits()
     messages, documents = copy.deepcopy((body.messages, body.documents))
     groups = list(marked_parts(messages, documents if template_has_documents(tokenizer) else None))
     check_size(model, tokenizer, groups)
@@ -45,7 +45,7 @@ def shorten_chat(
         checkpoint()
         scores = unit_scores(model, texts, parts[0].question, method, owner)
         choice = choose(sizes, history.repeated(units), scores, options.keep)
-        flags = iter(choice.kept)
+        flags = iter(choice.mask)
         shortened = [text.keep(list(islice(flags, len(text.units)))) for text in texts]
         for part, text in zip(parts, shortened, strict=True):
             part.put(text)
@@ -61,7 +61,7 @@ def shorten_chat(
 
 
 def unit_scores(
-    model: ServedModel, texts: list[Text], question: str, method: str, owner: str
+    model: ServedModel, texts: list[SplitText], question: str, method: str, owner: str
 ) -> list[float]:
     """Return the value of each unit of the texts, in nats.
 

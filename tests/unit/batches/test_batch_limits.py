@@ -90,7 +90,7 @@ async def test_as_many_lines_run_at_once_as_the_key_may_less_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where one has ended the next begins: no timer ends a rest here, until the last part."""
-    monkeypatch.setattr("headway.batches.runner.LEAST_REST_S", 3600.0)
+    monkeypatch.setattr("headway.batches.runner.MIN_REST_S", 3600.0)
     endpoint = Endpoint()
     async with running(tmp_path / "d", endpoint, batch_concurrency=8) as runner:
         limited(runner, tmp_path, requests_at_once=3)
@@ -136,7 +136,7 @@ async def test_a_line_that_meets_a_limit_goes_back_and_costs_nothing(tmp_path: P
 async def test_a_batch_waits_for_a_key_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.batches.runner.NO_KEY_S", 0.05)
+    monkeypatch.setattr("headway.batches.runner.MISSING_KEY_RETRY_S", 0.05)
     endpoint = Endpoint()
     async with running(tmp_path / "d", endpoint) as runner:
         runner.state.keyring = Keyring(file=key_file(tmp_path, other="admin: false"))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headway.batches.offline import Output
+from headway.batches.offline import ResultFile
 from headway.batches.results import Result
 from headway.cli.batch import default_output, format_speed, read_lines, run
 from headway.cli.main import main
@@ -34,7 +34,7 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-async def answer(source: Path, output: Output) -> int:
+async def answer(source: Path, output: ResultFile) -> int:
     lines = read_lines(source, ["tiny"])
     output.refuse_strangers(lines)
     left = [line for line in lines if line.custom_id not in output.done]
@@ -53,7 +53,7 @@ def results(path: Path) -> dict[str, Any]:
 async def test_an_output_cut_anywhere_is_completed(source: Path):
     target = default_output(source)
     assert target.name == "questions.results.jsonl"
-    output = Output(target)
+    output = ResultFile(target)
     assert await answer(source, output) == COUNT
     output.close()
     whole, data = results(target), target.read_bytes()
@@ -62,7 +62,7 @@ async def test_an_output_cut_anywhere_is_completed(source: Path):
     for _ in range(4):
         cut = chance.randrange(len(data))
         target.write_bytes(data[:cut])
-        output = Output(target)
+        output = ResultFile(target)
         kept = len(output.done)
         assert kept == data[:cut].count(b"\n")
         assert await answer(source, output) == COUNT - kept
@@ -79,11 +79,11 @@ def texts(found: dict[str, Any]) -> dict[str, Any]:
 async def test_a_bad_line_fails_alone_and_stays_so(source: Path):
     with source.open("a") as file:
         file.write(json.dumps(entry(COUNT, temperature=9)) + "\n")
-    output = Output(default_output(source))
+    output = ResultFile(default_output(source))
     await answer(source, output)
     output.close()
     assert output.num_failed == 1
-    again = Output(default_output(source))
+    again = ResultFile(default_output(source))
     assert again.num_failed == 1 and len(again.done) == COUNT + 1
     again.close()
 
@@ -92,22 +92,22 @@ def test_an_output_is_refused_when_it_is_not_ours(source: Path):
     target = default_output(source)
     target.write_text("a letter\n")
     with pytest.raises(UsageError, match="something else"):
-        Output(target)
+        ResultFile(target)
     target.write_text('{"custom_id": "stranger"}\n')
-    output = Output(target)
+    output = ResultFile(target)
     with pytest.raises(UsageError, match="stranger"):
         output.refuse_strangers(read_lines(source, ["tiny"]))
     with pytest.raises(UsageError, match="Another headway batch"):
-        Output(target)
+        ResultFile(target)
     output.close()
     with pytest.raises(UsageError, match="cannot be written"):
-        Output(target.parent)
+        ResultFile(target.parent)
 
 
 def test_a_full_disk_leaves_whole_lines(source: Path, monkeypatch: pytest.MonkeyPatch):
     """/dev/full says ENOSPC; here the disk takes half a line first."""
     target = default_output(source)
-    output = Output(target)
+    output = ResultFile(target)
     output.write(Result(line=b'{"custom_id":"0"}', failed=False))
     real, calls = os.write, iter([True])
 

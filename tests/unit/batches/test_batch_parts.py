@@ -29,9 +29,8 @@ from batch_runs import (
 )
 from headway.batches import open_runner
 from headway.batches.call import batch_body
-from headway.batches.lane import Lane
 from headway.batches.lines import check_file, read_body
-from headway.batches.runner import Runner
+from headway.batches.runner import Lane, Runner
 from headway.core.errors import RequestError, StorageError
 from in_process import fake_state
 
@@ -111,8 +110,8 @@ async def test_others_go_first_and_a_batch_never_starves():
     waiting = asyncio.create_task(lane.enter())
     await asyncio.sleep(0)
     assert not waiting.done()
-    lane.others = 0
-    lane.tell()
+    lane.others = 1
+    lane.forget()
     await waiting
     assert lane.busy == 2
 
@@ -267,7 +266,7 @@ async def test_a_full_disk_makes_batches_wait(tmp_path: Path, monkeypatch: pytes
         while not endpoint.asked:
             await asyncio.sleep(0.01)
         await pages(runner, 1)  # not below what is used
-        while not runner._disk_told:
+        while not runner._disk_is_full:
             await asyncio.sleep(0.01)
         with pytest.raises(StorageError) as caught:
             await begin(runner, names_of(400), owner="x" * 4000)

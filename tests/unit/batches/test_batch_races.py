@@ -10,12 +10,12 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from batch_runs import Endpoint, begin, died, names_of, over, running, written
-from headway.batches.runner import Job, Runner
-from headway.batches.store import Batch
+from headway.batches.runner import BatchJob, Runner
+from headway.batches.store import BatchRecord
 from headway.core.errors import RequestError
 
 
-async def job_of(runner: Runner, batch_id: str) -> Job:
+async def job_of(runner: Runner, batch_id: str) -> BatchJob:
     """The batch's lines, once they are in progress."""
     while batch_id not in runner._jobs:
         await asyncio.sleep(0.001)
@@ -57,7 +57,7 @@ async def test_a_batch_cancelled_between_its_check_and_its_lines_runs_none(
     async with running(tmp_path, endpoint) as runner:
         begun = runner.batches.begin
 
-        async def cancelled_after(batch_id: str, checked: Any) -> Batch:
+        async def cancelled_after(batch_id: str, checked: Any) -> BatchRecord:
             batch = await begun(batch_id, checked)
             await runner.batches.cancel(batch_id, "me")
             runner.cancel(batch_id)

@@ -21,7 +21,7 @@ from headway.engine.grammar.state import GrammarState
 from headway.engine.grammar.vocabulary import VocabularySource
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.tools import BY_NAME
-from headway.frontend.text.tools.written import Offered, calls_grammar
+from headway.frontend.text.tools.written import OfferedTool, calls_grammar
 
 MOST = 120
 """Tokens of an answer; a number's longest form, of three rows of digits, is half as long."""
@@ -126,7 +126,7 @@ def test_a_number_alone_ends_too(made: Grammars, tokenizer: Tokenizer) -> None:
 
 def test_the_arguments_of_a_forced_call_end_too(made: Grammars, tokenizer: Tokenizer) -> None:
     parameters = {"properties": {"n": {"type": "number"}}, "required": ["n"]}
-    offered = [Offered(name="f", schema=parameters)]
+    offered = [OfferedTool(name="f", schema=parameters)]
     text = calls_grammar(BY_NAME["hermes"].written, offered, forced=True, several=False)
     call = written(made, tokenizer, Grammar(kind="structural", text=text))
     assert call.endswith("</tool_call>") and max(map(len, re.findall(r"\d+", call))) == 20

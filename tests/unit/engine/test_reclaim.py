@@ -17,7 +17,7 @@ from headway.core.terms import Terms
 from headway.engine import reclaim
 from headway.engine.policy import POLICIES as ENGINE_POLICIES
 from headway.engine.sequence import Sequence
-from headway.frontend.answer import Answer, Stream
+from headway.frontend.answer import OutputProcessor, Stream
 
 CHAT = Terms(ttft_s=0.2, tpot_s=0.05)
 STEP_S = 1e-3  # of the world's clock
@@ -294,7 +294,7 @@ def test_a_wide_request_fills_the_queue_for_its_own_user_alone():
 async def test_a_slow_reader_is_not_counted_as_waiting():
     """Nobody reads the answers of a request, and the queue knows that they have begun."""
     began = []
-    stream = Stream(Answer(Request(1, [1], SamplingParams(n=2)), None), lambda index: None)
+    stream = Stream(OutputProcessor(Request(1, [1], SamplingParams(n=2)), None), lambda index: None)
     stream.on_begin = lambda: began.append(1)
     stream.put(SequenceUpdate(1, 0, [5], first_scheduled_s=0.5))
     stream.put(SequenceUpdate(1, 0, [6]))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
-from headway.frontend.answer import Answer, Delta
+from headway.frontend.answer import OutputProcessor, SequenceDelta
 from headway.frontend.text import OutputParserSpec, Tokenizer
 from headway.frontend.text.output_parser import ReasoningMarkers
 from headway.frontend.text.tools import BY_NAME
@@ -48,15 +48,15 @@ def updates(ids: list[int], at: list[int]) -> list[SequenceUpdate]:
 
 def shown(
     tokenizer: Tokenizer, spec: OutputParserSpec | None, at: list[int], text: str, **sampling: Any
-) -> list[Delta]:
+) -> list[SequenceDelta]:
     """What a user sees of `text` where it comes in pieces that begin at `at`."""
     ids = tokenizer.encode(text)
     request = Request(1, [1], SamplingParams(max_tokens=len(ids), **sampling))
-    answer = Answer(request, tokenizer, spec)
-    return [delta for each in updates(ids, at) for delta, _ in answer.pushed(each)]
+    answer = OutputProcessor(request, tokenizer, spec)
+    return [delta for each in updates(ids, at) for delta, _ in answer.push_all(each)]
 
 
-def told(deltas: list[Delta]) -> list[Any]:
+def told(deltas: list[SequenceDelta]) -> list[Any]:
     """What of it must not depend on the pieces: each token with its part, and the end."""
     tokens = [
         (token_id, entry.logprob)

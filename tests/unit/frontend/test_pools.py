@@ -162,11 +162,11 @@ async def test_an_engine_that_changes_its_role_ends_what_runs_there():
         world.pools.on_roles = told.append
         number = world.ask(PROMPT, n=2)  # in the first decode engine
         assert world.clients[1].num_requests == 1
-        world.pools.become(2)
+        world.pools.set_num_prefill(2)
         assert world.pools.roles == [PREFILL, DECODE, PREFILL], "who has fewest changes"
-        world.pools.become(1)
+        world.pools.set_num_prefill(1)
         assert told == [[True, False, True], [False, False, True]]
-        world.pools.become(2)
+        world.pools.set_num_prefill(2)
         later = [world.ask([shift, *PROMPT]) for shift in range(4)]
         assert [client.num_requests for client in world.clients] == [2, 1, 2]
         await world.check()
@@ -240,7 +240,7 @@ async def disturbed(world: PoolWorld) -> int:
         elif what < 0.22 and dead:
             dead[0].be_born()
         elif what < 0.225:
-            world.pools.become(draw.randint(1, len(world.clients) - 1))
+            world.pools.set_num_prefill(draw.randint(1, len(world.clients) - 1))
         elif what < 0.24 and world.streams:
             number = draw.choice(list(world.streams))
             if number not in world.left and not world.streams[number].is_complete:

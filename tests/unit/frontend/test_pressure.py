@@ -6,8 +6,13 @@ import random
 import pytest
 
 from headway.core.request import Request, SamplingParams, SequenceUpdate, TokenLogprobs
-from headway.frontend.answer import Answer, Delta, Stream
-from headway.frontend.pressure import BEHIND, joined
+from headway.frontend.answer import (
+    MAX_BACKLOG_STEPS,
+    OutputProcessor,
+    SequenceDelta,
+    Stream,
+    merge_backlog,
+)
 from headway.frontend.text import Tokenizer
 from headway.spec.embedded import model_folder
 
@@ -29,12 +34,12 @@ def steps(ids: list[int], index: int = 0, reason: str = "length") -> list[Sequen
 
 def take(
     tokenizer: Tokenizer, updates: list[SequenceUpdate], sizes: list[int], **sampling: object
-) -> list[Delta]:
+) -> list[SequenceDelta]:
     """What a stream gives where so many updates wait each time it is asked."""
     request = Request(1, [1], SamplingParams(max_tokens=len(updates), **sampling))  # type: ignore[arg-type]
-    stream = Stream(Answer(request, tokenizer), lambda index: None)
+    stream = Stream(OutputProcessor(request, tokenizer), lambda index: None)
 
-    async def run() -> list[Delta]:
+    async def run() -> list[SequenceDelta]:
         deltas, left = [], list(updates)
         for size in sizes + [1] * len(updates):
             for update in left[:size]:
@@ -47,7 +52,7 @@ def take(
     return asyncio.run(run())
 
 
-def text_of(deltas: list[Delta], index: int = 0) -> str:
+def text_of(deltas: list[SequenceDelta], index: int = 0) -> str:
     return "".join(delta.text for delta in deltas if delta.index == index)
 
 
@@ -55,7 +60,7 @@ def text_of(deltas: list[Delta], index: int = 0) -> str:
 def test_the_same_text_however_many_wait(tokenizer: Tokenizer, seed: int):
     rng = random.Random(seed)
     ids = tokenizer.encode(TEXT)
-    sizes = [rng.choice([1, 2, BEHIND, 9, 40]) for _ in range(rng.randint(0, 12))]
+    sizes = [rng.choice([1, 2, MAX_BACKLOG_STEPS, 9, 40]) for _ in range(rng.randint(0, 12))]
     deltas = take(tokenizer, steps(ids), sizes)
     assert text_of(deltas) == TEXT
     assert [token for delta in deltas for token in delta.token_ids] == ids
@@ -65,10 +70,13 @@ def test_the_same_text_however_many_wait(tokenizer: Tokenizer, seed: int):
 
 
 def test_steps_go_together_from_so_many_on(tokenizer: Tokenizer):
-    ids = tokenizer.encode(3 * TEXT)[: 3 * BEHIND]
-    waiting = [BEHIND - 1, BEHIND, len(ids)]
+    ids = tokenizer.encode(3 * TEXT)[: 3 * MAX_BACKLOG_STEPS]
+    waiting = [MAX_BACKLOG_STEPS - 1, MAX_BACKLOG_STEPS, len(ids)]
     counts = [len(delta.token_ids) for delta in take(tokenizer, steps(ids), waiting)]
-    assert counts == [1] * (BEHIND - 1) + [BEHIND, len(ids) - 2 * BEHIND + 1]
+    assert counts == [1] * (MAX_BACKLOG_STEPS - 1) + [
+        MAX_BACKLOG_STEPS,
+        len(ids) - 2 * MAX_BACKLOG_STEPS + 1,
+    ]
 
 
 def test_each_sequence_of_a_request_by_itself(tokenizer: Tokenizer):
@@ -111,5 +119,11 @@ def test_guesses_and_forced_tokens_stay_apart():
     """Their counts belong to their own tokens."""
     updates = steps([1, 2, 3, 4, 5, 6, 7, 8])
     updates[2].num_drafts, updates[4].num_forced = 1, 1
-    assert [each.token_ids for each in joined(updates, 1)] == [[1, 2], [3], [4], [5], [6, 7, 8]]
+    assert [each.token_ids for each in merge_backlog(updates, 1)] == [
+        [1, 2],
+        [3],
+        [4],
+        [5],
+        [6, 7, 8],
+    ]
     assert updates[0].token_ids == [1], "what arrived is not changed"

@@ -7,8 +7,8 @@ import pytest
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine import messages
 from headway.frontend import quarantine
-from headway.frontend.answer import Answer, Stream
-from headway.frontend.quarantine import MOST_DEATHS, TRIAL_STEPS, CrashQuarantine
+from headway.frontend.answer import OutputProcessor, Stream
+from headway.frontend.quarantine import MAX_DEATHS_IN_ALL, TRIAL_STEPS, CrashQuarantine
 
 
 class Engines:
@@ -22,7 +22,7 @@ class Engines:
 
     def _stream(self, request_id: int) -> Stream:
         request = Request(request_id, [request_id], SamplingParams(max_tokens=50))
-        stream = Stream(Answer(request, None), lambda index: None)
+        stream = Stream(OutputProcessor(request, None), lambda index: None)
         stream.was_sent = True
         return stream
 
@@ -40,7 +40,7 @@ class Engines:
     def step(self, request_id: int, finish_reason: str | None = None) -> None:
         """The engine tells of a step of one request."""
         self.streams[request_id].put(SequenceUpdate(request_id, 0, [5], finish_reason))
-        self.quarantine.moved(self.streams, {request_id})
+        self.quarantine.on_tokens(self.streams, {request_id})
 
     def deaths(self) -> dict[int, int]:
         return {number: stream.num_deaths for number, stream in self.streams.items()}
@@ -54,7 +54,7 @@ async def turns() -> None:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "TRIAL_S", 600.0)
+    monkeypatch.setattr(quarantine, "TRIAL_TIMEOUT_S", 600.0)
 
 
 async def test_an_engine_that_dies_as_a_trial_is_over_takes_nobody_with_it():
@@ -105,7 +105,7 @@ async def test_who_could_not_be_sent_is_not_charged():
 async def test_who_stands_every_trial_is_refused_after_many_deaths():
     """Who ends one engine after the other refuses nobody; what kills now and then is refused."""
     engines = Engines(1)
-    for _ in range(MOST_DEATHS - 2):
+    for _ in range(MAX_DEATHS_IN_ALL - 2):
         await engines.start()
         for _ in range(TRIAL_STEPS):
             engines.step(1)
@@ -128,7 +128,7 @@ async def test_who_was_here_before_and_comes_again_is_tried_once():
     assert list(engines.quarantine.queue) == [1, 2]
     await engines.start()
     assert engines.sent == [1]
-    engines.quarantine.left(1)
+    engines.quarantine.on_remove(1)
     engines.quarantine.join(1)  # before the trial's task has noticed
     await turns()
     engines.step(2, "stop")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.frontend.run_queue import RunQueue
+from headway.frontend.liveness import RunQueue
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="of Linux' /proc")
 BUSY = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"

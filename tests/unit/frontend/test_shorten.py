@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import EngineDownError
-from headway.frontend.shorten.choose import Seen, by_chance, choose, relevance
+from headway.frontend.shorten.choose import SeenUnits, by_chance, choose, relevance
 from headway.frontend.shorten.scorer import Scorer, fingerprint
 from headway.frontend.shorten.units import split
 
@@ -63,25 +63,25 @@ def test_what_has_no_list_is_text(text):
 
 def test_the_best_units_that_have_room_stay():
     none = [False] * 4
-    assert choose([4, 4, 4, 4], none, [1, 3, 9, 2], 0.5).kept == [False, True, True, False]
-    assert choose([9, 4, 4, 3], none, [9, 3, 2, 1], 0.4).kept == [False, True, True, False]
-    assert choose([5, 5], [False] * 2, [1, 1], 0.5).kept == [True, False]
+    assert choose([4, 4, 4, 4], none, [1, 3, 9, 2], 0.5).mask == [False, True, True, False]
+    assert choose([9, 4, 4, 3], none, [9, 3, 2, 1], 0.4).mask == [False, True, True, False]
+    assert choose([5, 5], [False] * 2, [1, 1], 0.5).mask == [True, False]
 
 
 def test_one_unit_stays_whatever_its_size():
     choice = choose([50, 60], [False, False], [1, 2], 0.1)
-    assert choice.kept == [False, True] and choice.num_left == 60
-    assert choose([5], [True], [0], 0.5).kept == [True]
-    assert choose([0], [False], [0], 0.5).kept == [True]
+    assert choice.mask == [False, True] and choice.num_tokens_after == 60
+    assert choose([5], [True], [0], 0.5).mask == [True]
+    assert choose([0], [False], [0], 0.5).mask == [True]
 
 
 def test_what_was_said_goes_first():
-    seen = Seen()
+    seen = SeenUnits()
     assert seen.repeated(["Anna has a kite. ", "Yes. ", "Anna has a kite."]) == [False, False, True]
     assert seen.repeated(["Anna has a kite,", "Yes. "]) == [True, False]
     choice = choose([4, 4, 4], [False, True, False], [1.0, 9.0, 2.0], 0.9)
-    assert choice.kept == [True, False, True]
-    assert (choice.num_tokens, choice.num_left, choice.num_duplicate) == (12, 8, 4)
+    assert choice.mask == [True, False, True]
+    assert (choice.num_tokens, choice.num_tokens_after, choice.num_duplicate) == (12, 8, 4)
 
 
 def test_never_more_than_asked_and_the_same_again():
@@ -93,8 +93,8 @@ def test_never_more_than_asked_and_the_same_again():
         keep = rng.choice((0.8, 0.5, 0.3))
         choice = choose(sizes, repeated, scores, keep)
         assert choice == choose(sizes, repeated, scores, keep)
-        assert choice.num_left == sum(s for s, stays in zip(sizes, choice.kept) if stays)
-        assert choice.num_left <= keep * sum(sizes) or sum(choice.kept) == 1
+        assert choice.num_tokens_after == sum(s for s, stays in zip(sizes, choice.mask) if stays)
+        assert choice.num_tokens_after <= keep * sum(sizes) or sum(choice.mask) == 1
 
 
 def test_a_rare_word_of_the_question_counts_more():

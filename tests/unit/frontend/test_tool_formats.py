@@ -14,7 +14,7 @@ from headway.frontend.text.output_parser import (
     OutputParserSpec,
     choose_reasoning_markers,
 )
-from headway.frontend.text.parts import CallBegins, CallEnds, Content, Output, Part
+from headway.frontend.text.parts import CallBegins, CallEnds, ContentPart, ParsedOutput, Part
 from headway.frontend.text.tools import BY_NAME, FORMATS, choose_format
 
 OFFERED = frozenset({"f", "g", "get_weather"})
@@ -30,8 +30,8 @@ def parts_of(spec: OutputParserSpec, pieces: Iterable[str]) -> list[Part]:
 
 
 def told(spec: OutputParserSpec, *pieces: str) -> Result:
-    """Content, reasoning, and each call's name, arguments and completeness."""
-    output = Output()
+    """ContentPart, reasoning, and each call's name, arguments and completeness."""
+    output = ParsedOutput()
     output.accumulate(parts_of(spec, pieces))
     calls = [(call.name, call.arguments, call.complete) for call in output.calls]
     return output.content, output.reasoning, calls
@@ -154,7 +154,7 @@ def test_a_single_call_ends_the_answer() -> None:
     parser = OutputParser(one)
     parts = parser.push(f"Well. {HERMES % ROME}\n{HERMES % '{}'} and more")
     assert parser.done and parser.num_calls >= 1
-    output = Output()
+    output = ParsedOutput()
     output.accumulate(parts)
     assert (output.content, [c.arguments for c in output.calls]) == ("Well.", [ROME])
     assert parser.push("x", last=True) == []
@@ -178,10 +178,10 @@ def test_arguments_come_as_they_are_written() -> None:
 
 def test_content_waits_only_for_what_may_become_a_call() -> None:
     parser = OutputParser(spec("hermes"))
-    assert parser.push("Hello") == [Content("Hello")]
+    assert parser.push("Hello") == [ContentPart("Hello")]
     assert parser.push(" <tool") == []
-    assert parser.push("box>") == [Content(" <toolbox>")]
-    assert parser.push(" ", last=True) == [Content(" ")]
+    assert parser.push("box>") == [ContentPart(" <toolbox>")]
+    assert parser.push(" ", last=True) == [ContentPart(" ")]
 
 
 def test_ids_are_as_the_template_wants_them() -> None:
@@ -277,11 +277,11 @@ def test_parts_are_in_order_and_nothing_is_lost(name: str, text: str, places: se
             case CallEnds(index):
                 assert running == index
                 running = None
-            case Content(piece):
+            case ContentPart(piece):
                 assert running is None and piece
             case _:
                 assert part.index == running  # type: ignore[union-attr]
-    shown = "".join(part.text for part in parts if isinstance(part, Content))
+    shown = "".join(part.text for part in parts if isinstance(part, ContentPart))
     rest = iter(text)
     assert all(character in rest for character in shown), "content that the text does not hold"
     if not begun:

@@ -10,7 +10,7 @@ from aiohttp import web
 from batch_runs import begin, over, written
 from gateway_world import Stub, world
 from headway.batches import open_runner
-from headway.batches.results import message_answered
+from headway.batches.results import message_result
 from headway.gateway.app import make_app
 
 
@@ -65,7 +65,7 @@ async def test_usage_that_is_none_costs_no_line(tmp_path: Path, told: dict[str, 
 def test_a_message_is_one_line_of_utf8() -> None:
     """What an upstream writes into its answer makes no line of another request."""
     body = b'{"type": "message",\n"content": [{"text": "\xff"}],\n"usage": {"input_tokens": null}}'
-    result = message_answered("a", 200, "r", body)
+    result = message_result("a", 200, "r", body)
     found = msgspec.json.decode(result.line)
     assert b"\n" not in result.line and found["result"]["message"]["type"] == "message"
     assert not result.failed and result.input_tokens == 0

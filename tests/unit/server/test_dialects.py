@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.core.request import SequenceUpdate
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text.parts import (
     CallArguments,
     CallBegins,
     CallEnds,
-    Content,
+    ContentPart,
     Part,
     Reasoning,
 )
@@ -321,12 +321,12 @@ def parts_of(stretches: list[tuple[str, list[str]]]) -> list[Part]:
             parts += [CallEnds(calls)]
             calls += 1
         else:
-            parts += [Content(t) if kind == "text" else Reasoning(t) for t in pieces]
+            parts += [ContentPart(t) if kind == "text" else Reasoning(t) for t in pieces]
     return parts
 
 
-def delta_of(parts: list[Part]) -> Delta:
-    delta = Delta(SequenceUpdate(1, 0, [5]), "")
+def delta_of(parts: list[Part]) -> SequenceDelta:
+    delta = SequenceDelta(SequenceUpdate(1, 0, [5]), "")
     delta.parts = parts
     return delta
 

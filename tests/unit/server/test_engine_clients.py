@@ -41,8 +41,8 @@ class Replicas:
     async def start(self) -> None:
         await asyncio.gather(*(client.start() for client in self.clients))
 
-    async def settled(self) -> None:
-        await asyncio.gather(*(client.settled() for client in self.clients))
+    async def wait_ready(self) -> None:
+        await asyncio.gather(*(client.wait_ready() for client in self.clients))
 
     def submit(
         self,
@@ -122,7 +122,7 @@ async def test_every_stream_ends() -> None:
     streams.fail(7, RequestError("Nobody has asked this."))
     with pytest.raises(RequestError, match="Too long"):
         await one.next()
-    await streams.run_out(0.0, SystemClock())
+    await streams.wait_empty(0.0, SystemClock())
     assert list(streams) == [2]
     streams.fail_all(EngineDownError("Gone.", code="engine_died"))
     with pytest.raises(EngineDownError, match="Gone"):

@@ -9,7 +9,7 @@ import requests
 
 from headway.edge.key_file import digest
 from headway.edge.relayed import FIELD, MARK, Mark, decode_load, mark, read_mark
-from headway.frontend import pressure
+from headway.frontend import answer
 from in_process import InProcess
 
 KEYS = {"gateway": "key-gateway", "plain": "key-plain", "operator": "key-operator"}
@@ -26,7 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def nobody_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events are compared one by one, so none is joined where others have the cores."""
-    monkeypatch.setattr(pressure, "BEHIND", 10**9)
+    monkeypatch.setattr(answer, "MAX_BACKLOG_STEPS", 10**9)
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from headway.admit.prefixes import page_hashes
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError
 from headway.core.request import Request, SamplingParams
-from headway.frontend.answer import Answer, Stream
+from headway.frontend.answer import OutputProcessor, Stream
 from headway.server.models import ServedModel
 from headway.server.responses.store import ResponseStore, StoredResponse
 from headway.telemetry.live import Telemetry
@@ -74,7 +74,7 @@ def test_stored_responses_take_no_more_memory_than_they_are_counted_as(size: int
 def test_an_error_goes_with_the_request_that_it_ended(no_collector: None) -> None:
     """Its traceback holds the frames, and with them prompts and bodies."""
     request = Request(1, [1], SamplingParams(max_tokens=1))
-    stream = Stream(Answer(request, None), lambda index: None)
+    stream = Stream(OutputProcessor(request, None), lambda index: None)
     error = EngineDownError("It is down.")
     gone = weakref.ref(error)
     stream.fail(error)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from headway.core.clock import VirtualClock
 from headway.core.request import SequenceUpdate
 from headway.edge.event_stream import DONE, PING
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.server.generation import Progress
 from headway.server.session import Session
 from headway.telemetry.timeline import RequestTimeline
@@ -22,9 +22,9 @@ class Scripted:
         self.deltas = []
         for number, (text, count) in enumerate(STEPS):
             reason = "length" if number == len(STEPS) - 1 else None
-            self.deltas.append(Delta(SequenceUpdate(1, 0, [5] * count, reason), text))
+            self.deltas.append(SequenceDelta(SequenceUpdate(1, 0, [5] * count, reason), text))
 
-    async def next(self) -> list[Delta]:
+    async def next(self) -> list[SequenceDelta]:
         if not self.deltas:
             return []
         self.clock.advance(1.0)
@@ -40,7 +40,7 @@ class Plain:
     def opening(self, choice: int) -> bytes:
         return b"open "
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         return delta.text.encode()
 
     def ending(self) -> bytes:

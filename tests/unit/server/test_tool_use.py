@@ -12,7 +12,7 @@ from headway.core.errors import RequestError
 from headway.edge import body as bodies
 from headway.frontend.text.tools import BY_NAME, FORMATS
 from headway.frontend.text.tools.written import (
-    Offered,
+    OfferedTool,
     calls_grammar,
     json_value,
     regex_value,
@@ -170,7 +170,7 @@ def accepts(grammar: str, text: str) -> bool:
 @pytest.mark.parametrize("name", BY_NAME)
 def test_grammars_hold_answers_to_the_format(name: str) -> None:
     row = BY_NAME[name].written
-    tools = [Offered(name="w", schema=WEATHER, strict=True), Offered(name="other")]
+    tools = [OfferedTool(name="w", schema=WEATHER, strict=True), OfferedTool(name="other")]
     good, wrong = written(name, ROME), written(name, WRONG)
     for forced in (True, False):
         for several in (True, False):
@@ -187,7 +187,7 @@ def test_grammars_hold_answers_to_the_format(name: str) -> None:
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_a_forced_call_may_be_thought_over(name: str) -> None:
-    tools = [Offered(name="w", schema=WEATHER, strict=True)]
+    tools = [OfferedTool(name="w", schema=WEATHER, strict=True)]
     good, marks = written(name, ROME), ("<think>", "</think>")
     row = BY_NAME[name].written
     free = calls_grammar(row, tools, forced=True, several=True, thinks=marks)
@@ -199,7 +199,7 @@ def test_a_forced_call_may_be_thought_over(name: str) -> None:
 
 @pytest.mark.parametrize("row", [row for row in FORMATS if row.written.marked])
 def test_text_with_calls_may_have_a_schema(row: object) -> None:
-    tools = [Offered(name="w", schema=WEATHER)]
+    tools = [OfferedTool(name="w", schema=WEATHER)]
     answer = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     rules = calls_grammar(row.written, tools, forced=False, several=True, answer=answer)  # type: ignore[attr-defined]
     assert accepts(rules, '{"a": 1}') and accepts(rules, written(row.name, ROME))  # type: ignore[attr-defined]
@@ -226,7 +226,7 @@ def test_text_with_calls_may_have_a_schema(row: object) -> None:
 def test_gemmas_arguments_keep_to_plain_schemas(
     schema: dict[str, object], good: list[str], wrong: list[str]
 ) -> None:
-    tool = Offered(name="w", schema={"properties": {"v": schema}, "required": ["v"]})
+    tool = OfferedTool(name="w", schema={"properties": {"v": schema}, "required": ["v"]})
     rules = calls_grammar(BY_NAME["gemma4"].written, [tool], forced=True, several=False)
     for values, fits in ((good, True), (wrong, False)):
         for value in values:

@@ -145,17 +145,17 @@ def parameters(header: str) -> tuple[str, dict[str, str]]:
     rest = ";" + rest.rstrip("; \t")
     if len(header) > MAX_HEAD_BYTES:
         raise malformed("a header is too long")
-    found: dict[str, str] = {}
+    given: dict[str, str] = {}
     at = 0 if len(rest) > 1 else 1
     while at < len(rest):
         match = PARAMETER.match(rest, at)
-        if match is None or match["name"].lower() in found:
+        if match is None or match["name"].lower() in given:
             raise malformed("a header's parameters are no name=value, or one stands there twice")
         quoted = match["quoted"]
         value = match["plain"] if quoted is None else ESCAPED.sub(r"\1", quoted)
-        found[match["name"].lower()] = value
+        given[match["name"].lower()] = value
         at = match.end()
-    return kind.strip().lower(), found
+    return kind.strip().lower(), given
 
 
 def filename_of(given: dict[str, str]) -> str | None:

@@ -18,7 +18,7 @@ from starlette.types import Receive
 
 from headway.batches.files.multipart import Begun, Multipart
 from headway.batches.files.store import File, Files, new_id, over_quota
-from headway.batches.host import Host
+from headway.batches.host import BatchHost
 from headway.core.errors import RequestError
 from headway.edge.database import storage_errors
 from headway.edge.errors import json_response
@@ -40,7 +40,7 @@ class Keeper(Protocol):
     def files(self) -> Files: ...
 
     @property
-    def state(self) -> Host: ...
+    def state(self) -> BatchHost: ...
 
 
 async def upload(runner: Keeper, request: Request) -> Response:
@@ -258,23 +258,23 @@ def lifetime_s(anchor: Any, seconds: Any, param: str) -> int:
     return seconds
 
 
-async def listed(runner: Keeper, request: Request) -> Response:
+async def list_files(runner: Keeper, request: Request) -> Response:
     """GET /v1/files?purpose=&after=&limit=&order="""
     query = request.query_params
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise RequestError("order must be asc or desc.", param="order", code="invalid_value")
-    found, more = await runner.files.page(
+    files, more = await runner.files.page(
         owner_of(request.scope),
         purpose=query.get("purpose"),
         after=query.get("after"),
-        limit=asked_limit(query.get("limit"), MAX_LISTED, MAX_LISTED),
+        limit=parse_limit(query.get("limit"), MAX_LISTED, MAX_LISTED),
         newest_first=order == "desc",
     )
-    return json_response(page_of([file.public() for file in found], more))
+    return json_response(page_of([file.public() for file in files], more))
 
 
-def asked_limit(text: str | None, default: int, most: int) -> int:
+def parse_limit(text: str | None, default: int, most: int) -> int:
     """`?limit=`, at least 1."""
     if text is None:
         return default
@@ -326,7 +326,7 @@ async def delete(runner: Keeper, request: Request) -> Response:
 
 FILE_ROUTES = [
     ("POST", "/v1/files", upload),
-    ("GET", "/v1/files", listed),
+    ("GET", "/v1/files", list_files),
     ("GET", "/v1/files/{id}", retrieve),
     ("GET", "/v1/files/{id}/content", content),
     ("DELETE", "/v1/files/{id}", delete),

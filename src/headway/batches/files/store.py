@@ -96,8 +96,8 @@ class Files:
         def work(connection: sqlite3.Connection) -> tuple[Any, ...] | None:
             query = f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ? AND purpose != ?"
             given = file_id, owner, MESSAGE_PURPOSE
-            found: tuple[Any, ...] | None = connection.execute(query, given).fetchone()
-            return found
+            row: tuple[Any, ...] | None = connection.execute(query, given).fetchone()
+            return row
 
         row = await self.database.run(work) if self.database.exists else None
         if row is None or (row[-1] or NEVER) <= self.now_s:

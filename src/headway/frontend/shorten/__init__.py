@@ -1,6 +1,6 @@
-"""Shorter prompts: what of a document or a tool's result goes, and who says what it is worth.
+"""Prompt shortening: cut documents and results of tools to a share of their tokens.
 
-units     a text in units that can go: sentences, items of a list, elements of JSON
-choose    which units stay: exact duplicates go first, then the least surprising
-scorer    the process of the drafting model that says how surprising a unit is
+units     split a text into units: sentences, items of a list, elements of JSON
+choose    choose the units to keep: exact duplicates go first, then the least surprising
+scorer    process of the draft model that scores how surprising a unit is
 """

@@ -1,9 +1,8 @@
-"""Which units of the marked parts of a prompt stay.
+"""Choose the units of the marked parts of a prompt to keep.
 
-What says nothing new goes first: a unit that stands before in the same part, or in an earlier one.
-Of the others those of the highest score stay while they have room. A part's own units, what it was
-asked for and the parts before it decide, so that what follows in a later turn changes nothing, and
-a prefix cache finds a conversation again.
+Duplicates go first: units that occur before in the same part or in an earlier one. Of the others
+those with the highest scores stay while there is room. The choice depends on a part's own units,
+its question and the earlier parts, never on later turns, so that the prefix cache still matches.
 """
 
 import hashlib
@@ -16,85 +15,88 @@ from dataclasses import dataclass
 
 WORD = re.compile(r"\w+")
 MIN_DUPLICATE = 12
-"""Characters below which a unit may stand twice: "}", "Yes."."""
+"""Characters below which a unit is never a duplicate: "}", "Yes."."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """What stays, by unit, and tokens: of all, of what is left, of duplicates. Units are counted
-    apart; a text may have a few tokens less than its units."""
+class UnitChoice:
+    """Units to keep (`mask`), and the tokens of all units, of the kept ones, and of duplicates.
 
-    kept: list[bool]
+    Units are counted separately; a text may have a few tokens less than its units together.
+    """
+
+    mask: list[bool]
     num_tokens: int
-    num_left: int
+    num_tokens_after: int
     num_duplicate: int
 
 
-class Seen:
-    """What the parts so far have said."""
+class SeenUnits:
+    """Digests of the units of the parts so far."""
 
     def __init__(self) -> None:
-        self._said: set[bytes] = set()
+        self._digests: set[bytes] = set()
 
     def repeated(self, units: Sequence[str]) -> list[bool]:
-        """Which of these units stand before, here or in an earlier part."""
-        found = []
+        """Return for each unit whether it occurs before, here or in an earlier part."""
+        repeated = []
         for unit in units:
             text = unit.strip(" \t\n,;.")
             key = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-            found.append(len(text) >= MIN_DUPLICATE and key in self._said)
-            self._said.add(key)
-        return found
+            repeated.append(len(text) >= MIN_DUPLICATE and key in self._digests)
+            self._digests.add(key)
+        return repeated
 
 
 def choose(
     sizes: Sequence[int], repeated: Sequence[bool], scores: Sequence[float], keep: float
-) -> Choice:
-    """Which units stay so that at most `keep` of the tokens do; one stays whatever its size.
+) -> UnitChoice:
+    """Choose units with at most the share `keep` of the tokens, but at least one unit.
 
-    `sizes` are the units' tokens, `scores` what they are worth.
+    `sizes` are the units' tokens, `scores` their values.
 
-    >>> choose([4, 4, 4, 4], [False, False, True, False], [1.0, 3.0, 9.0, 2.0], 0.5).kept
+    >>> choose([4, 4, 4, 4], [False, False, True, False], [1.0, 3.0, 9.0, 2.0], 0.5).mask
     [False, True, False, True]
     """
-    total, left = sum(sizes), 0
+    total, used = sum(sizes), 0
     room = keep * total
-    kept = [False] * len(sizes)
+    mask = [False] * len(sizes)
     new = [i for i, again in enumerate(repeated) if not again] or [0]
     for i in sorted(new, key=lambda i: (-scores[i], i)):
-        if left + sizes[i] <= room:
-            kept[i] = True
-            left += sizes[i]
-    if not any(kept):
+        if used + sizes[i] <= room:
+            mask[i] = True
+            used += sizes[i]
+    if not any(mask):
         best = max(new, key=lambda i: (scores[i], -i))
-        kept[best], left = True, sizes[best]
-    return Choice(
-        kept=kept,
+        mask[best], used = True, sizes[best]
+    return UnitChoice(
+        mask=mask,
         num_tokens=total,
-        num_left=left,
+        num_tokens_after=used,
         num_duplicate=sum(size for size, again in zip(sizes, repeated, strict=True) if again),
     )
 
 
 def by_chance(units: Sequence[str]) -> list[float]:
-    """Scores that say nothing, to compare with: drawn anew for other units, the same for these."""
+    """Return random scores as a baseline, deterministic for the same units."""
     draw = random.Random("\0".join(units))
     return [draw.random() for _ in units]
 
 
 def relevance(units: Sequence[str], question: str) -> list[float]:
-    """What each unit shares with the question, in nats: a word that k of n units have counts
-    ln(n / k), as surprising as it is among them.
+    """Return the overlap of each unit with the question in nats.
+
+    A word of the question that k of n units have counts ln(n / k).
 
     >>> [round(nats, 1) for nats in relevance(["fox: 1", "cat: 2", "cow: 2"], "Look up the cat.")]
     [0.0, 1.1, 0.0]
     """
-    asked = words(question)
-    shared = [words(unit) & asked for unit in units]
+    question_words = words(question)
+    shared = [words(unit) & question_words for unit in units]
     having = Counter(word for each in shared for word in each)
     return [sum(math.log(len(units) / having[word]) for word in sorted(each)) for each in shared]
 
 
 def words(text: str) -> set[str]:
-    """The words and numbers of a text, in small letters."""
+    """Return the words and numbers of a text in lower case."""
     return set(WORD.findall(text.lower()))

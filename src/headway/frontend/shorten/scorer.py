@@ -1,8 +1,8 @@
-"""Who says how surprising a text is: the drafting model, in a process of its own.
+"""Surprisal of texts by the draft model, in a process of its own.
 
-The process is started by the first text and ends with the server. One text is read at a time, so
-that its scores never depend on what runs beside it; those of the last texts are remembered by who
-sent them, for a conversation brings its documents again with each turn.
+The first text starts the process; it ends with the server. One text is scored at a time, so that
+scores do not depend on other load. The scores of the last texts are cached by owner, because a
+conversation sends its documents again with each turn.
 """
 
 import hashlib
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from headway.core.errors import EngineDownError
 from headway.frontend.lines import GoneError, LineProcess
 
-START_S, PATIENCE_S = 300.0, 300.0
-"""The longest start of the process, with the weights read, and the longest wait for a text."""
-KEPT_TEXTS = 256
+START_TIMEOUT_S, TEXT_TIMEOUT_S = 300.0, 300.0
+"""Upper bounds of the start of the process, reading weights included, and of scoring a text."""
+MAX_CACHED_TEXTS = 256
 
 log = logging.getLogger(__name__)
 
 
 class Scorer:
-    """The process behind `command`; any thread may ask."""
+    """Client of the process started by `command`; thread-safe."""
 
     def __init__(self, command: list[str]) -> None:
         self._command = command
@@ -31,16 +31,16 @@ class Scorer:
         self._known: OrderedDict[bytes, list[float]] = OrderedDict()
 
     def surprisals(self, units: Sequence[str], owner: str = "") -> list[float]:
-        """How surprising each unit of a text is, in nats a token.
+        """Return the surprisal of each unit of a text, in nats per token.
 
-        EngineDownError where the process cannot say so now.
+        Raises EngineDownError if the process has ended.
         """
         key = fingerprint(owner, units)
         with self._lock:
             if key not in self._known:
                 self._known[key] = self._ask(list(units))
             self._known.move_to_end(key)
-            while len(self._known) > KEPT_TEXTS:
+            while len(self._known) > MAX_CACHED_TEXTS:
                 self._known.popitem(last=False)
             return self._known[key]
 
@@ -48,8 +48,8 @@ class Scorer:
         try:
             if self._process is None:
                 self._process = LineProcess(self._command)
-                self._process.ask([], START_S)
-            found: list[float] = self._process.ask(units, PATIENCE_S)
+                self._process.ask([], START_TIMEOUT_S)
+            surprisals: list[float] = self._process.ask(units, TEXT_TIMEOUT_S)
         except GoneError as error:
             self._process = None
             log.error("the drafting model that shortens prompts is gone: %s", error)
@@ -58,15 +58,15 @@ class Scorer:
                 "log says why. Ask again, or leave context out.",
                 code="draft_died",
             ) from error
-        return found
+        return surprisals
 
     def close(self) -> None:
-        """End the process; who waits for it is told."""
+        """End the process; a pending call raises EngineDownError."""
         process = self._process
         if process is None:
             return
         if not self._lock.acquire(blocking=False):
-            process.end()  # who holds the lock closes it
+            process.end()  # the holder of the lock closes it
             return
         try:
             process.close()
@@ -76,11 +76,11 @@ class Scorer:
 
 
 def fingerprint(*parts: str | Sequence[str]) -> bytes:
-    """A key of texts and lists of texts, each told from its neighbours."""
-    said = hashlib.blake2b(digest_size=20)
+    """Return a hash of texts and lists of texts; lengths are included, so it is unambiguous."""
+    digest = hashlib.blake2b(digest_size=20)
     for part in parts:
         texts = [part] if isinstance(part, str) else part
         for text in (f"{len(texts)}", *texts):
             data = text.encode("utf-8", "surrogatepass")
-            said.update(b"%d:" % len(data) + data)
-    return said.digest()
+            digest.update(b"%d:" % len(data) + data)
+    return digest.digest()

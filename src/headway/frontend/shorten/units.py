@@ -1,4 +1,4 @@
-"""A text in units that can be cut out: sentences, items of a list, elements of JSON.
+"""Split a text into units that can be cut out: sentences, items of a list, elements of JSON.
 
 Joined, all units are the text again, byte for byte. JSON that is cut stays JSON.
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 SENTENCE = re.compile(r"(?<=[.!?…])[\"'”’)\]]*\s+(?=[^a-z\s])|(?<=[。！？])|\n\s*")
-"""Where a sentence or a line is over."""
+"""End of a sentence or of a line."""
 SEPARATOR = re.compile(r"[,;]\s+")
 MIN_SEPARATORS, MAX_ITEM = 3, 48
 """A sentence with so many separators and no longer item is a list; "a fox, a cat and a cow" is
@@ -23,39 +23,39 @@ JSON_BEGINS = ("[", "{")
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """A text and its units; of JSON the `document` in which the units are elements of a list, found
-    by `path`."""
+class SplitText:
+    """A text and its units; with JSON the units are the elements of the list at `path` of
+    `document`."""
 
     whole: str
     units: list[str]
     document: Any = None
     path: tuple[str, ...] = ()
 
-    def keep(self, kept: Sequence[bool]) -> str:
-        """The text of the units for which `kept` is true, as it was where all are."""
-        if all(kept):
+    def keep(self, mask: Sequence[bool]) -> str:
+        """Return the text of the units for which `mask` is true; unchanged if all are."""
+        if all(mask):
             return self.whole
         if self.document is None:
-            pairs = zip(self.units, kept, strict=True)
-            left = "".join(unit for unit, stays in pairs if stays)
-            left = left if kept[0] else left.lstrip()
-            return left if kept[-1] else left.rstrip(" ,;")
-        elements = [e for e, stays in zip(at(self.document, self.path), kept, strict=True) if stays]
+            pairs = zip(self.units, mask, strict=True)
+            text = "".join(unit for unit, stays in pairs if stays)
+            text = text if mask[0] else text.lstrip()
+            return text if mask[-1] else text.rstrip(" ,;")
+        elements = [e for e, stays in zip(at(self.document, self.path), mask, strict=True) if stays]
         return written(put(self.document, self.path, elements), like=self.whole)
 
 
-def split(text: str) -> Text:
-    """The units of a text; one where nothing can go."""
+def split(text: str) -> SplitText:
+    """Return a text and its units; a single unit where nothing can be cut."""
     if text.lstrip().startswith(JSON_BEGINS):
-        found = split_json(text)
-        if found is not None:
-            return found
-    return Text(text, [item for each in cut(text, SENTENCE) for item in items(each)])
+        split_text = split_json(text)
+        if split_text is not None:
+            return split_text
+    return SplitText(text, [item for each in cut(text, SENTENCE) for item in items(each)])
 
 
 def cut(text: str, border: re.Pattern[str]) -> Iterator[str]:
-    """Pieces that end at each border; blanks belong to the piece behind them, as in tokens."""
+    """Yield pieces that end at each border; blanks belong to the next piece, as in tokens."""
     start = 0
     for match in border.finditer(text):
         end = match.start() + len(match.group().rstrip())
@@ -66,18 +66,18 @@ def cut(text: str, border: re.Pattern[str]) -> Iterator[str]:
 
 
 def items(sentence: str) -> list[str]:
-    """A sentence whole, or in the items that it lists."""
-    found = list(cut(sentence, SEPARATOR))
-    if len(found) <= MIN_SEPARATORS or max(map(len, found[1:])) > MAX_ITEM:
+    """Return the items of a list in a sentence, or the whole sentence."""
+    pieces = list(cut(sentence, SEPARATOR))
+    if len(pieces) <= MIN_SEPARATORS or max(map(len, pieces[1:])) > MAX_ITEM:
         return [sentence]
-    return found
+    return pieces
 
 
 # ── JSON ────────────────────────────────────────────────────────────────────────────────────
 
 
-def split_json(text: str) -> Text | None:
-    """The elements of the longest list of a JSON text; None where it is none, or has no list."""
+def split_json(text: str) -> SplitText | None:
+    """Return the elements of the longest list of a JSON text; None without JSON or a list."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
@@ -86,11 +86,11 @@ def split_json(text: str) -> Text | None:
     if path is None:
         return None
     units = [json.dumps(element, ensure_ascii=False) for element in at(document, path)]
-    return Text(text, units, document, path)
+    return SplitText(text, units, document, path)
 
 
 def lists(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Where the outermost lists of two elements or more are: () or ("results", "rows")."""
+    """Yield the paths of the outermost lists of two or more elements: ("results", "rows")."""
     if isinstance(value, list) and len(value) > 1:
         yield path
     elif isinstance(value, dict):
@@ -99,22 +99,22 @@ def lists(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 
 def at(value: Any, path: tuple[str, ...]) -> list[Any]:
-    """The list that `path` leads to."""
+    """Return the list at `path`."""
     for name in path:
         value = value[name]
-    found: list[Any] = value
-    return found
+    elements: list[Any] = value
+    return elements
 
 
 def put(value: Any, path: tuple[str, ...], elements: list[Any]) -> Any:
-    """A copy of `value` with `elements` where `path` leads."""
+    """Return a copy of `value` with `elements` at `path`."""
     if not path:
         return elements
     return {**value, path[0]: put(value[path[0]], path[1:], elements)}
 
 
 def written(value: Any, like: str) -> str:
-    """JSON with the blanks that `like` has: on lines, spaced, or compact."""
+    """Return JSON in the layout of `like`: indented, spaced or compact."""
     if "\n" in like.strip():
         return json.dumps(value, ensure_ascii=False, indent=2)
     spaced = '": ' in like or ", " in like

@@ -80,10 +80,10 @@ def cut(text: str, splits: Splits, size: int = PIECE_CHARACTERS) -> Iterator[str
 
 def next_cut(text: str, start: int, splits: Splits) -> int | None:
     """The first place from `start` on where `text` can be cut, or None after some tries."""
-    for number, found in enumerate(CUT.finditer(text, start)):
+    for number, match in enumerate(CUT.finditer(text, start)):
         if number == MAX_TRIES:
             return None
-        at = found.start()
+        at = match.start()
         before, after = text[max(0, at - AROUND) : at], text[at : at + AROUND]
         if splits(before + after) == splits(before) + splits(after):
             return at

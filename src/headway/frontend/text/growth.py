@@ -79,14 +79,14 @@ def check_growth(document: dict[str, Any]) -> float:
     normalized = times(document.get("normalizer"), "normalizers", normalizes)
     split = times(document.get("pre_tokenizer"), "pretokenizers", splits)
     decoded = times(document.get("decoder"), "decoders", normalizes)
-    for name, found, most in (
+    for name, size, most in (
         ("normalizer", normalized, MOST_NORMALIZED),
         ("pre_tokenizer", split, MOST_SPLIT),
         ("decoder", decoded, MOST_DECODED),
     ):
-        if found > most:
+        if size > most:
             raise ValueError(
-                f"its {name} can make a text {found:.3g} times as long, and {most} times is the "
+                f"its {name} can make a text {size:.3g} times as long, and {most} times is the "
                 "most that is accepted"
             )
     word = (document.get("model") or {}).get("max_input_chars_per_word") or 0
@@ -114,10 +114,10 @@ def check_text(text: str, at_most: float, normalize: Callable[[str], str]) -> No
         return
     most = max(FREE_BYTES, MOST_TIMES * len(text.encode()))
     step = max(1, FREE_BYTES // ceil(4 * at_most))
-    found = 0
+    size = 0
     for begin in range(0, len(text), step):
-        found += len(normalize(text[begin : begin + step]).encode())
-        if found > most:
+        size += len(normalize(text[begin : begin + step]).encode())
+        if size > most:
             raise RequestError(
                 f"The model's tokenizer makes more than {most} bytes of a text of {len(text)} "
                 "characters. Shorten the text.",

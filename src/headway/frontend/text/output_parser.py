@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.frontend.text.parts import CallEnds, Part
-from headway.frontend.text.source import Source, Wait
-from headway.frontend.text.tools import Format, new_call_id
+from headway.frontend.text.source import TextSource, Wait
+from headway.frontend.text.tools import ToolFormat, new_call_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class OutputParserSpec:
     `schemas`: tool → the schema of its arguments.
     """
 
-    format: Format | None = None
+    format: ToolFormat | None = None
     reasoning: ReasoningMarkers | None = None
     thinking: bool = False
     offered: frozenset[str] = frozenset()
@@ -66,7 +66,9 @@ class OutputParser:
 
     def __init__(self, spec: OutputParserSpec) -> None:
         new_id = spec.format.new_id if spec.format else new_call_id
-        self._source = Source(new_id, spec.offered, only_calls=spec.forced, schemas=spec.schemas)
+        self._source = TextSource(
+            new_id, spec.offered, only_calls=spec.forced, schemas=spec.schemas
+        )
         self._single = spec.single
         self._parser = whole_answer(spec, self._source)
         self.done = False
@@ -100,7 +102,7 @@ class OutputParser:
         return parts
 
 
-def whole_answer(spec: OutputParserSpec, source: Source) -> Wait[None]:
+def whole_answer(spec: OutputParserSpec, source: TextSource) -> Wait[None]:
     """Reasoning first, if any; then calls and content."""
     if spec.reasoning is not None:
         yield from reasoning(source, spec.reasoning, spec.thinking)
@@ -110,7 +112,7 @@ def whole_answer(spec: OutputParserSpec, source: Source) -> Wait[None]:
         yield from source.until((), source.content)
 
 
-def reasoning(source: Source, markers: ReasoningMarkers, thinking: bool) -> Wait[None]:
+def reasoning(source: TextSource, markers: ReasoningMarkers, thinking: bool) -> Wait[None]:
     """What stands between the marks at the beginning of an answer."""
     if not thinking:
         source.hold()

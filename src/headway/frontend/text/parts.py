@@ -1,9 +1,9 @@
-"""What an answer is made of: content, reasoning and tool calls, as parts that arrive in order.
+"""Parts of an answer: content, reasoning and tool calls, in order of arrival.
 
-A model writes one text; an `OutputParser` tells its parts apart while they arrive. `Output` is what
-they add up to. Worked example, a call of get_weather after a word of explanation:
+A model writes one text; an `OutputParser` splits it into parts while it arrives. `ParsedOutput` is
+their sum. Example, a call of get_weather after a word of explanation:
 
-    Content("Let me see.")
+    ContentPart("Let me see.")
     CallBegins(0, "get_weather", "call_9kQ…")
     CallArguments(0, '{"city": ')
     CallArguments(0, '"Rome"}')
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class ContentPart:
     """Text for the user."""
 
     text: str
@@ -23,14 +23,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """Text that the model wrote to itself."""
+    """Reasoning text of the model."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegins:
-    """A tool call, the answer's `index`-th; its arguments follow."""
+    """Begin of tool call number `index` of the answer; its arguments follow."""
 
     index: int
     name: str
@@ -39,7 +39,7 @@ class CallBegins:
 
 @dataclass(frozen=True, slots=True)
 class CallArguments:
-    """A piece of a call's arguments, which are JSON text."""
+    """Piece of the arguments of a call, which are JSON text."""
 
     index: int
     text: str
@@ -47,17 +47,17 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnds:
-    """A call is over; not `complete` when the answer ended within its arguments."""
+    """End of a call; not `complete` if the answer ended within its arguments."""
 
     index: int
     complete: bool = True
 
 
-Part = Content | Reasoning | CallBegins | CallArguments | CallEnds
+Part = ContentPart | Reasoning | CallBegins | CallArguments | CallEnds
 
 
 @dataclass(slots=True)
-class Call:
+class ParsedCall:
     """One tool call."""
 
     name: str
@@ -67,38 +67,38 @@ class Call:
 
     @property
     def arguments(self) -> str:
-        """JSON text as the model wrote it, right or wrong."""
+        """Return the JSON text as the model wrote it, valid or not."""
         return "".join(self.pieces)
 
 
 @dataclass(slots=True)
-class Output:
-    """All parts of an answer so far, put together."""
+class ParsedOutput:
+    """Accumulated parts of an answer."""
 
     contents: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ParsedCall] = field(default_factory=list)
 
     @property
     def content(self) -> str:
-        """The text for the user."""
+        """Return the text for the user."""
         return "".join(self.contents)
 
     @property
     def reasoning(self) -> str:
-        """What the model wrote to itself."""
+        """Return the reasoning text."""
         return "".join(self.thoughts)
 
     def accumulate(self, parts: Iterable[Part]) -> None:
-        """Add what came next."""
+        """Add the next parts."""
         for part in parts:
             match part:
-                case Content(text):
+                case ContentPart(text):
                     self.contents.append(text)
                 case Reasoning(text):
                     self.thoughts.append(text)
                 case CallBegins(_, name, call_id):
-                    self.calls.append(Call(name, call_id))
+                    self.calls.append(ParsedCall(name, call_id))
                 case CallArguments(index, text):
                     self.calls[index].pieces.append(text)
                 case CallEnds(index, complete):

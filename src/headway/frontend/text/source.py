@@ -1,12 +1,11 @@
-"""Text that is still arriving, for parsers written as if all of it were there.
+"""Incremental text, for parsers written as if the whole text were there.
 
-A parser is a generator: where it wants text that has not come it yields, and it is resumed when
-more has. It decides only by what it has seen, never by where the text was cut, so any split of a
-text gives the same parts; what cannot be decided yet is held back. Worked example, a parser that
-looks for "<tool_call>":
+A parser is a generator: it yields where it needs more text and is resumed when more has arrived. It
+decides only by the text, never by where the text was cut, so any split gives the same parts; text
+that is still ambiguous is held back. Example, a parser that looks for "<tool_call>":
 
-    feed "Hello <to"     Content("Hello")      "<to" may begin a call, the space may stand before it
-    feed "day>"          Content(" <today>")   it did not
+    feed "Hello <to"     ContentPart("Hello")      "<to" may begin a call, so the space waits too
+    feed "day>"          ContentPart(" <today>")   it was no call
 """
 
 import json
@@ -19,14 +18,14 @@ from headway.frontend.text.parts import (
     CallArguments,
     CallBegins,
     CallEnds,
-    Content,
+    ContentPart,
     Part,
     Reasoning,
 )
 
 T = TypeVar("T")
 Wait = Generator[None, None, T]
-"""A piece of a parser: it yields while it waits for text, and returns a T."""
+"""Part of a parser: a generator that yields while it waits for text, and returns a T."""
 
 SPACE = re.compile(r"\s*")
 PLAIN = re.compile(r'[^"\\]*')
@@ -36,8 +35,8 @@ SCALAR = re.compile(r"[-+.\w]*")
 CLOSES = {"{": "}", "[": "]"}
 
 
-class Source:
-    """The text and a place in it, and the parts that were made of it."""
+class TextSource:
+    """The text, a position in it, and the parts made so far."""
 
     def __init__(
         self,
@@ -50,9 +49,9 @@ class Source:
         self.offered = offered
         """Names of the tools that may be called."""
         self.schemas = schemas or {}
-        """Tool → the schema of its arguments, for formats that write texts without quotes."""
+        """Tool → schema of its arguments, for formats that write strings without quotes."""
         self._only_calls = only_calls
-        """A grammar forces calls: what is none yet is the beginning of one, never content."""
+        """Whether a grammar forces calls, so that there is no content."""
         self.ended = False
         self.num_calls = 0
         self._new_id = new_id
@@ -66,7 +65,7 @@ class Source:
     # ── the two ends ────────────────────────────────────────────────────────────────────────
 
     def feed(self, text: str, last: bool = False) -> None:
-        """More text has come; after the `last` there is none."""
+        """Add text; `last` marks the end."""
         begin = self._at if self._held_from is None else self._held_from
         self._text = self._text[begin:] + text
         self._at -= begin
@@ -74,44 +73,44 @@ class Source:
         self.ended = last
 
     def take(self) -> list[Part]:
-        """The parts made since the last time, neighbours of one kind joined."""
+        """Return the parts since the last call, neighbours of one kind joined."""
         parts, self._parts = self._parts, []
         return joined(parts)
 
     # ── looking ─────────────────────────────────────────────────────────────────────────────
 
     def peek(self) -> Wait[str]:
-        """The next character, "" at the end."""
+        """Return the next character, "" at the end."""
         while self._at == len(self._text) and not self.ended:
             yield
         return self._text[self._at : self._at + 1]
 
     def sees(self, literal: str) -> Wait[bool]:
-        """Whether the text goes on with `literal`."""
+        """Return whether the text continues with `literal`."""
         while True:
-            seen = self._text[self._at : self._at + len(literal)]
-            if seen == literal:
+            ahead = self._text[self._at : self._at + len(literal)]
+            if ahead == literal:
                 return True
-            if self.ended or not literal.startswith(seen):
+            if self.ended or not literal.startswith(ahead):
                 return False
             yield
 
     # ── moving on ───────────────────────────────────────────────────────────────────────────
 
     def skip(self, count: int) -> str:
-        """Step over characters that were seen."""
+        """Skip and return `count` characters."""
         begin, self._at = self._at, self._at + count
         return self._text[begin : self._at]
 
     def accept(self, literal: str) -> Wait[bool]:
-        """Step over `literal` if the text goes on with it."""
+        """Skip `literal` if the text continues with it; return whether it did."""
         if (yield from self.sees(literal)):
             self._at += len(literal)
             return True
         return False
 
     def run(self, pattern: re.Pattern[str], write: Callable[[str], object]) -> Wait[None]:
-        """Write the longest run of characters that `pattern` allows, as it comes."""
+        """Write the longest run that matches `pattern`, as it arrives."""
         while True:
             match = pattern.match(self._text, self._at)
             assert match is not None
@@ -122,17 +121,17 @@ class Source:
             yield
 
     def skip_space(self) -> Wait[None]:
-        """Step over white space."""
+        """Skip white space."""
         yield from self.run(SPACE, len)
 
     def until(self, markers: tuple[str, ...], write: Callable[[str], object]) -> Wait[str]:
-        """Write what comes before the first of `markers` and step over that; "" at the end."""
+        """Write the text before the first of `markers`; skip and return that one, "" at the end."""
         while True:
-            found = first_of(markers).search(self._text, self._at) if markers else None
-            if found is not None:
-                write(self.skip(found.start() - self._at))
-                self._at = found.end()
-                return found[0]
+            match = first_of(markers).search(self._text, self._at) if markers else None
+            if match is not None:
+                write(self.skip(match.start() - self._at))
+                self._at = match.end()
+                return match[0]
             rest = len(self._text) - self._at
             keep = 0 if self.ended else length_of_beginning(self._text[self._at :], markers)
             write(self.skip(rest - keep))
@@ -143,7 +142,7 @@ class Source:
     # ── JSON ────────────────────────────────────────────────────────────────────────────────
 
     def string(self, write: Callable[[str], object]) -> Wait[bool]:
-        """Write one JSON string as it stands, quotes and escapes too; False when it is cut off."""
+        """Write one JSON string unchanged, with quotes and escapes; False if it is cut off."""
         write(self.skip(1))
         while True:
             yield from self.run(PLAIN, write)
@@ -156,7 +155,7 @@ class Source:
             write(self.skip(2))
 
     def decoded_string(self) -> Wait[str | None]:
-        """What a JSON string says; None where there is none."""
+        """Return the value of a JSON string, None if there is none."""
         if (yield from self.peek()) != '"':
             return None
         raw: list[str] = []
@@ -165,7 +164,7 @@ class Source:
         return decoded("".join(raw))
 
     def value(self, write: Callable[[str], object]) -> Wait[bool]:
-        """Write one JSON value as it stands; False where it breaks off or cannot be JSON.
+        """Write one JSON value unchanged; False if it is cut off or cannot be JSON.
 
         Only strings and brackets are looked at: {"a": 1,} passes, {"a": 1] does not.
         """
@@ -192,31 +191,31 @@ class Source:
     # ── making parts ────────────────────────────────────────────────────────────────────────
 
     def content(self, text: str) -> None:
-        """Text for the user. Space waits for what follows it: beside a call it is dropped."""
+        """Add text for the user. Trailing space waits for more text: before a call it is dropped."""
         if self._only_calls:
             return
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
         if shown:
-            self._parts.append(Content(shown))
+            self._parts.append(ContentPart(shown))
 
     def hold(self, back: str = "") -> None:
-        """From here on, after `back`, this may be a call or may turn out to be text."""
+        """Hold the text from here on (including `back`): it may be a call, or content."""
         self._held_from = self._at - len(back)
 
     def show(self) -> None:
-        """What was held is text."""
+        """Release the held text as content."""
         if self._held_from is not None:
             held, self._held_from = self._text[self._held_from : self._at], None
             self.content(held)
 
     def drop(self) -> None:
-        """What was held belongs to nothing."""
+        """Discard the held text."""
         self._held_from = None
 
     def reason(self, text: str) -> None:
-        """Text that the model writes to itself; space at its end is dropped."""
+        """Add reasoning; space at its end is dropped."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -224,11 +223,11 @@ class Source:
             self._parts.append(Reasoning(shown))
 
     def end_reasoning(self) -> None:
-        """What follows is for the user."""
+        """End the reasoning."""
         self._space = ""
 
     def begin_call(self, name: str) -> Callable[[str], None]:
-        """What was held is a call; returns what takes its arguments."""
+        """Begin a call with the held text; return the function that writes its arguments."""
         self._held_from = None
         self._space = ""
         index, self.num_calls = self.num_calls, self.num_calls + 1
@@ -242,33 +241,33 @@ class Source:
         return write
 
     def end_call(self, complete: bool = True) -> None:
-        """The arguments are over."""
+        """End the arguments of the open call."""
         if self._open:
             self._open = False
             self._parts.append(CallEnds(self.num_calls - 1, complete))
 
     def finish(self) -> None:
-        """Nothing follows: a call that is open broke off, held space ends the text."""
+        """End the text: an open call is incomplete, and held space is content."""
         self.show()
         self.end_call(complete=False)
         if self._space and not self.num_calls:
-            self._parts.append(Content(self._space))
+            self._parts.append(ContentPart(self._space))
             self._space = ""
 
 
 @cache
 def first_of(markers: tuple[str, ...]) -> re.Pattern[str]:
-    """What finds the first of some texts; looking for each to the end would take the square."""
+    """Return a pattern for the first of some texts; a search for each would take quadratic time."""
     return re.compile("|".join(map(re.escape, sorted(markers))))
 
 
 def joined(parts: list[Part]) -> list[Part]:
-    """Neighbours of one kind as one: two pieces of the same call's arguments are one piece."""
+    """Join neighbours of one kind: two pieces of the same call's arguments become one."""
     result: list[Part] = []
     for part in parts:
         last = result[-1] if result else None
-        if isinstance(part, Content) and isinstance(last, Content):
-            result[-1] = Content(last.text + part.text)
+        if isinstance(part, ContentPart) and isinstance(last, ContentPart):
+            result[-1] = ContentPart(last.text + part.text)
         elif isinstance(part, Reasoning) and isinstance(last, Reasoning):
             result[-1] = Reasoning(last.text + part.text)
         elif (
@@ -283,7 +282,7 @@ def joined(parts: list[Part]) -> list[Part]:
 
 
 def length_of_beginning(text: str, markers: tuple[str, ...]) -> int:
-    """Length of the longest end of `text` that begins a marker: "see <to" → 3."""
+    """Return the length of the longest end of `text` that begins a marker: "see <to" → 3."""
     longest = max(map(len, markers), default=1) - 1
     for length in range(min(longest, len(text)), 0, -1):
         end = text[-length:]
@@ -293,7 +292,7 @@ def length_of_beginning(text: str, markers: tuple[str, ...]) -> int:
 
 
 def decoded(raw: str) -> str | None:
-    """What a JSON string with its quotes says, raw line breaks allowed; None if it is not one."""
+    """Return the value of a quoted JSON string, raw line breaks allowed; None if it is invalid."""
     try:
         value = json.loads(raw, strict=False)
         assert isinstance(value, str)

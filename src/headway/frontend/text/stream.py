@@ -54,7 +54,7 @@ class TextStream:
         self._num_free = 0
         """Characters at the beginning of `_held` within which no stop string may end."""
         self.stopped: str | None = None
-        """The stop string that was found, or None."""
+        """The stop string that was stops, or None."""
         self._tail: list[int] = []
         self._waiting: list[int] = []
         self._decode: Callable[[bytes, bool], str] | None = None
@@ -114,13 +114,13 @@ class TextStream:
         stops "bcd" and "abcde" stops at "bcd", in one token or in five.
         """
         held, free = self._held, self._num_free
-        found = [
+        stops = [
             (at + len(stop), at)
             for stop in self._stops
             if (at := held.find(stop, max(0, free + 1 - len(stop)))) >= 0
         ]
-        if found:
-            end, at = min(found)
+        if stops:
+            end, at = min(stops)
             self.stopped = held[at:end]
             self._held = ""
             return held[:end] if self._include_stop else held[:at]

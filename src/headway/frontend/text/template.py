@@ -222,9 +222,9 @@ def find_template(folder: Path, config: dict[str, Any], file: Path | None = None
     source = config.get("chat_template")
     if isinstance(source, list):
         source = next((e.get("template") for e in source if e.get("name") == "default"), None)
-    beside = folder / "chat_template.jinja"
-    if file is not None or beside.exists():
-        source = read_template(file or beside)
+    template_file = folder / "chat_template.jinja"
+    if file is not None or template_file.exists():
+        source = read_template(file or template_file)
     elif source is None:
         source = (read_document(folder, "chat_template.json") or {}).get("chat_template")
     return source if isinstance(source, str) else None

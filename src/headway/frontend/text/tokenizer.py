@@ -177,11 +177,11 @@ class Tokenizer:
         specials = add_special_tokens and not itself
         with panics_refused():
             encoded = self._rust.encode_batch([text], add_special_tokens=specials)[0]
-        found, end = [], 0
+        starts, end = [], 0
         for _, token_end in encoded.offsets:  # a token's own begin may leave out its space
-            found.append(end)
+            starts.append(end)
             end = max(end, token_end)
-        return found + ([end] * len(after) if itself else [])
+        return starts + ([end] * len(after) if itself else [])
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `token_ids`, decoded as one."""

@@ -17,12 +17,12 @@ from starlette.responses import Response
 
 from headway.core.errors import RequestError
 from headway.edge.errors import anthropic_body, error_response
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text.parts import (
     CallArguments,
     CallBegins,
     CallEnds,
-    Content,
+    ContentPart,
     Part,
     Reasoning,
 )
@@ -31,7 +31,7 @@ from headway.server.openai.calls import decode_object
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 TEXTS: dict[type, tuple[str, str, str]] = {
-    Content: ("text", "text", "text_delta"),
+    ContentPart: ("text", "text", "text_delta"),
     Reasoning: ("thinking", "thinking", "thinking_delta"),
 }
 """Part → its block's type, the field of its text, the type of its deltas."""
@@ -54,7 +54,7 @@ class MessagesDialect:
         self._texts: list[str] = []
         """Texts of the open block."""
         self._open: type | None = None
-        self._last_delta: Delta | None = None
+        self._last_delta: SequenceDelta | None = None
 
     # ── stream ──────────────────────────────────────────────────────────────────────────────
 
@@ -64,8 +64,8 @@ class MessagesDialect:
     def opening(self, choice: int) -> bytes:
         return event("message_start", message=self._message(content=[], stop_reason=None))
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
-        parts = delta.parts if delta.parts is not None else [Content(delta.text)]
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
+        parts = delta.parts if delta.parts is not None else [ContentPart(delta.text)]
         data = b"".join(self._append_part(part) for part in parts)
         if delta.finish_reason is not None:
             self._last_delta = delta
@@ -91,7 +91,7 @@ class MessagesDialect:
     def _append_part(self, part: Part) -> bytes:
         """Add a part and return its events."""
         match part:
-            case Content(text) | Reasoning(text):
+            case ContentPart(text) | Reasoning(text):
                 return self._append_text(type(part), text) if text else b""
             case CallBegins(_, name, call_id):
                 block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
@@ -136,7 +136,7 @@ class MessagesDialect:
 
     # ── whole answer ────────────────────────────────────────────────────────────────────────
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+    def whole(self, choices: list[list[SequenceDelta]]) -> dict[str, Any]:
         for delta in choices[0]:
             self.chunk(0, delta)
         reason, sequence = self._stop()

@@ -9,9 +9,16 @@ from headway.core.request import SamplingParams
 from headway.core.service import request_slo
 from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text import Tokenizer
-from headway.frontend.text.parts import CallArguments, CallBegins, Content, Output, Part, Reasoning
+from headway.frontend.text.parts import (
+    CallArguments,
+    CallBegins,
+    ContentPart,
+    ParsedOutput,
+    Part,
+    Reasoning,
+)
 from headway.frontend.text.tools.generic import with_tools
 from headway.server import kv, prompt_text
 from headway.server.context import ContextCut
@@ -220,7 +227,7 @@ OPENING_WITH_TOOLS = b'{"role":"assistant","content":null}'
 def part_delta(part: Part) -> bytes:
     """Return a part as OpenAI streams it: a call's id and name first, then its arguments."""
     match part:
-        case Content(text):
+        case ContentPart(text):
             return encode({"content": text})
         case Reasoning(text):
             return encode(dict.fromkeys(REASONING, text))
@@ -258,7 +265,7 @@ class ChatDialect:
             opening += self._chunk(choice, encode({"content": self._echoed}))
         return opening
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         data = b""
         self._usage.count(delta)
         if delta.parts is not None:
@@ -270,7 +277,7 @@ class ChatDialect:
             data += self._chunk(choice, b"{}", render.stream_end(delta))
         return data
 
-    def _part_chunks(self, choice: int, delta: Delta) -> bytes:
+    def _part_chunks(self, choice: int, delta: SequenceDelta) -> bytes:
         """Return a chunk for each part; fields of the tokens go with the first."""
         shown = (part for part in delta.parts or () if self._shows(part))
         contents = [content for part in shown if (content := part_delta(part))]
@@ -290,7 +297,7 @@ class ChatDialect:
         choice: int,
         content: bytes,
         end: bytes = render.UNFINISHED,
-        delta: Delta | None = None,
+        delta: SequenceDelta | None = None,
     ) -> bytes:
         logprobs = b"null"
         extra = b""
@@ -332,7 +339,7 @@ class ChatDialect:
         usage = self.progress.usage()
         return self.progress.last_chunk(self._common, usage)
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+    def whole(self, choices: list[list[SequenceDelta]]) -> dict[str, Any]:
         answer = {
             **self._common,
             "object": "chat.completion",
@@ -347,11 +354,11 @@ class ChatDialect:
             answer["prompt_token_ids"] = self._request.prompts[0]
         return answer
 
-    def _message(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+    def _message(self, index: int, deltas: list[SequenceDelta]) -> dict[str, Any]:
         if self._request.parser_spec is None:
             content = self._echoed + "".join(delta.text for delta in deltas)
             return {"role": "assistant", "content": content, "refusal": None}
-        output = self.progress.outputs.get(index, Output())
+        output = self.progress.outputs.get(index, ParsedOutput())
         message: dict[str, Any] = {
             "role": "assistant",
             "content": (self._echoed + output.content) or (None if output.calls else ""),
@@ -370,7 +377,7 @@ class ChatDialect:
             ]
         return message
 
-    def _choice(self, index: int, deltas: list[Delta]) -> dict[str, Any]:
+    def _choice(self, index: int, deltas: list[SequenceDelta]) -> dict[str, Any]:
         entries = [entry for delta in deltas for entry in delta.logprobs or []]
         choice: dict[str, Any] = {
             "index": index,

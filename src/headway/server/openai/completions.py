@@ -8,7 +8,7 @@ from headway.core.errors import RequestError
 from headway.core.request import TokenLogprobs
 from headway.edge.errors import error_event, error_response
 from headway.edge.event_stream import PING
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.server import prompt_text
 from headway.server.generation import IncomingRequest, Progress
 from headway.server.models import ServedModel, ServerState
@@ -170,7 +170,7 @@ class CompletionDialect:
         self._offsets[choice] = Offsets(self._tokenizer, hides=self._hides, at=len(text))
         return self._chunk(choice, text) if text else b""
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         body = self._body
         if self._only_prompt:
             return self._chunk(choice, "", render.end_fields("length", None))
@@ -230,7 +230,7 @@ class CompletionDialect:
             return render.usage(request.num_prompt_tokens, 0, kv=request.kv_usage)
         return self.progress.usage()
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+    def whole(self, choices: list[list[SequenceDelta]]) -> dict[str, Any]:
         n = self._request.sampling.n
         answers = []
         for index, deltas in enumerate(choices):
@@ -241,7 +241,10 @@ class CompletionDialect:
         return answer | self.progress.timings()
 
     def _choice(
-        self, index: int, deltas: list[Delta], prompt_logprobs: list[TokenLogprobs | None] | None
+        self,
+        index: int,
+        deltas: list[SequenceDelta],
+        prompt_logprobs: list[TokenLogprobs | None] | None,
     ) -> dict[str, Any]:
         prompt = self._request.prompts[index // self._request.sampling.n]
         generated = [] if self._only_prompt else deltas
@@ -266,7 +269,7 @@ class CompletionDialect:
         self,
         index: int,
         echoed: str,
-        generated: list[Delta],
+        generated: list[SequenceDelta],
         prompt_logprobs: list[TokenLogprobs | None] | None,
     ) -> dict[str, Any]:
         """Return the log-probabilities of an answer; with `echo` also of its prompt."""

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from headway.core.request import TokenLogprobs
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text import Tokenizer
 
 FLOOR = -9999.0
@@ -17,7 +17,7 @@ UNFINISHED = b'"finish_reason":null'
 """End fields of a chunk whose choice has not ended."""
 
 
-def stream_end(delta: Delta) -> bytes:
+def stream_end(delta: SequenceDelta) -> bytes:
     """Return the end fields of a chunk."""
     if delta.finish_reason is None:
         return UNFINISHED

@@ -16,9 +16,9 @@ from headway.core.grammar import MAX_DEPTH, Grammar, is_deeper
 from headway.edge.conforms import misfit
 from headway.frontend.text import OutputParserSpec
 from headway.frontend.text.output_parser import ReasoningMarkers
-from headway.frontend.text.tools import Format
+from headway.frontend.text.tools import ToolFormat
 from headway.frontend.text.tools.written import (
-    Offered,
+    OfferedTool,
     calls_grammar,
     json_value,
     regex_value,
@@ -232,7 +232,7 @@ def choice_error(text: str) -> RequestError:
     return RequestError(f"{text}.", param="tool_choice", code="invalid_value")
 
 
-def format_for(model: ServedModel) -> Format:
+def format_for(model: ServedModel) -> ToolFormat:
     """Return the model's format of calls; RequestError where its template has none."""
     if model.format is None:
         raise RequestError(
@@ -302,7 +302,7 @@ def grammar_for(
     if grammar is not None and not use.forced:
         answer = answer_schema(grammar, written.marked)
     tools = [
-        Offered(
+        OfferedTool(
             name=f.name,
             schema=(f.parameters or NO_PARAMETERS) if f.strict or use.forced else None,
             strict=bool(f.strict),

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.server.generation import Progress
 from headway.server.openai.render import usage
 from headway.server.openai.schema import StreamOptions
@@ -28,7 +28,7 @@ class Usage:
         head = b"data: " + msgspec.json.encode(envelope)[:-1]
         return head + (b',"usage":null' if at_end else b"") + b',"choices":[{"index":'
 
-    def count(self, delta: Delta) -> None:
+    def count(self, delta: SequenceDelta) -> None:
         """Count the tokens of a delta that is about to be sent."""
         self._num_shown += len(delta.token_ids)
 

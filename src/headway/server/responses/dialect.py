@@ -23,7 +23,7 @@ import msgspec
 from headway.core.errors import RequestError
 from headway.edge.errors import error_body, error_response
 from headway.edge.event_stream import PING
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.server.generation import Progress
 from headway.server.models import ServerState
 from headway.server.responses.output import Output
@@ -68,7 +68,7 @@ class ResponsesDialect:
             self._output.emit(kind, response=self.snapshot("in_progress"))
         return self._output.drain_events()
 
-    def chunk(self, choice: int, delta: Delta) -> bytes:
+    def chunk(self, choice: int, delta: SequenceDelta) -> bytes:
         self._output.append_delta(delta)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
@@ -90,7 +90,7 @@ class ResponsesDialect:
 
     # ── whole answer ────────────────────────────────────────────────────────────────────────
 
-    def whole(self, choices: list[list[Delta]]) -> dict[str, Any]:
+    def whole(self, choices: list[list[SequenceDelta]]) -> dict[str, Any]:
         for delta in choices[0]:
             self.chunk(0, delta)
         status = "incomplete" if self._finish in INCOMPLETE else "completed"

@@ -8,13 +8,13 @@ from typing import Any
 
 import msgspec
 
-from headway.frontend.answer import Delta
+from headway.frontend.answer import SequenceDelta
 from headway.frontend.text import Tokenizer
 from headway.frontend.text.parts import (
     CallArguments,
     CallBegins,
     CallEnds,
-    Content,
+    ContentPart,
     Part,
     Reasoning,
 )
@@ -62,14 +62,14 @@ class Output:
 
     # ── items ───────────────────────────────────────────────────────────────────────────────
 
-    def append_delta(self, delta: Delta) -> None:
+    def append_delta(self, delta: SequenceDelta) -> None:
         """Add a delta of the answer."""
         if self._tokenizer is not None and delta.logprobs:
             logprobs = chat_logprobs(self._tokenizer, delta.logprobs)
             self._pending_logprobs += logprobs["content"] if logprobs else []
         for part in parts_of(delta):
             match part:
-                case Content(text):
+                case ContentPart(text):
                     self._append_text("message", text)
                 case Reasoning(text):
                     self._append_text("reasoning", text)
@@ -168,8 +168,8 @@ def text_part(kind: str, text: str, logprobs: list[dict[str, Any]]) -> dict[str,
     return {"type": kind, "text": text, "annotations": [], "logprobs": logprobs}
 
 
-def parts_of(delta: Delta) -> list[Part]:
+def parts_of(delta: SequenceDelta) -> list[Part]:
     """Return the parts of a delta; without a parser all of its text is content."""
     if delta.parts is not None:
         return delta.parts
-    return [Content(delta.text)] if delta.text else []
+    return [ContentPart(delta.text)] if delta.text else []

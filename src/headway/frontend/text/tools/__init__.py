@@ -10,7 +10,7 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.source import TextSource, Wait
 from headway.frontend.text.tools import gemma, granite, hermes, llama, mistral, qwen_xml
 from headway.frontend.text.tools.written import GemmaArguments, Written
 
@@ -23,7 +23,7 @@ def new_call_id() -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Format:
+class ToolFormat:
     """One way of writing calls.
 
     `signs` tell it in a template, `parse` reads it, `markers` are texts it cannot be read without,
@@ -34,7 +34,7 @@ class Format:
 
     name: str
     signs: tuple[str, ...]
-    parse: Callable[[Source], Wait[None]]
+    parse: Callable[[TextSource], Wait[None]]
     markers: tuple[str, ...]
     written: Written
     new_id: Callable[[], str] = new_call_id
@@ -42,9 +42,9 @@ class Format:
     in_messages: bool = False
 
 
-def gemma_format(name: str, marks: gemma.Marks) -> Format:
+def gemma_format(name: str, marks: gemma.GemmaMarks) -> ToolFormat:
     """Either of the two generations of Gemma."""
-    return Format(
+    return ToolFormat(
         name=name,
         signs=(marks.open,),
         parse=marks.parse,
@@ -59,7 +59,7 @@ def gemma_format(name: str, marks: gemma.Marks) -> Format:
 
 
 FORMATS = (
-    Format(
+    ToolFormat(
         name="qwen3_coder",
         signs=(qwen_xml.OPEN, qwen_xml.FUNCTION, qwen_xml.PARAMETER),
         parse=qwen_xml.parse,
@@ -72,7 +72,7 @@ FORMATS = (
             arguments=qwen_xml.ElementArguments(),
         ),
     ),
-    Format(
+    ToolFormat(
         name="hermes",
         signs=(hermes.OPEN, "arguments"),
         parse=hermes.parse,
@@ -84,7 +84,7 @@ FORMATS = (
             between="\n",
         ),
     ),
-    Format(
+    ToolFormat(
         name="mistral",
         signs=(mistral.TAG, mistral.ARGS),
         parse=mistral.parse,
@@ -95,7 +95,7 @@ FORMATS = (
         new_id=mistral.new_id,
         short_ids=True,
     ),
-    Format(
+    ToolFormat(
         name="mistral_list",
         signs=(mistral.TAG,),
         parse=mistral.parse,
@@ -113,7 +113,7 @@ FORMATS = (
     ),
     gemma_format("gemma4", gemma.GEMMA_4),
     gemma_format("functiongemma", gemma.FUNCTION_GEMMA),
-    Format(
+    ToolFormat(
         name="granite",
         signs=(granite.OPEN,),
         parse=granite.parse,
@@ -127,7 +127,7 @@ FORMATS = (
             closes="]",
         ),
     ),
-    Format(
+    ToolFormat(
         name="llama3_json",
         signs=('"parameters": ',),
         parse=llama.parse,
@@ -147,7 +147,7 @@ GENERIC = replace(HERMES, name="generic", signs=(), in_messages=True)
 BY_NAME = {row.name: row for row in (*FORMATS, GENERIC)}
 
 
-def choose_format(template: str | None) -> Format | None:
+def choose_format(template: str | None) -> ToolFormat | None:
     """The format of a chat template's calls; None where it knows no tools or writes them otherwise.
 
     A template that never names `tools` cannot offer any: '{{ messages }} <tool_call>' has none.

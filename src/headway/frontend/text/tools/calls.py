@@ -5,13 +5,13 @@ is known. They promise that nothing is passed on before it is sure that it is a 
 lenient afterwards: a brace too few at the end does not undo a call.
 """
 
-from headway.frontend.text.source import Source, Wait, decoded
+from headway.frontend.text.source import TextSource, Wait, decoded
 
 ARGUMENTS = ("arguments", "parameters")
 NO_ARGUMENTS = "{}"
 
 
-def call_object(source: Source, *, strict: bool = False) -> Wait[bool]:
+def call_object(source: TextSource, *, strict: bool = False) -> Wait[bool]:
     """One call; False, and nothing made, when this is none.
 
     `strict` is for formats that mark no calls: the name must be one that was offered, and the
@@ -56,7 +56,7 @@ def call_object(source: Source, *, strict: bool = False) -> Wait[bool]:
     return True
 
 
-def call_arguments(source: Source, name: str) -> Wait[None]:
+def call_arguments(source: TextSource, name: str) -> Wait[None]:
     """A call whose arguments begin here: an object as it comes, what stands for one when whole."""
     write = source.begin_call(name)
     if (yield from source.peek()) in "{[":
@@ -75,7 +75,7 @@ def unquoted(raw: str) -> str:
     return (decoded(raw) or raw) if raw.startswith('"') else raw
 
 
-def rest_of_object(source: Source) -> Wait[None]:
+def rest_of_object(source: TextSource) -> Wait[None]:
     """Other keys behind the arguments and the closing brace, as far as they are there."""
     dropped: list[str] = []
     while True:
@@ -98,7 +98,7 @@ def rest_of_object(source: Source) -> Wait[None]:
             return
 
 
-def call_list(source: Source) -> Wait[bool]:
+def call_list(source: TextSource) -> Wait[bool]:
     """[{…}, {…}]; True when at least one call was made of it."""
     called = False
     if not (yield from source.accept("[")):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.frontend.text.source import IN_SCALAR, SCALAR, Source, Wait
+from headway.frontend.text.source import IN_SCALAR, SCALAR, TextSource, Wait
 
 KEY = re.compile(r"[^:{}\[\],\"<\s]*")
 NAME = re.compile(r"[\w.:-]*")
@@ -20,14 +20,14 @@ LITERALS = ("true", "false", "null")
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class GemmaMarks:
     """What opens and closes a call, and what stands around a string."""
 
     open: str
     close: str
     quote: str
 
-    def parse(self, source: Source) -> Wait[None]:
+    def parse(self, source: TextSource) -> Wait[None]:
         """All of an answer."""
         marker = yield from source.until((self.open,), source.content)
         while marker:
@@ -40,7 +40,7 @@ class Marks:
                 source.show()
             marker = yield from source.until((self.open,), source.content)
 
-    def call(self, source: Source) -> Wait[bool]:
+    def call(self, source: TextSource) -> Wait[bool]:
         """call:name{…}; False when this is none."""
         name: list[str] = []
         yield from source.skip_space()
@@ -55,7 +55,7 @@ class Marks:
         source.end_call((yield from self.value(source, write)))
         return True
 
-    def value(self, source: Source, write: Callable[[str], None]) -> Wait[bool]:
+    def value(self, source: TextSource, write: Callable[[str], None]) -> Wait[bool]:
         """Write one value as JSON; False where it breaks off."""
         closers: list[str] = []
         while True:
@@ -75,7 +75,7 @@ class Marks:
                 return False
 
     def next_item(
-        self, source: Source, write: Callable[[str], None], closer: str, first: bool
+        self, source: TextSource, write: Callable[[str], None], closer: str, first: bool
     ) -> Wait[bool]:
         """Write what stands before the next value: a comma, and a key in an object."""
         yield from source.skip_space()
@@ -88,7 +88,7 @@ class Marks:
             yield from source.skip_space()
         return closer == "]" or (yield from self.key(source, write))
 
-    def key(self, source: Source, write: Callable[[str], None]) -> Wait[bool]:
+    def key(self, source: TextSource, write: Callable[[str], None]) -> Wait[bool]:
         """Write a key and its colon: city: or <escape>city<escape>: → "city": ."""
         name: list[str] = []
         if (yield from source.accept(self.quote)):
@@ -104,7 +104,7 @@ class Marks:
         yield from source.skip_space()
         return True
 
-    def atom(self, source: Source, write: Callable[[str], None]) -> Wait[bool]:
+    def atom(self, source: TextSource, write: Callable[[str], None]) -> Wait[bool]:
         """Write a string, a number, true, false or null; False where there is none."""
         if (yield from source.accept(self.quote)):
             write('"')
@@ -135,5 +135,5 @@ def plain(word: str) -> str:
     return json.dumps(word, ensure_ascii=False)
 
 
-FUNCTION_GEMMA = Marks("<start_function_call>", "<end_function_call>", "<escape>")
-GEMMA_4 = Marks("<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = GemmaMarks("<start_function_call>", "<end_function_call>", "<escape>")
+GEMMA_4 = GemmaMarks("<|tool_call>", "<tool_call|>", '<|"|>')

@@ -1,12 +1,12 @@
 """Granite 3 and Phi-4: <|tool_call|> and a list of calls; Phi closes it with <|/tool_call|>."""
 
-from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.source import TextSource, Wait
 from headway.frontend.text.tools.calls import call_list
 
 OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
 
 
-def parse(source: Source) -> Wait[None]:
+def parse(source: TextSource) -> Wait[None]:
     """All of an answer."""
     while (yield from source.until((OPEN,), source.content)):
         source.hold(OPEN)

@@ -1,12 +1,12 @@
 """Hermes and Qwen: each call between <tool_call> and </tool_call>, text before and between them."""
 
-from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.source import TextSource, Wait
 from headway.frontend.text.tools.calls import call_object
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
-def parse(source: Source) -> Wait[None]:
+def parse(source: TextSource) -> Wait[None]:
     """All of an answer."""
     marker = yield from source.until((OPEN,), source.content)
     while marker:

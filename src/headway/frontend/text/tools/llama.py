@@ -4,13 +4,13 @@ Nothing else tells a call from JSON that the user asked for, so without the tag 
 a tool's name and its parameters.
 """
 
-from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.source import TextSource, Wait
 from headway.frontend.text.tools.calls import call_object
 
 TAG = "<|python_tag|>"
 
 
-def parse(source: Source) -> Wait[None]:
+def parse(source: TextSource) -> Wait[None]:
     """All of an answer."""
     source.hold()
     yield from source.skip_space()
@@ -23,7 +23,7 @@ def parse(source: Source) -> Wait[None]:
             source.show()
 
 
-def calls(source: Source) -> Wait[bool]:
+def calls(source: TextSource) -> Wait[bool]:
     """As many calls as follow one another; False when there is none."""
     called = False
     while True:

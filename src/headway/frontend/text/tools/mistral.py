@@ -4,7 +4,7 @@ import re
 import secrets
 import string
 
-from headway.frontend.text.source import Source, Wait
+from headway.frontend.text.source import TextSource, Wait
 from headway.frontend.text.tools.calls import call_arguments, call_list
 
 TAG, ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
@@ -18,7 +18,7 @@ def new_id() -> str:
     return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
 
 
-def parse(source: Source) -> Wait[None]:
+def parse(source: TextSource) -> Wait[None]:
     """All of an answer."""
     while (yield from source.until((TAG,), source.content)):
         source.hold(TAG)
@@ -31,7 +31,7 @@ def parse(source: Source) -> Wait[None]:
             source.show()
 
 
-def named_call(source: Source) -> Wait[bool]:
+def named_call(source: TextSource) -> Wait[bool]:
     """name[CALL_ID]id[ARGS]{…}; the id and the marks may be missing."""
     name: list[str] = []
     yield from source.run(NAME, name.append)

@@ -19,8 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from headway.frontend.text.source import Source, Wait
-from headway.frontend.text.tools.written import TEXT, Lark, Offered, json_value
+from headway.frontend.text.source import TextSource, Wait
+from headway.frontend.text.tools.written import TEXT, Lark, OfferedTool, json_value
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FUNCTION, END_FUNCTION = "<function=", "</function>"
@@ -40,7 +40,7 @@ KINDS: dict[type, tuple[str, ...]] = {
 """What JSON says → the types that a schema calls it."""
 
 
-def parse(source: Source) -> Wait[None]:
+def parse(source: TextSource) -> Wait[None]:
     """All of an answer."""
     marker = yield from source.until((OPEN, FUNCTION), source.content)
     while marker:
@@ -58,7 +58,7 @@ def parse(source: Source) -> Wait[None]:
         marker = yield from source.until((OPEN, FUNCTION), source.content)
 
 
-def call(source: Source) -> Wait[bool]:
+def call(source: TextSource) -> Wait[bool]:
     """What follows <function=; False, and nothing made, where it is no call."""
     name: list[str] = []
     yield from source.run(NAME, name.append)
@@ -82,7 +82,9 @@ def call(source: Source) -> Wait[bool]:
     return True
 
 
-def parameter(source: Source, schema: dict[str, Any], write: Callable[[str], object]) -> Wait[bool]:
+def parameter(
+    source: TextSource, schema: dict[str, Any], write: Callable[[str], object]
+) -> Wait[bool]:
     """Write one argument and its name as JSON; False where it breaks off."""
     key: list[str] = []
     if not (yield from source.accept(PARAMETER)):
@@ -132,7 +134,7 @@ def refused(constant: str) -> None:
 class ElementArguments:
     """The arguments in the order of the schema, each in its element; required ones are there."""
 
-    def __call__(self, lark: Lark, name: str, tool: Offered) -> str:
+    def __call__(self, lark: Lark, name: str, tool: OfferedTool) -> str:
         lark.rules["TEXT"] = TEXT
         lark.rules["x_text[lazy]"] = f"TEXT {lark.literal(END_VALUE)}"
         schema = tool.schema or {}

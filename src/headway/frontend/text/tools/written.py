@@ -61,10 +61,10 @@ class Lark:
 class Arguments(Protocol):
     """Adds what a tool's arguments look like; returns the expression that stands for them."""
 
-    def __call__(self, lark: Lark, name: str, tool: "Offered") -> str: ...
+    def __call__(self, lark: Lark, name: str, tool: "OfferedTool") -> str: ...
 
 
-def json_arguments(lark: Lark, name: str, tool: "Offered") -> str:
+def json_arguments(lark: Lark, name: str, tool: "OfferedTool") -> str:
     """Arguments that are JSON and fit the tool's schema."""
     schema = {} if tool.schema is None else only_declared(tool.schema)
     return json_value({**ANY_OBJECT, **schema}, tool.strict)
@@ -109,7 +109,7 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offered:
+class OfferedTool:
     """A tool as a grammar sees it; without a schema any object will do.
 
     `strict`: a keyword of the schema that cannot be kept is an error.
@@ -122,7 +122,7 @@ class Offered:
 
 def calls_grammar(
     written: Written,
-    tools: list[Offered],
+    tools: list[OfferedTool],
     *,
     forced: bool,
     several: bool,
@@ -231,7 +231,7 @@ class GemmaArguments:
 
     quote: str
 
-    def __call__(self, lark: Lark, name: str, tool: Offered) -> str:
+    def __call__(self, lark: Lark, name: str, tool: OfferedTool) -> str:
         quote = lark.literal(self.quote)
         if self.quote in lark.special:
             lark.rules["g_string"] = f"{quote} {TEXT} {quote}"
@@ -287,9 +287,9 @@ class GemmaArguments:
             value = self.expression(lark, f"{name}_{number}v", inner, depth + 1)
             for after in (0, 1):
                 comma = '"," ' if after else ""
-                taken = f"{comma}{lark.literal(key + ':')} {value} {name}_{number + 1}_1"
+                present = f"{comma}{lark.literal(key + ':')} {value} {name}_{number + 1}_1"
                 left_out = "" if key in needed else f" | {name}_{number + 1}_{after}"
-                lark.rules[f"{name}_{number}_{after}"] = taken + left_out
+                lark.rules[f"{name}_{number}_{after}"] = present + left_out
         return f'("{{" {name}_0_0 "}}")'
 
 
