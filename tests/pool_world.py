@@ -100,7 +100,7 @@ class WorldClient(ProcessClient):
         assert self.living is not None
         self.shelves[:] = [shelf for shelf in self.shelves if shelf is not self.living.shelf]
         self.living = None
-        self._become("restarting")
+        self._set_status("restarting")
         self._died_s = self.clock.now_s()
         self._quarantine.charge(self._streams)
         for stream in self._streams.values():
@@ -219,7 +219,7 @@ class PoolWorld:
                 assert stream.is_complete, f"{number} is lost"
                 assert await self.tokens(number) == expected(stream.answer.request)
         await self.settle()
-        assert not self.pools._given
+        assert not self.pools._handovers
         for client in self.clients:
             assert client.num_requests == 0 and client.living is not None
             client.living.engine.check_integrity()

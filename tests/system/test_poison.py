@@ -212,11 +212,11 @@ async def test_who_did_not_listen_has_heard_no_silence(client: ProcessClient) ->
     os.kill(client.pid, signal.SIGSTOP)
     client._last_beat_s = client._looked_s = 0.0
     clock.advance(client.timeout_s + 1)
-    client._listen()
-    assert client._trouble() is None
-    while (why := client._trouble()) is None:
+    client._poll()
+    assert client._find_fault() is None
+    while (why := client._find_fault()) is None:
         clock.advance(WATCH_INTERVAL_S)
-        client._listen()
+        client._poll()
     assert "was stopped for" in why and clock.now_s() >= 2 * client.timeout_s
 
 

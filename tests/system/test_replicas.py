@@ -162,7 +162,7 @@ async def test_an_engine_that_is_held_is_found_though_a_step_took_long_before(
         alone([COMPUTES, n]) for n in range(NUM_ENGINES)
     ]
     for client in replicas.clients:
-        while client._heart.last.longest_s < LONG_S:
+        while client._heartbeat.last.longest_s < LONG_S:
             await asyncio.sleep(0.05)
         client.step_timeout_s = 1.0
     streams = [ask(replicas, prompt) for prompt in [[4, 1], [HANGS, 3]]]

@@ -1,7 +1,6 @@
-"""Files and batches over any endpoints: their lines, their life, `/v1/files` and `/v1/batches`.
+"""Files and batches over any endpoints: lines, life cycle, `/v1/files` and `/v1/batches`.
 
-A server runs lines on its engine, a gateway on its upstreams, the offline verb without either. It
-imports core and edge.
+A server runs lines on its engine, a gateway on its upstreams, `headway batch` without a server.
 """
 
 from pathlib import Path
@@ -14,9 +13,9 @@ from headway.edge.database import Database, default_folder
 
 
 def open_runner(state: BatchHost) -> Runner:
-    """The runner of a server's batches, on the data folder of its options; nothing is made yet.
+    """Return the runner of batches on the data folder of the options; no file is created yet.
 
-    Of several processes of a user that name none, each but one has a folder of its port.
+    Without an option, all but one of a user's processes have a folder named by their port.
     """
     options = state.options
     if options.data_dir:

@@ -7,7 +7,7 @@ from headway.edge.keys import Keyring
 from headway.edge.lanes import BodyPool
 
 
-class BatchOptions(Protocol):
+class BatchHostOptions(Protocol):
     """Options of the process for files and batches."""
 
     @property
@@ -39,7 +39,7 @@ class BatchHost(Protocol):
     """Process that answers the lines of batches: a server, or a gateway."""
 
     @property
-    def options(self) -> BatchOptions: ...
+    def options(self) -> BatchHostOptions: ...
 
     @property
     def clock(self) -> Clock: ...

@@ -1,7 +1,7 @@
-"""`/v1/messages/batches`: Anthropic's batches, over the same records and the same runner.
+"""`/v1/messages/batches`: Anthropic's batches, with the same records and the same runner.
 
-The requests come in the body and are kept as a file of lines, which is no file of `/v1/files`. What
-is wrong with one of them fails it alone, when it runs; the whole is refused for its `custom_id`s.
+The requests of the body are stored as a file of lines, which `/v1/files` does not show. A fault in
+a request fails it alone, when it runs; a bad `custom_id` fails the whole batch.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class MessageBatchBody(msgspec.Struct):
 
 
 async def create(runner: Runner, request: Request) -> Response:
-    """POST /v1/messages/batches: a batch that is in progress."""
+    """POST /v1/messages/batches: create a batch, which is in progress."""
     options = runner.state.options
     raw, _ = await bodies.read_object(
         request.receive,
@@ -83,7 +83,7 @@ async def create(runner: Runner, request: Request) -> Response:
 
 
 def check(requests: list[BatchRequest]) -> None:
-    """What types do not say; raises RequestError."""
+    """Raise RequestError for a fault that types do not exclude."""
     if not 0 < len(requests) <= MAX_REQUESTS:
         raise RequestError(
             f"requests has {len(requests)} entries; a batch has 1 to {MAX_REQUESTS}.",
@@ -114,8 +114,10 @@ def check_id(custom_id: str, index: int, first_indexes: dict[str, int]) -> None:
 
 
 async def keep_requests(runner: Runner, requests: list[BatchRequest], owner: str) -> File:
-    """Write the requests as a file of lines within the owner's quota, which is asked before each
-    byte is written; raises RequestError 413."""
+    """Write the requests as a file of lines within the owner's quota.
+
+    The quota is checked before each write; raises RequestError 413.
+    """
     files, options = runner.files, runner.state.options
     target = Upload(files, owner, limit=int(options.max_file), quota=int(options.file_quota))
     try:
@@ -142,7 +144,7 @@ async def keep_requests(runner: Runner, requests: list[BatchRequest], owner: str
 
 
 def public(batch: BatchRecord, request: Request) -> dict[str, Any]:
-    """Anthropic's message batch; its requests are counted as `processing` until it has ended."""
+    """Return Anthropic's message batch; its requests count as `processing` until it has ended."""
     ended_at = batch.completed_at or batch.cancelled_at
     if batch.status == "expired":
         ended_at = batch.expired_at
@@ -163,7 +165,7 @@ def public(batch: BatchRecord, request: Request) -> dict[str, Any]:
 
 
 def counts_of(batch: BatchRecord, is_over: bool) -> dict[str, int]:
-    """How many requests ended how; their sum is always all of them."""
+    """Return the number of requests by outcome; the sum is always their total."""
     counts = batch.request_counts
     rest = counts.total - counts.completed - counts.failed
     ends = {"succeeded": counts.completed, "errored": counts.failed, "canceled": 0, "expired": 0}
@@ -178,11 +180,11 @@ def rfc3339(seconds: int | None) -> str | None:
 
 
 def results_url(batch_id: str, request: Request) -> str:
-    """Where the results are, under the address that the client has asked."""
+    """Return the URL of the results, under the address that the client used."""
     url = request.url
     if request.headers.get("x-forwarded-proto") == "https":  # of a proxy that ends TLS
         url = url.replace(scheme="https")
-    root = request.scope.get("root", "")  # what `RootPath` has taken off
+    root = request.scope.get("root", "")  # the prefix that `RootPath` removed
     return f"{url.scheme}://{url.netloc}{root}{MESSAGES}/batches/{batch_id}/results"
 
 
@@ -192,7 +194,7 @@ async def retrieve(runner: Runner, request: Request) -> Response:
 
 
 async def batch_of(runner: Runner, request: Request) -> BatchRecord:
-    """The batch of the path; RequestError 404 where it is not there or another key's."""
+    """Return the batch of the path; RequestError 404 if it is missing or of another key."""
     batch_id, owner = request.path_params["id"], owner_of(request.scope)
     return await runner.batches.get(batch_id, owner, MESSAGE_PREFIX)
 
@@ -233,7 +235,7 @@ async def cancel(runner: Runner, request: Request) -> Response:
 
 
 async def results(runner: Runner, request: Request) -> Response:
-    """GET /v1/messages/batches/{id}/results: a line for each request, in any order."""
+    """GET /v1/messages/batches/{id}/results: one line per request, in any order."""
     batch = await batch_of(runner, request)
     if batch.status in UNFINISHED:
         raise RequestError(
@@ -246,9 +248,9 @@ async def results(runner: Runner, request: Request) -> Response:
 
 
 def open_results(runner: Runner, batch: BatchRecord) -> list[BinaryIO]:
-    """The files of a batch that is over, open: one that is deleted now is read to its end.
+    """Open the result files of an ended batch: a file deleted later can be read to its end.
 
-    Raises RequestError 404 where it is deleted already.
+    Raises RequestError 404 if it is deleted already.
     """
     names = [name for name in (batch.output_file_id, batch.error_file_id) if name is not None]
     with contextlib.ExitStack() as opened, storage_errors():
@@ -261,7 +263,7 @@ def open_results(runner: Runner, batch: BatchRecord) -> list[BinaryIO]:
 
 
 def contents(files: Sequence[BinaryIO]) -> Iterator[bytes]:
-    """The bytes of open files, one after the other; they are closed then."""
+    """Yield the bytes of open files, one after the other, then close them."""
     with contextlib.ExitStack() as opened:
         for file in files:
             opened.enter_context(file)

@@ -40,7 +40,7 @@ class CreateBody(msgspec.Struct):
 
 
 async def create(runner: Runner, request: Request) -> Response:
-    """POST /v1/batches: a batch that is validating."""
+    """POST /v1/batches: create a batch, which begins validating."""
     options = runner.state.options
     raw, _ = await bodies.read_object(
         request.receive,
@@ -78,14 +78,14 @@ async def create(runner: Runner, request: Request) -> Response:
 
 
 def output_lifetime_s(after: ExpiresAfter | None) -> int | None:
-    """How long the output files are kept, None for good."""
+    """Return the lifetime of the output files in seconds, None for unlimited."""
     if after is None:
         return None
     return lifetime_s(after.anchor, after.seconds, "output_expires_after")
 
 
 def check(runner: Runner, body: CreateBody) -> None:
-    """What types do not say."""
+    """Raise RequestError for a fault that types do not exclude."""
     served = [path for path in ENDPOINTS if path in runner.endpoints]
     if body.endpoint not in served:
         raise RequestError(

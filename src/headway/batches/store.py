@@ -1,12 +1,12 @@
-"""Records of batches and their lines in the database; each change is one transaction.
+"""Store of batches and their lines in the database; each change is one transaction.
 
     validating ─► in_progress ─► finalizing ─► completed
         │             ├─► cancelling ─► cancelled
         ▼             └─► (24 h) ─► expired
       failed
 
-A line's answer is written once, together with the counts; what has an answer is never asked again.
-Once the output files are written the lines are deleted.
+A line's answer is written once, together with the counts; a line with an answer never runs again.
+The lines are deleted once the output files are written.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ Status = Literal[
 ]
 UNFINISHED = ("validating", "in_progress", "cancelling", "finalizing")
 PREFIX, MESSAGE_PREFIX = "batch_", "msgbatch_"
-"""How ids of OpenAI's batches and of Anthropic's begin."""
+"""Prefixes of the ids of OpenAI's batches and of Anthropic's."""
 REASONS = {
     "expired": ("batch_expired", "The batch's 24 hours were over before this line ran."),
     "cancelled": ("batch_cancelled", "The batch was cancelled before this line ran."),
@@ -52,13 +52,13 @@ class BatchCounts(msgspec.Struct, kw_only=True):
 
 
 class CachedTokenDetails(msgspec.Struct, kw_only=True):
-    """How many of the prompts' tokens were found in the prefix cache."""
+    """Prompt tokens that were read from the prefix cache."""
 
     cached_tokens: int = 0
 
 
 class OutputDetails(msgspec.Struct, kw_only=True):
-    """Parts of a number of tokens that we do not count apart in a batch."""
+    """Parts of the output tokens, which batches do not count separately."""
 
     reasoning_tokens: int = 0
 
@@ -74,10 +74,9 @@ class BatchTokens(msgspec.Struct, kw_only=True):
 
 
 class BatchPrice(msgspec.Struct, kw_only=True):
-    """What the tokens are charged as: a share of an interactive token's price, by class.
+    """Price of the tokens of a class, as a share of the price of an interactive token.
 
-    The class is also the one that the lines' requests run in. A cached token of a prompt takes the
-    share `cached` of another's price.
+    The lines run in that class. A cached prompt token costs the share `cached` of another one.
     """
 
     service_class: str = "batch"
@@ -86,7 +85,7 @@ class BatchPrice(msgspec.Struct, kw_only=True):
 
 
 class Errors(msgspec.Struct, kw_only=True):
-    """`errors`: why validation failed."""
+    """`errors`: the faults of a failed validation."""
 
     object: str = "list"
     data: list[Fault]
@@ -122,7 +121,7 @@ class BatchRecord(msgspec.Struct, kw_only=True):
     output_lifetime_s: int | None = None
 
     def public(self) -> dict[str, Any]:
-        """As a client sees it."""
+        """Return the record as a client sees it."""
         hidden = ("principal", "output_lifetime_s")
         return {name: getattr(self, name) for name in self.__struct_fields__ if name not in hidden}
 
@@ -149,9 +148,9 @@ class Batches:
         return self.files.now_s
 
     async def add(self, batch: BatchRecord, most_unfinished: int) -> None:
-        """Keep a new batch; RequestError 429 when its owner has too many unfinished.
+        """Store a new batch; RequestError 429 if its owner has too many unfinished ones.
 
-        404 when its file was deleted since somebody looked: no other batch protects it.
+        RequestError 404 if its file was deleted in the meantime: no other batch protects it.
         """
 
         def work(connection: sqlite3.Connection) -> None:
@@ -183,8 +182,10 @@ class Batches:
     async def get(
         self, batch_id: str, owner: str | None = None, prefix: str = PREFIX
     ) -> BatchRecord:
-        """The record; RequestError 404 where it is not there, or another owner's or of another
-        kind; without an `owner` whoever's and of any kind."""
+        """Return a record; RequestError 404 if it is missing, of another owner or of another kind.
+
+        Without an `owner` the record may be of any owner and any kind.
+        """
 
         def work(connection: sqlite3.Connection) -> bytes | None:
             query = "SELECT record FROM batches WHERE id = ? AND owner = coalesce(?, owner)"
@@ -208,8 +209,10 @@ class Batches:
         before: str | None = None,
         prefix: str = PREFIX,
     ) -> tuple[list[BatchRecord], bool]:
-        """At most `limit` batches behind `after`, newest first, and whether there are more; or
-        those that come just `before` one."""
+        """Return at most `limit` batches, newest first, and whether there are more.
+
+        They are those that follow `after`, or those just `before` one.
+        """
         edge = after if after is not None else before
         sign, order = ("<", "DESC") if before is None else (">", "ASC")
 
@@ -229,7 +232,7 @@ class Batches:
         return batches if before is None else batches[::-1], len(rows) > limit
 
     async def unfinished(self) -> list[str]:
-        """Ids of what a restart goes on with, the oldest first."""
+        """Return the ids of the unfinished batches, the oldest first."""
 
         def work(connection: sqlite3.Connection) -> list[str]:
             marks = ", ".join("?" * len(UNFINISHED))
@@ -239,7 +242,7 @@ class Batches:
         return await self.database.run(work)
 
     async def cancel(self, batch_id: str, owner: str, prefix: str = PREFIX) -> BatchRecord:
-        """Begin to cancel; what is finished already stays so. RequestError 400 when it is over."""
+        """Start cancelling; finished lines stay. RequestError 400 if the batch has ended."""
         ending = ("finalizing",) if prefix == MESSAGE_PREFIX else ()  # is in progress there
 
         def work(connection: sqlite3.Connection) -> BatchRecord:
@@ -260,7 +263,7 @@ class Batches:
         return await self.database.run(work)
 
     async def delete(self, batch_id: str) -> None:
-        """Remove the record; RequestError 400 while the batch is not over."""
+        """Delete the record; RequestError 400 while the batch is unfinished."""
 
         def work(connection: sqlite3.Connection) -> None:
             if load(connection, batch_id).status in UNFINISHED:
@@ -274,7 +277,7 @@ class Batches:
         await self.database.run(work)
 
     async def begin(self, batch_id: str, checked: Checked) -> BatchRecord:
-        """The end of validation: keep the lines, or fail; a cancelled batch stays as it is."""
+        """End the validation: store the lines, or fail; a cancelled batch stays as it is."""
 
         def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
@@ -300,7 +303,7 @@ class Batches:
         return await self.database.run(work)
 
     async def waiting(self, batch_id: str, after: int, limit: int) -> list[BatchLine]:
-        """The next lines without an answer behind line number `after`."""
+        """Return the next lines without an answer behind line number `after`."""
 
         def work(connection: sqlite3.Connection) -> list[BatchLine]:
             rows = connection.execute(
@@ -313,7 +316,7 @@ class Batches:
         return await self.database.run(work)
 
     async def tried(self, batch_id: str, number: int) -> None:
-        """The engine died while this line ran."""
+        """Count a death of the engine while this line ran."""
 
         def work(connection: sqlite3.Connection) -> None:
             query = "UPDATE lines SET tries = tries + 1 WHERE batch = ? AND number = ?"
@@ -338,7 +341,7 @@ class Batches:
         await self.database.run(work)
 
     async def close_lines(self, batch_id: str, *, expired: bool) -> BatchRecord:
-        """No more lines will run: on to finalizing; a batch that is being cancelled stays so."""
+        """End the running of lines: enter finalizing, unless the batch is being cancelled."""
 
         def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
@@ -352,7 +355,7 @@ class Batches:
         return await self.database.run(work)
 
     async def finalize(self, batch_id: str) -> BatchRecord:
-        """Write the output files, then the last status; a kill between is made good by a repeat."""
+        """Write the output files, then the last status; after a kill in between it is repeated."""
 
         def work(connection: sqlite3.Connection) -> BatchRecord:
             batch = load(connection, batch_id)
@@ -371,7 +374,7 @@ class Batches:
     def _write(
         self, connection: sqlite3.Connection, batch: BatchRecord, kind: str, end: Status
     ) -> str | None:
-        """One output file of a batch, under an id that is always the same; None when empty."""
+        """Write one output file of a batch and return its (deterministic) id; None if empty."""
         file_id = "file-" + hashlib.sha256(f"{batch.id}/{kind}".encode()).hexdigest()[:32]
         part = self.files.path(file_id + ".part")
         size = 0
@@ -400,7 +403,7 @@ class Batches:
 
 
 def result_lines(connection: sqlite3.Connection, batch: BatchRecord, kind: str, end: Status) -> Any:
-    """The lines of the output file, or of the error file with what never ran."""
+    """Yield the lines of the output file, or of the error file with the lines that did not run."""
     query = "SELECT answer FROM lines WHERE batch = ? AND failed = ? ORDER BY number"
     for (answer,) in connection.execute(query, (batch.id, int(kind == "error"))):
         yield answer
@@ -414,14 +417,14 @@ def result_lines(connection: sqlite3.Connection, batch: BatchRecord, kind: str, 
 
 
 def last_status(batch: BatchRecord) -> Status:
-    """Where a batch that is being finalized goes."""
+    """Return the status that a batch has after finalizing."""
     if batch.cancelling_at is not None:
         return "cancelled"
     return "expired" if batch.expired_at is not None else "completed"
 
 
 def count(batch: BatchRecord, result: Result) -> None:
-    """Add one line's end to the batch's sums."""
+    """Add one result to the sums of the batch."""
     counts, usage = batch.request_counts, batch.usage
     counts.failed += result.failed
     counts.completed += not result.failed
@@ -432,7 +435,7 @@ def count(batch: BatchRecord, result: Result) -> None:
 
 
 def load(connection: sqlite3.Connection, batch_id: str) -> BatchRecord:
-    """The record; RequestError 404 where it has been deleted since somebody looked."""
+    """Return a record; RequestError 404 if it was deleted in the meantime."""
     row = connection.execute("SELECT record FROM batches WHERE id = ?", (batch_id,)).fetchone()
     if row is None:
         raise no_such("batch", batch_id)

@@ -1,10 +1,9 @@
 """Output of one request: token updates become text deltas, and a stream delivers them.
 
-`Answer` is shared by the server's client and by the offline `LLM`, so that both show the same text.
-Given an update it returns what a user may see of it; when a stop string ends a sequence the caller
-must abort that sequence in the engine. In the server the engine's client keeps `Streams`: it puts
-updates into a `Stream`, and whoever serves the request takes deltas out. It promises an end: the
-last delta, or the error that was put in instead.
+`OutputProcessor` is shared by the server and the offline `LLM`, so that both show the same text. It
+returns the delta of an update; when a stop string ends a sequence, the caller must abort it in the
+engine. The client of an engine has `Streams`: it puts updates into a `Stream`, and the server takes
+deltas out. Every stream ends: with the last delta, or with an error.
 """
 
 import asyncio
@@ -20,13 +19,11 @@ from headway.frontend.text import OutputParser, OutputParserSpec, TextStream, To
 from headway.frontend.text.parts import CallEnds, ContentPart, Part
 
 ResumedTokens = Sequence[list[int] | None]
-"""By index what the sequences of a request had elsewhere, None for one that is over; see
-Engine.add."""
+"""By index the tokens of a sequence from another engine, None for an ended one: see Engine.add."""
 
 
 MAX_BACKLOG_STEPS = 8
-"""Steps that wait for one stream before they go together: a moment in which others had the cores is
-no pressure."""
+"""Updates waiting for one stream from which on they are merged; a short pause is no backlog."""
 
 
 class SequenceDelta:
@@ -82,7 +79,7 @@ class SequenceDelta:
 
 
 class OutputProcessor:
-    """The text streams of one request's sequences."""
+    """Detokenizers and parsers of the sequences of one request."""
 
     __slots__ = (
         "_num_tokens",
@@ -126,10 +123,10 @@ class OutputProcessor:
         ]
 
     def push_all(self, update: SequenceUpdate) -> Sequence[tuple[SequenceDelta, bool]]:
-        """`push` of an update; of several tokens, as guesses bring them, of one after another where
-        it matters which of them ends the answer, or belongs to which part of it.
+        """Push an update, token by token where a token may end the answer or a part of it.
 
-        What is behind a stop string, or after the end, is dropped.
+        Updates have several tokens after accepted drafts. Text after a stop string, or after the
+        end, is dropped.
         """
         index = update.index
         if self.finished(index):
@@ -207,9 +204,11 @@ class OutputProcessor:
 
 
 def split_update(update: SequenceUpdate) -> list[SequenceUpdate]:
-    """An update of several tokens as one of each: what comes once comes with the first, the end
-    with the last. Of 3 guesses 2 were right: 3 are told with the first token, a right one with each
-    of the first two. A forced token is told with itself.
+    """Split an update of several tokens into one update per token.
+
+    Figures of the whole update go with the first token, the end with the last. Of 3 draft tokens
+    with 2 accepted: `num_drafts` 3 with the first token, `num_kept_drafts` 1 with each of the first
+    two. A forced token is counted with itself.
     """
     first_forced = len(update.token_ids) - update.num_forced
     updates = [
@@ -233,9 +232,11 @@ def split_update(update: SequenceUpdate) -> list[SequenceUpdate]:
 
 
 def merge_backlog(updates: list[SequenceUpdate], num_sequences: int) -> list[SequenceUpdate]:
-    """The updates of a stream of so many sequences, those of each as one where it is behind.
+    """Merge the updates of each sequence of a stream that has fallen behind.
 
-    What tells of single tokens stays apart: log-probabilities, guesses, forced tokens.
+    Updates wait for a stream until the event loop handles it, usually one or two steps. With more
+    tokens than the loop can send one by one, steps pile up; merged, eight of them cost one pass of
+    the tokenizer and one event. Updates with logprobs, draft tokens or forced tokens stay apart.
     """
     if len(updates) < MAX_BACKLOG_STEPS * num_sequences:
         return updates
@@ -258,7 +259,7 @@ def is_plain(update: SequenceUpdate) -> bool:
 
 
 def merge_two(first: SequenceUpdate, then: SequenceUpdate) -> SequenceUpdate:
-    """Two of one sequence as one: what comes once is the first's, how it ends the second's."""
+    """Merge two updates of one sequence: one-time figures of the first, the end of the second."""
     return replace(
         first,
         token_ids=first.token_ids + then.token_ids,

@@ -39,18 +39,18 @@ def client() -> Iterator[ProcessClient]:
     ],
 )
 def test_who_hangs(client: ProcessClient, beat: Beat, told: str) -> None:
-    client._heart.hear(beat)
-    assert (client._trouble() or "") == told
+    client._heartbeat.record(beat)
+    assert (client._find_fault() or "") == told
     client.status = "loading 20%"
-    assert client._trouble() is None
+    assert client._find_fault() is None
 
 
 def test_who_takes_no_message_hangs_though_no_step_is_begun(client: ProcessClient) -> None:
-    heart = client._heart
+    heart = client._heartbeat
 
     def look(num_taken: int, busy_s: float = 0.0) -> str:
-        heart.hear(Beat(busy_s, 0.05, num_taken=num_taken))
-        return client._trouble() or ""
+        heart.record(Beat(busy_s, 0.05, num_taken=num_taken))
+        return client._find_fault() or ""
 
     heart.num_sent = 3
     assert [look(3), look(3)] == ["", ""], "nobody has sent it anything"

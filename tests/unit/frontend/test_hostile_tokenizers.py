@@ -10,7 +10,7 @@ from tokenizers import decoders
 
 from headway.core.errors import RequestError, TokenizerError
 from headway.frontend.text import Tokenizer
-from headway.frontend.text.growth import FREE_BYTES
+from headway.frontend.text.growth import UNCHECKED_BYTES
 from small_tokenizers import KINDS, bytelevel
 
 
@@ -115,10 +115,10 @@ def test_a_text_grows_to_a_bound(tmp_path: Path):
     """Hundredfold is accepted of a tokenizer, and bounded for each text."""
     tokenizer = Tokenizer(written(tmp_path, normalizer=several("normalizers", TENFOLD, 2)))
     assert len(tokenizer.encode("the a")) > 50
-    assert tokenizer.encode("b" * FREE_BYTES)
+    assert tokenizer.encode("b" * UNCHECKED_BYTES)
     for encode in (tokenizer.encode, lambda text: tokenizer.counts([text])):
         with pytest.raises(RequestError, match="makes more than") as caught:
-            encode("a" * (FREE_BYTES // 50))
+            encode("a" * (UNCHECKED_BYTES // 50))
         assert (caught.value.status, caught.value.param) == (400, "prompt")
 
 

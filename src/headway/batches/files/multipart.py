@@ -1,4 +1,4 @@
-r"""multipart/form-data, read as it arrives: nothing is kept but what may still be a delimiter.
+r"""Streaming reader of multipart/form-data: buffers only what may still be a delimiter.
 
     --B\r\n                                                        Begun({"name": "purpose"})
     content-disposition: form-data; name="purpose"\r\n\r\nbatch    Piece(b"batch")
@@ -6,8 +6,8 @@ r"""multipart/form-data, read as it arrives: nothing is kept but what may still 
     content-disposition: form-data; name="file"; filename="a"\r\n\r\n{…}   Begun, Piece(b"{…}"), …
     \r\n--B--                                                      finished
 
-However the bytes are split, the pieces of a part joined are the same. A part's headers, and what
-stands around the parts, are bounded; the caller bounds the pieces.
+The joined pieces of a part do not depend on how the bytes were split. The headers of a part and the
+text around parts are bounded; the caller bounds the pieces.
 """
 
 import re
@@ -31,7 +31,7 @@ ESCAPED = re.compile(r'\\(["\\])')
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """A part begins: its `name`, and its `filename` where it is a file."""
+    """Begin of a part: its `name`, and its `filename` if it is a file."""
 
     name: str
     filename: str | None
@@ -45,7 +45,7 @@ class Piece:
 
 
 class Multipart:
-    """The reader; `feed` returns what each piece of the body brought."""
+    """Reader of one form; `feed` returns the events of each piece of the body."""
 
     def __init__(self, content_type: str) -> None:
         self._delimiter = b"\r\n--" + boundary(content_type)
@@ -54,17 +54,17 @@ class Multipart:
         self.finished = False
 
     def feed(self, data: bytes) -> list[Begun | Piece]:
-        """Parts and pieces that `data` completes; raises RequestError where it is no form."""
+        """Return the events that `data` completes; raises RequestError if it is no form."""
         self._buffer += data
         events: list[Begun | Piece] = []
         while not self.finished and self._state(events):
             pass
         if self.finished:
-            self._buffer.clear()  # an epilogue is nothing
+            self._buffer.clear()  # an epilogue is ignored
         return events
 
     def _skip(self, events: list[Begun | Piece]) -> bool:
-        """Before the first delimiter."""
+        """Skip the text before the first delimiter."""
         at = self._buffer.find(self._delimiter)
         if (at if at >= 0 else len(self._buffer) - len(self._delimiter)) > MAX_HEAD_BYTES:
             raise malformed("it does not begin with its boundary")
@@ -75,7 +75,7 @@ class Multipart:
         return True
 
     def _turn(self, events: list[Begun | Piece]) -> bool:
-        """After a delimiter: another part, or the end."""
+        """Read what follows a delimiter: another part, or the end."""
         if len(self._buffer) < 2:
             return False
         if self._buffer.startswith(b"--"):
@@ -87,7 +87,7 @@ class Multipart:
         return True
 
     def _head(self, events: list[Begun | Piece]) -> bool:
-        """A part's headers."""
+        """Read the headers of a part."""
         at = self._buffer.find(b"\r\n\r\n")
         if (at if at >= 0 else len(self._buffer) - 4) > MAX_HEAD_BYTES:
             raise malformed("the headers of a part are too long")
@@ -99,7 +99,7 @@ class Multipart:
         return True
 
     def _body(self, events: list[Begun | Piece]) -> bool:
-        """A part's bytes, up to the next delimiter or what may become one."""
+        """Read the bytes of a part, up to the next delimiter or what may become one."""
         at = self._buffer.find(self._delimiter)
         end = at if at >= 0 else max(0, len(self._buffer) - len(self._delimiter) + 1)
         if end:
@@ -113,7 +113,7 @@ class Multipart:
 
 
 def boundary(content_type: str) -> bytes:
-    """The boundary that the header names."""
+    """Return the boundary of a Content-Type header."""
     kind, given = parameters(content_type)
     if kind != "multipart/form-data" or "boundary" not in given:
         raise RequestError(
@@ -128,7 +128,7 @@ def boundary(content_type: str) -> bytes:
 
 
 def begun(head: bytes) -> Begun:
-    """The part that these header lines describe."""
+    """Return the begin of the part with these header lines."""
     for line in head.decode("utf-8", "replace").split("\r\n"):
         name, _, value = line.partition(":")
         if name.strip().lower() != "content-disposition":
@@ -140,7 +140,7 @@ def begun(head: bytes) -> Begun:
 
 
 def parameters(header: str) -> tuple[str, dict[str, str]]:
-    """'form-data; name="a"; x=1' → ("form-data", {"name": "a", "x": "1"}), in linear time."""
+    """Parse 'form-data; name="a"; x=1' → ("form-data", {"name": "a", "x": "1"}) in linear time."""
     kind, _, rest = header.partition(";")
     rest = ";" + rest.rstrip("; \t")
     if len(header) > MAX_HEAD_BYTES:
@@ -159,7 +159,7 @@ def parameters(header: str) -> tuple[str, dict[str, str]]:
 
 
 def filename_of(given: dict[str, str]) -> str | None:
-    """`filename*`, as RFC 8187 has it, before `filename`; None where neither is given."""
+    """Return `filename*` (RFC 8187), else `filename`, else None."""
     if any(name.startswith("filename*") and name != "filename*" for name in given):
         raise malformed('a file\'s name comes in pieces; send filename="NAME"')
     extended = given.get("filename*")

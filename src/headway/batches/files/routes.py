@@ -1,7 +1,7 @@
 """`/v1/files`: upload, list, retrieve, content, delete.
 
-An upload goes to the disk as it arrives, at most `--max-file` bytes of it and `--file-quota` of one
-owner's; fields beside the file are small. What a client calls the file is kept as a word only.
+An upload is written to disk as it arrives, with at most `--max-file` bytes and `--file-quota` per
+owner; the other fields of the form are small. The client's file name is stored as text only.
 """
 
 import asyncio
@@ -30,11 +30,11 @@ MAX_LISTED = 10_000
 SHORTEST_S, LONGEST_S = 3600, 2_592_000
 WRITE_BYTES = 1 << 20
 FORM_BYTES = 64 * 1024
-"""What a form may bring around the file: its other fields, headers and boundaries."""
+"""Upper bound of a form without its file: other fields, headers and boundaries."""
 
 
 class Keeper(Protocol):
-    """What these routes are given: the files, and the options in the state."""
+    """Argument of these routes: the files, and the state with the options."""
 
     @property
     def files(self) -> Files: ...
@@ -61,10 +61,10 @@ async def upload(runner: Keeper, request: Request) -> Response:
 
 
 class Upload:
-    """One upload under way: its small fields, and its bytes in a `.part` file.
+    """One upload in progress: its small fields, and its bytes in a `.part` file.
 
-    What has arrived is reserved in the owner's quota until `discard`: ten uploads of 900 kB at once
-    do not pass 1 MB. The last word is that of `Files.add`, in one transaction.
+    Arrived bytes are reserved in the owner's quota until `discard`, so ten concurrent uploads of
+    900 kB do not pass a quota of 1 MB. `Files.add` decides finally, in one transaction.
     """
 
     def __init__(self, files: Files, owner: str, *, limit: int, quota: int) -> None:
@@ -81,11 +81,11 @@ class Upload:
 
     @property
     def part(self) -> Path:
-        """Where its bytes arrive, once the folder is known: it is opened by `count_files`."""
+        """Return the path of the arriving bytes; `count_files` opens the folder."""
         return self._files.path(self.id + ".part")
 
     def begin(self, part: Begun) -> None:
-        """A part begins: the file, or a small field."""
+        """Begin a part: the file, or a small field."""
         if part.name == "file":
             if self.filename is not None:
                 raise RequestError("Send one file.", param="file", code="invalid_value")
@@ -98,13 +98,13 @@ class Upload:
         self.fields[part.name] = b""
 
     def open(self, filename: str) -> None:
-        """Begin the file; its bytes come by `take`. Raises StorageError."""
+        """Begin the file, whose bytes `take` adds. Raises StorageError."""
         self.filename = filename
         with storage_errors():
             self._file = self.part.open("xb")
 
     async def take(self, data: bytes) -> None:
-        """Bytes of the part that began last."""
+        """Add bytes to the part that began last."""
         if self._field is not None:
             self.fields[self._field] += data
             if len(self.fields[self._field]) > MAX_FIELD_BYTES:
@@ -122,7 +122,7 @@ class Upload:
             await self.count_files()
 
     async def count_files(self) -> None:
-        """Learn what the owner's complete files take; others of his uploads may have ended."""
+        """Read the bytes of the owner's complete files; other uploads may have ended."""
         self._used = await self._files.used_bytes(self._owner)
 
     def _reserve(self, num_bytes: int) -> None:
@@ -141,7 +141,7 @@ class Upload:
         self._reserved += num_bytes
 
     async def flush(self) -> None:
-        """Write what waits, off the event loop."""
+        """Write the buffered bytes, outside the event loop."""
         data, self._waiting = self._waiting, bytearray()
         target = self._file
         assert target is not None
@@ -153,7 +153,7 @@ class Upload:
         await asyncio.to_thread(write)
 
     async def finish(self) -> None:
-        """Write the rest and make sure of it on the disk."""
+        """Write the rest and sync it to disk."""
         await self.flush()
         target, self._file = self._file, None
         assert target is not None
@@ -166,7 +166,7 @@ class Upload:
         await asyncio.to_thread(close)
 
     def file(self, now_s: int) -> File:
-        """The record of the complete upload; raises RequestError on the field at fault."""
+        """Return the record of the complete upload; raises RequestError for a bad field."""
         purpose = self.fields.get("purpose", b"").decode("utf-8", "replace")
         if self.filename is None:
             raise RequestError(
@@ -192,7 +192,7 @@ class Upload:
         )
 
     def discard(self) -> None:
-        """Remove what is not a file yet."""
+        """Delete the bytes of an unfinished upload and release its quota."""
         if self._file is not None:
             with contextlib.suppress(OSError):  # what is buffered finds no place, or does
                 self._file.close()
@@ -206,7 +206,7 @@ class Upload:
 
 
 async def read_form(receive: Receive, form: Multipart, target: Upload) -> None:
-    """Hand the form's parts to `target` as they arrive."""
+    """Pass the form's parts to `target` as they arrive."""
     size = 0
     while True:
         message = await receive()
@@ -228,13 +228,13 @@ async def read_form(receive: Receive, form: Multipart, target: Upload) -> None:
 
 
 def plain_name(name: str) -> str:
-    """The last part of a path, without control characters: "../a\\n.jsonl" → "a.jsonl"."""
+    """Return the last part of a path without control characters: "../a\\n.jsonl" → "a.jsonl"."""
     last = re.split(r"[/\\]", name)[-1]
     return "".join(c for c in last if c.isprintable())[:MAX_NAME] or "upload"
 
 
 def expiry(fields: dict[str, bytes], now_s: int) -> int | None:
-    """When the file goes by itself, from `expires_after[anchor]` and `expires_after[seconds]`."""
+    """Return when the file expires: `expires_after[anchor]` plus `expires_after[seconds]`."""
     anchor, seconds = (fields.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     if anchor is None and seconds is None:
         return None
@@ -244,7 +244,7 @@ def expiry(fields: dict[str, bytes], now_s: int) -> int | None:
 
 
 def lifetime_s(anchor: Any, seconds: Any, param: str) -> int:
-    """The checked seconds of an `expires_after` object."""
+    """Return the validated seconds of an `expires_after` object."""
     if anchor != "created_at":
         raise RequestError(
             f"{param}.anchor must be created_at.", param=f"{param}.anchor", code="invalid_value"
@@ -275,7 +275,7 @@ async def list_files(runner: Keeper, request: Request) -> Response:
 
 
 def parse_limit(text: str | None, default: int, most: int) -> int:
-    """`?limit=`, at least 1."""
+    """Return `?limit=` (1 … `most`), or the default."""
     if text is None:
         return default
     if not re.fullmatch(r"[0-9]{1,6}", text) or not 1 <= int(text) <= most:
@@ -286,7 +286,7 @@ def parse_limit(text: str | None, default: int, most: int) -> int:
 
 
 def page_of(data: list[dict[str, Any]], more: bool) -> dict[str, Any]:
-    """OpenAI's list object."""
+    """Return OpenAI's list object."""
     return {
         "object": "list",
         "data": data,

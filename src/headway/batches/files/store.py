@@ -1,7 +1,7 @@
-"""Records of files and their bytes: made, listed, found and deleted, each by its owner alone.
+"""Store of uploaded files: records in the database, bytes in a folder; each owner sees its own.
 
-Ids are ours, so no path is made of what a client sends. A file is there when its record is: bytes
-are complete before the record is written, and the record goes before the bytes.
+Ids are generated here, so no path contains text of a client. A file exists when its record does:
+the bytes are complete before the record is written, and the record is deleted before the bytes.
 """
 
 import os
@@ -20,12 +20,12 @@ from headway.edge.database import Database
 
 NEVER = 2**62
 MESSAGE_PURPOSE = "message_batch"
-"""Of the requests and results of message batches, which are not seen as files."""
+"""Purpose of the requests and results of message batches, which `/v1/files` does not show."""
 IN_USE = (
     "SELECT input_file FROM batches "
     "WHERE status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 )
-"""Ids of the files that batches read."""
+"""Query for the ids of files that unfinished batches read."""
 
 
 class File(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -41,7 +41,7 @@ class File(msgspec.Struct, kw_only=True, omit_defaults=True):
     status: str = "processed"
 
     def public(self) -> dict[str, Any]:
-        """As a client sees it: every field, also those at their default."""
+        """Return the record as a client sees it: every field, defaults included."""
         return {name: getattr(self, name) for name in self.__struct_fields__}
 
 
@@ -53,7 +53,7 @@ def of_row(row: tuple[Any, ...]) -> File:
 
 
 def new_id(prefix: str) -> str:
-    """file-… or batch_…: 128 random bits, made by us."""
+    """Return a new id of 128 random bits: file-… or batch_…."""
     return prefix + secrets.token_hex(16)
 
 
@@ -64,23 +64,22 @@ class Files:
         self.database = database
         self.clock = clock
         self.arriving: Counter[str] = Counter()
-        """Owner → bytes of uploads under way; they count in the quota like files."""
+        """Owner → bytes of uploads in progress, which count in the quota like files."""
 
     @property
     def now_s(self) -> int:
         return int(self.clock.wall_s())
 
     def path(self, file_id: str) -> Path:
-        """Where the bytes of a file of ours lie."""
+        """Return the path of the bytes of a file."""
         return self.database.files / file_id
 
     async def used_bytes(self, owner: str) -> int:
-        """What the owner's files take."""
-
+        """Return the bytes of the owner's complete files."""
         return await self.database.run(lambda connection: bytes_of(connection, owner))
 
     async def add(self, file: File, owner: str, part: Path, quota: float = inf) -> None:
-        """Keep the complete upload `part` as `file`; RequestError 413 beyond the owner's quota."""
+        """Store the complete upload `part` as `file`; RequestError 413 beyond the owner's quota."""
 
         def work(connection: sqlite3.Connection) -> None:
             if bytes_of(connection, owner) + file.bytes > quota:
@@ -91,7 +90,7 @@ class Files:
         await self.database.run(work)
 
     async def get(self, file_id: str, owner: str) -> File:
-        """The record; RequestError 404 where it is not there or another's."""
+        """Return a record; RequestError 404 for a missing file or one of another owner."""
 
         def work(connection: sqlite3.Connection) -> tuple[Any, ...] | None:
             query = f"SELECT {COLUMNS} FROM files WHERE id = ? AND owner = ? AND purpose != ?"
@@ -107,7 +106,7 @@ class Files:
     async def page(
         self, owner: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> tuple[list[File], bool]:
-        """At most `limit` records behind `after`, and whether there are more."""
+        """Return at most `limit` records behind `after`, and whether there are more."""
         sign, order = ("<", "DESC") if newest_first else (">", "ASC")
 
         def work(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
@@ -132,7 +131,7 @@ class Files:
         return [of_row(row) for row in rows[:limit]], len(rows) > limit
 
     async def delete(self, file_id: str, owner: str) -> None:
-        """Remove record and bytes; refused while a batch reads it."""
+        """Delete record and bytes; RequestError while a batch reads the file."""
         await self.get(file_id, owner)
 
         def work(connection: sqlite3.Connection) -> None:
@@ -148,7 +147,7 @@ class Files:
         self.path(file_id).unlink(missing_ok=True)
 
     async def remove(self, file_ids: list[str]) -> None:
-        """Remove records and bytes, whoever's they are."""
+        """Delete records and bytes of files of any owner."""
 
         def work(connection: sqlite3.Connection) -> None:
             rows = [(file_id,) for file_id in file_ids]
@@ -159,7 +158,7 @@ class Files:
             self.path(file_id).unlink(missing_ok=True)
 
     async def remove_expired(self) -> None:
-        """Delete what is past its `expires_at`, once no batch reads it any more."""
+        """Delete expired files that no batch reads."""
 
         def work(connection: sqlite3.Connection) -> list[str]:
             query = f"DELETE FROM files WHERE expires_at <= ? AND id NOT IN ({IN_USE}) RETURNING id"
@@ -170,13 +169,13 @@ class Files:
 
 
 def bytes_of(connection: sqlite3.Connection, owner: str) -> int:
-    """What the owner's complete files take."""
+    """Return the bytes of the owner's complete files."""
     query = "SELECT coalesce(sum(bytes), 0) FROM files WHERE owner = ?"
     return int(connection.execute(query, (owner,)).fetchone()[0])
 
 
 def over_quota() -> RequestError:
-    """413: complete files and uploads under way are more than one key may have."""
+    """Return the error 413: files and uploads in progress exceed the quota of a key."""
     return RequestError(
         "Your files would take more than this server keeps for one key; delete some.",
         param="file",
@@ -186,7 +185,7 @@ def over_quota() -> RequestError:
 
 
 def insert(connection: sqlite3.Connection, file: File, owner: str) -> None:
-    """Write the record, within a transaction of the caller's."""
+    """Write the record within the caller's transaction."""
     connection.execute(
         f"INSERT OR REPLACE INTO files (owner, {COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?)",
         (
@@ -197,7 +196,7 @@ def insert(connection: sqlite3.Connection, file: File, owner: str) -> None:
 
 
 def no_such(kind: str, name: str) -> RequestError:
-    """404: it is not there, or it is somebody else's, which we do not tell apart."""
+    """Return the error 404 for a missing record and, alike, for one of another owner."""
     return RequestError(
         f"There is no {kind} {name[:80]!r}.",
         param=f"{kind}_id",

@@ -1,14 +1,14 @@
-r"""Where a long text can be cut so that its parts, tokenized one by one, give the same tokens.
+r"""Cuts of a long text whose parts, tokenized one by one, give the same tokens.
 
-A tokenizer that first splits a text into words never joins two of them in a token. A text may then
-be cut between two words, and memory and time go with the part, not with the text:
+A tokenizer that first splits a text into words never joins two of them in a token. A text can then
+be cut between two words, so that memory and time depend on the part, not on the text:
 
     "the quick| brown fox| jumps"     [the, Ġquick] + [Ġbrown, Ġfox] + [Ġjumps]
 
-A cut stands before a single space or comma between two letters or digits. The tokenizer's own
-splitting must have a boundary at each of these, in rows of words and around the very cut, with and
-without the other side. Llama 2 has no such splitting, and Phi-3's special tokens take the spaces
-beside them: these are not cut.
+A cut is before a single space or comma between two letters or digits. The tokenizer's own splitting
+must have a boundary at each of these, in rows of words and around the actual cut, with and without
+the other side. Llama 2 has no such splitting, and Phi-3's special tokens absorb the spaces next to
+them: their texts are not cut.
 """
 
 import re
@@ -19,7 +19,7 @@ from headway.frontend.text.lengths import added, flat
 
 PIECE_CHARACTERS = 32 * 1024
 AROUND = 64
-"""Characters on each side of a cut that are split to try it: far more than a word."""
+"""Characters on each side of a cut that are split to test it: far more than a word."""
 MAX_TRIES = 32
 BETWEEN = " \n,、。，"
 CUT = re.compile(rf"(?<=[^\W_])[{BETWEEN}](?=[^\W_])")
@@ -29,7 +29,7 @@ Splits = Callable[[str], list[str]]
 
 
 def splits_into_words(document: dict[str, Any]) -> bool:
-    """Whether texts of a parsed tokenizer.json can be cut at all."""
+    """Return whether texts can be cut with a parsed tokenizer.json."""
     model = document.get("model") or {}
     plain = model.get("type") == "BPE" and not model.get("dropout")
     affixes = model.get("continuing_subword_prefix") or model.get("end_of_word_suffix")
@@ -44,7 +44,7 @@ def splits_into_words(document: dict[str, Any]) -> bool:
 
 
 def keeps_to_words(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer divides text by what stands there, and adds nothing."""
+    """Return whether a pre-tokenizer only divides text and adds nothing."""
     kind = pre_tokenizer.get("type")
     if kind == "Split":
         return pre_tokenizer.get("behavior") == "Isolated" and not pre_tokenizer.get("invert")
@@ -52,13 +52,13 @@ def keeps_to_words(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def stands_alone(token: dict[str, Any]) -> bool:
-    """Whether an added token is found whatever is beside it, and no cut goes through it."""
+    """Return whether an added token is matched independently of its neighbours and never cut."""
     depends = token.get("lstrip") or token.get("rstrip") or token.get("single_word")
     return not depends and CUT.search(token["content"]) is None
 
 
 def divides(splits: Splits) -> bool:
-    """Whether a splitting ends a word wherever a cut may stand, whatever words come before."""
+    """Return whether a splitting has a boundary at every possible cut."""
     return all(
         splits(mark.join([word] * 5)) == splits(word) + 4 * splits(mark + word)
         for word in PROBES
@@ -67,7 +67,7 @@ def divides(splits: Splits) -> bool:
 
 
 def cut(text: str, splits: Splits, size: int = PIECE_CHARACTERS) -> Iterator[str]:
-    """The parts of `text`, `size` characters or somewhat more each; joined they are `text`."""
+    """Yield the parts of `text`, of `size` characters or somewhat more; joined they are `text`."""
     start = 0
     while len(text) - start > size:
         at = next_cut(text, start + size, splits)
@@ -79,7 +79,7 @@ def cut(text: str, splits: Splits, size: int = PIECE_CHARACTERS) -> Iterator[str
 
 
 def next_cut(text: str, start: int, splits: Splits) -> int | None:
-    """The first place from `start` on where `text` can be cut, or None after some tries."""
+    """Return the first position from `start` on where `text` can be cut, None after some tries."""
     for number, match in enumerate(CUT.finditer(text, start)):
         if number == MAX_TRIES:
             return None

@@ -1,9 +1,9 @@
-"""How much longer than its text a tokenizer may make it, from a parsed `tokenizer.json`.
+"""Bounds on how much longer a tokenizer can make a text, from a parsed `tokenizer.json`.
 
-A tokenizer.json comes with a model from anywhere. Its components rewrite text before it is
-tokenized and after, and they multiply: eight normalizers that each replace "a" by ten of them make
-400 million characters of "aaaa". `check_growth` refuses a tokenizer beyond bounds that published
-ones keep by far; `check_text` bounds one text under the tokenizers that are left:
+A tokenizer.json comes with a model of any origin. Its components rewrite text, and their factors
+multiply: eight normalizers that each replace "a" by ten of them make 400 million characters of
+"aaaa". `check_growth` refuses a tokenizer beyond bounds that published ones keep by far;
+`check_text` bounds single texts for the others:
 
     Llama 2 (Prepend ▁, spaces become ▁)          3 times
     NFKC (ﷺ becomes 18 characters) and Metaspace   44 times
@@ -19,18 +19,17 @@ from typing import Any
 from headway.core.errors import RequestError
 from headway.frontend.text.lengths import flat
 
-MOST_NORMALIZED, MOST_SPLIT, MOST_DECODED = 256, 16, 16
-"""So many times longer than its input may be what normalizers, pre-tokenizers and decoders make."""
-MOST_WORD = 1000
-"""Characters of a word that WordPiece may look up, which takes the square of them; 100 by default.
-"""
-MOST_ADDED = 64
-"""Tokens that a post-processor may put around each text."""
-FREE_TIMES = 4
-"""Normalizers that can do no more need no look at each text."""
-MOST_TIMES, FREE_BYTES = 2, 2**20
-"""Under others a text may become so many times longer, or so many bytes: a byte is a token at most,
-and a token takes 136 bytes."""
+MAX_NORMALIZED_GROWTH, MAX_SPLIT_GROWTH, MAX_DECODED_GROWTH = 256, 16, 16
+"""Largest factors by which normalizers, pre-tokenizers and decoders may make a text longer."""
+MAX_WORD_CHARACTERS = 1000
+"""Upper bound of WordPiece's max_input_chars_per_word (quadratic time); 100 by default."""
+MAX_ADDED_TOKENS = 64
+"""Upper bound of the tokens that a post-processor adds to each text."""
+UNCHECKED_GROWTH = 4
+"""Factor of normalizers up to which single texts are not checked."""
+MAX_TEXT_GROWTH, UNCHECKED_BYTES = 2, 2**20
+"""Otherwise a text may become this many times longer, or this many bytes: at most one token per
+byte, and a token takes 136 bytes of memory."""
 UNICODE_GROWS = {"NFC": 3, "NFD": 3, "NFKC": 11, "NFKD": 11}
 """In bytes of UTF-8, by the Unicode FAQ on normalization: U+FDFA has 3 bytes, then 33."""
 GROWS = UNICODE_GROWS | {"Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 2}
@@ -38,7 +37,7 @@ GROWS = UNICODE_GROWS | {"Lowercase": 1.5, "BertNormalizer": 8, "ByteLevel": 2}
 
 
 def normalizes(part: dict[str, Any]) -> float:
-    """How many times longer one normalizer or decoder can make a text."""
+    """Return the factor by which one normalizer or decoder can make a text longer."""
     kind = part.get("type")
     if kind == "Replace":
         old = (part.get("pattern") or {}).get("String")
@@ -50,7 +49,7 @@ def normalizes(part: dict[str, Any]) -> float:
 
 
 def splits(part: dict[str, Any]) -> float:
-    """How many times longer one pre-tokenizer can make a text; a prefix goes before each word."""
+    """Return the factor by which one pre-tokenizer can make a text longer, prefixes included."""
     if part.get("type") == "Metaspace":
         mark = len(str(part.get("replacement") or "").encode())
         return mark + mark * (part.get("prepend_scheme") != "never")
@@ -60,7 +59,7 @@ def splits(part: dict[str, Any]) -> float:
 
 
 def longest_replacement(encoded: Any) -> float:
-    """Bytes of the longest text that sentencepiece's map of characters writes for one."""
+    """Return the bytes of the longest replacement in sentencepiece's map of characters."""
     try:
         blob = base64.b64decode(encoded)
         (size,) = struct.unpack_from("<I", blob)
@@ -70,19 +69,19 @@ def longest_replacement(encoded: Any) -> float:
 
 
 def times(part: Any, name: str, grows: Callable[[dict[str, Any]], float]) -> float:
-    """How many times longer a component and what it is a Sequence of can make a text."""
+    """Return the factor by which a component, or the parts of a Sequence, make a text longer."""
     return prod(map(grows, flat(part, name)))
 
 
 def check_growth(document: dict[str, Any]) -> float:
-    """How many times longer the normalizers can make a text; ValueError beyond the bounds."""
+    """Return the factor of the normalizers; ValueError if a component exceeds its bound."""
     normalized = times(document.get("normalizer"), "normalizers", normalizes)
     split = times(document.get("pre_tokenizer"), "pretokenizers", splits)
     decoded = times(document.get("decoder"), "decoders", normalizes)
     for name, size, most in (
-        ("normalizer", normalized, MOST_NORMALIZED),
-        ("pre_tokenizer", split, MOST_SPLIT),
-        ("decoder", decoded, MOST_DECODED),
+        ("normalizer", normalized, MAX_NORMALIZED_GROWTH),
+        ("pre_tokenizer", split, MAX_SPLIT_GROWTH),
+        ("decoder", decoded, MAX_DECODED_GROWTH),
     ):
         if size > most:
             raise ValueError(
@@ -90,30 +89,30 @@ def check_growth(document: dict[str, Any]) -> float:
                 "most that is accepted"
             )
     word = (document.get("model") or {}).get("max_input_chars_per_word") or 0
-    if word > MOST_WORD:
+    if word > MAX_WORD_CHARACTERS:
         raise ValueError(
-            f"its max_input_chars_per_word is {word:.3g}, and {MOST_WORD} is the most that is "
-            "accepted"
+            f"its max_input_chars_per_word is {word:.3g}, and {MAX_WORD_CHARACTERS} is the most "
+            "that is accepted"
         )
     return normalized
 
 
 def check_added(num_tokens: int) -> None:
-    """ValueError where a post-processor adds too many tokens to each text."""
-    if num_tokens > MOST_ADDED:
+    """Raise ValueError if a post-processor adds too many tokens to each text."""
+    if num_tokens > MAX_ADDED_TOKENS:
         raise ValueError(f"its post_processor adds {num_tokens} tokens to each text")
 
 
 def check_text(text: str, at_most: float, normalize: Callable[[str], str]) -> None:
-    """RequestError where `text`, normalized, is beyond MOST_TIMES and FREE_BYTES.
+    """RequestError where `text`, normalized, is beyond MAX_TEXT_GROWTH and UNCHECKED_BYTES.
 
-    `at_most` times is what the normalizers can do. Where that may be too much the text is
-    normalized in pieces which can be `FREE_BYTES` each.
+    `at_most` is the factor of the normalizers. Where that may be too much, the text is normalized
+    in pieces that can become `UNCHECKED_BYTES` each.
     """
-    if at_most <= FREE_TIMES or at_most * 4 * len(text) <= FREE_BYTES:
+    if at_most <= UNCHECKED_GROWTH or at_most * 4 * len(text) <= UNCHECKED_BYTES:
         return
-    most = max(FREE_BYTES, MOST_TIMES * len(text.encode()))
-    step = max(1, FREE_BYTES // ceil(4 * at_most))
+    most = max(UNCHECKED_BYTES, MAX_TEXT_GROWTH * len(text.encode()))
+    step = max(1, UNCHECKED_BYTES // ceil(4 * at_most))
     size = 0
     for begin in range(0, len(text), step):
         size += len(normalize(text[begin : begin + step]).encode())

@@ -1,8 +1,8 @@
-"""How long a text can be at most and still fit in so many tokens: known before it is tokenized.
+"""Upper bound of the length of a text that fits in a number of tokens, before it is tokenized.
 
-Given a parsed `tokenizer.json` it tells the longest entry of the vocabulary, and how many times
-longer than its tokens a text may be. That is once where every byte of a text ends up in some token;
-a normalizer that rewrites text makes the bound looser, and so does all that drops text:
+A parsed `tokenizer.json` gives the longest entry of the vocabulary and the factor by which a text
+may be longer than its tokens. The factor is 1 if every byte of a text ends up in some token;
+normalizers that rewrite text, and components that drop text, make the bound looser:
 
     byte-level BPE                       the longest entry
     … with NFC, NFKC or Lowercase        4 times that: 𝐀 has 4 bytes, the A it becomes has 1
@@ -15,21 +15,21 @@ from typing import Any
 from headway.frontend.text.pieces import byte_alphabet
 
 LOOSER = 16
-"""For text that may be shortened by any factor, and for prompts that are truncated anyway."""
+"""Factor for text that may be shortened without limit, and for prompts that are truncated."""
 UNICODE_SHRINKS = 4
 SHRINKS = {
     **dict.fromkeys(("NFC", "NFD", "NFKC", "NFKD", "Lowercase"), UNICODE_SHRINKS),
     **dict.fromkeys(("Prepend", "ByteLevel"), 1),
 }
-"""Normalizer → how many times shorter a text can become in bytes of UTF-8."""
+"""Normalizer → factor by which a text can become shorter in bytes of UTF-8."""
 NEVER = {0xC0, 0xC1, *range(0xF5, 0x100)}
-"""Bytes that no UTF-8 has; some vocabularies lack them."""
+"""Bytes that never occur in UTF-8; some vocabularies lack them."""
 KEEPS_ALL = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
 """Pre-tokenizers that only divide a text."""
 
 
 def longest_entry(document: dict[str, Any], pieces: dict[int, bytes] | None) -> int:
-    """Bytes of the longest entry, at least 1; `pieces` are the tokens' bytes where known."""
+    """Return the bytes of the longest entry, at least 1; `pieces` are the tokens' bytes."""
     entries = [*(pieces or {}).values()]
     if not (entries and decodes_bytes(document)):  # else "Ġ" is one byte of text, as in `pieces`
         entries += entries_of(document)
@@ -37,7 +37,7 @@ def longest_entry(document: dict[str, Any], pieces: dict[int, bytes] | None) -> 
 
 
 def entries_of(document: dict[str, Any]) -> Iterator[bytes]:
-    """The vocabulary as it is written: "▁friend" has 9 bytes, and so has the text "▁friend"."""
+    """Yield the vocabulary as written: "▁friend" has 9 bytes, as the text "▁friend"."""
     vocabulary = document.get("model", {}).get("vocab") or {}
     for entry in vocabulary:
         yield (entry if isinstance(entry, str) else str(entry[0])).encode()
@@ -46,13 +46,13 @@ def entries_of(document: dict[str, Any]) -> Iterator[bytes]:
 
 
 def decodes_bytes(document: dict[str, Any]) -> bool:
-    """Whether entries are spelled in GPT-2's byte alphabet."""
+    """Return whether entries are spelled in GPT-2's byte alphabet."""
     decoder = document.get("decoder")
     return any(part.get("type") == "ByteLevel" for part in flat(decoder, "decoders"))
 
 
 def shrinks(document: dict[str, Any]) -> int:
-    """How many times longer a text may be than the bytes of its tokens."""
+    """Return the factor by which a text may be longer than the bytes of its tokens."""
     drops = any(token.get("lstrip") or token.get("rstrip") for token in added(document))
     parts = flat(document.get("pre_tokenizer"), "pretokenizers")
     if drops or not covers_all(document.get("model") or {}) or any(map(removes, parts)):
@@ -64,12 +64,12 @@ def shrinks(document: dict[str, Any]) -> int:
 
 
 def added(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tokens that are found in a text before anything else."""
+    """Return the added tokens, which are matched before all others."""
     return document.get("added_tokens") or []
 
 
 def flat(part: Any, name: str) -> list[dict[str, Any]]:
-    """A component and what a Sequence is made of: {Sequence: [A, B]} → [A, B]; None → []."""
+    """Return a component as a list, a Sequence as its parts: {Sequence: [A, B]} → [A, B]."""
     if not isinstance(part, dict):
         return []
     if part.get("type") != "Sequence":
@@ -78,7 +78,7 @@ def flat(part: Any, name: str) -> list[dict[str, Any]]:
 
 
 def rewrites(normalizer: dict[str, Any]) -> int:
-    """How many times shorter one normalizer can make a text."""
+    """Return the factor by which one normalizer can make a text shorter."""
     if normalizer.get("type") == "Replace":
         old = (normalizer.get("pattern") or {}).get("String")
         grows = isinstance(old, str) and len(old.encode()) <= len(normalizer["content"].encode())
@@ -87,7 +87,7 @@ def rewrites(normalizer: dict[str, Any]) -> int:
 
 
 def removes(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer may drop text."""
+    """Return whether a pre-tokenizer may drop text."""
     kind = pre_tokenizer.get("type")
     if kind in ("Split", "Punctuation"):
         return pre_tokenizer.get("behavior") == "Removed"
@@ -95,7 +95,7 @@ def removes(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def covers_all(model: dict[str, Any]) -> bool:
-    """Whether a model has tokens for every byte; else what it does not know may vanish."""
+    """Return whether a model has tokens for every byte; else unknown text may vanish."""
     vocabulary = model.get("vocab") or {}
     if model.get("type") == "Unigram":
         return bool(model.get("byte_fallback"))

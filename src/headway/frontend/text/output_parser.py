@@ -1,8 +1,8 @@
-"""What to look for in an answer, and the parser that finds it while the answer arrives.
+"""Incremental parser of an answer: reasoning, tool calls and content.
 
-An `OutputParserSpec` says how this model writes reasoning and tool calls and whether either is
-expected; each sequence of the answer gets an `OutputParser`. It promises that the parts do not
-depend on where the text was cut, and that all text that is neither reasoning nor a call is content.
+An `OutputParserSpec` states how a model writes reasoning and tool calls and which are expected;
+each sequence of the answer gets an `OutputParser`. The parts do not depend on where the text was
+cut, and all text that is neither reasoning nor a call is content.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from headway.frontend.text.tools import ToolFormat, new_call_id
 
 @dataclass(frozen=True, slots=True)
 class ReasoningMarkers:
-    """The marks around reasoning."""
+    """Markers around reasoning."""
 
     open: str
     close: str
@@ -30,7 +30,7 @@ REASONING_MARKERS = (
 
 
 def choose_reasoning_markers(template: str | None) -> ReasoningMarkers | None:
-    """How a model marks its reasoning, told by its chat template; None where it does not."""
+    """Return the reasoning markers in a chat template, None if there are none."""
     for markers in REASONING_MARKERS:
         if template is not None and markers.close in template:
             return markers
@@ -39,11 +39,11 @@ def choose_reasoning_markers(template: str | None) -> ReasoningMarkers | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputParserSpec:
-    """What to tell apart in one request's answers.
+    """Parts to expect in the answers of one request.
 
-    `thinking`: the prompt ends inside reasoning. `offered`: the tools' names. `single`: the answer
-    is over with its first call. `forced`: behind the reasoning nothing but calls can come.
-    `schemas`: tool → the schema of its arguments.
+    `thinking`: the prompt ends inside reasoning. `offered`: names of the tools. `single`: the
+    answer ends with its first call. `forced`: after the reasoning there are only calls. `schemas`:
+    tool → schema of its arguments.
     """
 
     format: ToolFormat | None = None
@@ -56,13 +56,13 @@ class OutputParserSpec:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that must be seen here even where they are special tokens."""
+        """Return texts that the parser needs even if they are special tokens."""
         calls = self.format.markers if self.format else ()
         return (*calls, self.reasoning.open, self.reasoning.close) if self.reasoning else calls
 
 
 class OutputParser:
-    """Tells the parts of one sequence's text apart."""
+    """Parser of the text of one sequence."""
 
     def __init__(self, spec: OutputParserSpec) -> None:
         new_id = spec.format.new_id if spec.format else new_call_id
@@ -72,16 +72,16 @@ class OutputParser:
         self._single = spec.single
         self._parser = whole_answer(spec, self._source)
         self.done = False
-        """Whether what follows is of no interest."""
+        """Whether further text is ignored."""
         next(self._parser)
 
     @property
     def num_calls(self) -> int:
-        """Calls begun so far."""
+        """Return the number of calls that have begun."""
         return self._source.num_calls
 
     def push(self, text: str, last: bool = False) -> list[Part]:
-        """The parts that are sure after `text`; with `last`, all that was held back."""
+        """Return the parts that are certain after `text`; with `last` also all held text."""
         if self.done or not (text or last):
             return []
         self._source.feed(text, last)
@@ -103,7 +103,7 @@ class OutputParser:
 
 
 def whole_answer(spec: OutputParserSpec, source: TextSource) -> Wait[None]:
-    """Reasoning first, if any; then calls and content."""
+    """Parse reasoning first, if any; then calls and content."""
     if spec.reasoning is not None:
         yield from reasoning(source, spec.reasoning, spec.thinking)
     if spec.format is not None:
@@ -113,7 +113,7 @@ def whole_answer(spec: OutputParserSpec, source: TextSource) -> Wait[None]:
 
 
 def reasoning(source: TextSource, markers: ReasoningMarkers, thinking: bool) -> Wait[None]:
-    """What stands between the marks at the beginning of an answer."""
+    """Parse the reasoning between its markers at the beginning of an answer."""
     if not thinking:
         source.hold()
         yield from source.skip_space()

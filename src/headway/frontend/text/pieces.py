@@ -1,8 +1,8 @@
-"""The bytes of each token, so that a stream of tokens becomes a stream of text without re-decoding.
+"""Bytes of each token, so that a stream of tokens becomes a stream of text without re-decoding.
 
-Given a parsed `tokenizer.json` it answers id → bytes for the two decoders in use: byte-level
-(GPT-2, Llama 3, Qwen: the token "Ġhello" is b" hello") and sentencepiece-like (Llama 2: "▁hello"
-is b" hello", "<0x0A>" is b"\\n"). Any other decoder gives None: then whole prefixes are decoded.
+A parsed `tokenizer.json` gives id → bytes for the two decoders in use: byte-level (GPT-2, Llama 3,
+Qwen: the token "Ġhello" is b" hello") and sentencepiece-like (Llama 2: "▁hello" is b" hello",
+"<0x0A>" is b"\\n"). Any other decoder gives None: then whole prefixes are decoded.
 """
 
 import re
@@ -12,7 +12,7 @@ BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins of GPT-2's byte-level alphabet: "Ġ" → 0x20, "a" → 0x61."""
+    """Return GPT-2's byte-level alphabet of printable characters: "Ġ" → 0x20, "a" → 0x61."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]
@@ -20,7 +20,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def token_bytes(document: dict[str, Any]) -> dict[int, bytes] | None:
-    """id → bytes for all tokens of a parsed tokenizer.json, or None for an unknown decoder."""
+    """Return id → bytes of all tokens of a parsed tokenizer.json, None for an unknown decoder."""
     to_bytes = DECODERS.get(decoder_kind(document.get("decoder")))
     vocabulary = document.get("model", {}).get("vocab")
     if to_bytes is None or not isinstance(vocabulary, dict):
@@ -32,7 +32,7 @@ def token_bytes(document: dict[str, Any]) -> dict[int, bytes] | None:
 
 
 def decoder_kind(decoder: Any) -> str:
-    """`bytelevel`, `sentencepiece`, or "" for anything else."""
+    """Return `bytelevel`, `sentencepiece`, or "" for any other decoder."""
     if not isinstance(decoder, dict):
         return ""
     if decoder.get("type") == "ByteLevel":

@@ -1,9 +1,9 @@
-"""The process that renders a model's chat template for the server; see `frontend.text.rendering`.
+"""Process that renders a model's chat template for the server; see `frontend.text.rendering`.
 
-The first line of its input is the template and its special tokens, each other one messages and
-options. The first answer is null, or cause and fix where the template does not compile. The process
-allows itself `LIMIT_BYTES` of memory, and for each line its argument, in seconds of processor time;
-it ends with its input.
+The first line of its input has the template and its special tokens, each later line messages and
+options. The first answer is null, or cause and fix if the template does not compile. The process
+limits itself to `LIMIT_BYTES` of memory, and per line to the seconds of processor time given as its
+argument; it ends with its input.
 """
 
 import resource
@@ -20,7 +20,7 @@ LIMIT_BYTES = 256 * 2**20
 
 
 def answer(template: ChatTemplate, line: bytes) -> tuple[str, Any]:
-    """("text", the prompt) or ("refused", [message, param, code])."""
+    """Return ("text", prompt) or ("refused", [message, param, code])."""
     messages, options = msgspec.json.decode(line)
     try:
         return "text", template.render(messages, **options)
@@ -31,21 +31,21 @@ def answer(template: ChatTemplate, line: bytes) -> tuple[str, Any]:
 
 
 def limit_memory() -> None:
-    """Allow `LIMIT_BYTES` more than this process has mapped by now."""
+    """Limit the memory to `LIMIT_BYTES` more than is mapped at present."""
     with open("/proc/self/statm", encoding="ascii") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (mapped + LIMIT_BYTES, mapped + LIMIT_BYTES))
 
 
 def say(answer: Any) -> None:
-    """Answer one line; until the next the processor's time is not counted."""
+    """Write the answer to one line and stop the timer until the next one."""
     sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
     sys.stdout.buffer.flush()
     signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def main() -> None:
-    """Serve renderings until the server closes its end."""
+    """Render templates until the server closes the input."""
     limit_s = float(sys.argv[1])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, special_tokens = msgspec.json.decode(sys.stdin.buffer.readline())

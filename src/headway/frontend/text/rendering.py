@@ -1,10 +1,9 @@
-"""Chat templates compiled and rendered in a process that can be killed, for all callers.
+"""Rendering of chat templates in processes that can be killed.
 
-Jinja's sandbox keeps a template from reaching out, not from looping for ever or from building a
-string of gigabytes, and a template comes with a model from anywhere. `Renderer` has the face of a
-`ChatTemplate` and a few such processes behind it; it promises an answer or a RequestError within
-`LIMIT_S` of processor time, whatever the template does. The process is
-`frontend.text.render_process`: a line of JSON in, a line out.
+Jinja's sandbox prevents access to the outside, but not endless loops or strings of gigabytes, and a
+template comes with a model of any origin. `Renderer` has the interface of a `ChatTemplate` and uses
+a few processes (`frontend.text.render_process`); it returns a prompt or raises RequestError within
+`LIMIT_S` of processor time, whatever the template does.
 """
 
 import contextlib
@@ -20,14 +19,14 @@ from headway.frontend.text.template import not_compiled
 
 LIMIT_S = 2.0
 PATIENCE = 20
-"""The process ends itself after `LIMIT_S` of processor time; the server waits this much longer, for
-the machine may be busy."""
+"""The process ends itself after `LIMIT_S` of processor time; the server waits this many times as
+long, because the machine may be busy."""
 START_S = 60.0
 MAX_PROCESSES = 2
 
 
 class Worker(LineProcess):
-    """The process of one template; TokenizerError where it does not compile."""
+    """Process of one template; TokenizerError if the template does not compile."""
 
     def __init__(self, source: str, special_tokens: dict[str, str], limit_s: float) -> None:
         self._limit_s = limit_s
@@ -43,24 +42,24 @@ class Worker(LineProcess):
             raise TokenizerError(*fault)
 
     def render(self, messages: Any, options: Any) -> Any:
-        """(kind, text), as the process has it; GoneError when there is none in time."""
+        """Return the (kind, content) of the process; GoneError on a timeout."""
         return self.ask([messages, options], PATIENCE * self._limit_s)
 
     def why_ended(self) -> Exception:
-        """Why the process is gone."""
+        """Return the reason why the process ended."""
         if self.process.wait(START_S) == -signal.SIGPROF:
             return TimeoutError(f"more than {self._limit_s:g} s")
         return OSError("more memory than it may")
 
 
 Idle = queue.LifoQueue[Worker | None]
-"""Processes that wait for work, and None for one that is not there yet."""
+"""Idle processes, and None for one that is not started yet."""
 
 
 class Renderer:
-    """A chat template behind processes; see `ChatTemplate` for `render`.
+    """Chat template rendered by processes; see `ChatTemplate` for `render`.
 
-    They start with the first rendering, and end with the renderer.
+    They start with the first rendering and end with the renderer.
     """
 
     def __init__(
@@ -83,9 +82,9 @@ class Renderer:
             self._idle.put(worker)
 
     def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
-        """The prompt's text, as `ChatTemplate.render` has it; blocks, so call it in a thread.
+        """Return the prompt (see `ChatTemplate.render`); blocks, so call it in a thread.
 
-        Raises TokenizerError where the template does not compile.
+        Raises TokenizerError if the template does not compile.
         """
         worker = self._idle.get()
         try:
@@ -105,7 +104,7 @@ class Renderer:
 
 
 def end(idle: Idle) -> None:
-    """End the processes that wait for work."""
+    """End the idle processes."""
     with contextlib.suppress(queue.Empty):
         while True:
             worker = idle.get_nowait()

@@ -191,7 +191,7 @@ class TextSource:
     # ── making parts ────────────────────────────────────────────────────────────────────────
 
     def content(self, text: str) -> None:
-        """Add text for the user. Trailing space waits for more text: before a call it is dropped."""
+        """Add text for the user. Trailing space waits for more text; a call drops it."""
         if self._only_calls:
             return
         text = self._space + text

@@ -1,8 +1,8 @@
-"""The text of one sequence while its tokens arrive: whole characters, stop strings held back.
+"""Incremental detokenizer of one sequence: whole characters, stop strings held back.
 
-Given token ids step by step, `push` returns the text that may be shown now. It promises that the
-pieces add up to the decoded text up to the stop string, that no piece holds half a UTF-8
-character, and that no part of a stop string ever leaves. Worked example, stop "END":
+`push` takes token ids step by step and returns the text that may be shown. The pieces add up to the
+decoded text up to the stop string; no piece has half a UTF-8 character, and no part of a stop
+string is ever returned. Example, stop "END":
 
     push b"the E"    → "the "       "E" may begin the stop string
     push b"gg EN"    → "Egg "       it did not; "EN" may
@@ -19,7 +19,7 @@ CONTEXT_TOKENS = 6
 
 
 class TextStream:
-    """Incremental text of one sequence; see the module's example."""
+    """Incremental text of one sequence; see the example of the module."""
 
     __slots__ = (
         "_decode",
@@ -52,9 +52,9 @@ class TextStream:
         self._skip = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self._held = ""
         self._num_free = 0
-        """Characters at the beginning of `_held` within which no stop string may end."""
+        """Number of characters at the start of `_held` within which no stop string may end."""
         self.stopped: str | None = None
-        """The stop string that was stops, or None."""
+        """Stop string that ended the text, or None."""
         self._tail: list[int] = []
         self._waiting: list[int] = []
         self._decode: Callable[[bytes, bool], str] | None = None
@@ -64,10 +64,10 @@ class TextStream:
             self._tail = [t for t in prompt_token_ids[-CONTEXT_TOKENS:] if t not in self._skip]
 
     def push(self, token_ids: list[int], last: bool = False, *, may_stop: bool = True) -> str:
-        """The text to show after `token_ids`; with `last`, everything that was held back.
+        """Return the text to show after `token_ids`; with `last` also all held text.
 
-        Unless `may_stop`, no stop string ends within the text of these tokens; one that begins
-        there and ends in later text does.
+        Without `may_stop` no stop string may end within the text of these tokens (it may begin
+        there and end later).
         """
         if self.stopped is not None:
             return ""
@@ -92,10 +92,10 @@ class TextStream:
         return self._decode(data, last)
 
     def _by_prefix(self, token_ids: list[int], last: bool) -> str:
-        """The slow way for unknown decoders: what the waiting tokens add to the text before them.
+        """Return the text that the waiting tokens add; slow, for unknown decoders.
 
-        `_tail` holds a few shown tokens for context, `_waiting` those not shown yet because the
-        text still ends in half a character.
+        `_tail` has a few shown tokens for context, `_waiting` those that are not shown yet because
+        the text ends in half a character.
         """
         decode, skip = self._tokenizer.decode, self._skip
         before = decode(self._tail, skip_special_tokens=False)
@@ -108,10 +108,10 @@ class TextStream:
         return after[len(before) :]
 
     def _release(self, last: bool) -> str:
-        """Cut at the stop string that ends first, else let go of all that cannot begin one.
+        """Return the text up to the stop string that ends first, else all that cannot begin one.
 
-        Which ends first does not depend on how the text was cut into tokens: "abcde" with the
-        stops "bcd" and "abcde" stops at "bcd", in one token or in five.
+        The result does not depend on how the text was cut into tokens: "abcde" with the stops "bcd"
+        and "abcde" stops at "bcd", in one token or in five.
         """
         held, free = self._held, self._num_free
         stops = [
@@ -131,7 +131,7 @@ class TextStream:
         return held[:shown]
 
     def _length_of_possible_stop(self, held: str) -> int:
-        """Length of the longest end of `held` that begins a stop string: "the EN" → 2."""
+        """Return the length of the longest end of `held` that begins a stop: "the EN" → 2."""
         for length in range(min(self._longest - 1, len(held)), 0, -1):
             end = held[-length:]
             if any(len(stop) > length and stop.startswith(end) for stop in self._stops):

@@ -1,9 +1,9 @@
-"""A model's chat template: messages in, the text of the prompt out.
+"""Chat template of a model: messages in, text of the prompt out.
 
-Templates are Jinja, as transformers runs them: sandboxed, blocks trimmed, with `raise_exception`,
+Templates are Jinja, as in transformers: sandboxed, blocks trimmed, with `raise_exception`,
 `strftime_now`, `tojson` and {% generation %}. Only the model's own template or the operator's file
-is ever run; a request cannot bring one. A `ChatTemplate` has no limits of its own: it is compiled
-and rendered in the process of `frontend.text.render_process`, which `rendering.Renderer` asks.
+is used, never one of a request. A `ChatTemplate` has no limits of its own: it is compiled and
+rendered in the process `frontend.text.render_process`, a client of which is `rendering.Renderer`.
 """
 
 import datetime
@@ -29,7 +29,7 @@ MARK = "HEADWAY_CONTINUES_HERE "
 MOST_TEMPLATE_BYTES = 2**20
 Messages = list[dict[str, Any]]
 INSTRUCTIONS = ("system", "developer")
-"""Roles of messages that instruct."""
+"""Roles of messages with instructions."""
 
 
 class TemplateRefusedError(Exception):
@@ -37,7 +37,7 @@ class TemplateRefusedError(Exception):
 
 
 class Unfolded(CodeGenerator):
-    """Compiles without computing: {{ "a" * 10**10 }} would be built here, where it compiles."""
+    """Code generator without constant folding: {{ "a" * 10**10 }} would be built on compiling."""
 
     def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
         if not isinstance(node, nodes.TemplateData):
@@ -57,10 +57,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Generation(Extension):
-    """{% generation %} … {% endgeneration %}: what the assistant wrote, for masks in training.
+    """{% generation %} … {% endgeneration %}: text of the assistant, for masks in training.
 
-    A prompt is the text alone. The block is a call, as transformers has it: what is set inside is
-    not seen behind it.
+    A prompt uses the text alone. The block is a call, as in transformers: variables set inside are
+    not visible after it.
     """
 
     tags = {"generation"}  # noqa: RUF012  (the name that Jinja reads)
@@ -75,7 +75,7 @@ class Generation(Extension):
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may name."""
+    """Compiled template and the special tokens that it may name."""
 
     def __init__(self, source: str, special_tokens: dict[str, str]) -> None:
         environment = Sandbox(
@@ -105,9 +105,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         **options: Any,
     ) -> str:
-        """The prompt's text. With `continue_final_message` it ends inside the last message.
+        """Return the text of the prompt; with `continue_final_message` it ends in the last message.
 
-        A template that does not know the role developer gets system; see `_instructed`.
+        For a template without the role developer that role becomes system; see `_instructed`.
         """
         given = messages
         if not self._knows_developer:
@@ -138,10 +138,10 @@ class ChatTemplate:
     def _refuse_arguments(
         self, given: Messages, messages: Messages, options: dict[str, Any]
     ) -> None:
-        """RequestError for arguments of an earlier call that are no object, if it is their fault.
+        """Raise RequestError if arguments of an earlier call that are no object caused the failure.
 
-        A model may have written anything, and some templates write text as it is; others go
-        through the pairs of an object.
+        A model may have written anything; some templates write text unchanged, others need the
+        pairs of an object.
         """
         where = next(text_arguments(given), None)
         if where is None:
@@ -157,7 +157,7 @@ class ChatTemplate:
         )
 
     def _instructed(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages with several leading instructions as one, where the template takes one."""
+        """Return the messages with leading instructions merged if the template takes only one."""
         leading = [*takewhile(lambda message: message.get("role") in INSTRUCTIONS, messages)]
         roles = [message["role"] for message in leading]
         if all(self._takes(pair) for pair in pairwise(roles)):
@@ -166,7 +166,7 @@ class ChatTemplate:
         return [merged, *messages[len(leading) :]]
 
     def _takes(self, roles: tuple[str, str]) -> bool:
-        """Whether a prompt shows both of two leading instructions of these roles: tried once."""
+        """Return whether a prompt has both of two leading instructions of these roles (cached)."""
         if roles not in self._takes_both:
             first, second = ({"role": role, "content": role + MARK + role} for role in roles)
             second["content"] *= 2
@@ -181,7 +181,7 @@ class ChatTemplate:
 
 
 def text_arguments(messages: Messages) -> Iterator[str]:
-    """Where arguments of calls are no object: messages[1].tool_calls[0].function.arguments."""
+    """Yield the paths of arguments that are no object, as messages[1].tool_calls[0].function…."""
     for i, message in enumerate(messages):
         for j, call in enumerate(message.get("tool_calls") or ()):
             function = call.get("function") if isinstance(call, dict) else None
@@ -190,7 +190,7 @@ def text_arguments(messages: Messages) -> Iterator[str]:
 
 
 def with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls all have an object for arguments."""
+    """Return a message with the arguments of all calls replaced by an empty object."""
     calls = [
         {**call, "function": {**call["function"], "arguments": {}}}
         for call in message.get("tool_calls") or ()
@@ -199,7 +199,7 @@ def with_objects(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def merged_content(contents: list[Any]) -> Any:
-    """The contents of several messages as one: texts with an empty line between, or all parts."""
+    """Merge the contents of several messages: texts with an empty line between, or all parts."""
     if all(content is None or isinstance(content, str) for content in contents):
         return "\n\n".join(filter(None, contents))
     return [
@@ -210,7 +210,7 @@ def merged_content(contents: list[Any]) -> Any:
 
 
 def not_compiled(why: str) -> TokenizerError:
-    """The error for a template that is no template."""
+    """Return the error for a template that does not compile."""
     return TokenizerError(
         f"The chat template does not compile: {why[:300]}.",
         "Mend it, or name another file with --chat-template.",
@@ -218,7 +218,7 @@ def not_compiled(why: str) -> TokenizerError:
 
 
 def find_template(folder: Path, config: dict[str, Any], file: Path | None = None) -> str | None:
-    """The operator's file, else chat_template.jinja, else the config's; None without any."""
+    """Return the operator's file, else chat_template.jinja, else the config's template, or None."""
     source = config.get("chat_template")
     if isinstance(source, list):
         source = next((e.get("template") for e in source if e.get("name") == "default"), None)
@@ -231,7 +231,7 @@ def find_template(folder: Path, config: dict[str, Any], file: Path | None = None
 
 
 def mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with a mark behind the text of the last: there the model shall go on."""
+    """Return the messages with a mark at the end of the last one, where the model continues."""
     content = messages[-1].get("content") if messages else None
     if not isinstance(content, str):
         raise RequestError(
@@ -243,7 +243,7 @@ def mark_last(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut_at_mark(text: str) -> str:
-    """`text` up to the mark; where the template trimmed the message, its end is trimmed too."""
+    """Return `text` up to the mark; trimmed where the template trimmed the message."""
     end = text.rfind(MARK.strip())
     if end < 0:
         raise RequestError(
@@ -255,7 +255,7 @@ def cut_at_mark(text: str) -> str:
 
 
 def read_template(path: Path) -> str:
-    """The template's text; TokenizerError names the file."""
+    """Return the text of a template; TokenizerError with the name of the file."""
     try:
         return read_text(path, MOST_TEMPLATE_BYTES)
     except (OSError, UnicodeDecodeError) as error:
@@ -266,7 +266,7 @@ def read_template(path: Path) -> str:
 
 
 def special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and the like, as text: {"content": "<s>", …} → "<s>"."""
+    """Return bos_token and others as text: {"content": "<s>", …} → "<s>"."""
     names = ("bos_token", "eos_token", "pad_token", "unk_token")
     values = {name: config.get(name) for name in names}
     return {
@@ -283,7 +283,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it: Jinja's own escapes <, > and &, which models have not seen."""
+    """Return JSON as in transformers; Jinja's own filter escapes <, > and &, unlike in training."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -294,10 +294,10 @@ def to_json(
 
 
 def refuse(message: str) -> None:
-    """What `raise_exception` in a template calls."""
+    """Implement `raise_exception` of templates."""
     raise TemplateRefusedError(message)
 
 
 def strftime_now(format: str) -> str:
-    """Today, for templates that tell the model the date."""
+    """Return the present date, for templates that tell the model the date."""
     return datetime.datetime.now().strftime(format)

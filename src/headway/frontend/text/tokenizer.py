@@ -1,8 +1,7 @@
-"""A model's tokenizer and chat template, read from its folder without transformers.
+"""Tokenizer and chat template of a model, read from its folder without transformers.
 
-Given the folder, or a GGUF file, it encodes text, decodes ids, renders chats, and knows each
-token's bytes. It promises to read nothing but `tokenizer.json`, `tokenizer_config.json` and the
-template beside them.
+It encodes text, decodes ids, renders chats, and has the bytes of each token. It reads only
+`tokenizer.json`, `tokenizer_config.json` and the template next to them, or a GGUF file.
 """
 
 import json
@@ -25,14 +24,14 @@ from headway.spec.model_files import read_document
 SENTENCEPIECE_FILES = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 
 HARMONY = ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>")
-"""What a chat template of gpt-oss writes."""
+"""Texts in a chat template of gpt-oss."""
 
 
 USERS = ("user", "tool", "function")
-"""Roles of messages whose text may come from anybody: a page that a tool has read, say."""
+"""Roles of messages with untrusted text, as a page that a tool has read."""
 QUOTE, END_QUOTE = "\ufdd0", "\ufdd1"
-"""What stands around a special token in their text while a template renders it: code points that
-Unicode keeps for such use and no text has."""
+"""Marks around a special token in untrusted text while a template renders it: code points that
+Unicode reserves for internal use."""
 
 
 class Tokenizer:
@@ -80,15 +79,15 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """Entries, added tokens included; may be less than the width of the logits."""
+        """Return the number of entries with added tokens; may be below the width of the logits."""
         return self._rust.get_vocab_size(with_added_tokens=True)
 
     def text_limit(self, num_tokens: int, *, loosely: bool = False) -> int:
-        """Bytes that no text of at most `num_tokens` exceeds; `loosely` where parts are dropped."""
+        """Return the most bytes of a text of `num_tokens`; `loosely` if parts are dropped."""
         return num_tokens * self._longest * (lengths.LOOSER if loosely else self._shrinks)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; lone surrogates are refused with a RequestError."""
+        """Return the token ids of `text`; RequestError for lone surrogates."""
         parts = self.encode_parts(text, add_special_tokens=add_special_tokens)
         first = next(parts)
         for part in parts:
@@ -96,10 +95,10 @@ class Tokenizer:
         return first
 
     def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
-        """The same, part by part where a long text can be cut; at least one part.
+        """Yield the token ids of `text` part by part where a long text can be cut; at least one.
 
-        A caller may stop in between: the rest is not computed. A text that begins with the special
-        tokens itself gets them once.
+        A caller may stop in between: the rest is not computed. A text that already begins with the
+        special tokens gets them once.
         """
         ends = self._ends if add_special_tokens else ([], [])
         if QUOTE in text and self._quoted.search(text):
@@ -118,7 +117,7 @@ class Tokenizer:
         yield after
 
     def counts(self, texts: list[str]) -> list[int]:
-        """Tokens of each of these texts without special tokens; the same errors as `encode`."""
+        """Return the number of tokens of each text without special tokens; errors as `encode`."""
         return [len(each.ids) for each in self._encoded(texts, False)]
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -126,7 +125,7 @@ class Tokenizer:
         return ids
 
     def _encoded(self, texts: list[str], add_special_tokens: bool) -> list[Any]:
-        """The library's encodings; RequestError for a text that it cannot or must not encode."""
+        """Return the library's encodings; RequestError for a text that cannot be encoded."""
         try:
             with panics_refused():
                 for text in texts:
@@ -143,7 +142,7 @@ class Tokenizer:
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]] | None:
-        """The special tokens before and after any text; None where that cannot be told."""
+        """Return the special tokens (before, after) any text; None if they cannot be found."""
         bare, whole = self._encode("a", False), self._encode("a", True)
         for at in range(len(whole) - len(bare) + 1) if bare else ():
             if whole[at : at + len(bare)] == bare:
@@ -151,7 +150,7 @@ class Tokenizer:
         return None
 
     def _encode_quoted(self, text: str, ends: tuple[list[int], list[int]]) -> list[int]:
-        """The ids of a text in which some special tokens are text: it is cut inside of them."""
+        """Return the ids of a text with quoted special tokens: it is cut inside of them."""
         ids: list[int] = [] if self._begins_itself(text, ends[0]) else [*ends[0]]
         begin = 0
         for quoted in self._quoted.finditer(text):
@@ -162,16 +161,16 @@ class Tokenizer:
         return ids + self._encode(text[begin:], False) + ends[1]
 
     def _begins_itself(self, text: str, before: list[int]) -> bool:
-        """Whether `text` begins with the special tokens that would go before it: "<s>Hi"."""
+        """Return whether `text` already begins with the special tokens before it: "<s>Hi"."""
         return bool(before) and text.startswith("".join(map(self.token, before)))
 
     def _split(self, text: str) -> list[str]:
-        """The words that the tokenizer sees in `text`."""
+        """Return the words of the pre-tokenizer in `text`."""
         with panics_refused():
             return [word for word, _ in self._rust.pre_tokenizer.pre_tokenize_str(text)]
 
     def offsets(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Where in `text` each of its tokens begins; added tokens take no room: <s>Hi is 0, 0."""
+        """Return the start of each token in `text`; added tokens have no width: <s>Hi is 0, 0."""
         before, after = (self._ends or ([], [])) if add_special_tokens else ([], [])
         itself = self._begins_itself(text, before)
         specials = add_special_tokens and not itself
@@ -184,22 +183,22 @@ class Tokenizer:
         return starts + ([end] * len(after) if itself else [])
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `token_ids`, decoded as one."""
+        """Return the text of `token_ids`, decoded together."""
         # decode_batch, unlike decode, lets other threads run meanwhile
         with panics_refused():
             return self._rust.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)[0]
 
     def special(self, texts: tuple[str, ...]) -> dict[str, int]:
-        """Those of `texts` that are special tokens, with their ids: {"[TOOL_CALLS]": 5}."""
+        """Return the special tokens among `texts` with their ids: {"[TOOL_CALLS]": 5}."""
         ids = {text: self._rust.token_to_id(text) for text in texts}
         return {text: i for text, i in ids.items() if i is not None and i in self.special_ids}
 
     def token(self, token_id: int) -> str:
-        """The vocabulary entry as it is written in tokenizer.json, or "" for an unused id."""
+        """Return the vocabulary entry as in tokenizer.json, or "" for an unused id."""
         return self._rust.id_to_token(token_id) or ""
 
     def piece(self, token_id: int) -> bytes:
-        """The bytes of one token, special tokens spelled out; b"" for an unused id."""
+        """Return the bytes of one token, special tokens spelled out; b"" for an unused id."""
         if self.pieces is not None:
             return self.pieces.get(token_id, b"")
         return self._rust.decode([token_id], skip_special_tokens=False).encode()
@@ -213,7 +212,7 @@ class Tokenizer:
         return self.encode(self.render(messages, **options), add_special_tokens=False)
 
     def render(self, messages: list[dict[str, Any]], /, **options: Any) -> str:
-        """The text that `messages` become, for `encode`; the same errors as `chat_ids`."""
+        """Return the text of `messages`, for `encode`; errors as `chat_ids`."""
         if self.template is None:
             raise RequestError(
                 "This model has no chat template; use /v1/completions, or start the server with "
@@ -231,7 +230,7 @@ class Tokenizer:
         return self.template.render([*map(self._quote, messages)], **options)
 
     def _quote(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message whose special tokens are marked as text where it may come from anybody."""
+        """Return a message with special tokens marked as text if its content is untrusted."""
         content = message.get("content")
         if message.get("role") not in USERS or not isinstance(content, str):
             return message
@@ -239,7 +238,7 @@ class Tokenizer:
         return message if quoted == content else {**message, "content": quoted}
 
     def unquoted(self, rendered: str) -> str:
-        """What `render` gave, to be read by people: without the marks around special tokens."""
+        """Return rendered text without the marks around special tokens, for display."""
         return self._quoted.sub(r"\1", rendered)
 
 
@@ -263,12 +262,12 @@ def panics_refused() -> Iterator[None]:
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether Rust code panicked; the class of it cannot be imported."""
+    """Return whether Rust code panicked; the class of the exception cannot be imported."""
     return type(error).__name__ == "PanicException"
 
 
 def missing_tokenizer(folder: Path) -> TokenizerError:
-    """The error for a folder without tokenizer.json."""
+    """Return the error for a folder without tokenizer.json."""
     for name in SENTENCEPIECE_FILES:
         if (folder / name).exists():
             return TokenizerError(

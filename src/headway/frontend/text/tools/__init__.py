@@ -1,7 +1,7 @@
-"""How models write tool calls: one file a format, one row here, chosen by the chat template's text.
+"""Formats of tool calls: one file and one row per format, chosen by the text of the chat template.
 
-A template that offers tools also writes earlier calls, so it holds the marks of its format. The
-first row whose signs all stand in the template is taken; `--tool-call-parser` names another.
+A template with tools also writes earlier calls, so it contains the marks of its format. The first
+row whose signs all occur in the template is used; `--tool-call-parser` names another.
 """
 
 import re
@@ -18,18 +18,18 @@ ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 def new_call_id() -> str:
-    """An id as OpenAI makes them: "call_" and 24 letters and digits."""
+    """Return an id in OpenAI's form: "call_" and 24 letters and digits."""
     return "call_" + "".join(secrets.choice(ID_CHARACTERS) for _ in range(24))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolFormat:
-    """One way of writing calls.
+    """Format of tool calls.
 
-    `signs` tell it in a template, `parse` reads it, `markers` are texts it cannot be read without,
-    even where they are special tokens, and `written` is how a grammar writes it. `short_ids`: its
-    templates take ids of nine letters and digits only. `in_messages`: tools, calls and results are
-    written into the messages (generic.py), not handed to the template.
+    `signs` identify it in a template; `parse` is its parser; `markers` are texts that the parser
+    needs even if they are special tokens; `written` describes it for a grammar. `short_ids`: its
+    templates accept only ids of nine letters and digits. `in_messages`: tools, calls and results
+    are written into the messages (generic.py), not passed to the template.
     """
 
     name: str
@@ -43,7 +43,7 @@ class ToolFormat:
 
 
 def gemma_format(name: str, marks: gemma.GemmaMarks) -> ToolFormat:
-    """Either of the two generations of Gemma."""
+    """Return the format of one of the two generations of Gemma."""
     return ToolFormat(
         name=name,
         signs=(marks.open,),
@@ -143,14 +143,14 @@ FORMATS = (
 )
 HERMES = next(row for row in FORMATS if row.name == "hermes")
 GENERIC = replace(HERMES, name="generic", signs=(), in_messages=True)
-"""For templates that know no tools, on the operator's word alone: no template has its signs."""
+"""For templates without tools, only by the operator's option: no template has its signs."""
 BY_NAME = {row.name: row for row in (*FORMATS, GENERIC)}
 
 
 def choose_format(template: str | None) -> ToolFormat | None:
-    """The format of a chat template's calls; None where it knows no tools or writes them otherwise.
+    """Return the format of a chat template's calls; None without tools or for an unknown format.
 
-    A template that never names `tools` cannot offer any: '{{ messages }} <tool_call>' has none.
+    A template that never names `tools` has none: '{{ messages }} <tool_call>'.
     """
     if template is None or not re.search(r"\btools\b", template):
         return None

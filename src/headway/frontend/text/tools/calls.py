@@ -1,8 +1,8 @@
-"""Tool calls written as JSON, {"name": …, "arguments": {…}}: alone, or as a list of them.
+"""Parsers of tool calls written as JSON, {"name": …, "arguments": {…}}: one, or a list.
 
-Given a source that stands before one, these pass the arguments on as they come, as soon as the name
-is known. They promise that nothing is passed on before it is sure that it is a call, and to be
-lenient afterwards: a brace too few at the end does not undo a call.
+The arguments are passed on as they arrive once the name is known. Nothing is passed on before it is
+certain to be a call; after that the parser is lenient: a missing brace at the end does not undo a
+call.
 """
 
 from headway.frontend.text.source import TextSource, Wait, decoded
@@ -12,14 +12,14 @@ NO_ARGUMENTS = "{}"
 
 
 def call_object(source: TextSource, *, strict: bool = False) -> Wait[bool]:
-    """One call; False, and nothing made, when this is none.
+    """Parse one call; return False, without any part, if this is none.
 
-    `strict` is for formats that mark no calls: the name must be one that was offered, and the
-    object must have arguments, else it is JSON that the user asked for.
+    `strict` is for formats that do not mark calls: the name must be that of an offered tool and the
+    object must have arguments, else it is JSON for the user.
     """
     name: str | None = None
     early: str | None = None
-    """Arguments that stand before the name."""
+    """Arguments before the name."""
     if not (yield from source.accept("{")):
         return False
     while True:
@@ -57,7 +57,7 @@ def call_object(source: TextSource, *, strict: bool = False) -> Wait[bool]:
 
 
 def call_arguments(source: TextSource, name: str) -> Wait[None]:
-    """A call whose arguments begin here: an object as it comes, what stands for one when whole."""
+    """Parse the arguments of a call: an object as it arrives, other values when complete."""
     write = source.begin_call(name)
     if (yield from source.peek()) in "{[":
         source.end_call((yield from source.value(write)))
@@ -69,14 +69,14 @@ def call_arguments(source: TextSource, name: str) -> Wait[None]:
 
 
 def unquoted(raw: str) -> str:
-    """Arguments that were written as a JSON string, or as null: '"{\\"a\\": 1}"' → '{"a": 1}'."""
+    """Return arguments written as a JSON string or null as an object: '"{}"' → '{}'."""
     if raw == "null":
         return NO_ARGUMENTS
     return (decoded(raw) or raw) if raw.startswith('"') else raw
 
 
 def rest_of_object(source: TextSource) -> Wait[None]:
-    """Other keys behind the arguments and the closing brace, as far as they are there."""
+    """Skip other keys after the arguments and the closing brace, as far as they are there."""
     dropped: list[str] = []
     while True:
         yield from source.skip_space()
@@ -99,7 +99,7 @@ def rest_of_object(source: TextSource) -> Wait[None]:
 
 
 def call_list(source: TextSource) -> Wait[bool]:
-    """[{…}, {…}]; True when at least one call was made of it."""
+    """Parse [{…}, {…}]; return whether it had at least one call."""
     called = False
     if not (yield from source.accept("[")):
         return False

@@ -1,8 +1,8 @@
-"""Gemma: call:name{key:value, …} between marks, strings between marks of their own, no quotes.
+"""Gemma's tool calls: call:name{key:value, …} between marks, strings between own marks, no quotes.
 
 FunctionGemma writes <start_function_call>call:f{city:<escape>Rome<escape>}<end_function_call>,
-Gemma 4 <|tool_call>call:f{city:<|"|>Rome<|"|>,days:[1,2]}<tool_call|>. The arguments are passed on
-as the JSON that they mean: {"city": "Rome", "days": [1, 2]}.
+Gemma 4 <|tool_call>call:f{city:<|"|>Rome<|"|>,days:[1,2]}<tool_call|>. The arguments are converted
+to JSON: {"city": "Rome", "days": [1, 2]}.
 """
 
 import json
@@ -21,14 +21,14 @@ LITERALS = ("true", "false", "null")
 
 @dataclass(frozen=True, slots=True)
 class GemmaMarks:
-    """What opens and closes a call, and what stands around a string."""
+    """Marks that open and close a call, and the mark around a string."""
 
     open: str
     close: str
     quote: str
 
     def parse(self, source: TextSource) -> Wait[None]:
-        """All of an answer."""
+        """Parse a whole answer."""
         marker = yield from source.until((self.open,), source.content)
         while marker:
             source.hold(marker)
@@ -41,7 +41,7 @@ class GemmaMarks:
             marker = yield from source.until((self.open,), source.content)
 
     def call(self, source: TextSource) -> Wait[bool]:
-        """call:name{…}; False when this is none."""
+        """Parse call:name{…}; return False if this is none."""
         name: list[str] = []
         yield from source.skip_space()
         if not (yield from source.accept(PREFIX)):
@@ -56,7 +56,7 @@ class GemmaMarks:
         return True
 
     def value(self, source: TextSource, write: Callable[[str], None]) -> Wait[bool]:
-        """Write one value as JSON; False where it breaks off."""
+        """Write one value as JSON; return False if it is cut off."""
         closers: list[str] = []
         while True:
             char = yield from source.peek()
@@ -77,7 +77,7 @@ class GemmaMarks:
     def next_item(
         self, source: TextSource, write: Callable[[str], None], closer: str, first: bool
     ) -> Wait[bool]:
-        """Write what stands before the next value: a comma, and a key in an object."""
+        """Write the text before the next value: a comma, and a key in an object."""
         yield from source.skip_space()
         if (yield from source.peek()) == closer:
             return True
@@ -105,7 +105,7 @@ class GemmaMarks:
         return True
 
     def atom(self, source: TextSource, write: Callable[[str], None]) -> Wait[bool]:
-        """Write a string, a number, true, false or null; False where there is none."""
+        """Write a string, a number, true, false or null; return False if there is none."""
         if (yield from source.accept(self.quote)):
             write('"')
             closed = yield from source.until((self.quote,), lambda text: write(escaped(text)))
@@ -124,12 +124,12 @@ class GemmaMarks:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands within a JSON string."""
+    """Return text escaped for a JSON string."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def plain(word: str) -> str:
-    """A bare word as JSON: a number and true as they are, another word as a string."""
+    """Return a bare word as JSON: numbers, true, false and null unchanged, others as a string."""
     if word in LITERALS or re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", word):
         return word
     return json.dumps(word, ensure_ascii=False)

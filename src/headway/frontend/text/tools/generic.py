@@ -1,7 +1,7 @@
-"""Tools for a model whose template knows none: described in the system message, called as Hermes.
+"""Tools for a model whose template has none: described in the system message, called as in Hermes.
 
-`with_tools` writes what a template would: the tools and how to call them into the system message,
-earlier calls as the model is to write them, results as messages of the user. Worked example:
+`with_tools` does the work of a template: it writes the tools and the rules into the system message,
+earlier calls in the format of the model, and results as messages of the user. Example:
 
     user "How is Rome?"            system "… get_weather …"
     assistant get_weather(Rome)    user "How is Rome?"
@@ -24,7 +24,7 @@ INSTRUCTIONS = ("system", "developer")
 
 
 def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with calls and results as text, the `tools` described in the first."""
+    """Return the messages with calls and results as text and `tools` described in the first."""
     rendered = [plain(message) for message in messages]
     if tools:
         rules = RULES % "\n".join(json.dumps(t["function"], ensure_ascii=False) for t in tools)
@@ -36,7 +36,7 @@ def with_tools(messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> l
 
 
 def plain(message: dict[str, Any]) -> dict[str, Any]:
-    """One message as text alone."""
+    """Return one message as plain text."""
     if message["role"] == "tool":
         content = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": content, "is_result": True}
@@ -49,14 +49,16 @@ def plain(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def format_call(function: dict[str, Any]) -> str:
-    """A call as the model is to write it."""
+    """Return a call in the format of the model."""
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"{OPEN}\n{json.dumps(call, ensure_ascii=False)}\n{CLOSE}"
 
 
 def joined_results(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Results one after another, and the user's text behind them, as one message of the user: many
-    templates want turns."""
+    """Join consecutive results and the user's text after them into one message of the user.
+
+    Many templates require alternating turns.
+    """
     joined: list[dict[str, Any]] = []
     for message in messages:
         last = joined[-1] if joined else None

@@ -7,7 +7,7 @@ OPEN, CLOSE = "<|tool_call|>", "<|/tool_call|>"
 
 
 def parse(source: TextSource) -> Wait[None]:
-    """All of an answer."""
+    """Parse a whole answer."""
     while (yield from source.until((OPEN,), source.content)):
         source.hold(OPEN)
         yield from source.skip_space()

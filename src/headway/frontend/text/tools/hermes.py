@@ -7,7 +7,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 def parse(source: TextSource) -> Wait[None]:
-    """All of an answer."""
+    """Parse a whole answer."""
     marker = yield from source.until((OPEN,), source.content)
     while marker:
         source.hold(marker)

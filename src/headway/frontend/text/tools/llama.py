@@ -1,7 +1,7 @@
 """Llama 3: the answer is a call, or several with "; " between them; <|python_tag|> may stand first.
 
-Nothing else tells a call from JSON that the user asked for, so without the tag the object must have
-a tool's name and its parameters.
+Without the tag a call looks like JSON for the user, so the object must then have the name of a tool
+and parameters.
 """
 
 from headway.frontend.text.source import TextSource, Wait
@@ -11,7 +11,7 @@ TAG = "<|python_tag|>"
 
 
 def parse(source: TextSource) -> Wait[None]:
-    """All of an answer."""
+    """Parse a whole answer."""
     source.hold()
     yield from source.skip_space()
     if not (yield from calls(source)):
@@ -24,7 +24,7 @@ def parse(source: TextSource) -> Wait[None]:
 
 
 def calls(source: TextSource) -> Wait[bool]:
-    """As many calls as follow one another; False when there is none."""
+    """Parse consecutive calls; return whether there was one."""
     called = False
     while True:
         yield from source.accept(TAG)

@@ -14,12 +14,12 @@ ID_LENGTH = 9
 
 
 def new_id() -> str:
-    """Mistral's templates take ids of nine letters and digits only."""
+    """Return an id of nine letters and digits, the only form that Mistral's templates accept."""
     return "".join(secrets.choice(ID_CHARACTERS) for _ in range(ID_LENGTH))
 
 
 def parse(source: TextSource) -> Wait[None]:
-    """All of an answer."""
+    """Parse a whole answer."""
     while (yield from source.until((TAG,), source.content)):
         source.hold(TAG)
         yield from source.skip_space()
@@ -32,7 +32,7 @@ def parse(source: TextSource) -> Wait[None]:
 
 
 def named_call(source: TextSource) -> Wait[bool]:
-    """name[CALL_ID]id[ARGS]{…}; the id and the marks may be missing."""
+    """Parse name[CALL_ID]id[ARGS]{…}; the id and the marks may be missing."""
     name: list[str] = []
     yield from source.run(NAME, name.append)
     if (yield from source.accept(ID)):

@@ -8,9 +8,8 @@
     </function>
     </tool_call>
 
-What an argument means is said by its schema: "5" is a text where the schema has a string, else the
-number. They are passed on as the JSON that they mean: {"city": "Rome"}. Models leave <tool_call>
-out at times.
+The schema gives the type of an argument: "5" is a string where the schema has one, else a number.
+The arguments are converted to JSON: {"city": "Rome"}. Models sometimes omit <tool_call>.
 """
 
 import json
@@ -37,11 +36,11 @@ KINDS: dict[type, tuple[str, ...]] = {
     list: ("array",),
     type(None): ("null",),
 }
-"""What JSON says → the types that a schema calls it."""
+"""Python type of a JSON value → its type names in a schema."""
 
 
 def parse(source: TextSource) -> Wait[None]:
-    """All of an answer."""
+    """Parse a whole answer."""
     marker = yield from source.until((OPEN, FUNCTION), source.content)
     while marker:
         source.hold(marker)
@@ -59,7 +58,7 @@ def parse(source: TextSource) -> Wait[None]:
 
 
 def call(source: TextSource) -> Wait[bool]:
-    """What follows <function=; False, and nothing made, where it is no call."""
+    """Parse the text after <function=; return False, without any part, if it is no call."""
     name: list[str] = []
     yield from source.run(NAME, name.append)
     if not any(name) or not (yield from source.accept(">")):
@@ -85,7 +84,7 @@ def call(source: TextSource) -> Wait[bool]:
 def parameter(
     source: TextSource, schema: dict[str, Any], write: Callable[[str], object]
 ) -> Wait[bool]:
-    """Write one argument and its name as JSON; False where it breaks off."""
+    """Write one argument and its name as JSON; return False if it is cut off."""
     key: list[str] = []
     if not (yield from source.accept(PARAMETER)):
         return False
@@ -104,10 +103,10 @@ def parameter(
 
 
 def meant(text: str, schema: Any) -> str:
-    """The JSON of an argument: as the schema's types have it, else a text.
+    """Return the JSON of an argument by the types of its schema, else as a string.
 
-    Of "5" with number: 5; with string, or where nothing is declared: "5". Without a type what is
-    JSON is that.
+    "5" becomes 5 with type number, "5" with type string or if undeclared. Without a type valid JSON
+    stays as it is.
     """
     as_text = json.dumps(text, ensure_ascii=False)
     if not isinstance(schema, dict):
@@ -126,13 +125,13 @@ def meant(text: str, schema: Any) -> str:
 
 
 def refused(constant: str) -> None:
-    """NaN and Infinity, which Python's parser takes for JSON."""
+    """Reject NaN and Infinity, which Python's parser accepts as JSON."""
     raise ValueError(constant)
 
 
 @dataclass(frozen=True, slots=True)
 class ElementArguments:
-    """The arguments in the order of the schema, each in its element; required ones are there."""
+    """Grammar of arguments in the order of the schema, each in its element."""
 
     def __call__(self, lark: Lark, name: str, tool: OfferedTool) -> str:
         lark.rules["TEXT"] = TEXT
@@ -154,7 +153,7 @@ class ElementArguments:
         return " ".join(parts)
 
     def value(self, lark: Lark, whole: dict[str, Any], schema: Any, strict: bool) -> str:
-        """One value and the end of its element: a text as it is, all else as JSON."""
+        """Return the expression of one value and the end of its element: text, or JSON."""
         schema = schema if isinstance(schema, dict) else {}
         end = lark.literal(END_VALUE)
         choices = [schema["const"]] if "const" in schema else schema.get("enum")

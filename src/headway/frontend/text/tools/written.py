@@ -1,13 +1,13 @@
-"""How a format's calls are written, as a grammar: what forces a call, and arguments that fit.
+"""Grammars of tool calls: force a call, and arguments that match the schema.
 
-Given the tools and how a format writes a call, `calls_grammar` gives llguidance's Lark. Worked
-example, Hermes and one tool, required:
+`calls_grammar` makes llguidance's Lark from the tools and the format of a call. Example, Hermes and
+one required tool:
 
     start: call (between call){0,31}
     call: "<tool_call>\\n{\\"name\\": \\"" call_0
     call_0: "get_weather\\", \\"arguments\\": " %json {"type": "object", …} "}\\n</tool_call>"
 
-A mark that is a special token of the model is named by its id, <[151657]>, for text never is one.
+A mark that is a special token is written as its id, <[151657]>, because text never matches it.
 """
 
 import json
@@ -18,11 +18,11 @@ from typing import Any, Protocol
 from headway.core.grammar import apart
 
 MAX_CALLS = 32
-"""Calls that a grammar lets into one answer."""
+"""Most calls of one answer under a grammar."""
 MAX_DEPTH = 8
-"""Beyond this depth of a schema Gemma's arguments are any value."""
+"""Depth of a schema beyond which Gemma's arguments may be any value."""
 MAX_RANGE, MAX_ITEMS = 256, 64
-"""Gemma's integers are kept to ranges, and its lists to lengths, of at most this many."""
+"""Largest integer range and list length that Gemma's grammar enforces."""
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """JSON as Python's json.dumps writes it, which is how chat templates show it to models."""
 TEXT = r"/(.|\n)*/"
@@ -36,13 +36,13 @@ BEYOND_PROPERTIES = frozenset(
 
 @dataclass(slots=True)
 class Lark:
-    """A grammar being written: its rules, and the ids of marks that are special tokens."""
+    """Builder of a grammar: its rules, and the ids of marks that are special tokens."""
 
     special: dict[str, int] = field(default_factory=dict)
     rules: dict[str, str] = field(default_factory=dict)
 
     def literal(self, text: str) -> str:
-        """`text` as an expression; a special mark in it stands apart: "a" <[7]> "b"."""
+        """Return `text` as an expression; a special mark in it is separate: "a" <[7]> "b"."""
         if not text:
             return ""
         marks = "|".join(map(re.escape, self.special)) or r"(?!)"
@@ -53,27 +53,27 @@ class Lark:
         )
 
     def text(self) -> str:
-        """The grammar, `start` first."""
+        """Return the grammar, `start` first."""
         lines = [f"{name}: {body}" for name, body in self.rules.items()]
         return "\n".join(["%llguidance {}", *lines]) + "\n"
 
 
 class Arguments(Protocol):
-    """Adds what a tool's arguments look like; returns the expression that stands for them."""
+    """Function that adds the rules of a tool's arguments and returns their expression."""
 
     def __call__(self, lark: Lark, name: str, tool: "OfferedTool") -> str: ...
 
 
 def json_arguments(lark: Lark, name: str, tool: "OfferedTool") -> str:
-    """Arguments that are JSON and fit the tool's schema."""
+    """Return the expression of JSON arguments that match the tool's schema."""
     schema = {} if tool.schema is None else only_declared(tool.schema)
     return json_value({**ANY_OBJECT, **schema}, tool.strict)
 
 
 def only_declared(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` closed to arguments that it does not declare, unless a keyword speaks of them.
+    """Return `schema` without undeclared arguments, unless a keyword refers to them.
 
-    JSON Schema lets an object have more; a function called with more fails. No properties: {}.
+    JSON Schema allows an object to have more; a function called with more fails.
     """
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if BEYOND_PROPERTIES & schema.keys() or not isinstance(properties, dict):
@@ -84,14 +84,14 @@ def only_declared(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def json_value(schema: dict[str, Any], strict: bool) -> str:
-    """JSON that fits `schema`; unless `strict`, keywords that no grammar can keep are let be."""
+    """Return the expression of JSON for `schema`; unless `strict`, bad keywords are ignored."""
     style = {**STYLE, "lenient": not strict}
     return "%json " + json.dumps({**apart(schema), "x-guidance": style}, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """The texts around names and arguments; `marked` when no plain text begins like a call."""
+    """Texts around names and arguments; `marked` if no plain text begins like a call."""
 
     before_name: str
     after_name: str
@@ -103,16 +103,16 @@ class Written:
     arguments: Arguments = json_arguments
 
     def mark(self) -> str:
-        """What a call begins with and plain text does not: "<tool_call>", "[TOOL_CALLS]"."""
+        """Return the mark with which only calls begin: "<tool_call>", "[TOOL_CALLS]"."""
         match = re.match(r"<[^>]*>|\[[^\]]*\]", self.opens or self.before_name)
         return match[0] if match else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTool:
-    """A tool as a grammar sees it; without a schema any object will do.
+    """Tool of a grammar; without a schema any object is allowed.
 
-    `strict`: a keyword of the schema that cannot be kept is an error.
+    `strict`: an unsupported keyword of the schema is an error.
     """
 
     name: str
@@ -131,10 +131,10 @@ def calls_grammar(
     thinking: bool = False,
     answer: dict[str, Any] | None = None,
 ) -> str:
-    """The Lark of an answer that calls `tools`: only calls when `forced`, else text and calls.
+    """Return the Lark of an answer that calls `tools`: only calls if `forced`, else text and calls.
 
-    `several` calls or one; `thinks` are the marks around reasoning, which may come first, and with
-    `thinking` the prompt ends inside of it. An `answer` schema is what text without calls must be.
+    `several` calls or one; `thinks` are the marks around reasoning, which may come first; with
+    `thinking` the prompt ends inside it. Text without calls must match the `answer` schema, if any.
     """
     lark = Lark(special or {})
     lark.rules["start"] = ""
@@ -163,9 +163,9 @@ def calls_grammar(
 
 
 def thought_then(answer: str, closes: str, special: dict[str, int] | None = None) -> str:
-    """The Lark of an answer whose prompt ends inside reasoning: that ends, then `answer` follows.
+    """Return the Lark of an answer whose prompt ends inside reasoning, followed by `answer`.
 
-    `answer` is an expression: `json_value`'s, `regex_value`'s, or texts in quotes.
+    `answer` is an expression: of `json_value`, of `regex_value`, or texts in quotes.
     """
     lark = Lark(special or {})
     lark.rules["start"] = ""
@@ -175,20 +175,20 @@ def thought_then(answer: str, closes: str, special: dict[str, int] | None = None
 
 
 def regex_value(pattern: str) -> str:
-    """A regular expression as Lark writes it: a/b → /a\\/b/."""
+    """Return a regular expression in Lark's syntax: a/b → /a\\/b/."""
     one_line = pattern.replace("\n", "\\n")
     return "/" + re.sub(r"\\.|/", lambda m: m[0] if len(m[0]) > 1 else "\\/", one_line) + "/"
 
 
 def all_calls(lark: Lark, written: Written, several: bool) -> str:
-    """Calls and nothing else."""
+    """Return the expression of calls alone."""
     lark.rules["call"] = f"{lark.literal(written.before_name)} called"
     more = f"({lark.literal(written.between)} call){{0,{MAX_CALLS - 1}}}" if several else ""
     return f"{lark.literal(written.opens)} call {more} {lark.literal(written.closes)}"
 
 
 def text_and_calls(lark: Lark, written: Written, several: bool) -> str:
-    """Free text in which the mark of a call commits to one that fits."""
+    """Return the expression of free text in which the mark of a call starts a valid call."""
     mark = written.mark()
     rest = lark.literal((written.opens or written.before_name)[len(mark) :])
     if written.opens:
@@ -207,7 +207,7 @@ def text_and_calls(lark: Lark, written: Written, several: bool) -> str:
 
 
 def reasoning_first(lark: Lark, thinks: tuple[str, str] | None, thinking: bool) -> str:
-    """What lets a model think before it calls, as the beginning of `start`."""
+    """Return the expression of reasoning before a call, as the beginning of `start`."""
     if thinks is None:
         return ""
     opens, closes = thinks
@@ -223,10 +223,10 @@ def reasoning_first(lark: Lark, thinks: tuple[str, str] | None, thinking: bool) 
 
 @dataclass(frozen=True, slots=True)
 class GemmaArguments:
-    """Arguments with bare keys and strings between `quote`s, from the plain parts of a schema.
+    """Arguments with bare keys and strings between `quote`s, from the simple parts of a schema.
 
-    Types, properties, required, items, enum, const, and where they are small minItems, maxItems
-    and an integer's minimum with maximum are kept to; other keywords are not.
+    Enforced are types, properties, required, items, enum, const, and small values of minItems,
+    maxItems and an integer's minimum with maximum; other keywords are ignored.
     """
 
     quote: str
@@ -248,7 +248,7 @@ class GemmaArguments:
         return self.expression(lark, name, {**ANY_OBJECT, **(tool.schema or {})}, 0)
 
     def expression(self, lark: Lark, name: str, schema: Any, depth: int) -> str:
-        """What a value of this schema looks like."""
+        """Return the expression of a value of this schema."""
         if not isinstance(schema, dict) or depth > MAX_DEPTH:
             return "g_value"
         only = [schema["const"]] if "const" in schema else None
@@ -270,14 +270,17 @@ class GemmaArguments:
         return SIMPLE.get(kind, "g_value") if isinstance(kind, str) else "g_value"
 
     def constant(self, lark: Lark, value: Any) -> str:
-        """One value of an enum."""
+        """Return the expression of one value of an enum."""
         if isinstance(value, str):
             return lark.literal(self.quote + value + self.quote)
         return lark.literal(json.dumps(value))
 
     def members(self, lark: Lark, name: str, schema: dict[str, Any], depth: int) -> str:
-        """The properties in their order; rule `name_i_1` is the rest from the i-th on, with a comma
-        before what comes, `name_i_0` the same where nothing was written yet."""
+        """Return the expression of an object with its properties in order.
+
+        Rule `name_i_1` has the properties from the i-th on after another one (with a comma),
+        `name_i_0` the same as the first ones.
+        """
         properties = list(schema["properties"].items())
         required = schema.get("required")
         needed = set(map(str, required)) if isinstance(required, list) else set()
@@ -294,7 +297,7 @@ class GemmaArguments:
 
 
 def list_of(item: str, low: Any, high: Any) -> str:
-    """A list of at least `low` and at most `high` items, where the two are small numbers."""
+    """Return the expression of a list of `low` to `high` items, if these are small numbers."""
     few = low if type(low) is int and 0 < low <= MAX_ITEMS else 0
     if type(high) is not int or not few <= high <= MAX_ITEMS:
         high = None
@@ -305,7 +308,7 @@ def list_of(item: str, low: Any, high: Any) -> str:
 
 
 def small_range(schema: dict[str, Any]) -> list[int]:
-    """The integers between a schema's minimum and maximum where they are few: 1 and 3 → 1, 2, 3."""
+    """Return the integers from a schema's minimum to its maximum if few: 1 and 3 → 1, 2, 3."""
     low, high = schema.get("minimum"), schema.get("maximum")
     if schema.get("type") != "integer" or type(low) is not int or type(high) is not int:
         return []
