@@ -367,8 +367,8 @@ class ProcessClient:
             case messages.Ready():
                 self.info, self._died_s = message, None
                 self._set_status("ready")
-                for message in self._forgotten.messages():
-                    self._send(message)
+                for forget in self._forgotten.replay():
+                    self._send(forget)
                 self._failed_starts = 0
                 self.on_ready(message)
                 self._settled.set()
@@ -466,7 +466,7 @@ class ForgottenOwners:
             self._forgotten.pop(next(iter(self._forgotten)))
         return messages.ForgetOwner(owner)
 
-    def messages(self) -> Iterator[messages.ForgetOwner]:
+    def replay(self) -> Iterator[messages.ForgetOwner]:
         """Yield the messages for a new engine: the previous one may have died before acting."""
         for owner in self._forgotten:
             yield messages.ForgetOwner(owner)
