@@ -151,9 +151,7 @@ class ProcessClient:
         self._generation += 1
         sockets = self._folder / str(self._generation)
         sockets.mkdir(mode=0o700)
-        self._pair = bind(
-            self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._read_messages
-        )
+        self._pair = bind(self._context, zmq.PAIR, sockets / messages.ENGINE_SOCKET, self._receive)
         self._beat = bind(self._context, zmq.PULL, sockets / messages.BEAT_SOCKET, self._read_beats)
         self._last_beat_s = self._looked_s = self.clock.now_s()
         self._stopped_s = 0.0
@@ -207,7 +205,7 @@ class ProcessClient:
         self._last_beat_s += max(0.0, since_s - 2 * WATCH_INTERVAL_S)
         self._looked_s = now_s
         self._read_beats()
-        self._read_messages()
+        self._receive()
         if self.pid is not None and now_s - self._last_beat_s > STARVATION_CHECK_S:
             waited_s = self._run_queue.waited_s(self.pid, min(since_s, 2 * WATCH_INTERVAL_S))
             self._last_beat_s = min(now_s, self._last_beat_s + waited_s)
@@ -326,7 +324,7 @@ class ProcessClient:
             return False
         self._heartbeat.num_sent += 1
         # ZeroMQ's descriptor is edge-triggered: sending may swallow the edge of a message.
-        asyncio.get_running_loop().call_soon(self._read_messages)
+        asyncio.get_running_loop().call_soon(self._receive)
         return True
 
     def _read_beats(self) -> None:
@@ -339,7 +337,7 @@ class ProcessClient:
                 continue
             self._last_beat_s = self.clock.now_s()
 
-    def _read_messages(self) -> None:
+    def _receive(self) -> None:
         """Read the messages that have arrived."""
         while self._pair is not None and readable(self._pair):
             frame = self._pair.recv(zmq.NOBLOCK)
@@ -355,9 +353,7 @@ class ProcessClient:
             case messages.StepOutput(updates, record):
                 self._streams.feed(updates)
                 if self._quarantine.trying:
-                    self._quarantine.on_tokens(
-                        self._streams, {update.request_id for update in updates}
-                    )
+                    self._quarantine.on_tokens(self._streams, {u.request_id for u in updates})
                 self.on_record(record)
             case messages.Loading(done, total):
                 self._set_status(f"loading {done / max(total, 1):.0%}")
