@@ -117,7 +117,7 @@ def decode(
         _, record = engine.step()
         if record.num_decode_tokens == record.num_tokens == num_streams:
             into.take(record)
-        assert not engine.take_refusals()
+        assert not engine.drain_refusals()
 
 
 def steps(folder: Path, options: EngineOptions, num_streams: int, tokens: int, rounds: int) -> None:

@@ -10,7 +10,7 @@ from headway.core.errors import OverloadedError, RequestError
 from headway.core.principal import Principal
 from headway.core.records import StepRecord
 from headway.core.request import SamplingParams
-from headway.core.service import Limits, ServiceClass, service_classes
+from headway.core.service import KeyLimits, ServiceClass, service_classes
 from headway.core.slo import Slo
 from headway.edge.keys import Caller
 from headway.edge.rates import Meter
@@ -43,7 +43,7 @@ class House:
         self.ids = iter(range(1, 10**6))
 
     def caller(self, name: str = "alice", **limits: Any) -> Caller:
-        return Caller(principal=Principal(name), meter=Meter(Limits(**limits), self.clock))
+        return Caller(principal=Principal(name), meter=Meter(KeyLimits(**limits), self.clock))
 
     def arrive(
         self,
@@ -92,7 +92,7 @@ def request_with(lengths: list[int], slo: Slo | None = None, **sampling: Any) ->
 
 
 def with_limits(**limits: Any) -> ServiceClass:
-    return replace(PLAIN, limits=Limits(**limits))
+    return replace(PLAIN, limits=KeyLimits(**limits))
 
 
 def full(caught: Any, reason: str) -> OverloadedError:

@@ -24,15 +24,15 @@ from headway.edge.serving import http_server
 from headway.gateway.app import make_app
 from headway.gateway.config import (
     Config,
-    ModelRow,
+    GatewayModelRow,
     RolloutRow,
     UpstreamRow,
-    checked,
-    converted,
+    convert_row,
+    join_rows,
     with_rollouts,
 )
 from headway.gateway.ledger import Ledger
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 
 PROMPT_TOKENS = 10
 Fault = Callable[[int], str]
@@ -291,16 +291,16 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
     """Rows for these stubs, each priced at 1, 0.5 and 2 dollars a million tokens."""
     price = {"input": 1.0, "cached": 0.5, "output": 2.0}
     rows = [
-        converted(
+        convert_row(
             "test",
             {"name": s.name, "url": s.url, "price": price, **more.get(s.name, {})},
             UpstreamRow,
         )
         for s in stubs
     ]
-    given = [converted("test", model, ModelRow) for model in models]
-    config = checked("test", rows, given, more.get("budgets", {}), more.get("headers", ()))
-    rollouts = [converted("test", row, RolloutRow) for row in more.get("rollouts", ())]
+    given = [convert_row("test", model, GatewayModelRow) for model in models]
+    config = join_rows("test", rows, given, more.get("budgets", {}), more.get("headers", ()))
+    rollouts = [convert_row("test", row, RolloutRow) for row in more.get("rollouts", ())]
     config = with_rollouts("test", config, rollouts)
     evidence, tasks = more.get("evidence", {}), more.get("tasks", ())
     return msgspec.structs.replace(config, evidence=evidence, tasks=tuple(tasks))
@@ -315,7 +315,7 @@ def json_of(content: dict[str, Any]) -> web.Response:
 class Gateway:
     """A gateway that serves at `url`, with its `state`."""
 
-    def __init__(self, state: State, url: str) -> None:
+    def __init__(self, state: GatewayState, url: str) -> None:
         self.state = state
         self.url = url
         self.http = aiohttp.ClientSession(url, connector=aiohttp.TCPConnector(limit=0))
@@ -380,7 +380,7 @@ async def gateway(
     given = GatewayOptions(**({"data_dir": str(folder)} if folder else {}), **options)
     keyring = Keyring(flags=given.api_key, file=Path(given.key_file) if given.key_file else None)
     ledger = Ledger(folder / "gateway" if folder else None)
-    state = State(options=given, config=config, keyring=keyring, ledger=ledger)
+    state = GatewayState(options=given, config=config, keyring=keyring, ledger=ledger)
     listener = socket.create_server(("127.0.0.1", 0))
     listener.setblocking(False)
     server = http_server(make_app(state), ConnectionLimiter(4096), state.options)

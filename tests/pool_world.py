@@ -93,7 +93,7 @@ class WorldClient(ProcessClient):
     def be_born(self) -> None:
         self.num_born += 1
         self.living = Living(self.shelves, f"{self.number}.{self.num_born}")
-        self._take(process.introduction(self.living.engine))
+        self._take(process.ready_message(self.living.engine))
 
     def die(self) -> None:
         """As a real client goes about it; nobody is charged, for it was no request's fault."""
@@ -120,7 +120,7 @@ class WorldClient(ProcessClient):
         living = self.living
         if living is None or not living.socket.inbox:
             return False
-        assert process.take(living.engine, living.socket, living.handover)  # type: ignore[arg-type]
+        assert process.handle_message(living.engine, living.socket, living.handover)  # type: ignore[arg-type]
         living.engine.check_integrity()
         return True
 

@@ -131,7 +131,7 @@ def generate(
         for update in updates:
             tokens[update.request_id - first] += update.token_ids
             outcomes[update.request_id - first].finish_reason = update.finish_reason or ""
-        for request_id, error in engine.take_refusals():
+        for request_id, error in engine.drain_refusals():
             outcomes[request_id - first].refused = error.cause
             outcomes[request_id - first].code = error.code or ""
     for outcome, ids in zip(outcomes, tokens, strict=True):

@@ -19,7 +19,7 @@ from headway.cli.common import model_folder
 from headway.config.options import EngineOptions
 from headway.config.resolve import Settings
 from headway.core.plan import Description
-from headway.core.service import Alone, ServiceClass, service_classes
+from headway.core.service import ServiceClass, UnloadedTimes, service_classes
 from headway.perf.frontend import HostCost
 from headway.perf.model import Work
 from headway.spec import read_model_spec
@@ -147,7 +147,7 @@ def measured(settings: Settings, **more) -> MachineCalibration:
         block_size=settings.cache.block_size,
         group_blocks=[count - 1 for count in settings.cache.num_blocks],
         vocab_size=SPEC.vocab_size,
-        alone=Alone(),
+        alone=UnloadedTimes(),
         steps=steady_steps(),
         host=HostCost(),
         **more,

@@ -7,7 +7,7 @@ from typing import Any
 from headway.core.clock import VirtualClock
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
-from headway.core.service import Alone, service_classes
+from headway.core.service import UnloadedTimes, service_classes
 from headway.spec import ModelSpec, spec_from_config
 from headway.telemetry.live import Telemetry
 from headway.telemetry.timeline import RequestTimeline
@@ -40,7 +40,7 @@ class Ready:
     dtype: str = "float32"
     kv_dtype: str = "float32"
     settings: dict[str, str] = field(default_factory=lambda: {"prefix_cache": "lfu"})
-    alone: Alone = Alone()
+    alone: UnloadedTimes = UnloadedTimes()
     kv_read: float = 1.0
     kv_keep: float = 1.0
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.core.clock import SystemClock
-from headway.gateway.config import Price
-from headway.gateway.dialects import Usage
+from headway.gateway.config import UpstreamPrice
+from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
 from headway.gateway.speed import Speed
 from literature.asking import Asked, Asking, Body
@@ -32,7 +32,7 @@ ANTHROPIC = "Anthropic, Prompt caching with Claude (2024)"
 BOOK, MANY_SHOT = 100_000, 10_000
 """Tokens of the source's prompts; here the book is as long as the context holds, at most that."""
 ANSWER, QUESTION, TURNS = 16, 24, 10
-PRICE = Price(input=1.0, cached=0.1, output=5.0)
+PRICE = UpstreamPrice(input=1.0, cached=0.1, output=5.0)
 SPEED = Speed(SystemClock())
 """Of a price by token it is not asked."""
 SYSTEM = 1000
@@ -76,7 +76,7 @@ def pairs(asking: Asking, tokens: int, repeats: int, seed: int) -> list[Pair]:
 
 def cost(asked: Sequence[Asked], cached: bool) -> float:
     """Dollars of these answers; not `cached`: as if nothing had been found."""
-    usages = (Usage(a.prompt, (a.cached or 0) if cached else 0, a.output) for a in asked)
+    usages = (UpstreamUsage(a.prompt, (a.cached or 0) if cached else 0, a.output) for a in asked)
     return sum(dollars_of(PRICE, usage, SPEED) for usage in usages)
 
 

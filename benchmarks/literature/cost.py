@@ -16,8 +16,8 @@ from headway.core.request import SamplingParams
 from headway.evals.questions import max_tokens_of
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
-from headway.gateway.config import Price
-from headway.gateway.dialects import Usage
+from headway.gateway.config import UpstreamPrice
+from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
 from headway.llm import LLM
 from headway.spec.embedded import model_folder
@@ -35,8 +35,8 @@ from literature.claim import (
 from literature.pictures import Picture, lines
 from literature.subject import Subject
 
-TASK = Usage(prompt=1500, output=300)
-CHEAP, DEAR = Price(input=0.5, output=1.5), Price(input=0.55, output=1.65)
+TASK = UpstreamUsage(prompt=1500, output=300)
+CHEAP, DEAR = UpstreamPrice(input=0.5, output=1.5), UpstreamPrice(input=0.55, output=1.65)
 OFTEN, SELDOM = 0.18, 0.02
 TASKS, DRAWS = 1000, 200
 QUESTIONS = 8
@@ -44,8 +44,8 @@ TEMPERATURE = 1.5
 ROUTED = ("arithmetic", "classify", "copy", "lookup", "recall", "sort")
 RATIO = 10.0
 """What the dear model's token costs over the cheap one's, where the two are priced."""
-CHEAP_ROUTE = Price(input=1.0, output=5.0)
-DEAR_ROUTE = Price(input=RATIO, output=5.0 * RATIO)
+CHEAP_ROUTE = UpstreamPrice(input=1.0, output=5.0)
+DEAR_ROUTE = UpstreamPrice(input=RATIO, output=5.0 * RATIO)
 LOST = 2.5
 SHARES = range(0, 105, 5)
 """Percent of the right answers that may go."""
@@ -54,7 +54,9 @@ SHARES = range(0, 105, 5)
 # ── retries ─────────────────────────────────────────────────────────────────────────────────
 
 
-def per_success(price: Price, failing: float, draw: np.random.Generator, count: int) -> float:
+def per_success(
+    price: UpstreamPrice, failing: float, draw: np.random.Generator, count: int
+) -> float:
     """Dollars of a task that succeeds, each try paid: tries until one succeeds are geometric."""
     tries = draw.geometric(1 - failing, count)
     return float(tries.mean()) * dollars_of(price, TASK, SPEED)
@@ -249,7 +251,9 @@ def outcome(asked: list[Routed], keep: int) -> Outcome:
     """Where the `keep` first cheap answers stand and the rest is asked again of the dear one."""
     again = asked[keep:]
     right = sum(one.cheap for one in asked[:keep]) + sum(one.dear for one in again)
-    paid = sum(dollars_of(CHEAP_ROUTE, Usage(o.prompt, 0, o.cheap_tokens), SPEED) for o in asked)
+    paid = sum(
+        dollars_of(CHEAP_ROUTE, UpstreamUsage(o.prompt, 0, o.cheap_tokens), SPEED) for o in asked
+    )
     paid += dear_dollars(again)
     base = sum(one.dear for one in asked)
     return Outcome(100 * right / max(base, 1), 100 * paid / dear_dollars(asked))
@@ -257,7 +261,9 @@ def outcome(asked: list[Routed], keep: int) -> Outcome:
 
 def dear_dollars(asked: list[Routed]) -> float:
     """Of these questions at the dear route."""
-    return sum(dollars_of(DEAR_ROUTE, Usage(o.prompt, 0, o.dear_tokens), SPEED) for o in asked)
+    return sum(
+        dollars_of(DEAR_ROUTE, UpstreamUsage(o.prompt, 0, o.dear_tokens), SPEED) for o in asked
+    )
 
 
 def by_share(asked: list[Routed]) -> list[Outcome]:

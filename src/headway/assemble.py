@@ -23,7 +23,7 @@ from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.logs import set_up_logs
 from headway.core.machine import Accelerator, Machine, memory, probe_machine, processor_name
 from headway.core.plan import Ceilings, Executor
-from headway.engine.calibration import calibrate, calibrate_guesses
+from headway.engine.calibration import calibrate, calibrate_drafts
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
@@ -265,7 +265,7 @@ def assemble(
         engine.warm_up()
         if options.executor != "null" and clock is None:
             calibrate(engine, CALIBRATION_S)
-            calibrate_guesses(engine, DRAFT_CALIBRATION_S)
+            calibrate_drafts(engine, DRAFT_CALIBRATION_S)
     return Assembled(engine=engine, spec=spec, settings=settings, reasons=reasons)
 
 

@@ -220,7 +220,7 @@ class LLM:
         while any(answer.num_unfinished for answer in answers.values()):
             self.engine.wait_for_work()
             updates, _ = self.engine.step()
-            for _, error in self.engine.take_refusals():
+            for _, error in self.engine.drain_refusals():
                 raise error
             for update in updates:
                 answer = answers.get(update.request_id)

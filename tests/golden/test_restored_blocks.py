@@ -65,7 +65,7 @@ def test_the_next_engine_restores_from_the_disk_and_gives_equal_tokens(folder, t
     first.executor.transfers.disk.store.close()
     second = made(folder, tmp_path, kind, **disk)
     second.warm_up()
-    second.kv.tiers.again_s = lambda end, start: 60.0
+    second.kv.tiers.recompute_s = lambda end, start: 60.0
     again, found = answer(second, 0, PROMPT)
     assert again == expected and found >= 256
     second.executor.transfers.disk.store.close()
@@ -79,8 +79,8 @@ def test_what_was_evicted_comes_back_from_host_memory_with_equal_tokens(folder, 
     size = whole.settings.cache.block_size
     few = made(folder, tmp_path, kind, **host, num_blocks=576 // size)
     for engine in (whole, few):
-        engine.kv.tiers.host.is_dear = lambda group: True
-        engine.kv.tiers.again_s = lambda end, start: 60.0
+        engine.kv.tiers.host.is_expensive = lambda group: True
+        engine.kv.tiers.recompute_s = lambda end, start: 60.0
     expected, _ = answer(whole, 0, PROMPT)
     assert answer(few, 0, PROMPT) == (expected, 0)
     for number, other in enumerate(OTHERS, 1):

@@ -64,7 +64,7 @@ def test_blocks_are_read_by_the_next_process(tmp_path):
     assert read(first, [3, 5]) == [content(3), content(5)]
     first.close()
     second = open_store(tmp_path / "kv")
-    assert sorted(second.take_news().kept) == [(0, key(number)) for number in range(9)]
+    assert sorted(second.take_news().stored) == [(0, key(number)) for number in range(9)]
     assert read(second, range(9)) == [content(number) for number in range(9)]
     assert read(second, [3, 77]) is None
     second.close()
@@ -96,7 +96,7 @@ def test_another_fingerprint_is_another_folder_and_a_moved_file_is_not_read(tmp_
     other.close()
     (other.folder / path.name).write_bytes(path.read_bytes())
     again = open_store(tmp_path, mark=bytes(32))
-    assert again.take_news().kept == [] and not list(again.folder.glob("*.kv"))
+    assert again.take_news().stored == [] and not list(again.folder.glob("*.kv"))
     again.close()
 
 
@@ -150,7 +150,7 @@ def test_an_incomplete_end_is_cut_off(tmp_path):
     path.write_bytes(path.read_bytes()[:-1])
     second = open_store(tmp_path)
     news = second.take_news()
-    assert (len(news.kept), news.num_bad) == (8, 1)
+    assert (len(news.stored), news.num_bad) == (8, 1)
     assert read(second, range(8)) == [content(number) for number in range(8)]
     second.close()
 
@@ -167,7 +167,7 @@ def flipped(tmp_path, offsets) -> None:
     for at in offsets(len(whole)):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
         store = open_store(tmp_path)
-        kept = {int.from_bytes(k, "big") for _, k in store.take_news().kept}
+        kept = {int.from_bytes(k, "big") for _, k in store.take_news().stored}
         assert kept <= set(range(4))
         found = {number: read(store, [number], 60) for number in kept}
         assert all(data in (None, [content(number, 60)]) for number, data in found.items())
@@ -209,7 +209,7 @@ def killed_while_writing(tmp_path, times: int) -> None:
             time.sleep(random.Random(number).uniform(0.0, 0.1))
             writer.send_signal(signal.SIGKILL)
         store = open_store(tmp_path, limit=2**26)
-        kept = [int.from_bytes(k, "big") for _, k in store.take_news().kept]
+        kept = [int.from_bytes(k, "big") for _, k in store.take_news().stored]
         for each in kept[:: max(len(kept) // 50, 1)]:
             assert read(store, [each]) == [content(each)]
         store.close()
@@ -241,7 +241,7 @@ def test_a_full_disk_is_logged_once_and_leaves_no_half_block(tmp_path, monkeypat
     assert read(store, range(3)) == [content(number) for number in range(3)]
     store.close()
     again = open_store(tmp_path)
-    assert len(again.take_news().kept) == 3
+    assert len(again.take_news().stored) == 3
     again.close()
 
 

@@ -13,7 +13,7 @@ import pytest
 from drive import KV_BYTES, Answer, engine_for, take
 from headway.assemble import join_peers
 from headway.core.errors import RequestError
-from headway.core.parcel import MOST_PARCEL_BYTES, REFUSALS, Parcel, decode_parcel, encode
+from headway.core.parcel import MAX_PARCEL_BYTES, REFUSALS, Parcel, decode_parcel, encode
 from headway.core.principal import Principal
 from headway.core.request import Request, SamplingParams
 from headway.engine.engine import Engine
@@ -55,7 +55,7 @@ class Pair:
             address = "127.0.0.1:0" if tcp else f"unix:{tmp_path / name}"
             made = join_peers(engine, folder, address, secret=b"s", root=tmp_path / "kv")
             self.sides.append(made)
-            engine.kv.tiers.again_s = lambda end, start: 60.0
+            engine.kv.tiers.recompute_s = lambda end, start: 60.0
 
     def close(self) -> None:
         for engine in self.engines:
@@ -157,7 +157,7 @@ def bad_parcels(frame: bytes) -> dict[str, bytes]:
     other = msgspec.structs.replace(good.request, sampling=SEEDED)
     return {
         "truncated": frame[:-1],
-        "too long": bytes(MOST_PARCEL_BYTES + 1),
+        "too long": bytes(MAX_PARCEL_BYTES + 1),
         "version": changed(frame, version=2),
         "fingerprint": changed(frame, fingerprint=bytes(32)),
         "salt": changed(frame, root=bytes(32)),

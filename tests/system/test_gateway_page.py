@@ -11,7 +11,7 @@ from page_cases import PHONE, browser, keyed, visit
 
 from gateway_world import Stub, world
 from headway.gateway.cascade.evidence import EvidenceFile, TaskEvidence
-from headway.gateway.drift.compare import Finding
+from headway.gateway.drift.compare import DriftFinding
 from headway.gateway.page import FILES, PATHS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -95,7 +95,7 @@ async def test_everything_that_stats_tells_is_drawn(tmp_path: Path, visit: OpenP
         body = {"task_id": "t1", "success": True}
         async with live.http.post("/v1/outcomes", json=body) as told:
             assert told.status == 200
-        live.state.drift.findings["tiny", "b", "c"] = Finding(
+        live.state.drift.findings["tiny", "b", "c"] = DriftFinding(
             **{"first": "b", "second": "c", "probes": 200, "changed": 31, "changed_control": 0},
             **{"p": 1e-9, "kl": 0.0067, "alarm": True, "suspect": "quantization: 0.0067 nats"},
         )

@@ -38,11 +38,11 @@ from headway.admit.queue import QueueOrder
 from headway.config.scheduler_config import SchedulerConfig
 from headway.core.clock import Clock
 from headway.core.errors import OverloadedError
-from headway.core.service import UNLIMITED, Limits, ServiceClass
+from headway.core.service import UNLIMITED, KeyLimits, ServiceClass
 from headway.core.slo import Slo
 from headway.core.terms import Terms
 from headway.edge.keys import Caller
-from headway.edge.rates import MAX_RETRY_S, Meter, too_many
+from headway.edge.rates import MAX_RETRY_S, Meter, rate_limit_error
 
 QUEUE_PER_SLOT, MIN_QUEUE_REQUESTS = 4, 256
 """Requests that may wait: for each slot of the engines; lower bound of the whole queue."""
@@ -144,7 +144,7 @@ class Admission:
         """Raise where the key or the class has as many waiting requests as its row allows."""
         own = caller.meter.limits.queue_requests
         if own is not None and self.queues.count(user=caller.principal.name) >= own:
-            raise too_many(
+            raise rate_limit_error(
                 f"{own} requests of this key wait already.", self._next_s(), "key_queue_requests"
             )
         most, name = service_class.limits.queue_requests, service_class.name
@@ -191,7 +191,7 @@ class Admission:
         own = caller.meter.limits
         limits = service_class.limits
         if own != UNLIMITED:
-            names = Limits.__struct_fields__
+            names = KeyLimits.__struct_fields__
             shadowed = {name: None for name in names if getattr(own, name) is not None}
             limits = msgspec.structs.replace(limits, **shadowed)
         key = caller.principal.name, service_class.name
@@ -259,7 +259,7 @@ class Admission:
         """Raise 429 where the wait exceeds the key's limit, 503 where it exceeds the bound."""
         key_s = caller.meter.limits.queue_seconds
         if key_s is not None and wait_s > key_s:
-            raise too_many(
+            raise rate_limit_error(
                 f"The first token would take {wait_s:.1f} s; this key waits {key_s:g} s at most.",
                 max(1.0, wait_s - key_s),
                 "key_queue_seconds",

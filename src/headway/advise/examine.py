@@ -16,7 +16,7 @@ from headway.config.memory_plan import gib
 from headway.config.options import EngineOptions
 from headway.core.clock import SystemClock
 from headway.core.machine import MULTIPLY_FLAGS
-from headway.perf.roofline import Sheet, read_sheets, sheet_of
+from headway.perf.roofline import DataSheetRow, find_sheet, read_sheets
 from headway.spec import DTYPE_BYTES, KVGroupSpec
 from headway.spec.quantization import bytes_per_weight, planned_bytes
 from headway.telemetry.contention import CoreUse, CoreWatch
@@ -62,7 +62,7 @@ class Examination(msgspec.Struct, kw_only=True):
     instruction_sets: list[str]
     gpu: str | None
     gpu_bytes: int | None
-    datasheet: Sheet | None
+    datasheet: DataSheetRow | None
     cores: CoreUse | None
     bandwidth_bytes_per_s: float | None
     kernel_flops_per_s: float | None
@@ -97,7 +97,7 @@ def examine(
     weights = round(spec.step_weight_bytes(dtype) * share)
     bandwidth = ceilings.bandwidth_bytes_per_s or None
     flops = ceilings.flops_per_s or None
-    sheet = sheet_of(gpu.name, sheets, gpu.total_bytes / 1e9) if gpu else None
+    sheet = find_sheet(gpu.name, sheets, gpu.total_bytes / 1e9) if gpu else None
     return Examination(
         processor=measured.processor,
         num_cores=machine.num_cores,

@@ -18,7 +18,7 @@ from headway.core.principal import ANONYMOUS
 from headway.core.request_source import RequestSource, client_id_of
 from headway.core.service import BATCH_CLASS
 from headway.edge.errors import error_body
-from headway.edge.json_limits import MALFORMED, malformed
+from headway.edge.json_limits import MALFORMED, malformed_error
 from headway.edge.keys import Caller
 
 log = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def batch_body(body: bytes) -> bytes:
     try:
         head = msgspec.json.decode(body, type=ServiceFields)
     except MALFORMED as error:
-        raise malformed(error) from None
+        raise malformed_error(error) from None
     for name in ("stream", "background"):
         if bytes(getattr(head, name)) == b"true":
             raise RequestError(

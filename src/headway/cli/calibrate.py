@@ -17,9 +17,9 @@ from headway.core.regular_file import read_bytes
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.gateway.cascade.calibrate import Question
+    from headway.gateway.cascade.calibrate import CalibrationQuestion
     from headway.gateway.cascade.evidence import EvidenceFile
-    from headway.gateway.config import Config, ModelRow
+    from headway.gateway.config import Config, GatewayModelRow
 
 
 class SuiteLine(msgspec.Struct, kw_only=True):
@@ -61,7 +61,7 @@ def calibrate(call: "VerbCall") -> int:
     return 0
 
 
-def cascade_row(config: "Config", name: str) -> "ModelRow":
+def cascade_row(config: "Config", name: str) -> "GatewayModelRow":
     """Return the model row of that name, or the only one with a cascade."""
     rows = [row for row in config.models if row.cascade is not None and name in ("", row.name)]
     if len(rows) != 1:
@@ -70,9 +70,9 @@ def cascade_row(config: "Config", name: str) -> "ModelRow":
     return rows[0]
 
 
-def suite_questions(options: CalibrateOptions) -> "Iterator[Question]":
+def suite_questions(options: CalibrateOptions) -> "Iterator[CalibrationQuestion]":
     """Yield the questions that the options name."""
-    from headway.gateway.cascade.calibrate import Question
+    from headway.gateway.cascade.calibrate import CalibrationQuestion
 
     if options.suite == "skills":
         from headway.evals.questions import MAX_TOKENS, OTHER_TOKENS, check_skills
@@ -82,7 +82,7 @@ def suite_questions(options: CalibrateOptions) -> "Iterator[Question]":
             for level in sorted(set(options.levels)) or LEVELS:
                 stream = examples(skill, level, options.test_seed)
                 for one in islice(stream, options.questions):
-                    yield Question(
+                    yield CalibrationQuestion(
                         task=skill,
                         messages=one.messages,
                         max_tokens=MAX_TOKENS.get(skill, OTHER_TOKENS),
@@ -101,9 +101,9 @@ def read_lines(path: str) -> list[bytes]:
         raise UsageError(f"--suite {path}: {error.strerror}.", "skills, or a file.") from error
 
 
-def parse_question(where: str, line: bytes) -> "Question":
+def parse_question(where: str, line: bytes) -> "CalibrationQuestion":
     """Parse one line of a suite; UsageError says what is wrong with it."""
-    from headway.gateway.cascade.calibrate import Question
+    from headway.gateway.cascade.calibrate import CalibrationQuestion
 
     how = '{"task": "t", "messages": [{"role": "user", "content": "…"}], "answer": "…"}'
     try:
@@ -119,26 +119,26 @@ def parse_question(where: str, line: bytes) -> "Question":
             return pattern.fullmatch(text.strip()) is not None
         return text.strip() == (row.answer or "").strip()
 
-    return Question(
+    return CalibrationQuestion(
         task=row.task, messages=row.messages, max_tokens=row.max_tokens, accepts=accepts
     )
 
 
 async def collect_evidence(
     config: "Config",
-    row: "ModelRow",
-    questions: "list[Question]",
+    row: "GatewayModelRow",
+    questions: "list[CalibrationQuestion]",
     options: CalibrateOptions,
     advance: Any,
 ) -> "EvidenceFile":
     """Return the evidence, from upstreams that this process asks itself."""
-    from headway.gateway.cascade.calibrate import Calibration
-    from headway.gateway.state import State
+    from headway.gateway.cascade.calibrate import CascadeCalibration
+    from headway.gateway.state import GatewayState
 
-    state = State(options=GatewayOptions(), config=config)
+    state = GatewayState(options=GatewayOptions(), config=config)
     try:
-        await asyncio.gather(*(each.look() for each in state.upstreams.values()))
-        return await Calibration(state, row, options.concurrency).run(
+        await asyncio.gather(*(each.check_health() for each in state.upstreams.values()))
+        return await CascadeCalibration(state, row, options.concurrency).run(
             questions, tolerance=options.tolerance, alpha=options.alpha, advance=advance
         )
     finally:

@@ -16,7 +16,7 @@ from headway.core.regular_file import read_bytes
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
     from headway.gateway.config import Config
-    from headway.gateway.drift.compare import Finding, Probe, Sheet
+    from headway.gateway.drift.compare import DriftFinding, DriftProbe, ProbeAnswers
 
 DIFFERENT_STATUS = 5
 """Exit status where upstreams differ."""
@@ -51,7 +51,7 @@ def drift(call: "VerbCall") -> int:
 
 def read_upstreams(words: list[str]) -> "Config":
     """Return the configuration of a file, or of URLs."""
-    from headway.gateway.config import of_urls, read_config
+    from headway.gateway.config import config_of_urls, read_config
 
     if len(words) == 1 and not words[0].startswith("http"):
         return read_config(Path(words[0]))
@@ -59,18 +59,18 @@ def read_upstreams(words: list[str]) -> "Config":
         raise UsageError(
             "drift takes a gateway's file, or two URLs.", "headway gateway drift gateway.yaml"
         )
-    return of_urls(words)
+    return config_of_urls(words)
 
 
-def read_probes(file: str, number: int) -> "list[Probe]":
+def read_probes(file: str, number: int) -> "list[DriftProbe]":
     """The probes of a file, or the same questions of the skills each time."""
-    from headway.gateway.drift.compare import Probe
+    from headway.gateway.drift.compare import DriftProbe
 
     if not file:
         return skill_probes(number)
     try:
         lines = [line for line in read_bytes(Path(file)).splitlines() if line.strip()]
-        return [msgspec.json.decode(line, type=Probe) for line in lines][:number]
+        return [msgspec.json.decode(line, type=DriftProbe) for line in lines][:number]
     except OSError as error:
         raise UsageError(f"probes {file}: {error.strerror}.", "Check the path.") from error
     except msgspec.MsgspecError as error:
@@ -78,37 +78,37 @@ def read_probes(file: str, number: int) -> "list[Probe]":
         raise UsageError(f"probes {file}: {str(error)[:200]}.", how) from error
 
 
-def skill_probes(number: int) -> "list[Probe]":
+def skill_probes(number: int) -> "list[DriftProbe]":
     """Return questions of all skills and levels in turn."""
     from headway.evals.skills.suite import LEVELS, SKILLS, examples
-    from headway.gateway.drift.compare import Probe
+    from headway.gateway.drift.compare import DriftProbe
 
     streams = [examples(skill, level, SEED) for level in LEVELS for skill in SKILLS]
     turns = chain.from_iterable(zip_longest(*streams))  # some skills have a hundred questions
     questions = (one for one in turns if one is not None)
-    return [Probe(messages=one.messages) for one in islice(questions, number)]
+    return [DriftProbe(messages=one.messages) for one in islice(questions, number)]
 
 
 async def compare_upstreams(
-    config: "Config", models: list[str], probes: "list[Probe]", advance: Callable[[], None]
-) -> "list[Finding]":
+    config: "Config", models: list[str], probes: "list[DriftProbe]", advance: Callable[[], None]
+) -> "list[DriftFinding]":
     """Compare each upstream of a model with the first one."""
     from headway.gateway import probe
-    from headway.gateway.drift.ask import sheet_of
+    from headway.gateway.drift.ask import collect_answers
     from headway.gateway.drift.compare import compare
-    from headway.gateway.state import State
+    from headway.gateway.state import GatewayState
 
-    state = State(options=GatewayOptions(), config=config)
-    findings: list[Finding] = []
+    state = GatewayState(options=GatewayOptions(), config=config)
+    findings: list[DriftFinding] = []
     try:
-        await asyncio.gather(*(each.look() for each in state.upstreams.values()))
+        await asyncio.gather(*(each.check_health() for each in state.upstreams.values()))
         for model in models:
-            sheets: list[Sheet] = []
+            sheets: list[ProbeAnswers] = []
             for upstream in state.pools[model].upstreams:
                 try:
                     at = state.clock.wall_s()
-                    sheets.append(await sheet_of(upstream, model, probes, at, advance))
-                except probe.FAILED as error:
+                    sheets.append(await collect_answers(upstream, model, probes, at, advance))
+                except probe.PROBE_FAILURES as error:
                     raise HeadwayError(
                         f"{upstream.name} does not answer: {error or type(error).__name__}.",
                         "Is it up?",
@@ -119,7 +119,7 @@ async def compare_upstreams(
     return findings
 
 
-def print_findings(findings: "list[Finding]") -> None:
+def print_findings(findings: "list[DriftFinding]") -> None:
     """Print a line for each pair."""
     print("pair                                   changed  itself  p        nats    verdict")
     for each in findings:

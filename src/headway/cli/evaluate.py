@@ -24,7 +24,7 @@ from headway.spec.gguf.header import is_gguf
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.core.scoring import Model
+    from headway.core.scoring import ScoringModel
     from headway.evals.report import EvalReport
     from headway.evals.suites import EvalSettings
     from headway.evals.tasks.task import EvalTask
@@ -255,7 +255,7 @@ class Sources:
     @contextmanager
     def _opened(
         self, what: str | None, served_name: str, engine: EngineOptions
-    ) -> Iterator[tuple["Model", str]]:
+    ) -> Iterator[tuple["ScoringModel", str]]:
         """Open the model of a URL, a folder or a GGUF file; yield it and its place."""
         from headway.evals.url import is_url
 

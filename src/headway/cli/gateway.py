@@ -10,7 +10,7 @@ import msgspec
 
 from headway.config.options import GatewayOptions, LogOptions
 from headway.core.errors import UsageError
-from headway.core.logs import line_of, set_up_logs, written_aside
+from headway.core.logs import line_of, set_up_logs, write_in_thread
 
 log = logging.getLogger(__name__)
 
@@ -34,16 +34,16 @@ def gateway(call: "VerbCall") -> int:
     from headway.edge.notify import Notifier
     from headway.gateway import run
     from headway.gateway.ledger import Ledger
-    from headway.gateway.state import State, ledger_folder
+    from headway.gateway.state import GatewayState, ledger_folder
     from headway.telemetry.request_log import RequestLog
 
     keyring = Keyring(
         flags=options.api_key, file=Path(options.key_file) if options.key_file else None
     )
     serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
-    root_path.checked(options.root_path)
+    root_path.check_root_path(options.root_path)
     notifier = Notifier.take(os.environ)
-    state = State(
+    state = GatewayState(
         options=options,
         config=config,
         keyring=keyring,
@@ -59,7 +59,7 @@ def gateway(call: "VerbCall") -> int:
             with contextlib.suppress(OSError):
                 print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
-        with written_aside("headway.requests", logs.log_format):
+        with write_in_thread("headway.requests", logs.log_format):
             serving.run(run.serve(state, listener, lambda: read(call), on_ready, notifier))
     log.info("ended")
     return 0
@@ -67,7 +67,7 @@ def gateway(call: "VerbCall") -> int:
 
 def read(call: "VerbCall") -> "Config":
     """Return the configuration of the command; raises UsageError."""
-    from headway.gateway.config import of_urls, read_config
+    from headway.gateway.config import config_of_urls, read_config
 
     options: GatewayOptions = call.options[GatewayOptions]
     how = "headway gateway gateway.yaml, or headway gateway --upstream http://host:8000/v1"
@@ -79,7 +79,7 @@ def read(call: "VerbCall") -> "Config":
         return with_probes(read_config(Path(call.positionals[0])))
     if not options.upstream:
         raise UsageError("gateway needs a file or an --upstream.", how)
-    return of_urls(options.upstream)
+    return config_of_urls(options.upstream)
 
 
 def with_probes(config: "Config") -> "Config":

@@ -307,9 +307,12 @@ def main(arguments: list[str] | None = None) -> int:
 
 def print_error(error: HeadwayError, arguments: list[str]) -> None:
     """Print the cause and the fix on stderr, as one line of JSON where the log is JSON."""
-    from headway.core.logs import format_of, line_of, plain
+    from headway.core.logs import escape_line, format_of, line_of
 
-    cause, fix = plain(error.cause), plain(error.fix)  # the text may come from a model's file
+    cause, fix = (
+        escape_line(error.cause),
+        escape_line(error.fix),
+    )  # the text may come from a model's file
     if format_of(arguments, os.environ) == "json":
         print(line_of(f"{cause} {fix}".rstrip(), logging.ERROR, "json"), file=sys.stderr)
         return

@@ -21,7 +21,7 @@ from headway.core.errors import HeadwayError, UsageError
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
-    from headway.gateway.config import Config, ModelRow
+    from headway.gateway.config import Config, GatewayModelRow
 
 POLL_S, PROGRESS_INTERVAL_S, START_TIMEOUT_S, STOP_TIMEOUT_S = 0.5, 30.0, 600.0, 60.0
 USAGE = "headway gateway rollout FOLDER --to gateway.yaml"
@@ -54,7 +54,7 @@ def raise_interrupt(number: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def model_row(config: "Config", name: str) -> "ModelRow":
+def model_row(config: "Config", name: str) -> "GatewayModelRow":
     """Return the model row of that name, or the only one; UsageError where it is ambiguous."""
     rows = [row for row in config.models if name in ("", row.name) and row.name != "*"]
     if len(rows) != 1:
@@ -63,14 +63,14 @@ def model_row(config: "Config", name: str) -> "ModelRow":
     return rows[0]
 
 
-def first_url(config: "Config", row: "ModelRow") -> str:
+def first_url(config: "Config", row: "GatewayModelRow") -> str:
     """Return the URL of the current version, not that of a running rollout's canary."""
     canaries = {name for each in config.rollouts for name in each.canary}
     urls = {each.name: each.url for each in config.upstreams}
     return next(urls[name] for name in row.upstreams if name not in canaries)
 
 
-def outline(options: RolloutOptions, folder: Path, row: "ModelRow", against: str) -> str:
+def outline(options: RolloutOptions, folder: Path, row: "GatewayModelRow", against: str) -> str:
     """Return the text of `--dry-run`."""
     steps = [
         f"quantize  {folder} to {options.quantize}" if options.quantize != "none" else "",

@@ -34,7 +34,7 @@ from headway.config.options import Bytes, EngineOptions, LogOptions, ServerOptio
 from headway.config.served_spec import as_served
 from headway.config.speculation_config import DRAFTERS
 from headway.core.errors import UsageError
-from headway.core.logs import line_of, set_up_logs, written_aside
+from headway.core.logs import line_of, set_up_logs, write_in_thread
 from headway.core.progress import bytes_bar
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS
@@ -95,7 +95,7 @@ def serve(call: "VerbCall") -> int:
         share_prefix_cache=options.share_prefix_cache,
     )
     serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
-    root_path.checked(options.root_path)
+    root_path.check_root_path(options.root_path)
     notifier = Notifier.take(os.environ)
     with serving.open_listener(options) as (listener, url), contextlib.ExitStack() as bar:
         progress = bar.enter_context(loading_progress(folder.name, logs.log_format))
@@ -113,7 +113,7 @@ def serve(call: "VerbCall") -> int:
                 text = ready_message(state, url)
                 print(line_of(text, logging.INFO, logs.log_format), flush=True)
 
-        with written_aside("headway.requests", logs.log_format):
+        with write_in_thread("headway.requests", logs.log_format):
             serving.run(run.serve(state, listener, on_ready, notifier))
     log.info("ended")
     discard_unwritten_output()

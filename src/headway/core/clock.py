@@ -1,8 +1,8 @@
-"""Time, from one place, so that a virtual clock can drive everything.
+"""Time from one source, so that a virtual clock can drive everything.
 
-A `Clock` has two readings: `now_s`, monotonic, for durations, and `wall_s`, seconds since 1970,
-for what a client reads. The promise: no other module of the engine, of telemetry or of a policy
-asks the operating system for the time.
+A `Clock` has two readings: `now_s`, monotonic, for durations, and `wall_s`, seconds since 1970, for
+what a client reads. No other module of the engine, of telemetry or of a policy asks the operating
+system for the time.
 """
 
 import time
@@ -10,14 +10,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the engine and telemetry ask for the time."""
+    """Source of time for engine and telemetry."""
 
     def now_s(self) -> float:
-        """Monotonic seconds; only differences mean something."""
+        """Return monotonic seconds; only differences have a meaning."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since 1970-01-01 UTC."""
+        """Return seconds since 1970-01-01 UTC."""
         ...
 
 
@@ -32,7 +32,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when it is told to: for tests and for simulation."""
+    """Clock that moves only when it is advanced: for tests and for simulation."""
 
     def __init__(self, now_s: float = 0.0, wall_s: float = 1.7e9) -> None:
         self._now_s = now_s
@@ -44,7 +44,7 @@ class VirtualClock:
         self._now_s += seconds
 
     def advance_to(self, at_s: float) -> None:
-        """Move time forward to exactly `at_s`; a time that is past changes nothing."""
+        """Move time forward to exactly `at_s`; a past time changes nothing."""
         self._now_s = max(self._now_s, at_s)
 
     def now_s(self) -> float:

@@ -1,32 +1,32 @@
-"""Every error a user can meet, in one tree.
+"""All errors that a user can see, in one tree.
 
     HeadwayError                 something the user can act on: a cause and a fix, two lines
     ├── UsageError               a flag, a YAML key or an environment variable is wrong      exit 2
     ├── ModelError               this folder cannot be served                                exit 3
     │   ├── CheckpointError      its weights are missing, truncated, left over or corrupt
-    │   ├── UnsupportedModelError  its architecture or quantization is not one we read
+    │   ├── UnsupportedModelError  its architecture or quantization is not supported
     │   └── TokenizerError       its tokenizer or chat template is missing or unreadable
     ├── CapacityError            the model or the context does not fit in the memory         exit 3
     ├── PortInUseError           another process listens there                               exit 4
     └── RequestError             one request is refused; the server answers it as HTTP
         ├── OverloadedError      the server has more to do than it can promise          503
-        │   └── ShedError        the engine gives up a request that was let in           503
+        │   └── ShedError        the engine gives up a request that was admitted         503
         ├── EngineDownError      the engine died or is not ready                             503
         │   └── ShutdownError    the process ends                                        503
         ├── StorageError         the disk is full, or the data folder cannot be used         507
-        └── ServerFaultError     our own fault; the body says nothing internal               500
+        └── ServerFaultError     an internal error; the body has no details                  500
 
-Our own bugs are `assert`s and plain exceptions: they are never caught to be shown as one of these.
-An `ExecutorLostError` is nobody's: the engine's process ends, and another goes on.
+Bugs are `assert`s and plain exceptions: they are never converted to one of these. An
+`ExecutorLostError` is not shown to users: the engine's process ends, and a new one continues.
 """
 
 
 class ExecutorLostError(RuntimeError):
-    """What computes is gone for good, a rank of it say: the engine has to begin again."""
+    """The executor is lost for good, for example a rank of it: the engine has to restart."""
 
 
 class HeadwayError(Exception):
-    """Raised for anything a user can mend; `cause` says what is wrong and `fix` what to do."""
+    """Error that a user can fix; `cause` says what is wrong and `fix` what to do."""
 
     exit_code = 1
 
@@ -76,11 +76,11 @@ class PortInUseError(HeadwayError):
 
 
 class RequestError(HeadwayError):
-    """The client sees it as an HTTP error body; everybody else's requests go on.
+    """The client sees it as an HTTP error body; all other requests continue.
 
     `param` is the field at fault (`messages[2].role`), `code` the machine-readable reason
-    (`integer_below_min_value`), `status` the HTTP status. `reason` names the limit of one that was
-    not admitted, for the metric; `allow` the methods that a path takes (405).
+    (`integer_below_min_value`), `status` the HTTP status. `reason` names the limit that refused
+    admission, for the metric; `allow` the methods of a path (405).
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class RequestError(HeadwayError):
 
     @property
     def type(self) -> str:
-        """The OpenAI `type` that goes with the status: 400 → invalid_request_error."""
+        """Return the OpenAI `type` of the status: 400 → invalid_request_error."""
         return ERROR_TYPES.get(self.status, "invalid_request_error")
 
 
 class OverloadedError(RequestError):
-    """The client sees it when the server is full: of what, and for how long."""
+    """The client sees it when the server is full: which limit, and for how long."""
 
     def __init__(self, message: str, *, reason: str, retry_after_s: float) -> None:
         super().__init__(
@@ -135,7 +135,7 @@ class EngineDownError(RequestError):
 
 
 class ShutdownError(EngineDownError):
-    """The client sees it when it asks, or still waits, while the process ends."""
+    """The client sees it when it sends a request, or still waits, while the process ends."""
 
     def __init__(self) -> None:
         super().__init__("The server is shutting down.", code="shutting_down")

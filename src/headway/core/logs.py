@@ -1,8 +1,8 @@
-"""Log lines that nobody can forge: one event is one line, whatever a client has sent.
+"""Logs that a client cannot forge: one event is one line, whatever a request contains.
 
-Given a level and a format it sets up the root logger of a process. It promises that line breaks,
-escape sequences and characters that turn text around come out escaped ("\\n", "\\x1b[2J"), in the
-message and in what an exception says; a traceback follows its line indented, or in JSON as a field.
+`set_up_logs` configures the root logger of a process. Line breaks, escape sequences and characters
+that change the direction of text are escaped ("\\n", "\\x1b[2J"), in messages and in exceptions; a
+traceback follows its line indented, or in JSON as a field.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from typing import Any, TextIO
 
 import msgspec
 
-QUIET = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio")
-"""Loggers of others: only their errors are shown, for a stranger can make them warn at will."""
+QUIET_LOGGERS = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio")
+"""Loggers of libraries: only their errors are shown, because clients can trigger their warnings."""
 UNSAFE = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: control, format (bidirectional marks), surrogate, line and paragraph."""
 
 
-def plain(text: str) -> str:
-    """`text` on one line: a line break → \\n, ESC → \\x1b, a right-to-left mark → \\u202e."""
+def escape_line(text: str) -> str:
+    """Escape text to one line: a line break → \\n, ESC → \\x1b, a right-to-left mark → \\u202e."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -40,9 +40,9 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{self.formatTime(record)} {record.levelname} {record.name} "
-        line += plain(record.getMessage())
+        line += escape_line(record.getMessage())
         trace = self.formatException(record.exc_info) if record.exc_info else ""
-        return "\n    ".join([line, *map(plain, trace.split("\n"))]) if trace else line
+        return "\n    ".join([line, *map(escape_line, trace.split("\n"))]) if trace else line
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,39 +54,39 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "process": record.process,
-            "message": plain(record.getMessage()),
+            "message": escape_line(record.getMessage()),
         }
         if isinstance(record.msg, msgspec.Struct):
-            content["request"] = harmless(msgspec.to_builtins(record.msg))
+            content["request"] = escape_texts(msgspec.to_builtins(record.msg))
         if record.exc_info:
             lines = self.formatException(record.exc_info).split("\n")
-            content["trace"] = [plain(line) for line in lines]
+            content["trace"] = [escape_line(line) for line in lines]
         return msgspec.json.encode(content).decode()
 
 
-def harmless(value: Any) -> Any:
-    """The same with each text on one line: {"id": "a\\nb"} → {"id": "a\\\\nb"}."""
+def escape_texts(value: Any) -> Any:
+    """Escape each text of a value: {"id": "a\\nb"} → {"id": "a\\\\nb"}."""
     if isinstance(value, dict):
-        return {key: harmless(each) for key, each in value.items()}
-    return plain(value) if isinstance(value, str) else value
+        return {key: escape_texts(each) for key, each in value.items()}
+    return escape_line(value) if isinstance(value, str) else value
 
 
 FORMATTERS: dict[str, type[logging.Formatter]] = {"text": TextFormatter, "json": JsonFormatter}
 
 
-class Handler(logging.StreamHandler[TextIO]):
-    """Writes lines; where they cannot be written (a full disk) they are lost, and nothing else."""
+class LossyHandler(logging.StreamHandler[TextIO]):
+    """Handler that drops lines which cannot be written, for example to a full disk."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """A line that could not be written."""
+        """Ignore a line that could not be written."""
 
 
 def set_up_logs(level: str, format: str) -> None:
-    """The root logger of this process, to stderr."""
-    handler = Handler(sys.stderr)
+    """Configure the root logger of this process, to stderr."""
+    handler = LossyHandler(sys.stderr)
     handler.setFormatter(FORMATTERS[format]())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for name in QUIET:
+    for name in QUIET_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
     logging.captureWarnings(True)
     if format == "json":
@@ -96,12 +96,12 @@ def set_up_logs(level: str, format: str) -> None:
 def log_uncaught(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """What ends the process is a line as well."""
+    """Log the exception that ends the process."""
     logging.getLogger("headway").critical("the process fails", exc_info=(kind, error, trace))
 
 
 def line_of(message: str, level: int, format: str) -> str:
-    """What is printed: as it is in text; in JSON one line of the log, whatever lines it has."""
+    """Format a message for printing: unchanged as text; in JSON as one line of the log."""
     if format == "text":
         return message
     message = "; ".join(line.strip() for line in message.splitlines())
@@ -111,7 +111,7 @@ def line_of(message: str, level: int, format: str) -> str:
 
 
 def format_of(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
-    """The --log-format that is in force, or that of a command line which cannot be read."""
+    """Return the --log-format in force, or that of a command line which cannot be parsed."""
     if any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers):
         return "json"
     words = " ".join(arguments).replace("--log-format=", "--log-format ")
@@ -122,27 +122,27 @@ def format_of(arguments: Sequence[str], environ: Mapping[str, str]) -> str:
 MAX_LINES_WAITING = 10_000
 
 
-class Waiting(logging.handlers.QueueHandler):
-    """Hands records to the thread that writes them as they are; the text is made there.
+class LogQueueHandler(logging.handlers.QueueHandler):
+    """Passes records to the writing thread unformatted; the text is formatted there.
 
-    A terminal that stands still, or a pipe that nobody reads, holds up that thread and no request;
-    what does not fit the queue by then is lost.
+    A blocked terminal, or a pipe without a reader, blocks that thread and no request; records that
+    exceed the queue are dropped.
     """
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        """The record itself: its message does not change any more."""
+        """Return the record itself: its message does not change any more."""
         return record
 
     def enqueue(self, record: logging.LogRecord) -> None:
-        """Drop it where too many wait."""
+        """Drop the record if the queue is full."""
         with contextlib.suppress(queue.Full):
             self.queue.put_nowait(record)
 
 
-class Writer(logging.Handler):
-    """Writes lines to a file descriptor from one thread; where that is not possible they are lost.
+class LogWriter(logging.Handler):
+    """Writes lines to a file descriptor from one thread; lines that cannot be written are dropped.
 
-    It has no lock and no buffer that the end of the process could wait for.
+    It has no lock and no buffer that could block the end of the process.
     """
 
     def __init__(self, fd: int, formatter: logging.Formatter) -> None:
@@ -150,16 +150,16 @@ class Writer(logging.Handler):
         self.formatter, self._fd = formatter, fd
 
     def createLock(self) -> None:  # noqa: N802
-        """One thread writes."""
+        """Use no lock: only one thread writes."""
         self.lock = None
 
     def handle(self, record: logging.LogRecord) -> bool:
-        """Newer versions of Python take the lock here, which there is none of."""
+        """Emit without the lock that newer versions of Python take here."""
         self.emit(record)
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
-        """All of the line, however much the system takes at once."""
+        """Write the whole line, in as many calls as needed."""
         line = f"{self.format(record)}\n".encode(errors="replace")
         with contextlib.suppress(OSError):
             while line:
@@ -167,14 +167,14 @@ class Writer(logging.Handler):
 
 
 @contextlib.contextmanager
-def written_aside(name: str, format: str) -> Iterator[None]:
-    """Write the lines of the logger `name` to stderr in a thread; on leaving, the last of them.
+def write_in_thread(name: str, format: str) -> Iterator[None]:
+    """Write the lines of the logger `name` to stderr in a thread; flush at the end.
 
-    Give it the logger of what happens often, such as a line for each request.
+    It is meant for frequent lines, such as one per request.
     """
     logger, lines = logging.getLogger(name), queue.Queue[logging.LogRecord](MAX_LINES_WAITING)
-    handler = Waiting(lines)
-    writer = Writer(sys.stderr.fileno(), FORMATTERS[format]())
+    handler = LogQueueHandler(lines)
+    writer = LogWriter(sys.stderr.fileno(), FORMATTERS[format]())
     listener = logging.handlers.QueueListener(lines, writer)
     logger.addHandler(handler)
     logger.propagate = False
@@ -184,13 +184,15 @@ def written_aside(name: str, format: str) -> Iterator[None]:
     finally:
         logger.removeHandler(handler)
         logger.propagate = True
-        stop(listener, lines)
+        stop_listener(listener, lines)
 
 
-def stop(listener: logging.handlers.QueueListener, lines: queue.Queue[logging.LogRecord]) -> None:
-    """Write what waits, but for no longer than a second: nobody may read any more.
+def stop_listener(
+    listener: logging.handlers.QueueListener, lines: queue.Queue[logging.LogRecord]
+) -> None:
+    """Write the queued lines for at most a second, because there may be no reader.
 
-    Where the queue is full its oldest line makes way for the end, so that the thread finds one.
+    If the queue is full its oldest line is replaced by the end marker.
     """
     thread = listener._thread
     while True:

@@ -1,6 +1,6 @@
-"""What this machine offers: cores, memory that is really free, instruction sets, an accelerator.
+"""Resources of this machine: cores, free memory, instruction sets, an accelerator.
 
-Reads /proc and the cgroup files, so a container's limit counts and not the host's memory. On a
+It reads /proc and the cgroup files, so a container's limit counts and not the host's memory. On a
 system without them it falls back to what Python knows.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CGROUP = Path("/sys/fs/cgroup")
-NOT_LOOKED_FOR = "native kernels were not looked for"
+KERNELS_UNKNOWN = "native kernels were not looked for"
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 MULTIPLY_FLAGS = {
     "bfloat16": {"avx512_bf16", "amx_bf16"},
@@ -21,7 +21,7 @@ MULTIPLY_FLAGS = {
 class Accelerator:
     """A GPU as the runtime reports it; bytes.
 
-    `has_kernels` says whether our own kernels run there, and `kernels_why` why, or with what;
+    `has_kernels` says whether Headway's own kernels run there, and `kernels_why` why, or with what;
     `has_flashinfer` whether FlashInfer is installed.
     """
 
@@ -35,10 +35,10 @@ class Accelerator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Cores we may use, bytes of RAM in all and free, CPU flags such as `avx2`, `avx512_bf16`.
+    """Usable cores, bytes of RAM in all and free, CPU flags such as `avx2`, `avx512_bf16`.
 
-    `native` is the instruction set that the native kernels run with here; "" without them, and
-    `native_why` says why.
+    `native` is the instruction set of the native kernels; "" without them, and `native_why` says
+    why.
     """
 
     num_cores: int
@@ -47,16 +47,16 @@ class Machine:
     cpu_flags: frozenset[str] = frozenset()
     accelerator: Accelerator | None = None
     native: str = ""
-    native_why: str = NOT_LOOKED_FOR
+    native_why: str = KERNELS_UNKNOWN
 
     def multiplies(self, dtype: str) -> bool:
-        """Whether the CPU multiplies this type itself: bf16 needs AVX-512 bf16 or AMX."""
+        """Return whether the CPU multiplies this type natively: bf16 needs AVX-512 bf16 or AMX."""
         needed = MULTIPLY_FLAGS.get(dtype)
         return needed is None or bool(self.cpu_flags & needed)
 
 
 def probe_machine(
-    accelerator: Accelerator | None = None, native: tuple[str, str] = ("", NOT_LOOKED_FOR)
+    accelerator: Accelerator | None = None, native: tuple[str, str] = ("", KERNELS_UNKNOWN)
 ) -> Machine:
     """Read this machine now; `native` is the native kernels' instruction set, and why."""
     total, free = memory()
@@ -72,7 +72,7 @@ def probe_machine(
 
 
 def num_cores() -> int:
-    """Cores in our affinity mask, less when a cgroup quota grants fewer: 150000/100000 → 1."""
+    """Return the cores of the affinity mask, or of a smaller cgroup quota: 150000/100000 → 1."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     quota = read_text(CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -81,7 +81,7 @@ def num_cores() -> int:
 
 
 def memory() -> tuple[int, int]:
-    """(total, free) bytes: the smaller of /proc/meminfo and the cgroup's limit less its use."""
+    """Return (total, free) bytes: the smaller of /proc/meminfo and the cgroup's limit minus use."""
     fields = {}
     for line in read_text(Path("/proc/meminfo")).splitlines():
         key, _, value = line.partition(":")
@@ -100,7 +100,7 @@ def memory() -> tuple[int, int]:
 
 
 def cpu_flags() -> frozenset[str]:
-    """The CPU's flags from /proc/cpuinfo; empty where there is none."""
+    """Return the CPU's flags from /proc/cpuinfo; empty without it."""
     for line in read_text(Path("/proc/cpuinfo")).splitlines():
         if line.startswith(("flags", "Features")):
             return frozenset(line.partition(":")[2].split())
@@ -108,27 +108,27 @@ def cpu_flags() -> frozenset[str]:
 
 
 def last_level_cache_bytes() -> int:
-    """Bytes of the largest cache of the first core; 0 where the system does not say."""
+    """Return the bytes of the largest cache of the first core; 0 if unknown."""
     sizes = [read_text(path).strip() for path in CACHES.glob("index*/size")]
-    found = [int(s[:-1]) * CACHE_UNITS[s[-1]] for s in sizes if s and s[-1] in CACHE_UNITS]
-    return max(found, default=0)
+    sizes_bytes = [int(s[:-1]) * CACHE_UNITS[s[-1]] for s in sizes if s and s[-1] in CACHE_UNITS]
+    return max(sizes_bytes, default=0)
 
 
 def cache_share_bytes() -> int:
-    """What of that cache these cores may count on: a virtual machine is told of its whole socket's.
+    """Return the part of that cache for these cores: a virtual machine reports the whole socket's.
 
-    Two cores that are told of 480 MiB, 240 each, have 32: no core has more than 12 of its own.
+    Two cores that report 480 MiB, 240 each, have 32: no core has more than 12 of its own.
     """
-    return min(last_level_cache_bytes(), (os.cpu_count() or 1) * MOST_CACHE_OF_A_CORE)
+    return min(last_level_cache_bytes(), (os.cpu_count() or 1) * MAX_CACHE_BYTES_PER_CORE)
 
 
-MOST_CACHE_OF_A_CORE = 16 * 2**20
-"""A core has less than this of an L3 cache; what is told beyond it is the whole socket's."""
+MAX_CACHE_BYTES_PER_CORE = 16 * 2**20
+"""Upper bound of a core's part of an L3 cache."""
 CACHE_UNITS = {"K": 2**10, "M": 2**20}
 
 
 def processor_name() -> str:
-    """The CPU as /proc/cpuinfo calls it; "" where there is none."""
+    """Return the CPU's name from /proc/cpuinfo; "" without it."""
     for line in read_text(Path("/proc/cpuinfo")).splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -136,7 +136,7 @@ def processor_name() -> str:
 
 
 def read_text(path: Path) -> str:
-    """The file's text, or "" where it does not exist or may not be read."""
+    """Return the file's text, or "" if it does not exist or may not be read."""
     try:
         return path.read_text()
     except OSError:

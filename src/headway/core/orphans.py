@@ -1,9 +1,9 @@
-"""A process that was started by another and ends with it, though it was stopped before.
+"""Child processes that end with their parent, even if they are stopped (SIGSTOP).
 
-Engines, their ranks and the trials of their grammars look at their parent's id, or at the end of a
-pipe, and end when it is gone. One that is stopped looks at nothing: an engine that was stopped with
-all its children (SIGSTOP to the group), and then killed, left these stopped for ever. So the kernel
-wakes each when its parent ends.
+Engines, their ranks and the trials of their grammars watch their parent's id, or the end of a pipe,
+and end when it is gone. A stopped process watches nothing: an engine that was stopped with all its
+children (SIGSTOP to the group), and then killed, left these stopped for ever. So the kernel wakes
+each child when its parent ends.
 """
 
 import ctypes
@@ -14,7 +14,9 @@ PR_SET_PDEATHSIG = 1
 
 
 def wake_when_orphaned() -> None:
-    """From now on this process goes on when its parent, or the thread of it that started this one,
-    ends: SIGCONT, which is nothing to a process that runs. Linux alone has it."""
+    """Let the kernel send SIGCONT to this process when its parent, or the parent's thread, ends.
+
+    SIGCONT has no effect on a running process. Only Linux has this.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT), 0, 0, 0)

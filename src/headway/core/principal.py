@@ -1,6 +1,6 @@
-"""Who asks: a name, a class of service, and a salt that keeps caches apart.
+"""Principal of a request: a name, a service class, and a salt that separates caches.
 
-The keyring makes one of each key; every request carries it from the server into the engine.
+The keyring creates one for each key; every request carries it from the server into the engine.
 """
 
 import hashlib
@@ -10,21 +10,23 @@ import msgspec
 
 ANONYMOUS = "anonymous"
 KEY_BYTES, USER_BYTES = 12, 22
-"""Bytes at the beginning of a block's owner that all of one key share, and all of one user."""
+"""Leading bytes of a block owner that are common to one key, and to one user of a gateway."""
 
 
 class Principal(msgspec.Struct, frozen=True, array_like=True):
-    """Who asks: the key's name, the service class and the salt of its prefix-cache blocks."""
+    """The key's name, the service class and the salt of its prefix-cache blocks."""
 
     name: str = ANONYMOUS
     service_class: str = "standard"
     cache_salt: str = ""
     cache_owner: str = ""
-    """Whose the blocks are, whatever salts are mixed in: "KEY", or "KEY USER" of a gateway."""
+    """Owner of the blocks, with any salt: "KEY", or "KEY USER" of a gateway."""
 
     def salted(self, salt: str | None) -> "Principal":
-        """The same, with `salt` of the request mixed into its own: within one key's blocks it keeps
-        apart what was sent with another, and reaches nobody else's."""
+        """Return the principal with the request's `salt` mixed into its own.
+
+        It separates requests of one key, and cannot reach blocks of another key.
+        """
         if salt is None:
             return self
         own = hashlib.sha256(self.cache_salt.encode()).digest()
@@ -32,14 +34,16 @@ class Principal(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.structs.replace(self, cache_salt=mixed)
 
     def block_owner(self) -> bytes:
-        """The 32 bytes that its KV blocks are known by: KEY_BYTES for its key, more for the user
-        of a gateway's key, up to USER_BYTES, and the rest for the salt."""
+        """Return the 32 bytes that identify the owner of its KV blocks.
+
+        KEY_BYTES are the key's, up to USER_BYTES those of a gateway's user, the rest the salt's.
+        """
         return block_owner(self.cache_owner, self.cache_salt)
 
 
 @lru_cache(maxsize=4096)
 def block_owner(cache_owner: str, cache_salt: str) -> bytes:
-    """As `Principal.block_owner` says."""
+    """Return as `Principal.block_owner`."""
     key, _, user = cache_owner.partition(" ")
     sizes = (KEY_BYTES, USER_BYTES - KEY_BYTES, 32 - USER_BYTES)
     hashed = [

@@ -1,7 +1,6 @@
-"""Progress of long work on stderr: bytes while a model loads, prompts while they are answered.
+"""Progress bars on stderr: bytes of a loading model, finished items, training steps.
 
-Given a label it yields a function to call; where stderr is no terminal a line says that work has
-begun and nothing else is printed.
+Each yields a function to call. If stderr is no terminal, only a line at the start is printed.
 """
 
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar with an estimate of the time left; call with (bytes done, bytes in all)."""
+    """Yield a bar with the remaining time; call with (bytes done, bytes in all)."""
     if not sys.stderr.isatty():
         with suppress(OSError):  # a full disk behind stderr
             print(f"{label} …", file=sys.stderr, flush=True)
@@ -35,7 +34,7 @@ def bytes_bar(label: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def items_bar(label: str, total: int, show: bool = True) -> Iterator[Callable[[], None]]:
-    """A bar of finished items; call once an item. Silent where stderr is no terminal."""
+    """Yield a bar of finished items; call once per item. Silent if stderr is no terminal."""
     if not show or not sys.stderr.isatty():
         yield lambda: None
         return
@@ -49,9 +48,9 @@ def items_bar(label: str, total: int, show: bool = True) -> Iterator[Callable[[]
 
 @contextmanager
 def steps_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int, str], None]]:
-    """A bar of training steps with the time left; call with (steps done, what to say of them).
+    """Yield a bar of training steps with the remaining time; call with (steps done, status text).
 
-    Where stderr is no terminal, a line about ten times, each with the time left.
+    If stderr is no terminal, about ten lines are printed, each with the remaining time.
     """
     if sys.stderr.isatty():
         from rich.console import Console
@@ -59,20 +58,20 @@ def steps_bar(label: str, total: int, done: int = 0) -> Iterator[Callable[[int, 
 
         columns = (
             TextColumn("{task.description} {task.completed}/{task.total}"),
-            *(BarColumn(), TextColumn("{task.fields[said]}"), TimeRemainingColumn()),
+            *(BarColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn()),
         )
         with Progress(*columns, console=Console(stderr=True)) as bar:
-            task = bar.add_task(label, total=total, completed=done, said="")
-            yield lambda now, said: bar.update(task, completed=now, said=said)
+            task = bar.add_task(label, total=total, completed=done, status="")
+            yield lambda now, status: bar.update(task, completed=now, status=status)
         return
-    began, every, told = time.perf_counter(), max(1, total // 10), done // max(1, total // 10)
+    began, every, num_lines = time.perf_counter(), max(1, total // 10), done // max(1, total // 10)
 
-    def line(now: int, said: str) -> None:
-        nonlocal told
-        if now // every > told or now == total:
-            told = now // every
-            left = (time.perf_counter() - began) / max(1, now - done) * (total - now)
-            text = f"{label} {now}/{total}: {said}, {left / 60:.0f} min left"
+    def line(now: int, status: str) -> None:
+        nonlocal num_lines
+        if now // every > num_lines or now == total:
+            num_lines = now // every
+            remaining_s = (time.perf_counter() - began) / max(1, now - done) * (total - now)
+            text = f"{label} {now}/{total}: {status}, {remaining_s / 60:.0f} min left"
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
 

@@ -1,8 +1,8 @@
-"""What the engine tells of each step: counts and durations, never a token.
+"""Step records: counts and durations of each step, never a token.
 
-One record a step goes to the server with the step's updates; everything that is plotted or judged
-later derives from these raw values. Worked example, one full KV group: a decode row with 99 tokens
-computed and a prompt chunk of 4 tokens from position 8:
+One record per step goes to the server with the step's updates; everything that is plotted or judged
+is derived from these raw values. Worked example, one full KV group: a decode row with 99 computed
+tokens, and a prompt chunk of 4 tokens from position 8:
 
     tokens 5, of which 1 decodes and 4 prefill
     attended  100 + (9 + 10 + 11 + 12) = 142     context seen, summed over tokens: attention FLOPs
@@ -24,7 +24,7 @@ class TierUse(msgspec.Struct, array_like=True, gc=False):
 
 
 class ModelSnapshot(msgspec.Struct, array_like=True, gc=False):
-    """What a `perf.StepModel` has learned: seconds of each of its parts, from so many steps.
+    """State of a `perf.StepModel`: seconds of each of its parts, and the number of learned steps.
 
     `windows` by KV group, 0 for full attention.
     """
@@ -35,38 +35,37 @@ class ModelSnapshot(msgspec.Struct, array_like=True, gc=False):
 
 
 class StepRecord(msgspec.Struct, array_like=True, gc=False):
-    """One step. Durations in seconds, `started_s` on the engine's monotonic clock.
+    """Record of one step. Durations are in seconds, `started_s` is on the engine's monotonic clock.
 
-    `num_preemptions` counts since the engine started; the rest is of this step. Since the step
-    before, `gap_s` passed with work waiting or `idle_s` with none. `kv_tokens_read` and
-    `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens that were scheduled
-    for the first time, `num_cached_tokens` needed no computing. `prefilling` holds (request id,
-    index, tokens computed) of the rows that are not decodes, `preempted` (request id, tokens made).
-    `experts_read` counts the experts that were hit, over all layers. Grammar masks took `mask_s`
+    `num_preemptions` counts from the engine's start; all other values are of this step. Since the
+    step before, `gap_s` passed with work waiting or `idle_s` without. `kv_tokens_read` and
+    `group_blocks_used` are by KV group. Of `num_queried_tokens` prompt tokens scheduled for the
+    first time, `num_cached_tokens` needed no computing. `prefilling` has (request id, index, tokens
+    computed) of the rows that are not decodes, `preempted` (request id, generated tokens).
+    `experts_read` counts the experts that were used, over all layers. Grammar masks took `mask_s`
     to compute, of which the step waited for `mask_wait_s`; `compiles_s` are the seconds of each
-    grammar compiled since the step before. `predicted_s` is what the cost model had predicted of
-    this step and the gap before it, 0 where it predicted nothing. By the same model a prompt token
-    takes `prefill_s_per_token` beside what decodes, and `alone_s_per_token` beside nothing. `row_s`
+    grammar compiled since the step before. `predicted_s` is the cost model's prediction of this
+    step and the gap before it, 0 without one. By the same model a prompt token takes
+    `prefill_s_per_token` next to the step's decodes, and `alone_s_per_token` without any. `row_s`
     is the mean time between slot releases while slots or blocks are short; otherwise 0. Of
-    `num_waiting`, `num_deferred` wait for their grammar. Of preempted sequences, `num_lost_tokens`
-    that had been computed are computed again since they came back in this step; of `num_swapped`
-    the KV of `num_swapped_tokens` is copied to host memory instead. Transfers that ended in this
-    step took `transfer_s`. While all slots are taken, or blocks are short, and the policy lets
-    users reclaim their share, `user_slots` has for each user with a slot what it holds, as so many
-    slots, and its weight. Of `num_drafts` guesses that were verified, `num_kept_drafts` were right,
-    as `verified` tells by sequence: (who guessed, how many, how many of them right). A grammar
-    forced `num_forced` of the tokens that came, nobody sampled them; of those that came so before,
-    the step computed `num_forced_rows`. By the cost model it took `verify_s` longer for guesses and
-    forced tokens; the drafter made `num_proposed` for the next step in `draft_s`. `draft_failure`
-    says why it is not asked, where it has failed. The scheduler chose the guesses in `choose_s`. It
-    is a step of `engine`, of several: the server fills that in.
-    Of the cached tokens `restored_tokens` came from lower tiers, by their names; the reads that
-    ended took `restore_s` by tier. `kv_tiers` tells what each holds, where there are any. Of what
-    was asked of them `num_bad_blocks` were damaged and `num_failed_reads` came to nothing. `model`
-    is what the cost model has learned so far, with every 20th step.
+    `num_waiting` requests, `num_deferred` wait for their grammar. Preempted sequences that resumed
+    in this step recompute `num_lost_tokens`; `num_swapped` others have `num_swapped_tokens` copied
+    to host memory instead. Transfers that ended in this step took `transfer_s`. While all slots are
+    taken, or blocks are short, and users may reclaim their share, `user_slots` has for each user
+    with a slot its holding, in slots, and its weight. Of `num_drafts` verified draft tokens,
+    `num_kept_drafts` were accepted; `verified` has them by sequence: (proposer, verified,
+    accepted). A grammar forced `num_forced` of the new tokens, which were not sampled; the step
+    computed `num_forced_rows` of those forced before. By the cost model it took `verify_s` longer
+    for draft tokens and forced tokens; the drafter made `num_proposed` for the next step in
+    `draft_s`. `draft_failure` says why it is not asked, if it failed. The scheduler chose the draft
+    tokens in `choose_s`. `engine` is the number of the engine, which the server fills in.
+    Of the cached tokens `restored_tokens` came from lower tiers, by name; the reads that ended took
+    `restore_s` by tier. `kv_tiers` has the bytes that each tier holds. Of the reads from them
+    `num_bad_blocks` were damaged and `num_failed_reads` failed. `model` is the state of the cost
+    model, in every 20th step.
 
-    Thousands are kept, so they hold tuples: the collector lets go of tuples of numbers, and would
-    visit each list again in every full collection.
+    Thousands are kept, so they have tuples: the garbage collector untracks tuples of numbers, and
+    would visit each list in every full collection.
     """
 
     step: int
@@ -132,22 +131,22 @@ class StepRecord(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def has_more(self) -> bool:
-        """Whether more tokens may have come than were sampled one by one."""
+        """Return whether a sequence may have got more than one token."""
         return bool(self.verified or self.draft_s or self.num_forced or self.num_forced_rows)
 
     @property
     def tokens_per_decode(self) -> float:
-        """Tokens that a sequence gained that decoded; 1 where nobody guessed or was forced."""
+        """Return the tokens per decoding sequence; 1 without draft tokens and forced tokens."""
         decodes = self.num_decode_tokens - self.num_drafts - self.num_forced_rows
         return 1 + (self.num_kept_drafts + self.num_forced) / decodes if decodes > 0 else 1.0
 
     @property
     def duration_s(self) -> float:
-        """From the beginning of scheduling to the end of the update."""
+        """Return the seconds from the start of scheduling to the end of the update."""
         return self.schedule_s + self.execute_s + self.update_s
 
 
-BEFORE_ANY = StepRecord(
+NO_STEP = StepRecord(
     step=0,
     started_s=0.0,
     num_running=0,
@@ -158,11 +157,11 @@ BEFORE_ANY = StepRecord(
     kv_usage=0.0,
     num_preemptions=0,
 )
-"""What is shown as the last step of an engine that has run none."""
+"""Last step of an engine that has run none, for display."""
 
 
-class Counted(NamedTuple):
-    """What the rows of a step do, by the names of `StepRecord`."""
+class RowCounts(NamedTuple):
+    """Work of the rows of a step, with the names of `StepRecord`."""
 
     num_tokens: int
     num_sampled: int
@@ -173,12 +172,11 @@ class Counted(NamedTuple):
     kv_tokens_read: list[int]
 
 
-def counted(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
-    """The tokens, samples, guesses and context of `rows`; `windows` by KV group, 0 for full
-    attention.
+def count_rows(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> RowCounts:
+    """Count the tokens, samples, draft tokens and context of `rows`.
 
-    Whole lists at once, for this runs in every step; but for the plain decodes, which are most,
-    each row by itself.
+    `windows` by KV group, 0 for full attention. It runs in every step, so plain decodes, which are
+    most, are counted by whole lists, and only the others row by row.
     """
     starts = [row.start for row in rows]
     lengths = [len(row.token_ids) for row in rows]
@@ -188,9 +186,9 @@ def counted(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
         sum([min(s, window - 1) + n for s, n in zip(starts, lengths)]) if window else read
         for window in windows
     ]
-    if tokens == len(rows):  # then nobody guesses
+    if tokens == len(rows):  # plain decodes and single tokens only
         sampled = [row.sample for row in rows].count(True)
-        return Counted(tokens, sampled, sampled, 0, 0, read, reads)
+        return RowCounts(tokens, sampled, sampled, 0, 0, read, reads)
     others = [
         (row, s, n)
         for row, s, n in zip(rows, starts, lengths)
@@ -200,7 +198,7 @@ def counted(rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
     decoding = [
         n for row, _, n in others if row.num_forced or (row.sample and n == row.num_drafts + 1)
     ]
-    return Counted(
+    return RowCounts(
         num_tokens=tokens,
         num_sampled=plain + sum([row.sample + row.num_drafts for row, _, _ in others]),
         num_decode_tokens=plain + sum(decoding),

@@ -1,8 +1,7 @@
-"""What a client asks for and what it gets: requests, sampling parameters, sequence updates.
+"""Requests, sampling parameters and sequence updates: the messages between server and engine.
 
-These structs cross the border between the server and the engine as msgspec messages; they are
-validated once, when made. A `Request` asks for `sampling.n` sequences over one prompt; each
-`SequenceUpdate` carries what one of them gained in one step.
+They are msgspec structs, validated once, when they are created. A `Request` asks for `sampling.n`
+sequences over one prompt; each `SequenceUpdate` has the new tokens of one sequence in one step.
 """
 
 import math
@@ -24,14 +23,14 @@ MAX_COUNT = 2**31 - 1
 
 
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How tokens are chosen; vLLM's names and meanings.
+    """Sampling parameters, with vLLM's names and meanings.
 
     `temperature` 0 is greedy. `top_k` 0 or -1 and `top_p` 1 keep everything; `min_p` drops tokens
     less likely than `min_p` times the likeliest. Penalties follow the OpenAI API (presence,
     frequency: over generated tokens) and Keskar et al. 2019, CTRL (repetition: prompt too).
     `seed` fixes the draws of this request in any batch. `max_tokens` None means up to the end of
     the context. `logprobs` asks for that many alternatives per generated token,
-    `prompt_logprobs` the same for the prompt. `grammar` is what the answer's text must be. Raises
+    `prompt_logprobs` the same for the prompt. `grammar` constrains the answer's text. Raises
     RequestError that names the field.
     """
 
@@ -108,9 +107,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 check_range(label, token_id, 0, MAX_COUNT, integer=True, param=name)
 
     def check_grammar(self) -> None:
-        """Raise RequestError for a field that a grammar excludes; again when one was added.
+        """Raise RequestError for a field that a grammar excludes; called again if one is added.
 
-        A grammar alone says which tokens may come and when the answer ends.
+        A grammar determines which tokens are allowed and when the answer ends.
         """
         for name in ("allowed_token_ids", "min_tokens"):
             if self.grammar is not None and getattr(self, name):
@@ -122,11 +121,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is taken: temperature 0, or too small to divide by."""
+        """Return whether the likeliest token is taken: temperature 0, or too small to divide by."""
         return self.temperature < GREEDY_TEMPERATURE
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise RequestError when a token id lies outside the width of the logits."""
+        """Raise RequestError if a token id is outside the width of the logits."""
         for name in ("logit_bias", *ID_LISTS):
             for token_id in getattr(self, name):
                 if not 0 <= token_id < vocab_size:
@@ -156,7 +155,7 @@ RANGES: dict[str, tuple[float | None, float | None]] = {
 
 USUAL = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}
 CHECKED = [(name, USUAL[name], low, high) for name, (low, high) in RANGES.items()]
-"""(Field, what needs no check, lowest and highest value): mostly all of them are as usual."""
+"""(field, default that needs no check, lowest and highest value)."""
 OPTIONAL = {"seed", "max_tokens", "logprobs", "prompt_logprobs"}
 INTEGERS = {"n", "top_k", "min_tokens", *OPTIONAL}
 ID_LISTS = ("stop_token_ids", "allowed_token_ids")
@@ -174,7 +173,7 @@ def check_range(
 ) -> None:
     """Raise RequestError with OpenAI's code unless `value` is a finite number in [low, high].
 
-    `integer` says what the field holds; None goes by the value.
+    `integer` is the type of the field; None: the type of the value.
     """
     kind = "integer" if (isinstance(value, int) if integer is None else integer) else "decimal"
     param = param or name
@@ -198,10 +197,10 @@ def check_range(
 
 
 class Request(msgspec.Struct, array_like=True):
-    """One prompt and what to do with it. `request_id` is made by us, never by a client.
+    """One prompt and its parameters. `request_id` is the server's, never a client's.
 
     `kv_read` is the share of its context that a generated token reads, `kv_keep` that of its prompt
-    that is kept for them; None: the server's.
+    that is kept for generated tokens; None: the server's values.
     """
 
     request_id: int
@@ -230,14 +229,14 @@ class TokenLogprobs(msgspec.Struct, array_like=True, gc=False):
 
 
 class SequenceUpdate(msgspec.Struct, array_like=True, gc=False):
-    """What one sequence of one request gained in one step.
+    """New tokens of one sequence of one request in one step.
 
     `finish_reason` is None while it runs, then exactly once `stop`, `length`, `abort` or `error`.
     `stop_token_id` is the end token that stopped it; it is the last of `token_ids`. `incomplete`
-    says that it ended before its grammar was satisfied: cut off by `max_tokens`, say.
+    says that it ended before its grammar was satisfied, for example by `max_tokens`.
     `prompt_logprobs` (first position None), `num_cached_tokens` and `first_scheduled_s`, on the
-    clock of `Request.arrived_s`, come once, with the first token. Of `num_drafts` guesses of these
-    tokens `num_kept_drafts` were right; the last `num_forced` of them its grammar forced.
+    clock of `Request.arrived_s`, are set once, with the first token. Of `num_drafts` verified draft
+    tokens `num_kept_drafts` were accepted; the last `num_forced` tokens were forced by its grammar.
     """
 
     request_id: int

@@ -1,7 +1,7 @@
-"""Where a request comes from: what its line in the log is found by.
+"""Source of a request: the fields by which its log line is match.
 
-Made of a request's headers before anything of it is checked, so that one that is refused has its
-line too. `key` is the name of its key, None until that is known and where there are no keys.
+It is made of the headers before anything is checked, so that a refused request has a line too.
+`key` is the name of its key, None until that is known and on servers without keys.
 """
 
 import re
@@ -14,8 +14,8 @@ TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class RequestSource(msgspec.Struct, kw_only=True, gc=False):
-    """One request: `request_id` is the server's (`x-request-id` of the answer),
-    `client_request_id` what the client calls it, `trace_id` that of its `traceparent`."""
+    """Source of one request: `request_id` is the server's (`x-request-id` of the response),
+    `client_request_id` the client's, `trace_id` that of its `traceparent`."""
 
     request_id: str
     method: str = "POST"
@@ -27,7 +27,7 @@ class RequestSource(msgspec.Struct, kw_only=True, gc=False):
     """Whether its line has been written."""
 
     def fields(self) -> dict[str, Any]:
-        """What a line in the log has of it."""
+        """Return the fields of its log line."""
         return {
             "request_id": self.request_id,
             "client_request_id": self.client_request_id,
@@ -39,13 +39,13 @@ class RequestSource(msgspec.Struct, kw_only=True, gc=False):
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
-    """00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 → its second part, else None."""
-    found = TRACEPARENT.match(traceparent or "")
-    return found[1] if found else None
+    """Return the trace id: 00-4bf92f3577b34da6a3ce929d0e0e4736-… → its second part, else None."""
+    match = TRACEPARENT.match(traceparent or "")
+    return match[1] if match else None
 
 
 def client_id_of(*given: str | None) -> str | None:
-    """The first that can be an id of a client: printable ASCII of at most 200 characters."""
+    """Return the first valid client id: printable ASCII of at most 200 characters."""
     for text in given:
         if text and len(text) <= MAX_CLIENT_ID and text.isascii() and text.isprintable():
             return text

@@ -1,7 +1,7 @@
-"""What an evaluation asks of a model: answers to chats, and the log-probabilities of texts.
+"""Interface of a model for evaluations: answers to chats, and log-probabilities of texts.
 
-A folder's engine and any OpenAI-compatible URL are both a `Model`; `evals` knows no more.
-It promises natural logarithms, and answers and scores in the order of what was asked.
+A folder's engine and any OpenAI-compatible URL are both a `ScoringModel`; `evals` knows no more.
+Logarithms are natural; answers and scores are in the order of the input.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """One text scored: for "a b c" of three tokens, three entries, the first of them None.
+    """Scores of one text: for three tokens three entries, the first of them None.
 
-    `token_ids` is empty where a server does not tell ids. `logprobs` are natural logarithms; the
-    first is None, for nothing comes before it. `top` holds per position the best alternatives by
-    id, or by text where ids are not told; its dictionaries are empty when none were asked for.
+    `token_ids` is empty if a server does not return ids. `logprobs` are natural logarithms; the
+    first is None, because nothing comes before it. `top` has per position the best alternatives by
+    id, or by text without ids; its dictionaries are empty if none were requested.
     """
 
     token_ids: list[int]
@@ -26,38 +26,38 @@ class Score:
     top: list[dict[str | int, float]]
 
 
-class Model(Protocol):
-    """Whatever answers chats and scores texts: a folder's engine, or a server behind a URL."""
+class ScoringModel(Protocol):
+    """Model that answers chats and scores texts: a folder's engine, or a server behind a URL."""
 
     name: str
 
     def generate(
         self, chats: Sequence[list[dict[str, str]]], *, max_tokens: int
     ) -> Sequence[str | None]:
-        """The greedy answers to these chats, in their order; None where one exceeds the context."""
+        """Return the greedy answers to chats, in order; None if one exceeds the context."""
         ...
 
     def score(self, texts: Sequence[str], *, top: int = 0) -> list[Score]:
-        """The log-probability of every token of these texts, in their order."""
+        """Return the log-probability of every token of these texts, in order."""
         ...
 
 
-class WholeModel(Model, Protocol):
-    """A folder: every probability is at hand."""
+class WholeModel(ScoringModel, Protocol):
+    """Model in a folder: all probabilities are available."""
 
     def encode(self, text: str) -> list[int]: ...
 
     def distributions(self, token_ids: list[int]) -> "np.ndarray":
-        """float32 [T, V]: the log-probabilities of the token after each of the T positions."""
+        """Return float32 [T, V]: log-probabilities of the token after each of the T positions."""
         ...
 
 
 STOP = "\nUser:"
-"""Where the answer to a `transcript` ends."""
+"""End of the answer to a `transcript`."""
 
 
 def transcript(messages: Sequence[dict[str, str]]) -> str:
-    """A chat for a model without a chat template, to be continued up to STOP.
+    """Format a chat for a model without a chat template, to be continued up to STOP.
 
     "User: Hi\nAssistant: Hello!\nUser: 2 + 3?\nAssistant:"
     """

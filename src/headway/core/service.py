@@ -1,4 +1,4 @@
-"""Service classes: what each is promised, its share, its limits, and which one a request is of.
+"""Service classes: objectives, share and limits of each, and the class of a request.
 
 Three are built in, `--slo` changes objectives by name, and `--classes FILE` replaces them or adds
 others. A class file is YAML, each row a class; everything but the name may be left out:
@@ -7,9 +7,9 @@ others. A class file is YAML, each row a class; everything but the name may be l
       slo: ttft=1.5s,tpot=120ms
       ttft_per_token: 2ms          # for each uncached prompt token beyond free_tokens
       free_tokens: 500
-      weight: 2                    # share of its users beside others
+      weight: 2                    # share of its users relative to others
       priority: -1                 # lower goes first, under the policy priority
-      price: 1.0                   # of a token, beside others
+      price: 1.0                   # of a token, relative to others
       limits: {max_output_tokens: 4096, queue_requests: 64}
     nightly: {idle_only: true, price: 0.3, keep_context: 0.5}
 """
@@ -38,16 +38,16 @@ from headway.core.yaml_file import read_yaml
 MAX_OBJECTIVE_S = 1e6
 MAX_PRIORITY = 2**31
 BATCH_CLASS = "batch"
-"""The class of the lines of batches."""
+"""Class of the lines of batches."""
 TIERS = {"flex": "batch", "priority": "interactive"}
-"""OpenAI's tiers that mean one of ours, where no class has their own name."""
+"""OpenAI's tiers → built-in classes, unless a class has the tier's name."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each key may ask for; None is no limit. A key's own go before those of the class.
+class KeyLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of each key; None is no limit. A key's own row comes before that of the class.
 
-    `queue_requests` and `queue_seconds` bound what waits for its first token: of all keys
-    together in a class's row, of the key alone in a key's.
+    `queue_requests` and `queue_seconds` bound the requests that wait for their first token: of all
+    keys together in a class's row, of one key in a key's row.
     """
 
     requests_at_once: int | None = None
@@ -65,8 +65,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             if value is not None and value < least:
                 raise ValueError(f"{name} must be at least {least}")
 
-    def over(self, other: "Limits") -> "Limits":
-        """These where they say something, else `other`'s."""
+    def over(self, other: "KeyLimits") -> "KeyLimits":
+        """Return these limits, completed by `other`'s."""
         if self == UNLIMITED:
             return other
         names = self.__struct_fields__
@@ -74,16 +74,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(other, **given) if given else other
 
 
-UNLIMITED = Limits()
+UNLIMITED = KeyLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceClass:
-    """A class and its objectives; a long prompt may have more time to its first token.
+    """A service class and its objectives; a long prompt may have more time to its first token.
 
-    TTFT grows by `ttft_per_token_s` for each uncached prompt token beyond `free_tokens`. Of a lower
-    `priority` goes first; `idle_only` takes only what nobody else wants; `price` is a token's,
-    beside that of other classes.
+    TTFT grows by `ttft_per_token_s` for each uncached prompt token beyond `free_tokens`. A lower
+    `priority` goes first; `idle_only` takes only otherwise unused capacity; `price` is a token's,
+    relative to other classes.
     """
 
     name: str
@@ -94,18 +94,17 @@ class ServiceClass:
     priority: int = 0
     idle_only: bool = False
     price: float = 1.0
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     keep_context: float | None = None
-    """What its requests ask of `context` where they say nothing: the share of documents and tools'
-    results that is kept."""
+    """Default of `context` for its requests: the share of documents and tools' results to keep."""
     best_effort: bool = False
-    """Whether its requests queue beyond its objective for the first token: that of the default
-    class is a target for the scheduler, which neither operator nor client has asked for."""
+    """Whether its requests queue beyond the TTFT objective: that of the default class is a target
+    for the scheduler, which neither operator nor client has set."""
     why: str = "built in"
-    """Where its objectives come from."""
+    """Source of its objectives."""
 
     def objectives(self, uncached_tokens: int) -> Slo:
-        """What a request with this many uncached prompt tokens must meet."""
+        """Return the objectives of a request with this many uncached prompt tokens."""
         extra = self.ttft_per_token_s * max(0, uncached_tokens - self.free_tokens)
         if not extra or self.slo.ttft_s is None:
             return self.slo
@@ -114,18 +113,18 @@ class ServiceClass:
     def terms(
         self, slo: Slo | None = None, weight: float | None = None, priority: int | None = None
     ) -> Terms:
-        """What a request of this class carries into the engine; its own words go first.
+        """Return the terms of a request of this class; its own values come first.
 
-        A request's `slo` stands in place of all objectives. Priorities are vLLM's: lower first.
+        A request's `slo` replaces all objectives. Priorities are vLLM's: lower first.
         """
-        asked = self.slo if slo is None else slo
+        objectives = self.slo if slo is None else slo
         return Terms(
             service_class=self.name,
-            ttft_s=asked.ttft_s,
-            tpot_s=asked.tpot_s,
+            ttft_s=objectives.ttft_s,
+            tpot_s=objectives.tpot_s,
             ttft_per_token_s=self.ttft_per_token_s if slo is None else 0.0,
             free_tokens=self.free_tokens,
-            e2e_s=asked.e2e_s,
+            e2e_s=objectives.e2e_s,
             weight=self.weight if weight is None else weight,
             priority=self.priority if priority is None else priority,
             idle_only=self.idle_only,
@@ -138,17 +137,17 @@ class ServiceClass:
 
 LIKE_INTERACTIVE = "as interactive"
 HEADROOM = 2.0
-"""What takes the machine all of its time gets twice as long: half of it is for the others."""
+"""Factor on the time that an unloaded machine takes: half of the capacity is for other requests."""
 BUILT_IN = (
     ServiceClass(name="interactive", slo=Slo(ttft_s=1.5, tpot_s=0.12), ttft_per_token_s=0.002),
     ServiceClass(name="standard", slo=Slo(ttft_s=6.0, tpot_s=0.48), ttft_per_token_s=0.008),
     ServiceClass(name="batch", slo=Slo(), idle_only=True, price=0.5),
 )
-"""Classes that are there unless a file has a row of the same name."""
+"""Built-in classes; a class file may replace them by name."""
 
 
 def service_classes(texts: Sequence[str] = (), file: Path | None = None) -> dict[str, ServiceClass]:
-    """Name → class: the built-in ones, those of `file`, objectives of `--slo`, and the default.
+    """Return name → class: the built-in ones, those of `file`, objectives of `--slo`, the default.
 
     The default is the class of requests that name none (`default_class`). Raises UsageError.
     """
@@ -162,10 +161,10 @@ def service_classes(texts: Sequence[str] = (), file: Path | None = None) -> dict
 
 
 def default_class(classes: Mapping[str, ServiceClass]) -> ServiceClass:
-    """The class of requests that name none, where nobody says what it is.
+    """Return the class of requests that name none, if no operator has defined it.
 
-    Like `standard` where somebody says what that is, else with the objectives of `interactive`:
-    people read the answers, and nobody is promised what nobody notices.
+    It is like `standard` if an operator has defined that, else it has the objectives of
+    `interactive`, because most answers are read by people.
     """
     standard, like = classes["standard"], classes["interactive"]
     if standard not in BUILT_IN:
@@ -181,8 +180,8 @@ def default_class(classes: Mapping[str, ServiceClass]) -> ServiceClass:
     )
 
 
-class Alone(msgspec.Struct, array_like=True, frozen=True):
-    """What one request takes with nothing beside it, in seconds; 0 where nobody has measured it.
+class UnloadedTimes(msgspec.Struct, array_like=True, frozen=True):
+    """Seconds of one request on an idle machine; 0 if not measured.
 
     `prompt_s` to the first token of a prompt of `num_tokens`, `token_s` for each further token of
     the prompt, `tpot_s` for each further token of the answer.
@@ -193,10 +192,10 @@ class Alone(msgspec.Struct, array_like=True, frozen=True):
     token_s: float = 0.0
     tpot_s: float = 0.0
 
-    def at_best(self, later: "Alone") -> "Alone":
-        """The shorter times of both: what only others on the machine make long is not its own.
+    def at_best(self, later: "UnloadedTimes") -> "UnloadedTimes":
+        """Return the shorter times of both, because other load on the machine only lengthens them.
 
-        Of prompts of different lengths, as of two engines, the later stands.
+        For prompts of different lengths, as of two engines, the later times stand.
         """
         if later.num_tokens != self.num_tokens:
             return later if later.num_tokens else self
@@ -205,25 +204,25 @@ class Alone(msgspec.Struct, array_like=True, frozen=True):
         return msgspec.structs.replace(self, **times)
 
 
-def within_reach(row: ServiceClass, alone: Alone) -> ServiceClass:
-    """`row` as this machine can keep it, where nobody has said what it is to be.
+def with_reachable_objectives(row: ServiceClass, alone: UnloadedTimes) -> ServiceClass:
+    """Return `row` with objectives that this machine can meet, unless an operator has set them.
 
-    An objective that one request alone cannot meet becomes `HEADROOM` times what that takes:
-    with 2.1 s for 500 prompt tokens and 4 ms for each further one, ttft=1.5s + 2 ms a token
-    becomes 4.2 s + 8 ms a token; 30 ms for a token of the answer leave tpot=120ms as it is.
+    An objective that one request on an idle machine cannot meet becomes `HEADROOM` times its time:
+    with 2.1 s for 500 prompt tokens and 4 ms for each further one, ttft=1.5s + 2 ms a token becomes
+    4.2 s + 8 ms a token; 30 ms for a token of the answer leave tpot=120ms as it is.
     """
     ttft_s, tpot_s, raised = row.slo.ttft_s, row.slo.tpot_s, []
     if row.why != LIKE_INTERACTIVE or not alone.num_tokens or ttft_s is None or tpot_s is None:
         return row
     per_token_s, over = row.ttft_per_token_s, max(alone.num_tokens - row.free_tokens, 0)
     if alone.token_s > per_token_s:
-        per_token_s = rounded(HEADROOM * alone.token_s)
+        per_token_s = round_to_two_digits(HEADROOM * alone.token_s)
         raised.append(f"{1e3 * alone.token_s:.3g} ms for each further one")
     if alone.prompt_s > ttft_s + per_token_s * over:
-        ttft_s = rounded(HEADROOM * alone.prompt_s)
+        ttft_s = round_to_two_digits(HEADROOM * alone.prompt_s)
         raised.insert(0, f"{alone.prompt_s:.3g} s for {alone.num_tokens} prompt tokens")
     if alone.tpot_s > tpot_s:
-        tpot_s = rounded(HEADROOM * alone.tpot_s)
+        tpot_s = round_to_two_digits(HEADROOM * alone.tpot_s)
         raised.append(f"{1e3 * alone.tpot_s:.3g} ms for a token of the answer")
     if not raised:
         return replace(row, why=f"{LIKE_INTERACTIVE}, which this machine can keep")
@@ -232,16 +231,16 @@ def within_reach(row: ServiceClass, alone: Alone) -> ServiceClass:
     return replace(row, slo=slo, ttft_per_token_s=per_token_s, why=why)
 
 
-def rounded(seconds: float) -> float:
-    """Two digits: 0.2471 → 0.25."""
+def round_to_two_digits(seconds: float) -> float:
+    """Round to two digits: 0.2471 → 0.25."""
     return float(f"{seconds:.2g}")
 
 
 # ── the class file ──────────────────────────────────────────────────────────────────────────
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One class as the file has it."""
+class ServiceClassRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Row of the class file."""
 
     slo: str = ""
     ttft_per_token: str = ""
@@ -250,7 +249,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     priority: int = 0
     idle_only: bool = False
     price: float = 1.0
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
     keep_context: float | None = None
 
     def __post_init__(self) -> None:
@@ -266,19 +265,21 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
                 raise ValueError(f"{name} must be between {low} and {high}")
 
 
-HOW = "A row is NAME: {slo: 'ttft=1.5s,tpot=120ms', weight: 1, limits: {…}}; see docs/admission.md."
+FIX_HINT = (
+    "A row is NAME: {slo: 'ttft=1.5s,tpot=120ms', weight: 1, limits: {…}}; see docs/admission.md."
+)
 
 
 def read_classes(file: Path) -> dict[str, ServiceClass]:
-    """The classes of a file; UsageError names the file, the class, the field and the fix."""
-    content = read_yaml(file, "--classes", HOW)
+    """Read the classes of a file; UsageError names the file, the class, the field and the fix."""
+    content = read_yaml(file, "--classes", FIX_HINT)
     if content is not None and not isinstance(content, dict):
-        raise UsageError(f"--classes {file} holds no classes by name.", HOW)
+        raise UsageError(f"--classes {file} holds no classes by name.", FIX_HINT)
     return {str(name): read_class(file, str(name), row) for name, row in (content or {}).items()}
 
 
 def read_class(file: Path, name: str, content: Any) -> ServiceClass:
-    """One row of the file."""
+    """Convert one row of the file."""
     where = f"--classes {file}: class {name[:64]}"
     if not CLASS_NAME.fullmatch(name):
         raise UsageError(
@@ -286,9 +287,9 @@ def read_class(file: Path, name: str, content: Any) -> ServiceClass:
             "Use letters, digits, dot, dash and underscore, at most 64.",
         )
     try:
-        row = msgspec.convert(content or {}, Row)
+        row = msgspec.convert(content or {}, ServiceClassRow)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {str(error)[:200]}.", closest(str(error))) from error
+        raise UsageError(f"{where}: {str(error)[:200]}.", format_suggestion(str(error))) from error
     per_token = row.ttft_per_token
     try:
         slo = parse_slo(row.slo) if row.slo else Slo()
@@ -309,12 +310,12 @@ def read_class(file: Path, name: str, content: Any) -> ServiceClass:
     )
 
 
-def closest(told: str) -> str:
-    """The fix for msgspec's "Object contains unknown field `wait`": the name that was meant."""
-    if "unknown field" not in told:
-        return HOW
-    given = told.partition("`")[2].partition("`")[0]
-    there = Limits.__struct_fields__ if "limits" in told else Row.__struct_fields__
+def format_suggestion(error: str) -> str:
+    """Return the fix for msgspec's "Object contains unknown field `wait`": the nearest name."""
+    if "unknown field" not in error:
+        return FIX_HINT
+    given = error.partition("`")[2].partition("`")[0]
+    there = KeyLimits.__struct_fields__ if "limits" in error else ServiceClassRow.__struct_fields__
     near = difflib.get_close_matches(given, there, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
     return f"{meant}There are {', '.join(there)}."
@@ -329,10 +330,10 @@ def choose_class(
     service_tier: str | None,
     default: str | None = None,
 ) -> ServiceClass:
-    """The class a request names: `service_class`, else a `service_tier` that is a class.
+    """Return the class that a request names: `service_class`, else a `service_tier` that is one.
 
-    Of OpenAI's own tiers flex means `batch` and priority `interactive`; auto and what else there
-    may be mean `default`, the class of the key. Raises RequestError for an unknown `service_class`.
+    OpenAI's tier flex means `batch` and priority `interactive`; auto and others mean `default`, the
+    class of the key. Raises RequestError for an unknown `service_class`.
     """
     if service_class is not None:
         if service_class not in classes:
@@ -349,7 +350,7 @@ def choose_class(
 
 
 def request_slo(given: Mapping[str, Any] | None) -> Slo | None:
-    """The objectives of the field `slo`: {"ttft": "500ms"} or {"ttft_ms": 500}, any subset.
+    """Parse the field `slo`: {"ttft": "500ms"} or {"ttft_ms": 500}, any subset.
 
     Raises RequestError that names the key.
     """
@@ -370,8 +371,8 @@ def request_slo(given: Mapping[str, Any] | None) -> Slo | None:
 
 
 def objective_s(key: str, value: Any, in_ms: bool) -> float:
-    """One bound in seconds, between 0 and `MAX_OBJECTIVE_S`."""
-    wanted = "a number of milliseconds" if in_ms else 'a duration such as "500ms"'
+    """Return one bound in seconds, between 0 and `MAX_OBJECTIVE_S`."""
+    expected = "a number of milliseconds" if in_ms else 'a duration such as "500ms"'
     seconds = 0.0
     if in_ms and isinstance(value, int | float) and not isinstance(value, bool):
         seconds = value / 1e3
@@ -381,5 +382,5 @@ def objective_s(key: str, value: Any, in_ms: bool) -> float:
         except UsageError:
             seconds = 0.0
     if not 0 < seconds <= MAX_OBJECTIVE_S:
-        raise RequestError(f"slo.{key} must be {wanted}.", param="slo", code="invalid_value")
+        raise RequestError(f"slo.{key} must be {expected}.", param="slo", code="invalid_value")
     return seconds

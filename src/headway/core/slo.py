@@ -1,7 +1,7 @@
-"""Service-level objectives: how they are written, and which of them a request missed.
+"""Service-level objectives: their notation, and which of them a request missed.
 
-`ttft=500ms,tpot=50ms` is one objective, `interactive:ttft=500ms,tpot=50ms` the same for the class
-`interactive`. Server, load generator and simulator read and judge with these functions alone, so a
+`ttft=500ms,tpot=50ms` is a set of objectives, `interactive:ttft=500ms,tpot=50ms` the same for the
+class `interactive`. Server, load generator and simulator parse and judge with these functions, so a
 request that meets its objectives in one meets them in all.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from headway.core.errors import UsageError
 
 DEFAULT_CLASS = "default"
-"""The class of requests that name none."""
+"""Class of requests that name none."""
 UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(us|ms|s|m)")
 CLASS_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -39,10 +39,10 @@ class Slo:
         itl_p99_s: float | None,
         e2e_s: float | None,
     ) -> tuple[str, ...]:
-        """Which objectives a request missed, in the order of `OBJECTIVES`; () when it met all.
+        """Return the objectives that a request missed, in the order of `OBJECTIVES`; () for none.
 
-        None is "does not exist": an answer of one token has no TPOT and cannot miss it. A request
-        that failed has no latencies to judge: that it missed is its caller's to say.
+        None means that a latency does not exist: an answer of one token has no TPOT and cannot miss
+        it. A failed request has no latencies; its caller decides whether it missed.
         """
         measured = (ttft_s, tpot_s, itl_p99_s, e2e_s)
         return tuple(
@@ -52,11 +52,11 @@ class Slo:
         )
 
     def bounds(self) -> tuple[float | None, ...]:
-        """The bounds in the order of `OBJECTIVES`."""
+        """Return the bounds in the order of `OBJECTIVES`."""
         return (self.ttft_s, self.tpot_s, self.itl_p99_s, self.e2e_s)
 
     def __str__(self) -> str:
-        """As it is written: ttft=500ms,tpot=50ms."""
+        """Format as it is written: ttft=500ms,tpot=50ms."""
         return ",".join(
             f"{name}={format_duration(bound)}"
             for name, bound in zip(OBJECTIVES, self.bounds(), strict=True)
@@ -68,7 +68,7 @@ OBJECTIVES = ("ttft", "tpot", "itl_p99", "e2e")
 
 
 def parse_slo(text: str) -> Slo:
-    """`ttft=500ms,tpot=50ms` as an `Slo`; UsageError names the part at fault."""
+    """Parse `ttft=500ms,tpot=50ms`; UsageError names the part at fault."""
     bounds: dict[str, float] = {}
     for part in text.split(","):
         name, equals, value = (piece.strip() for piece in part.partition("="))
@@ -86,7 +86,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def parse_class(text: str) -> tuple[str, Slo]:
-    """`interactive:ttft=500ms` → ("interactive", its Slo); without a name the default class."""
+    """Parse `interactive:ttft=500ms` to ("interactive", its Slo); without a name the default."""
     name, colon, objectives = text.partition(":")
     if not colon:
         return DEFAULT_CLASS, parse_slo(text)
@@ -99,7 +99,7 @@ def parse_class(text: str) -> tuple[str, Slo]:
 
 
 def parse_classes(texts: Iterable[str]) -> dict[str, Slo]:
-    """Class → Slo, from one text a class; UsageError when a class comes twice."""
+    """Return class → Slo, of one text per class; UsageError for a class given twice."""
     classes: dict[str, Slo] = {}
     for text in texts:
         name, slo = parse_class(text)
@@ -113,7 +113,7 @@ def parse_classes(texts: Iterable[str]) -> dict[str, Slo]:
 
 
 def parse_duration(text: str, source: str) -> float:
-    """Seconds > 0: 500ms → 0.5, 1.5s → 1.5, 2m → 120. A number without a unit is refused."""
+    """Return seconds > 0: 500ms → 0.5, 1.5s → 1.5, 2m → 120. A number without a unit is refused."""
     match = DURATION.fullmatch(text)
     seconds = float(match[1]) * UNITS_S[match[2]] if match else 0.0
     if seconds <= 0:
@@ -122,7 +122,7 @@ def parse_duration(text: str, source: str) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """0.5 → 500ms, 2.0 → 2s, 0.00025 → 250us."""
+    """Format seconds: 0.5 → 500ms, 2.0 → 2s, 0.00025 → 250us."""
     for unit in ("s", "ms"):
         number = round(seconds / UNITS_S[unit], 6)
         if number >= 1:

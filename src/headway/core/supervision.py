@@ -1,4 +1,4 @@
-"""Long-lived tasks: one that raises is logged, counted and started again."""
+"""Supervision of long-lived tasks: one that raises is logged, counted and restarted."""
 
 import asyncio
 import logging
@@ -8,13 +8,13 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 30.0
 failures: Counter[str] = Counter()
-"""How often the long-lived tasks of this process raised, by name; `/metrics` shows it."""
+"""Task name → number of exceptions in this process; `/metrics` shows it."""
 
 
-async def supervised(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run `work` until it returns; after an exception again, each time after a longer pause."""
+async def run_supervised(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `work` until it returns; restart it after an exception, with growing pauses."""
     loop, pause_s = asyncio.get_running_loop(), FIRST_PAUSE_S
     while True:
         began_s = loop.time()
@@ -24,13 +24,13 @@ async def supervised(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -
         except Exception:
             log.exception("the task %r failed and is started again", name)
             failures[name] += 1
-        if loop.time() - began_s > LONGEST_PAUSE_S:
+        if loop.time() - began_s > MAX_PAUSE_S:
             pause_s = FIRST_PAUSE_S
         await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, MAX_PAUSE_S)
 
 
 def supervise(name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> "asyncio.Task[None]":
-    """The task that runs `work` for as long as the process lives."""
+    """Return the task that runs `work` for as long as the process lives."""
     failures[name] += 0  # a rate over a series that begins with its first failure has no failure
-    return asyncio.create_task(supervised(name, work), name=name)
+    return asyncio.create_task(run_supervised(name, work), name=name)

@@ -1,6 +1,6 @@
-"""What one request was promised, and what it may take of others: the scheduler's view of a class.
+"""Terms of a request: the scheduler's view of its service class.
 
-The server makes one from the request's service class, key and `slo`; every request carries it
+The server creates them from the request's service class, key and `slo`; every request carries them
 into the engine. Worked example, the built-in class `interactive`: the first token within 1.5 s and
 2 ms for each uncached prompt token over 500, each further one within 120 ms in the mean:
 
@@ -13,12 +13,12 @@ import msgspec
 
 
 class Terms(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
-    """Objectives in seconds, None where there is none; defaults promise nothing.
+    """Objectives in seconds, None for none; the defaults promise nothing.
 
-    `e2e_s` is for who judges: no policy schedules for it.
+    `e2e_s` is for judging only: no policy schedules for it.
 
-    `weight` is the share of its user beside others under contention; a smaller `priority` goes
-    first where the policy is `priority`; `idle_only` takes only what nobody else wants (batch).
+    `weight` is the share of its user relative to others under contention; a smaller `priority` goes
+    first under the policy `priority`; `idle_only` takes only otherwise unused capacity (batch).
     """
 
     service_class: str = "default"
@@ -32,10 +32,7 @@ class Terms(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
     idle_only: bool = False
 
     def first_token_s(self, uncached_tokens: int) -> float:
-        """How long the first token may take; infinite without an objective."""
+        """Return the time to first token that is allowed; infinite without an objective."""
         if self.ttft_s is None:
             return inf
         return self.ttft_s + self.ttft_per_token_s * max(0, uncached_tokens - self.free_tokens)
-
-
-PROMISES_NOTHING = Terms()

@@ -1,6 +1,6 @@
-"""What any HTTP process of ours does at its edge, whatever it serves behind it.
+"""Shared parts of every HTTP process, whatever it serves.
 
-Here live connections and their limits, keys and rates, errors as clients expect them, event
-streams, asking another server, the database file, systemd, and the end of a process in time.
-It knows no endpoint and no engine. It imports core.
+They are connections and their limits, keys and rates, errors in the form clients expect, event
+streams, requests to other servers, the database file, systemd, and the end of a process in time.
+The room has no endpoint and no engine. It imports core.
 """

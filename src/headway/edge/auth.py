@@ -1,7 +1,7 @@
-"""Who may come in: keys, denied by default, and what a request must say to be let in.
+"""Access control: who may send a request, and to which path. Keys are denied by default.
 
-A pure ASGI layer around all routes. Without keys everybody on the address may ask; with keys every
-path wants one, whether a route exists there or not, except those that are public.
+A pure ASGI layer around all routes. Without keys every client that reaches the address has access.
+With keys every path needs one, also a path without a route, except those that are public.
 """
 
 import ipaddress
@@ -16,7 +16,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headway.core.errors import RequestError, ServerFaultError
 from headway.core.principal import ANONYMOUS
 from headway.core.request_source import RequestSource, client_id_of, trace_id_of
-from headway.edge.errors import error_response, speaks_anthropic, unknown_url_error, unserved
+from headway.edge.errors import (
+    error_response,
+    speaks_anthropic,
+    unknown_url_error,
+    unserved_purpose,
+)
 from headway.edge.keys import Caller, Keyring
 from headway.edge.rates import Meter
 from headway.edge.relayed import MAX_USER, USER_HEADER, is_user
@@ -36,9 +41,9 @@ NOT_ADMIN = (
 class AuthMiddleware:
     """Finds the caller, gives each request an id, and turns RequestErrors into answers.
 
-    `access` says who may ask at a path. `guard` raises RequestError for what may not come in where
-    there are no keys. `on_refused` hears of what was not let in, `log_refusal` of every request
-    that was answered with an error and has no line in the log yet.
+    `access` returns the access level of a path. `guard` raises RequestError for a request that is
+    forbidden on a server without keys. `on_refused` is called for each refused request,
+    `log_refusal` for each request that was answered with an error and is not in the log yet.
     """
 
     def __init__(
@@ -94,7 +99,7 @@ class AuthMiddleware:
                 await self._app(scope, receive, send_with_id)
         except (RequestError, HTTPException) as error:
             refusal = as_request_error(error, scope)
-            refusal.__traceback__ = None  # its frames hold the body, and it is in one of them
+            refusal.__traceback__ = None  # breaks a cycle: its frames hold the body
         except Exception:
             log.exception("request %s failed", request_id)
             refusal = ServerFaultError()
@@ -112,7 +117,7 @@ class AuthMiddleware:
         receive: Receive,
         send: Send,
     ) -> None:
-        """Run the request within the limits of its key; what is left of them is in the headers."""
+        """Run the request within the limits of its key; response headers show the remainder."""
         meter = caller.meter
         scope["meters"].append(meter)
         try:
@@ -143,7 +148,7 @@ class AuthMiddleware:
         access = self._access(scope["path"])
         if access == PUBLIC:
             return self._keyring.anonymous
-        key = given_key(scope)
+        key = request_key(scope)
         caller = self._keyring.find(key)
         if caller is None:
             raise RequestError(
@@ -154,14 +159,14 @@ class AuthMiddleware:
         scope["source"].key = caller.principal.name
         if access == OPERATOR and not caller.admin:
             raise forbidden(NOT_ADMIN)
-        return on_behalf(caller, header(scope, USER_HEADER))
+        return effective_caller(caller, header(scope, USER_HEADER))
 
 
 class LoopbackGuard:
-    """The guard of a server on loopback without keys: no web page gets in by way of a browser.
+    """Guard of a server on loopback without keys: it refuses web pages in the user's browser.
 
-    A name in `Host` that is not this machine's is a page whose own name leads here; an `Origin`
-    that is not this server's, nor one of `origins`, is a page that posts to us from elsewhere.
+    A foreign name in `Host` is a page whose DNS name resolves to this machine. A foreign `Origin`
+    that is not among `origins` is a page that posts from another site.
     """
 
     def __init__(self, origins: Sequence[str]) -> None:
@@ -169,7 +174,7 @@ class LoopbackGuard:
 
     def __call__(self, scope: Scope) -> None:
         host, origin = header(scope, b"host") or "", header(scope, b"origin")
-        if not is_here(host):
+        if not is_local_name(host):
             raise forbidden(
                 "This server has no key and answers to this machine's own names only; start it "
                 "with --api-key KEY, or with --insecure."
@@ -181,7 +186,7 @@ class LoopbackGuard:
 
 
 def source_of(scope: Scope) -> RequestSource:
-    """Where a request comes from, with a new id of ours; its key is not known yet."""
+    """Return the source of a request with a new request id; its key is not known yet."""
     return RequestSource(
         request_id=uuid.uuid4().hex,
         method=scope["method"],
@@ -193,8 +198,8 @@ def source_of(scope: Scope) -> RequestSource:
     )
 
 
-def on_behalf(caller: Caller, user: str | None) -> Caller:
-    """The caller, or the user of a gateway for whom it asks; raises RequestError."""
+def effective_caller(caller: Caller, user: str | None) -> Caller:
+    """Return the caller, or the gateway's user on whose behalf it asks; raises RequestError."""
     if user is None or not caller.relays:
         return caller
     if not is_user(user):
@@ -205,19 +210,19 @@ def on_behalf(caller: Caller, user: str | None) -> Caller:
     return caller.for_user(user)
 
 
-def given_key(scope: Scope) -> str:
-    """The key a client sent as a bearer token or as x-api-key, or ""."""
+def request_key(scope: Scope) -> str:
+    """Return the key a client sent as a bearer token or as x-api-key, or ""."""
     scheme, _, key = (header(scope, b"authorization") or "").partition(" ")
     if scheme.lower() != "bearer":
         key = header(scope, b"x-api-key") or ""
     return key.strip()
 
 
-def is_here(host: str) -> bool:
-    """Whether a Host header names this machine: an address, localhost, or nothing at all.
+def is_local_name(host: str) -> bool:
+    """Return whether a Host header names this machine: an address, localhost, or nothing.
 
-    127.0.0.1:8000, [::1], localhost:80 and a.localhost do; evil.example does not, whatever address
-    its owner lets it resolve to.
+    127.0.0.1:8000, [::1], localhost:80 and a.localhost do. evil.example does not, whatever address
+    it resolves to.
     """
     name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
     name = name.strip("[]").rstrip(".").lower()
@@ -231,7 +236,7 @@ def is_here(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine reaches `host`."""
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
@@ -240,11 +245,12 @@ def forbidden(message: str) -> RequestError:
 
 
 def as_request_error(error: RequestError | HTTPException, scope: Scope) -> RequestError:
-    """Starlette's 405 in our words, with the methods that the path takes; our own errors as they
-    are."""
+    """Convert Starlette's 405 to a RequestError with the methods of the path."""
     if isinstance(error, RequestError):
         return error
-    if unserved(scope["path"]):  # it is also one that names a stored thing: /v1/responses/compact
+    if unserved_purpose(
+        scope["path"]
+    ):  # for example /v1/responses/compact, which looks like a response
         return unknown_url_error(scope["path"])
     return RequestError(
         f"{scope['method']} is not served at {scope['path']}.",
@@ -264,10 +270,10 @@ def allowed_methods(scope: Scope) -> set[str]:
 
 
 def wants_anthropic(scope: Scope) -> bool:
-    """Whether errors have Anthropic's shape: by the path, or by the header of its clients."""
+    """Return whether errors have Anthropic's form: by the path, or by a header of its clients."""
     return speaks_anthropic(scope["path"]) or header(scope, b"anthropic-version") is not None
 
 
 def header(scope: Scope, name: bytes) -> str | None:
-    """The first value of a header, or None."""
+    """Return the first value of a header, or None."""
     return next((v.decode("latin-1") for key, v in scope["headers"] if key == name), None)

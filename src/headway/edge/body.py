@@ -1,9 +1,9 @@
-"""From the bytes of a request to a typed body, with errors that name the field.
+"""Parser of request bodies: from bytes to a typed body, with errors that name the field.
 
-Bodies are parsed by msgspec: NaN, 1e400, lone surrogates and bottomless nesting are refused there.
-One with more values than `json_limits` allows is refused before that; a long one is read in turn
-(`body_turns.py`) and parsed in a thread. A field of the wrong type gives `invalid_type` with its
-path.
+Bodies are parsed by msgspec, which refuses NaN, 1e400, lone surrogates and unbounded nesting. A
+body with more values than `json_limits` allows is refused before that. A long body waits for its
+turn (`body_turns.py`) and is parsed in a thread. A field of the wrong type gives `invalid_type`
+with its path.
 """
 
 import re
@@ -14,7 +14,7 @@ from starlette.types import Receive
 
 from headway.core.errors import RequestError
 from headway.edge.body_turns import BodyTurns
-from headway.edge.json_limits import MALFORMED, check_counts, malformed, no_object
+from headway.edge.json_limits import MALFORMED, check_counts, malformed_error, not_an_object_error
 from headway.edge.lanes import LONG_BYTES, BodyPool
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -41,7 +41,7 @@ async def read_object(
     pool: BodyPool,
     user: str,
 ) -> tuple[dict[str, Any], int]:
-    """The JSON object that is to become a `kind`, and the bytes it has; raises RequestError."""
+    """Read a JSON object for a `kind`; returns it and its size in bytes. Raises RequestError."""
     pieces = await read_pieces(receive, limit_bytes, pool.turns, user)
     num_bytes = sum(map(len, pieces))
     if num_bytes < LONG_BYTES:
@@ -59,10 +59,10 @@ async def read_object(
 async def read_pieces(
     receive: Receive, limit_bytes: int, turns: BodyTurns, user: str
 ) -> list[bytes | bytearray]:
-    """The body as it came in; RequestError 413 as soon as it is longer than `limit_bytes`.
+    """Read the body in pieces; RequestError 413 as soon as it is longer than `limit_bytes`.
 
-    What follows its first `LONG_BYTES` is read when it is the turn of `user`, oldest body first.
-    Neighbours of less than `SMALL_BYTES` are one piece: as objects they would take 50 bytes each.
+    Bytes after the first `LONG_BYTES` are read in turns between users, oldest body first.
+    Consecutive pieces below `SMALL_BYTES` are joined: as objects they would take 50 bytes each.
     """
     pieces: list[bytes | bytearray] = []
     num_bytes, number = 0, None
@@ -92,18 +92,18 @@ async def read_pieces(
 
 
 def parse_object(data: bytes | bytearray) -> dict[str, Any]:
-    """The JSON object in `data`."""
+    """Return the JSON object in `data`."""
     try:
         value = msgspec.json.decode(data)
     except MALFORMED as error:
-        raise malformed(error) from error
+        raise malformed_error(error) from error
     if not isinstance(value, dict):
-        raise no_object()
+        raise not_an_object_error()
     return value
 
 
 def typed(raw: dict[str, Any], kind: type[Body]) -> Body:
-    """`raw` as a `kind`; RequestError names the field that does not fit."""
+    """Convert `raw` to a `kind`; RequestError names the field that does not fit."""
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -111,7 +111,7 @@ def typed(raw: dict[str, Any], kind: type[Body]) -> Body:
 
 
 def explain(text: str) -> RequestError:
-    """msgspec's "Expected `float | null`, got `str` - at `$.top_p`" as OpenAI would say it."""
+    """Turn msgspec's "Expected `float | null`, got `str` - at `$.top_p`" into an API error."""
     match = PLACE.match(text)
     assert match is not None
     what, where = match["what"], match["where"] or None
@@ -134,12 +134,12 @@ def explain(text: str) -> RequestError:
 
 
 def plain_types(names: str) -> str:
-    """ "float | null" → "a number or null"."""
+    """Translate type names: "float | null" → "a number or null"."""
     return " or ".join(TYPE_NAMES.get(name, name) for name in names.split(" | "))
 
 
 def printable(names: list[str], limit: int = 200) -> str:
-    """Names a client made up, fit for a header and a log: ["a b", "é", ""] → "a?b, ?, ?"."""
-    shown = [name[:limit] for name in names[:limit]]  # more have no room
+    """Join names from a client for a header or log: ["a b", "é", ""] → "a?b, ?, ?"."""
+    shown = [name[:limit] for name in names[:limit]]
     plain = ["".join(c if "!" <= c <= "~" else "?" for c in name) for name in shown]
     return ", ".join(name or "?" for name in plain)[:limit].rstrip()

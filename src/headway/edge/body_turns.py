@@ -1,13 +1,13 @@
-"""Whose long body is read on: one at a time, users in turn, the oldest body of each first.
+"""Turns of long bodies that are being read: one at a time, round-robin over users.
 
-Bodies that are read side by side are complete at once, and lie in memory meanwhile. A body whose
-turn has not come stays in its socket, and its client waits. A turn lasts until a piece has come;
-who has sent nothing loses it after `ROUNDS` of the event loop, so that a slow body delays no other:
+Bodies that are read in parallel all stay in memory until the last piece arrived. So a body without
+the turn stays in its socket, and its client waits. A turn lasts until a piece has arrived; a body
+that receives nothing loses its turn after `ROUNDS` rounds of the event loop:
 
     a1 a2 b1 wait          a1, b1, a1, b1, … until one is whole, then a2 in its place
-    a1 has sent nothing    a2, b1, a2, … until it has
+    a1 receives nothing    a2, b1, a2, … until it does
 
-No turn comes while a body is parsed, and none of a user who has made work ahead.
+No body has the turn while one is parsed, nor a body of a user with too much work in the queue.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from collections.abc import Callable
 from itertools import count
 
 ROUNDS = 4
-"""What lies in a socket is here by then: the reader woken, the socket read, the reader woken."""
+"""Rounds after which data in a socket is certainly read: wake the reader, read, wake the reader."""
 
 
 class BodyTurns:
-    """The long bodies that wait to be read on: user → (number, turn), a heap."""
+    """Long bodies that wait for their next piece: user → heap of (number, turn)."""
 
     def __init__(self, is_busy: Callable[[], bool], has_room: Callable[[str], bool]) -> None:
-        """`is_busy` keeps all waiting, `has_room` a user; who changes them calls `go_on`."""
+        """`is_busy` blocks all bodies, `has_room` those of a user; `go_on` follows a change."""
         self._is_busy = is_busy
         self._has_room = has_room
         self._waiting: dict[str, list[tuple[int, asyncio.Future[None]]]] = {}
@@ -33,12 +33,12 @@ class BodyTurns:
         self._is_due = False
 
     def number(self) -> int:
-        """The number of a body that has become long: an older one has a lower number."""
+        """Return the number of a new long body; older bodies have lower numbers."""
         return next(self._numbers)
 
     async def wait(self, user: str, number: int) -> None:
-        """Return when the body `number` of `user` may take its next piece."""
-        if self._reader == number:  # its piece has come
+        """Return when the body `number` of `user` may read its next piece."""
+        if self._reader == number:  # its piece has arrived
             self._reader = None
         turn = asyncio.get_running_loop().create_future()
         heapq.heappush(self._waiting.setdefault(user, []), (number, turn))
@@ -46,7 +46,7 @@ class BodyTurns:
         await turn
 
     def go_on(self) -> None:
-        """Look in the next round of the event loop whose turn it is."""
+        """Assign the turn in the next round of the event loop."""
         if self._waiting and not self._is_due:
             self._is_due = True
             asyncio.get_running_loop().call_soon(self._round)
@@ -62,7 +62,7 @@ class BodyTurns:
         self.go_on()
 
     def _give(self) -> bool:
-        """Give the turn to the next user's oldest body; False when no body may have it."""
+        """Give the turn to the next user's oldest body; returns False if no body may have it."""
         self._reader = None
         for user in list(self._waiting):
             if not self._has_room(user):

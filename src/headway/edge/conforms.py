@@ -1,8 +1,8 @@
-"""Whether a JSON value fits a JSON Schema, as far as plain keywords say: for counting, not forcing.
+"""Approximate check of a JSON value against a JSON Schema, for counting, not for enforcing.
 
-Given a value and a schema, `misfit` names the first place that does not fit. It promises never to
-find fault with a value that fits: what it does not know (`pattern`, `format`, remote `$ref`,
-`unevaluated…`) it lets pass. It ends on any schema, for it looks at a bounded number of places.
+`misfit` names the first place of a value that violates a schema. It has no false positives: what it
+does not know (`pattern`, `format`, remote `$ref`, `unevaluated…`) counts as valid. It ends on any
+schema, because it checks a bounded number of places.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ Check = Callable[["Fitting", Any, Any, dict[str, Any], str, int], Iterator[str]]
 
 
 def misfit(value: Any, schema: Schema) -> str | None:
-    """Where and why `value` does not fit: "$.days: 'two' is no integer"; None when it fits."""
+    """Return where and why `value` is invalid: "$.days: 'two' is no integer"; None if valid."""
     try:
         return next(Fitting(schema).faults(value, schema, "$", 0), None)
     except (EnoughError, RecursionError):
@@ -24,18 +24,18 @@ def misfit(value: Any, schema: Schema) -> str | None:
 
 
 class EnoughError(Exception):
-    """As many places were looked at as may be."""
+    """The maximum number of places was checked."""
 
 
 class Fitting:
-    """One comparison: the root that `$ref` starts from, and how much was looked at."""
+    """One comparison: the root of `$ref`, and the number of checked places."""
 
     def __init__(self, root: Schema) -> None:
         self.root = root
         self.num_checks = 0
 
     def faults(self, value: Any, schema: Schema, at: str, depth: int) -> Iterator[str]:
-        """What does not fit, place by place."""
+        """Yield each violation."""
         self.look(1)
         if depth > MAX_DEPTH:
             return
@@ -48,13 +48,13 @@ class Fitting:
                 yield from check(self, value, schema[keyword], schema, at, depth + 1)
 
     def look(self, places: int) -> None:
-        """Count places that are looked at; raises EnoughError beyond what may be."""
+        """Count checked places; raises EnoughError beyond the maximum."""
         self.num_checks += places
         if self.num_checks > MAX_CHECKS:
             raise EnoughError
 
     def fits(self, value: Any, schema: Schema, depth: int) -> bool:
-        """Whether nothing is at fault."""
+        """Return whether the value has no violation."""
         return next(self.faults(value, schema, "", depth), None) is None
 
 
@@ -76,19 +76,19 @@ TYPES: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def same(one: Any, other: Any) -> bool:
-    """JSON's equality: 1 is 1.0, but not true."""
+def json_equal(one: Any, other: Any) -> bool:
+    """Return whether two values are equal in JSON: 1 is 1.0, but not true."""
     if isinstance(one, bool) or isinstance(other, bool):
         return one is other
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(same, one, other))
+        return len(one) == len(other) and all(map(json_equal, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+        return one.keys() == other.keys() and all(json_equal(one[key], other[key]) for key in one)
     return bool(one == other)
 
 
-def shown(value: Any) -> str:
-    """A value for a message."""
+def format_value(value: Any) -> str:
+    """Format a value for a message."""
     return repr(value)[:60]
 
 
@@ -101,7 +101,7 @@ def check_type(
     names = kinds if isinstance(kinds, list) else [kinds]
     known = [TYPES[name] for name in names if isinstance(name, str) and name in TYPES]
     if len(known) == len(names) and not any(is_kind(value) for is_kind in known):
-        yield f"{at}: {shown(value)} is no {' or '.join(names)}"
+        yield f"{at}: {format_value(value)} is no {' or '.join(names)}"
 
 
 def check_enum(
@@ -109,15 +109,15 @@ def check_enum(
 ) -> Iterator[str]:
     choices = choices if isinstance(choices, list) else [value]
     fitting.look(len(choices))
-    if not any(same(value, choice) for choice in choices):
-        yield f"{at}: {shown(value)} is none of the choices"
+    if not any(json_equal(value, choice) for choice in choices):
+        yield f"{at}: {format_value(value)} is none of the choices"
 
 
 def check_const(
     fitting: Fitting, value: Any, only: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
-    if not same(value, only):
-        yield f"{at}: {shown(value)} is not {shown(only)}"
+    if not json_equal(value, only):
+        yield f"{at}: {format_value(value)} is not {format_value(only)}"
 
 
 def check_required(
@@ -181,13 +181,13 @@ def check_any(
 ) -> Iterator[str]:
     alternatives = parts if isinstance(parts, list) else []
     if alternatives and not any(fitting.fits(value, part, depth) for part in alternatives):
-        yield f"{at}: {shown(value)} is none of the alternatives"
+        yield f"{at}: {format_value(value)} is none of the alternatives"
 
 
 def check_ref(
     fitting: Fitting, value: Any, reference: Any, schema: dict[str, Any], at: str, depth: int
 ) -> Iterator[str]:
-    """Only plain ways from the root: "#/$defs/city"; others, and roots that rename, pass."""
+    """Follow a plain path from the root, such as "#/$defs/city"; other references are valid."""
     if not isinstance(reference, str) or not reference.startswith("#/") or "%" in reference:
         return
     place = fitting.root
@@ -198,17 +198,17 @@ def check_ref(
     yield from fitting.faults(value, place, at, depth)
 
 
-def bound(
+def bound_check(
     measure: Callable[[Any], float | None], holds: Callable[[Any, Any], bool], words: str
 ) -> Check:
-    """A keyword that compares a number of the value with its own."""
+    """Return the check of a keyword that bounds a measure of the value."""
 
     def check(
         fitting: Fitting, value: Any, limit: Any, schema: dict[str, Any], at: str, depth: int
     ) -> Iterator[str]:
         size = measure(value)
         if size is not None and is_number(limit) and not holds(size, limit):
-            yield f"{at}: {shown(value)} is {words} {shown(limit)}"
+            yield f"{at}: {format_value(value)} is {words} {format_value(limit)}"
 
     return check
 
@@ -242,14 +242,18 @@ CHECKS: dict[str, Check] = {
     "anyOf": check_any,
     "oneOf": check_any,
     "$ref": check_ref,
-    "minimum": bound(number, at_least, "less than"),
-    "maximum": bound(number, at_most, "more than"),
-    "exclusiveMinimum": bound(number, lambda size, limit: bool(size > limit), "not more than"),
-    "exclusiveMaximum": bound(number, lambda size, limit: bool(size < limit), "not less than"),
-    "minLength": bound(length(str), at_least, "shorter than"),
-    "maxLength": bound(length(str), at_most, "longer than"),
-    "minItems": bound(length(list), at_least, "shorter than"),
-    "maxItems": bound(length(list), at_most, "longer than"),
-    "minProperties": bound(length(dict), at_least, "smaller than"),
-    "maxProperties": bound(length(dict), at_most, "larger than"),
+    "minimum": bound_check(number, at_least, "less than"),
+    "maximum": bound_check(number, at_most, "more than"),
+    "exclusiveMinimum": bound_check(
+        number, lambda size, limit: bool(size > limit), "not more than"
+    ),
+    "exclusiveMaximum": bound_check(
+        number, lambda size, limit: bool(size < limit), "not less than"
+    ),
+    "minLength": bound_check(length(str), at_least, "shorter than"),
+    "maxLength": bound_check(length(str), at_most, "longer than"),
+    "minItems": bound_check(length(list), at_least, "shorter than"),
+    "maxItems": bound_check(length(list), at_most, "longer than"),
+    "minProperties": bound_check(length(dict), at_least, "smaller than"),
+    "maxProperties": bound_check(length(dict), at_most, "larger than"),
 }

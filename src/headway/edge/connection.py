@@ -1,10 +1,10 @@
-"""One HTTP connection, held to limits: how much it may send, how slowly, and beside how many.
+"""HTTP connection with limits: size, speed, and number per address.
 
-uvicorn's h11 protocol with deadlines. A connection that opens must bring whole headers within
-`HEADERS_S`, then a body at `MIN_BODY_BYTES_PER_S` after a while of grace, and must take what it is
-sent; `ConnectionLimiter` counts connections, all and by address, and once a second ends those that
-are late. Bytes are parsed a slice at a time, senders in turn (`ParseTurns`), so that neither a body
-in a million chunks nor a thousand requests of one key at once delay other connections.
+It is uvicorn's h11 protocol with deadlines. A new connection must send complete headers within
+`HEADERS_S`, then a body at `MIN_BODY_BYTES_PER_S` after a grace period, and must read what it is
+sent. `ConnectionLimiter` counts connections, in all and by address, and closes late ones once a
+second. Bytes are parsed in slices, round-robin over senders (`ParseTurns`), so that neither a body
+in a million chunks nor a thousand concurrent requests of one key delay other connections.
 """
 
 import asyncio
@@ -14,6 +14,7 @@ import ssl
 import sys
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,27 +23,32 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.utils import get_remote_addr
 from uvicorn.server import ServerState
 
 from headway.core.errors import EngineDownError, RequestError
 from headway.edge.errors import error_body
 from headway.edge.framing import AMBIGUOUS, StrictConnection
-from headway.edge.handshake import Handshake
 
-HEADERS_S, BODY_GRACE_S, WRITE_S = 10.0, 20.0, 60.0
+try:
+    from uvloop.loop import SSLProtocol  # type: ignore[attr-defined]
+except ImportError:  # where there is no uvloop
+    from asyncio.sslproto import SSLProtocol
+
+HEADERS_S, BODY_GRACE_S, WRITE_S, HANDSHAKE_S = 10.0, 20.0, 60.0, 10.0
 MIN_BODY_BYTES_PER_S = 10_000
 SWEEP_S = 1.0
 SLICE_BYTES, PLAIN_SLICE_BYTES, TURN_S = 4096, 65536, 0.005
-"""A slice may hold a thousand chunks; what is left of a body without chunks is one piece."""
+"""A slice may hold a thousand chunks; the rest of a body without chunks is one piece."""
 KEY = re.compile(rb"\n(?:authorization|x-api-key)[ \t]*:[ \t]*([^\r\n]{1,200})", re.IGNORECASE)
 LINGER_BYTES = 16 * 2**20
 IDLE, HEADERS, BODY = "idle", "headers", "body"
 
 
 class Flow(FlowControl):
-    """Reading stops while the application is behind, or while we are (`hold`).
+    """Flow control that pauses reading while the application or the parser is behind (`hold`).
 
-    `unread_s` is the time in which it stood still, in all, up to when it last went on.
+    `unread_s` is the total time in which reading was paused, up to the last resumption.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -74,13 +80,13 @@ class Flow(FlowControl):
 
 
 class ParseTurns:
-    """Whose bytes are parsed: for `TURN_S` in each turn of the event loop, senders in turn.
+    """Round-robin over senders: bytes are parsed for `TURN_S` in each turn of the event loop.
 
-    A sender is a key, or the address of who sends none. What comes is parsed at once while there is
-    time, else in a later turn, and never where its client has left by then:
+    A sender is a key, or the address of a client without one. Bytes are parsed at once while there
+    is time, else in a later turn, and not at all if the client disconnected by then:
 
-        key a: 500 requests at once, key b: one     a b a a … in the first 5 ms, then others' work,
-                                                    the rest of a's 5 ms at a time
+        key a: 500 concurrent requests, key b: one    a b a a … in the first 5 ms, then other work,
+                                                      the rest of a's 5 ms at a time
     """
 
     def __init__(self) -> None:
@@ -89,7 +95,7 @@ class ParseTurns:
         self._is_scheduled = False
 
     def add(self, connection: "Connection") -> None:
-        """Parse what `connection` holds, now or in its sender's turn."""
+        """Parse the bytes of `connection`, now or in its sender's turn."""
         if connection.is_queued:
             return
         if not self._is_scheduled:
@@ -101,7 +107,7 @@ class ParseTurns:
             self._queue(connection)
 
     def _schedule(self) -> None:
-        """From now on it is the next turn of the loop, once this one is over."""
+        """Start the next turn after this round of the event loop."""
         self._is_scheduled, self._until_s = True, time.monotonic() + TURN_S
         asyncio.get_running_loop().call_soon(self._turn)
 
@@ -129,20 +135,56 @@ class ParseTurns:
                 return
 
 
+class Handshake(SSLProtocol):  # type: ignore[misc]
+    """TLS layer of one connection, which is counted from its first byte on.
+
+    An asyncio server with a TLS context reports a connection to its protocol after the handshake,
+    and waits a minute for it: a client that connects and sends nothing would be subject to no
+    limit, and could use up all file descriptors. `enter` returns whether there is room for a
+    connection of its address; `leave` is called with the address when it is lost.
+    """
+
+    def __init__(
+        self,
+        loop: Any,
+        connection: Any,
+        context: ssl.SSLContext,
+        enter: Callable[[str], bool],
+        leave: Callable[[str], None],
+    ) -> None:
+        super().__init__(
+            loop, connection, context, None, server_side=True, ssl_handshake_timeout=HANDSHAKE_S
+        )
+        self._enter, self._leave, self._address = enter, leave, ""
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the handshake, or close at once if there are too many connections."""
+        client = get_remote_addr(transport)
+        self._address = client[0] if client else ""
+        if self._enter(self._address):
+            super().connection_made(transport)
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave(self._address)
+
+
 class ConnectionLimiter:
-    """The open connections of one server."""
+    """Open connections of one server."""
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
         self.by_address: Counter[str] = Counter()
         self.connections: set[Connection] = set()
         self.context: ssl.SSLContext | None = None
-        """Of TLS, where connections are secured."""
+        """TLS context, or None for plain HTTP."""
         self.turns = ParseTurns()
 
     def enter(self, connection: "Connection", address: str) -> bool:
-        """Count a connection in; False when there are too many, or too many from its address."""
-        if connection in self.connections:  # since its handshake began
+        """Count a connection; returns False if there are too many, in all or of its address."""
+        if connection in self.connections:  # counted when its handshake began
             return True
         full = len(self.connections) >= self.max_connections
         if full or self.by_address[address] >= self.max_connections // 2:
@@ -159,7 +201,7 @@ class ConnectionLimiter:
                 del self.by_address[address]
 
     async def watch(self) -> None:
-        """End the connections that are late, once a second."""
+        """Close late connections, once a second."""
         while True:
             await asyncio.sleep(SWEEP_S)
             now_s = time.monotonic()
@@ -173,7 +215,7 @@ class ConnectionLimiter:
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> "Connection | Handshake":
-        """What uvicorn calls to make a connection."""
+        """Return the protocol object of a new connection, for uvicorn."""
         made = Connection(self, config, server_state, app_state, _loop)
         if self.context is None:
             return made
@@ -182,7 +224,7 @@ class ConnectionLimiter:
 
 
 class Connection(H11Protocol):
-    """A connection with deadlines; `phase` is what the connection must send next."""
+    """HTTP connection with deadlines; `phase` is what the client must send next."""
 
     def __init__(self, limiter: ConnectionLimiter, *given: Any) -> None:
         super().__init__(*given)
@@ -194,7 +236,7 @@ class Connection(H11Protocol):
         self.stalled_s: float | None = None
         self._backlog = bytearray()
         self.is_queued = False
-        """Whether it waits for its sender's turn."""
+        """Whether the connection waits for its sender's turn."""
         self._sender = ""
         self._refused = False
         self._lingers_until = 0
@@ -215,7 +257,7 @@ class Connection(H11Protocol):
         self._backlog.clear()
         super().connection_lost(exc)
 
-    # ── what comes in ───────────────────────────────────────────────────────────────────────
+    # ── received bytes ──────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self.transport.is_closing():
@@ -224,22 +266,22 @@ class Connection(H11Protocol):
             self._take_plain(data)
             return
         self._backlog += data
-        if len(self._backlog) == len(data):  # else it is queued, or waits for an answer's end
+        if len(self._backlog) == len(data):  # else it is queued, or waits for a response to end
             self.limiter.turns.add(self)
 
     def _is_amid_body(self, num_bytes: int) -> bool:
-        """Whether so many bytes are of a body with content-length, and not the last of it."""
+        """Return whether these bytes are inside a body with Content-Length, not its last ones."""
         if self._backlog or self.conn.their_state is not h11.SEND_BODY:
             return False
         return self.conn.our_state is not h11.DONE and num_bytes < self._left_of_body()
 
     def _left_of_body(self) -> int:
-        """Return the bytes to come of a body with content-length; 0 where there is none."""
+        """Return the missing bytes of a body with Content-Length; 0 without one."""
         remaining: int = getattr(self.conn._reader, "_remaining", 0)
         return remaining
 
     def _take_plain(self, data: bytes) -> None:
-        """As h11 would take it, which copies each byte six times."""
+        """Take bytes of a body without h11, which would copy each byte six times."""
         reader, cycle = self.conn._reader, self.cycle
         reader._remaining -= len(data)  # type: ignore[union-attr]
         cycle.body = cycle.body + data if cycle.body else data  # type: ignore[assignment]
@@ -256,12 +298,12 @@ class Connection(H11Protocol):
         return self._sender or self.address
 
     def was_reset(self) -> bool:
-        """Whether its client has reset it; asyncio reports that only while the socket is read."""
+        """Return whether the client reset the connection; asyncio reports it only to a reader."""
         end = self.transport.get_extra_info("socket")
         return end is not None and end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0
 
     def parse_slice(self) -> bool:
-        """Parse some of what has come; whether more of it can be parsed now."""
+        """Parse one slice; returns whether more can be parsed now."""
         if self._can_parse():
             size = max(SLICE_BYTES, min(PLAIN_SLICE_BYTES, self._left_of_body()))
             piece = bytes(self._backlog[:size])
@@ -277,12 +319,12 @@ class Connection(H11Protocol):
         return False
 
     def _can_parse(self) -> bool:
-        """Whether there are bytes; what follows a whole request waits for the answer."""
+        """Return whether bytes can be parsed; those of a next request wait for the response."""
         waits = self.conn.their_state is h11.DONE
         return bool(self._backlog) and not waits and not self.transport.is_closing()
 
     def _note(self, num_bytes: int) -> None:
-        """Keep the phase, its beginning, and how much of a body has come."""
+        """Update the phase, its start, and the received bytes of a body."""
         state = self.conn.their_state
         if state is h11.SEND_BODY:
             if self.phase != BODY:
@@ -297,22 +339,24 @@ class Connection(H11Protocol):
         elif state is not h11.IDLE or self.phase != HEADERS:
             self.phase = IDLE
 
-    # ── what is late ────────────────────────────────────────────────────────────────────────
+    # ── deadlines ───────────────────────────────────────────────────────────────────────────
 
     def judge(self, now_s: float) -> None:
-        """End the connection when it is late with what it owes; a handshake has its own limit."""
+        """Close the connection if it is late; a TLS handshake has a limit of its own."""
         if self.transport is None or self.transport.is_closing():
             return
         waited_s = now_s - self.since_s
         if self.stalled_s is not None and now_s - self.stalled_s > WRITE_S:
             self.transport.abort()
         elif self.phase == HEADERS and waited_s > HEADERS_S and not self.is_queued:
-            self.refuse(late(f"The headers took more than {HEADERS_S:.0f} s."), "Request Timeout")
+            self.refuse(
+                timeout_error(f"The headers took more than {HEADERS_S:.0f} s."), "Request Timeout"
+            )
         elif self.phase == BODY and self._body_is_late(waited_s):
-            self.refuse(late("The body comes too slowly."), "Request Timeout")
+            self.refuse(timeout_error("The body comes too slowly."), "Request Timeout")
 
     def _body_is_late(self, waited_s: float) -> bool:
-        """Whether less has come than is due; while *we* do not read, nothing is."""
+        """Return whether too little of the body arrived; time with paused reading is excluded."""
         if self.flow.read_paused or self.flow.held:
             return False
         waited_s -= self.flow.unread_s - self._unread_s
@@ -327,7 +371,7 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """Of a body that was not read to its end the rest is dropped, up to a point."""
+        """Drop the unread rest of a body, up to `LINGER_BYTES`."""
         self._lingers_until = self.num_body_bytes + LINGER_BYTES
         super().on_response_complete()
         if self._backlog:
@@ -336,7 +380,7 @@ class Connection(H11Protocol):
     # ── answers outside a request ───────────────────────────────────────────────────────────
 
     def send_400_response(self, msg: str) -> None:
-        """What h11 refuses: malformed, or headers beyond the limit."""
+        """Answer a request that h11 refused: malformed, or headers beyond the limit."""
         fault = sys.exception()
         status = getattr(fault, "error_status_hint", 400)
         too_long = status == 431
@@ -353,7 +397,7 @@ class Connection(H11Protocol):
         )
 
     def refuse(self, error: RequestError, reason: str) -> None:
-        """Answer `error` and close; in the middle of another answer, only close."""
+        """Answer with `error` and close; in the middle of a response, only close."""
         self.phase = IDLE
         self._backlog.clear()
         cycle = self.cycle
@@ -370,5 +414,5 @@ class Connection(H11Protocol):
         self.transport.close()
 
 
-def late(message: str) -> RequestError:
+def timeout_error(message: str) -> RequestError:
     return RequestError(message, code="request_timeout", status=408)

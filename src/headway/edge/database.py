@@ -1,18 +1,18 @@
-"""The data folder: an SQLite database, a folder of files, and the lock that makes them ours.
+"""Data folder: an SQLite database, a folder of files, and a lock of the process that owns it.
 
-    DIR/lock          held while a server lives; the kernel drops it with the process
+    DIR/lock          held while a server lives; the kernel releases it with the process
     DIR/headway.db    records of files and batches, and the lines of unfinished batches
-    DIR/files/ID      what was uploaded or written, by the id we gave it
-    DIR/files/*.part  uploads under way; what a kill left of them is removed at the next start
+    DIR/files/ID      uploads and results, by file id
+    DIR/files/*.part  uploads in progress; leftovers of a kill are removed at the next start
 
-Given a folder it is opened when something is first kept there, or at the start when there is
-something to go on with. All statements run in one thread, each call one transaction: after a
-SIGKILL at any moment a call has happened or has not. Raises StorageError.
+The folder is created when something is first stored, or opened at the start if there is stored
+work. All statements run in one thread, each call as one transaction: after a SIGKILL at any moment
+a call has happened or has not. Raises StorageError.
 
-Where another process has the folder, `spare` is taken in its place, and from then on always:
+If another process owns the folder, `spare` is used instead, and from then on always:
 
     DIR               the first server of a user
-    DIR/port-8001     one beside it on port 8001, and the next on that port
+    DIR/port-8001     a second one on port 8001, and later ones on that port
 """
 
 import asyncio
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 IN_USE = "storage_in_use"
 OWN_NAME = re.compile(r"file-[0-9a-f]{32}(\.part)?")
-"""Names below `files`."""
+"""Names of files below `files`."""
 NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS files (
@@ -72,7 +72,7 @@ CREATE TABLE IF NOT EXISTS lines (
 
 
 def default_folder() -> Path:
-    """$XDG_STATE_HOME/headway, usually ~/.local/state/headway; here where there is no home."""
+    """Return $XDG_STATE_HOME/headway, usually ~/.local/state/headway; .headway without a home."""
     base = os.environ.get("XDG_STATE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".local" / "state") / "headway"
@@ -81,7 +81,7 @@ def default_folder() -> Path:
 
 
 class Database:
-    """The data folder, or the spare one."""
+    """Data folder of a server, or its spare folder."""
 
     def __init__(self, folder: Path, spare: Path | None = None) -> None:
         self.folder, self._spare = folder, spare
@@ -94,12 +94,12 @@ class Database:
 
     @property
     def files(self) -> Path:
-        """Where bytes lie."""
+        """Return the folder of file contents."""
         return self.folder / "files"
 
     @property
     def exists(self) -> bool:
-        """Whether an earlier server kept something here."""
+        """Return whether an earlier server stored something here."""
         return (self.folder / "headway.db").exists()
 
     @property
@@ -107,7 +107,7 @@ class Database:
         return self._connection is not None
 
     async def claim(self) -> None:
-        """Make the folder ours if something is kept there, or turn to the spare one."""
+        """Lock the folder if something is stored there, or use the spare folder."""
 
         def lock() -> None:
             with storage_errors():
@@ -117,7 +117,7 @@ class Database:
         await asyncio.get_running_loop().run_in_executor(self._thread, lock)
 
     async def run(self, work: Callable[[sqlite3.Connection], Result]) -> Result:
-        """`work` in the database's thread, as one transaction; raises StorageError."""
+        """Run `work` in the database's thread, as one transaction; raises StorageError."""
         if self._closed:
             raise EngineDownError("The server is shutting down.", code="shutting_down")
 
@@ -131,7 +131,7 @@ class Database:
         return await asyncio.get_running_loop().run_in_executor(self._thread, transaction)
 
     def _opened(self) -> sqlite3.Connection:
-        """The connection, made at the first call."""
+        """Return the connection, which the first call opens."""
         if self._connection is None:
             if self._lock is None:
                 self._take_lock()
@@ -152,7 +152,7 @@ class Database:
         return self._connection
 
     def _take_lock(self) -> None:
-        """Lock the folder, made where it is not there; where another process has it, the spare."""
+        """Create and lock the folder; if another process owns it, the spare one."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             self._lock = take_lock(self.folder)
@@ -168,9 +168,9 @@ class Database:
             self._take_lock()
 
     def _sweep(self, connection: sqlite3.Connection) -> None:
-        """Remove bytes without a record: uploads and deletions that a kill cut short.
+        """Remove contents without a record: uploads and deletions that a kill interrupted.
 
-        Only files with names that this class gives are removed.
+        Only files with names of the form that this class writes are removed.
         """
         known = {name for (name,) in connection.execute("SELECT id FROM files")}
         for path in self.files.iterdir():
@@ -195,18 +195,20 @@ class Database:
 
 
 def check_regular(folder: Path) -> None:
-    """Raise StorageError where the database is a pipe or a device, which SQLite would wait for or
-    call a full disk, or where `files` leads elsewhere."""
+    """Raise StorageError where the database is a pipe or a device, or `files` is a link.
+
+    SQLite would wait for a pipe, and report a device as a full disk.
+    """
     for name in ("headway.db", "headway.db-wal", "headway.db-shm"):
         path = folder / name
         if os.path.lexists(path) and not path.is_file():
-            raise unusable(f"{name} in it is not a regular file; move it away")
+            raise unusable_error(f"{name} in it is not a regular file; move it away")
     if (folder / "files").is_symlink():
-        raise unusable("files in it is a link; make it a folder, or the data folder the link")
+        raise unusable_error("files in it is a link; make it a folder, or the data folder the link")
 
 
 def take_lock(folder: Path) -> int:
-    """The descriptor that holds the folder's lock; StorageError 503 when a server has it."""
+    """Return the descriptor that holds the folder's lock; StorageError 503 if it is taken."""
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -231,7 +233,7 @@ def storage_errors() -> Iterator[None]:
             sqlite3.SQLITE_FULL,
             sqlite3.SQLITE_IOERR,
         ):
-            raise full() from error
+            raise disk_full_error() from error
         raise StorageError(
             f"The database of files and batches cannot be used: {error}.",
             code="storage_unusable",
@@ -239,17 +241,17 @@ def storage_errors() -> Iterator[None]:
         ) from error
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise full() from error
-        raise unusable(error.strerror) from error
+            raise disk_full_error() from error
+        raise unusable_error(error.strerror) from error
 
 
-def unusable(reason: str | None) -> StorageError:
-    """The folder cannot be written, or holds what is not ours."""
+def unusable_error(reason: str | None) -> StorageError:
+    """Return the error of a folder that cannot be written, or holds foreign files."""
     return StorageError(
         f"The data folder cannot be used: {reason}.", code="storage_unusable", status=503
     )
 
 
-def full() -> StorageError:
-    """The disk has no space left."""
+def disk_full_error() -> StorageError:
+    """Return the error of a full disk."""
     return StorageError("The disk of files and batches is full; free space or delete files.")

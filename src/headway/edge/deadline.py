@@ -1,10 +1,10 @@
-"""The end of a server that was asked to end: at its deadline, whatever its threads do.
+"""Deadline of a shutdown: the process ends at it, whatever its threads do.
 
-A thread that runs for ever is waited for by Python's own exit, and one that holds the interpreter's
-lock keeps the event loop from hearing the signal at all. So two clocks run that need no lock. From
-the signal on faulthandler's C thread counts down, and ends the process with every thread's place on
-stderr. Until the loop has heard of a signal, `watchdog.py`, a small process beside this one, looks
-whether what the signal wrote for the loop still lies unread.
+Python's exit waits for a thread that runs for ever, and a thread that holds the interpreter's lock
+keeps the event loop from seeing the signal at all. So two timers run without that lock. After the
+signal faulthandler's C thread counts down, and ends the process with the stack of every thread on
+stderr. Until the event loop has seen a signal, `watchdog.py`, a small child process, checks whether
+the byte that the signal wrote for the loop is still unread.
 """
 
 import faulthandler
@@ -16,18 +16,18 @@ from pathlib import Path
 
 STDERR = 2
 GRACE_S = 10.0
-"""What ends after the drain has this long: connections, engines, files."""
+"""Seconds after the drain for closing connections, engines and files."""
 
 
 class Deadline:
-    """Armed by the first signal; the watchdog runs from `watch` to `close`."""
+    """Shutdown deadline, armed by the first signal; the watchdog runs from `watch` to `close`."""
 
     def __init__(self, drain_s: float) -> None:
         self._after_s = drain_s + GRACE_S
         self._watchdog: subprocess.Popen[bytes] | None = None
 
     def watch(self) -> None:
-        """Start the watchdog; call it when the loop has its signal handlers."""
+        """Start the watchdog; to be called after the loop has its signal handlers."""
         if sys.platform != "linux":
             return
         descriptor = signal.set_wakeup_fd(-1)
@@ -42,13 +42,13 @@ class Deadline:
         )
 
     def arm(self) -> None:
-        """From now on the process has only so long to end by itself."""
+        """Start the countdown to the forced end of the process."""
         nowhere = sys.__stderr__ is None or sys.__stderr__.closed
         descriptor = os.open(os.devnull, os.O_WRONLY) if nowhere else STDERR
         faulthandler.dump_traceback_later(self._after_s, exit=True, file=descriptor)
 
     def close(self) -> None:
-        """End the watchdog; the deadline stays, for the interpreter has yet to end."""
+        """Stop the watchdog; the countdown goes on, because the interpreter has yet to exit."""
         if self._watchdog is not None:
             self._watchdog.kill()
             self._watchdog.wait()

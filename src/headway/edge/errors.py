@@ -1,5 +1,5 @@
-"""Errors as clients expect them: OpenAI's {"error": {message, type, param, code}} everywhere but
-below /v1/messages, where Anthropic's {"type": "error", "error": {type, message}} is spoken.
+"""Errors in the form that clients expect: OpenAI's {"error": {message, type, param, code}}, and
+below /v1/messages Anthropic's {"type": "error", "error": {type, message}}.
 """
 
 import math
@@ -14,7 +14,7 @@ MAX_MESSAGE, MAX_PARAM = 1000, 200
 
 
 def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
-    """The JSON body of an error; what it repeats of the request is cut to a readable length."""
+    """Return the JSON body of an error; texts from the request are cut to a readable length."""
     return {
         "error": {
             "message": str(error)[:MAX_MESSAGE],
@@ -26,7 +26,7 @@ def error_body(error: RequestError) -> dict[str, dict[str, str | None]]:
 
 
 def anthropic_body(error: RequestError, request_id: str) -> dict[str, Any]:
-    """The same as Anthropic's clients read it; the field at fault stands in the message."""
+    """Return the JSON body in Anthropic's form; the field at fault is part of the message."""
     return {
         "type": "error",
         "error": {"type": anthropic_type(error.status), "message": str(error)[:MAX_MESSAGE]},
@@ -48,19 +48,19 @@ ANTHROPIC_TYPES = {
 
 
 def anthropic_type(status: int) -> str:
-    """404 → not_found_error."""
+    """Return Anthropic's type of a status: 404 → not_found_error."""
     return ANTHROPIC_TYPES.get(status, "invalid_request_error")
 
 
 def speaks_anthropic(path: str) -> bool:
-    """Whether clients at `path` expect Anthropic's shapes."""
+    """Return whether clients at `path` expect Anthropic's form."""
     return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def error_response(
     error: RequestError, request_id: str = "", *, anthropic: bool = False
 ) -> Response:
-    """The HTTP answer of an error; 429 and 503 say when to come back, 405 what is allowed."""
+    """Return the HTTP response of an error; 429 and 503 have Retry-After, 405 has Allow."""
     headers = {} if error.allow is None else {"allow": error.allow}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -69,14 +69,14 @@ def error_response(
 
 
 def error_event(error: RequestError) -> bytes:
-    """The event that ends a stream of OpenAI's chunks instead of `[DONE]`."""
+    """Return the event that ends a stream of OpenAI's chunks instead of `[DONE]`."""
     return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
 
 
 def json_response(
     content: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """`content` as JSON; NaN and infinities, which JSON lacks, become null."""
+    """Return `content` as JSON; NaN and infinities, which JSON lacks, become null."""
     return Response(
         msgspec.json.encode(content), status, headers=headers, media_type="application/json"
     )
@@ -84,13 +84,13 @@ def json_response(
 
 def unknown_url_error(path: str) -> RequestError:
     """Return the 404 of a path that is not served; it names what official clients use it for."""
-    known = unserved(path)
+    known = unserved_purpose(path)
     what, code = (f" ({known})", "unsupported_endpoint") if known else ("", "unknown_url")
     return RequestError(f"{path}{what} is not served here.", code=code, status=404)
 
 
-def unserved(path: str) -> str:
-    """What a path of OpenAI's or Anthropic's API is for that is not served here, or ""."""
+def unserved_purpose(path: str) -> str:
+    """Return the purpose of a path of OpenAI's or Anthropic's API that is not served, or ""."""
     for name, what in UNSERVED.items():
         if path == name or path.startswith(name + "/"):
             return what
@@ -117,4 +117,4 @@ UNSERVED = {
     "/v1/assistants": "assistants",
     "/v1/threads": "threads",
 }
-"""Path of an official client's call, and all below it → what it is for."""
+"""Path of an official client's call, and all paths below it → its purpose."""

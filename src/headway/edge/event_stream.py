@@ -1,4 +1,4 @@
-"""An answer on its way to the client: events that are never silent for long, or one body."""
+"""Response to a client: a stream of events with keep-alives, or one body."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,19 +8,19 @@ from starlette.types import Send
 
 TICK_S = 0.5
 GRACE_S = 1.0
-"""A stream without headers gets them after so long a silence, once the engine has begun with it."""
-WAIT_S = 2.0
-"""The same while it waits for the engine."""
+"""Seconds of silence after which headers are sent, once the engine has begun the request."""
+ENGINE_WAIT_S = 2.0
+"""Seconds of silence after which headers are sent, while the request waits for the engine."""
 PING_INTERVAL_S = 15.0
 PING = b": ping\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream:
-    """An SSE answer that is opened early and never silent for long.
+    """SSE response that is opened early and interrupts long silences with pings.
 
-    Headers go with the first event. Where none comes, `opening` is asked for one as soon as `due`
-    says so of the seconds of silence; from then on a ping follows every 15 s of silence.
+    Headers go with the first event. Without an event, `opening` returns the first bytes as soon as
+    `due` is true of the seconds of silence; from then on a ping follows every 15 s of silence.
     """
 
     __slots__ = (
@@ -35,7 +35,7 @@ class EventStream:
         ping: bytes = PING,
         *,
         opening: Callable[[], bytes] = lambda: b"",
-        due: Callable[[float], bool] = lambda silent_s: silent_s >= WAIT_S,
+        due: Callable[[float], bool] = lambda silent_s: silent_s >= ENGINE_WAIT_S,
     ) -> None:
         self._send = send
         self._headers = headers
@@ -48,9 +48,9 @@ class EventStream:
         self._keeper = asyncio.get_running_loop().create_task(self._keep_alive())
 
     def write(self, data: bytes, *, last: bool = False) -> Awaitable[None]:
-        """Send one or several events, behind whatever is on its way; to be awaited at once.
+        """Send one or several events after those in flight; the caller must await it at once.
 
-        Amid a stream the lock is not taken: a ping that comes meanwhile is no trouble.
+        Inside a stream the lock is not taken: the order of a ping and an event does not matter.
         """
         if self.started and not last and not self._lock.locked():
             self._silent_s = 0.0
@@ -58,7 +58,7 @@ class EventStream:
         return self._in_turn(data, last)
 
     async def _in_turn(self, data: bytes, last: bool = False) -> None:
-        """The same where order counts: the first, the last, and pings beside them."""
+        """Send under the lock, which orders the first event, the last event and pings."""
         async with self._lock:
             if not self.started:
                 await self._start()
@@ -77,7 +77,7 @@ class EventStream:
         self.started = True
 
     async def _keep_alive(self) -> None:
-        """Open the stream where nothing has, then break each long silence."""
+        """Open the stream when it is due, then send a ping in each long silence."""
         while True:
             await asyncio.sleep(TICK_S)
             self._silent_s += TICK_S
@@ -91,12 +91,12 @@ class EventStream:
         self._keeper.cancel()
 
     async def end(self, data: bytes) -> None:
-        """The last event; the response is complete."""
+        """Send the last event; the response is complete."""
         await self.write(data, last=True)
 
 
 async def send_response(response: Response, send: Send, headers: list[tuple[bytes, bytes]]) -> None:
-    """A complete answer, with `headers` beside its own."""
+    """Send a complete response with additional `headers`."""
     await send(
         {
             "type": "http.response.start",

@@ -1,10 +1,10 @@
-r"""Header lines that two servers in a row could read differently are refused.
+r"""Refusal of header lines that two servers could read differently (request smuggling).
 
-h11 takes what RFC 9112 lets a server take: lines that end in a bare \n, a line that goes on with a
-space, both a length and chunks. A proxy in front may see another end of the request there, and then
-what one client sends is read as the beginning of another's (request smuggling).
+h11 accepts what RFC 9112 permits: lines that end in a bare \n, folded lines, both a length and
+chunks. A proxy in front may see another end of the request, and then the rest of one client's
+request is read as the beginning of another's.
 
-A stream's chunks go out without h11's machine, which changes nothing between two of them.
+Chunks of a stream are written without h11's state machine, which does not change between them.
 """
 
 import re
@@ -19,13 +19,13 @@ FOLDED = "A header line must not go on in a second one."
 TWO_LENGTHS = "Send content-length or transfer-encoding, not both."
 OLD_CHUNKS = "HTTP/1.0 has no transfer-encoding."
 AMBIGUOUS = (LINE_ENDS, FOLDED, TWO_LENGTHS, OLD_CHUNKS)
-BARE = re.compile(rb"(?<!\r)\n|\r(?!\n)")
-LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
-CODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
+BARE_LINE_END = re.compile(rb"(?<!\r)\n|\r(?!\n)")
+CONTENT_LENGTH = re.compile(rb"\ncontent-length[ \t]*:", re.IGNORECASE)
+TRANSFER_ENCODING = re.compile(rb"\ntransfer-encoding[ \t]*:", re.IGNORECASE)
 
 
 class StrictBuffer(ReceiveBuffer):
-    """h11's buffer; the blocks of header lines that are taken from it are unambiguous."""
+    """Receive buffer of h11 that refuses ambiguous blocks of header lines."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,14 +48,14 @@ class StrictBuffer(ReceiveBuffer):
 
 
 class StrictConnection(h11.Connection):
-    """h11's connection over a strict buffer, quick with the chunks of a stream."""
+    """h11 connection with a strict buffer and a fast path for the chunks of a stream."""
 
     def __init__(self, max_incomplete_event_size: int) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size)
         self._receive_buffer = StrictBuffer()
 
     def send(self, event: h11.Event) -> Any:
-        """The bytes that say it; None of the end of the connection."""
+        """Return the bytes of an event; None for the end of the connection."""
         if type(event) is not h11.Data or not isinstance(self._writer, ChunkedWriter):
             return super().send(event)
         if self.our_state is not h11.SEND_BODY or not event.data:
@@ -64,13 +64,13 @@ class StrictConnection(h11.Connection):
 
 
 def ambiguity(head: bytes | bytearray) -> str | None:
-    """What can be read in two ways in the lines of a request, up to the empty one; or None."""
-    if BARE.search(head):
+    """Return what is ambiguous in the header lines of a request, up to the empty line; or None."""
+    if BARE_LINE_END.search(head):
         return LINE_ENDS
     if b"\n " in head or b"\n\t" in head:
         return FOLDED
-    if CODING.search(head):
-        if LENGTH.search(head):
+    if TRANSFER_ENCODING.search(head):
+        if CONTENT_LENGTH.search(head):
             return TWO_LENGTHS
         if head.partition(b"\r\n")[0].endswith(b"HTTP/1.0"):
             return OLD_CHUNKS

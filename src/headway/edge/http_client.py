@@ -1,8 +1,8 @@
-"""The HTTP client for upstreams: nothing that one of them sends holds up the event loop.
+"""HTTP client for upstreams, whose responses cannot block the event loop.
 
-aiohttp parses whatever the socket has in one go, and waits for ever behind informational responses.
-Here bytes are parsed in slices, those of all connections together for some milliseconds in each
-turn of the loop, and an answer has a bounded number of informational responses before it.
+aiohttp parses all bytes of the socket at once, and waits for ever after informational responses.
+Here bytes are parsed in slices, for a few milliseconds per turn of the event loop over all
+connections, and the number of informational responses is bounded.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ READ_BYTES = 2**18
 
 
 class ResponseProtocol(ResponseHandler):
-    """One connection; `behind` are those of its session with bytes that are not parsed yet."""
+    """One connection; `behind` is the set of the session's connections with unparsed bytes."""
 
     def __init__(self, behind: "set[ResponseProtocol]", loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop)
@@ -33,7 +33,7 @@ class ResponseProtocol(ResponseHandler):
         self._num_informational = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse up to a slice at once; empty data means that aiohttp goes on with what it has."""
+        """Parse up to a slice at once; empty data means that aiohttp resumes with its buffer."""
         if not (self._backlog or len(data) > SLICE_BYTES):
             super().data_received(data)
             return
@@ -52,12 +52,12 @@ class ResponseProtocol(ResponseHandler):
             self._loop.call_soon(self._parse_slices)
 
     def _parse_slices(self) -> None:
-        """Parse for some milliseconds; the rest waits until others had their turn."""
+        """Parse for a few milliseconds; the rest waits for the next turn."""
         self._is_scheduled = False
         behind = self._behind
         until_s = time.monotonic() + TURN_S / max(1, len(behind))
         while self._backlog and self.transport is not None and self._exception is None:
-            if self._reading_paused:  # goes on when the reader has taken what is parsed
+            if self._reading_paused:  # resumes when the reader has consumed what is parsed
                 behind.discard(self)
                 return
             piece = bytes(self._backlog[:SLICE_BYTES])
@@ -73,11 +73,11 @@ class ResponseProtocol(ResponseHandler):
 
     @property
     def should_close(self) -> bool:
-        """Whether it cannot be used again: bytes behind an answer would begin the next one."""
+        """Return whether it cannot be reused: bytes after a response would begin the next one."""
         return bool(self._backlog) or super().should_close
 
     def feed_data(self, data: tuple[Any, Any], size: int = 0) -> None:
-        """Take a parsed response; no request expects an informational one, so it is dropped."""
+        """Take a parsed response; informational ones are dropped, no request expects them."""
         if not (100 <= data[0].code < 200 and data[0].code != 101):
             self._num_informational = 0
             super().feed_data(data, size)
@@ -91,13 +91,13 @@ class ResponseProtocol(ResponseHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         self._behind.discard(self)
         rest, self._backlog = bytes(self._backlog), bytearray()
-        if rest:  # TLS tells of the end together with the last bytes
+        if rest:  # TLS reports the end together with the last bytes
             super().data_received(rest)
         super().connection_lost(exc)
 
 
 class Connector(aiohttp.TCPConnector):
-    """Makes connections of `ResponseProtocol`."""
+    """Connector whose connections are of `ResponseProtocol`."""
 
     def __init__(self) -> None:
         super().__init__(limit=0, keepalive_timeout=30.0)
@@ -108,7 +108,7 @@ class Connector(aiohttp.TCPConnector):
 def make_session(
     headers: Mapping[str, str], timeout: aiohttp.ClientTimeout
 ) -> aiohttp.ClientSession:
-    """A session without cookies that decodes nothing, to be made in the server's loop."""
+    """Return a session without cookies and decompression; to be called in the event loop."""
     return aiohttp.ClientSession(
         headers=headers,
         timeout=timeout,
@@ -120,13 +120,13 @@ def make_session(
 
 
 def api_root(url: str) -> str:
-    """The address that paths follow: http://host:8000 → http://host:8000/v1, any path as it is."""
+    """Return the API's root: http://host:8000 → http://host:8000/v1; a URL with a path stays."""
     root = url.rstrip("/")
     return root if urlsplit(root).path else f"{root}/v1"
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-    """The body; ValueError beyond `max_bytes`."""
+    """Return the body; ValueError beyond `max_bytes`."""
     data = bytearray()
     async for chunk in answer.content.iter_any():
         data += chunk
@@ -136,5 +136,5 @@ async def read_bounded(answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
 
 
 def dialect_headers(path: str) -> dict[str, str]:
-    """Headers of a request's dialect: Anthropic's for its paths, whose errors have its shape."""
+    """Return the headers of a dialect: an API version for Anthropic's paths."""
     return {"anthropic-version": "2023-06-01"} if path.startswith("/v1/messages") else {}

@@ -1,7 +1,7 @@
-"""The key file: its rows read, and a new one added so that no reader ever sees half a file.
+"""Key file: reading its rows, and adding or revoking one atomically.
 
-Given a path it reads rows of names and hashes, or adds one: under a lock on the folder, to a copy
-that takes the file's place when it is complete and can be read. The keys themselves are nowhere.
+A row has a name and a hash; the keys themselves are stored nowhere. A change is written under a
+lock on the folder, to a copy that replaces the file when it is complete and valid.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.core.principal import ANONYMOUS
 from headway.core.regular_file import read_text
-from headway.core.service import Limits
+from headway.core.service import KeyLimits
 from headway.core.yaml_file import parse_yaml, read_yaml
 
 KEY_BYTES = 32
-HOW = "`headway key NAME --file FILE` makes a new key and adds its row."
-ANOTHER = "Name another file: `headway key NAME --file FILE` makes one that is not there."
+FIX_HINT = "`headway key NAME --file FILE` makes a new key and adds its row."
+OTHER_FILE_HINT = "Name another file: `headway key NAME --file FILE` makes one that is not there."
 
 
 class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -39,9 +39,9 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     admin: bool = False
     gateway: bool = False
     revoked: bool = False
-    """Whether the key is refused; its row says whose KV blocks are to be forgotten."""
+    """Whether the key is refused; the row then says whose KV blocks are to be dropped."""
     weight: float | None = None
-    limits: Limits = Limits()
+    limits: KeyLimits = KeyLimits()
 
     def __post_init__(self) -> None:
         if self.weight is not None and not 0.001 <= self.weight <= 1000:
@@ -53,12 +53,12 @@ class KeyRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def digest(key: str) -> bytes:
-    """sha256 of a key, so that comparing takes the same time whatever the lengths are."""
+    """Return the SHA-256 of a key, so that a comparison takes the same time for any length."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def make_key() -> str:
-    """A new key: hw- and 256 random bits."""
+    """Return a new key: "hw-" and 256 random bits."""
     return "hw-" + secrets.token_urlsafe(KEY_BYTES)
 
 
@@ -66,61 +66,61 @@ def make_key() -> str:
 
 
 def read_rows(file: Path) -> list[KeyRow]:
-    """The rows of a key file; UsageError names what is wrong with it."""
-    return rows_of(read_yaml(file, "--key-file", HOW), f"--key-file {file}")
+    """Read the rows of a key file; UsageError names what is wrong with it."""
+    return rows_of(read_yaml(file, "--key-file", FIX_HINT), f"--key-file {file}")
 
 
 def rows_of(content: Any, where: str) -> list[KeyRow]:
-    """The rows in the content of a file; raises UsageError, which begins with `where`."""
+    """Return the rows in a file's content; raises UsageError, which begins with `where`."""
     if not isinstance(content, dict) or "keys" not in content:
-        raise UsageError(f"{where}: it has no `keys:`, so it is no key file.", ANOTHER)
+        raise UsageError(f"{where}: it has no `keys:`, so it is no key file.", OTHER_FILE_HINT)
     try:
         rows = msgspec.convert(content["keys"], list[KeyRow])
     except msgspec.ValidationError as error:
-        raise UsageError(f"{where}: {str(error)[:200]}.", HOW) from error
+        raise UsageError(f"{where}: {str(error)[:200]}.", FIX_HINT) from error
     for row in rows:
         check_row(where, row)
     return rows
 
 
 def check_row(where: str, row: KeyRow) -> None:
-    """Raise UsageError for a row whose hash or name cannot be."""
+    """Raise UsageError for a row with an invalid hash or name."""
     hexadecimal = len(row.sha256) == 64 and all(c in "0123456789abcdef" for c in row.sha256)
     if not hexadecimal:
-        raise UsageError(f"{where}: sha256 of {row.name!r} is no hash: 64 digits 0-9a-f.", HOW)
+        raise UsageError(f"{where}: sha256 of {row.name!r} is no hash: 64 digits 0-9a-f.", FIX_HINT)
     readable = row.name.isprintable() and 0 < len(row.name) <= 64
     if not readable or row.name == ANONYMOUS:
-        raise UsageError(f"{where}: {row.name[:64]!r} cannot be a key's name.", HOW)
+        raise UsageError(f"{where}: {row.name[:64]!r} cannot be a key's name.", FIX_HINT)
 
 
 # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
 
 def new_row(name: str, key: str, *, admin: bool = False) -> KeyRow:
-    """The row of a new key; raises UsageError for a bad name."""
+    """Return the row of a new key; raises UsageError for a bad name."""
     row = KeyRow(name=name, sha256=digest(key).hex(), admin=admin)
     check_row("headway key", row)
     return row
 
 
 def row_text(name: str, key: str, *, admin: bool = False) -> str:
-    """The row of a key file for `key`, as YAML."""
+    """Return the row of `key` as YAML text."""
     quoted: Any = msgspec.json.encode(name).decode()
     right = "    admin: true\n" if admin else ""
     return f"  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n{right}"
 
 
 def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
-    """Add the row of a new key at the end of a key file, or make the file; raises UsageError.
+    """Append the row of a new key to a key file, or create the file; raises UsageError.
 
-    A new file may be read by its owner alone; one that is there keeps its owner and its mode, less
-    what everybody else may do.
+    A new file is readable by its owner only. An existing one keeps its owner and its mode, without
+    the rights of others.
     """
     file, row = file.resolve(), new_row(name, key, admin=admin)
-    with file_errors(file), locked(file.parent):
+    with file_errors(file), folder_lock(file.parent):
         text = read_text(file) if file.exists() else ""
         where = f"--file {file}"
-        content = parse_yaml(text, where, HOW)
+        content = parse_yaml(text, where, FIX_HINT)
         rows = [] if is_empty(content) else rows_of(content, where)
         if any(row.name == name for row in rows):
             raise UsageError(
@@ -128,7 +128,7 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
                 "Choose another name, or delete its row first.",
             )
         longer = with_row(text, row_text(name, key, admin=admin), has_rows=bool(rows))
-        if not holds(longer, [*rows, row]):
+        if not has_exactly_rows(longer, [*rows, row]):
             raise UsageError(
                 f"{where}: a row cannot be added at its end.",
                 "Make `keys:` the last of the file, one `- name: …` below the other.",
@@ -137,11 +137,11 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
 
 
 def revoke_row(file: Path, name: str) -> None:
-    """Put `revoked: true` into the row of `name`; raises UsageError."""
+    """Add `revoked: true` to the row of `name`; raises UsageError."""
     file = file.resolve()
-    with file_errors(file), locked(file.parent):
+    with file_errors(file), folder_lock(file.parent):
         text, where = read_text(file), f"--file {file}"
-        rows = rows_of(parse_yaml(text, where, HOW), where)
+        rows = rows_of(parse_yaml(text, where, FIX_HINT), where)
         target = next((row for row in rows if row.name == name), None)
         if target is None:
             names = ", ".join(row.name for row in rows if not row.revoked)
@@ -152,7 +152,7 @@ def revoke_row(file: Path, name: str) -> None:
             msgspec.structs.replace(row, revoked=True) if row is target else row for row in rows
         ]
         longer = with_revoked(text, target.sha256)
-        if not holds(longer, expected):
+        if not has_exactly_rows(longer, expected):
             raise UsageError(
                 f"{where}: the row of {name!r} is not written as one line for each field.",
                 "Put `revoked: true` into it yourself, and send the server SIGHUP.",
@@ -161,7 +161,7 @@ def revoke_row(file: Path, name: str) -> None:
 
 
 def with_revoked(text: str, sha256: str) -> str:
-    """`text` and `revoked: true` behind the line of this hash, as far to the right as that.
+    """Return `text` with `revoked: true` after the line of this hash, indented alike.
 
     >>> with_revoked("  - name: a\\n    sha256: 'ab'\\n", "ab")
     "  - name: a\\n    sha256: 'ab'\\n    revoked: true\\n"
@@ -176,12 +176,12 @@ def with_revoked(text: str, sha256: str) -> str:
 
 
 def is_empty(content: Any) -> bool:
-    """Whether a file has nothing in it, or nothing below `keys:`."""
+    """Return whether a file is empty, or has nothing below `keys:`."""
     return content is None or (isinstance(content, dict) and content.get("keys", ()) is None)
 
 
 def with_row(text: str, row: str, *, has_rows: bool) -> str:
-    """`text` and the row behind it, as far to the right as the rows before."""
+    """Return `text` with the row at its end, indented like the rows before."""
     if text and not text.endswith("\n"):
         text += "\n"
     if has_rows:
@@ -192,8 +192,8 @@ def with_row(text: str, row: str, *, has_rows: bool) -> str:
     return text + head + row
 
 
-def holds(text: str, rows: list[KeyRow]) -> bool:
-    """Whether a key file of this text has exactly these rows."""
+def has_exactly_rows(text: str, rows: list[KeyRow]) -> bool:
+    """Return whether a key file with this text has exactly these rows."""
     try:
         return rows_of(parse_yaml(text, ""), "") == rows
     except UsageError:
@@ -201,7 +201,7 @@ def holds(text: str, rows: list[KeyRow]) -> bool:
 
 
 def replace_file(file: Path, text: str) -> None:
-    """Put `text` in the place of a file, all at once."""
+    """Replace the content of a file atomically."""
     descriptor, part = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # mode 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as target:
@@ -220,8 +220,8 @@ def replace_file(file: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock, so that two of us do not each add to what the other has not seen."""
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock, so that two processes do not overwrite each other's row."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -232,10 +232,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_errors(file: Path) -> Iterator[None]:
-    """Raise OSError and UnicodeDecodeError of the body as UsageError."""
+    """Convert OSError and UnicodeDecodeError of the body to UsageError."""
     try:
         yield
     except OSError as error:
         raise UsageError(f"--file {file}: {error.strerror}.", "Check the path.") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"--file {file} is not UTF-8.", HOW) from error
+        raise UsageError(f"--file {file} is not UTF-8.", FIX_HINT) from error

@@ -1,26 +1,26 @@
-"""Who has a key: names, classes and limits by key, the keys themselves only as hashes.
+"""Keys: names, service classes and limits by key; the keys themselves only as hashes.
 
-Given `--api-key` values and a key file it finds the owner of what a client sent, in a time that
-does not depend on which key it resembles. It promises that no key is kept in memory or on disk, and
-that a file that cannot be read changes nothing while the server runs. A key file is YAML:
+The keyring has `--api-key` values and the rows of a key file. It finds the owner of a key in a time
+that does not depend on which key it resembles. No key is kept in memory or on disk, and a file that
+cannot be read changes nothing while the server runs. A key file is YAML:
 
     keys:
       - name: alice
         sha256: 5e884898da28047151d0e56f8dc6292773603d0d6aabbdd62a11ef721d1542d8
-        class: interactive          # of requests that name none
-        classes: [interactive, batch]   # that its requests may name; without it any
+        class: interactive          # of requests that state none
+        classes: [interactive, batch]   # that its requests may state; without it any
         limits: {requests_at_once: 8, requests_per_minute: 600, tokens_per_minute: 200000}
       - name: operator
         sha256: 0b14d501a594442a01c6859541bcb3e8164d183d32937b851835442f69d5c94e
-        weight: 2                   # its share beside other keys; else that of the class
+        weight: 2                   # its share relative to other keys; else that of the class
         admin: true                 # may also read /metrics, /stats and /trace
       - name: gateway
         sha256: 1f3870be274f6c49b3e31a0c6728957f8ab3fa6b4a1d2b1a1f0d1a6c7b5c2d3e
-        gateway: true               # asks for callers of its own: `headway gateway` has this key
+        gateway: true               # may ask on behalf of users: `headway gateway` has this key
 
 `headway key alice --file keys.yaml` makes a key of 256 random bits and adds its row; `headway key
-revoke alice --file keys.yaml` puts `revoked: true` into it. A slow hash would add nothing to such a
-key and cost every request.
+revoke alice --file keys.yaml` adds `revoked: true` to it. A slow hash would not protect such a key
+better, and would delay every request.
 """
 
 import hashlib
@@ -34,18 +34,18 @@ import msgspec
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import UsageError
 from headway.core.principal import Principal
-from headway.core.service import BATCH_CLASS, Limits
+from headway.core.service import BATCH_CLASS, KeyLimits
 from headway.edge.key_file import KeyRow, digest, read_rows
 from headway.edge.rates import Meter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The owner of a key: who, with which rights.
+    """Owner of a key and its rights.
 
     `service_class` None means the default, `weight` None that of the request's class, `classes`
-    None that its requests may name any. `in_batch` is true for the lines of its batches, `gateway`
-    for the key of a gateway, which asks for callers of its own.
+    None that its requests may state any class. `in_batch` is true for lines of its batches,
+    `gateway` for the key of a gateway, which asks on behalf of users.
     """
 
     principal: Principal
@@ -60,11 +60,11 @@ class Caller:
 
     @property
     def relays(self) -> bool:
-        """Whether it may ask as a gateway does (`edge/relayed.py`)."""
+        """Return whether it may use a gateway's fields (`edge/relayed.py`)."""
         return self.gateway or self.admin
 
     def for_user(self, name: str) -> "Caller":
-        """The same key as it asks for a caller of a gateway: a user of its own, its cache apart."""
+        """Return the caller of a gateway's user, with a cache salt of its own."""
         mixed = self.principal.salted(f"user {name}")
         principal = msgspec.structs.replace(
             mixed, name=f"{mixed.name}/{name}", cache_owner=f"{mixed.cache_owner} {name}"
@@ -72,37 +72,39 @@ class Caller:
         return replace(self, principal=principal, admin=False, gateway=True)
 
     def may_use(self, service_class: str) -> bool:
-        """Whether its requests may be of this class; a batch needs the operator's word for more
-        than `batch`."""
+        """Return whether its requests may be of this class.
+
+        A batch may use another class than `batch` only if the operator's row lists it.
+        """
         if self.in_batch:
             named = service_class in (self.classes or ())
             return service_class == BATCH_CLASS or named or self.admin
         return self.classes is None or service_class in self.classes
 
     def for_lines(self, principal: Principal) -> "Caller":
-        """The same key as the lines of its batches use it."""
+        """Return the caller of the lines of its batches."""
         return replace(self, principal=principal, service_class=BATCH_CLASS, in_batch=True)
 
 
 def anonymous_caller() -> Caller:
-    """Return the caller of a server without keys: it may do everything."""
-    return Caller(principal=Principal(), meter=Meter(Limits(), SystemClock()), admin=True)
+    """Return the caller of a server without keys, which has all rights."""
+    return Caller(principal=Principal(), meter=Meter(KeyLimits(), SystemClock()), admin=True)
 
 
 @dataclass(slots=True, kw_only=True)
 class Keyring:
-    """The callers by key; true when keys are wanted: with neither flags nor a file all may ask."""
+    """Callers by key; true if keys are required, that is with flags or a file."""
 
     flags: Sequence[str] = ()
     file: Path | None = None
     classes: Collection[str] | None = None
-    """Service classes that a key may name; None takes any."""
+    """Service classes that a key may state; None for any."""
     share_prefix_cache: bool = False
-    """Whether all keys have one salt, so that each finds what the others computed."""
+    """Whether all keys share one salt, so that each finds the cached prefixes of the others."""
     clock: Clock = field(default_factory=SystemClock)
     callers: list[Caller] = field(default_factory=list)
     revoked: list[Principal] = field(default_factory=list)
-    """Who had a key that is in force no more: what it has computed is to be forgotten."""
+    """Principals whose keys are revoked: their KV blocks are to be dropped."""
     anonymous: Caller = field(default_factory=anonymous_caller)
 
     def __post_init__(self) -> None:
@@ -112,18 +114,18 @@ class Keyring:
         return bool(self.flags) or self.file is not None
 
     def reload(self) -> None:
-        """Read the file again; UsageError, and nothing has changed, when it cannot be used."""
+        """Read the file again; an invalid file raises UsageError and changes nothing."""
         self.use(self.read())
 
     def read(self) -> list[KeyRow]:
-        """Return the rows of the file, for `use`; may run in a thread. Raises UsageError."""
+        """Read the rows of the file, for `use`; may run in a thread. Raises UsageError."""
         return read_rows(self.file) if self.file is not None else []
 
     def use(self, rows: list[KeyRow]) -> None:
-        """Go by `rows` from the next request on; UsageError, and nothing has changed, when one
-        cannot be used.
+        """Use `rows` from the next request on; an invalid row raises UsageError and changes
+        nothing.
 
-        Meters of keys that stay go on, so that reading again is no way around a limit.
+        A key that stays keeps its meter, so that a reload does not reset its limits.
         """
         callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
         entries = [(self._from_row(row), row.revoked) for row in rows]
@@ -165,7 +167,7 @@ class Keyring:
         )
 
     def find(self, key: str) -> Caller | None:
-        """Return the owner of `key`; each of the keys is compared, in constant time."""
+        """Return the owner of `key`; every key is compared, in constant time."""
         given, match = digest(key), None
         for caller in self.callers:
             if hmac.compare_digest(given, caller.digest):
@@ -173,17 +175,17 @@ class Keyring:
         return match
 
     def named(self, name: str) -> Caller | None:
-        """Return the caller of this name; without keys all requests have one caller."""
+        """Return the caller of this name; without keys the anonymous one."""
         if not self:
             return self.anonymous
         return next((c for c in self.callers if c.principal.name == name), None)
 
 
 def cache_salt(hashed: bytes) -> str:
-    """The salt of a key's blocks: the same after a restart, and of no use to another client.
+    """Return the salt of a key's KV blocks, which is the same after a restart.
 
-    No client can hand in a salt as it is (`Principal.salted`), so it need not be secret; it has to
-    differ from all others'.
+    No client can state a salt directly (`Principal.salted`), so it need not be secret; it has to
+    differ from all other salts.
     """
     return hashlib.sha256(b"cache salt" + hashed).hexdigest()[:32]
 

@@ -1,9 +1,8 @@
-"""Threads for work that is too long for the event loop, users in turn: parsing, tokenizing.
+"""Thread pools for work that is too long for the event loop, such as parsing and tokenizing.
 
-Given work and whom it is for a lane waits for a turn, runs the work in a thread, and gives its
-result. The users in a lane take turns, however much each of them has sent, and none has all of its
-threads. Who leaves gives up the turn: what has not begun never does, and what runs stops at its
-next `checkpoint`.
+Work is queued by user and served round-robin, and no user may occupy all threads. If a client
+disconnects its work is dropped: work in the queue never starts, and running work stops at its next
+`checkpoint`.
 """
 
 import asyncio
@@ -21,17 +20,17 @@ from headway.core.errors import RequestError
 from headway.edge.body_turns import BodyTurns
 
 LONG_BYTES = 64 * 1024
-"""A body from this size on is long: up to some 50 ms of tokenizing are short."""
+"""Size from which on a body is long; shorter ones take up to some 50 ms to tokenize."""
 
 Result = TypeVar("Result")
 
 
-def nothing() -> None:
-    """What a dropped job has left to do."""
+def do_nothing() -> None:
+    """Do nothing: the replacement of dropped work."""
 
 
 class WorkItem:
-    """Work that waits for a thread or has one; `dropped` when its client has gone."""
+    """Work in the queue or in a thread; `dropped` after its client disconnected."""
 
     __slots__ = ("answer", "dropped", "user", "work")
 
@@ -42,12 +41,12 @@ class WorkItem:
         self.dropped = False
 
     def drop(self) -> None:
-        """Release the body of work whose client has gone; the item keeps its place in the queue."""
-        self.dropped, self.work = True, nothing
+        """Drop the work and its body; the item keeps its place in the queue."""
+        self.dropped, self.work = True, do_nothing
 
 
 class Current(threading.local):
-    """The work item of this thread."""
+    """Work item of the current thread."""
 
     job: WorkItem | None = None
 
@@ -56,7 +55,7 @@ current = Current()
 
 
 def checkpoint() -> None:
-    """Raise RequestError when the client has gone; long work calls it between its parts."""
+    """Raise RequestError if the client disconnected; long work calls it between its parts."""
     job = current.job
     if job is not None and job.dropped:
         raise client_left_error()
@@ -69,7 +68,9 @@ def client_left_error() -> RequestError:
 class FairThreadPool:
     """Thread pool whose queue serves users round-robin: user → items, the next user first."""
 
-    def __init__(self, name: str, num_threads: int, changed: Callable[[], None] = nothing) -> None:
+    def __init__(
+        self, name: str, num_threads: int, changed: Callable[[], None] = do_nothing
+    ) -> None:
         """`changed` is called when work is done or dropped."""
         self._threads = ThreadPoolExecutor(num_threads, f"headway-{name}")
         self._changed = changed
@@ -80,20 +81,20 @@ class FairThreadPool:
 
     @property
     def num_waiting(self) -> int:
-        """Queued items that are not dropped."""
+        """Return the number of queued items that are not dropped."""
         return sum(map(self.num_waiting_of, self._waiting))
 
     def num_waiting_of(self, user: str) -> int:
-        """Queued items of one user that are not dropped."""
+        """Return the number of a user's queued items that are not dropped."""
         return sum(not job.dropped for job in self._waiting.get(user, ()))
 
     @property
     def is_busy(self) -> bool:
-        """Whether a thread works."""
+        """Return whether a thread is at work."""
         return self._free < self._num_threads
 
     async def run(self, user: str, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, or raise what it raises, once it is the turn of `user`."""
+        """Run `work` in its user's turn; returns its result or raises its exception."""
         job = WorkItem(user, work, asyncio.get_running_loop().create_future())
         self._waiting.setdefault(user, deque()).append(job)
         self._start()
@@ -102,11 +103,11 @@ class FairThreadPool:
             return result
         finally:
             job.drop()
-            del job, work  # with its answer: an error would keep the whole body alive
+            del job, work  # an exception in the answer would keep the whole body alive
             self._changed()
 
     def _start(self) -> None:
-        """Give the free threads to queued users, one each before a second one of any user."""
+        """Assign free threads to queued users, one each before a second one of any user."""
         for user in list(self._waiting):
             jobs = self._waiting[user]
             while jobs and jobs[0].dropped:
@@ -120,7 +121,7 @@ class FairThreadPool:
                 del self._waiting[user]
 
     def _work(self, job: WorkItem, loop: asyncio.AbstractEventLoop) -> None:
-        """Run the work in a thread and hand its result to the loop."""
+        """Run the work in a thread and pass its result to the event loop."""
         current.job = job
         result = failure = None
         try:
@@ -148,7 +149,7 @@ class FairThreadPool:
 
 
 class BodyPool:
-    """Reads and parses long bodies: users in turn, one thread that parses."""
+    """Reads and parses long bodies, round-robin over users, with one parsing thread."""
 
     def __init__(self) -> None:
         self.turns = BodyTurns(self._is_parsing, self._has_room)
@@ -158,17 +159,19 @@ class BodyPool:
         return self.parsing.is_busy
 
     def _has_room(self, user: str) -> bool:
-        """Whether the next body of a user may be read on."""
+        """Return whether the next body of a user may be read."""
         return True
 
     async def parse(self, user: str, receive: Receive, work: Callable[[], Result]) -> Result:
-        """Run what parses a large body; RequestError when its client leaves."""
-        return await unless_gone(self.parsing.run(user, rested(work)), receive)
+        """Run the parser of a long body; RequestError if its client disconnects."""
+        return await unless_disconnected(self.parsing.run(user, with_pause(work)), receive)
 
 
-def rested(work: Callable[[], Result]) -> Callable[[], Result]:
-    """`work`, and a rest as long as it took: the interpreter's lock was its own meanwhile, and the
-    event loop, which needs the lock for each thing it does, catches up."""
+def with_pause(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Return `work` followed by a pause of the same length.
+
+    Parsing holds the interpreter's lock; in the pause the event loop catches up.
+    """
 
     def both() -> Result:
         began_s = time.thread_time()
@@ -180,9 +183,9 @@ def rested(work: Callable[[], Result]) -> Callable[[], Result]:
     return both
 
 
-async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
-    """The result of `work`, which ends with the client's connection; the body has been read."""
-    working, leaving = asyncio.create_task(work), asyncio.create_task(departure(receive))
+async def unless_disconnected(work: Coroutine[Any, Any, Result], receive: Receive) -> Result:
+    """Return the result of `work`, cancelled if the client disconnects; the body has been read."""
+    working, leaving = asyncio.create_task(work), asyncio.create_task(wait_disconnect(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if not working.done():
@@ -192,10 +195,10 @@ async def unless_gone(work: Coroutine[Any, Any, Result], receive: Receive) -> Re
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-        del working, leaving  # an error in them would keep the whole body alive
+        del working, leaving  # an exception in them would keep the whole body alive
 
 
-async def departure(receive: Receive) -> None:
+async def wait_disconnect(receive: Receive) -> None:
     """Return when the client has closed the connection."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,8 @@
-"""Telling systemd how the server is: sd_notify(3), which is one datagram.
+"""Notifications to systemd: sd_notify(3), which sends one datagram.
 
-Given the environment it finds the socket that systemd named there, if any; without one it is
-silent. `Type=notify` units see READY, RELOADING, STOPPING and a line of status; a unit with
-`WatchdogSec=` is told twice in that time that the server lives, as long as it serves.
+The socket is that of the environment; without one nothing is sent. Units of `Type=notify` get
+READY, RELOADING, STOPPING and a status line. A unit with `WatchdogSec=` gets two signs of life in
+that time, as long as the server works.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from collections.abc import Callable, MutableMapping
 
 
 class Notifier:
-    """The unit's socket; `notify` sends one state."""
+    """Notification socket of the unit; `notify` sends one state."""
 
     def __init__(self, address: str = "", watchdog_s: float | None = None) -> None:
         self.watchdog_s = watchdog_s
@@ -22,15 +22,15 @@ class Notifier:
 
     @classmethod
     def take(cls, environment: MutableMapping[str, str]) -> "Notifier":
-        """The notifier systemd asks for; its variables are taken out, for no child is the unit."""
+        """Create the notifier and remove its variables, because no child process is the unit."""
         address = environment.pop("NOTIFY_SOCKET", "")
         microseconds = environment.pop("WATCHDOG_USEC", "")
         owner = environment.pop("WATCHDOG_PID", "") or str(os.getpid())
-        ours = microseconds.isdecimal() and int(microseconds) > 0 and owner == str(os.getpid())
-        return cls(address, int(microseconds) / 1e6 if ours else None)
+        is_for_us = microseconds.isdecimal() and int(microseconds) > 0 and owner == str(os.getpid())
+        return cls(address, int(microseconds) / 1e6 if is_for_us else None)
 
     def notify(self, *lines: str) -> None:
-        """Send lines such as READY=1; a socket without a reader is no error."""
+        """Send lines such as READY=1; a socket without a reader is not an error."""
         if not self._address:
             return
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unit:
@@ -47,7 +47,7 @@ class Notifier:
         self.notify("STOPPING=1", "STATUS=Running requests may finish; new ones are refused.")
 
     async def watch(self, is_alive: Callable[[], bool]) -> None:
-        """Say WATCHDOG=1 in time, for as long as the event loop turns and `is_alive` says so."""
+        """Send WATCHDOG=1 in time, as long as the event loop runs and `is_alive` is true."""
         while self.watchdog_s is not None:
             if is_alive():
                 self.notify("WATCHDOG=1")

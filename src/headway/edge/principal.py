@@ -1,7 +1,7 @@
-"""Who a file or a batch belongs to: the name of the key that asks.
+"""Owner of a file or a batch: the name of the request's key.
 
-`AuthMiddleware` puts whom it lets in into the scope of the request. Without keys everybody is
-one owner.
+`AuthMiddleware` stores the caller in the scope of the request. Without keys all clients are one
+owner.
 """
 
 from starlette.types import Scope
@@ -11,18 +11,18 @@ from headway.edge.keys import Caller
 
 
 def principal_of(scope: Scope) -> Principal:
-    """The caller that `AuthMiddleware` found."""
+    """Return the principal of the caller that `AuthMiddleware` found."""
     caller: Caller | None = scope.get("caller")
     return caller.principal if caller else Principal()
 
 
 def turn_of(scope: Scope) -> str:
-    """Whose turn a request takes in the tokenizer pool: its key's, else its address's."""
+    """Return the user of a request for turns in pools: its key, else its address."""
     name = owner_of(scope)
     client = scope.get("client")
     return f"{name} at {client[0]}" if name == ANONYMOUS and client else name
 
 
 def owner_of(scope: Scope) -> str:
-    """The owner's name."""
+    """Return the owner's name."""
     return principal_of(scope).name

@@ -1,28 +1,28 @@
-"""How much one user has had: requests at once, requests and tokens of the last minute.
+"""Rate limits of a user: concurrent requests, requests and tokens per minute.
 
-A `Meter` counts for one key, or for one key in one class. What a request may cost is held when it
-enters and settled when it ends, so that no user gets more than a minute's worth at
-once, nor more than the rate in the long run.
+A `Meter` counts for one key, or for one key in one class. The maximum cost of a request is reserved
+when it enters and settled when it ends, so that no user gets more than one minute's quota at once,
+nor more than the rate in the long run.
 """
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError
-from headway.core.service import Limits
+from headway.core.service import KeyLimits
 
 MAX_RETRY_S = 120.0
-SPARED = 0.5
-"""The share of a minute's worth that lines of batches leave to the other requests of their key. A
-batch goes at the full rate all the same; it is the burst that it does not use up."""
+RESERVED_BURST_SHARE = 0.5
+"""Share of a minute's quota that lines of batches leave to other requests of their key. A batch
+still reaches the full rate; only the burst is reserved."""
 Header = tuple[bytes, bytes]
 
 
 class Gcra:
-    """A rate with a burst of one minute: the generic cell rate algorithm (ITU-T I.371, annex A).
+    """Rate with a burst of one minute: the generic cell rate algorithm (ITU-T I.371, annex A).
 
-    `due_s` is the moment by which all that was charged is paid off at the rate; it may lie at most
-    a minute ahead. What is held counts like what is charged, and is paid off by nothing but being
-    settled. 120 a minute, nothing used: 120 may be taken at once; a second later 2 more; with 100
-    held 20, until they are settled as 30: 90.
+    `due_s` is the time at which all charges are paid off at the rate; it lies at most a minute
+    ahead. A reservation counts like a charge until it is settled. Example: at 120 per minute and
+    nothing used, 120 may be taken at once; a second later 2 more; with 100 reserved 20, and after
+    these are settled as 30: 90.
     """
 
     __slots__ = ("_clock", "_due_s", "_held", "per_minute")
@@ -34,12 +34,12 @@ class Gcra:
 
     @property
     def available(self) -> float:
-        """Units that may be charged now; below 0 where more was used than was held."""
+        """Return the units that may be charged now; below 0 if more was used than reserved."""
         unpaid_s = max(0.0, self._due_s - self._clock.now_s())
         return self.per_minute - unpaid_s * self.per_minute / 60 - self._held
 
     def wait_s(self, count: int) -> float:
-        """Seconds until `count` may be taken, if all that is held is used; 0 when it may be now."""
+        """Return the seconds until `count` may be taken, if all reservations are used."""
         return max(0.0, count - self.available) * 60 / self.per_minute
 
     def take(self, count: int) -> None:
@@ -47,29 +47,29 @@ class Gcra:
         self._due_s = max(self._due_s, self._clock.now_s()) + count * 60 / self.per_minute
 
     def hold(self, count: int) -> None:
-        """Keep `count` free until it is settled."""
+        """Reserve `count` until it is settled."""
         self._held += count
 
     def settle(self, held: int, used: int) -> None:
-        """What was held turned out to be `used`; more than was held is a debt."""
+        """Replace a reservation by `used`, which may be more."""
         self._held -= held
         self.take(used)
 
     def give_back(self, count: int) -> None:
-        """Charge `count` less: what was taken was not used after all."""
+        """Take back a charge of `count`."""
         self._due_s -= count * 60 / self.per_minute
 
     def check_integrity(self) -> None:
-        """Nothing is held twice, or given back twice."""
+        """Check that reservations are not negative."""
         assert self._held >= 0
 
 
 class Meter:
-    """What one user uses of what `limits` allow."""
+    """Usage of one user within its `limits`."""
 
     __slots__ = ("limits", "num_running", "requests", "tokens", "who")
 
-    def __init__(self, limits: Limits, clock: Clock, who: str = "This key") -> None:
+    def __init__(self, limits: KeyLimits, clock: Clock, who: str = "This key") -> None:
         self.limits = limits
         self.who = who
         self.num_running = 0
@@ -77,18 +77,18 @@ class Meter:
         self.requests, self.tokens = (None if rate is None else Gcra(rate, clock) for rate in rates)
 
     def enter(self, *, spare: bool = False) -> None:
-        """Begin a request; raises RequestError 429 that says when to come back.
+        """Begin a request; raises RequestError 429 with the time to retry.
 
-        With `spare` it begins only where it leaves room for others: of several at once one, and
-        half of a minute's worth.
+        With `spare` it begins only if it leaves room for others: one concurrent request, and half
+        of a minute's quota.
         """
         at_once = self.limits.requests_at_once
         if at_once is not None and self.num_running >= max(1, at_once - spare):
-            raise too_many(
+            raise rate_limit_error(
                 f"{self.who} may run {at_once} requests at once.", 1.0, "requests_at_once"
             )
         for name, rate in self._rates():
-            wait_s = wait_of(rate, 1, spare)
+            wait_s = seconds_until(rate, 1, spare)
             if wait_s > 0:
                 raise self._exhausted(name, rate, wait_s)
         if self.requests is not None:
@@ -96,16 +96,17 @@ class Meter:
         self.num_running += 1
 
     def leave(self, *, counted: bool = True) -> None:
-        """The request that entered is over; one that is to come again is not `counted`."""
+        """End a request; one that will be repeated is not `counted`."""
         self.num_running -= 1
         assert self.num_running >= 0
         if self.requests is not None and not counted:
             self.requests.give_back(1)
 
     def hold(self, count: int, param: str, *, spare: bool = False) -> int:
-        """Hold the tokens that a request may take, and return them; raises RequestError.
+        """Reserve the maximum tokens of a request and return them; raises RequestError.
 
-        What can never be had is a 400: no waiting helps. `spare` is as in `enter`.
+        A request above a whole minute's quota gets 400, because waiting does not help. `spare` is
+        as in `enter`.
         """
         if self.tokens is None:
             return 0
@@ -118,7 +119,7 @@ class Meter:
                 code="tokens_per_minute_exceeded",
                 reason="tokens_per_minute",
             )
-        wait_s = wait_of(self.tokens, count, spare)
+        wait_s = seconds_until(self.tokens, count, spare)
         if wait_s > 0:
             may = f"this request may take {count}; a lower max_tokens is let in sooner"
             raise self._exhausted("tokens", self.tokens, wait_s, may)
@@ -126,12 +127,12 @@ class Meter:
         return count
 
     def settle(self, held: int, used: int) -> None:
-        """The request that held so many tokens is over, and took `used`."""
+        """Settle the tokens of a request: `held` were reserved, `used` were taken."""
         if self.tokens is not None:
             self.tokens.settle(held, used)
 
     def headers(self) -> list[Header]:
-        """x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-requests: 0.1s."""
+        """Return x-ratelimit-limit-requests: 600, -remaining-requests: 599, -reset-…: 0.1s."""
         values = []
         for name, rate in self._rates():
             available = rate.available
@@ -150,20 +151,20 @@ class Meter:
     def _exhausted(self, name: str, rate: Gcra, wait_s: float, more: str = "") -> RequestError:
         message = f"{self.who} may use {rate.per_minute} {name} per minute"
         message = f"{message}; {more}." if more else f"{message}."
-        return too_many(message, wait_s, f"{name}_per_minute")
+        return rate_limit_error(message, wait_s, f"{name}_per_minute")
 
 
-def wait_of(rate: Gcra, count: int, spare: bool) -> float:
-    """Seconds until `count` may be taken; with `spare` until as much as `SPARED` is left then.
+def seconds_until(rate: Gcra, count: int, spare: bool) -> float:
+    """Return the seconds until `count` may be taken; `spare` leaves `RESERVED_BURST_SHARE`.
 
-    Of 120 a minute: 1 at once, with `spare` when 61 may be taken; 100 with `spare` when all may.
+    At 120 per minute: 1 at once, with `spare` when 61 may be taken; 100 with `spare` when 120 may.
     """
     most = rate.per_minute
-    return rate.wait_s(min(most, round(count + SPARED * most)) if spare else count)
+    return rate.wait_s(min(most, round(count + RESERVED_BURST_SHARE * most)) if spare else count)
 
 
-def too_many(message: str, wait_s: float, reason: str) -> RequestError:
-    """429: the caller's own limit."""
+def rate_limit_error(message: str, wait_s: float, reason: str) -> RequestError:
+    """Return the 429 of a caller's own limit."""
     return RequestError(
         message,
         code="rate_limit_exceeded",

@@ -1,14 +1,14 @@
-"""What a gateway and a Headway server behind it say to each other, beside the public API.
+"""Private protocol between a gateway and a Headway server, in addition to the public API.
 
-The gateway's key (`gateway: true` in the server's key file, or an operator's) may send in a body
-the field `headway_gateway`, and the header `x-headway-user`. A stream whose field asks for `marks`
-tells in comments which tokens the events so far have shown:
+A gateway's key (`gateway: true` in the server's key file, or an operator's) may send the field
+`headway_gateway` in a body, and the header `x-headway-user`. A stream whose field requests `marks`
+has comments that name the tokens which the events so far have shown:
 
     data: {… "content": "Hel" …}          data: {… "content": "lo" …}
                                           : headway 40 16 311,298
     : headway 40 16 87                    40 prompt tokens, 16 of them cached, then the new ids
 
-With `resume` another server goes on behind these tokens: the client sees one stream.
+With `resume` another server continues after these tokens: the client sees one stream.
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ MARK = b": headway "
 MAX_USER = 64
 MAX_RESUMED = 2_000_000
 MAX_TOKEN_S = 3600.0
-"""Seconds of a prompt token that a load may report: a machine that swaps takes more than ten."""
+"""Maximum seconds per prompt token in a load report: a machine that swaps takes more than ten."""
 ResponseId = Annotated[str, Meta(pattern="^[A-Za-z0-9_-]{1,128}$")]
 Seconds = Annotated[float, Meta(ge=0, le=1e6)]
 Count = Annotated[int, Meta(ge=0, le=2**40)]
@@ -32,7 +32,7 @@ Name = Annotated[str, Meta(max_length=200)]
 
 
 class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A stream that another server had begun: its id, its time, the tokens that were shown."""
+    """Stream that another server began: its id, its time, the tokens that were shown."""
 
     id: ResponseId
     created: Annotated[int, Meta(ge=0, le=2**53)]
@@ -40,19 +40,19 @@ class Resume(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Relayed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The field of a body: whether marks are wanted, and what the answer goes on from."""
+    """The field of a body: whether marks are requested, and what the answer resumes."""
 
     marks: bool = False
     resume: Resume | None = None
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """Load of a server: its queue in seconds, the predicted seconds of a prompt token (0: unknown),
+    """Load of a server: its queue in seconds, predicted seconds per prompt token (0: unknown),
     memory, rows.
 
-    `boot` changes when the engine is another one, and with it what its cache holds; `context`,
-    `cache_tokens` and `max_rows` are its sizes; `fingerprint` is its answers' `system_fingerprint`.
-    A figure outside of its range is a ValidationError where a load is read.
+    `boot` changes when the engine restarts, and its cache is empty then. `context`, `cache_tokens`
+    and `max_rows` are its sizes; `fingerprint` is the `system_fingerprint` of its answers. Decoding
+    a value outside of its range raises ValidationError.
     """
 
     queue_s: Seconds = 0.0
@@ -71,7 +71,7 @@ decode_load = msgspec.json.Decoder(LoadReport).decode
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """One comment of a marked stream."""
+    """Comment of a marked stream."""
 
     num_prompt: int
     num_cached: int
@@ -79,13 +79,13 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 def mark(num_prompt: int, num_cached: int, tokens: list[int]) -> bytes:
-    """The comment that says which tokens the events before it have shown."""
+    """Return the comment that names the tokens shown by the events before it."""
     ids = ",".join(map(str, tokens))
     return b"%b%d %d %b\n\n" % (MARK, num_prompt, num_cached, ids.encode())
 
 
 def read_mark(line: bytes) -> Mark:
-    """The mark in a comment line; ValueError where it is none."""
+    """Parse a comment line; ValueError if it is not a mark."""
     numbers = line.removeprefix(MARK).split(b" ")
     if len(numbers) != 3:
         raise ValueError("a mark has three parts")
@@ -94,5 +94,5 @@ def read_mark(line: bytes) -> Mark:
 
 
 def is_user(name: str) -> bool:
-    """Whether this can be the name of a gateway's caller."""
+    """Return whether the text can be the name of a gateway's user."""
     return 0 < len(name) <= MAX_USER and name.isascii() and name.isprintable()

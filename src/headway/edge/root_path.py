@@ -1,7 +1,7 @@
-"""Behind a proxy that serves this server below a path of its own: --root-path /models.
+"""Path prefix of a proxy: --root-path /models.
 
-Proxies differ: some take the prefix off before they hand a request on, some do not. Both work, for
-the prefix is taken off here, before anything looks at the path: the middlewares, routes, errors.
+Some proxies remove the prefix before they forward a request, some do not. Both work, because the
+prefix is removed here, before middlewares, routes and errors see the path.
 """
 
 from starlette.responses import RedirectResponse
@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headway.core.errors import UsageError
 
 
-def checked(root: str) -> str:
-    """`root` without its last slash; UsageError unless it is a plain path."""
+def check_root_path(root: str) -> str:
+    """Return `root` without its last slash; UsageError unless it is a plain path."""
     if root and not (root.startswith("/") and root.isascii() and root.isprintable()):
         raise UsageError(f"--root-path {root!r} is no path.", "Write it as in --root-path /models.")
     if any(mark in root for mark in ("//", "..", "?", "#", "%", " ", '"', "<")):
@@ -22,10 +22,10 @@ def checked(root: str) -> str:
 
 
 class RootPath:
-    """Takes `root` off the paths that begin with it; `root` itself leads to the page below it.
+    """Removes `root` from paths that begin with it; `root` itself redirects to the page.
 
-    With /models: /models/v1/models → /v1/models, /models → /models/, /modelsx stays. What is behind
-    it finds it as `root` in the scope, for the addresses that it tells clients.
+    With /models: /models/v1/models → /v1/models, /models → /models/, /modelsx stays. The scope has
+    the prefix as `root`, for addresses in responses.
     """
 
     def __init__(self, app: ASGIApp, root: str) -> None:

@@ -1,23 +1,26 @@
-"""A listening process: its socket, its HTTP server with our limits, its signals and its loop.
+"""Listening process: its socket, its HTTP server with limits, its signals and its event loop.
 
-It promises that a port in use is a clean error before anything is loaded.
+A port in use is reported before anything is loaded.
 """
 
 import asyncio
 import contextlib
 import errno
+import os
 import resource
 import signal
 import socket
+import ssl
+import stat
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
+from pathlib import Path
 from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway.core.errors import PortInUseError, ShutdownError, UsageError
-from headway.edge import tls, unix_socket
 from headway.edge.auth import is_loopback
 from headway.edge.connection import ConnectionLimiter
 from headway.edge.deadline import Deadline
@@ -26,11 +29,11 @@ MAX_HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_S = 75
 SPARE_FILES = 64
 SWITCH_INTERVAL_S = 0.001
-"""So long a thread that parses or tokenizes may keep the event loop waiting; Python says 5 ms."""
+"""Seconds for which a parsing or tokenizing thread may block the event loop; Python has 5 ms."""
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; raises PortInUseError or UsageError."""
+    """Return a listening socket; raises PortInUseError or UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -52,11 +55,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def check_address(host: str, has_key: bool, insecure: bool) -> None:
-    """Refuse to listen beyond this machine without a key, unless told to."""
+    """Raise UsageError for an address beyond this machine without a key, unless `insecure`."""
     if not (is_loopback(host) or has_key or insecure):
         raise UsageError(
-            f"--host {host} can be reached from other machines, and nobody needs a key.",
-            "Give --api-key KEY or --key-file FILE, or say --insecure if everybody may ask.",
+            f"--host {host} can be reached from other machines, and no key is required.",
+            "Give --api-key KEY or --key-file FILE, or say --insecure to allow everybody.",
         )
 
 
@@ -82,8 +85,8 @@ class ListenOptions(Protocol):
 def check_place(
     options: ListenOptions, sources: Mapping[str, str], *, has_key: bool, insecure: bool
 ) -> None:
-    """Refuse an address that cannot be meant, or reaches beyond this machine without a key."""
-    tls.check_files(options.ssl_certfile, options.ssl_keyfile)
+    """Raise UsageError for options that contradict each other, or an open address without a key."""
+    check_tls_files(options.ssl_certfile, options.ssl_keyfile)
     if not options.uds:
         check_address(options.host, has_key, insecure)
         return
@@ -95,11 +98,104 @@ def check_place(
         )
 
 
+def check_tls_files(certfile: str, keyfile: str) -> None:
+    """Raise UsageError if the two files of TLS cannot be used."""
+    files = {"--ssl-certfile": certfile, "--ssl-keyfile": keyfile}
+    given = [name for name, file in files.items() if file]
+    if not given:
+        return
+    if len(given) == 1:
+        (missing,) = set(files) - set(given)
+        raise UsageError(f"{given[0]} is given without {missing}.", "TLS needs both files, as PEM.")
+    for name, file in files.items():
+        try:
+            Path(file).read_bytes()
+        except OSError as error:
+            raise UsageError(
+                f"{name} {file}: {error.strerror}.", "Give a PEM file that this user may read."
+            ) from error
+    check_tls_pair(certfile, keyfile)
+
+
+def check_tls_pair(certfile: str, keyfile: str) -> None:
+    """Raise UsageError unless the files are a certificate and its key."""
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certfile, keyfile, refuse_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise UsageError(
+                f"--ssl-keyfile {keyfile} is not the key of --ssl-certfile {certfile}.",
+                "Give the private key that the certificate was made with.",
+            ) from error
+        raise UsageError(
+            f"--ssl-certfile {certfile} and --ssl-keyfile {keyfile} cannot be read as PEM.",
+            "The first holds the certificate and its chain, the second its private key.",
+        ) from error
+
+
+def refuse_password() -> str:
+    """Called for the password of a key that has one; raises UsageError."""
+    raise UsageError(
+        "--ssl-keyfile is encrypted with a password.",
+        "Write it without one: openssl pkey -in KEY.pem -out PLAIN.pem",
+    )
+
+
+@contextlib.contextmanager
+def open_unix_socket(path: str) -> Iterator[socket.socket]:
+    """Yield the listening Unix socket of --uds; raises PortInUseError or UsageError.
+
+    A leftover of a killed server is replaced; a socket in use is an error. The socket is removed
+    at the end.
+    """
+    remove_stale(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.closing(listener):
+        try:
+            listener.bind(path)
+            own = os.stat(path)
+        except OSError as error:
+            raise UsageError(
+                f"Cannot listen on --uds {path}: {error.strerror or error}.",
+                "Its folder has to be there and writable; a path has at most 107 bytes.",
+            ) from error
+        listener.listen(2048)
+        listener.setblocking(False)
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), own):
+                    os.unlink(path)
+
+
+def remove_stale(path: str) -> None:
+    """Remove a socket without a listener; raises if there is one, or if it is a file."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return  # `bind` reports errors of the folder
+    if not stat.S_ISSOCK(mode):
+        raise UsageError(f"--uds {path} is a file, and no socket.", "Choose another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except OSError:
+            pass  # its queue is full, or it belongs to another user: it has a listener
+    raise PortInUseError(
+        f"The socket {path} is in use.", "Stop what listens there, or choose another with --uds."
+    )
+
+
 @contextlib.contextmanager
 def open_listener(options: ListenOptions) -> Iterator[tuple[socket.socket, str]]:
-    """The listening socket, and where it is asked; raises PortInUseError or UsageError."""
+    """Yield the listening socket and its URL; raises PortInUseError or UsageError."""
     if options.uds:
-        with unix_socket.open_socket(options.uds) as listener:
+        with open_unix_socket(options.uds) as listener:
             yield listener, f"unix:{options.uds}"
         return
     listener = bind(options.host, options.port)
@@ -110,14 +206,14 @@ def open_listener(options: ListenOptions) -> Iterator[tuple[socket.socket, str]]
 
 
 def is_guarded(options: ListenOptions, insecure: bool) -> bool:
-    """Whether a web page of this machine's browser could ask it without a key."""
+    """Return whether a web page in a browser on this machine could reach it without a key."""
     return is_loopback(options.host) and not (insecure or options.uds)
 
 
 class HttpServer(uvicorn.Server):
     """uvicorn server that drains before it stops.
 
-    Once it is asked to end it refuses what is posted; all else is answered as before.
+    After a signal it refuses POST requests; all others are still answered.
     """
 
     def __init__(self, config: uvicorn.Config, limiter: ConnectionLimiter) -> None:
@@ -128,7 +224,7 @@ class HttpServer(uvicorn.Server):
         config.app = self._answer
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen; TLS is the limiter's, which counts a connection before its handshake is over."""
+        """Listen; the limiter has the TLS context, to count connections before their handshake."""
         self._limiter.context, self.config.ssl = self.config.ssl, None
         await super().startup(sockets)
 
@@ -144,7 +240,7 @@ class HttpServer(uvicorn.Server):
 
 
 def ask_to_end(server: HttpServer, deadline: Deadline) -> None:
-    """The first signal drains, with a deadline; a second one ends at once."""
+    """Drain on the first signal, with a deadline; end at once on the second."""
     if server.asked_to_end.is_set():
         server.should_exit = server.force_exit = True
         raise SystemExit(130)
@@ -153,7 +249,7 @@ def ask_to_end(server: HttpServer, deadline: Deadline) -> None:
 
 
 def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: ListenOptions) -> HttpServer:
-    """uvicorn around `app`, its connections held to our limits; HTTPS where there are files."""
+    """Return uvicorn around `app` with the connection limits; HTTPS if there are files."""
     return HttpServer(
         uvicorn.Config(
             app,
@@ -175,14 +271,14 @@ def http_server(app: ASGIApp, limiter: ConnectionLimiter, place: ListenOptions) 
 
 
 def end_on_signals(server: HttpServer, deadline: Deadline) -> None:
-    """SIGINT and SIGTERM ask the server to end; call it in the server's loop."""
+    """Install the handlers of SIGINT and SIGTERM; to be called in the server's loop."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ask_to_end, server, deadline)
 
 
 def allowed_connections(requested: int) -> int:
-    """Return `requested`, at most what the limit on open files allows, which is raised for it."""
+    """Return `requested`, bounded by the limit on open files, which is raised for it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY:
         hard = max(soft, requested + SPARE_FILES)

@@ -1,4 +1,4 @@
-"""Which task a request belongs to, as its client says: a header, or the body's metadata."""
+"""Task of a request, as its client states it: in a header, or in the body's metadata."""
 
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ DEFAULT_CLASS = "default"
 
 
 class TaskName(NamedTuple):
-    """The task, None without a name; its class; how often a library has sent it again."""
+    """Task, or None without a name; its class; the retry number of a client library."""
 
     task: str | None
     task_class: str

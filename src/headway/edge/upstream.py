@@ -1,12 +1,12 @@
-"""Another server, reached by URL, that answers what this one would refuse or answer late.
+"""Fallback server, reached by URL, for requests that this one would refuse or answer late.
 
-Any server of OpenAI's dialect will do. A request goes out with the model's name changed and without
-the fields that only this server knows; what comes back is handed on, streamed or whole. An upstream
-that does not answer with 200, or not in the form that was asked for, has not answered.
+Any server with OpenAI's dialect will do. A request is sent with the model's name there and without
+the fields that only Headway knows; the response is relayed, streamed or whole. A response other
+than 200, or in another form than requested, counts as no answer.
 
-It is trusted with its key and with the requests, and with nothing else: it cannot send us, or the
-key, to another place (no redirects, no cookies), has no say in our headers, and is bounded in bytes
-and in seconds, of its headers, of a whole answer and of a stream.
+A fallback is trusted with its key and with the requests, and with nothing else: no redirects, no
+cookies, no control over our headers; its headers, a whole answer and a stream are bounded in bytes
+and in seconds.
 """
 
 import asyncio
@@ -22,17 +22,18 @@ from starlette.types import Receive, Send
 from headway.core.errors import RequestError, UsageError
 from headway.edge.errors import anthropic_body, error_event, speaks_anthropic
 from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
+from headway.edge.lanes import wait_disconnect
 
 log = logging.getLogger(__name__)
 
-OURS = ("slo", "service_class", "timings")
-"""Fields that mean nothing elsewhere."""
+HEADWAY_FIELDS = ("slo", "service_class", "timings")
+"""Fields that only Headway knows."""
 CONNECT_S, SILENCE_S = 3.0, 120.0
 TIMEOUT = aiohttp.ClientTimeout(
     total=None, connect=CONNECT_S, sock_connect=CONNECT_S, sock_read=SILENCE_S
 )
 BEGIN_S, WHOLE_S, STREAM_S = 60.0, 600.0, 3600.0
-"""How long a stream may take to begin, a whole answer and a stream to end."""
+"""Seconds for a stream to begin, for a whole answer, and for a stream to end."""
 MAX_WHOLE_BYTES, MAX_STREAM_BYTES, MAX_MODELS_BYTES = 32 * 2**20, 256 * 2**20, 2**20
 MAX_NAME = 200
 FAILURES = (
@@ -49,7 +50,7 @@ class ModelCard(msgspec.Struct):
 
 
 class Models(msgspec.Struct):
-    """What `/models` answers."""
+    """Answer of `/models`."""
 
     data: list[ModelCard]
 
@@ -64,7 +65,7 @@ class FallbackUpstream:
         self._session: aiohttp.ClientSession | None = None
 
     def _http(self) -> aiohttp.ClientSession:
-        """The session, made in the server's loop; `connect` bounds the wait for a connection."""
+        """Return the session, which is created in the event loop."""
         if self._session is None:
             self._session = make_session(self._headers(), TIMEOUT)
         return self._session
@@ -112,11 +113,11 @@ class FallbackUpstream:
         send: Send,
         on_start: Callable[[], None],
     ) -> bool:
-        """Ask for `raw` at `path` and hand the answer on; False when nothing was sent."""
+        """Ask for `raw` at `path` and relay the answer; returns False if nothing was sent."""
         streams = bool(raw.get("stream"))
         try:
             name = await self._model(raw["model"])
-            body = {key: value for key, value in raw.items() if key not in OURS}
+            body = {key: value for key, value in raw.items() if key not in HEADWAY_FIELDS}
             data = msgspec.json.encode({**body, "model": name})
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(BEGIN_S if streams else WHOLE_S):
@@ -150,7 +151,7 @@ class FallbackUpstream:
 
 
 def check_answer(answer: aiohttp.ClientResponse, content_type: str) -> None:
-    """Raise ValueError for an answer that is none: another status, form or encoding."""
+    """Raise ValueError for another status, content type or encoding than expected."""
     if answer.status != 200:
         raise ValueError(f"status {answer.status}")
     if answer.content_type != content_type:
@@ -161,8 +162,8 @@ def check_answer(answer: aiohttp.ClientResponse, content_type: str) -> None:
 
 
 async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, send: Send) -> None:
-    """Hand on what comes, until it ends or the client leaves; never end a stream silently."""
-    leaving = asyncio.ensure_future(departure(receive))
+    """Relay the stream until it ends or the client disconnects; it never ends silently."""
+    leaving = asyncio.ensure_future(wait_disconnect(receive))
     loop, remaining_bytes, last = asyncio.get_running_loop(), MAX_STREAM_BYTES, b""
     line_end = b""
     until_s = loop.time() + STREAM_S
@@ -178,20 +179,20 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
             if not reading.done():
                 if leaving.done():
                     return
-                last = line_end + broken(path)
+                last = line_end + failure_event(path)
                 break
             try:
                 chunk = reading.result()
             except FAILURES:
-                last = line_end + broken(path)
+                last = line_end + failure_event(path)
                 break
             remaining_bytes -= len(chunk)
             if remaining_bytes < 0:
-                last = line_end + broken(path)
+                last = line_end + failure_event(path)
                 break
             if not chunk:
                 break
-            line_end = b"" if chunk.endswith(b"\n\n") else b"\n\n"  # an event cut short ends
+            line_end = b"" if chunk.endswith(b"\n\n") else b"\n\n"  # terminates a partial event
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
     finally:
         if reading is not None:
@@ -202,14 +203,8 @@ async def relay(answer: aiohttp.ClientResponse, path: str, receive: Receive, sen
     await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def departure(receive: Receive) -> None:
-    """Wait until the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def broken(path: str) -> bytes:
-    """The event that ends a stream which broke off upstream."""
+def failure_event(path: str) -> bytes:
+    """Return the event that ends a stream whose upstream failed."""
     error = RequestError("The fallback broke off.", code="fallback_failed", status=502)
     if speaks_anthropic(path):
         return b"event: error\ndata: " + msgspec.json.encode(anthropic_body(error, "")) + b"\n\n"
@@ -217,7 +212,7 @@ def broken(path: str) -> bytes:
 
 
 def split_name(text: str) -> tuple[str, str]:
-    """ "big=http://host/v1" → ("big", "http://host/v1"); without a name ("", the text)."""
+    """Split "big=http://host/v1" into ("big", "http://host/v1"); without a name ("", the text)."""
     name, equals, rest = text.partition("=")
     if equals and "/" not in name:
         if not (name and rest):

@@ -1,8 +1,8 @@
-"""Ends a server that does not hear its signals: a program of its own, started by `deadline.py`.
+"""Watchdog that kills a server whose event loop does not see signals; started by `deadline.py`.
 
-Arguments: the descriptor that the C handler of a signal writes to, seconds, the process id of the
-server. What lies unread for so long was never taken by the event loop: a thread holds the
-interpreter's lock. It needs nothing but the standard library, and ends with its parent.
+Arguments: the descriptor that the C signal handler writes to, seconds, and the server's process id.
+A byte that is unread for that long means that a thread holds the interpreter's lock. The program
+uses only the standard library, and ends with its parent.
 """
 
 import fcntl
@@ -13,25 +13,25 @@ import sys
 import time
 
 SIOCOUTQ = 0x5411
-"""Linux: how many bytes of a socket its other end has not read."""
+"""Linux ioctl: number of bytes that the other end of a socket has not read."""
 POLL_S = 0.5
 
 
-def unread(descriptor: int) -> bool:
-    """Whether a signal's byte waits for the loop."""
+def is_unread(descriptor: int) -> bool:
+    """Return whether a signal's byte waits for the event loop."""
     (size,) = struct.unpack("i", fcntl.ioctl(descriptor, SIOCOUTQ, b"\0" * 4))
     return bool(size)
 
 
 def main() -> None:
-    """Look twice a second until the parent has ended, or is ended here."""
+    """Check twice a second until the parent has ended, or kill it."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # they are for the server, which ends this one
+        signal.signal(number, signal.SIG_IGN)  # they are for the server, which ends this process
     descriptor, limit_s, parent = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     num_looks = 0
     while os.getppid() == parent:
-        num_looks = num_looks + 1 if unread(descriptor) else 0
-        if num_looks * POLL_S > limit_s:  # looks, not a clock: a paused machine counts for nothing
+        num_looks = num_looks + 1 if is_unread(descriptor) else 0
+        if num_looks * POLL_S > limit_s:  # checks, not a clock: a suspended machine does not count
             os.kill(parent, signal.SIGKILL)
             return
         time.sleep(POLL_S)

@@ -1,6 +1,6 @@
-"""The room that decides: sequences, KV blocks, scheduling policies, grammars.
+"""Decisions of the engine: sequences, KV blocks, scheduling policies, grammars, and its process.
 
-Here lives the step (schedule, run, update), what it needs to know, and the loop of the engine's
-process. The model is behind `core.plan.Executor`; the clients of the process are in `frontend`.
-It imports core and telemetry. It never imports torch or the runtime, and it knows no HTTP.
+The room has the step (schedule, run, update) and the loop of the engine's process. The model is
+behind `core.plan.Executor`; the clients of the process are in `frontend`. It imports core and
+telemetry, and never torch or the runtime; it knows no HTTP.
 """

@@ -1,4 +1,4 @@
-"""The engine's own check of a request, behind the server's: nothing it lets in may kill a step."""
+"""Check of a request by the engine: no request that it admits can make a step raise."""
 
 from headway.config.resolve import Settings
 from headway.core.errors import RequestError
@@ -38,16 +38,16 @@ def check(
 
 
 def longest(request: Request, settings: Settings) -> int:
-    """Tokens of its prompt and answer at most."""
+    """Return the maximum tokens of prompt and answer."""
     limit, given = settings.max_model_len, request.sampling.max_tokens
     return limit if given is None else min(limit, len(request.prompt_token_ids) + given)
 
 
 def scaled_len(request: Request, settings: Settings) -> int | None:
-    """The length that its rope is scaled for, as of `Sequence.scaled_len`.
+    """Return the length that RoPE is scaled for, as `Sequence.scaled_len`.
 
-    It follows from the prompt and max_tokens alone: so it stays what it is however far the answer
-    is, after a preemption and in another engine.
+    It depends on the prompt and max_tokens only, so it stays the same as the answer grows, after a
+    preemption, and in another engine.
     """
     if settings.rope is None:
         return None

@@ -52,12 +52,12 @@ class BatchGate:
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole batch is here; the forks of an `n` > 1 request count."""
+        """Return whether a whole batch is here; the forks of an `n` > 1 request count."""
         return sum(1 + len(sequence.forks) for sequence in self) >= self.batch_size
 
     @property
     def window_ends_s(self) -> float:
-        """When the first has waited for the window."""
+        """Return the time until which the first sequence waits for a batch."""
         return self._queue[0][0] + self.window_s
 
     def opens_at_s(self, busy: bool) -> float:

@@ -1,14 +1,14 @@
-"""A step that raised, tried again in halves: only a row that raises alone is at fault.
+"""Recovery of a step that raised: its rows run again in halves, to find the row at fault.
 
     step 41 raises     [a b c d e f]
     [a b c]            runs: a, b and c have their tokens
     [d e f]            raises: [d e] runs, [f] raises alone, and fails
 
-How much of a failed plan the runtime had applied is unknown, so each row it tries again is
-introduced anew, with its whole block table. The KV before `start` is in place from earlier steps,
-the rest is written once more: a token depends on what a sequence knows, not on who ran beside it,
-so those that are not at fault get the tokens they would have had. States are written in
-place: where a model has some, the rows are computed from their first token.
+How much of a failed plan the runtime has applied is unknown, so each row is introduced again with
+its whole block table. The KV before `start` is in place from earlier steps, the rest is written
+again. A token depends only on its own sequence, so rows that are not at fault get the same tokens
+as without the failure. Recurrent states are updated in place: a model with states computes the rows
+from their first token.
 """
 
 from collections.abc import Callable
@@ -25,25 +25,28 @@ from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import Sequence
 
 OWN_REQUEST_ID = 0
-"""The request id of the engine's own trials."""
+"""Request id of the engine's own requests."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Bisection:
-    """The search for the rows at fault; `result` is what the others gained, and who failed."""
+    """Search for the rows at fault; `result` has the samples of the others, and the failures."""
 
     run: Callable[[StepPlan], StepResult]
     next_step: Callable[[], int]
     find: Callable[[int], Sequence | None]
     from_start: bool = False
-    """Whether rows are computed from their first token: what they read was written over."""
+    """Whether rows are computed from their first token, because their states were overwritten."""
     result: StepResult
     stale: list[int] = field(default_factory=list)
-    """Sequences that the runtime may or may not know: it forgets them with the next attempt."""
+    """Sequences that the runtime may know; the next attempt tells it to forget them."""
 
     def search(self, rows: list[ScheduledSequence]) -> None:
-        """Try `rows`, which raised together, in halves; a row that raises alone has one more try,
-        for the cause may lie outside of it and pass (memory that was short)."""
+        """Run `rows`, which raised together, in halves.
+
+        A row that raises alone is tried once more, because the cause may be temporary, for example
+        a lack of memory.
+        """
         middle = (len(rows) + 1) // 2
         for half in (rows[:middle], rows[middle:]):
             if not half or self._attempt(half) is None:
@@ -56,7 +59,8 @@ class Bisection:
                 self.result.failed[half[0].sequence_id] = f"{type(error).__name__}: {error}"
 
     def _attempt(self, rows: list[ScheduledSequence]) -> Exception | None:
-        """Run `rows` as a step of their own and take the result, or say what it raised."""
+        """Run `rows` as a step of their own; returns the exception, or None after taking the
+        result."""
         plan = StepPlan(self.next_step(), [], [], self.stale)
         for row in rows:
             sequence = self.find(row.sequence_id)
@@ -83,26 +87,26 @@ class Bisection:
         self.result.transfer_s += part.transfer_s
         self.result.transfers_failed += part.transfers_failed
         self.result.moved += part.moved
-        self.result.tier = joined(self.result.tier, part.tier)
+        self.result.tier = join_tier_news(self.result.tier, part.tier)
         return None
 
 
-def joined(first: TierNews | None, then: TierNews | None) -> TierNews | None:
-    """Both, in this order."""
+def join_tier_news(first: TierNews | None, then: TierNews | None) -> TierNews | None:
+    """Concatenate the news of two attempts."""
     if first is None or then is None:
         return first or then
     lost = [*first.lost, *then.lost]
     num_bad = first.num_bad + then.num_bad
-    return TierNews([*first.kept, *then.kept], lost, num_bad)
+    return TierNews([*first.stored, *then.stored], lost, num_bad)
 
 
 def bisect_step(
     plan: StepPlan, scheduler: Scheduler, run: Callable[[StepPlan], StepResult]
 ) -> StepResult:
-    """The result of a step that raised, without the rows that raise by themselves: those `failed`.
+    """Return the result of a step that raised; rows that raise alone are in its `failed`.
 
-    A row that copies a block, or whose table shrinks, is put back into the queue instead, for what
-    it read from may be another's by now; it computes all of itself again.
+    A row that copies a block, or whose table shrinks, is preempted instead and computed from the
+    start, because the source block may belong to another sequence now.
     """
     copying = {copy.sequence_id for copy in plan.copies}
     copying |= {shrink.sequence_id for shrink in plan.shrinks}
@@ -110,7 +114,7 @@ def bisect_step(
         sequence.takes_hits = False
         scheduler.preempt(sequence, may_copy=False)
     scheduler.drafts.forget_step()
-    scheduler.preemption.tell_again(plan.transfers)
+    scheduler.preemption.resend(plan.transfers)
     rows = [row for row in plan.scheduled if row.sequence_id not in copying]
     stale = [*plan.finished, *scheduler.drain_released_ids()]
     bisection = Bisection(
@@ -129,14 +133,17 @@ def bisect_step(
 
 
 def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
-    """Steps in flight of which one raised: what they have done is unknown, and they are run
-    without those that came before. Whom they advance begins again, one step at a time."""
+    """Abandon steps in flight of which one raised.
+
+    What they have done is unknown. Their sequences are preempted and computed again, one step at a
+    time.
+    """
     rows, now = [], scheduler.drafts.now
     for step in steps:
         scheduler.drafts.now = step.drafts
         scheduler.drafts.forget_step()
         scheduler.release_ids(step.plan.finished)
-        scheduler.preemption.tell_again(step.plan.transfers)
+        scheduler.preemption.resend(step.plan.transfers)
         rows += list(step.rows)
     scheduler.drafts.now = now
     scheduler.overlap.steps.clear()
@@ -146,10 +153,10 @@ def abandon(scheduler: Scheduler, steps: list[StepInFlight]) -> None:
         scheduler.preempt(sequence, may_copy=False)
 
 
-def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
-    """No row succeeded: run a one-token health check to tell a broken runtime from bad requests.
+def check_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) -> None:
+    """Run a one-token health check after a step without success: is the runtime broken?
 
-    Raises RuntimeError when the check fails twice; the engine's process then ends.
+    Raises RuntimeError if the check fails twice; the engine's process then ends.
     """
     request = Request(OWN_REQUEST_ID, [0], SamplingParams(temperature=0, max_tokens=1))
     probe = Sequence(
@@ -177,4 +184,4 @@ def prove_runtime(executor: Executor, scheduler: Scheduler, sequence_id: int) ->
     for unserved in scheduler.preemption.take(trial.result):
         scheduler.starts.recompute(unserved)
     if trial.result.failed:
-        raise RuntimeError(f"The runtime fails everybody: {trial.result.failed}.")
+        raise RuntimeError(f"The runtime fails every request: {trial.result.failed}.")

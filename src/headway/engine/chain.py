@@ -1,11 +1,11 @@
-"""What a block of tokens is known by: a link in a sha256 chain from the first token on.
+"""Keys of blocks of tokens: links of a SHA-256 chain from the first token on.
 
     key(-1) = sha256(salt, adapter, rope)   key(i) = sha256(key(i - 1) ‖ tokens of block i as int32)
 
-A block that is filled in part has a key of the same form, over the tokens that it holds.
+A partially filled block has a key of the same form over the tokens that it holds.
 
-Equal keys mean equal tokens from the first on, of one salt, one adapter and one scaling of the rope
-(`RopeSpec.scaled_len`); who does not know the salt can neither make a key nor meet one by chance.
+Equal keys mean equal prefixes of one salt, one adapter and one scaling of RoPE
+(`RopeSpec.scaled_len`). Without the salt a key can neither be computed nor met by chance.
 """
 
 import struct
@@ -15,11 +15,11 @@ from hashlib import sha256
 from typing import Any
 
 TOKEN_BYTES = 4
-"""Of each that is `packed`."""
+"""Bytes of a packed token id."""
 
 
 class Chain:
-    """The keys of one sequence's full blocks, each computed once, when it is asked for first."""
+    """Keys of one sequence's full blocks, each computed at its first use."""
 
     __slots__ = ("_block_size", "_pack", "_packed", "_tokens", "cached_hit", "keys", "root")
 
@@ -30,12 +30,12 @@ class Chain:
         self.root = root
         self.keys: list[bytes] = []
         self._packed: list[bytes] = []
-        """By key the tokens of its block."""
+        """Packed tokens of each block in `keys`."""
         self.cached_hit: tuple[Any, Any] | None = None
-        """What was asked of the prefix cache last, and what it held."""
+        """Last query of the prefix cache, and its hit."""
 
     def key(self, index: int) -> bytes:
-        """The key of block `index`, all of whose tokens are known; -1 is the root."""
+        """Return the key of block `index`, all of whose tokens are known; -1 is the root."""
         if index < 0:
             return self.root
         keys, size, tokens, pack = self.keys, self._block_size, self._tokens, self._pack
@@ -48,34 +48,33 @@ class Chain:
         return keys[index]
 
     def part(self, index: int, count: int) -> bytes:
-        """The key of the first `count` tokens of block `index`; of all of them, the block's own."""
+        """Return the key of the first `count` tokens of block `index`; for all, its own key."""
         if count == self._block_size:
             return self.key(index)
         begin = index * self._block_size
         return sha256(self.key(index - 1) + packed(self._tokens[begin : begin + count])).digest()
 
     def cut(self, num_tokens: int) -> None:
-        """Of the tokens only so many are known for sure: no key of more is kept."""
+        """Drop the keys of tokens from `num_tokens` on, because they may change."""
         self.cached_hit = None
         count = num_tokens // self._block_size
         del self.keys[count:], self._packed[count:]
 
     def links(self, begin: int, end: int) -> Iterator[tuple[bytes, bytes, bytes]]:
-        """Of each block from `begin` to `end` - 1, all full, what `link` says."""
+        """Return (key, parent key, packed tokens) of the full blocks `begin` … `end` - 1."""
         self.key(end - 1)
         keys = self.keys
         before = keys[begin - 1 : end - 1] if begin else [self.root, *keys]
         return zip(keys[begin:end], before, self._packed[begin:end])
 
     def link(self, index: int, count: int) -> tuple[bytes, bytes, bytes]:
-        """The key of the first `count` tokens of block `index`, that of the block before it, and
-        these tokens, `packed`."""
+        """Return (key, parent key, packed tokens) of the first `count` tokens of block `index`."""
         begin, key = index * self._block_size, self.part(index, count)
         return key, self.key(index - 1), packed(self._tokens[begin : begin + count])
 
 
 def packed(tokens: list[int]) -> bytes:
-    """As keys are made of them: little-endian int32.
+    """Pack token ids as little-endian int32, the form that keys are computed of.
 
     >>> packed([1, 2])
     b'\\x01\\x00\\x00\\x00\\x02\\x00\\x00\\x00'
@@ -85,15 +84,15 @@ def packed(tokens: list[int]) -> bytes:
 
 @cache
 def packer(block_size: int) -> Callable[..., bytes]:
-    """Packs so many ids as little-endian int32."""
+    """Return a function that packs `block_size` ids as little-endian int32."""
     return struct.Struct(f"<{block_size}i").pack
 
 
 @lru_cache(maxsize=4096)
 def root_key(salt: str, adapter: str, scaled_len: int | None = None) -> bytes:
-    """Where the chains of one salt, one adapter and one scaling of the rope begin.
+    """Return the root key of the chains of one salt, one adapter and one scaling of RoPE.
 
-    `scaled_len` is None where no scaling follows from lengths.
+    `scaled_len` is None if the scaling does not depend on lengths.
     """
     names = (salt, adapter) if scaled_len is None else (salt, adapter, f"rope {scaled_len}")
     parts = (part.encode("utf-8", "surrogatepass") for part in names)

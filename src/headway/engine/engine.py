@@ -1,15 +1,15 @@
-"""The engine: requests in, steps, updates out. The step is a sentence.
+"""The engine: takes requests, runs steps, returns updates. The step is a sentence.
 
-    plan = scheduler.schedule()     # who advances by how much
-    result = run(plan)              # submit, sample, collect; grammar masks are made meanwhile
+    plan = scheduler.schedule()     # which sequences advance, and by how many tokens
+    result = run(plan)              # submit, sample, collect; grammar masks are computed meanwhile
     scheduler.update(plan, result)  # append, stop, release
 
-Where an executor holds several steps, the next is scheduled and submitted before this one is
-collected (`engine.overlap`).
+With an executor that holds several steps, the next step is scheduled and submitted before this one
+is collected (`engine.overlap`).
 
-Given an executor and settings it runs in whatever process calls `step`: the engine's own, a
-caller's (`headway.LLM`), a test's, a simulation's. It promises each request exactly one terminal
-update per sequence, whatever happens in a step.
+The engine runs in the process that calls `step`: the engine's own, a caller's (`headway.LLM`), a
+test's, a simulation's. Each sequence of a request gets exactly one terminal update, whatever
+happens in a step.
 """
 
 import logging
@@ -30,10 +30,9 @@ from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
 from headway.engine.admission import check, longest, scaled_len
 from headway.engine.batching import BatchGate
-from headway.engine.bisect_step import OWN_REQUEST_ID, abandon, bisect_step, prove_runtime
-from headway.engine.first_scheduled import first_scheduled
+from headway.engine.bisect_step import OWN_REQUEST_ID, abandon, bisect_step, check_runtime
 from headway.engine.grammar.grammars import Grammars
-from headway.engine.grammar.masks import StepMasks
+from headway.engine.grammar.masks import Ruled, StepMasks
 from headway.engine.grammar.state import Compiled
 from headway.engine.kv import KVCache
 from headway.engine.kv.forgetting import forget_owner
@@ -41,11 +40,10 @@ from headway.engine.kv.tiers import make_tiers
 from headway.engine.overlap import Overlap, StepInFlight, is_nothing
 from headway.engine.policy import make_policy
 from headway.engine.preemption import Preemption
-from headway.engine.recording import StepRecorder
+from headway.engine.recording import StepRecorder, count_first_scheduled
 from headway.engine.scheduler import Scheduler
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation import make_speculator
-from headway.engine.step_masks import begin_masks
 from headway.perf.model import Prior, StepModel
 
 log = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ WARM_UP_TOKENS = 32
 
 
 class Engine:
-    """Sequences of all running requests, a scheduler over them, and an executor below."""
+    """Sequences of all running requests, the scheduler, and the executor."""
 
     def __init__(
         self,
@@ -87,7 +85,7 @@ class Engine:
         if settings.cache.prefix_cache and (
             settings.cache.host_blocks or settings.cache.disk_bytes
         ):
-            self.put_tiers_below(preemption)
+            self.add_tiers(preemption)
         self.scheduler = Scheduler(
             self.kv,
             BatchGate(
@@ -109,13 +107,13 @@ class Engine:
         self.recorder = StepRecorder(self.scheduler, self.cost, lambda: self.has_work)
         self._requests: dict[int, list[Sequence]] = {}
         self._next_sequence_id = 0
-        self._untold = False
+        self._must_report = False
         self.grammars = grammars
         self._flushed = False
         self._refusals: list[tuple[int, RequestError]] = []
 
-    def put_tiers_below(self, preemption: Preemption | None = None) -> None:
-        """What leaves the KV memory, or is in other engines, may be found from now on."""
+    def add_tiers(self, preemption: Preemption | None = None) -> None:
+        """Enable lower tiers of the prefix cache: host memory, disk, other engines."""
         preemption = preemption or self.scheduler.preemption
         below = preemption.host, preemption.rate
         chunk = self.settings.max_num_batched_tokens
@@ -123,27 +121,27 @@ class Engine:
         self.kv.tiers = make_tiers(self.kv.pools, cache, self.cost, self.clock, chunk, *below)
 
     def sequences_of(self, request_id: int) -> list[Sequence]:
-        """The sequences of a request that are not over."""
+        """Return the sequences of a request that have not ended."""
         return list(self._requests.get(request_id, ()))
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do, if only to tell that a request waits or left."""
-        return self.scheduler.has_work or self._untold or self._grammar_is_ready
+        """Return whether a step has work, if only to report that a request waits or left."""
+        return self.scheduler.has_work or self._must_report or self._grammar_is_ready
 
     @property
     def _grammar_is_ready(self) -> bool:
         return self.grammars is not None and self.grammars.has_ready
 
     def wait_for_work(self) -> bool:
-        """Whether there is work; where a request waits for its grammar, sleeps until it has it."""
+        """Return whether there is work; sleeps while all requests wait for their grammars."""
         if not self.has_work and self.grammars is not None:
             self.grammars.wait()
         return self.has_work
 
     @property
     def wakes_at_s(self) -> float:
-        """When an engine without work will have some by itself; infinite when never."""
+        """Return when an idle engine will have work without a new request; infinite if never."""
         return self.scheduler.opens_at_s
 
     @property
@@ -151,11 +149,10 @@ class Engine:
         return len(self._requests)
 
     def add(self, request: Request, resumed_tokens: ResumedTokens = ()) -> None:
-        """Queue a request; raises RequestError when it can never run here.
+        """Queue a request; raises RequestError if it can never run on this engine.
 
-        `resumed_tokens` resumes one that another engine had begun: by index the tokens its
-        sequences have had, None for a sequence that is over. They go on as if they had been
-        preempted.
+        `resumed_tokens` resumes a request that another engine began: by index the tokens that its
+        sequences have generated, None for an ended sequence. They continue as after a preemption.
         """
         if request.request_id in self._requests:
             raise RequestError("This request id is in use.", param="request_id")
@@ -194,7 +191,7 @@ class Engine:
         if compiled is not None or sampling.grammar is None:
             self._enqueue(sequences, compiled)
         else:
-            self._untold = True
+            self._must_report = True
 
     def _take_sequence_id(self) -> int:
         self._next_sequence_id += 1
@@ -210,9 +207,9 @@ class Engine:
         return self.grammars
 
     def _enqueue(self, sequences: list[Sequence], compiled: Compiled | None) -> None:
-        """Hand the sequences of one request to the scheduler, the first ahead of its siblings.
+        """Give the sequences of one request to the scheduler, the first before its siblings.
 
-        Those that are resumed have prompts of their own: each goes by itself.
+        Resumed sequences do not share a prompt, so each is added by itself.
         """
         if compiled is not None:
             for sequence in sequences:
@@ -223,20 +220,20 @@ class Engine:
         for sequence in sequences:
             if sequence.num_generated or sequence is fresh[0]:
                 self.scheduler.add(sequence)
-        self._untold = self._untold or not self.scheduler.has_work
+        self._must_report = self._must_report or not self.scheduler.has_work
 
     def flush(self) -> None:
-        """No more requests will come: let those that wait for a batch to fill start."""
+        """Expect no more requests: those that wait for a full batch start."""
         self._flushed = self.grammars is not None and self.grammars.num_waiting > 0
         self.scheduler.gate.flush()
 
-    def take_refusals(self) -> list[tuple[int, RequestError]]:
-        """(request id, error) of those refused after `add`: their grammars would not do."""
+    def drain_refusals(self) -> list[tuple[int, RequestError]]:
+        """Return (request id, error) of requests refused after `add`, for example their grammar."""
         refusals, self._refusals = self._refusals, []
         return refusals
 
     def _admit_compiled(self) -> None:
-        """Let requests go on whose grammars are compiled, and refuse those whose are not."""
+        """Enqueue requests whose grammars are compiled; refuse those whose compilation failed."""
         if self.grammars is None:
             return
         for request_id, outcome in self.grammars.ready():
@@ -250,19 +247,19 @@ class Engine:
     def _refuse(self, request_id: int, error: RequestError) -> None:
         """End a request with `error` instead of an update."""
         self.abort(request_id)
-        self._untold = True
+        self._must_report = True
         self._refusals.append((request_id, error))
 
     def _seed(self, request: Request) -> int:
-        """The request's own seed, or one that no other request of this engine has."""
+        """Return the request's own seed, or one that no other request of this engine has."""
         if request.sampling.seed is not None:
             return request.sampling.seed % 2**64
         return (self.settings.seed + (request.request_id + 1) * GOLDEN_RATIO_64) % 2**64
 
     def abort(self, request_id: int, index: int | None = None) -> None:
-        """Drop a request (or one of its sequences) at any moment; its blocks are free at once.
+        """Drop a request, or one of its sequences, at any moment; its blocks are freed at once.
 
-        No update follows. An unknown id is fine: it may have finished a moment ago.
+        No update follows. An unknown id is ignored: the request may just have finished.
         """
         if self.grammars is not None and index is None:
             self.grammars.forget(request_id)
@@ -271,10 +268,10 @@ class Engine:
                 self._drop_fork(sequence)
                 self.scheduler.finish(sequence)
                 self._leave(sequence)
-                self._untold = True
+                self._must_report = True
 
     def _drop_fork(self, sequence: Sequence) -> None:
-        """A sequence that waits for its parent's prompt is in no queue but the parent's."""
+        """Remove a fork from its parent, the only queue in which it waits."""
         for sibling in self._requests[sequence.request.request_id]:
             if sequence in sibling.forks:
                 sibling.forks.remove(sequence)
@@ -288,7 +285,7 @@ class Engine:
     def step(self) -> tuple[list[SequenceUpdate], StepRecord]:
         """Plan as many steps as may be in flight, and take the result of the oldest.
 
-        Returns what each sequence gained in that one, and its record.
+        Returns the updates of that step's sequences, and its record.
         """
         overlap = self.scheduler.overlap
         while overlap.may_plan and self._begin():
@@ -296,9 +293,9 @@ class Engine:
         return self._end(overlap.steps.popleft())
 
     def _begin(self) -> bool:
-        """Plan a step and submit it; False where nothing is to be done beside those in flight."""
+        """Plan a step and submit it; returns False if nothing is to be added to those in flight."""
         started_s, overlap = self.clock.now_s(), self.scheduler.overlap
-        self._untold = False
+        self._must_report = False
         self._admit_compiled()
         plan = self.scheduler.schedule()
         advanced = self._advanced(plan) if overlap.depth else []
@@ -311,9 +308,9 @@ class Engine:
         step = StepInFlight(plan=plan, started_s=started_s, planned_s=planned_s, drafts=drafts.now)
         step.is_ahead = is_ahead
         if plan.new:
-            step.first = first_scheduled(plan, self.scheduler, planned_s)
+            step.first = count_first_scheduled(plan, self.scheduler, planned_s)
         step.sequences = advanced
-        # a request that is shed ends with all its sequences, those of this plan too
+        # shedding a request ends all its sequences, also those in this plan
         step.released_ids = {s.sequence_id for s in advanced if s.state == FINISHED}
         try:
             step.masks = self._submit(plan)
@@ -328,7 +325,7 @@ class Engine:
         return [sequence for sequence in sequences if sequence is not None]
 
     def _end(self, step: StepInFlight) -> tuple[list[SequenceUpdate], StepRecord]:
-        """Take what `step` has brought."""
+        """Collect `step` and update its sequences."""
         self.scheduler.drafts.now = step.drafts
         result = self._collect(step)
         collected_s, proves = self.clock.now_s(), bool(result.failed and not result.samples)
@@ -338,11 +335,11 @@ class Engine:
         updates += self.scheduler.update(plan, filtered)
         if proves:
             self._abandon(list(self.scheduler.overlap.steps))
-            prove_runtime(self.executor, self.scheduler, self._take_sequence_id())
+            check_runtime(self.executor, self.scheduler, self._take_sequence_id())
         for sequence in failed + self.scheduler.ended_sequences:
             self._leave(sequence)
             if sequence.grammar is not None and sequence.grammar.error:
-                self._refuse(sequence.request_id, broken_grammar(sequence))
+                self._refuse(sequence.request_id, grammar_error(sequence))
         if self._refusals:
             refused = {request_id for request_id, _ in self._refusals}
             updates = [update for update in updates if update.request_id not in refused]
@@ -352,7 +349,7 @@ class Engine:
         return updates, record
 
     def _collect(self, step: StepInFlight) -> StepResult:
-        """Its result; where it raised, without the rows that raise by themselves."""
+        """Return the step's result; if it raised, without the rows that raise alone."""
         try:
             if step.error is not None:
                 raise step.error
@@ -374,14 +371,14 @@ class Engine:
             return bisect_step(plan, self.scheduler, self._run)
 
     def _abandon(self, steps: list[StepInFlight]) -> None:
-        """Give up steps in flight, the last that were submitted: whom they advance begins again."""
+        """Abandon steps in flight, the last ones that were submitted; their sequences restart."""
         if steps:
             assert isinstance(self.executor, OverlappingExecutor)
             self.executor.abandon()
             abandon(self.scheduler, steps)
 
     def _submit(self, plan: StepPlan) -> StepMasks | None:
-        """Submit and sample; the masks are computed while the model runs."""
+        """Submit and sample; grammar masks are computed while the model runs."""
         masks, made = begin_masks(plan, self.scheduler, self.grammars), GrammarMasks()
         try:
             self.executor.submit(plan)
@@ -397,8 +394,10 @@ class Engine:
         return self.executor.collect()
 
     def _fail(self, step: StepInFlight, result: StepResult) -> list[Sequence]:
-        """End the sequences the runtime could not advance; one that has left it since, too, for it
-        would fail again."""
+        """End the sequences that the runtime could not advance.
+
+        One that was preempted meanwhile ends too, because it would fail again.
+        """
         failed = []
         for sequence_id, reason in result.failed.items():
             sequence = self.scheduler.by_id(sequence_id) or step.find(sequence_id)
@@ -410,15 +409,15 @@ class Engine:
         return failed
 
     def forget(self, owner: bytes) -> None:
-        """Forget the blocks that belong to `owner` (`Principal.block_owner`), or to names that
-        begin with it; the disk erases it."""
-        everybody = [s for sequences in self._requests.values() for s in sequences]
-        forget_owner(self.kv, owner, everybody)
+        """Drop the blocks of `owner` (`Principal.block_owner`), or of names that begin with it,
+        from all tiers."""
+        sequences = [s for siblings in self._requests.values() for s in siblings]
+        forget_owner(self.kv, owner, sequences)
         self.scheduler.drafts.forget_owner(owner)
-        self._untold = True
+        self._must_report = True
 
     def warm_up(self) -> None:
-        """Run one short request, so that the first user does not pay for first allocations."""
+        """Run one short request, so that the first user does not wait for first allocations."""
         length = min(WARM_UP_TOKENS, self.settings.max_model_len - 1)
         sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         self.add(Request(OWN_REQUEST_ID, [0] * max(length - 1, 1), sampling))
@@ -428,7 +427,7 @@ class Engine:
         self.kv.forget_free()
 
     def check_integrity(self) -> None:
-        """Assert every invariant of the engine; when idle, also that nothing is held."""
+        """Assert every invariant of the engine; when idle, also that nothing is allocated."""
         self.scheduler.check_integrity()
         is_busy = self.scheduler.preemption.is_busy or self.scheduler.overlap.steps
         if not self._requests and not is_busy:
@@ -437,8 +436,8 @@ class Engine:
             assert not self.scheduler.running and not self.scheduler.num_waiting
 
 
-def broken_grammar(sequence: Sequence) -> RequestError:
-    """The 400 for a grammar that went beyond llguidance's limits in the middle of an answer."""
+def grammar_error(sequence: Sequence) -> RequestError:
+    """Return the 400 for a grammar that exceeded llguidance's limits during an answer."""
     grammar, state = sequence.request.sampling.grammar, sequence.grammar
     assert grammar is not None and state is not None
     return RequestError(
@@ -446,3 +445,17 @@ def broken_grammar(sequence: Sequence) -> RequestError:
         param=grammar.param,
         code="grammar_too_complex",
     )
+
+
+def begin_masks(
+    plan: StepPlan, scheduler: Scheduler, grammars: Grammars | None
+) -> StepMasks | None:
+    """Start computing the masks of the rows whose sample a grammar rules."""
+    if grammars is None:
+        return None
+    ruled: list[Ruled] = []
+    for row in plan.scheduled:
+        sequence = scheduler.by_id(row.sequence_id) if row.sample else None
+        if sequence is not None and sequence.grammar is not None:
+            ruled.append((sequence, row.drafts))
+    return grammars.begin(ruled) if ruled else None

@@ -8,7 +8,7 @@ ends after 6:
     after 6 steps    a has ended, b has grown by 6     6 - 8: 2 fewer than now
     a new one of 3 tokens that ends after 6 more       after 2 steps 3 * 2 = 6, then 2 * 6 - 8 = 4
 
-So beside its 3 tokens 6 more have to be free. The length of an answer is known where nothing but
+So 6 more than its 3 tokens have to be free. The length of an answer is known where nothing but
 `max_tokens` ends it. Else it is predicted from ended answers of its class: a quantile of those
 longer than it is now, another one for each sequence, so that all together are distributed as the
 ended ones (Gong et al. 2025, "Past-Future Scheduler for LLM Serving under SLA Guarantees"). While
@@ -94,7 +94,7 @@ class Profile:
     """When rows end, and how many tokens more than now are held just before each end.
 
     `ends` are the tokens to come of each row, in order. Before end `i` at most `_highest[i]` tokens
-    more are held up to there, with a new row beside; from there on `_later[i]`, without.
+    more are held up to there, with a new row; from there on `_later[i]`, without.
     """
 
     def __init__(self, rows: Iterable[tuple[int, int]]) -> None:

@@ -1,11 +1,11 @@
-"""Sequences that go on in another engine: what is offered there, and what is taken over here.
+"""Handover of sequences between engines: from the engine that prefills to the one that decodes.
 
-Who prefills calls `offer` behind `Engine.add`: full blocks leave while the next chunk computes.
-`hand_over` takes the request out and says all of it in a parcel; `take_due` does so with all that
-have had a token since they were offered. Who decodes calls `take_over` with
+The prefilling side calls `offer` after `Engine.add`: full blocks are exported while the next chunk
+is computed. `hand_over` removes the request and returns its state as a parcel; `take_due` does so
+for all that have sampled a token since they were offered. The decoding side calls `take_over` with
 the parcel and with the request as its own server knows it: the blocks are restored as from any
-lower tier, into memory that was taken before they are asked for. A parcel that does not fit is
-refused by name, and the request is computed here.
+lower tier, into blocks that are allocated first. A parcel that does not fit is refused by name, and
+the request is computed here.
 """
 
 import secrets
@@ -32,15 +32,15 @@ from headway.engine.kv.prefix import first_visible
 from headway.engine.sequence import Sequence
 
 MAX_PARCEL_IDS = 4096
-"""Parcels that are remembered, so that none is taken twice."""
+"""Number of parcel ids to remember, so that none is accepted twice."""
 
 
 @dataclass(slots=True)
 class Handover:
-    """The two sides of `engine`, whose blocks other engines fetch at `address`.
+    """Both sides of the handover of `engine`, whose blocks other engines fetch at `address`.
 
-    A parcel of another `fingerprint` is refused. `release` is called with the id of a parcel whose
-    blocks are fetched no more. Needs a prefix cache.
+    A parcel with another `fingerprint` is refused. `release` is called with the id of a parcel
+    whose blocks are no longer fetched. It needs a prefix cache.
     """
 
     engine: Engine
@@ -48,19 +48,19 @@ class Handover:
     address: str
     release: Callable[[bytes], None] = lambda parcel_id: None
     _due: dict[int, tuple[bytes, int]] = field(default_factory=dict)
-    """Request → the parcel that it is to leave in, and the tokens it had when it was offered."""
+    """Request id → its parcel id, and its generated tokens when it was offered."""
     _given: dict[int, bytes] = field(default_factory=dict)
-    """Request → the parcel that it left in, until it is dropped; the oldest first."""
+    """Request id → its parcel id after the handover, until it is dropped; oldest first."""
     _parcel_ids: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
         if self.engine.kv.tiers is None:
-            self.engine.put_tiers_below()
+            self.engine.add_tiers()
 
-    # ── from here ───────────────────────────────────────────────────────────────────────────
+    # ── prefilling side ─────────────────────────────────────────────────────────────────────
 
     def offer(self, request_id: int) -> None:
-        """Blocks of this request, which was added just now, leave for who takes it over.
+        """Start the export of a request that was just added.
 
         Raises RequestError for one with several answers, which share blocks.
         """
@@ -71,9 +71,9 @@ class Handover:
             self._due[request_id] = sequence.parcel_id, sequence.num_generated
 
     def take_due(self) -> list[tuple[int, bytes]]:
-        """(request id, parcel) of each that has had a token since it was offered, and goes on.
+        """Return (request id, parcel) of each request that sampled a token since its offer.
 
-        What has left of those that are over is released.
+        Exported blocks of ended requests are released.
         """
         parcels = []
         for request_id, (parcel_id, known) in list(self._due.items()):
@@ -86,8 +86,10 @@ class Handover:
         return parcels
 
     def hand_over(self, request_id: int) -> bytes:
-        """The parcel of a request that was offered; it is aborted here. The last of its blocks
-        leave with the next step. Raises RequestError where it is over."""
+        """Abort an offered request and return its parcel.
+
+        The last of its blocks are exported with the next step. Raises RequestError if it ended.
+        """
         for sequence in self.engine.sequences_of(request_id):
             if sequence.parcel_id:
                 frame = encode(self._parcel_of(sequence))
@@ -100,7 +102,7 @@ class Handover:
         raise RequestError("There is no such request to hand over.", param="request_id")
 
     def drop(self, request_id: int) -> None:
-        """Release the blocks of a request that was handed over: they are not fetched any more."""
+        """Release the exported blocks of a request that was handed over."""
         parcel_id = self._given.pop(request_id, None)
         if parcel_id is not None:
             self.release(parcel_id)
@@ -123,12 +125,12 @@ class Handover:
             groups=[(first // kv.block_size, end) for first in first_tokens],
         )
 
-    # ── to here ─────────────────────────────────────────────────────────────────────────────
+    # ── decoding side ───────────────────────────────────────────────────────────────────────
 
     def take_over(self, request: Request, frame: bytes, resumed: ResumedTokens = ()) -> str:
-        """Go on with `request`, whose parcel is `frame`; returns why that is refused, or "".
+        """Continue `request` from the parcel `frame`; returns why it is refused, or "".
 
-        Then it is computed here, behind the tokens that are known (`Engine.add`).
+        A refused request is computed here, after its known tokens (`Engine.add`).
         """
         try:
             parcel = decode_parcel(frame)
@@ -154,17 +156,17 @@ class Handover:
         return PeerTier(peer, held, tiers.engine_rate)
 
     def _root_of(self, request: Request) -> bytes:
-        """Where the chain of its keys begins here."""
+        """Return the root key of the request's chain in this engine."""
         scaled = scaled_len(request, self.engine.settings)
         return root_key(request.principal.cache_salt, request.adapter, scaled)
 
     def _check(self, parcel: Parcel, request: Request, resumed: ResumedTokens) -> None:
-        """Raise ParcelError for what does not fit `request`, its answer so far, and this engine."""
+        """Raise ParcelError if the parcel does not fit the request, its answer, or the engine."""
         kv, prompt = self.engine.kv, request.prompt_token_ids
         faults = {
             "fingerprint": parcel.fingerprint != self.fingerprint,
             "salt": parcel.root != self._root_of(request),
-            "request": not is_same(parcel.request, request),
+            "request": not is_same_question(parcel.request, request),
             "tokens": parcel.tokens[: len(prompt)] != prompt
             or (resumed and parcel.tokens[len(prompt) :] != resumed[0])
             or not 0 <= parcel.computed <= len(parcel.tokens) < self.engine.settings.max_model_len
@@ -178,8 +180,8 @@ class Handover:
                 raise ParcelError(name)
 
 
-def is_same(one: Request, other: Request) -> bool:
-    """Whether two requests ask for the same answer: by prompt, sampling, grammar and adapter."""
+def is_same_question(one: Request, other: Request) -> bool:
+    """Return whether two requests have equal prompt, sampling, grammar and adapter."""
     return (one.prompt_token_ids, one.sampling, one.adapter) == (
         other.prompt_token_ids,
         other.sampling,
@@ -188,6 +190,6 @@ def is_same(one: Request, other: Request) -> bool:
 
 
 def has_too_many(parcel: Parcel, kv: KVCache) -> bool:
-    """Whether the parcel names blocks that its computed tokens do not fill."""
+    """Return whether the parcel names blocks beyond its computed tokens."""
     most = parcel.computed // kv.block_size
     return not all(0 <= first <= end <= most for first, end in parcel.groups)

@@ -1,10 +1,10 @@
-"""What the server process and the engine process say to each other: typed msgspec, no pickle.
+"""Messages between the server's process and the engine's: typed msgspec, no pickle.
 
-The server sends `ToEngine`, the engine `FromEngine`, over a ZeroMQ pair in a private folder; a
-second socket carries the engine's heartbeat from a thread of its own, so that a long step is
-silence in the first and life in the second, which tells how long the step has been. Why an engine
-cannot start is left beside them in a file: that is whole when the process has ended, while ZeroMQ
-may not have read what was sent to it.
+The server sends `ToEngine`, the engine `FromEngine`, over a ZeroMQ pair in a private folder. A
+second socket carries the engine's heartbeat from a thread of its own: during a long step the first
+is silent, and the second says that the process lives and how long the step takes. The reason why an
+engine cannot start is a file next to the sockets: it is complete when the process has ended, while
+ZeroMQ may lose the last messages.
 """
 
 import msgspec
@@ -15,26 +15,26 @@ from headway.core.errors import RequestError, ServerFaultError, ShedError
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
 from headway.core.request import Request, SequenceUpdate
-from headway.core.service import Alone
+from headway.core.service import UnloadedTimes
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE, BLOCKS_SOCKET = "engine", "beat", "failure", "blocks"
 FILES = (ENGINE_SOCKET, BEAT_SOCKET, FAILURE_FILE, BLOCKS_SOCKET)
-"""In an engine's folder of sockets; at the last other engines fetch KV blocks."""
+"""Files in an engine's folder of sockets; from the last one other engines fetch KV blocks."""
 BEAT_INTERVAL_S = 0.5
 FAULT = "internal_error"
 PARENT_VARIABLE = "HEADWAY_PARENT"
-"""In the engine's environment: the process id of the server that started it."""
+"""Environment variable of the engine: the process id of the server that started it."""
 WEIGHTS_VARIABLE = "HEADWAY_SHARED_WEIGHTS"
-"""And descriptors, "7,8", of memory for weights that several engines share: the model's, its
-drafter's."""
+"""Environment variable of the engine: descriptors, "7,8", of memory for weights that several
+engines share: the model's, its drafter's."""
 
 
 class Submit(msgspec.Struct, array_like=True, tag=1):
-    """Run this request; `resumed_tokens` it had from an engine that died, see Engine.add.
+    """Run this request; `resumed_tokens` are of an engine that died, as in Engine.add.
 
-    With `hands_over` it goes on elsewhere behind its next token; with a `parcel` it comes from
-    there (`engine.handover`).
+    With `hands_over` it continues in another engine after its next token; with a `parcel` it comes
+    from another engine (`engine.handover`).
     """
 
     request: Request
@@ -44,13 +44,13 @@ class Submit(msgspec.Struct, array_like=True, tag=1):
 
 
 class RequestHead(msgspec.Struct, array_like=True):
-    """The beginning of a Request: what follows in it is passed over."""
+    """The first field of a Request; the others are not decoded."""
 
     request_id: int
 
 
 class SubmitHead(msgspec.Struct, array_like=True, tag=1):
-    """A Submit of which no more is read than whose request it is."""
+    """A Submit of which only the request id is decoded."""
 
     request: RequestHead
 
@@ -67,34 +67,34 @@ class Stop(msgspec.Struct, array_like=True, tag=3):
 
 
 class Flush(msgspec.Struct, array_like=True, tag=4):
-    """No more requests will come: let those that wait for a batch to fill start."""
+    """Expect no more requests: those that wait for a full batch start."""
 
 
 class ForgetOwner(msgspec.Struct, array_like=True, tag=5):
-    """Drop the KV blocks of this owner, or of all whose names begin so."""
+    """Drop the KV blocks of this owner, or of all owners whose names begin with it."""
 
     owner: bytes
 
 
 class ReleaseHandover(msgspec.Struct, array_like=True, tag=6):
-    """What is kept of a request that was handed over is wanted no more."""
+    """Release what is kept of a request that was handed over."""
 
     request_id: int
 
 
 class Beat(msgspec.Struct, array_like=True):
-    """The engine's process lives; its loop has been busy with one step, or message, for `busy_s`.
+    """Heartbeat; the loop has been busy with one step, or message, for `busy_s`.
 
-    `longest_s` is the longest that any step took. Of `busy_s` the busiest of the loop's thread and
-    of the ranks that it waits for has computed for `computed_s`, and none of them anything in the
-    last `still_s`. The engine has received `num_taken` messages so far.
+    `longest_s` is the longest step so far. `computed_s` is the processor time within `busy_s` of
+    the busiest thread or rank; none of them has computed in the last `still_s`. `num_received`
+    is the number of messages that the engine has received.
     """
 
     busy_s: float
     longest_s: float
     still_s: float = 0.0
     computed_s: float = 0.0
-    num_taken: int = 0
+    num_received: int = 0
 
 
 class Loading(msgspec.Struct, array_like=True, tag=1):
@@ -107,7 +107,7 @@ class Loading(msgspec.Struct, array_like=True, tag=1):
 class Ready(msgspec.Struct, array_like=True, tag=2):
     """The engine takes requests; this is what it serves. `group_blocks` by KV group.
 
-    `settings` are final values by name, of those that clients may ask for.
+    `settings` are final values by name, of those that clients may query.
     """
 
     max_model_len: int
@@ -121,35 +121,35 @@ class Ready(msgspec.Struct, array_like=True, tag=2):
     max_num_batched_tokens: int = 0
     group_blocks: list[int] = []
     settings: dict[str, str] = {}
-    alone: Alone = Alone()
+    alone: UnloadedTimes = UnloadedTimes()
     narrowed: list[tuple[int, int]] = []
     """What `--kv-layers` narrowed, as of `config.kv_layers.narrowing`."""
     plan: Settings | None = None
-    """All of the settings, for who simulates this engine."""
+    """All settings, for a simulation of this engine."""
     bounded: list[bool] = []
-    """By layer whether a token may read its best blocks alone, as of `CacheConfig`."""
+    """By layer whether a token may read only its best blocks, as of `CacheConfig`."""
     kv_read: float = 1.0
     chooses: list[bool] = []
-    """By layer whether it keeps a part of a prompt alone, as of `CacheConfig`."""
+    """By layer whether it keeps only a part of a prompt, as of `CacheConfig`."""
     kv_keep: float = 1.0
 
 
 class StepOutput(msgspec.Struct, array_like=True, tag=3):
-    """One step: what each sequence gained, and the record."""
+    """Result of a step: the updates of its sequences, and its record."""
 
     updates: list[SequenceUpdate]
     record: StepRecord
 
 
 class ProbeResult(msgspec.Struct, array_like=True, tag=6):
-    """The ceilings after a probe in an idle moment, and what the steps until then told."""
+    """The ceilings after a probe in an idle moment, and the times learned until then."""
 
     ceilings: Ceilings
-    alone: Alone = Alone()
+    alone: UnloadedTimes = UnloadedTimes()
 
 
 class Rejection(msgspec.Struct, array_like=True, tag=4):
-    """The engine does not take this request: a RequestError's parts, or FAULT for our own."""
+    """The engine refuses this request: the parts of a RequestError, or FAULT (internal)."""
 
     request_id: int
     message: str
@@ -159,7 +159,7 @@ class Rejection(msgspec.Struct, array_like=True, tag=4):
     retry_after_s: float | None = None
 
     def error(self) -> RequestError:
-        """The error again, as the client is to see it."""
+        """Return the RequestError for the client."""
         if self.code == FAULT:
             return ServerFaultError()
         return RequestError(
@@ -172,31 +172,31 @@ class Rejection(msgspec.Struct, array_like=True, tag=4):
 
 
 class Shed(msgspec.Struct, array_like=True, tag=7):
-    """The engine gives up this request, which it had taken: it can no longer be in time."""
+    """The engine drops a request that it had accepted, because it can no longer be in time."""
 
     request_id: int
 
     def error(self) -> ShedError:
-        """The error again, as the client is to see it."""
+        """Return the error for the client."""
         return ShedError()
 
 
 class HandedOver(msgspec.Struct, array_like=True, tag=8):
-    """This request has left the engine: it goes on where this `parcel` is given."""
+    """This request has left the engine; it continues where this `parcel` is given."""
 
     request_id: int
     parcel: bytes
 
 
 class TakenOver(msgspec.Struct, array_like=True, tag=9):
-    """A parcel was taken, or refused by this name; then its request is computed here."""
+    """A parcel was accepted, or refused by this name; then its request is computed here."""
 
     request_id: int
     refusal: str
 
 
 class Failed(msgspec.Struct, array_like=True):
-    """The engine cannot start: a HeadwayError's parts."""
+    """The engine cannot start: the parts of a HeadwayError."""
 
     cause: str
     fix: str

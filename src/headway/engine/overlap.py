@@ -49,7 +49,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
     """A step that was submitted and not collected; `sequences` are those of its rows, in order.
 
     `started_s` and `planned_s` are when its planning began and ended; `first` is the result of
-    `first_scheduled`. `error` is what submitting it raised.
+    `recording.count_first_scheduled`. `error` is what submitting it raised.
     """
 
     plan: StepPlan
@@ -67,7 +67,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
 
     @property
     def rows(self) -> Iterator[tuple[ScheduledSequence, Sequence]]:
-        """The rows of sequences that were not released."""
+        """Yield the rows of sequences that were not released."""
         for row, sequence in zip(self.plan.scheduled, self.sequences, strict=True):
             if row.sequence_id not in self.released_ids:
                 yield row, sequence
@@ -98,7 +98,7 @@ class StepInFlight(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Overlap:
-    """The steps in flight, oldest first; at most `depth` beside the one that is collected."""
+    """The steps in flight, oldest first; at most `depth` and the one that is collected."""
 
     def __init__(self, depth: int = 0, *, stages: int = 1) -> None:
         self.depth = depth
@@ -107,11 +107,11 @@ class Overlap:
         self._before: dict[int, tuple[Sequence, int, int]] = {}
         """While a step is planned: by id (sequence, tokens before, computed tokens before)."""
         self._again: list[tuple[Sequence, int]] = []
-        """Sequences of abandoned steps, and how many tokens they would have computed."""
+        """Sequences of abandoned steps, and the number of tokens they would have computed."""
 
     @property
     def may_plan(self) -> bool:
-        """Whether another step may be planned before the oldest is collected.
+        """Return whether another step may be planned before the oldest is collected.
 
         Not while sequences of an abandoned step are computed again: if one of them raises, it must
         be known which.

@@ -1,8 +1,8 @@
-"""The engine's own process: messages in, steps, messages out, and a heartbeat beside them.
+"""Process of the engine: receives messages, runs steps, sends updates, with a heartbeat thread.
 
-Given the socket folder and a function that builds the engine, it tells of loading, runs steps
-while there is work and waits while there is none. It ends when told to, or when its parent is gone.
-Where it was joined to other engines, requests go on there and come from there (`handover.py`).
+It builds the engine with the given function, reports the progress of loading, runs steps while
+there is work and waits while there is none. It ends on a message, or when its parent is gone. With
+a connection to other engines, requests continue there and come from there (`handover.py`).
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from headway.core.errors import ExecutorLostError, HeadwayError, RequestError, S
 from headway.core.orphans import wake_when_orphaned
 from headway.core.plan import AwaitingExecutor
 from headway.engine import messages
-from headway.engine.calibration import pace_alone
+from headway.engine.calibration import unloaded_times
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 
@@ -34,23 +34,23 @@ log = logging.getLogger(__name__)
 
 IDLE_POLL_MS = 500
 START_PROBE_S = 1.0
-IDLE_PROBE_EVERY_S, RARER, AT_LEAST_EVERY_S = 5.0, 1.2, 60.0
-"""Idle moments are probed every 5 s at first, then ever more rarely, for the best changes less."""
-CHECK_SHARE = 0.01
-"""Of the time, what checks of the engine in silent moments may take."""
-COMPUTES_S = 1e-3
-"""Of processor time since the beat saw it move last: a step that has used less is still."""
+IDLE_PROBE_INTERVAL_S, PROBE_BACKOFF, MAX_PROBE_INTERVAL_S = 5.0, 1.2, 60.0
+"""Interval of probes in idle moments: 5 s at first, then growing, because the best changes less."""
+CHECK_TIME_SHARE = 0.01
+"""Maximum share of the time for integrity checks in idle moments."""
+MIN_COMPUTE_S = 1e-3
+"""Processor seconds since the last look, below which a step counts as still."""
 Progress = Callable[[int, int], None]
 Join = Callable[[Engine, str], Handover]
-"""Joins an engine to others, who fetch its blocks at this address."""
+"""Connects an engine to others, which fetch its blocks at this address."""
 
 
 class LoopProgress:
-    """Since when the loop is busy with one thing, written by the loop and read by the beat.
+    """Since when the loop is busy with one thing; the loop writes it, the heartbeat reads it.
 
-    It is made on the loop's thread, whose processor time says whether the loop computes: on a busy
-    machine a step goes on slowly, and one that is held does not go on. Where the thread sleeps
-    while others compute its step, `watch` knows of them.
+    It is created on the loop's thread, whose processor time shows whether the loop computes: on a
+    busy machine a step progresses slowly, a hung one does not. Where the thread sleeps while other
+    processes compute its step, `watch` adds them.
     """
 
     __slots__ = (
@@ -63,19 +63,21 @@ class LoopProgress:
         self._since_s: float | None = None
         self.longest_s, self.num_messages = 0.0, 0
         self._clocks: list[int] = []
-        """The processor clock of each thread or process that computes; none where unknown."""
+        """Processor clock of each thread or process that computes; [] if unknown."""
         if sys.platform == "linux":
             self._clocks = [time.pthread_getcpuclockid(threading.get_ident())]
         self._step_s: float | None = None
-        """The step that the beat has seen: since when, of processor times its begin and its last
-        move, and how long it did not move up to the last look."""
+        """The step seen by the last heartbeat: its begin; processor times at its begin and at its
+        last progress; and how long it had not progressed."""
         self._begin_s: list[float] = []
         self._moved_s: list[float] = []
         self._still_s = self._looked_s = 0.0
 
     def watch(self, engine: Engine) -> None:
-        """Know who computes the steps of `engine` beside the loop's thread: ranks that this waits
-        for asleep, or a GPU, of which no clock tells, so that all of a step counts as computed."""
+        """Add the processes that compute the steps of `engine` while the loop's thread sleeps.
+
+        A GPU has no processor clock, so with CUDA the whole step counts as computed.
+        """
         if engine.settings.device == "cuda":
             self._clocks = []
         elif self._clocks and isinstance(engine.executor, AwaitingExecutor):
@@ -94,10 +96,10 @@ class LoopProgress:
         return 0.0 if since_s is None else self._clock.now_s() - since_s
 
     def beat(self) -> messages.Beat:
-        """What the server is told; a machine that stood still between two looks was no long step.
+        """Return the heartbeat; a suspended machine does not count as a long step.
 
-        Looks every 0.5 s at a step that is held from its second 1.2 on: 0.5, 1 and 1.5 s busy, and
-        still for 0, 0 and 0.5 s. Where the clocks are unknown all of the time counts as computed.
+        Looks every 0.5 s at a step that hangs from its second 1.2 on: 0.5, 1 and 1.5 s busy, and
+        still for 0, 0 and 0.5 s. With unknown clocks all of the time counts as computed.
         """
         busy_s, now_s = self.busy_s, self._clock.now_s()
         if not self._clocks:
@@ -106,7 +108,7 @@ class LoopProgress:
         if self._since_s != self._step_s:
             self._step_s, self._begin_s, self._moved_s = self._since_s, used_s, used_s
             self._still_s = 0.0
-        elif busy_s == 0 or most_since(self._moved_s, used_s) >= COMPUTES_S:
+        elif busy_s == 0 or most_since(self._moved_s, used_s) >= MIN_COMPUTE_S:
             self._moved_s, self._still_s = used_s, 0.0
         else:
             self._still_s += min(now_s - self._looked_s, 2 * messages.BEAT_INTERVAL_S)
@@ -116,12 +118,12 @@ class LoopProgress:
 
 
 def clock_of(pid: int) -> int:
-    """The clock of a process's processor time, as Linux numbers them (clock_getcpuclockid)."""
+    """Return the id of a process's processor clock in Linux (clock_getcpuclockid)."""
     return ~pid << 3 | 2
 
 
 def processor_s(clock: int) -> float:
-    """The processor time of a clock; 0 where its process is gone."""
+    """Return the processor time of a clock; 0 if its process is gone."""
     try:
         return time.clock_gettime(clock)
     except OSError:
@@ -129,7 +131,7 @@ def processor_s(clock: int) -> float:
 
 
 def most_since(before_s: list[float], now_s: list[float]) -> float:
-    """The most that any of them has computed since."""
+    """Return the largest increase of a processor time."""
     return max((now - then for then, now in zip(before_s, now_s, strict=False)), default=0.0)
 
 
@@ -137,7 +139,7 @@ def serve_engine(
     sockets: Path, build: Callable[[Progress], Engine], join: Join | None = None
 ) -> int:
     """Run until told to stop; returns the exit status."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's: it drains first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C: it drains first
     parent = int(os.environ.get(messages.PARENT_VARIABLE, os.getppid()))
     wake_when_orphaned()
     context = zmq.Context()
@@ -145,7 +147,7 @@ def serve_engine(
     pulse = LoopProgress()
     threading.Thread(target=beat, args=(context, sockets, parent, pulse), daemon=True).start()
     try:
-        engine = build(tell_progress(pair))
+        engine = build(progress_sender(pair))
         address = f"unix:{sockets / messages.BLOCKS_SOCKET}"
         handover = join(engine, address) if join is not None else None
     except HeadwayError as error:
@@ -156,7 +158,7 @@ def serve_engine(
     engine.executor.probe(START_PROBE_S)
     if engine.grammars is not None:
         engine.grammars.prepare()
-    pair.send(messages.encode(introduction(engine)))
+    pair.send(messages.encode(ready_message(engine)))
     gc.collect()
     gc.freeze()  # a full collection would visit 180,000 objects of torch: 40 ms, more than a step
     try:
@@ -169,7 +171,7 @@ def serve_engine(
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, path: Path) -> zmq.Socket[bytes]:
-    """A socket connected to `path`, unbounded, with a cap on the size of one message."""
+    """Return a socket connected to `path`, unbounded, with a maximum message size."""
     socket: zmq.Socket[bytes] = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, 0)
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -181,7 +183,7 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], kind: int, path: Path) -> z
 def beat(
     context: zmq.Context[zmq.Socket[bytes]], sockets: Path, parent: int, pulse: LoopProgress
 ) -> None:
-    """Say twice a second that the process lives; end it when the server, its parent, is gone."""
+    """Send a heartbeat twice a second; end the process when the server, its parent, is gone."""
     socket = connect(context, zmq.PUSH, sockets / messages.BEAT_SOCKET)
     while os.getppid() == parent:
         socket.send(messages.encode(pulse.beat()))
@@ -191,7 +193,7 @@ def beat(
 
 
 def remove_sockets(sockets: Path) -> None:
-    """What a server that was killed could not remove: its sockets, and folders left empty."""
+    """Remove what a killed server left: its sockets, and empty folders."""
     for name in messages.FILES:
         (sockets / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -199,8 +201,8 @@ def remove_sockets(sockets: Path) -> None:
         sockets.parent.rmdir()
 
 
-def tell_progress(pair: zmq.Socket[bytes]) -> Progress:
-    """A progress function that tells the server, at most ten times a second."""
+def progress_sender(pair: zmq.Socket[bytes]) -> Progress:
+    """Return a callback that reports progress to the server, at most ten times a second."""
     clock, last_s = SystemClock(), 0.0
 
     def progress(done: int, total: int) -> None:
@@ -213,8 +215,8 @@ def tell_progress(pair: zmq.Socket[bytes]) -> Progress:
     return progress
 
 
-def introduction(engine: Engine) -> messages.Ready:
-    """What the engine serves, for the server."""
+def ready_message(engine: Engine) -> messages.Ready:
+    """Return the message about what the engine serves."""
     settings = engine.settings
     blocks = settings.cache.shown([count - 1 for count in settings.cache.num_blocks])
     return messages.Ready(
@@ -229,7 +231,7 @@ def introduction(engine: Engine) -> messages.Ready:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         group_blocks=blocks,
         settings=settings.to_stats(),
-        alone=pace_alone(engine),
+        alone=unloaded_times(engine),
         narrowed=list(settings.cache.narrowed),
         plan=settings,
         bounded=list(settings.cache.bounded),
@@ -242,14 +244,14 @@ def introduction(engine: Engine) -> messages.Ready:
 def run(
     engine: Engine, pair: zmq.Socket[bytes], pulse: LoopProgress, handover: Handover | None = None
 ) -> None:
-    """The loop: take what came in, step, send what came out."""
+    """Run the loop: take messages, run steps, send updates."""
     poller = zmq.Poller()
     poller.register(pair, zmq.POLLIN)
     bell = Bell()
     poller.register(bell.listener, zmq.POLLIN)
     if engine.grammars is not None:
         engine.grammars.on_news = bell.ring
-    probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_EVERY_S
+    probed_s, pause_s = engine.clock.now_s(), IDLE_PROBE_INTERVAL_S
     is_checked, check_at_s = True, probed_s
     while True:
         while heard := dict(poller.poll(0 if engine.has_work else idle_ms(engine))):
@@ -257,7 +259,7 @@ def run(
                 bell.hush()
             if pair in heard:
                 with pulse:
-                    goes_on = take(engine, pair, handover)
+                    goes_on = handle_message(engine, pair, handover)
                 pulse.num_messages += 1
                 if not goes_on:
                     return
@@ -275,22 +277,25 @@ def run(
                     0
                 )  # tens of milliseconds, in which a request may have to wait
             ceilings = engine.executor.describe().ceilings
-            pair.send(messages.encode(messages.ProbeResult(ceilings, pace_alone(engine))))
-            probed_s, pause_s = engine.clock.now_s(), min(pause_s * RARER, AT_LEAST_EVERY_S)
+            pair.send(messages.encode(messages.ProbeResult(ceilings, unloaded_times(engine))))
+            probed_s, pause_s = (
+                engine.clock.now_s(),
+                min(pause_s * PROBE_BACKOFF, MAX_PROBE_INTERVAL_S),
+            )
 
 
 def step(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> None:
-    """Run a step, and say what came of it."""
+    """Run a step, and send its updates, refusals and handovers."""
     updates, record = engine.step()
     pair.send(messages.encode(messages.StepOutput(updates, record)))
-    for request_id, error in engine.take_refusals():
-        pair.send(messages.encode(refused(request_id, error)))
+    for request_id, error in engine.drain_refusals():
+        pair.send(messages.encode(rejection_of(request_id, error)))
     for request_id, parcel in handover.take_due() if handover is not None else ():
         pair.send(messages.encode(messages.HandedOver(request_id, parcel)))
 
 
 class Bell:
-    """Wakes the loop from another thread: what rings is a byte in a pair of sockets."""
+    """Wakes the loop from another thread, by a byte in a socket pair."""
 
     def __init__(self) -> None:
         self.listener, self._ringer = socket.socketpair()
@@ -298,35 +303,35 @@ class Bell:
             end.setblocking(False)
 
     def ring(self) -> None:
-        """From any thread."""
-        with contextlib.suppress(BlockingIOError):  # it rings already
+        """Wake the loop; may be called from any thread."""
+        with contextlib.suppress(BlockingIOError):  # it is already ringing
             self._ringer.send(b"!")
 
     def hush(self) -> None:
-        """Take what has rung so far."""
+        """Take the bytes that were sent so far."""
         self.listener.recv(4096)
 
 
 def check(engine: Engine) -> float:
-    """Check the engine's invariants while it is idle; return until when that is enough.
+    """Check the engine's invariants while it is idle; returns when the next check is due.
 
-    It visits each block that can be found, some 20 ms for thousands of them, for which a request
-    that comes just then waits. So it is done half a second after the last answer, and seldom.
+    It visits each cached block, some 20 ms for thousands, during which a new request waits. So it
+    runs half a second after the last answer, and seldom.
     """
     began_s = engine.clock.now_s()
     engine.check_integrity()
     now_s = engine.clock.now_s()
-    return now_s + (now_s - began_s) / CHECK_SHARE
+    return now_s + (now_s - began_s) / CHECK_TIME_SHARE
 
 
 def idle_ms(engine: Engine) -> int:
-    """How long an engine without work may sleep: less than usual when it wakes by itself."""
+    """Return how long an idle engine may sleep, in milliseconds."""
     wakes_in_s = engine.wakes_at_s - engine.clock.now_s()
     return math.ceil(1000 * min(max(wakes_in_s, 0.0), IDLE_POLL_MS / 1000))
 
 
-def refused(request_id: int, error: RequestError) -> messages.Rejection | messages.Shed:
-    """`error` as a message."""
+def rejection_of(request_id: int, error: RequestError) -> messages.Rejection | messages.Shed:
+    """Return the message for a RequestError."""
     if isinstance(error, ShedError):
         return messages.Shed(request_id)
     return messages.Rejection(
@@ -335,17 +340,19 @@ def refused(request_id: int, error: RequestError) -> messages.Rejection | messag
     )
 
 
-def fault(request_id: int, error: Exception) -> messages.Rejection | messages.Shed:
-    """Why a request was not taken: what is wrong with it, or that the fault is ours."""
+def failure_reply(request_id: int, error: Exception) -> messages.Rejection | messages.Shed:
+    """Return the message for a request that was not accepted: its error, or an internal one."""
     if isinstance(error, RequestError):
-        return refused(request_id, error)
+        return rejection_of(request_id, error)
     return messages.Rejection(request_id, "", None, messages.FAULT)
 
 
-def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None) -> bool:
-    """Act on one message; False when it says to stop. A frame that is no message is dropped.
+def handle_message(
+    engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = None
+) -> bool:
+    """Handle one message; returns False for Stop. A malformed frame is dropped.
 
-    A request in it is refused, so that no client waits for its answer.
+    If it is a request it is refused, so that no client waits for its answer.
     """
     frame = pair.recv()
     try:
@@ -354,7 +361,7 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
         log.error("dropped a frame of %d bytes that is no message: %s", len(frame), error)
         with contextlib.suppress(msgspec.MsgspecError):
             request_id = messages.decode_submit_head(frame).request.request_id
-            pair.send(messages.encode(fault(request_id, error)))
+            pair.send(messages.encode(failure_reply(request_id, error)))
         return True
     match message:
         case messages.Submit():
@@ -378,7 +385,7 @@ def take(engine: Engine, pair: zmq.Socket[bytes], handover: Handover | None = No
 def submit(
     engine: Engine, submission: messages.Submit, handover: Handover | None
 ) -> messages.Rejection | messages.Shed | messages.TakenOver | None:
-    """Hand a request to the engine; what it says, or raises, refuses this request alone."""
+    """Add a request to the engine; an error refuses this request only."""
     request = submission.request
     try:
         if submission.parcel and handover is not None:
@@ -388,9 +395,9 @@ def submit(
         if submission.hands_over and handover is not None:
             handover.offer(request.request_id)
     except RequestError as error:
-        return refused(request.request_id, error)
+        return rejection_of(request.request_id, error)
     except Exception as error:
         log.exception("request %d could not be added", request.request_id)
         engine.abort(request.request_id)
-        return fault(request.request_id, error)
+        return failure_reply(request.request_id, error)
     return None

@@ -57,7 +57,7 @@ class Reclaim:
 
     @property
     def is_affordable(self) -> bool:
-        """Whether this policy reclaims, and past reclaims have not cost too much."""
+        """Return whether this policy reclaims, and past reclaims have not cost too much."""
         if not self.policy.reclaims:
             return False
         now_s = self.clock.now_s()
@@ -100,7 +100,7 @@ class Reclaim:
 
         A token of its prompt takes `token_s`.
         """
-        if sequence.request.terms.idle_only or self.preemption.is_flying(sequence):
+        if sequence.request.terms.idle_only or self.preemption.is_in_transfer(sequence):
             return False
         if sequence.num_generated:
             return True
@@ -132,7 +132,7 @@ class Reclaim:
         def rank(s: Sequence) -> tuple[float, bool, int, int, int]:
             level = self.dominant_share(held[user_of(s)]) / users.weight(user_of(s))
             idle = s.request.terms.idle_only
-            return -level, not idle, s.num_given, s.computed, -s.sequence_id
+            return -level, not idle, s.num_reclaimed, s.computed, -s.sequence_id
 
         while rows > 0 or any(count > 0 for count in blocks):
             candidates = [s for s in candidates if self._can_spare(s, held, enough)]
@@ -167,7 +167,7 @@ class Reclaim:
     def _may_give(self, sequence: Sequence, claimant: Sequence) -> bool:
         if sequence.state != RUNNING or user_of(sequence) == user_of(claimant):
             return False
-        has_progressed = not sequence.num_given or not needs_prefill(sequence)
+        has_progressed = not sequence.num_reclaimed or not needs_prefill(sequence)
         return has_progressed and self.policy.may_yield(sequence, claimant)
 
     def _can_spare(self, sequence: Sequence, held: dict[str, "Holding"], enough: float) -> bool:
@@ -240,7 +240,7 @@ class Reclaim:
 
     def _frees(self, victim: Sequence) -> list[int]:
         """Return the blocks by group that preempting it frees, promised ones included."""
-        alone = self.kv.num_alone(
+        alone = self.kv.num_unshared(
             [self.kv.live(victim, group) for group in range(len(self.kv.pools))]
         )
         needed = self.kv.still_needed(victim)
@@ -250,7 +250,7 @@ class Reclaim:
 
     def count_reclaimed(self, victim: Sequence) -> None:
         """Note that `victim` was preempted for another user."""
-        victim.num_given += 1
+        victim.num_reclaimed += 1
         self._reclaimed_ids.add(victim.sequence_id)
 
     def charge_resumed(self, sequence: Sequence, num_cached: int) -> None:

@@ -1,35 +1,35 @@
-"""The record of a step: what the scheduler, the plan and the result know of it, in one place."""
+"""Record of a step: facts of the scheduler, the plan and the result in one place."""
 
 from collections.abc import Callable
 from math import inf
 
 from headway.core.plan import ScheduledSequence, StepPlan, StepResult
-from headway.core.records import Counted, StepRecord, counted
+from headway.core.records import RowCounts, StepRecord, count_rows
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.overlap import StepInFlight
 from headway.engine.scheduler import Scheduler
 from headway.perf.model import NOTHING, StepModel, work_of
 
 SNAPSHOT_STEPS = 20
-"""Every such step's record has a snapshot of the cost model."""
+"""Interval in steps of records with a snapshot of the cost model."""
 
 
 class StepRecorder:
-    """Makes the records of an engine's steps, one after the other."""
+    """Creates the records of an engine's steps, in their order."""
 
     def __init__(self, scheduler: Scheduler, cost: StepModel, has_work: Callable[[], bool]) -> None:
         self.scheduler, self.cost, self.has_work = scheduler, cost, has_work
-        self.count: Callable[[list[ScheduledSequence], tuple[int, ...]], Counted] = counted
-        """What the rows of a step do; for who knows it already."""
+        self.count: Callable[[list[ScheduledSequence], tuple[int, ...]], RowCounts] = count_rows
+        """Counts what the rows of a step do; a simulation may replace it."""
         self._ended_s: float | None = None
         self._was_idle = False
 
     def record(
         self, step: StepInFlight, result: StepResult, collected_s: float, grammars: Grammars | None
     ) -> StepRecord:
-        """That of `step`, whose result is taken.
+        """Return the record of `step`, whose result was taken.
 
-        One that was planned beside another began when that one had ended.
+        A step that was planned while another ran began when that one ended.
         """
         started_s, planned_s = step.started_s, step.planned_s
         if step.is_ahead and self._ended_s is not None:
@@ -54,16 +54,16 @@ class StepRecorder:
         return record
 
     def learn(self, record: StepRecord) -> None:
-        """Teach the cost model and the speculator what the step took."""
+        """Teach the cost model and the speculator the times of the step."""
         self.cost.observe(record)
         if record.step % SNAPSHOT_STEPS == 0:
             record.model = self.cost.snapshot()
         self.scheduler.drafts.learn(record)
 
     def _prefill_pace(self, plan: StepPlan) -> tuple[float, float]:
-        """Return predicted seconds of a prompt token, beside the decodes of the step and alone.
+        """Return predicted seconds per prompt token, with the step's decodes and without.
 
-        They are the policy's; for one that predicts nothing, those of steps of the whole budget.
+        They are the policy's; for a policy without predictions, those of steps of the whole budget.
         """
         policy, cost = self.scheduler.policy, self.cost
         if policy.prefill_token_s:
@@ -79,7 +79,7 @@ class StepRecorder:
         return cost.token_s(inf, decode_work, chunk), cost.token_s(inf, NOTHING, budget)
 
     def _work(self, plan: StepPlan, result: StepResult, started_s: float) -> StepRecord:
-        """What the step did, without its durations."""
+        """Return the record without its durations."""
         scheduler, cost, timings = self.scheduler, self.cost, result.timings
         kv, policy = scheduler.kv, scheduler.policy
         used = [pool.num_used for pool in kv.pools]
@@ -125,7 +125,7 @@ class StepRecorder:
 
 
 def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int]]:
-    """(request id, index, tokens computed) of the rows that catch up with their prompts."""
+    """Return (request id, index, tokens computed) of the rows that compute prompts."""
     prompts = []
     for row in [row for row in plan.scheduled if len(row.token_ids) > 1]:
         if len(row.token_ids) > row.num_drafts + row.num_forced + 1:
@@ -134,3 +134,29 @@ def prefilling(scheduler: Scheduler, plan: StepPlan) -> list[tuple[int, int, int
                 end = row.start + len(row.token_ids)
                 prompts.append((sequence.request.request_id, sequence.index, end))
     return prompts
+
+
+def count_first_scheduled(
+    plan: StepPlan, scheduler: Scheduler, now_s: float
+) -> tuple[int, int, dict[str, int]]:
+    """Return (prompt tokens scheduled for the first time, cached ones of these, and of the cached
+    ones those restored from each lower tier).
+
+    A fork's prompt is its parent's and counts once; a resumed sequence is not new.
+    """
+    computed = {row.sequence_id: row.start for row in plan.scheduled}
+    queried = cached = 0
+    restored: dict[str, int] = {}
+    for new in plan.new:
+        sequence = scheduler.by_id(new.sequence_id)
+        if sequence is None or sequence.first_scheduled_s is not None:
+            continue
+        sequence.first_scheduled_s = now_s
+        if sequence.index == 0:
+            sequence.num_cached = remaining = min(computed[new.sequence_id], sequence.num_prompt)
+            queried += sequence.num_prompt
+            cached += sequence.num_cached
+            for name, count in sequence.restored.items():
+                restored[name] = restored.get(name, 0) + min(count, remaining)
+                remaining -= min(count, remaining)
+    return queried, cached, restored

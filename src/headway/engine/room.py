@@ -1,10 +1,10 @@
 """Room: whether a waiting sequence may start, by the blocks needed now and later.
 
 Blocks that running sequences need for their known tokens are promised to them. A new sequence
-starts when enough blocks are free beside these, and when no running sequence is predicted to be
+starts when enough blocks are free besides, and when no running sequence is predicted to be
 preempted for it later (`engine.growth`). Worked example, 10 free blocks:
 
-    running    2 promised, and with the new one beside them 5 more when most are needed
+    running    2 promised, and with the new one 5 more when most are needed
     new        4 for its prompt    2 + 4 + 5 > 10: it waits until one of them ends
 
 It also starts where preempting it later costs less than the row saves.
@@ -52,9 +52,9 @@ class RoomFinder:
         self._promised = None
 
     def on_start(self, sequence: Sequence, hit: Hit) -> None:
-        """Note that `sequence` starts behind `hit`, of which others may hold blocks too.
+        """Record that `sequence` starts after `hit`, some of whose blocks others may hold too.
 
-        One whose KV is restored has blocks of its own.
+        A sequence whose KV is restored has blocks of its own.
         """
         size, held = self.kv.block_size, 0
         for pool, table, ranks in zip(self.kv.pools, hit.tables, self._ranks, strict=True):
@@ -102,7 +102,7 @@ class RoomFinder:
         """Return as `find_room`, where only `preemptible_for` may be preempted for it."""
         if self._retry_step.get(sequence.sequence_id, -1) > step:
             return None
-        if not running or not self.predicts_growth or self._has_plenty(sequence, running):
+        if not running or not self.predicts_growth or self._fits_any_length(sequence, running):
             return self.find_room(sequence, running)
         preemptible = preemptible_for(sequence, running)
         if len(preemptible) == len(running):
@@ -172,8 +172,8 @@ class RoomFinder:
         rows = [row for sequence in running for row in self.growth.rows(sequence, half)]
         return Profile(rows + more), sum([not has_fixed_length(sequence) for sequence in running])
 
-    def _has_plenty(self, sequence: Sequence, running: list[Sequence]) -> bool:
-        """Return whether all fit even if each becomes as long as any may."""
+    def _fits_any_length(self, sequence: Sequence, running: list[Sequence]) -> bool:
+        """Return whether all fit even if each reaches the maximum length."""
         self._max_len = max(self._max_len, sequence.max_len)
         whole = self.kv.blocks_for(self._max_len)
         rows = len(running) + 1 + len(sequence.forks) + sum([len(s.forks) for s in running])

@@ -14,17 +14,16 @@ chunk that lacks one waits for decodes to finish, and preempts only when nothing
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 from headway.core.clock import Clock, SystemClock
 from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.request import SequenceUpdate
 from headway.engine.batching import BatchGate
 from headway.engine.forks import are_forks_due, limit_to_fork_point, start_forks
-from headway.engine.integrity import check_places
 from headway.engine.kv import KVCache
-from headway.engine.kv.export import export
-from headway.engine.kv.listing import insert, let_go
-from headway.engine.kv.open_blocks import give_back_full, limit_to_open_blocks
+from headway.engine.kv.listing import export_full, list_full, release_and_list
+from headway.engine.kv.open_blocks import limit_to_open_blocks, release_full
 from headway.engine.kv.states import whole_tables
 from headway.engine.overlap import Overlap, holds_context, is_stalled
 from headway.engine.policy import Fcfs, Policy
@@ -86,7 +85,7 @@ class Scheduler:
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are taken, or a sequence lacked blocks in the last step."""
+        """Return whether all rows are taken, or a sequence lacked blocks in the last step."""
         return self.starts.is_full
 
     @property
@@ -97,7 +96,7 @@ class Scheduler:
 
     @property
     def _has_batch(self) -> bool:
-        """Whether a sequence of a batch is running or waiting."""
+        """Return whether a sequence of a batch is running or waiting."""
         return bool(self.running or self.waiting)
 
     def add(self, sequence: Sequence) -> None:
@@ -160,7 +159,7 @@ class Scheduler:
                 victim = self._choose_victim(plan)
                 if (
                     victim is sequence and any(map(is_stalled, self.running))
-                ) or self.preemption.is_worth_waiting_for(sequence, victim, num_stalled):
+                ) or self.preemption.should_wait_for_copy(sequence, victim, num_stalled):
                     num_stalled += 1
                     break
                 self.preempt(victim)
@@ -211,7 +210,7 @@ class Scheduler:
         if end + len(drafts.token_ids) > sequence.room:
             room = self.kv.extend(sequence, end + len(drafts.token_ids))
             if room is None and drafts.token_ids:  # no preemption for draft tokens
-                drafts = self.drafts.leave_out(sequence)
+                drafts = self.drafts.drop_drafts(sequence)
                 room = self.kv.extend(sequence, end)
             if room is None:
                 return False
@@ -261,7 +260,9 @@ class Scheduler:
     def _release(self, sequence: Sequence, *, is_sound: bool = True) -> None:
         """Release its blocks, now or after their copy, and its state in the runtime."""
         if not self.preemption.drop(sequence):
-            let_go(self.kv, sequence, is_sound=is_sound and not self.overlap.copies(sequence))
+            release_and_list(
+                self.kv, sequence, is_sound=is_sound and not self.overlap.copies(sequence)
+            )
         self._release_runtime_state(sequence)
 
     def _release_runtime_state(self, sequence: Sequence) -> None:
@@ -286,7 +287,7 @@ class Scheduler:
         for prompt in result.prompt_logprobs:
             sequence = by_id.get(prompt.sequence_id)
             if sequence is not None:
-                sequence.keep_prompt_logprobs(prompt.start, prompt.entries)
+                sequence.add_prompt_logprobs(prompt.start, prompt.entries)
         updates, now_s = list[SequenceUpdate](), self.clock.now_s()
         self.ended_sequences = []
         for sample in result.samples:
@@ -294,7 +295,7 @@ class Scheduler:
             if sequence is not None:
                 updates.append(self._append_sample(sequence, sample, now_s))
         self.drafts.end_step(result)
-        give_back_full(self.kv, self.running)
+        release_full(self.kv, self.running)
         if self.ended_sequences:
             self.running[:] = [s for s in self.running if s.state != FINISHED]
         return updates
@@ -306,10 +307,10 @@ class Scheduler:
             sequence = by_id.get(row.sequence_id)
             if sequence is not None:
                 sequence.computed = computed = row.start + len(row.token_ids) - row.num_drafts
-                if computed >= (sequence.num_remembered + 1) * size:
-                    insert(self.kv, sequence)
+                if computed >= (sequence.num_listed + 1) * size:
+                    list_full(self.kv, sequence)
                 if sequence.parcel_id:
-                    export(self.kv, sequence)
+                    export_full(self.kv, sequence)
                 if sequence.forks and are_forks_due(self.kv, sequence):
                     self._start_forks(sequence)
 
@@ -366,4 +367,28 @@ class Scheduler:
             assert len(self.running) <= self.max_num_seqs
             self.preemption.check_integrity(sequences)
             self.reclaim.check_integrity(self.waiting)
-            self.kv.check_integrity([*sequences, *self.preemption.guests])
+            self.kv.check_integrity([*sequences, *self.preemption.ended_in_transfer])
+
+
+def check_places(
+    running: list[Sequence],
+    waiting: Iterable[Sequence],
+    gate: BatchGate,
+    by_id: dict[int, Sequence],
+) -> list[Sequence]:
+    """Assert that every sequence is in one place and sound, and that the runtime knows `by_id`.
+
+    Return all of them, waiting forks included.
+    """
+    assert all(s.state in (RUNNING, WAITING_FOR_KV) for s in running)
+    assert all(s.state == WAITING for s in [*waiting, *gate])
+    gate.check_integrity()
+    known = [s for s in running if s.known_to_runtime]
+    assert {s.sequence_id for s in known} == set(by_id), "the runtime's ids differ"
+    queued = [*running, *waiting, *gate]
+    sequences = queued + [fork for parent in queued for fork in parent.forks]
+    assert len({s.sequence_id for s in sequences}) == len(sequences), "a sequence is twice"
+    for sequence in sequences:
+        sequence.check_integrity()
+        assert sequence.known_to_runtime or not sequence.room, "room that the runtime does not know"
+    return sequences

@@ -1,17 +1,17 @@
 """A sequence: its known tokens, and how many of them are computed.
 
-    known     t0 t1 t2 t3 t4 t5        prompt, then what was sampled
+    known     t0 t1 t2 t3 t4 t5        prompt, then sampled tokens
     computed  ────────────►            KV in place for t0 … t3
     next step         t4 t5            `computed` catches up with the known tokens
 
 A prompt chunk, a decode step, a fork and a resumed sequence differ only in these two numbers.
 
-Where a grammar leaves one token it need not be sampled: it is known at once, and the step that
+If a grammar allows only one token it need not be sampled: it is known at once, and the step that
 computes the sampled token computes it too (jump forward).
 
     known     t0 … t4 {                { was sampled
-    forced            { " n a m e      five tokens are known behind it, and nothing was computed
-    next step         { " n a m e      one row of 6 tokens, of which the last is sampled from
+    forced            { " n a m e      five tokens are known after it, none of them computed
+    next step         { " n a m e      one row of 6 tokens; the last one is sampled from
 """
 
 from collections.abc import Iterator
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 WAITING, RUNNING, FINISHED = "waiting", "running", "finished"
 WAITING_FOR_KV = "waiting for KV"
-"""It has a row and blocks; its KV is being copied into them."""
-MOST_FORCED = 16
+"""State of a sequence with a row and blocks, whose KV is being copied into them."""
+MAX_FORCED = 16
 """Upper bound of forced tokens in one step, which then stays about as short as a decode step."""
 
 
@@ -40,6 +40,7 @@ class Sequence:
         "block_tables",
         "chain",
         "computed",
+        "diverges_at",
         "dropped",
         "first_live",
         "first_scheduled_s",
@@ -56,13 +57,12 @@ class Sequence:
         "num_cached",
         "num_exported",
         "num_forced",
-        "num_given",
+        "num_listed",
         "num_lost",
         "num_prompt",
-        "num_remembered",
+        "num_reclaimed",
         "num_shared",
         "parcel_id",
-        "parts_at",
         "policy_state",
         "prompt_logprobs",
         "request",
@@ -107,50 +107,50 @@ class Sequence:
         self.host_tables: list[list[int]] = []
         """By group: the host blocks of its computed tokens while it is swapped out."""
         self.first_live = [0] * num_groups
-        """By group: how many entries of the table were released, out of the window."""
+        """By group: number of released entries of the table, outside the window."""
         self.shares_blocks = False
         self.room = 0
         """Tokens that its blocks hold, so that `KVCache.extend` need not be called; 0: unknown."""
         self.chain: Chain | None = None
-        """The keys of its full blocks, where there is a prefix cache."""
-        self.num_remembered = 0
-        """How many of its blocks are listed in the prefix cache."""
+        """Keys of its full blocks, with a prefix cache."""
+        self.num_listed = 0
+        """Number of its blocks that are listed in the prefix cache."""
         self.num_shared = 0
-        """Tokens at its beginning whose blocks other sequences held when it started."""
+        """Tokens of its prefix whose blocks other sequences held when it started."""
         self.num_forced = 0
-        """How many of its last tokens a grammar forced and the runtime does not know yet."""
+        """Number of its last tokens that a grammar forced and the runtime does not know yet."""
         self.state = WAITING
         self.known_to_runtime = False
         self.stop_ids = stop_ids
         self.max_len = max_len
         self.seed = seed
         self.scaled_len = scaled_len
-        """The length that its RoPE is scaled for; 0: not scaled; None: scaling is not by length."""
+        """Length that its RoPE is scaled for; 0: not scaled; None: scaling is not by length."""
         self.forks: list[Sequence] = []
         """Sequences of the same request that start when this one's prompt is computed."""
         self.wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self.takes_hits = not self.wants_prompt_logprobs
-        """Whether it may start behind a prefix from the cache."""
+        """Whether it may start after a prefix from the cache."""
         self.kv_read = kv_read
         """Share of the context that a token reads, from token `reads_from` on."""
         self.kv_keep = kv_keep
         """Share of the first `chooses_at` tokens whose KV is kept for later tokens."""
         self.dropped = [0] * num_groups
-        """By group: how many blocks shorter the table is than its tokens: their KV was dropped."""
+        """By group: number of blocks missing in the table, because their KV was dropped."""
         self.takes_restores = True
-        """Whether it may start behind KV of a lower tier; not after a restore failed."""
+        """Whether it may start after KV of a lower tier; not after a restore failed."""
         self.restored: dict[str, int] = {}
         """Tokens restored from lower tiers, by tier."""
         self.source: Tier | None = None
         """Another engine that has computed its prefix."""
         self.parcel_id = b""
-        """The name of its full blocks for another engine that is to continue it."""
+        """Name of its full blocks for another engine that will continue it."""
         self.num_exported = 0
-        """Blocks from the beginning that were exported to that engine."""
-        self.parts_at = -1
-        """The block after which its prompt differs from other prompts; -1: unknown."""
+        """Number of blocks, from the first on, that were exported to that engine."""
+        self.diverges_at = -1
+        """Block after which its prompt differs from other prompts; -1: unknown."""
         self.is_forgotten = False
-        """Whether its owner was forgotten or it failed: its blocks are not listed."""
+        """Whether its blocks are not listed, because its owner was dropped or it failed."""
         self.grammar: GrammarState | None = None
         """The state of its grammar, if it has one."""
         self.prompt_logprobs: list[TokenLogprobs | None] = [None]
@@ -159,7 +159,7 @@ class Sequence:
         """Prompt tokens found in the prefix cache when it was first scheduled."""
         self.num_lost = 0
         """Tokens that were computed when it was preempted, until it resumes."""
-        self.num_given = 0
+        self.num_reclaimed = 0
         """How often its slot was reclaimed for a user below its share."""
         self.arrived_s = request.arrived_s
         self.first_token_s: float | None = None
@@ -167,7 +167,7 @@ class Sequence:
         """State of the scheduling policy; only the policy reads and writes it."""
 
     def resume(self, generated: list[int]) -> None:
-        """Continue behind tokens that another engine has generated."""
+        """Continue after tokens that another engine has generated."""
         self.tokens += generated
         self.wants_prompt_logprobs = self.wants_prompt_logprobs and not generated
 
@@ -185,30 +185,30 @@ class Sequence:
 
     @property
     def root(self) -> bytes:
-        """The root key of its chain."""
+        """Return the root key of its chain."""
         request = self.request
         return root_key(request.principal.cache_salt, request.adapter, self.scaled_len)
 
     @property
     def reads_from(self) -> int:
-        """The first token that reads a share of its context: generated, or scored as such."""
+        """Return the first token that reads a share of its context: generated, or scored."""
         scored = self.request.sampling.prompt_logprobs is not None
         return 0 if scored else self.num_prompt
 
     @property
     def chooses_at(self) -> int:
-        """The number of tokens of whose KV a share is kept: its prompt.
+        """Return the number of tokens of whose KV a share is kept: its prompt.
 
-        Of a prompt that is scored it is half, so that the other half shows the loss.
+        For a prompt that is scored it is half, so that the other half shows the loss.
         """
         scored = self.request.sampling.prompt_logprobs is not None
         return self.num_prompt // 2 if scored else self.num_prompt
 
     @property
     def num_exact(self) -> int:
-        """How many of its tokens have the KV that any other request with this prefix has.
+        """Return the number of tokens whose KV equals that of any request with this prefix.
 
-        Later ones, which see a share of their context, must not be found by others.
+        Later tokens see a share of their context, so other requests must not reuse them.
         """
         if self.kv_keep < 1:
             return self.chooses_at
@@ -216,7 +216,7 @@ class Sequence:
 
     @property
     def max_cached(self) -> int:
-        """Upper bound of tokens that it may take from the prefix cache: not the last one."""
+        """Return the maximum tokens that it may take from the prefix cache: not the last one."""
         return min(len(self.tokens) - 1, self.num_exact)
 
     @property
@@ -229,7 +229,7 @@ class Sequence:
 
     @property
     def num_missing(self) -> int:
-        """Number of known tokens that are not computed."""
+        """Return the number of known tokens that are not computed."""
         return len(self.tokens) - self.computed
 
     def num_news(self, begin: int, end: int) -> int:
@@ -238,14 +238,14 @@ class Sequence:
 
     @property
     def may_jump(self) -> bool:
-        """Whether forced tokens need no logits: log-probabilities would need those of the model."""
+        """Return whether forced tokens need no logits; log-probabilities would need them."""
         return self.grammar is not None and self.request.sampling.logprobs is None
 
     def append(self, token_id: int) -> str | None:
-        """Append a token; return why the sequence ends with it, or None when it goes on.
+        """Append a token; returns the finish reason, or None if the sequence continues.
 
-        `error` is a token that the grammar does not allow, which is not appended: a mask of too
-        many steps, or an executor without masks.
+        `error` is a token that the grammar does not allow, which is not appended: the result of an
+        outdated mask, or of an executor without masks.
         """
         if self.grammar is not None and not self.grammar.accept(token_id):
             return "error"
@@ -294,14 +294,14 @@ class Sequence:
         """Yield the tokens `sampled`, then each forced one once those before it are appended."""
         yield from sampled
         assert self.grammar is not None
-        while self.num_forced < MOST_FORCED:
+        while self.num_forced < MAX_FORCED:
             token_id = self.grammar.only_token()
             if token_id is None:
                 return
             self.num_forced += 1
             yield token_id
 
-    def keep_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
+    def add_prompt_logprobs(self, start: int, entries: list[TokenLogprobs]) -> None:
         """Append the new entries; those of a preempted prompt are computed twice, reported once."""
         self.prompt_logprobs += entries[max(len(self.prompt_logprobs) - start, 0) :]
 
@@ -310,7 +310,7 @@ class Sequence:
         return token_id in self.stop_ids or (self.grammar is not None and self.grammar.ended)
 
     def introduction(self) -> NewSequence:
-        """Return what introduces it to the runtime: all tokens, forced ones included."""
+        """Return its introduction to the runtime: all tokens, forced ones included."""
         sampling = self.request.sampling
         self.num_forced = 0
         return NewSequence(
@@ -329,9 +329,9 @@ class Sequence:
         )
 
     def check_integrity(self) -> None:
-        """Assert what holds for a sequence between steps."""
+        """Assert the invariants of a sequence between steps."""
         assert 0 <= self.computed <= len(self.tokens), self
-        assert 0 <= self.num_forced <= min(self.num_generated, MOST_FORCED), self
+        assert 0 <= self.num_forced <= min(self.num_generated, MAX_FORCED), self
         if self.grammar is not None and not self.grammar.is_released:
             assert self.grammar.num_accepted == self.num_generated, self
         assert self.num_prompt <= len(self.tokens) <= self.max_len, self

@@ -39,12 +39,12 @@ class Starts:
 
     @property
     def policy(self) -> Policy:
-        """The policy, which orders sequences."""
+        """Return the policy, which orders sequences."""
         return self.reclaim.policy
 
     @property
     def is_full(self) -> bool:
-        """Whether all rows are taken, or a sequence lacked blocks in the last step."""
+        """Return whether all rows are taken, or a sequence lacked blocks in the last step."""
         return self.has_refused or len(self.running) >= self.reclaim.max_num_seqs
 
     def begin_step(self, plan: StepPlan) -> bool:
@@ -81,7 +81,7 @@ class Starts:
         for it are preempted where that suffices. A sequence whose KV is in host memory runs when
         the copy has ended.
         """
-        if self.preemption.is_flying(sequence):
+        if self.preemption.is_in_transfer(sequence):
             return False
         hit = self._find_lasting_room(plan, sequence) if lasts else self._find_room(sequence)
         hit = hit or self._preempt_for(plan, sequence)

@@ -17,7 +17,7 @@ from typing import TypeGuard
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.scoring import Model, Score, WholeModel
+from headway.core.scoring import Score, ScoringModel, WholeModel
 from headway.evals.text import (
     BATCH,
     Advance,
@@ -101,8 +101,8 @@ class Divergence:
 
 
 def compare(
-    reference: Model,
-    model: Model,
+    reference: ScoringModel,
+    model: ScoringModel,
     windows: Sequence[TextWindow],
     *,
     name: str = "",
@@ -137,7 +137,7 @@ def compare(
     )
 
 
-def is_whole(model: Model) -> TypeGuard[WholeModel]:
+def is_whole(model: ScoringModel) -> TypeGuard[WholeModel]:
     """Whether the model returns all probabilities."""
     return hasattr(model, "distributions")
 

@@ -9,7 +9,7 @@ from itertools import islice
 import msgspec
 
 from headway.core.errors import UsageError
-from headway.core.scoring import Model
+from headway.core.scoring import ScoringModel
 from headway.evals.skills.example import Example
 from headway.evals.skills.suite import LEVELS, SKILLS, examples, lookups
 from headway.evals.statistics import wilson
@@ -88,7 +88,7 @@ def lookup_name(distance: int) -> str:
 
 
 def ask(
-    model: Model,
+    model: ScoringModel,
     *,
     skills: Sequence[str] = tuple(SKILLS),
     levels: Sequence[int] = LEVELS,
@@ -118,7 +118,7 @@ def ask(
 
 
 def ask_cell(
-    model: Model,
+    model: ScoringModel,
     skill: str,
     level: int,
     stream: Iterator[Example],

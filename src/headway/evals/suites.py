@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import headway
 from headway.core.errors import UsageError
 from headway.core.progress import items_bar
-from headway.core.scoring import Model
+from headway.core.scoring import ScoringModel
 from headway.evals import questions, texts
 from headway.evals.pairs import (
     EvalComparison,
@@ -58,7 +58,7 @@ class EvalSettings:
         return rows * len(self.levels) * self.questions
 
 
-def evaluate(model: Model, place: str, settings: EvalSettings) -> EvalReport:
+def evaluate(model: ScoringModel, place: str, settings: EvalSettings) -> EvalReport:
     """Run the suites, each with a progress bar on stderr."""
     began, start_s = datetime.now(UTC), time.perf_counter()
     report = EvalReport(
@@ -96,7 +96,7 @@ def evaluate(model: Model, place: str, settings: EvalSettings) -> EvalReport:
     return report
 
 
-def select_suites(model: Model, settings: EvalSettings) -> tuple[EvalSettings, list[str]]:
+def select_suites(model: ScoringModel, settings: EvalSettings) -> tuple[EvalSettings, list[str]]:
     """Drop the skills and tasks that the model cannot do in a short probe; also return notes on
     them."""
     able, notes = task.feasible_tasks(model, settings.tasks_at_hand)
@@ -136,7 +136,7 @@ def settings_of_report(report: EvalReport, settings: EvalSettings) -> EvalSettin
 
 
 def evaluate_both(
-    first: tuple[Model, str], second: tuple[Model, str], settings: EvalSettings
+    first: tuple[ScoringModel, str], second: tuple[ScoringModel, str], settings: EvalSettings
 ) -> tuple[EvalReport, EvalReport]:
     """Run A and B with the same settings; texts in one pass, if both tokenize them alike."""
     settings, notes = select_suites(first[0], settings)

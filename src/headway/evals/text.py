@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from headway.core import regular_file
 from headway.core.errors import UsageError
-from headway.core.scoring import Model, Score
+from headway.core.scoring import Score, ScoringModel
 
 CONTEXT_CHARS, STRIDE_CHARS = 256, 256
 LAMBADA_CHARS = 512
@@ -163,7 +163,7 @@ def spread(items: list[T], limit: int | None) -> list[T]:
 
 
 def score_text(
-    model: Model,
+    model: ScoringModel,
     text: str,
     *,
     name: str = "",
@@ -187,7 +187,7 @@ def score_text(
 
 
 def score_windows(
-    model: Model, cut: Sequence[TextWindow], advance: Advance = no_progress
+    model: ScoringModel, cut: Sequence[TextWindow], advance: Advance = no_progress
 ) -> list[Passage]:
     """Score each window's target after its context."""
     passages = []
@@ -206,7 +206,7 @@ def score_windows(
 
 
 def score_last_words(
-    model: Model,
+    model: ScoringModel,
     passages: Sequence[str],
     *,
     name: str = "lambada",
@@ -238,7 +238,7 @@ def last_word(passage: str, context_chars: int = LAMBADA_CHARS) -> TextWindow:
     return TextWindow(context=context[begin:], target=f" {word}")
 
 
-def score_targets(model: Model, batch: Sequence[TextWindow], *, top: int = 0) -> list[Score]:
+def score_targets(model: ScoringModel, batch: Sequence[TextWindow], *, top: int = 0) -> list[Score]:
     """Return the scores of each window's target alone, read after its context."""
     wholes = model.score([each.context + each.target for each in batch], top=top)
     scores = []
@@ -254,7 +254,7 @@ def score_targets(model: Model, batch: Sequence[TextWindow], *, top: int = 0) ->
 
 
 def context_lengths(
-    model: Model, batch: Sequence[TextWindow], wholes: Sequence[Score]
+    model: ScoringModel, batch: Sequence[TextWindow], wholes: Sequence[Score]
 ) -> list[int]:
     """Return the number of context tokens at the start of each whole text.
 

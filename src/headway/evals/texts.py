@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.scoring import Model
+from headway.core.scoring import ScoringModel
 from headway.evals import divergence
 from headway.evals.divergence import Divergence
 from headway.evals.pairs import NATS, PERPLEXITY, POINTS, POSITIONS, RELATIVE, Paired
@@ -131,7 +131,7 @@ def text_corpora(data: str, limit: int | None) -> Corpora:
     return Corpora(texts=texts, lambada=lambada, limit=limit)
 
 
-def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
+def ask(model: ScoringModel, corpora: Corpora, advance: Advance) -> TextReport:
     """Score all texts; `advance` is called after each passage."""
     texts = [
         TextScore(
@@ -145,7 +145,7 @@ def ask(model: Model, corpora: Corpora, advance: Advance) -> TextReport:
     return TextReport.of(texts, last_words_of(model, corpora, advance), corpora.limit)
 
 
-def last_words_of(model: Model, corpora: Corpora, advance: Advance) -> LastWords | None:
+def last_words_of(model: ScoringModel, corpora: Corpora, advance: Advance) -> LastWords | None:
     """Score LAMBADA's last words; None if the data folder has no LAMBADA."""
     if not corpora.lambada:
         return None
@@ -240,7 +240,7 @@ class DivergenceReport(msgspec.Struct, kw_only=True):
 
 
 def compare(
-    first: Model, second: Model, corpora: Corpora, advance: Advance
+    first: ScoringModel, second: ScoringModel, corpora: Corpora, advance: Advance
 ) -> tuple[TextReport, TextReport, DivergenceReport]:
     """Score and compare both models token by token; UsageError if they tokenize differently."""
     results, scores = [], []

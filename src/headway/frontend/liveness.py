@@ -42,7 +42,7 @@ class Heartbeat:
 
     def record(self, beat: Beat) -> None:
         """Take a heartbeat."""
-        waits = beat.num_taken == self.last.num_taken < self._num_sent_before
+        waits = beat.num_received == self.last.num_received < self._num_sent_before
         self._waits_s = self._waits_s + BEAT_INTERVAL_S if waits and not beat.busy_s else 0.0
         self.last, self._num_sent_before = beat, self.num_sent
 

@@ -13,7 +13,7 @@ from headway.core.errors import EngineDownError, RequestError, ServerFaultError
 from headway.core.records import StepRecord
 from headway.core.request import Request
 from headway.engine.engine import Engine
-from headway.engine.process import introduction
+from headway.engine.process import ready_message
 from headway.frontend.answer import ResumedTokens, Stream, Streams
 from headway.frontend.client import not_ready
 from headway.frontend.text import OutputParserSpec, Tokenizer
@@ -33,7 +33,7 @@ class LocalClient:
     ) -> None:
         self.engine = engine
         self.on_record = on_record
-        self.info = introduction(engine)
+        self.info = ready_message(engine)
         self.status = "ready"
         self.num_restarts = 0
         self._streams = Streams(tokenizer, self._abort)
@@ -81,7 +81,7 @@ class LocalClient:
                 await self._arrived.wait()
             updates, record = engine.step()
             self._streams.feed(updates)
-            for request_id, error in engine.take_refusals():
+            for request_id, error in engine.drain_refusals():
                 self._streams.fail(request_id, error)
             self.on_record(record)
             await asyncio.sleep(0)

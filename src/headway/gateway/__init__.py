@@ -1,6 +1,6 @@
-"""One address before many servers: which of them answers, what it costs, and what if one fails.
+"""One address in front of many servers: routing, failover, budgets and the ledger of costs.
 
-Given a configuration it relays the OpenAI and Anthropic endpoints to upstreams: Headway, vLLM,
-llama-server, or whatever speaks `/v1/chat/completions`. It imports core, telemetry, edge and
-batches; it knows no engine and no tokenizer: prompts are compared in bytes.
+The gateway relays the OpenAI and Anthropic endpoints to upstreams: Headway, vLLM, llama-server, or
+any server with `/v1/chat/completions`. It imports core, telemetry, edge and batches. It has no
+engine and no tokenizer, so it compares prompts in bytes.
 """

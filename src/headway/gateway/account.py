@@ -1,10 +1,11 @@
-"""What one request holds and takes: tokens and dollars of its key, its rows of the ledger.
+"""Accounting of one request: tokens and dollars reserved for its key, and its rows of the ledger.
 
-    held      prompt + prompts x choices x (the longest answer, or the context without one)
-    settled   what its attempts took, as upstreams counted it or by an estimate
+    reserved  prompt + prompts x choices x (max_tokens, or the context length without it)
+    settled   usage of its attempts, as reported by upstreams or estimated
 
-`async with` holds before the first attempt and settles however the request ends; what is told to a
-client as complete is on disk before its last byte. All requests of a key hold from one balance.
+`async with` reserves before the first attempt and settles however the request ends. Usage that a
+client sees in a complete answer is on disk before the last byte of the answer is sent. All requests
+of a key reserve from one balance.
 """
 
 import logging
@@ -12,51 +13,55 @@ from types import TracebackType
 
 from headway.core.errors import RequestError
 from headway.gateway import ledger, request_log
-from headway.gateway.arm import is_invalid, tell
+from headway.gateway.arm import add_attempt_sample, is_invalid
 from headway.gateway.ask import Attempt
-from headway.gateway.dialects import Usage
-from headway.gateway.incoming import Incoming
+from headway.gateway.dialects import UpstreamUsage
+from headway.gateway.incoming import GatewayRequest
 from headway.gateway.money import dollars_of
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
 UNKNOWN_CONTEXT = 16_384
-"""Tokens of an answer of no given length, where an upstream does not say how long it may be."""
+"""Answer tokens of a request without `max_tokens`, at an upstream of unknown context length."""
 LARGEST_CONTEXT = 2**20
-"""Tokens that a prompt or an answer is believed to have, where an upstream tells no context."""
-LEAST_BYTES, TOKEN_BYTES, DETAIL_BYTES, VECTOR_BYTES = 2**20, 256, 8192, 2**18
-"""Bytes of a whole answer beside its tokens; of a token, without and with log-probabilities; of an
-embedding."""
-ECHO = 8
-"""How often an answer may have the bytes of its prompt: some repeat it, escaped."""
-CLIENT_GONE = ("left", "client_left")
-"""How a request ends whose client has gone: what its upstream computed counts for its key."""
-IDLE = ("connect", "refused", "busy", "away")
-"""Outcomes of an attempt for which its upstream did no work."""
+"""Upper bound of prompt or answer tokens in reported usage, at an unknown context length."""
+MIN_ANSWER_BYTES, BYTES_PER_TOKEN, BYTES_PER_DETAILED_TOKEN, BYTES_PER_VECTOR = (
+    2**20,
+    256,
+    8192,
+    2**18,
+)
+"""Bytes of a whole answer: fixed part; per token without and with log-probabilities; per vector."""
+MAX_PROMPT_ECHOES = 8
+"""Multiple of the prompt's bytes that is allowed in an answer: some answers repeat it, escaped."""
+CLIENT_GONE_STATUSES = ("left", "client_left")
+"""Statuses of a request whose client disconnected: its key pays for what the upstream computed."""
+NO_WORK_OUTCOMES = ("connect", "refused", "busy", "away")
+"""Outcomes of an attempt for which the upstream did no work."""
 
 
 class Account:
-    """The books of one request."""
+    """Accounting of one request."""
 
-    def __init__(self, state: State, incoming: Incoming) -> None:
+    def __init__(self, state: GatewayState, incoming: GatewayRequest) -> None:
         self._state = state
         self._incoming = incoming
         self._meter = incoming.caller.meter
-        self._purse = state.purses.of(incoming.owner)
-        self._held_tokens, self._held_dollars = 0, 0.0
-        self._open = self._told_arm = False
-        self._upstream, self._last = "", Usage()
-        """Whom the last attempt asked, and what it took."""
+        self._key_budget = state.key_budgets.of(incoming.owner)
+        self._reserved_tokens, self._reserved_dollars = 0, 0.0
+        self._open = self._has_arm_sample = False
+        self._upstream, self._last = "", UpstreamUsage()
+        """Name of the upstream of the last attempt, and its usage."""
         self.num_attempts = 0
         self.dollars = 0.0
-        self.relayed = Usage()
-        """What the client was told of, in all attempts together."""
+        self.relayed = UpstreamUsage()
+        """Usage that was relayed to the client, summed over all attempts."""
         self.estimated = False
         self.ttft_s: float | None = None
         self.text: list[str] | None = None
-        """The answer's text, where the form of the answer is looked at."""
+        """Parts of the answer's text, kept where a rollout checks `response_format`."""
         if incoming.arm is not None and is_invalid(incoming.raw, "") is not None:
             self.text = []
 
@@ -78,43 +83,48 @@ class Account:
         return self
 
     def _num_prompt(self) -> int:
-        """Tokens of the prompt, as its bytes tell."""
+        """Estimate the tokens of the prompt from its bytes."""
         pool = self._state.pools[self._incoming.route.name]
         return self._prompt_at(pool.upstreams[0])
 
     def _prompt_at(self, upstream: Upstream) -> int:
-        """Tokens of the prompt there: by its bytes, and no fewer than it has token ids."""
+        """Estimate the tokens of the prompt at this upstream; at least its number of token ids."""
         incoming = self._incoming
         return max(round(upstream.speed.tokens_of(incoming.prompt_bytes)), incoming.num_ids)
 
-    def _most_output(self, upstream: Upstream, unknown: int) -> int:
-        """Tokens of all its answers at most; `unknown` are those of one where nothing says it."""
+    def _max_output(self, upstream: Upstream, unknown: int) -> int:
+        """Return the maximum tokens of all answers; `unknown` is used for an unknown context."""
         incoming, context = self._incoming, upstream.context or unknown
         return min(incoming.query.answer or context, context) * incoming.num_answers
 
-    def held_at(self, upstream: Upstream) -> Usage:
-        """What the request may take there, which is held before it is forwarded."""
-        return Usage(self._prompt_at(upstream), 0, self._most_output(upstream, UNKNOWN_CONTEXT))
+    def max_usage_at(self, upstream: Upstream) -> UpstreamUsage:
+        """Return the maximum usage of the request at this upstream."""
+        return UpstreamUsage(
+            self._prompt_at(upstream), 0, self._max_output(upstream, UNKNOWN_CONTEXT)
+        )
 
     def _hold(self) -> None:
-        """Keep what it may cost; raises RequestError 429."""
+        """Reserve the maximum cost over all upstreams; raises RequestError 429."""
         incoming, state = self._incoming, self._state
         rows = state.with_fallbacks(incoming.route)
         upstreams = [each for row in rows for each in state.pools[row.name].upstreams]
-        most = [(each, self.held_at(each)) for each in upstreams]
-        self._hold_tokens(max(usage.output for _, usage in most))
-        if self._purse is None:
+        most = [(each, self.max_usage_at(each)) for each in upstreams]
+        self._reserve_tokens(max(usage.output for _, usage in most))
+        if self._key_budget is None:
             return
         dollars = max(dollars_of(each.price, usage, each.speed) for each, usage in most)
         try:
-            self._purse.hold(dollars)
+            self._key_budget.hold(dollars)
         except RequestError:
-            self._meter.settle(self._held_tokens, 0)
+            self._meter.settle(self._reserved_tokens, 0)
             raise
-        self._held_dollars = dollars
+        self._reserved_dollars = dollars
 
-    def _hold_tokens(self, output: int) -> None:
-        """Keep so many tokens of the minute; answers of no given length may be shortened to it."""
+    def _reserve_tokens(self, output: int) -> None:
+        """Reserve tokens of the key's minute.
+
+        A request without `max_tokens` gets the length that still fits.
+        """
         incoming, prompt, meter = self._incoming, self._num_prompt(), self._meter
         param, spare = incoming.answer_param, incoming.caller.in_batch
         given = param is not None or not incoming.num_answers
@@ -122,50 +132,58 @@ class Account:
             each = max(1, (meter.tokens.per_minute - prompt) // incoming.num_answers)
             incoming.raw[incoming.dialect.lengths[0]] = each
             output = each * incoming.num_answers
-        self._held_tokens = meter.hold(prompt + output, param or "messages", spare=spare)
+        self._reserved_tokens = meter.hold(prompt + output, param or "messages", spare=spare)
 
     # ── what attempts take ──────────────────────────────────────────────────────────────────
 
-    def believed(self, upstream: Upstream, usage: Usage | None) -> Usage | None:
-        """Usage as an upstream sent it; None, and counted, where the request cannot have taken it:
-        a negative count, or more than was asked for."""
+    def checked_usage(
+        self, upstream: Upstream, usage: UpstreamUsage | None
+    ) -> UpstreamUsage | None:
+        """Return the usage that an upstream reported, or None if the request cannot have used it.
+
+        A negative count, or more than the request allows, counts in the metric `usage_refused`.
+        """
         if usage is None:
             return None
         incoming = self._incoming
         prompts = max(incoming.num_prompts, incoming.num_answers)
         most_prompt = (upstream.context or LARGEST_CONTEXT) * prompts
         fits = 0 <= usage.cached <= usage.prompt <= most_prompt
-        if fits and 0 <= usage.output <= self._most_output(upstream, LARGEST_CONTEXT):
+        if fits and 0 <= usage.output <= self._max_output(upstream, LARGEST_CONTEXT):
             return usage
         self._state.metrics.add("usage_refused", upstream=upstream.name)
         return None
 
-    def most_bytes(self, upstream: Upstream) -> int:
-        """Bytes of a whole answer at most: a token with log-probabilities has its alternatives."""
+    def max_bytes_at(self, upstream: Upstream) -> int:
+        """Return the maximum bytes of a whole answer, with log-probabilities where requested."""
         incoming = self._incoming
         wants = any(incoming.raw.get(name) for name in ("logprobs", "top_logprobs", "include"))
-        tokens = self._most_output(upstream, LARGEST_CONTEXT)
-        vectors = incoming.num_prompts * VECTOR_BYTES if not incoming.num_answers else 0
-        base = LEAST_BYTES + ECHO * incoming.prompt_bytes
-        return base + tokens * (DETAIL_BYTES if wants else TOKEN_BYTES) + vectors
+        tokens = self._max_output(upstream, LARGEST_CONTEXT)
+        vectors = incoming.num_prompts * BYTES_PER_VECTOR if not incoming.num_answers else 0
+        base = MIN_ANSWER_BYTES + MAX_PROMPT_ECHOES * incoming.prompt_bytes
+        return base + tokens * (BYTES_PER_DETAILED_TOKEN if wants else BYTES_PER_TOKEN) + vectors
 
-    def estimate(self, upstream: Upstream, num_bytes: int, output: float = 0.0) -> Usage:
-        """What an attempt took that no upstream counted: an answer of so many bytes, or `output`
-        tokens where that is more."""
+    def estimate(self, upstream: Upstream, num_bytes: int, output: float = 0.0) -> UpstreamUsage:
+        """Estimate the usage of an attempt that its upstream did not report.
+
+        The answer's tokens are those of `num_bytes`, or `output` where that is more.
+        """
         output = max(upstream.speed.tokens_of(num_bytes), output)
-        most = self._most_output(upstream, LARGEST_CONTEXT)
-        return Usage(self._prompt_at(upstream), 0, min(round(output), most))
+        most = self._max_output(upstream, LARGEST_CONTEXT)
+        return UpstreamUsage(self._prompt_at(upstream), 0, min(round(output), most))
 
-    def unfinished(self, attempt: Attempt, outcome: str, num_bytes: int | None = None) -> Usage:
-        """What an attempt took that is over: by the bytes of its answer, by its time without."""
-        if outcome in IDLE or outcome.startswith("status_"):
-            return Usage()
+    def estimate_unfinished(
+        self, attempt: Attempt, outcome: str, num_bytes: int | None = None
+    ) -> UpstreamUsage:
+        """Estimate the usage of a failed attempt from its bytes, or from its duration without."""
+        if outcome in NO_WORK_OUTCOMES or outcome.startswith("status_"):
+            return UpstreamUsage()
         upstream, speed = attempt.upstream, attempt.upstream.speed
-        made = speed.made(attempt.flight) if num_bytes is None else 0.0
+        made = speed.estimate_output(attempt.flight) if num_bytes is None else 0.0
         return self.estimate(upstream, num_bytes or 0, made)
 
     def first_token(self) -> None:
-        """The first token goes to the client."""
+        """Record the time to first token, when the first token is sent to the client."""
         if self.ttft_s is None:
             self.ttft_s = self._state.clock.now_s() - self._incoming.began_s
             self._state.metrics.first_token(self.ttft_s)
@@ -174,15 +192,15 @@ class Account:
         self,
         upstream: Upstream,
         outcome: str,
-        usage: Usage,
+        usage: UpstreamUsage,
         *,
         estimated: bool,
         ttft_s: float | None = None,
         of_arm: bool = True,
     ) -> None:
-        """An attempt is over and took `usage` of its upstream.
+        """Record an attempt that is over and used `usage` at its upstream.
 
-        The first one that is `of_arm` is told to the rollout of its model.
+        The first attempt with `of_arm` becomes the request's sample in the rollout of its model.
         """
         dollars = dollars_of(upstream.price, usage, upstream.speed)
         self._last, self._upstream = usage, upstream.name
@@ -196,15 +214,17 @@ class Account:
             *(self._incoming.request_id, self.num_attempts, upstream.name, outcome),
             *(usage.prompt, usage.cached, usage.output, int(estimated), dollars, ttft_s),
         )
-        if of_arm and not self._told_arm and self._incoming.arm is not None:
-            self._told_arm = True
-            self._tell_arm(upstream, outcome, usage, dollars)
+        if of_arm and not self._has_arm_sample and self._incoming.arm is not None:
+            self._has_arm_sample = True
+            self._add_arm_sample(upstream, outcome, usage, dollars)
 
-    def _tell_arm(self, upstream: Upstream, outcome: str, usage: Usage, dollars: float) -> None:
-        """What the first attempt says of its arm of a rollout."""
+    def _add_arm_sample(
+        self, upstream: Upstream, outcome: str, usage: UpstreamUsage, dollars: float
+    ) -> None:
+        """Add the result of the first attempt to its arm of the rollout."""
         incoming = self._incoming
         assert incoming.arm is not None
-        tell(
+        add_attempt_sample(
             incoming.arm,
             upstream,
             outcome,
@@ -216,21 +236,23 @@ class Account:
         )
 
     def progress(self, output: int) -> None:
-        """So many tokens of the answer have been relayed until now."""
+        """Record the number of answer tokens that were relayed until now."""
         self._state.ledger.write(ledger.PROGRESS, output, self.dollars, self._incoming.request_id)
 
     async def settle(self, status: str, error: BaseException | None = None) -> None:
-        """The request is over, ended by `error` if by any; return when its row is written. Safe to
-        call twice."""
+        """Settle the request, which ended with `error` or None; returns when its row is on disk.
+
+        Safe to call twice.
+        """
         if not self._open:
             return
         self._open = False
         state, incoming, used = self._state, self._incoming, self.relayed
-        if status in CLIENT_GONE and not any(used):
+        if status in CLIENT_GONE_STATUSES and not any(used):
             used, self.estimated = self._last, True
-        self._meter.settle(self._held_tokens, used.prompt + used.output)
-        if self._purse is not None:
-            self._purse.settle(self._held_dollars, self.dollars)
+        self._meter.settle(self._reserved_tokens, used.prompt + used.output)
+        if self._key_budget is not None:
+            self._key_budget.settle(self._reserved_dollars, self.dollars)
         state.tasks.spend(
             incoming.owner, incoming.task, incoming.task_class, incoming.model, self.dollars
         )
@@ -246,8 +268,8 @@ class Account:
         self._log(used, error)
         await state.ledger.flushed()
 
-    def _log(self, used: Usage, error: BaseException | None) -> None:
-        """Its line in the log, where requests have lines."""
+    def _log(self, used: UpstreamUsage, error: BaseException | None) -> None:
+        """Write the request's line to the request log, if there is one."""
         state, incoming = self._state, self._incoming
         if state.request_log is not None:
             request_log.write(
@@ -270,5 +292,7 @@ class Account:
     ) -> None:
         if not self._open:
             return
-        code = error.code or "refused" if isinstance(error, RequestError) else CLIENT_GONE[0]
+        code = (
+            error.code or "refused" if isinstance(error, RequestError) else CLIENT_GONE_STATUSES[0]
+        )
         await self.settle("ok" if error is None else code, error)

@@ -1,7 +1,7 @@
-"""An answer as checks see it, whatever its dialect, streamed or whole: what it says, how it ended.
+"""Content of an answer in a form that is the same for all dialects, streamed or whole.
 
-Only answers that are looked at come here, those of a cascade's cheap route, of copies and probes;
-all others pass the gateway without being taken apart.
+Only answers that a check reads are parsed: those of a cascade's cheap route, shadow copies and
+probes. All others pass through the gateway unparsed.
 """
 
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from headway.gateway.dialects import Chunks, Dialect, Messages
 from headway.gateway.events import Event
 
 encode, decode = msgspec.json.encode, msgspec.json.decode
-CUT = ("length", "max_tokens", "incomplete", "max_output_tokens")
-"""How an answer ends that has not come to its end."""
+CUT_OFF_REASONS = ("length", "max_tokens", "incomplete", "max_output_tokens")
+"""Finish reasons of an answer that was cut off."""
 Alternatives = dict[str, float]
-"""Log-probabilities of the likeliest tokens of one position, by text."""
+"""Text → log-probability of the top tokens of one position."""
 
 
 @dataclass(slots=True, kw_only=True)
 class AnswerContent:
-    """What an answer says. `chosen` and `top` are empty where no log-probabilities are told."""
+    """Parsed answer. `chosen` and `top` are empty without log-probabilities."""
 
     text: str = ""
     ended: str = ""
     calls: bool = False
-    """Whether it calls a tool."""
+    """Whether the answer calls a tool."""
     fingerprint: str = ""
     tokens: list[str] = field(default_factory=list)
     chosen: list[float] = field(default_factory=list)
@@ -35,23 +35,27 @@ class AnswerContent:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it says something and has come to its end."""
-        return bool(self.ended) and self.ended not in CUT and bool(self.text.strip() or self.calls)
+        """Return whether the answer is not empty and was not cut off."""
+        return (
+            bool(self.ended)
+            and self.ended not in CUT_OFF_REASONS
+            and bool(self.text.strip() or self.calls)
+        )
 
     @property
     def margin(self) -> float | None:
-        """The least gap in nats between the token that was chosen and the likeliest other one.
+        """Return the smallest gap in nats between a chosen token and the best other token.
 
-        Chosen at -0.1 beside one at -2.4, then -0.7 beside one at -0.7: 0. None without
+        Chosen at -0.1 with the other at -2.4, then -0.7 with the other at -0.7: 0. None without
         log-probabilities.
         """
         if not self.chosen or len(self.top) != len(self.chosen):
             return None
-        return min(gap(own, each) for own, each in zip(self.chosen, self.top, strict=True))
+        return min(margin_of(own, each) for own, each in zip(self.chosen, self.top, strict=True))
 
 
-def gap(own: float, top: Alternatives) -> float:
-    """By how much a token is likelier than the likeliest of the others; 20 where none is told."""
+def margin_of(own: float, top: Alternatives) -> float:
+    """Return the gap in nats between a token and the best other one; 20 where none is known."""
     others = sorted(top.values(), reverse=True)
     if others and abs(others[0] - own) < 1e-6:
         others = others[1:]
@@ -59,7 +63,7 @@ def gap(own: float, top: Alternatives) -> float:
 
 
 def parse_answer(dialect: Dialect, data: bytes) -> AnswerContent:
-    """What a whole answer says; raises ValueError or msgspec's errors where it is none."""
+    """Parse a whole answer; raises ValueError or an error of msgspec where it is malformed."""
     body = decode(data)
     if not isinstance(body, dict):
         raise ValueError("no object")
@@ -75,7 +79,7 @@ def parse_answer(dialect: Dialect, data: bytes) -> AnswerContent:
 
 
 def parse_stream(dialect: Dialect, events: Iterable[Event]) -> AnswerContent:
-    """What a whole stream's events say, together."""
+    """Parse the events of a whole stream into one answer."""
     content = AnswerContent()
     for event in events:
         if event.comment or event.data == b"[DONE]":
@@ -87,12 +91,12 @@ def parse_stream(dialect: Dialect, events: Iterable[Event]) -> AnswerContent:
             take_choice(content, body)
         elif isinstance(dialect, Messages):
             take_message_event(content, body)
-        elif isinstance(body.get("response"), dict) and body.get("type") in ENDS:
+        elif isinstance(body.get("response"), dict) and body.get("type") in FINAL_EVENTS:
             take_response(content, body["response"])
     return content
 
 
-ENDS = ("response.completed", "response.incomplete")
+FINAL_EVENTS = ("response.completed", "response.incomplete")
 
 
 def take_choice(content: AnswerContent, body: dict[str, Any]) -> None:
@@ -153,7 +157,7 @@ def text_of(value: Any) -> str:
 
 
 def last_text(raw: dict[str, Any]) -> str:
-    """The text of what was asked last: the last message's, or the prompt."""
+    """Return the text of the last message, or of the prompt."""
     value = raw.get("messages") or raw.get("input") or raw.get("prompt")
     if isinstance(value, list) and value:
         last = value[-1]
@@ -165,7 +169,7 @@ def last_text(raw: dict[str, Any]) -> str:
 
 
 def without_logprobs(data: bytes) -> bytes:
-    """A chat's or completion's JSON without the log-probabilities that its client did not want."""
+    """Return a chat or completion in JSON without the log-probabilities."""
     body = decode(data)
     for choice in body.get("choices") or ():
         if isinstance(choice, dict) and "logprobs" in choice:

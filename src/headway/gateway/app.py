@@ -1,4 +1,4 @@
-"""The gateway's application: its table of routes, who may ask where, and the small answers."""
+"""Application of the gateway: its routes, the access level of each path, and short endpoints."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -28,13 +28,13 @@ from headway.gateway import forward, ledger, operators, page, shadow
 from headway.gateway.account import Account
 from headway.gateway.cascade import run as cascade
 from headway.gateway.dialects import DIALECTS, Dialect
-from headway.gateway.incoming import read_incoming, read_object
-from headway.gateway.state import State
+from headway.gateway.incoming import read_generation_request, read_object
+from headway.gateway.state import GatewayState
 from headway.gateway.stream import StreamedAnswer
 from headway.gateway.whole import answer_whole
 from headway.telemetry.tasks import Outcome, no_such_task
 
-EXPOSED = (
+EXPOSED_HEADERS = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
     *("x-headway-attempts", "x-headway-upstream", "x-headway-ignored-fields"),
     *("x-headway-kv", "x-headway-context"),
@@ -45,46 +45,46 @@ EXPOSED = (
     ),
 )
 ACCESS = {"/health": PUBLIC, "/ready": PUBLIC, "/version": KEY} | dict.fromkeys(page.PATHS, PUBLIC)
-KEYED = ("/v1/",)
-KEYED_PATHS = ("/tokenize", "/detokenize", "/apply-template")
+KEY_PREFIXES = ("/v1/",)
+KEY_PATHS = ("/tokenize", "/detokenize", "/apply-template")
 
 
 def access(path: str) -> str:
-    """Who may ask at a path: what is not named here is the operator's."""
+    """Return the access level of a path; any path that is not listed is the operator's."""
     if path in ACCESS:
         return ACCESS[path]
-    return KEY if path.startswith(KEYED) or path in KEYED_PATHS else OPERATOR
+    return KEY if path.startswith(KEY_PREFIXES) or path in KEY_PATHS else OPERATOR
 
 
-class Generate:
-    """POST of an endpoint that takes tokens, on raw ASGI: the hot path."""
+class RelayEndpoint:
+    """POST of a generation endpoint, on raw ASGI because it is the hot path."""
 
-    def __init__(self, state: State, dialect: Dialect) -> None:
+    def __init__(self, state: GatewayState, dialect: Dialect) -> None:
         self._state = state
         self._dialect = dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         state = self._state
         try:
-            incoming = await read_incoming(state, self._dialect, scope, receive, send)
+            incoming = await read_generation_request(state, self._dialect, scope, receive, send)
             async with Account(state, incoming) as account:
                 async with state.until_shutdown():
-                    if await cascade.answered(state, incoming, account):
+                    if await cascade.try_cheap_route(state, incoming, account):
                         return
                     if not incoming.stream:
                         await answer_whole(state, incoming, account)
                 if incoming.stream:
                     await StreamedAnswer(state, incoming, account).run()
-            shadow.copy(state, incoming)
+            shadow.send_copy(state, incoming)
         except RequestError as error:
             state.metrics.add("refused", code=error.code or "refused")
             raise
 
 
-def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
-    """The whole application; with a `runner` files and batches too, run through it."""
+def make_app(state: GatewayState, runner: Runner | None = None) -> ASGIApp:
+    """Return the whole application; with a `runner` also the routes of files and batches."""
     endpoints: dict[str, ASGIApp] = {
-        path: Generate(state, dialect) for path, dialect in DIALECTS.items()
+        path: RelayEndpoint(state, dialect) for path, dialect in DIALECTS.items()
     }
     routes = []
     if runner is not None:
@@ -121,14 +121,14 @@ def make_app(state: State, runner: Runner | None = None) -> ASGIApp:
             allow_origins=options.allowed_origins,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=EXPOSED,
+            expose_headers=EXPOSED_HEADERS,
         )
-    root = root_path.checked(options.root_path)
+    root = root_path.check_root_path(options.root_path)
     return RootPath(app, root) if root else app
 
 
-def log_refusal(state: State, error: RequestError, source: RequestSource) -> None:
-    """The line of a request that was answered with an error, where requests have lines."""
+def log_refusal(state: GatewayState, error: RequestError, source: RequestSource) -> None:
+    """Write the request-log line of a request that was answered with an error."""
     if state.request_log is not None:
         state.request_log.log_error_answer(error, source)
 
@@ -139,7 +139,7 @@ Given = TypeVar("Given")
 def handler(
     given: Given, answer: Callable[[Given, Request], Awaitable[Response]]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """`answer` with what it is given, the state or the runner, as Starlette calls it."""
+    """Bind `answer` to the state or the runner, as a Starlette endpoint."""
 
     async def endpoint(request: Request) -> Response:
         return await answer(given, request)
@@ -151,18 +151,18 @@ async def nothing_here(scope: Scope, receive: Receive, send: Send) -> None:
     raise unknown_url_error(scope["path"])
 
 
-# ── the small answers ───────────────────────────────────────────────────────────────────────
+# ── short endpoints ─────────────────────────────────────────────────────────────────────────
 
 
-async def health(state: State, _: Request) -> Response:
-    """200 while the process lives."""
+async def health(state: GatewayState, _: Request) -> Response:
+    """Return 200 while the process lives."""
     return json_response({"status": "ok"})
 
 
-async def ready(state: State, _: Request) -> Response:
-    """200 while every model has an upstream that is up, and it does not end."""
+async def ready(state: GatewayState, _: Request) -> Response:
+    """Return 200 while every model has an upstream that is up and the gateway is not draining."""
     models = {
-        name: any(each.looked and not each.is_down for each in pool.upstreams)
+        name: any(each.was_reached and not each.is_down for each in pool.upstreams)
         for name, pool in state.pools.items()
     }
     good = all(models.values()) and not state.is_draining
@@ -171,17 +171,17 @@ async def ready(state: State, _: Request) -> Response:
     return json_response(content, 200 if good else 503, {} if good else {"retry-after": "1"})
 
 
-async def version(state: State, _: Request) -> Response:
+async def version(state: GatewayState, _: Request) -> Response:
     return json_response({"version": headway.__version__})
 
 
-async def metrics(state: State, _: Request) -> Response:
+async def metrics(state: GatewayState, _: Request) -> Response:
     text = state.metrics.render(state.gauges())
     return Response(text, media_type="text/plain; version=0.0.4")
 
 
-async def stats(state: State, _: Request) -> Response:
-    """Upstreams, routes, rollouts with their evidence, and what tasks cost."""
+async def stats(state: GatewayState, _: Request) -> Response:
+    """Return upstreams, routes, rollouts with their evidence, and the costs of tasks."""
     return json_response(
         {
             "upstreams": [each.snapshot() for each in state.upstreams.values()],
@@ -216,8 +216,8 @@ async def stats(state: State, _: Request) -> Response:
     )
 
 
-def model_card(state: State, name: str) -> dict[str, Any]:
-    """One model, to OpenAI's clients and to Anthropic's."""
+def model_card(state: GatewayState, name: str) -> dict[str, Any]:
+    """Return the card of one model, with the fields of OpenAI and of Anthropic."""
     _, row = state.route(name)
     contexts = [each.context for each in state.pools[row.name].upstreams if each.context]
     return {
@@ -232,30 +232,30 @@ def model_card(state: State, name: str) -> dict[str, Any]:
     }
 
 
-async def list_models(state: State, _: Request) -> Response:
+async def list_models(state: GatewayState, _: Request) -> Response:
     cards = [model_card(state, name) for name in state.model_names]
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
     return json_response({"object": "list", "data": cards, "has_more": False, **ends})
 
 
-async def get_model(state: State, request: Request) -> Response:
+async def get_model(state: GatewayState, request: Request) -> Response:
     name = request.path_params["name"]
     if name not in state.model_names:
         state.route(name)
     return json_response(model_card(state, name))
 
 
-async def outcome(state: State, request: Request) -> Response:
-    """POST /v1/outcomes: whether a task of this key has succeeded."""
+async def outcome(state: GatewayState, request: Request) -> Response:
+    """POST /v1/outcomes: record whether a task of this key succeeded."""
     raw = await read_object(state, request.scope, request.receive)
     report, owner = bodies.typed(raw, Outcome), owner_of(request.scope)
     known = state.tasks.judge(owner, report.task_id, report.success)
     if not known:
         raise no_such_task(report.task_id)
     for rollout in state.rollouts.values():
-        rollout.judged(owner, report.task_id, report.success)
+        rollout.add_outcome(owner, report.task_id, report.success)
     state.ledger.write(
-        ledger.JUDGE,
+        ledger.ADD_OUTCOME,
         *(owner, report.task_id, int(report.success), report.score, report.source),
         state.clock.wall_s(),
     )
@@ -263,7 +263,7 @@ async def outcome(state: State, request: Request) -> Response:
     return json_response(msgspec.to_builtins(report))
 
 
-Answer = Callable[[State, Request], Awaitable[Response]]
+Answer = Callable[[GatewayState, Request], Awaitable[Response]]
 ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/health", health),
     ("GET", "/ready", ready),
@@ -275,13 +275,13 @@ ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/v1/models", list_models),
     ("GET", "/v1/models/{name:path}", get_model),
     ("POST", "/v1/outcomes", outcome),
-    ("POST", "/tokenize", forward.count),
-    ("POST", "/detokenize", forward.count),
-    ("POST", "/apply-template", forward.count),
-    ("POST", "/v1/messages/count_tokens", forward.count),
-    ("POST", "/v1/responses/input_tokens", forward.count),
-    ("GET", "/v1/responses/{response_id}", forward.stored),
-    ("DELETE", "/v1/responses/{response_id}", forward.stored),
-    ("POST", "/v1/responses/{response_id}/cancel", forward.stored),
-    ("GET", "/v1/responses/{response_id}/input_items", forward.stored),
+    ("POST", "/tokenize", forward.forward_count),
+    ("POST", "/detokenize", forward.forward_count),
+    ("POST", "/apply-template", forward.forward_count),
+    ("POST", "/v1/messages/count_tokens", forward.forward_count),
+    ("POST", "/v1/responses/input_tokens", forward.forward_count),
+    ("GET", "/v1/responses/{response_id}", forward.forward_stored),
+    ("DELETE", "/v1/responses/{response_id}", forward.forward_stored),
+    ("POST", "/v1/responses/{response_id}/cancel", forward.forward_stored),
+    ("GET", "/v1/responses/{response_id}/input_items", forward.forward_stored),
 ]

@@ -1,4 +1,4 @@
-"""One request's arm of a rollout: which upstreams it may ask first, and what it says of them."""
+"""Arm of a rollout that a request belongs to: upstreams that it may use, and its sample."""
 
 from collections.abc import Collection
 from typing import Any
@@ -6,33 +6,34 @@ from typing import Any
 import msgspec
 
 from headway.edge.conforms import misfit
-from headway.gateway.config import ModelRow
-from headway.gateway.dialects import Usage
-from headway.gateway.rollout import Rollout, Sample
+from headway.gateway.config import GatewayModelRow
+from headway.gateway.dialects import UpstreamUsage
+from headway.gateway.rollout import ArmSample, Rollout
 from headway.gateway.upstream import Upstream
 
-UNTOLD = ("left",)
-"""Outcomes of an attempt that say nothing of its upstream."""
+NO_SAMPLE_OUTCOMES = ("left",)
+"""Outcomes of an attempt that carry no information about its upstream."""
 IDENTITIES = ("prompt_cache_key", "conversation", "user", "safety_identifier")
-"""Fields that keep a caller's requests in one arm."""
+"""Fields that keep the requests of one caller in one arm."""
 Arm = tuple[Rollout, bool]
-"""The rollout, and whether the canary answers."""
+"""The rollout, and whether the request belongs to the canary."""
 
 
 def arm_of(rollout: Rollout | None, raw: dict[str, Any], owner: str, request_id: str) -> Arm | None:
-    """The arm of a request; what goes on from a stored response has none."""
+    """Return the arm of a request; one that continues a stored response has none."""
     if rollout is None or raw.get("previous_response_id") is not None:
         return None
     names = [raw[name] for name in IDENTITIES if isinstance(raw.get(name), str)]
-    return rollout, rollout.takes(f"{owner}\0{names[0] if names else request_id}")
+    return rollout, rollout.is_canary(f"{owner}\0{names[0] if names else request_id}")
 
 
-def barred(
-    arm: Arm | None, route: ModelRow, upstreams: Collection[Upstream]
+def excluded_upstreams(
+    arm: Arm | None, route: GatewayModelRow, upstreams: Collection[Upstream]
 ) -> list[set[Upstream]]:
-    """Whom a request must not ask, in the order of trying.
+    """Return sets of upstreams that a request must not use, in the order of trying.
 
-    The control never asks the canary; the canary's requests ask the others where it fails them.
+    A request of the control never uses the canary. A request of the canary uses the other
+    upstreams after the canary failed.
     """
     if arm is None or arm[0].row.model != route.name:
         return [set()]
@@ -40,25 +41,28 @@ def barred(
     return [set(upstreams) - canary, set()] if arm[1] else [canary]
 
 
-def tell(
+def add_attempt_sample(
     arm: Arm,
     upstream: Upstream,
     outcome: str,
     *,
-    usage: Usage,
+    usage: UpstreamUsage,
     seconds: float,
     ttft_s: float | None,
     dollars: float | None,
     invalid: bool | None,
 ) -> None:
-    """The first attempt of a request is over; a canary that nobody could ask has failed."""
+    """Add the first attempt of a request to the rollout.
+
+    A request of the canary that no canary upstream could answer counts as an error.
+    """
     rollout, canary = arm
-    if outcome in UNTOLD:
+    if outcome in NO_SAMPLE_OUTCOMES:
         return
     error = outcome != "ok" or (canary and upstream.name not in rollout.row.canary)
     if error:
         missed = True if rollout.slo is not None else None
-        rollout.add(canary, Sample(error=True, missed=missed))
+        rollout.add(canary, ArmSample(error=True, missed=missed))
         return
     missed, count = None, usage.output
     if rollout.slo is not None:
@@ -66,7 +70,7 @@ def tell(
         missed = bool(rollout.slo.missed(ttft_s, rest, None, seconds))
     rollout.add(
         canary,
-        Sample(
+        ArmSample(
             error=False,
             missed=missed,
             token_s=seconds / count if count else None,
@@ -77,7 +81,7 @@ def tell(
 
 
 def is_invalid(raw: dict[str, Any], text: str) -> bool | None:
-    """Whether a chat's text breaks the form that was asked for; None where none was."""
+    """Return whether a chat's text violates its `response_format`; None without one."""
     response_format = raw.get("response_format")
     kind = response_format.get("type") if isinstance(response_format, dict) else None
     if kind not in ("json_object", "json_schema"):
@@ -105,7 +109,7 @@ class _Whole(msgspec.Struct):
 
 
 def whole_text(data: bytes) -> str:
-    """The text of a whole chat's first choice, "" where there is none."""
+    """Return the text of the first choice of a whole chat, or ""."""
     try:
         choices = msgspec.json.decode(data, type=_Whole).choices
     except msgspec.MsgspecError:

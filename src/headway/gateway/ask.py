@@ -1,4 +1,4 @@
-"""One attempt: the body an upstream is sent, and the beginning of its answer."""
+"""One attempt: the body and headers sent to an upstream, and the status line of its answer."""
 
 import contextlib
 from collections.abc import AsyncIterator
@@ -9,21 +9,21 @@ import msgspec
 
 from headway.edge.auth import header
 from headway.edge.relayed import FIELD, USER_HEADER, Relayed, is_user
-from headway.gateway.attempts import refused
-from headway.gateway.choose import uncached
-from headway.gateway.incoming import Incoming
+from headway.gateway.attempts import status_failure
+from headway.gateway.choose import uncached_tokens
+from headway.gateway.incoming import GatewayRequest
 from headway.gateway.speed import Flight
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import Upstream
 
 STREAM, WHOLE = "text/event-stream", "application/json"
-OURS = ("slo", "service_class", "timings", FIELD)
-"""Fields that a Headway server alone knows."""
-PREDICTS = ("headway", "llama")
-"""Kinds that know llama.cpp's name for the length of an answer."""
-SALTED = ("headway", "vllm")
-"""Kinds whose prefix caches keep salts apart."""
-PASSED_BACK = (
+HEADWAY_FIELDS = ("slo", "service_class", "timings", FIELD)
+"""Fields that only a Headway server knows."""
+N_PREDICT_KINDS = ("headway", "llama")
+"""Upstream kinds that know `n_predict`, llama.cpp's name for `max_tokens`."""
+SALTED_KINDS = ("headway", "vllm")
+"""Upstream kinds whose prefix cache separates salts."""
+CLIENT_HEADERS = (
     *("x-headway-ignored-fields", "x-headway-kv"),
     "x-headway-context",
 )
@@ -31,16 +31,16 @@ MAX_HEADER = 1000
 
 
 class Attempt:
-    """One attempt at one upstream; it counts there from the moment it is chosen."""
+    """One attempt at one upstream; it counts as in flight there from its construction."""
 
     def __init__(
-        self, state: State, incoming: Incoming, upstream: Upstream, raw: dict[str, Any]
+        self, state: GatewayState, incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]
     ) -> None:
         self.upstream = upstream
         self._incoming = incoming
         self.body = body_for(incoming, upstream, raw)
         self.flight: Flight = upstream.speed.begin(
-            uncached(upstream, incoming.query), incoming.query.answer
+            uncached_tokens(upstream, incoming.query), incoming.query.answer
         )
         upstream.pages.add(list(incoming.query.keys))
         upstream.breaker.begin()
@@ -48,13 +48,13 @@ class Attempt:
 
     @contextlib.asynccontextmanager
     async def answer(self, content_type: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """A 200 of this type; raises AttemptError, or one of FAILURES."""
+        """Yield the response if it is a 200 of this type; raises AttemptError or FAILURES."""
         path = self._incoming.dialect.path
         stream = content_type == STREAM
         answer = await self.upstream.post(path, self.body, self.headers, stream=stream)
         try:
             if answer.status != 200:
-                raise await refused(self.upstream, answer)
+                raise await status_failure(self.upstream, answer)
             if answer.content_type != content_type:
                 raise ValueError(f"{answer.content_type[:80]!r} in place of {content_type}")
             if answer.headers.get("content-encoding", "identity") != "identity":
@@ -68,22 +68,22 @@ class Attempt:
                 answer.close()
 
     def end(self, prompt: int = 0, answer: int = 0) -> None:
-        """It is over; safe to call twice."""
+        """End the attempt; safe to call twice."""
         num_bytes = self._incoming.prompt_bytes
         self.upstream.speed.end(self.flight, num_bytes, prompt, answer)
 
 
-def body_for(incoming: Incoming, upstream: Upstream, raw: dict[str, Any]) -> bytes:
-    """The body as this upstream understands it."""
+def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) -> bytes:
+    """Return the request body in the fields that this upstream understands."""
     body = {**raw, "model": upstream.model_for(incoming.model)}
     if not upstream.is_headway:
-        for name in OURS:
+        for name in HEADWAY_FIELDS:
             body.pop(name, None)
-    if upstream.kind not in PREDICTS and isinstance(body.get("n_predict"), int):
+    if upstream.kind not in N_PREDICT_KINDS and isinstance(body.get("n_predict"), int):
         bound = body.pop("n_predict")
         if bound > 0 and incoming.answer_param == "n_predict":
             body["max_tokens"] = bound
-    if upstream.kind in SALTED and upstream.kind != "headway":
+    if upstream.kind in SALTED_KINDS and upstream.kind != "headway":
         salt = incoming.caller.principal.salted(raw.get("cache_salt")).cache_salt
         if salt:
             body["cache_salt"] = salt
@@ -93,20 +93,24 @@ def body_for(incoming: Incoming, upstream: Upstream, raw: dict[str, Any]) -> byt
 
 
 def relayed_field(relayed: Relayed) -> dict[str, Any]:
-    """The field that a Headway server takes from a gateway."""
+    """Return the field that carries a gateway's instructions to a Headway server."""
     content: dict[str, Any] = {"marks": relayed.marks}
     if relayed.resume is not None:
         content["resume"] = relayed.resume
     return {FIELD: content}
 
 
-def headers_for(state: State, incoming: Incoming, upstream: Upstream) -> dict[str, str]:
-    """What goes with a request: who asks, the trace, and what the configuration lets through."""
-    return passed_headers(state, incoming.scope, incoming.owner, upstream)
+def headers_for(
+    state: GatewayState, incoming: GatewayRequest, upstream: Upstream
+) -> dict[str, str]:
+    """Return the headers of an attempt: user, trace, and those that the configuration forwards."""
+    return forwarded_headers(state, incoming.scope, incoming.owner, upstream)
 
 
-def passed_headers(state: State, scope: Any, owner: str, upstream: Upstream) -> dict[str, str]:
-    """The same of any request."""
+def forwarded_headers(
+    state: GatewayState, scope: Any, owner: str, upstream: Upstream
+) -> dict[str, str]:
+    """Return the headers to forward for any request, given its ASGI scope."""
     headers = {}
     for name in ("traceparent", *state.config.forward_headers):
         value = header(scope, name.encode())
@@ -119,21 +123,23 @@ def passed_headers(state: State, scope: Any, owner: str, upstream: Upstream) -> 
     return headers
 
 
-def passed_back(answer: aiohttp.ClientResponse, upstream: Upstream) -> list[tuple[bytes, bytes]]:
-    """Headers of a Headway server that its client may see."""
+def client_headers(answer: aiohttp.ClientResponse, upstream: Upstream) -> list[tuple[bytes, bytes]]:
+    """Return the headers of a Headway server's answer that a client may see."""
     if not upstream.is_headway:
         return []
     return [
         (name.encode(), value.encode("latin-1", "replace"))
-        for name in PASSED_BACK
+        for name in CLIENT_HEADERS
         if (value := answer.headers.get(name)) is not None
         and len(value) <= MAX_HEADER
         and value.isprintable()
     ]
 
 
-def renamed(incoming: Incoming, upstream: Upstream) -> list[tuple[bytes, bytes]]:
-    """What is replaced in an answer: the model's name there by the one that was asked for."""
+def model_name_replacements(
+    incoming: GatewayRequest, upstream: Upstream
+) -> list[tuple[bytes, bytes]]:
+    """Return the replacements that put the requested model's name back into an answer."""
     there = upstream.model_for(incoming.model)
     if there == incoming.model:
         return []
@@ -141,8 +147,8 @@ def renamed(incoming: Incoming, upstream: Upstream) -> list[tuple[bytes, bytes]]
     return [(b'"model":' + old, b'"model":' + new), (b'"model": ' + old, b'"model": ' + new)]
 
 
-def replaced(data: bytes, pairs: list[tuple[bytes, bytes]]) -> bytes:
-    """Each first occurrence replaced; a quoted name cannot stand inside a JSON string."""
+def replace_each(data: bytes, pairs: list[tuple[bytes, bytes]]) -> bytes:
+    """Replace the first occurrence of each pair; a quoted name cannot occur in a JSON string."""
     for old, new in pairs:
         data = data.replace(old, new, 1)
     return data

@@ -1,11 +1,11 @@
-"""The way of one request through upstreams: which is next, within one deadline and one budget.
+"""Failover of one request over upstreams, within one deadline and one retry budget.
 
-    pool of its model, by its policy ─► the others of that pool ─► pools of its fallbacks
+    pool of its model, by policy ─► the others of that pool ─► pools of its fallbacks
 
-The first attempt is free, as is the next behind one who said that it serves nothing now, which
-costs nobody work; each further one takes from the retry budget, and waits a while for room in it
-where an upstream stands ready. A failure that is the client's making ends the way, as does
-the deadline; what cannot be answered is 502, 503 or 504.
+The first attempt is free, and so is the next one after an upstream that serves nothing now, which
+cost no work. Each further attempt takes from the retry budget, and waits for room in the budget
+while an upstream is available. A failure caused by the client ends the sequence, and so does the
+deadline. A request without an answer ends with 502, 503 or 504.
 """
 
 import asyncio
@@ -17,32 +17,33 @@ import msgspec
 
 from headway.core.errors import EngineDownError, OverloadedError, RequestError
 from headway.edge.http_client import read_bounded
-from headway.gateway.arm import barred
+from headway.gateway.arm import excluded_upstreams
 from headway.gateway.breaker import WINDOW_S
-from headway.gateway.config import ModelRow
-from headway.gateway.incoming import Incoming
-from headway.gateway.state import State
+from headway.gateway.config import GatewayModelRow
+from headway.gateway.incoming import GatewayRequest
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import FAILURES, UNREADABLE, Upstream
 
 MAX_ERROR_BYTES, MAX_MESSAGE = 64 * 1024, 500
-AGAIN = {429, 502, 503, 504}
-"""Statuses after which another upstream is asked."""
-ELSEWHERE = {"context_length_exceeded", "model_not_found", "unsupported_parameter"}
-"""Codes of a refusal that another upstream may not share."""
+RETRIED_STATUSES = {429, 502, 503, 504}
+"""Statuses after which another upstream is tried."""
+RETRIED_CODES = {"context_length_exceeded", "model_not_found", "unsupported_parameter"}
+"""Error codes that another upstream may not return."""
 TOO_LONG, TOO_LONG_TYPES = "maximum context length", ("exceed_context_size_error",)
-"""How vLLM, in its message, and llama-server say `context_length_exceeded`."""
-PATIENCE_S, TURN_S = WINDOW_S, 0.05
-"""So long a retry waits for room in the budget, which comes back within its window."""
-BUSY = {"overloaded", "rate_limit_exceeded"}
-"""Codes of an upstream that lives and has too much to do."""
-AWAY = {"not_ready", "shutting_down"}
-"""Codes of a Headway server that serves nothing now: it loads, drains, or its engine restarts."""
+"""`context_length_exceeded` in the words of vLLM (its message) and llama-server (its type)."""
+RETRY_WAIT_S, RETRY_POLL_S = WINDOW_S, 0.05
+"""Seconds that a retry waits for room in the budget, and between two looks at it."""
+OVERLOAD_CODES = {"overloaded", "rate_limit_exceeded"}
+"""Error codes of an upstream that is overloaded."""
+UNAVAILABLE_CODES = {"not_ready", "shutting_down"}
+"""Error codes of a Headway server that loads, drains, or restarts its engine."""
 
 
 class AttemptError(Exception):
-    """An attempt failed: `outcome` names how, for the metric; `counts` against the upstream.
+    """Failure of an attempt; `outcome` is its label in the metric.
 
-    `again` says whether another may be asked, `error` what the client is told if nobody else is.
+    `counts` says whether it counts as a failure of the upstream, `again` whether another upstream
+    may be tried, `error` what the client gets if none is left.
     """
 
     def __init__(
@@ -55,101 +56,109 @@ class AttemptError(Exception):
         self.again = again
 
 
-class Way:
-    """The attempts of one request."""
+class AttemptSequence:
+    """The sequence of attempts of one request."""
 
-    def __init__(self, state: State, incoming: Incoming) -> None:
+    def __init__(self, state: GatewayState, incoming: GatewayRequest) -> None:
         self._state = state
         self._incoming = incoming
-        self._without: set[Upstream] = set()
+        self._failed_upstreams: set[Upstream] = set()
         self._refused: set[Upstream] = set()
-        """Those that will say the same of this request however often they are asked."""
+        """Upstreams that would refuse this request again."""
         self._last: RequestError | None = None
         self._is_second_round = False
         self._waits = True
-        """Whether a retry waits for the budget: not where all have too much to do."""
-        self._was_away = False
-        """Whether the last one that was asked serves nothing now."""
+        """Whether a retry waits for the budget; False after an overloaded upstream."""
+        self._was_unavailable = False
+        """Whether the last upstream serves nothing now."""
         self.num_attempts = 0
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until its deadline."""
+        """Return the seconds until the deadline."""
         return self._incoming.deadline_s - self._state.clock.now_s()
 
     async def next(
         self, *, free: bool = False, only: Callable[[Upstream], bool] = lambda each: True
     ) -> Upstream:
-        """The upstream to ask now, one of `only`; raises RequestError where there is none.
+        """Return the next upstream to try, one of `only`; raises RequestError if there is none.
 
-        With `free` the budget is not asked: each stream may go on once, and what a canary fails
-        is tried once more. When all have failed once they are tried a second time.
+        With `free` the attempt takes nothing from the budget: each stream may be resumed once, and
+        a failure of a canary is retried once. After each upstream failed once, all are tried again.
         """
         budget, now_s = self._state.budget, self._state.clock.now_s
         free = free or not self.num_attempts or self._is_second_for_canary()
-        until_s = now_s() + PATIENCE_S
+        until_s = now_s() + RETRY_WAIT_S
         upstream = self._chosen(only)
-        free = free or (self._was_away and not upstream.is_away)
+        free = free or (self._was_unavailable and not upstream.is_unavailable)
         while not (free or budget.take()):
-            waits = self._waits and not upstream.is_away and upstream.breaker.state == "closed"
+            waits = (
+                self._waits and not upstream.is_unavailable and upstream.breaker.state == "closed"
+            )
             if not waits or now_s() >= until_s:
                 self._state.metrics.add("retries_denied")
                 raise self._last or self._no_upstream_error()
-            await asyncio.sleep(TURN_S)
+            await asyncio.sleep(RETRY_POLL_S)
             upstream = self._chosen(only)
         self.num_attempts += 1
         return upstream
 
     def _chosen(self, only: Callable[[Upstream], bool]) -> Upstream:
-        """Whom to ask now, whatever the budget says; raises RequestError where there is nobody."""
+        """Return the next upstream without the budget; raises RequestError if there is none."""
         if self.remaining_s <= 0:
-            raise self._last or too_late()
+            raise self._last or deadline_error()
         upstream = next(self._candidates(only), None)
-        if upstream is None and self._without and not self._is_second_round:
+        if upstream is None and self._failed_upstreams and not self._is_second_round:
             self._is_second_round = True
-            self._without.clear()
+            self._failed_upstreams.clear()
             upstream = next(self._candidates(only), None)
         if upstream is None:
             raise self._last or self._no_upstream_error()
         return upstream
 
     def _no_upstream_error(self) -> RequestError:
-        """Nobody can be asked: now, or ever where none understands what the request needs."""
+        """Return the error for no upstream: now, or always if none has a feature of the request."""
         incoming, pools = self._incoming, self._state.pools
         upstreams = [each for row in self._routes() for each in pools[row.name].upstreams]
         missing = incoming.query.needs.difference(*(each.can for each in upstreams))
-        return not_understood(incoming, min(missing)) if missing else no_upstream_error(incoming)
+        return (
+            unsupported_feature_error(incoming, min(missing))
+            if missing
+            else no_upstream_error(incoming)
+        )
 
     def _is_second_for_canary(self) -> bool:
-        """Whether a canary on trial has failed this request: its client must not notice."""
+        """Return whether this is the retry after a canary on trial failed the request."""
         arm = self._incoming.arm
         return self.num_attempts == 1 and arm is not None and arm[1] and arm[0].share < 1
 
     def _candidates(self, only: Callable[[Upstream], bool]) -> Iterator[Upstream]:
-        """The best of each pool, the model's own first; then again, whatever breakers say."""
+        """Yield the best upstream of each pool, the model's own first; then ignoring breakers."""
         unfit = {each for each in self._state.upstreams.values() if not only(each)}
         unfit |= self._refused
         query, arm = self._incoming.query, self._incoming.arm
         for last in (False, True):
             for route in self._routes():
                 pool = self._state.pools[route.name]
-                for others in barred(arm, route, pool.upstreams):
-                    upstream = pool.choose(query, unfit | self._without | others, last=last)
+                for others in excluded_upstreams(arm, route, pool.upstreams):
+                    upstream = pool.choose(
+                        query, unfit | self._failed_upstreams | others, last=last
+                    )
                     if upstream is not None:
                         yield upstream
 
-    def _routes(self) -> list[ModelRow]:
+    def _routes(self) -> list[GatewayModelRow]:
         return self._state.with_fallbacks(self._incoming.route)
 
     def failed(self, upstream: Upstream, failure: AttemptError) -> None:
-        """An attempt there has failed; raises its error where nobody else may be asked."""
+        """Record a failed attempt; raises its error if no other upstream may be tried."""
         if failure.counts:
             upstream.breaker.failed()
         else:
-            upstream.breaker.given_up()
-        self._was_away = failure.outcome == "away"
-        upstream.is_away = upstream.is_away or self._was_away
-        self._without.add(upstream)
+            upstream.breaker.record_abort()
+        self._was_unavailable = failure.outcome == "away"
+        upstream.is_unavailable = upstream.is_unavailable or self._was_unavailable
+        self._failed_upstreams.add(upstream)
         if failure.outcome == "refused":
             self._refused.add(upstream)
         self._last, self._waits = failure.error, failure.outcome != "busy"
@@ -157,15 +166,15 @@ class Way:
             raise failure.error
 
 
-def no_upstream_error(incoming: Incoming) -> RequestError:
-    """There is no upstream to ask."""
+def no_upstream_error(incoming: GatewayRequest) -> RequestError:
+    """Return the error of a request that no upstream can answer now."""
     return EngineDownError(
         f"No upstream of {incoming.model[:80]} can answer this request now.", code="no_upstream"
     )
 
 
-def not_understood(incoming: Incoming, need: str) -> RequestError:
-    """No upstream of its model understands tools, schemas or images."""
+def unsupported_feature_error(incoming: GatewayRequest, need: str) -> RequestError:
+    """Return the error of a request for tools, schemas or images that no upstream supports."""
     fields = {
         "tools": ("tools",),
         "schemas": ("response_format", "text"),
@@ -180,14 +189,14 @@ def not_understood(incoming: Incoming, need: str) -> RequestError:
     )
 
 
-def too_late() -> RequestError:
+def deadline_error() -> RequestError:
     return RequestError(
         "The deadline of this request is over.", code="deadline_exceeded", status=504
     )
 
 
-def unanswered(error: BaseException) -> AttemptError:
-    """A connection that failed, an answer that did not come, or is none."""
+def connection_failure(error: BaseException) -> AttemptError:
+    """Map an exception of a connection, or of an unreadable answer, to an AttemptError."""
     if isinstance(error, TimeoutError):
         message, code, outcome = "did not answer in time", "upstream_timeout", "timeout"
         status = 504
@@ -201,7 +210,7 @@ def unanswered(error: BaseException) -> AttemptError:
 
 
 class ErrorDetail(msgspec.Struct):
-    """What the error of an upstream says of itself."""
+    """Fields of an error body that the gateway reads."""
 
     message: str = ""
     code: str | int | None = None
@@ -210,13 +219,13 @@ class ErrorDetail(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of an error: OpenAI's, or Anthropic's."""
+    """Body of an error, as OpenAI's or Anthropic's API defines it."""
 
     error: ErrorDetail | str | None = None
 
 
-async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> AttemptError:
-    """What an answer that is no 200 means."""
+async def status_failure(upstream: Upstream, answer: aiohttp.ClientResponse) -> AttemptError:
+    """Map an answer with another status than 200 to an AttemptError."""
     status = answer.status
     detail = await read_error(answer)
     code = detail.code if isinstance(detail.code, str) and is_word(detail.code) else None
@@ -229,8 +238,8 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
         )
         return AttemptError("refused", error)
     if status < 400:  # a redirect, or an answer of another kind: 204 has no body
-        return unanswered(ValueError(f"status {status}"))
-    if status == 429 or code in BUSY:
+        return connection_failure(ValueError(f"status {status}"))
+    if status == 429 or code in OVERLOAD_CODES:
         busy = OverloadedError(
             "The upstreams have too much to do.",
             reason="upstream",
@@ -244,9 +253,9 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
             status=503 if status == 503 else 502 if status != 504 else 504,
             retry_after_s=(retry_after_s or 1.0) if status == 503 else None,
         )
-        if upstream.is_headway and status == 503 and code in AWAY:
+        if upstream.is_headway and status == 503 and code in UNAVAILABLE_CODES:
             return AttemptError("away", error, counts=False)
-        return AttemptError(f"status_{status}", error, again=status in AGAIN)
+        return AttemptError(f"status_{status}", error, again=status in RETRIED_STATUSES)
     error = RequestError(
         message_of(upstream, detail, status),
         param=detail.param if detail.param and detail.param.isprintable() else None,
@@ -254,19 +263,19 @@ async def refused(upstream: Upstream, answer: aiohttp.ClientResponse) -> Attempt
         status=status,
         retry_after_s=retry_after_s,
     )
-    again = code in ELSEWHERE
+    again = code in RETRIED_CODES
     return AttemptError("refused", error, counts=False, again=again)
 
 
 def message_of(upstream: Upstream, detail: ErrorDetail, status: int) -> str:
-    """A Headway server's own words; another's may name what is nobody's business."""
+    """Return a Headway server's message; a foreign one may name internals of the upstream."""
     if upstream.is_headway and detail.message.isprintable() and detail.message:
         return detail.message[:MAX_MESSAGE]
     return f"The upstream refuses this request with status {status}."
 
 
 async def read_error(answer: aiohttp.ClientResponse) -> ErrorDetail:
-    """The error in a body, as far as there is one."""
+    """Return the error of a body; its fields are empty where the body has none."""
     try:
         async with asyncio.timeout(5.0):
             data = await read_bounded(answer, MAX_ERROR_BYTES)
@@ -279,17 +288,17 @@ async def read_error(answer: aiohttp.ClientResponse) -> ErrorDetail:
 
 
 def is_word(text: str) -> bool:
-    """Whether this can be a code: invalid_value."""
+    """Return whether the text can be an error code, such as invalid_value."""
     return 0 < len(text) <= 64 and text.isascii() and text.replace("_", "a").isalnum()
 
 
 def seconds_of(text: str | None) -> float | None:
-    """A retry-after header in seconds; a date is not read."""
+    """Return the seconds of a Retry-After header; None for a date."""
     return float(text) if text and text.isdecimal() and len(text) < 6 else None
 
 
-async def in_its_own_task(work: Coroutine[Any, Any, None]) -> None:
-    """Wait for it as for a task: what wakes up for each chunk is four calls deep, not sixteen."""
+async def run_in_task(work: Coroutine[Any, Any, None]) -> None:
+    """Await `work` in a task of its own: each chunk then wakes up four frames, not sixteen."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     await task

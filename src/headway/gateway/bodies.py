@@ -1,4 +1,4 @@
-"""What the gateway reads of a body: fields with types, prompts, lengths, what it needs."""
+"""Fields that the gateway reads of a request body: types, prompts, lengths, features."""
 
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -11,8 +11,8 @@ Number = Annotated[int, Meta(ge=-(2**53), le=2**53)]
 
 
 class Body(msgspec.Struct):
-    """The fields of a body that the gateway goes by, so that a number in quotes is refused here and
-    not read by an upstream alone; upstreams judge all others. `prompt` and `tokens` may hold many
+    """Fields of a body that the gateway uses. Its types are checked here, so that no upstream reads
+    a quoted number differently; upstreams check all other fields. `prompt` and `tokens` may hold
     token ids."""
 
     model: str | None = None
@@ -30,19 +30,19 @@ class Body(msgspec.Struct):
 
 
 def prompts_of(given: Any) -> list[Any]:
-    """Each prompt: [1, 2] is one of two tokens, ["a", "b"] and [[1], [2]] are two."""
+    """Split a field: [1, 2] is one prompt of two tokens, ["a", "b"] and [[1], [2]] are two."""
     if isinstance(given, list) and given and not isinstance(given[0], int):
         return given
     return [given]
 
 
 def num_ids(given: Any) -> int:
-    """The token ids in prompts: 2 of [1, 2], 3 of [[1, 2], [3]], 0 of "a"."""
+    """Count the token ids in prompts: 2 in [1, 2], 3 in [[1, 2], [3]], 0 in "a"."""
     return sum(len(each) for each in prompts_of(given) if isinstance(each, list))
 
 
 def prompt_bytes(raw: dict[str, Any], names: Iterable[str]) -> bytes:
-    """The fields one behind the other, items of lists too: what equal prompts share comes first."""
+    """Concatenate the fields and items of lists, so that equal prompts have equal prefixes."""
     parts = []
     for name in names:
         value = raw.get(name)
@@ -56,16 +56,16 @@ def prompt_bytes(raw: dict[str, Any], names: Iterable[str]) -> bytes:
 
 
 def answer_length(raw: dict[str, Any], names: Iterable[str]) -> tuple[int | None, str | None]:
-    """(the most tokens of an answer, the field that says so), (None, None) where none does.
+    """Return (maximum answer tokens, the field that states it), or (None, None) without one.
 
-    Of several fields the largest, for upstreams differ in which of them they go by.
+    Of several fields the largest value wins, because upstreams differ in the field they use.
     """
     given = [(raw[name], name) for name in names if (raw.get(name) or 0) > 0]
     return max(given, default=(None, None))
 
 
 def needs_of(raw: dict[str, Any]) -> frozenset[str]:
-    """What an upstream must understand: tools, schemas, images."""
+    """Return the features that an upstream needs: tools, schemas, images."""
     needs = set()
     if raw.get("tools"):
         needs.add("tools")
@@ -82,7 +82,7 @@ IMAGES = ("image_url", "image", "input_image")
 
 
 def has_image(messages: Any) -> bool:
-    """Whether a part of a message is an image."""
+    """Return whether a message has an image part."""
     for message in messages if isinstance(messages, list) else ():
         content = message.get("content") if isinstance(message, dict) else None
         for part in content if isinstance(content, list) else ():

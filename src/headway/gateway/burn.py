@@ -1,8 +1,9 @@
-"""What the requests of a model have spent of its error budget, and whether they spend it too fast.
+"""Error budget of a model: how much of it is spent, and whether it is spent too fast.
 
-By the alerts that page somebody (`telemetry.budget_rules`): of a target of 0.99 one request in a
-hundred may miss, and 14.4 times as many over an hour and over its last five minutes burn the
-budget. Requests are counted by minute of the wall clock, so that a restart goes on.
+The thresholds are those of the paging alerts (`telemetry.budget_rules`): with a target of 0.99 one
+request in a hundred may miss its objectives, and the budget burns if 14.4 times as many miss over
+an hour and over its last five minutes. Requests are counted by minute of the wall clock, so that
+the count survives a restart.
 """
 
 from collections import deque
@@ -13,26 +14,26 @@ from headway.telemetry.budget_rules import ALERTS, MAX_MISSED_SHARE, Alert
 MINUTES = {"5m": 5, "30m": 30, "1h": 60, "6h": 360}
 PAGES = tuple(alert for alert in ALERTS if alert.severity == "page")
 Minute = list[int]
-"""Its number, the requests that were judged in it, those that missed."""
+"""[minute number, judged requests, missed requests]."""
 
 
 class ErrorBudget:
-    """One model's, of which a share `target` is to meet the objectives."""
+    """Error budget of one model: a share `target` of its requests has to meet the objectives."""
 
     def __init__(self, target: float, clock: Clock | None = None) -> None:
         self.target, self.clock = target, clock or SystemClock()
         self.minutes: deque[Minute] = deque(maxlen=max(MINUTES.values()))
 
     def add(self, missed: bool) -> None:
-        """A request was judged."""
+        """Count a judged request."""
         now = self._now()
         if not self.minutes or self.minutes[-1][0] != now:
             self.minutes.append([now, 0, 0])
         self.minutes[-1][1] += 1
         self.minutes[-1][2] += missed
 
-    def burns(self) -> str:
-        """Which alert holds, in words; "" where none does."""
+    def alert_text(self) -> str:
+        """Return the text of the alert that fires, or ""."""
         return next((text for alert in PAGES if (text := self._describe(alert))), "")
 
     def _describe(self, alert: Alert) -> str:
@@ -44,7 +45,7 @@ class ErrorBudget:
         return f"{both} missed their objectives, more than {limit:.1%}"
 
     def _share(self, window: str) -> float:
-        """The share that missed in it; 0 where nothing was judged."""
+        """Return the share of requests that missed in a window; 0 without requests."""
         first = self._now() - MINUTES[window]
         within = [each for each in self.minutes if each[0] > first]
         judged = sum(each[1] for each in within)

@@ -1,13 +1,12 @@
-"""Which upstream is asked next: those that fit the request, by a policy.
+"""Choice of the next upstream: those that fit the request, by a policy.
 
-    fits      context, tools, schemas, images, embeddings, the model's name
-    healthy   its breaker allows it and the last looks found it
-    there     it did not say that it serves nothing now, unless all did
-    policy    time: the least expected seconds to the first token; least, round_robin, weighted,
-              pinned
+    fits       context, tools, schemas, images, embeddings, the model's name
+    healthy    its breaker allows it and the last health checks succeeded
+    available  it did not report that it serves nothing now, unless all did
+    policy     time: smallest expected time to first token; least, round_robin, weighted, pinned
 
-Breakers never take the better half away: where less than half of a pool is allowed by them, all
-that are up are tried (panic). Where none is, fallbacks that are allowed go first.
+Breakers never exclude more than half of a pool: if they allow less than half, all upstreams that
+are up are tried (panic). If they allow none, fallbacks that are allowed come first.
 """
 
 import random
@@ -19,22 +18,22 @@ from statistics import fmean
 from headway.gateway.upstream import Upstream
 
 PANIC_SHARE = 0.5
-ALIKE, ALIKE_S = 1.25, 0.001
-"""Forecasts so close are alike: what prompts take differs by as much from one to the next."""
+EQUAL_WAIT_RATIO, EQUAL_WAIT_S = 1.25, 0.001
+"""Expected times within this factor, plus these seconds, count as equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingQuery:
-    """What a choice goes by: the model's name, the prompt's pages and bytes, what it needs."""
+    """Input of a choice: the model's name, the prompt's page keys and bytes, required features."""
 
     model: str
     keys: Sequence[int] = ()
     num_bytes: int = 0
     answer: int | None = None
-    """The most tokens of its answer, None where the client did not say."""
+    """Maximum answer tokens; None if the client did not state it."""
     needs: frozenset[str] = frozenset()
     pinned: str = ""
-    """The one upstream that knows what it goes on from."""
+    """The one upstream that keeps the response that this request continues."""
 
 
 @dataclass(slots=True)
@@ -44,39 +43,39 @@ class Pool:
     upstreams: list[Upstream]
     policy: str = "time"
     any_name: bool = False
-    """Whether only those may answer that serve the name which was asked for."""
+    """Whether only upstreams that serve the requested name may answer."""
     _turns: "count[int]" = field(default_factory=count)
 
     def choose(
         self, query: RoutingQuery, without: Collection[Upstream] = (), *, last: bool = True
     ) -> Upstream | None:
-        """The next upstream to ask; None where no healthy one fits.
+        """Return the next upstream; None if no healthy one fits.
 
-        A pool that is not the `last` to be asked gives nobody where breakers allow none of it, or
-        where all of it serve nothing now.
+        A pool that is not the `last` one returns None if its breakers allow none, or if all of its
+        upstreams serve nothing now.
         """
         fitting = [each for each in self.fitting(query) if not each.is_down]
-        fitting = [each for each in fitting if not each.is_away] or (fitting if last else [])
+        fitting = [each for each in fitting if not each.is_unavailable] or (fitting if last else [])
         allowed = [each for each in fitting if each.breaker.allows]
         if len(allowed) < PANIC_SHARE * len(fitting) and (allowed or last):
             allowed = fitting
         free = [each for each in allowed if each not in without and not each.is_full]
         if not free:
             return None
-        turn = 0 if without else next(self._turns)  # a second attempt takes nobody's turn
+        turn = 0 if without else next(self._turns)  # a retry does not advance the round robin
         return POLICIES[self.policy](free, query, turn)
 
     def fitting(self, query: RoutingQuery) -> list[Upstream]:
-        """Those that can answer at all.
+        """Return the upstreams that can answer this request.
 
-        Where the prompt seems to be too long for all of them the largest context may say so.
+        If the prompt seems too long for all, the one with the largest context refuses it.
         """
         able = [
             each
             for each in self.upstreams
             if query.needs <= each.can
             and (not query.pinned or each.name == query.pinned)
-            and (not self.any_name or each.serves(query.model) or not each.looked)
+            and (not self.any_name or each.serves(query.model) or not each.was_reached)
         ]
         fitting = [each for each in able if has_room(each, query)]
         if fitting or not able:
@@ -86,21 +85,21 @@ class Pool:
 
 
 def has_room(upstream: Upstream, query: RoutingQuery) -> bool:
-    """Whether prompt and answer fit in its context, as far as bytes tell."""
+    """Return whether prompt and answer fit in the context, as estimated from bytes."""
     if not upstream.context:
         return True
     prompt = upstream.speed.tokens_of(query.num_bytes)
     return prompt + (query.answer or 1) <= upstream.context
 
 
-def uncached(upstream: Upstream, query: RoutingQuery) -> float:
-    """Prompt tokens that it has yet to compute."""
+def uncached_tokens(upstream: Upstream, query: RoutingQuery) -> float:
+    """Return the prompt tokens that are not in the upstream's prefix cache."""
     uncached_bytes = query.num_bytes - upstream.pages.prefix_bytes(list(query.keys))
     return upstream.speed.tokens_of(max(0, uncached_bytes))
 
 
 def wait_s(upstream: Upstream, query: RoutingQuery, bytes_per_token: float) -> float:
-    """Expected seconds to the first token there."""
+    """Return the expected seconds to the first token."""
     speed = upstream.speed
     uncached_bytes = max(0, query.num_bytes - upstream.pages.prefix_bytes(list(query.keys)))
     return speed.queue_s + uncached_bytes / bytes_per_token * speed.token_s
@@ -108,18 +107,18 @@ def wait_s(upstream: Upstream, query: RoutingQuery, bytes_per_token: float) -> f
 
 # ── policies ────────────────────────────────────────────────────────────────────────────────
 
-Choice = Callable[[list[Upstream], RoutingQuery, int], Upstream]
+PolicyFunction = Callable[[list[Upstream], RoutingQuery, int], Upstream]
 
 
 def by_time(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
-    """The least expected time to the first token.
+    """Return the upstream with the smallest expected time to first token.
 
-    Of those that no forecast can tell apart the one with the least to do, then with the most room
-    in its cache: beginnings spread, also where requests come one after the other.
+    Among equal ones it takes the one with the fewest requests in flight, then the one with the
+    fewest cached pages: this spreads prefixes over caches even when requests arrive one by one.
     """
     ratio = fmean(each.speed.bytes_per_token for each in free)  # of one model, for all alike
     waits = [(wait_s(each, query, ratio), each) for each in free]
-    bound_s = min(wait for wait, _ in waits) * ALIKE + ALIKE_S
+    bound_s = min(wait for wait, _ in waits) * EQUAL_WAIT_RATIO + EQUAL_WAIT_S
     equal = [each for wait, each in waits if wait <= bound_s]
     idlest = min((len(each.speed.flights), len(each.pages)) for each in equal)
     best = [each for each in equal if (len(each.speed.flights), len(each.pages)) == idlest]
@@ -127,13 +126,13 @@ def by_time(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
 
 
 def by_least(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
-    """The fewest requests in flight."""
+    """Return the upstream with the fewest requests in flight."""
     least = min(len(each.speed.flights) for each in free)
     equal = [each for each in free if len(each.speed.flights) == least]
     return equal[turn % len(equal)]
 
 
-def by_turn(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
+def by_round_robin(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
     return free[turn % len(free)]
 
 
@@ -142,15 +141,15 @@ def by_weight(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
 
 
 def pinned(free: list[Upstream], query: RoutingQuery, turn: int) -> Upstream:
-    """The same upstream for the same beginning of a prompt, as long as it is there."""
+    """Return the same upstream for the same prompt prefix, as long as it is available."""
     key = query.keys[0] if query.keys else 0
     return max(free, key=lambda each: hash((key, each.name)))
 
 
-POLICIES: dict[str, Choice] = {
+POLICIES: dict[str, PolicyFunction] = {
     "time": by_time,
     "least": by_least,
-    "round_robin": by_turn,
+    "round_robin": by_round_robin,
     "weighted": by_weight,
     "pinned": pinned,
 }

@@ -1,4 +1,4 @@
-"""The gateway's file: upstreams, the models that clients ask for, budgets; read whole, or not.
+"""The gateway's file: upstreams, models, budgets. It is accepted as a whole or not at all.
 
     upstreams:
       - name: a
@@ -30,14 +30,19 @@ from headway.core.regular_file import read_text
 from headway.core.slo import parse_duration, parse_slo
 from headway.core.yaml_file import read_yaml
 from headway.gateway.cascade.evidence import EvidenceFile, read_evidence
-from headway.gateway.cascade.rows import CascadeRow, HoldRow, TaskRule, evidence_path
-from headway.gateway.drift.compare import Probe
-from headway.gateway.drift.rows import DriftRow
+from headway.gateway.cascade.rows import (
+    CascadeRow,
+    HoldRow,
+    TaskRule,
+    check_duration,
+    evidence_path,
+)
+from headway.gateway.drift.compare import DriftProbe
 from headway.gateway.overlay import with_overlay
 
-HOW = "docs/gateway.md has an example of each row."
+FIX_HINT = "docs/gateway.md has an example of each row."
 ANY = "*"
-"""The name of a model row that takes any name which its upstreams serve."""
+"""Name of a model row that accepts any name that its upstreams serve."""
 Kind = Literal["auto", "headway", "vllm", "llama", "openai"]
 Policy = Literal["time", "least", "round_robin", "weighted", "pinned"]
 Feature = Literal["tools", "schemas", "images", "embeddings"]
@@ -45,8 +50,8 @@ PERIODS_S = {"hour": 3600, "day": 86_400, "month": 30 * 86_400}
 Row = TypeVar("Row", bound=msgspec.Struct)
 
 
-class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dollars a million tokens, or dollars an hour of the machine."""
+class UpstreamPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Dollars per million tokens, or per hour of the machine."""
 
     input: float = 0.0
     cached: float | None = None
@@ -63,7 +68,7 @@ class Price(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server behind the gateway. `can` overrides what its kind is taken to understand."""
+    """Server behind the gateway. `can` overrides the features that its kind implies."""
 
     url: str
     name: str = ""
@@ -71,13 +76,13 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: str = ""
     key_env: str = ""
     key_file: str = ""
-    price: Price | None = None
+    price: UpstreamPrice | None = None
     context: int = 0
     can: tuple[Feature, ...] | None = None
     weight: float = 1.0
     max_at_once: int = 0
     cache: int = 64 * 2**20
-    """Bytes of prompts that its prefix cache is taken to hold, where it does not say."""
+    """Bytes of prompts that its prefix cache is assumed to hold, if it does not report it."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -94,8 +99,8 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ValueError("key_env and key_file are both there; keep one")
 
 
-class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What clients ask for, and who answers."""
+class GatewayModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Model name that clients request, and the upstreams that serve it."""
 
     name: str
     upstreams: tuple[str, ...] = ()
@@ -124,7 +129,7 @@ class ModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class BudgetRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a key may spend: dollars in the last hour, day or month (30 days)."""
+    """Budget of a key: dollars per hour, day or month (30 days), as a sliding window."""
 
     dollars: float
     per: Literal["hour", "day", "month"] = "day"
@@ -140,13 +145,13 @@ Guard = Literal["errors", "goodput", "validity", "quality", "cost"]
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A new version of a model: some of its upstreams, beside the others of the same row.
+    """New version of a model: some upstreams of its row are the canary, the others the control.
 
-    `steps` are percents, `requests` what the canary must have told at each of them, of all that
-    is in `needs`; `shadow` is the percent of which it is sent copies before the first step;
-    `alpha` is the chance that a version which is no worse is rolled back; `target` the share of
-    requests that is to meet `slo`, of both arms: no step ends while its error budget burns, 0 is
-    no budget.
+    `steps` are percents of traffic. `requests` is the number of judged canary requests per step,
+    for each guard in `needs`. `shadow` is the percent of requests whose copies the canary gets
+    before the first step. `alpha` is the probability of rolling back a version that is no worse.
+    `target` is the share of requests, of both arms, that has to meet `slo`: no step ends while its
+    error budget burns; 0 is no budget.
     """
 
     name: str
@@ -183,24 +188,44 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ValueError(f"{error.cause} {error.fix}") from None
 
 
+class DriftRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Schedule and probes of the drift check.
+
+    `probes` is a file of JSON lines with `messages`; without it, the skills' questions.
+    """
+
+    every: str = "60m"
+    probes: str = ""
+    number: int = 200
+
+    @property
+    def every_s(self) -> float:
+        return parse_duration(self.every, "every")
+
+    def __post_init__(self) -> None:
+        check_duration("drift.every", self.every)
+        if not 20 <= self.number <= 10_000:
+            raise ValueError("drift.number must be between 20 and 10000")
+
+
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What the gateway goes by; `warnings` are for who starts it."""
+    """Configuration of the gateway; `warnings` are printed at its start."""
 
     upstreams: tuple[UpstreamRow, ...]
-    models: tuple[ModelRow, ...]
+    models: tuple[GatewayModelRow, ...]
     budgets: dict[str, BudgetRow] = {}
     rollouts: tuple[RolloutRow, ...] = ()
     tasks: tuple[TaskRule, ...] = ()
     evidence: dict[str, EvidenceFile] = {}
-    """Of the cascade of a model row."""
+    """Evidence by the model row of its cascade."""
     drift: DriftRow | None = None
-    probes: tuple[Probe, ...] = ()
-    """What upstreams are compared by; the command gives them."""
+    probes: tuple[DriftProbe, ...] = ()
+    """Probes of the drift check; the command fills them in."""
     forward_headers: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
     def routes(self) -> list[str]:
-        """What `--dry-run` prints: each model, its policy and who answers in which order."""
+        """Return the lines of `--dry-run`: each model, its policy and its upstreams in order."""
         return [
             f"{row.name:<22} {row.policy:<12} {', '.join(row.upstreams)}"
             + (f"; then {', '.join(row.fallbacks)}" if row.fallbacks else "")
@@ -208,62 +233,67 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-TOP = ("upstreams", "models", "budgets", "rollouts", "tasks", "drift", "forward_headers")
+TOP_LEVEL_KEYS = ("upstreams", "models", "budgets", "rollouts", "tasks", "drift", "forward_headers")
 
 
 def read_config(file: Path) -> Config:
-    """The configuration in a file; UsageError names the row and the field."""
-    content = read_yaml(file, "gateway", HOW)
+    """Read the configuration from a file; UsageError names the row and the field."""
+    content = read_yaml(file, "gateway", FIX_HINT)
     where = str(file)
     if not isinstance(content, dict) or "upstreams" not in content:
-        raise UsageError(f"{where}: it has no `upstreams:`.", HOW)
+        raise UsageError(f"{where}: it has no `upstreams:`.", FIX_HINT)
     for name in content:
-        if name not in TOP:
-            raise UsageError(f"{where}: there is no {str(name)[:64]!r}.", nearest(str(name), TOP))
+        if name not in TOP_LEVEL_KEYS:
+            raise UsageError(
+                f"{where}: there is no {str(name)[:64]!r}.",
+                format_suggestion(str(name), TOP_LEVEL_KEYS),
+            )
     content = with_overlay(file, content)
-    upstreams = named(rows(where, "upstreams", content["upstreams"], UpstreamRow))
-    models = rows(where, "models", content.get("models") or [], ModelRow)
+    upstreams = with_names(rows(where, "upstreams", content["upstreams"], UpstreamRow))
+    models = rows(where, "models", content.get("models") or [], GatewayModelRow)
     budgets = content.get("budgets") or {}
     if not isinstance(budgets, dict):
-        raise UsageError(f"{where}: budgets must be names with rows.", HOW)
+        raise UsageError(f"{where}: budgets must be names with rows.", FIX_HINT)
     budget_rows = {
-        str(name): converted(f"{where}: budgets: {name}", row, BudgetRow)
+        str(name): convert_row(f"{where}: budgets: {name}", row, BudgetRow)
         for name, row in budgets.items()
     }
     headers = content.get("forward_headers") or []
     if not isinstance(headers, list) or not all(isinstance(name, str) for name in headers):
-        raise UsageError(f"{where}: forward_headers must be a list of names.", HOW)
-    config = checked(where, upstreams, models, budget_rows, tuple(name.lower() for name in headers))
+        raise UsageError(f"{where}: forward_headers must be a list of names.", FIX_HINT)
+    config = join_rows(
+        where, upstreams, models, budget_rows, tuple(name.lower() for name in headers)
+    )
     rollouts = rows(where, "rollouts", content.get("rollouts") or [], RolloutRow)
     tasks = rows(where, "tasks", content.get("tasks") or [], TaskRule)
     drift = content.get("drift")
-    row = converted(f"{where}: drift", drift, DriftRow) if drift is not None else None
+    row = convert_row(f"{where}: drift", drift, DriftRow) if drift is not None else None
     config = msgspec.structs.replace(config, tasks=tuple(tasks), drift=row)
     return with_cascades(file, with_rollouts(where, config, rollouts))
 
 
-def of_urls(urls: Sequence[str]) -> Config:
-    """The configuration of `--upstream URL …`: replicas that answer for all that they serve."""
-    upstreams = named([converted("--upstream", {"url": url}, UpstreamRow) for url in urls])
-    return checked("--upstream", upstreams, [], {}, ())
+def config_of_urls(urls: Sequence[str]) -> Config:
+    """Return the configuration of `--upstream URL …`: replicas that answer all names they serve."""
+    upstreams = with_names([convert_row("--upstream", {"url": url}, UpstreamRow) for url in urls])
+    return join_rows("--upstream", upstreams, [], {}, ())
 
 
-def checked(
+def join_rows(
     where: str,
     upstreams: list[UpstreamRow],
-    models: list[ModelRow],
+    models: list[GatewayModelRow],
     budgets: dict[str, BudgetRow],
     headers: tuple[str, ...],
 ) -> Config:
-    """The rows as one; raises UsageError for what no row can see alone."""
+    """Join the rows; raises UsageError for errors that concern several rows."""
     if not upstreams:
-        raise UsageError(f"{where}: upstreams is empty.", HOW)
+        raise UsageError(f"{where}: upstreams is empty.", FIX_HINT)
     names = [row.name for row in upstreams]
     check_distinct(where, "upstreams", names)
     check_distinct(where, "models", [row.name for row in models])
     models = [
         msgspec.structs.replace(row, upstreams=row.upstreams or tuple(names)) for row in models
-    ] or [ModelRow(name=ANY, upstreams=tuple(names))]
+    ] or [GatewayModelRow(name=ANY, upstreams=tuple(names))]
     routes = [row.name for row in models]
     for row in models:
         for field, given, there in (
@@ -274,7 +304,7 @@ def checked(
                 if name not in there:
                     raise UsageError(
                         f"{where}: models: {row.name}: {field} names {name!r}, which is not there.",
-                        nearest(name, there),
+                        format_suggestion(name, there),
                     )
     check_loops(where, models)
     for name in headers:
@@ -297,7 +327,7 @@ def checked(
 
 
 def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Config:
-    """The configuration with these rollouts; raises UsageError where one does not fit it."""
+    """Add rollouts to the configuration; raises UsageError if one does not fit it."""
     check_distinct(where, "rollouts", [row.name for row in rollouts])
     check_distinct(where, "rollouts: model", [row.model for row in rollouts])
     models = {row.name: row for row in config.models}
@@ -305,14 +335,15 @@ def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Con
         at = f"{where}: rollouts: {row.name}"
         if row.model not in models:
             raise UsageError(
-                f"{at}: model names {row.model!r}, which is not there.", nearest(row.model, models)
+                f"{at}: model names {row.model!r}, which is not there.",
+                format_suggestion(row.model, models),
             )
         there = models[row.model].upstreams
         for name in row.canary:
             if name not in there:
                 raise UsageError(
                     f"{at}: canary names {name!r}, which is no upstream of {row.model}.",
-                    nearest(name, there),
+                    format_suggestion(name, there),
                 )
         if set(row.canary) >= set(there):
             raise UsageError(
@@ -323,7 +354,7 @@ def with_rollouts(where: str, config: Config, rollouts: list[RolloutRow]) -> Con
 
 
 def with_cascades(file: Path, config: Config) -> Config:
-    """The configuration with the evidence of its cascades; UsageError where one does not fit."""
+    """Add the evidence of cascades to the configuration; UsageError if one does not fit it."""
     rows, by_model, warnings = {row.name: row for row in config.models}, {}, list(config.warnings)
     prices = {row.name: row.price for row in config.upstreams}
     for row in config.models:
@@ -332,7 +363,7 @@ def with_cascades(file: Path, config: Config) -> Config:
         at, cascade = f"{file}: models: {row.name}: cascade", row.cascade
         for field, name in (("cheap", cascade.cheap), ("judge", cascade.judge)):
             if name and (name not in rows or name == row.name):
-                raise UsageError(f"{at}: {field} names {name!r}.", nearest(name, rows))
+                raise UsageError(f"{at}: {field} names {name!r}.", format_suggestion(name, rows))
         cheap = rows[cascade.cheap].upstreams
         if cascade.judge and set(cheap) & set(rows[cascade.judge].upstreams):
             raise UsageError(
@@ -355,11 +386,11 @@ HOP_HEADERS = {
     *("authorization", "x-api-key", "cookie", "host", "connection", "content-length"),
     *("transfer-encoding", "content-type", "accept-encoding", "x-headway-user", "te", "upgrade"),
 }
-"""Headers of a client that say something of its own connection, or who it is."""
+"""Headers of a client that concern its own connection or identity; they are never forwarded."""
 
 
-def check_loops(where: str, models: list[ModelRow]) -> None:
-    """Raise UsageError where the fallbacks of a model lead back to it."""
+def check_loops(where: str, models: list[GatewayModelRow]) -> None:
+    """Raise UsageError if the fallbacks of a model form a loop."""
     after = {row.name: row.fallbacks for row in models}
 
     def visit(name: str, way: list[str]) -> None:
@@ -384,8 +415,8 @@ def check_distinct(where: str, what: str, names: Iterable[str]) -> None:
         known.add(name)
 
 
-def named(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:
-    """Those without a name have that of their host and port."""
+def with_names(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:
+    """Give upstreams without a name the name of their host and port."""
     return [
         row if row.name else msgspec.structs.replace(row, name=urlsplit(row.url).netloc)
         for row in upstreams
@@ -393,36 +424,38 @@ def named(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:
 
 
 def rows(where: str, what: str, content: Any, kind: type[Row]) -> list[Row]:
-    """The rows of one list of the file."""
+    """Convert the rows of one list of the file."""
     if not isinstance(content, list):
-        raise UsageError(f"{where}: {what} must be a list of rows.", HOW)
+        raise UsageError(f"{where}: {what} must be a list of rows.", FIX_HINT)
     return [
-        converted(f"{where}: {what}: {label(row, number)}", row, kind)
+        convert_row(f"{where}: {what}: {row_label(row, number)}", row, kind)
         for number, row in enumerate(content, 1)
     ]
 
 
-def label(row: Any, number: int) -> str:
-    """What a row is called in an error: its name, else its number."""
+def row_label(row: Any, number: int) -> str:
+    """Return the name of a row for an error message, else its number."""
     name = row.get("name") if isinstance(row, dict) else None
     return str(name)[:64] if name else f"row {number}"
 
 
-def converted(where: str, content: Any, kind: type[Row]) -> Row:
-    """One row; UsageError with the field and the nearest name of one that is unknown."""
+def convert_row(where: str, content: Any, kind: type[Row]) -> Row:
+    """Convert one row; UsageError with the field, and the nearest name of an unknown one."""
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         text = str(error)[:300]
-        fix = HOW
+        fix = FIX_HINT
         if "unknown field" in text:
-            there = Price if "$.price" in text else kind
-            fix = nearest(text.partition("`")[2].partition("`")[0], there.__struct_fields__)
+            there = UpstreamPrice if "$.price" in text else kind
+            fix = format_suggestion(
+                text.partition("`")[2].partition("`")[0], there.__struct_fields__
+            )
         raise UsageError(f"{where}: {text}.", fix) from error
 
 
-def nearest(given: str, there: Iterable[str]) -> str:
-    """The fix for a name that is not there: the one that was meant, and all there are."""
+def format_suggestion(given: str, there: Iterable[str]) -> str:
+    """Return the fix for an unknown name: the nearest one, and the list of all."""
     names = list(there)
     near = difflib.get_close_matches(given, names, n=1)
     meant = f"Did you mean {near[0]}? " if near else ""
@@ -430,7 +463,7 @@ def nearest(given: str, there: Iterable[str]) -> str:
 
 
 def key_of(row: UpstreamRow) -> str:
-    """The key of an upstream, from the environment or a file of mode 0600; never from the YAML."""
+    """Read the key of an upstream from the environment or a file of mode 0600."""
     where = f"upstreams: {row.name}"
     if row.key_env:
         key = os.environ.get(row.key_env, "")

@@ -1,4 +1,4 @@
-"""How a stream is known to its client, how it ends when it fails, and how its text goes on."""
+"""Parts of a stream that the gateway writes itself: identity, failure, usage, continuation."""
 
 from typing import Any
 
@@ -6,31 +6,31 @@ import msgspec
 
 from headway.core.errors import RequestError
 from headway.edge.errors import anthropic_body, error_event
-from headway.gateway.dialects import Dialect, Messages, Responses, Usage
+from headway.gateway.dialects import Dialect, Messages, Responses, UpstreamUsage
 from headway.gateway.events import Event
-from headway.gateway.incoming import Incoming
-from headway.gateway.state import State
+from headway.gateway.incoming import GatewayRequest
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import Upstream
 
 encode = msgspec.json.encode
 Identity = tuple[str, int]
 
 
-class Known(msgspec.Struct, gc=False):
-    """What a stream is known by, wherever a dialect has it."""
+class IdentityFields(msgspec.Struct, gc=False):
+    """Fields that identify a stream, in any dialect."""
 
     id: str = ""
     created: int | None = None
     created_at: int | None = None
-    response: "Known | None" = None
-    message: "Known | None" = None
+    response: "IdentityFields | None" = None
+    message: "IdentityFields | None" = None
 
 
-decode = msgspec.json.Decoder(Known).decode
+decode = msgspec.json.Decoder(IdentityFields).decode
 
 
 def identity_of(dialect: Dialect, event: Event) -> Identity | None:
-    """(id, time) of a stream, from its first event; None where that does not say."""
+    """Return (id, time) of a stream from its first event; None if the event has no id."""
     try:
         body = decode(event.data)
     except msgspec.MsgspecError:
@@ -40,44 +40,44 @@ def identity_of(dialect: Dialect, event: Event) -> Identity | None:
 
 
 class Ending:
-    """What is the gateway's own in a stream: its identity, its failure, its usage."""
+    """Parts of one stream that the gateway writes."""
 
-    def __init__(self, incoming: Incoming) -> None:
+    def __init__(self, incoming: GatewayRequest) -> None:
         self._dialect = incoming.dialect
         self._model = incoming.model
         self._request_id = incoming.request_id
         self.identity: Identity | None = None
         self.data: bytes | None = None
-        """The last bytes of a complete stream, which wait for the books."""
+        """The last bytes of a complete stream, which are sent after the ledger has its row."""
         self._is_stored = incoming.raw.get("store") is not False
 
     @property
     def ping(self) -> bytes:
-        """What breaks a silence, where a comment is not what clients expect."""
+        """Return the bytes of a keep-alive, for dialects whose clients do not expect a comment."""
         if isinstance(self._dialect, Messages):
             return b'event: ping\ndata: {"type":"ping"}\n\n'
         return b""
 
-    def is_after(self, event: Event) -> bool:
-        """Whether an event that shows something comes without a mark: how a message ended."""
+    def is_unmarked_content(self, event: Event) -> bool:
+        """Return whether the event shows content without a mark: the end of a message."""
         return isinstance(self._dialect, Messages) and event.name == b"message_delta"
 
-    def as_before(self, event: Event) -> list[tuple[bytes, bytes]]:
-        """What is replaced in a stream that goes on, so that it is known by the same id."""
+    def identity_replacements(self, event: Event) -> list[tuple[bytes, bytes]]:
+        """Return the replacements that keep the first id in a resumed stream."""
         now = identity_of(self._dialect, event)
         if now is None or self.identity is None or now[0] == self.identity[0]:
             return []
         return [(b'"id":' + encode(now[0]), b'"id":' + encode(self.identity[0]))]
 
     def note_opening(
-        self, event: Event, upstream: Upstream, state: State, incoming: Incoming
+        self, event: Event, upstream: Upstream, state: GatewayState, incoming: GatewayRequest
     ) -> None:
-        """Remember which upstream keeps a response that begins."""
+        """Remember which upstream stores the response that begins with this event."""
         if isinstance(self._dialect, Responses) and self._is_stored and self.identity is not None:
             state.keep_response(self.identity[0], incoming.owner, upstream.name)
 
     def failure(self, error: RequestError) -> bytes:
-        """The event that ends a stream which cannot go on."""
+        """Return the event that ends a failed stream."""
         if isinstance(self._dialect, Messages):
             body = anthropic_body(error, self._request_id)
             return b"event: error\ndata: " + encode(body) + b"\n\n"
@@ -86,9 +86,11 @@ class Ending:
             return b"event: error\ndata: " + encode(content) + b"\n\n"
         return error_event(error)
 
-    def chunk(self, used: Usage | None) -> bytes:
-        """A last chunk of our own: the usage where the upstream's is lost, or without it that the
-        text of the answer was gone on with by another upstream."""
+    def chunk(self, used: UpstreamUsage | None) -> bytes:
+        """Return a last chunk of the gateway: the usage, where the upstream's is lost.
+
+        Without `used` it says that another upstream continued the text of the answer.
+        """
         chat = self._dialect.path == "/v1/chat/completions"
         name, created = self.identity or (f"chatcmpl-{self._request_id}", 0)
         content: dict[str, Any] = {
@@ -109,8 +111,8 @@ class Ending:
         return b"data: " + encode(content) + b"\n\n"
 
 
-def continued(raw: dict[str, Any], text: str) -> dict[str, Any] | None:
-    """The body that asks for what follows `text`; None where there is no such body."""
+def continuation_body(raw: dict[str, Any], text: str) -> dict[str, Any] | None:
+    """Return the body that requests the continuation of `text`; None if that is not possible."""
     if not text:
         return raw
     prompt, messages = raw.get("prompt"), raw.get("messages")

@@ -1,10 +1,10 @@
-r"""An upstream's event stream, cut into events that are ours: `data:` and `event:`, nothing else.
+r"""Parser of an upstream's event stream; relayed events have `data:` and `event:` only.
 
     id: 7\r\nevent: x\r\ndata: {…}\r\n\r\n    →  Event("x", b"{…}")
     : headway 40 0 311\n\n                    →  Event(comment=b": headway 40 0 311")
 
-Whatever an upstream sends, its own stream alone is broken by it: an event has at most 8 MiB,
-and what shows nothing, such as comments, may not follow without end.
+Limits protect the gateway from a faulty upstream: an event has at most 8 MiB, and the number of
+events and comments without content is bounded.
 """
 
 import asyncio
@@ -15,34 +15,34 @@ from typing import NamedTuple
 
 import aiohttp
 
-from headway.gateway.patience import Silence
+from headway.gateway.timeouts import SilenceTimeout
 
 SLICE_BYTES = 8192
-"""Between two turns of the event loop: thousands of comments fit, some milliseconds of work."""
+"""Bytes per read, between two turns of the event loop: a few milliseconds of work."""
 MAX_EVENT_BYTES = 8 * 2**20
 MAX_IDLE_PARTS, MAX_IDLE_S = 1000, 300.0
-"""Events and comments in a row that show nothing, and for how long behind the first that does."""
+"""Maximum consecutive events and comments without content, and seconds after the last content."""
 NAME = re.compile(rb"[a-z][a-z0-9_.]{0,63}")
 
 
 class Event(NamedTuple):
-    """One event: its name, its data (lines joined), or a comment."""
+    """One event: its name, its data (joined lines), or a comment."""
 
     name: bytes = b""
     data: bytes = b""
     comment: bytes = b""
 
     def encoded(self) -> bytes:
-        """As a client gets it."""
+        """Return the bytes that a client gets."""
         if self.name:
             return b"event: " + self.name + b"\ndata: " + self.data + b"\n\n"
         return b"data: " + self.data + b"\n\n"
 
 
 class EventCutter:
-    """Bytes in, events out; what is left waits for the next bytes, each of which is looked at once.
+    """Incremental parser of events; each byte is scanned once.
 
-    `num_parts` counts what stood between two blank lines so far.
+    `num_parts` counts the parts between blank lines so far.
     """
 
     __slots__ = ("_held", "_may_begin", "_rest", "num_parts")
@@ -51,11 +51,11 @@ class EventCutter:
         self._rest = bytearray()
         self._held = b""
         self._may_begin = True
-        """Whether a byte order mark may come: a stream may begin with one."""
+        """Whether a byte order mark may follow: only at the start of a stream."""
         self.num_parts = 0
 
     def feed(self, data: bytes) -> list[Event]:
-        """The events that are complete now; ValueError beyond `MAX_EVENT_BYTES`."""
+        """Return the events that are complete now; ValueError beyond `MAX_EVENT_BYTES`."""
         if self._may_begin:
             data, self._held = self._held + data, b""
             if len(data) < len(BOM_UTF8) and BOM_UTF8.startswith(data):
@@ -65,7 +65,7 @@ class EventCutter:
             data = data.removeprefix(BOM_UTF8)
         if self._held or b"\r" in data:
             data = self._held + data
-            self._held = b"\r" if data.endswith(b"\r") else b""  # its \n may be on its way
+            self._held = b"\r" if data.endswith(b"\r") else b""  # the \n may follow
             data = data[: len(data) - len(self._held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._rest:
             since = len(self._rest) - 1
@@ -95,16 +95,16 @@ class EventCutter:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
 
 
-class EventReader:
-    """The events of one answer, a slice of it at a time, so that others have their turn."""
+class RelayEventReader:
+    """Reader of the events of one answer in slices, so that other tasks get their turn."""
 
     def __init__(
         self,
         content: aiohttp.StreamReader,
         max_bytes: int,
-        silence: Silence | None = None,
+        silence: SilenceTimeout | None = None,
     ) -> None:
-        """`silence` is told when the upstream is listened to."""
+        """`silence` is notified while the reader waits for the upstream."""
         self._content = content
         self._max_bytes = max_bytes
         self._silence = silence
@@ -115,7 +115,7 @@ class EventReader:
         self._content_parts = 0
 
     async def read(self) -> list[Event] | None:
-        """The next events, perhaps none; None at the end. ValueError of what has no end."""
+        """Return the next events, possibly none; None at the end. ValueError beyond the limits."""
         silence, now_s = self._silence, self._now_s()
         idle_parts = self._cutter.num_parts - self._content_parts
         if idle_parts > MAX_IDLE_PARTS or now_s - self._content_s > MAX_IDLE_S:
@@ -131,16 +131,16 @@ class EventReader:
         if self._num_bytes > self._max_bytes:
             raise ValueError("a stream that is too long")
         if len(data) == SLICE_BYTES:
-            await asyncio.sleep(0)  # there may be more: without this nobody else has a turn
+            await asyncio.sleep(0)  # a fast upstream must not occupy the event loop
         return self._cutter.feed(data)
 
     def note_content(self) -> None:
-        """The last events have shown something of the answer."""
+        """Record that the last events showed content."""
         self._content_s, self._content_parts = self._now_s(), self._cutter.num_parts
 
 
 def events_of(part: bytes) -> list[Event]:
-    """The events of what stands between two blank lines: comments by themselves, then data."""
+    """Parse the part between two blank lines: comments, then one event with its data."""
     name, events, lines = b"", [], []
     for line in part.split(b"\n"):
         field, colon, value = line.partition(b":")

@@ -1,21 +1,21 @@
-"""Whether bad events are more frequent in one arm than in the other, told at any time.
+"""Sequential test whether bad events are more frequent in the canary than in the control.
 
     blocks of requests     control ✓ ✓ ✗ ✓ … ✓    canary ✗
     evidence of a block    P(block | bet: the canary is worse) / P(block | both alike)
 
-The evidence multiplies from block to block. While the canary is no worse, whatever the rate is and
-however it moves, it passes 1 / alpha at any time with probability alpha at most (Ville), so it may
-be looked at after each request. Source: R. Turner, A. Ly, P. Grünwald, "Generic E-variables for
-exact sequential k-sample tests that allow for optional stopping", 2021, for Bernoulli streams.
-Their variable is for equal rates; a bet that the canary is worse holds for all that are lower too:
-its first factor falls with the control's rate, its second rises with the canary's.
+The evidence multiplies from block to block. If the canary is no worse, then for any rate, constant
+or not, it ever passes 1 / alpha with probability alpha at most (Ville), so the test may be read
+after each request. Source: R. Turner, A. Ly, P. Grünwald, "Generic E-variables for exact sequential
+k-sample tests that allow for optional stopping", 2021, for Bernoulli streams. Their variable is for
+equal rates; a bet that the canary is worse is valid for all lower rates too: its first factor falls
+with the control's rate, its second rises with the canary's.
 
-Any bet is fair that is placed before its block. Most of the stake is on plans that are to be done
-by a request of the canary (`PLANS`): the best test of that many looks once, at the end, and a plan
-bets so that it has its price there if that test has (T. Breiman, "Optimal gambling systems for
-favorable games", 1961, ends with such a goal by a deadline). What it has left behind its last
-request is bet on one rate, or it would speak against a canary for ever. The rest is on a mixture of
-rates, which finds small differences in the long run.
+Any bet is valid that is placed before its block. Most of the stake is on plans with a deadline in
+canary requests (`PLANS`). The best test of that size looks once, at the end, and a plan bets so
+that it reaches its goal exactly if that test rejects (T. Breiman, "Optimal gambling systems for
+favorable games", 1961, ends with such a goal by a deadline). After its deadline the rest of a
+plan's stake is bet on one rate, or it would count against the canary for ever. The remaining stake
+is on a mixture of rates, which finds small differences in the long run.
 """
 
 import math
@@ -23,21 +23,21 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 PLANS = ((30, 0.6), (60, 0.2))
-"""(request of the canary by which it is to be done, share of the stake)."""
+"""(deadline in canary requests, share of the stake)."""
 BETS = ((0.03, 0.02), (0.08, 0.04), (0.2, 0.1), (0.5, 0.03), (0.95, 0.01))
-"""(how much of what is good in the control is bad in the canary, share of the stake)."""
-AFTERWARDS = 0.08
-"""The same of a plan that is over."""
+"""(share of the control's good events that are bad in the canary, share of the stake)."""
+RATE_AFTER_DEADLINE = 0.08
+"""The same share for a plan after its deadline."""
 PRIOR_BAD, PRIOR_ALL = 0.5, 10.0
-MEMORY = 2000
-"""Requests of the control that its rate is learned from; the rate of a service moves."""
-SUREST, NEARLY = 0.999, 1 + 1e-9
-"""The highest rate that a plan bets on; a price that is rounded off is still the price."""
+CONTROL_MEMORY = 2000
+"""Control requests in the running estimate of its rate, because the rate of a service changes."""
+MAX_BET_RATE, PRICE_TOLERANCE = 0.999, 1 + 1e-9
+"""Maximum rate of a plan's bet; tolerance for rounding when a price is compared."""
 
 
 @dataclass(slots=True)
-class Block:
-    """Requests of each arm, and the bad ones among them."""
+class ArmCounts:
+    """Counts of requests and of bad requests in each arm."""
 
     control: int = 0
     control_bad: int = 0
@@ -46,20 +46,20 @@ class Block:
 
 
 @dataclass(slots=True)
-class Evidence:
-    """Evidence that one kind of bad event is more frequent in the canary; `bound` is enough."""
+class CanaryEvidence:
+    """Evidence for one kind of bad event; at `bound` the canary is rolled back."""
 
     bound: float = 100.0
-    sums: Block = field(default_factory=Block)
+    sums: ArmCounts = field(default_factory=ArmCounts)
     value: float = 1.0
-    """The evidence now: 1 says nothing, less speaks for the canary."""
+    """Current evidence: 1 is neutral, less favours the canary."""
     _logs: list[float] = field(default_factory=lambda: [0.0] * (len(PLANS) + len(BETS)))
-    _block: Block = field(default_factory=Block)
+    _block: ArmCounts = field(default_factory=ArmCounts)
     _bad: float = PRIOR_BAD
     _all: float = PRIOR_ALL
 
     def add(self, canary: bool, bad: bool) -> None:
-        """One request of an arm has ended."""
+        """Count a finished request of an arm."""
         for block in (self.sums, self._block):
             if canary:
                 block.canary += 1
@@ -71,15 +71,15 @@ class Evidence:
             self._close()
 
     def _close(self) -> None:
-        """A block has requests of both arms: bets are on rates that were known before it."""
-        block, self._block = self._block, Block()
+        """Close a block with requests of both arms; bets use rates known before it."""
+        block, self._block = self._block, ArmCounts()
         rate, before = self._bad / self._all, self.sums.canary - block.canary
         shares = [share for _, share in (*PLANS, *BETS)]
         values = [s * math.exp(log) for s, log in zip(shares, self._logs, strict=True)]
         bets = [
-            planned(rate, last - before, value / self.bound)
+            plan_rate(rate, last - before, value / self.bound)
             if last > before
-            else rate + AFTERWARDS * (1 - rate)
+            else rate + RATE_AFTER_DEADLINE * (1 - rate)
             for (last, _), value in zip(PLANS, values, strict=False)
         ]
         bets += [rate + more * (1 - rate) for more, _ in BETS]
@@ -90,8 +90,8 @@ class Evidence:
         self.value = sum(share * math.exp(min(log, 300.0)) for log, share in pairs)
         self._bad += block.control_bad
         self._all += block.control
-        if self._all > MEMORY:
-            self._bad, self._all = self._bad * MEMORY / self._all, float(MEMORY)
+        if self._all > CONTROL_MEMORY:
+            self._bad, self._all = self._bad * CONTROL_MEMORY / self._all, float(CONTROL_MEMORY)
 
     def check_integrity(self) -> None:
         assert 0 <= self.sums.control_bad <= self.sums.control
@@ -100,24 +100,27 @@ class Evidence:
         assert not (self._block.control and self._block.canary)
 
 
-def planned(rate: float, remaining: int, price: float) -> float:
-    """The canary's rate that a plan bets on, with so many requests left; `rate` is no bet.
+def plan_rate(rate: float, remaining: int, price: float) -> float:
+    """Return the canary's rate that a plan bets on, with `remaining` requests; `rate` is no bet.
 
-    It has `price` of what it is to reach, so it is reached by so many bad ones of those left as
-    healthy ones show with at most this chance. Rate 0.05, 30 left, 0.004: six, which have 0.0033,
-    or 0.0155 once the next one is bad: that is bet to be 0.0155 / 0.0033 = 4.7 times likelier.
+    The plan has a fraction `price` of its goal. It is reached by a number of bad events whose
+    probability under `rate` is at most `price`. Rate 0.05, 30 remaining, price 0.004: six bad
+    events, with probability 0.0033, or 0.0155 after one more bad event, so the bet is that the next
+    one is 0.0155 / 0.0033 = 4.7 times likelier.
     """
     if remaining <= 0 or price >= 1:
         return rate
-    chances = at_least(remaining, rate)
-    need = next((k for k, chance in enumerate(chances) if chance <= price * NEARLY), 0)
+    chances = tail_probabilities(remaining, rate)
+    need = next((k for k, chance in enumerate(chances) if chance <= price * PRICE_TOLERANCE), 0)
     if not need:
         return rate
-    return min(SUREST, rate * at_least(remaining - 1, rate)[need - 1] / chances[need])
+    return min(
+        MAX_BET_RATE, rate * tail_probabilities(remaining - 1, rate)[need - 1] / chances[need]
+    )
 
 
-def at_least(count: int, rate: float) -> list[float]:
-    """The chance of k or more bad ones among `count`, for k = 0 … count."""
+def tail_probabilities(count: int, rate: float) -> list[float]:
+    """Return the probability of k or more bad events among `count`, for k = 0 … count."""
     one, exactly = (1 - rate) ** count, []
     for bad in range(count + 1):
         exactly.append(one)
@@ -125,10 +128,10 @@ def at_least(count: int, rate: float) -> list[float]:
     return list(accumulate(reversed(exactly)))[::-1]
 
 
-def log_ratio(block: Block, control: float, canary: float) -> float:
-    """The logarithm of a block's evidence for these two rates against one that is their mean.
+def log_ratio(block: ArmCounts, control: float, canary: float) -> float:
+    """Return the log evidence of a block for these two rates against both at their mean.
 
-    1 control request that is good, 1 canary's that is bad, rates 0.1 and 0.5, both alike 0.3:
+    1 good control request, 1 bad canary request, rates 0.1 and 0.5, mean 0.3:
     log(0.9 x 0.5 / (0.7 x 0.3)) = log 2.14
     """
     alike = (block.control * control + block.canary * canary) / (block.control + block.canary)

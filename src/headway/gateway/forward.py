@@ -1,4 +1,4 @@
-"""What takes no tokens and passes whole: counting tokens, stored responses."""
+"""Endpoints that are forwarded whole: token counts and stored responses."""
 
 import asyncio
 
@@ -8,24 +8,24 @@ from starlette.responses import Response
 
 from headway.core.errors import RequestError
 from headway.edge.principal import owner_of
-from headway.gateway.ask import WHOLE, passed_headers
-from headway.gateway.attempts import AttemptError, refused, unanswered
+from headway.gateway.ask import WHOLE, forwarded_headers
+from headway.gateway.attempts import AttemptError, connection_failure, status_failure
 from headway.gateway.choose import RoutingQuery
 from headway.gateway.incoming import read_object
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import FAILURES, Upstream
 
 FORWARD_S = 60.0
 MAX_STORED_BYTES, MAX_COUNT_BYTES, MAX_TIMES_BODY = 64 * 2**20, 2**20, 8
-"""Bytes of an answer: of a stored response; of a count, and beyond it so many times the body of the
-request, for /tokenize says some bytes of each token of a text."""
+"""Maximum bytes of an answer: of a stored response; of a count, plus this multiple of the request's
+body, because /tokenize returns some bytes per token."""
 MAX_TRIES = 2
 
 
-async def count(state: State, request: Request) -> Response:
-    """POST of a small endpoint that a Headway server has: /tokenize, …/count_tokens.
+async def forward_count(state: GatewayState, request: Request) -> Response:
+    """Forward POST of a small endpoint that a Headway server has: /tokenize, …/count_tokens.
 
-    The answer of the first upstream that gives one; raises RequestError.
+    Returns the first upstream's answer that succeeds; raises RequestError.
     """
     raw = await read_object(state, request.scope, request.receive)
     given = raw.get("model")
@@ -40,7 +40,7 @@ async def count(state: State, request: Request) -> Response:
             break
         body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
         try:
-            return await answered(state, request, upstream, "POST", body)
+            return await forward_once(state, request, upstream, "POST", body)
         except AttemptError as failure:
             last = failure.error
             without.add(upstream)
@@ -53,8 +53,8 @@ async def count(state: State, request: Request) -> Response:
     )
 
 
-async def stored(state: State, request: Request) -> Response:
-    """A stored response, asked of the upstream that keeps it, for its owner alone."""
+async def forward_stored(state: GatewayState, request: Request) -> Response:
+    """Forward a request for a stored response to the upstream that stores it; owners only."""
     name, owner = request.path_params["response_id"], owner_of(request.scope)
     keeper = state.keeper_of(name, owner)
     if keeper is None:
@@ -62,17 +62,17 @@ async def stored(state: State, request: Request) -> Response:
             f"The response {name[:80]!r} is not stored here.", code="not_found", status=404
         )
     try:
-        return await answered(state, request, keeper, request.method, None)
+        return await forward_once(state, request, keeper, request.method, None)
     except AttemptError as failure:
         raise failure.error from failure
 
 
-async def answered(
-    state: State, request: Request, upstream: Upstream, method: str, body: bytes | None
+async def forward_once(
+    state: GatewayState, request: Request, upstream: Upstream, method: str, body: bytes | None
 ) -> Response:
-    """One attempt; raises AttemptError."""
+    """Forward one request to one upstream; raises AttemptError."""
     scope = request.scope
-    headers = passed_headers(state, scope, owner_of(scope), upstream)
+    headers = forwarded_headers(state, scope, owner_of(scope), upstream)
     path = scope["path"]
     if body is None and scope["query_string"]:
         path += "?" + scope["query_string"].decode("latin-1")
@@ -88,20 +88,20 @@ async def answered(
                 answer = await upstream.post(path, body, headers)
             async with answer:
                 if answer.status != 200:
-                    raise await refused(upstream, answer)
+                    raise await status_failure(upstream, answer)
                 if answer.content_type != WHOLE:
                     raise ValueError(f"{answer.content_type[:80]!r} in place of {WHOLE}")
                 data = await upstream.read(answer, max_bytes)
         msgspec.json.decode(data, type=dict[str, msgspec.Raw])
     except AttemptError as failure:
-        (upstream.breaker.failed if failure.counts else upstream.breaker.given_up)()
-        upstream.is_away = upstream.is_away or failure.outcome == "away"
+        (upstream.breaker.failed if failure.counts else upstream.breaker.record_abort)()
+        upstream.is_unavailable = upstream.is_unavailable or failure.outcome == "away"
         raise
     except FAILURES as error:
         upstream.breaker.failed()
-        raise unanswered(error) from error
-    except (asyncio.CancelledError, RequestError):  # its client has left, or the process ends
-        upstream.breaker.given_up()
+        raise connection_failure(error) from error
+    except (asyncio.CancelledError, RequestError):  # the client disconnected, or a shutdown
+        upstream.breaker.record_abort()
         raise
     upstream.breaker.succeeded()
     return Response(data, media_type=WHOLE)

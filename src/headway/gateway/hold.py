@@ -1,13 +1,13 @@
-"""A stream that waits for its score: what is said is published when a scorer has passed it.
+"""Hold-back: a stream is published part by part, after a scorer has accepted each part.
 
     by: sentence   "It rains."  ─► scored ─► published    "We stay at"  waits for its end
-    by: tokens     so many pieces at a time
-    by: whole      the answer, when it has ended
+    by: tokens     a fixed number of pieces at a time
+    by: whole      the answer, after its end
 
-The scorer is the user's own: POST {"task", "request", "answer", "piece"} → {"score"}; `answer` is
-all that was said until now, `piece` what is new. Below `least`, or later than `within`, nothing
-more is published: the stream ends with an error, an answer that was not begun is refused with 422.
-Tool calls and reasoning wait with the text beside them, and are not scored themselves.
+The scorer is an endpoint of the operator: POST {"task", "request", "answer", "piece"} → {"score"};
+`answer` is the text so far, `piece` its new part. If the score is below `least`, or later than
+`within`, nothing more is published: the stream ends with an error, and an answer of which nothing
+was sent is refused with 422. Tool calls and reasoning wait with the text and are not scored.
 """
 
 import re
@@ -19,7 +19,7 @@ from headway.core.errors import RequestError
 from headway.gateway.cascade.rows import HoldRow
 from headway.gateway.dialects import MALFORMED, Dialect
 from headway.gateway.events import EventCutter
-from headway.gateway.probe import FAILED, ScorerClient
+from headway.gateway.probe import PROBE_FAILURES, ScorerClient
 
 SENTENCE = re.compile(r"[.!?…。！？][\"'”’)\]]*\s|[。！？\n]")
 BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -27,7 +27,7 @@ BUCKETS_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.
 
 @dataclass(slots=True)
 class HoldCounts:
-    """What became of the held answers of one route, and how long its pieces waited."""
+    """Counts of the held answers of one route, and a histogram of the delay of their pieces."""
 
     row: HoldRow
     answers: int = 0
@@ -37,7 +37,7 @@ class HoldCounts:
     seconds: float = 0.0
 
     def published(self, seconds: float) -> None:
-        """A piece was published so long after its first byte was here."""
+        """Count a piece that was published `seconds` after its first byte arrived."""
         self.buckets[sum(seconds > bound for bound in BUCKETS_S)] += 1
         self.seconds += seconds
 
@@ -46,7 +46,7 @@ class HoldCounts:
         return sum(self.buckets)
 
     def below(self, share: float) -> float | None:
-        """The bound that so many of the pieces do not exceed; None beyond the last one."""
+        """Return the bucket bound of a quantile of the delays; None above the last bound."""
         remaining = share * self.pieces
         for bound, count in zip(BUCKETS_S, self.buckets, strict=False):
             remaining -= count
@@ -55,7 +55,7 @@ class HoldCounts:
         return None
 
     def snapshot(self, route: str) -> dict[str, Any]:
-        """What `/stats` shows of it."""
+        """Return the route's part of `/stats`."""
         return {
             "route": route,
             "by": self.row.by,
@@ -70,7 +70,7 @@ class HoldCounts:
 
 
 class Hold:
-    """One answer that is held; `raw` and `task` are of its request."""
+    """Hold-back of one answer; `raw` and `task` are of its request."""
 
     def __init__(
         self,
@@ -94,17 +94,17 @@ class Hold:
         counts.answers += 1
 
     async def take(self, data: bytes) -> bytes:
-        """What may be published now that these events have come; raises RequestError."""
+        """Add events and return the bytes that may be published now; raises RequestError."""
         self._add(data)
         return await self._release() if self._is_due() else b""
 
     async def rest(self, data: bytes) -> bytes:
-        """All that waits, with the last events; raises RequestError."""
+        """Add the last events and return all bytes that wait; raises RequestError."""
         self._add(data)
         return await self._release()
 
     async def whole(self, text: str) -> None:
-        """Score an answer that is no stream, or has been collected; raises RequestError."""
+        """Score a whole answer; raises RequestError if it is rejected."""
         self._piece, self._since_s = text, time.monotonic()
         await self._release()
 
@@ -119,18 +119,18 @@ class Hold:
             try:
                 text = self._dialect.read(event, None).text
             except MALFORMED:
-                continue  # an event of our own
+                continue  # an event that the gateway wrote
             self._piece += text
             self._num_pieces += bool(text)
 
     def _is_due(self) -> bool:
-        """Whether what waits is to be scored now."""
+        """Return whether the waiting part is complete and has to be scored."""
         if self._row.by == "tokens":
             return self._num_pieces >= self._row.size
         return self._row.by == "sentence" and SENTENCE.search(self._piece) is not None
 
     async def _release(self) -> bytes:
-        """Score what is new, and give what waits."""
+        """Score the new part and return the bytes that waited for it."""
         if self._piece.strip():
             self._answer += self._piece
             await self._score()
@@ -141,20 +141,20 @@ class Hold:
         return data
 
     async def _score(self) -> None:
-        """Raise RequestError unless the scorer passes what was said."""
+        """Raise RequestError unless the scorer accepts the text."""
         body = {"task": self._task, "request": self._raw}
         body |= {"answer": self._answer, "piece": self._piece}
         try:
             score = await self._scorers.score(self._row.scorer, body, self._row.within_s)
-        except FAILED as error:
+        except PROBE_FAILURES as error:
             self._counts.late += 1
             if self._row.late == "publish":
                 return
-            raise held_back("it was not scored in time") from error
+            raise held_back_error("it was not scored in time") from error
         if score < self._row.least:
             self._counts.stopped += 1
-            raise held_back("its score is too low")
+            raise held_back_error("its score is too low")
 
 
-def held_back(why: str) -> RequestError:
+def held_back_error(why: str) -> RequestError:
     return RequestError(f"The answer is held back: {why}.", code="held_back", status=422)

@@ -1,4 +1,4 @@
-"""A request as the gateway reads it: what is asked, of whom, for which task, within which time."""
+"""A generation request as the gateway reads it: dialect, model, task, deadline."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,19 +14,19 @@ from headway.edge.tasks import DEFAULT_CLASS, task_name
 from headway.gateway.answers import last_text
 from headway.gateway.arm import Arm, arm_of
 from headway.gateway.bodies import Body, answer_length, needs_of, num_ids
-from headway.gateway.cascade.rows import class_of
+from headway.gateway.cascade.rows import task_class_of
 from headway.gateway.choose import RoutingQuery
-from headway.gateway.config import ModelRow
+from headway.gateway.config import GatewayModelRow
 from headway.gateway.dialects import Dialect, Embeddings, Responses
 from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Incoming:
-    """One request that takes tokens. `prompt_bytes` is the size of what a prefix cache compares,
-    `num_ids` are those of its prompts that are token ids; prompts times choices are answers."""
+class GatewayRequest:
+    """One generation request. `prompt_bytes` is the size of what a prefix cache compares, `num_ids`
+    the number of token ids in its prompts, `num_answers` prompts times choices."""
 
     scope: Scope
     receive: Receive
@@ -37,7 +37,7 @@ class Incoming:
     request_id: str
     dialect: Dialect
     model: str
-    route: ModelRow
+    route: GatewayModelRow
     query: RoutingQuery
     prompt_bytes: int
     num_ids: int
@@ -50,16 +50,16 @@ class Incoming:
     began_s: float
     num_retry: int = 0
     arm: Arm | None = None
-    """Of the rollout of its model, if there is one."""
+    """Its arm, if its model has a rollout."""
 
     @property
     def deadline_s(self) -> float:
-        """When it must have ended, on the clock of `began_s`."""
+        """Return the deadline on the clock of `began_s`."""
         return self.began_s + self.route.deadline_s
 
 
-async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str, Any]:
-    """The body's object without the fields that are the gateway's alone; raises RequestError."""
+async def read_object(state: GatewayState, scope: Scope, receive: Receive) -> dict[str, Any]:
+    """Return the body's object without fields reserved to gateways; raises RequestError."""
     raw, _ = await bodies.read_object(
         receive, state.options.max_body, Body, pool=state.pool, user=turn_of(scope)
     )
@@ -67,10 +67,10 @@ async def read_object(state: State, scope: Scope, receive: Receive) -> dict[str,
     return raw
 
 
-async def read_incoming(
-    state: State, dialect: Dialect, scope: Scope, receive: Receive, send: Send
-) -> Incoming:
-    """The request at a path that takes tokens; raises RequestError."""
+async def read_generation_request(
+    state: GatewayState, dialect: Dialect, scope: Scope, receive: Receive, send: Send
+) -> GatewayRequest:
+    """Read a request at a generation endpoint; raises RequestError."""
     raw = await read_object(state, scope, receive)
     began_s, owner = state.clock.now_s(), owner_of(scope)
     model, route = state.route(typed_body(dialect, raw).model)
@@ -82,9 +82,9 @@ async def read_incoming(
     rollout = state.rollouts.get(route.name) if generates else None
     arm = arm_of(rollout, raw, owner, scope["request_id"])
     if arm is not None:
-        arm[0].note_task(owner, task, arm[1])
+        arm[0].record_task(owner, task, arm[1])
     salt = f"{caller.principal.cache_salt} {owner} {raw.get('cache_salt')}"
-    return Incoming(
+    return GatewayRequest(
         scope=scope,
         receive=receive,
         send=send,
@@ -101,7 +101,9 @@ async def read_incoming(
             num_bytes=len(prompt),
             answer=answer if generates else 0,
             needs=needs_of(raw) if generates else frozenset({"embeddings"}),
-            pinned=pinned_to(state, raw, owner) if isinstance(dialect, Responses) else "",
+            pinned=upstream_of_previous(state, raw, owner)
+            if isinstance(dialect, Responses)
+            else "",
         ),
         prompt_bytes=len(prompt),
         num_ids=num_ids(raw.get("prompt" if generates else "input")),
@@ -118,7 +120,7 @@ async def read_incoming(
 
 
 def typed_body(dialect: Dialect, raw: dict[str, Any]) -> Body:
-    """The fields that the gateway goes by; RequestError names one of another type."""
+    """Return the fields that the gateway uses; RequestError names one of a wrong type."""
     body = bodies.typed(raw, Body)
     if body.stream and isinstance(dialect, Embeddings):
         raise RequestError(
@@ -129,16 +131,16 @@ def typed_body(dialect: Dialect, raw: dict[str, Any]) -> Body:
     return body
 
 
-def hold_of(state: State, incoming: Incoming) -> Hold | None:
-    """What holds its answer until that is scored, None where nothing does."""
+def hold_of(state: GatewayState, incoming: GatewayRequest) -> Hold | None:
+    """Return the hold-back of this request's answer; None if its route has none."""
     counts = state.holds.get(incoming.route.name)
     if counts is None or isinstance(incoming.dialect, Embeddings):
         return None
     return Hold(counts, state.scorers, incoming.dialect, incoming.raw, incoming.task_class)
 
 
-def pinned_to(state: State, raw: dict[str, Any], owner: str) -> str:
-    """The name of the upstream that keeps what a response goes on from, "" for any."""
+def upstream_of_previous(state: GatewayState, raw: dict[str, Any], owner: str) -> str:
+    """Return the name of the upstream that stores the previous response; "" for any upstream."""
     previous = raw.get("previous_response_id")
     if not isinstance(previous, str):
         return ""
@@ -153,15 +155,16 @@ def pinned_to(state: State, raw: dict[str, Any], owner: str) -> str:
 
 
 def task_of(
-    state: State, scope: Scope, raw: dict[str, Any], owner: str, prompt: bytes
+    state: GatewayState, scope: Scope, raw: dict[str, Any], owner: str, prompt: bytes
 ) -> tuple[str, str, int]:
-    """(task, task class, number of the retry): as the client says, else the request is its own.
+    """Return (task, task class, retry number), as the client states them.
 
-    A request that a client's library sends again belongs to the task of its first try.
+    Without a stated task the request is a task of its own; a repetition by a client library belongs
+    to the task of the first try.
     """
     task, task_class, num_retry = task_name(scope, raw.get("metadata"))
     if task_class == DEFAULT_CLASS and state.config.tasks:
-        task_class = class_of(state.config.tasks, last_text(raw)) or task_class
+        task_class = task_class_of(state.config.tasks, last_text(raw)) or task_class
     if num_retry:
         state.metrics.add("client_retries")
     if task is None:

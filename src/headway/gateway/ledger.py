@@ -1,10 +1,10 @@
-"""What every request and attempt took, on disk: DIR/gateway/ledger.db, SQLite with a WAL.
+"""Ledger of requests and attempts on disk: DIR/gateway/ledger.db, SQLite with a WAL.
 
-A request has a row from the moment it begins; how far it is is written once a second, and what it
-took before its last byte is sent. So after a SIGKILL at any moment what clients have seen complete
-is there to the token, and what was cut is there as `interrupted`, an estimate at most a second old.
-Rows are written by one thread, many in one transaction; a row that cannot be written is counted and
-costs no other row, and a full disk costs rows, not answers.
+A request gets a row when it begins; its progress is written once a second, and its usage before the
+last byte of its answer is sent. After a SIGKILL at any moment the answers that clients saw complete
+are exact in the ledger, and those cut off are `interrupted`, an estimate at most a second old. One
+thread writes the rows, many per transaction. A row that cannot be written is counted and does not
+affect other rows; a full disk loses rows, not answers.
 """
 
 import asyncio
@@ -93,14 +93,14 @@ SETTLE = (
     " cached_tokens = ?, output_tokens = ?, estimated = ?, dollars = ?, route = ? WHERE id = ?"
 )
 ATTEMPT = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-JUDGE = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
+ADD_OUTCOME = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
 
-KEEP = "INSERT OR REPLACE INTO rollout_evidence VALUES (?, ?, ?)"
-CHANGE = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
+SAVE_EVIDENCE = "INSERT OR REPLACE INTO rollout_evidence VALUES (?, ?, ?)"
+CHANGE_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
-class Spent(msgspec.Struct, frozen=True, array_like=True):
-    """One request that an earlier process has written."""
+class PastRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Request of an earlier process that counts against a budget."""
 
     key: str
     task: str
@@ -111,12 +111,12 @@ class Spent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Ledger:
-    """The ledger of one folder; without a folder it keeps nothing."""
+    """Ledger in one folder; without a folder it stores nothing."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.num_lost = 0
-        """Rows that could not be written."""
+        """Number of rows that could not be written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
@@ -124,7 +124,7 @@ class Ledger:
         self._writing: asyncio.Future[None] | None = None
 
     async def open(self, now_s: float) -> None:
-        """Open the file, or make it; requests that a kill has cut are told as such."""
+        """Open or create the file; requests left open by a kill become `interrupted`."""
         if self.folder is None:
             return
         await self._run(lambda: self._open(now_s))
@@ -153,7 +153,7 @@ class Ledger:
     # ── writing ─────────────────────────────────────────────────────────────────────────────
 
     def write(self, statement: str, *values: Any) -> None:
-        """Write a row soon; `flushed` waits for it."""
+        """Queue a row for writing; `flushed` waits for it."""
         if self._connection is None:
             return
         if len(self._rows) >= MAX_WAITING:
@@ -164,14 +164,14 @@ class Ledger:
             self._write_on()
 
     async def flushed(self) -> None:
-        """Return when all that was written until now is on disk, or known to be lost."""
-        for _ in range(2 if self._rows else 1):  # what is being written, then what waits behind it
+        """Return when all queued rows are on disk, or counted as lost."""
+        for _ in range(2 if self._rows else 1):  # the transaction in progress, then the next one
             if self._writing is None:
                 return
             await asyncio.shield(self._writing)
 
     def _write_on(self) -> None:
-        """Hand what waits to the thread; what comes meanwhile follows in one transaction."""
+        """Give the queued rows to the thread; rows queued meanwhile form the next transaction."""
         loop = asyncio.get_running_loop()
         rows, self._rows = self._rows, []
         done = self._writing = loop.create_future()
@@ -187,7 +187,7 @@ class Ledger:
         writing.add_done_callback(finish)
 
     def _commit(self, rows: list[tuple[str, tuple[Any, ...]]]) -> None:
-        """In the thread: write the rows in one transaction, without those that are refused."""
+        """In the thread: write the rows in one transaction, without those that fail."""
         connection = self._connection
         assert connection is not None
         num_written, failure = 0, None
@@ -196,9 +196,9 @@ class Ledger:
             for statement, values in rows:
                 try:
                     num_written += connection.execute(statement, values).rowcount > 0
-                except Exception as error:  # a value that no column holds, a table that is gone
+                except Exception as error:  # a value that does not fit its column, a missing table
                     failure = error
-                    if not connection.in_transaction:  # a full disk ends the whole of it
+                    if not connection.in_transaction:  # a full disk rolls back the transaction
                         raise
             connection.execute("COMMIT")
         except Exception as error:
@@ -212,21 +212,21 @@ class Ledger:
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 
-    async def spent(self, since_s: float) -> list[Spent]:
-        """The requests since a time, oldest first."""
+    async def spent(self, since_s: float) -> list[PastRequest]:
+        """Return the requests since a time, oldest first."""
         columns = "key, task, task_class, route, began_at, dollars"
         query = f"SELECT {columns} FROM requests WHERE began_at > ? ORDER BY began_at"
-        return [Spent(*row) for row in await self._select(query, since_s)]
+        return [PastRequest(*row) for row in await self._select(query, since_s)]
 
     async def outcomes(self, since_s: float) -> list[tuple[str, str, bool]]:
-        """(key, task, success) since a time."""
+        """Return (key, task, success) of the outcomes since a time."""
         query = "SELECT key, task, success FROM outcomes WHERE at > ?"
         return [
             (key, task, bool(success)) for key, task, success in await self._select(query, since_s)
         ]
 
     async def rollout(self, name: str, version: str) -> tuple[str, int, str] | None:
-        """(state, step, reason) of a version's rollout as it was last, None for a new one."""
+        """Return (state, step, reason) of a version's rollout; None for a new one."""
         query = (
             "SELECT state, step, reason FROM rollouts WHERE name = ? AND version = ?"
             " ORDER BY rowid DESC LIMIT 1"
@@ -237,7 +237,7 @@ class Ledger:
         )
 
     async def evidence(self, name: str, version: str) -> bytes | None:
-        """What a rollout's version has kept, None for a new one."""
+        """Return the saved evidence of a rollout's version; None for a new one."""
         query = "SELECT kept FROM rollout_evidence WHERE name = ? AND version = ?"
         return next((blob for (blob,) in await self._select(query, name, version)), None)
 
@@ -255,7 +255,7 @@ class Ledger:
         return await asyncio.get_running_loop().run_in_executor(self._thread, checked_work)
 
     async def close(self) -> None:
-        """Write what waits, close and unlock; safe to call twice."""
+        """Write all queued rows, close and unlock; safe to call twice."""
         if self._connection is not None:
             await self.flushed()
             connection, self._connection = self._connection, None
@@ -268,7 +268,7 @@ class Ledger:
 
 @contextlib.contextmanager
 def storage_errors(folder: Path | None) -> Iterator[None]:
-    """What the disk and SQLite refuse when the ledger is opened or read, as one who can mend it."""
+    """Turn errors of the disk and SQLite into a HeadwayError with a fix."""
     from headway.core.errors import HeadwayError, StorageError
 
     try:

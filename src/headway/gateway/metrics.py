@@ -1,63 +1,63 @@
-"""The gateway's counters and gauges, in Prometheus' text format."""
+"""Counters and gauges of the gateway, in the text format of Prometheus."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-HELP = {
+FAMILIES = {
     "requests": ("counter", "Requests that have ended, by route and status."),
     "attempts": ("counter", "Attempts at upstreams, by upstream and outcome."),
-    "resumed": ("counter", "Streams that went on elsewhere, by how: exact or text."),
+    "resumed": ("counter", "Streams that another upstream resumed, by how: exact or text."),
     "tokens": ("counter", "Tokens relayed, by route and kind: prompt, cached or output."),
     "dollars": ("counter", "Dollars spent on attempts, by upstream."),
-    "refused": ("counter", "Requests that were refused here, by code."),
+    "refused": ("counter", "Requests that the gateway refused, by code."),
     "usage_refused": (
         "counter",
-        "Answers whose usage no request can have taken, by upstream: it was estimated.",
+        "Answers whose reported usage was impossible, by upstream: it was estimated.",
     ),
     "retries_denied": ("counter", "Attempts that the retry budget did not allow."),
-    "client_retries": ("counter", "Requests that a client's library sent again."),
-    "upstream_up": ("gauge", "1 where an upstream may be asked, by upstream."),
-    "upstream_in_flight": ("gauge", "Requests at an upstream."),
-    "upstream_queue_seconds": ("gauge", "Expected seconds until an upstream begins a newcomer."),
+    "client_retries": ("counter", "Requests that a client library repeated."),
+    "upstream_up": ("gauge", "1 where an upstream may get requests, by upstream."),
+    "upstream_in_flight": ("gauge", "Requests in flight at an upstream."),
+    "upstream_queue_seconds": ("gauge", "Expected seconds until an upstream begins a new request."),
     "task_dollars": ("counter", "Dollars of tasks, by dimension (all, key, task, route) and name."),
     "tasks": ("counter", "Tasks that were judged, by dimension, name and outcome."),
-    "cost_per_success": ("gauge", "Dollars of judged tasks for each that succeeded."),
+    "cost_per_success": ("gauge", "Dollars of judged tasks per successful task."),
     "cascade": (
         "counter",
         "Requests of cascades by route, task and outcome: accepted, rejected, failed or dear.",
     ),
     "drift_alarm": ("gauge", "1 where an upstream differs from another, or from itself before."),
-    "drift_nats": ("gauge", "Nats a token between two upstreams of a model."),
+    "drift_nats": ("gauge", "Nats per token between two upstreams of a model."),
     "held": (
         "counter",
-        "Of routes that wait for a score: answers, pieces published, stopped, without a score.",
+        "Of routes with hold-back: answers, pieces published, stopped, not scored in time.",
     ),
     "time_to_publish_seconds": ("counter", "Seconds that published pieces waited, by route."),
     "rollout_share": ("gauge", "The canary's share of its model's requests, by rollout."),
     "rollout_evidence": ("gauge", "Evidence that the canary is worse, by rollout and guard."),
     "task_failures": (
         "counter",
-        "Times a long-lived task of the process failed and was started again, by task.",
+        "Failures and restarts of a long-lived task of the process, by task.",
     ),
-    "ledger_lost_rows": ("counter", "Rows that the disk did not take."),
+    "ledger_lost_rows": ("counter", "Rows that could not be written to the ledger."),
 }
 Labels = tuple[tuple[str, str], ...]
 MAX_SERIES, OTHER = 10_000, "other"
-"""Of one metric: codes come from upstreams, and names of models from clients."""
+"""Maximum series of a metric, because labels contain codes of upstreams and names of clients."""
 
 
 @dataclass(slots=True)
 class Metrics:
-    """Plain numbers by name and labels."""
+    """Values of counters by name and labels."""
 
     values: dict[str, dict[Labels, float]] = field(default_factory=dict)
     ttft: list[int] = field(default_factory=lambda: [0] * (len(TTFT_BUCKETS_S) + 1))
     ttft_sum: float = 0.0
 
     def add(self, name: str, amount: float = 1.0, /, **labels: str) -> None:
-        """Count so much more."""
-        assert name in HELP, name
+        """Add `amount` to a counter."""
+        assert name in FAMILIES, name
         series = self.values.setdefault(name, {})
         key = tuple(labels.items())
         if key not in series and len(series) >= MAX_SERIES:
@@ -65,28 +65,29 @@ class Metrics:
         series[key] = series.get(key, 0.0) + amount
 
     def of(self, name: str, /, **labels: str) -> float:
-        """The sum of the samples with these labels."""
+        """Return the sum of the series with these labels."""
         pairs = labels.items()
         series = self.values.get(name, {})
         return sum(value for key, value in series.items() if pairs <= dict(key).items())
 
     def first_token(self, seconds: float) -> None:
-        """A stream's first token came so long after its request."""
+        """Observe the time to first token of a stream."""
         number = sum(seconds > bound for bound in TTFT_BUCKETS_S)
         self.ttft[number] += 1
         self.ttft_sum += seconds
 
     def render(self, more: Iterable[tuple[str, Labels, float]]) -> bytes:
-        """The text of `/metrics`; `more` are (name, labels, value) of what is known elsewhere."""
+        """Return the text of `/metrics`; `more` are (name, labels, value) of gauges."""
         families = {name: dict(series) for name, series in self.values.items()}
         for name, labels, value in more:
             families.setdefault(name, {})[labels] = value
         lines = []
-        for name, (kind, help) in HELP.items():
+        for name, (kind, help) in FAMILIES.items():
             full = f"headway_gateway:{name}" + ("_total" if kind == "counter" else "")
             lines += [f"# HELP {full} {help}", f"# TYPE {full} {kind}"]
             lines += [
-                f"{full}{shown(key)} {value}" for key, value in families.get(name, {}).items()
+                f"{full}{format_labels(key)} {value}"
+                for key, value in families.get(name, {}).items()
             ]
         return "\n".join([*lines, *self._histogram(), ""]).encode()
 
@@ -100,13 +101,13 @@ class Metrics:
         return [*lines, f"{name}_sum {self.ttft_sum}", f"{name}_count {total}"]
 
 
-def shown(labels: Labels) -> str:
-    r"""{a="b"}, with what may not stand in a label escaped."""
+def format_labels(labels: Labels) -> str:
+    r"""Format labels as {a="b"}, with special characters escape_label."""
     if not labels:
         return ""
-    parts = [f'{name}="{escaped(value)}"' for name, value in labels]
+    parts = [f'{name}="{escape_label(value)}"' for name, value in labels]
     return "{" + ",".join(parts) + "}"
 
 
-def escaped(text: str) -> str:
+def escape_label(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,21 +1,21 @@
-"""What requests cost, and what keys may spend: held before, settled after."""
+"""Cost of requests, and budgets of keys: reserved before a request, settled after it."""
 
 from collections import deque
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError
-from headway.gateway.config import PERIODS_S, BudgetRow, Price
-from headway.gateway.dialects import Usage
+from headway.gateway.config import PERIODS_S, BudgetRow, UpstreamPrice
+from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.speed import Speed
 
 BUCKETS = 100
-"""Of a period: spend is forgotten a hundredth of it at a time."""
+"""Buckets of a period: spending expires in steps of a hundredth."""
 
 
-def dollars_of(price: Price, usage: Usage, speed: Speed) -> float:
-    """What so many tokens cost: by the million, or the machine's time that they took.
+def dollars_of(price: UpstreamPrice, usage: UpstreamUsage, speed: Speed) -> float:
+    """Return the cost of a usage: by price per million tokens, or by the machine's time.
 
-    {input: 1, cached: 0.1, output: 4}, 1000 prompt tokens of which 500 cached, 100 more:
+    {input: 1, cached: 0.1, output: 4}, 1000 prompt tokens of which 500 cached, 100 output tokens:
     (500 x 1 + 500 x 0.1 + 100 x 4) / 1e6 = 0.00095 $.
     """
     fresh = max(0, usage.prompt - usage.cached)
@@ -26,8 +26,8 @@ def dollars_of(price: Price, usage: Usage, speed: Speed) -> float:
     return (fresh * price.input + usage.cached * cached + usage.output * price.output) / 1e6
 
 
-class Purse:
-    """What one key has spent in its period, and what its running requests hold."""
+class KeyBudget:
+    """Budget of one key: its spending in the period, and the reservations of running requests."""
 
     def __init__(self, row: BudgetRow, clock: Clock, who: str) -> None:
         self.row = row
@@ -39,13 +39,12 @@ class Purse:
 
     @property
     def available(self) -> float:
-        """Dollars that may be held now."""
+        """Return the dollars that may be reserved now."""
         self._forget()
         return self.row.dollars - self._total - self._held
 
     def hold(self, dollars: float) -> None:
-        """Keep so much for a request; raises RequestError 429 where it is not there now, 400 where
-        it never is."""
+        """Reserve dollars; raises RequestError 429 if they are not available now, 400 if never."""
         whole = f"{self._who} may spend {self.row.dollars:g} dollars per {self.row.per}"
         if dollars > self.row.dollars > 0:
             raise RequestError(
@@ -65,12 +64,12 @@ class Purse:
         self._held += dollars
 
     def settle(self, held: float, spent: float) -> None:
-        """The request that held so much is over and took `spent`."""
+        """Release a reservation and add what was spent."""
         self._held = max(0.0, self._held - held)
         self.add(spent, self._clock.wall_s())
 
     def add(self, dollars: float, at_s: float) -> None:
-        """Dollars that were spent at a wall-clock time."""
+        """Add dollars that were spent at a wall-clock time."""
         bucket = int(at_s * BUCKETS / self._period_s)
         if self._spent and self._spent[-1][0] == bucket:
             self._spent[-1] = bucket, self._spent[-1][1] + dollars
@@ -86,29 +85,29 @@ class Purse:
             self._total = 0.0
 
 
-class Purses:
-    """The purse of each key that has a budget; `*` is that of each key without a row of its own."""
+class KeyBudgets:
+    """Budgets by key; the row `*` gives each key without a row of its own a budget of its own."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._rows: dict[str, BudgetRow] = {}
-        self._purses: dict[str, Purse] = {}
+        self._budgets: dict[str, KeyBudget] = {}
 
     def load(self, rows: dict[str, BudgetRow]) -> None:
-        """Go by these rows; purses whose row stays keep what was spent."""
+        """Use these rows; a key whose row is unchanged keeps its spending."""
         self._rows = rows
-        self._purses = {
-            name: purse for name, purse in self._purses.items() if purse.row == self._row(name)
+        self._budgets = {
+            name: budget for name, budget in self._budgets.items() if budget.row == self._row(name)
         }
 
     def _row(self, key: str) -> BudgetRow | None:
         return self._rows.get(key, self._rows.get("*"))
 
-    def of(self, key: str) -> Purse | None:
-        """The purse of a key, None where it may spend what it likes."""
+    def of(self, key: str) -> KeyBudget | None:
+        """Return the budget of a key; None for unlimited."""
         row = self._row(key)
         if row is None:
             return None
-        if key not in self._purses:
-            self._purses[key] = Purse(row, self._clock, "This key")
-        return self._purses[key]
+        if key not in self._budgets:
+            self._budgets[key] = KeyBudget(row, self._clock, "This key")
+        return self._budgets[key]

@@ -1,4 +1,4 @@
-"""What operators may do to a running gateway: read its file again, end a rollout by hand."""
+"""Operator actions on a running gateway: reload its file, end a rollout by hand."""
 
 from typing import Literal
 
@@ -10,13 +10,13 @@ from headway.core.errors import HeadwayError, RequestError
 from headway.edge import body as bodies
 from headway.edge.errors import json_response
 from headway.gateway.incoming import read_object
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 
 STATES = {"promote": "promoted", "take_back": "rolled back"}
 
 
 class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /rollouts/NAME."""
+    """Body of POST /rollouts/NAME."""
 
     action: Literal["promote", "take_back"]
     reason: str = ""
@@ -26,8 +26,8 @@ class Action(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("reason must have at most 200 printable characters")
 
 
-async def end_rollout(state: State, request: Request) -> Response:
-    """Promote a rollout, or take it back, whatever its evidence says; the ledger keeps why."""
+async def end_rollout(state: GatewayState, request: Request) -> Response:
+    """Promote or roll back a rollout regardless of its evidence; the ledger keeps the reason."""
     name = request.path_params["name"]
     raw = await read_object(state, request.scope, request.receive)
     order = bodies.typed(raw, Action)
@@ -37,15 +37,17 @@ async def end_rollout(state: State, request: Request) -> Response:
         raise RequestError(
             f"There is no rollout {name[:80]!r}; there is {there}.", code="not_found", status=404
         )
-    rollouts[0].by_hand(STATES[order.action], order.reason)
+    rollouts[0].set_by_operator(STATES[order.action], order.reason)
     await state.ledger.flushed()
     return json_response(rollouts[0].snapshot())
 
 
-async def reload(state: State, _: Request) -> Response:
-    """POST /reload, whose body says nothing: the configuration and the keys, read again as by
-    SIGHUP; 400 says why not."""
-    if state.read_again is None:
+async def reload(state: GatewayState, _: Request) -> Response:
+    """POST /reload without a body: reload the configuration and the keys, as SIGHUP does.
+
+    An invalid file changes nothing and returns 400 with the reason.
+    """
+    if state.reload_config is None:
         raise RequestError("This gateway has no file to read again.", status=409)
     try:
         await state.read_files()

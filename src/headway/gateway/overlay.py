@@ -1,9 +1,8 @@
-"""What `headway gateway rollout` adds to a gateway's file: a file beside it, so that the file of
-the operator stays as it was written.
+"""Overlay file of `headway gateway rollout`, next to the gateway's file, which stays as it is.
 
-    gateway.yaml             upstreams: [a]   models: [{name: chat, upstreams: [a]}]
-    gateway.rollouts.yaml    upstreams: [c]   rollouts: [{name: r, model: chat, canary: [c]}]
-    together                 chat is answered by a and c, and c is on trial
+gateway.yaml             upstreams: [a]   models: [{name: chat, upstreams: [a]}]
+gateway.rollouts.yaml    upstreams: [c]   rollouts: [{name: r, model: chat, canary: [c]}]
+combined                 chat has the upstreams a and c, and c is the canary
 """
 
 import json
@@ -17,49 +16,49 @@ import msgspec
 from headway.core.errors import UsageError
 from headway.core.yaml_file import read_yaml
 
-HOW = "headway gateway rollout writes it; take it away where no rollout runs."
+FIX_HINT = "headway gateway rollout writes it; take it away where no rollout runs."
 Rows = list[dict[str, Any]]
 
 
 class Named(msgspec.Struct):
-    """A canary's row."""
+    """Upstream row of a canary, as far as this module reads it."""
 
     name: str
 
 
-class Trial(msgspec.Struct):
-    """A rollout's row."""
+class OverlayTrial(msgspec.Struct):
+    """Rollout row, as far as this module reads it."""
 
     name: str
     model: str
     canary: list[str]
 
 
-class Content(msgspec.Struct):
-    """What the file holds of its rows, as far as it is gone by here."""
+class OverlayContent(msgspec.Struct):
+    """Content of the overlay file, as far as this module reads it."""
 
     upstreams: list[Named]
-    rollouts: list[Trial]
+    rollouts: list[OverlayTrial]
 
 
 def overlay_path(file: Path) -> Path:
-    """gateway.yaml → gateway.rollouts.yaml"""
+    """Return the overlay's path: gateway.yaml → gateway.rollouts.yaml."""
     return file.with_name(f"{file.stem}.rollouts{file.suffix}")
 
 
 def with_overlay(file: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """The content of a file with that of the one beside it, if there is one."""
+    """Combine the content of a gateway's file with its overlay, if there is one."""
     path = overlay_path(file)
     if not path.exists():
         return content
     more = read_rows(path)
-    with suppress(TypeError, ValueError, AttributeError):  # rows that are none: the reader says so
-        return joined(content, more)
+    with suppress(TypeError, ValueError, AttributeError):  # the reader reports malformed rows
+        return combine(content, more)
     return content
 
 
-def joined(content: dict[str, Any], more: dict[str, Rows]) -> dict[str, Any]:
-    """Both as one file."""
+def combine(content: dict[str, Any], more: dict[str, Rows]) -> dict[str, Any]:
+    """Combine both contents."""
     names = [name_of(row) for row in content["upstreams"]]
     canaries = {row["model"]: row["canary"] for row in more["rollouts"]}
     models = [
@@ -75,24 +74,24 @@ def joined(content: dict[str, Any], more: dict[str, Rows]) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> dict[str, Rows]:
-    """The rows of the file; UsageError where it holds anything else."""
-    more: dict[str, Rows] = read_yaml(path, "rollouts", HOW)
+    """Read the overlay's rows; UsageError if it contains anything else."""
+    more: dict[str, Rows] = read_yaml(path, "rollouts", FIX_HINT)
     if not isinstance(more, dict) or set(more) != {"upstreams", "rollouts"}:
-        raise UsageError(f"{path}: it has not upstreams and rollouts alone.", HOW)
+        raise UsageError(f"{path}: it has not upstreams and rollouts alone.", FIX_HINT)
     try:
-        msgspec.convert(more, Content)
+        msgspec.convert(more, OverlayContent)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path}: {str(error)[:300]}.", HOW) from error
+        raise UsageError(f"{path}: {str(error)[:300]}.", FIX_HINT) from error
     return more
 
 
 def name_of(row: dict[str, Any]) -> str:
-    """An upstream's name as the gateway calls it."""
+    """Return an upstream's name, with the default of the gateway's file."""
     return str(row.get("name") or urlsplit(str(row.get("url"))).netloc)
 
 
 def add(file: Path, upstream: dict[str, Any], rollout: dict[str, Any]) -> None:
-    """Put one canary beside the file; a rollout of that model that was there is replaced."""
+    """Add a canary to the overlay; an existing rollout of that model is replaced."""
     path = overlay_path(file)
     there: dict[str, Rows] = {"upstreams": [], "rollouts": []}
     if path.exists():
@@ -107,7 +106,7 @@ def add(file: Path, upstream: dict[str, Any], rollout: dict[str, Any]) -> None:
 
 
 def remove(file: Path, name: str) -> None:
-    """Take a rollout and its canary away again."""
+    """Remove a rollout and its canary from the overlay."""
     path = overlay_path(file)
     if not path.exists():
         return
@@ -121,7 +120,7 @@ def remove(file: Path, name: str) -> None:
 
 
 def write(path: Path, upstreams: Rows, rollouts: Rows) -> None:
-    """The file whole, in JSON, which is YAML; none where nothing is left."""
+    """Write the whole file in JSON, which is YAML; delete it if no rollout is left."""
     if not rollouts:
         path.unlink(missing_ok=True)
         return

@@ -1,4 +1,4 @@
-"""A question of the gateway's own to one upstream: of a judge, a calibration, a comparison."""
+"""Requests of the gateway itself to one upstream: for a judge, a calibration, a drift check."""
 
 import asyncio
 import time
@@ -10,33 +10,33 @@ import msgspec
 
 from headway.edge.http_client import make_session, read_bounded
 from headway.gateway.answers import AnswerContent, parse_answer
-from headway.gateway.dialects import BAD_USAGE, DIALECTS, Usage
+from headway.gateway.dialects import BAD_USAGE, DIALECTS, UpstreamUsage
 from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_BYTES = 2**24
 CHAT = "/v1/chat/completions"
 UNREADABLE = (KeyError, TypeError, AttributeError)
-"""What an answer raises that is JSON and not of the API."""
-FAILED = (*FAILURES, *UNREADABLE)
+"""Exceptions of an answer that is JSON but not of the API."""
+PROBE_FAILURES = (*FAILURES, *UNREADABLE)
 
 
 class BusyError(ValueError):
-    """The upstream lives and has too much to do: the question may be asked again."""
+    """The upstream is overloaded; the request may be repeated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What was said, what it took, and in which time."""
+    """Answer of an upstream, its usage, and its duration in seconds."""
 
     content: AnswerContent
-    usage: Usage
+    usage: UpstreamUsage
     seconds: float
 
 
 async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: float) -> Reply:
-    """A whole chat's answer; raises one of FAILED, ValueError with what an error says.
+    """Ask for a whole chat; raises one of PROBE_FAILURES, ValueError with the text of an error.
 
-    BusyError where the upstream has too much to do now.
+    Raises BusyError if the upstream is overloaded.
     """
     body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
     began_s = time.monotonic()
@@ -48,7 +48,7 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
         kind = BusyError if answer.status in (429, 503) else ValueError
         raise kind(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
     dialect = DIALECTS[CHAT]
-    usage = dialect.read_whole(data) or Usage()
+    usage = dialect.read_whole(data) or UpstreamUsage()
     if usage == BAD_USAGE:
         raise ValueError("its usage is no count of tokens")
     content = parse_answer(dialect, data)
@@ -56,13 +56,13 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
 
 
 class ScorerClient:
-    """The user's own scorers, asked at their URLs: {"task", "request", "answer"} → {"score"}."""
+    """Client of the operator's scorers: POST {"task", "request", "answer"} → {"score"}."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
 
     async def score(self, url: str, body: dict[str, Any], limit_s: float) -> float:
-        """The score; raises one of FAILED."""
+        """Return the score; raises one of PROBE_FAILURES."""
         if self._session is None:
             self._session = make_session({}, aiohttp.ClientTimeout())
         data = msgspec.json.encode(body)
@@ -77,13 +77,13 @@ class ScorerClient:
         return msgspec.json.decode(reply, type=Scored).score
 
     async def close(self) -> None:
-        """Close its connections; safe to call twice."""
+        """Close the connections; safe to call twice."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
 
 class Scored(msgspec.Struct):
-    """What a scorer answers."""
+    """Body of a scorer's answer."""
 
     score: float

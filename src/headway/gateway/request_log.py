@@ -1,15 +1,15 @@
-"""A line for each request that took tokens, when its books are closed.
+"""Request log: one line per generation request, written after its settlement.
 
     3f2a… 200 chat at local-2 312+128 tokens, 256 cached, TTFT 83 ms, in all 1.61 s, 2 attempts, ok;
     POST /v1/chat/completions, key alice, client job-7
 
-(one line). What is refused before that has the line of a server, with the reason as `code`.
+(one line). A request that is refused earlier has the same line as at a server, with `code`.
 """
 
 from headway.core.errors import RequestError
 from headway.core.request_source import RequestSource
-from headway.gateway.dialects import Usage
-from headway.gateway.incoming import Incoming
+from headway.gateway.dialects import UpstreamUsage
+from headway.gateway.incoming import GatewayRequest
 from headway.telemetry.goodput import DISCONNECTED, FAILED, OK
 from headway.telemetry.request_log import (
     CLIENT_DISCONNECTED,
@@ -24,7 +24,7 @@ from headway.telemetry.request_log import (
 
 
 class GatewayLine(SourcedLine, kw_only=True):
-    """One request: `upstream` is the last that was asked, `outcome` how the request ended."""
+    """Log line of a request: `upstream` is that of the last attempt, `outcome` the end."""
 
     id: str
     status: int
@@ -57,17 +57,17 @@ class GatewayLine(SourcedLine, kw_only=True):
 
 def write(
     requests: RequestLog,
-    incoming: Incoming,
+    incoming: GatewayRequest,
     *,
     upstream: str,
-    used: Usage,
+    used: UpstreamUsage,
     attempts: int,
     dollars: float,
     ttft_s: float | None,
     e2e_s: float,
     error: BaseException | None,
 ) -> None:
-    """The line of a request whose books are closed; `error` is what ended it, if anything."""
+    """Write the line of a settled request; `error` is the exception that ended it, or None."""
     outcome, status, code = end_of(error)
     source: RequestSource | None = incoming.scope.get("source")
     if source is not None:
@@ -95,7 +95,7 @@ def write(
 
 
 def end_of(error: BaseException | None) -> tuple[str, int, str | None]:
-    """(outcome, status, code) of a request that ended with `error`; cancelled, its client left."""
+    """Return (outcome, status, code) of a request; cancellation means a disconnected client."""
     if error is None:
         return OK, 200, None
     if isinstance(error, RequestError) and error.code != CLIENT_DISCONNECTED:

@@ -1,4 +1,4 @@
-"""The gateway's process: serve until a signal, then let what runs end."""
+"""Process of the gateway: serve until a signal, then drain."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ from headway.edge.notify import Notifier
 from headway.edge.serving import allowed_connections, end_on_signals, http_server
 from headway.gateway.app import make_app
 from headway.gateway.config import Config
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 
 log = logging.getLogger(__name__)
 
@@ -24,14 +24,14 @@ POLL_S = 0.05
 
 
 async def serve(
-    state: State,
+    state: GatewayState,
     listener: socket.socket,
-    read_again: Callable[[], Config],
+    reload_config: Callable[[], Config],
     on_ready: Callable[[], None],
     notifier: Notifier,
 ) -> None:
     """Serve until SIGINT or SIGTERM; SIGHUP reads the configuration and the keys again."""
-    state.read_again = read_again
+    state.reload_config = reload_config
     limiter = ConnectionLimiter(allowed_connections(state.options.max_connections))
     runner = open_runner(state)
     server = http_server(make_app(state, runner), limiter, state.options)
@@ -57,7 +57,7 @@ async def serve(
         ending = asyncio.create_task(server.asked_to_end.wait())
         try:
             gc.collect()
-            gc.freeze()  # what serves lives as long as the gateway
+            gc.freeze()  # objects of the application live as long as the process
             on_ready()
             notifier.ready()
             await asyncio.wait({ending, serving}, return_when=asyncio.FIRST_COMPLETED)
@@ -65,7 +65,7 @@ async def serve(
             notifier.stopping()
             log.info("draining, %d left", len(state.limits))
             await runner.stop()
-            await run_out(state, state.options.drain_timeout)
+            await wait_until_idle(state, state.options.drain_timeout)
             state.end_requests()
         finally:
             server.should_exit = True
@@ -79,8 +79,8 @@ async def serve(
         deadline.close()
 
 
-async def reload_files(state: State, notifier: Notifier) -> None:
-    """SIGHUP: read the configuration and the keys again; what cannot be used changes nothing."""
+async def reload_files(state: GatewayState, notifier: Notifier) -> None:
+    """Reload the configuration and the keys on SIGHUP; an invalid file changes nothing."""
     notifier.reloading()
     try:
         await state.read_files()
@@ -91,8 +91,8 @@ async def reload_files(state: State, notifier: Notifier) -> None:
     notifier.notify("READY=1")
 
 
-async def run_out(state: State, timeout_s: float) -> None:
-    """Wait until nothing is in flight at any upstream, at most so long."""
+async def wait_until_idle(state: GatewayState, timeout_s: float) -> None:
+    """Wait until no request is in flight at any upstream, at most `timeout_s`."""
     loop = asyncio.get_running_loop()
     until_s = loop.time() + timeout_s
     while loop.time() < until_s and any(

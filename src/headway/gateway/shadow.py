@@ -1,7 +1,8 @@
-"""Copies of requests to a canary before it answers anybody: after the answer, in idle room.
+"""Shadow copies of requests to a canary that answers no client yet.
 
-A copy is asked whole, is kept by nobody and has no deadline of a client; at most a few run at
-once, and what finds no room is left out. What it cost is in the ledger as attempt 0.
+A copy is sent after the answer, without streaming and without a client's deadline, and its answer
+is not stored. At most `MAX_AT_ONCE` copies run; further ones are skipped. Its cost is in the ledger
+as attempt 0.
 """
 
 import asyncio
@@ -12,24 +13,24 @@ from headway.gateway import ledger
 from headway.gateway.arm import Arm, is_invalid, whole_text
 from headway.gateway.ask import WHOLE, Attempt
 from headway.gateway.attempts import AttemptError
-from headway.gateway.dialects import BAD_USAGE, Usage
-from headway.gateway.incoming import Incoming
+from headway.gateway.dialects import BAD_USAGE, UpstreamUsage
+from headway.gateway.incoming import GatewayRequest
 from headway.gateway.money import dollars_of
-from headway.gateway.rollout import Sample
+from headway.gateway.rollout import ArmSample
 from headway.gateway.upstream import FAILURES, Upstream
 
 if TYPE_CHECKING:
-    from headway.gateway.state import State
+    from headway.gateway.state import GatewayState
 
 MAX_AT_ONCE = 4
 MAX_BYTES = 2**24
-NOT_COPIED = ("stream", "stream_options", "background", "n", "best_of")
+DROPPED_FIELDS = ("stream", "stream_options", "background", "n", "best_of")
 
 
-def copy(state: "State", incoming: Incoming) -> None:
-    """Send a copy to the canary of the request's rollout, if that is on trial by copies."""
+def send_copy(state: "GatewayState", incoming: GatewayRequest) -> None:
+    """Send a copy to the canary of the request's rollout, if the rollout is in shadow."""
     arm = incoming.arm
-    if arm is None or not arm[0].copies(incoming.request_id) or len(state.copies) >= MAX_AT_ONCE:
+    if arm is None or not arm[0].is_copied(incoming.request_id) or len(state.copies) >= MAX_AT_ONCE:
         return
     pool = state.pools[incoming.route.name]
     others = {each for each in pool.upstreams if each.name not in arm[0].row.canary}
@@ -41,14 +42,16 @@ def copy(state: "State", incoming: Incoming) -> None:
     task.add_done_callback(state.copies.discard)
 
 
-async def _ask(state: "State", incoming: Incoming, arm: Arm, upstream: Upstream) -> None:
-    """The copy, and what it says of the canary."""
-    raw: dict[str, Any] = {k: v for k, v in incoming.raw.items() if k not in NOT_COPIED}
+async def _ask(
+    state: "GatewayState", incoming: GatewayRequest, arm: Arm, upstream: Upstream
+) -> None:
+    """Send the copy and add its result to the canary's arm."""
+    raw: dict[str, Any] = {k: v for k, v in incoming.raw.items() if k not in DROPPED_FIELDS}
     if incoming.dialect.path == "/v1/responses":
         raw["store"] = False
     attempt = Attempt(state, incoming, upstream, raw)
-    usage, prompt, output = Usage(), 0, 0
-    sample = Sample(error=True)
+    usage, prompt, output = UpstreamUsage(), 0, 0
+    sample = ArmSample(error=True)
     try:
         async with asyncio.timeout(incoming.route.deadline_s):
             async with attempt.answer(WHOLE) as answer:
@@ -59,7 +62,7 @@ async def _ask(state: "State", incoming: Incoming, arm: Arm, upstream: Upstream)
         prompt, output = usage.prompt, usage.output
         upstream.breaker.succeeded()
         priced = upstream.row.price is not None and output > 0
-        sample = Sample(
+        sample = ArmSample(
             error=False,
             invalid=is_invalid(incoming.raw, whole_text(data)),
             dollars=dollars_of(upstream.price, usage, upstream.speed) if priced else None,
@@ -67,7 +70,7 @@ async def _ask(state: "State", incoming: Incoming, arm: Arm, upstream: Upstream)
     except (AttemptError, *FAILURES):
         upstream.breaker.failed()
     except asyncio.CancelledError:
-        upstream.breaker.given_up()
+        upstream.breaker.record_abort()
         raise
     finally:
         attempt.end(prompt, output)

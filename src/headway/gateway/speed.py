@@ -1,13 +1,13 @@
-"""What an upstream's work takes, in seconds: observed, or as a Headway server predicts it.
+"""Service times of an upstream, in seconds: observed, or as a Headway server predicts them.
 
-    wait = work before the newcomer + its uncached prompt tokens x seconds a prompt token
+    time to first token = queued work + uncached prompt tokens of the request x seconds per token
 
-The work before it is that of our own requests there: prompts that have no first token, and a token
-of each answer, for they share the newcomer's step. Where no row is free an answer must end first:
-then answers count whole. A request counts from the moment it is chosen. A Headway server
-also sends its queue, which holds the requests of other gateways (the longer of the two counts), and
-the seconds of a prompt token that its engines predict. What an answer's token takes is observed
-here alone: answers without a count are charged by it, so no upstream may state it.
+The queued work is that of the gateway's own requests there: prompts without a first token, and one
+token per answer, because running answers share the steps of the new prompt. If no row is free an
+answer must end first, so answers count whole. A request counts from the moment it is assigned. A
+Headway server also reports its queue, which includes requests of other gateways (the larger value
+counts), and the predicted seconds per prompt token. The seconds per answer token are only observed
+here, never reported: they price answers without usage, so no upstream may state them.
 """
 
 from dataclasses import dataclass
@@ -15,35 +15,35 @@ from dataclasses import dataclass
 from headway.core.clock import Clock
 from headway.edge.relayed import LoadReport
 
-FOLLOWS = 0.2
-"""How far a new sample moves what was learned."""
+SAMPLE_WEIGHT = 0.2
+"""Weight of a new sample in the running means."""
 TOKEN_S, ANSWER_S, BYTES_PER_TOKEN, ANSWER_TOKENS = 0.0005, 0.005, 4.0, 128.0
-"""Before anything is known: some small model on a CPU, and English."""
-ROWS = 16
-"""Answers at once, where an upstream does not tell it."""
-LEAST_BYTES, MOST_BYTES = 0.5, 16.0
-"""Bytes a prompt token is taken to have, whatever an upstream counts: estimates go by it."""
-FRESH_S = 3.0
-"""So long what an upstream said of its queue is believed; it runs down meanwhile."""
+"""Initial values: a small model on a CPU, and English text."""
+DEFAULT_ROWS = 16
+"""Concurrent answers of an upstream that does not report them."""
+MIN_BYTES_PER_TOKEN, MAX_BYTES_PER_TOKEN = 0.5, 16.0
+"""Bounds of the bytes per prompt token, because estimates use it."""
+MAX_LOAD_AGE_S = 3.0
+"""Age in seconds up to which a reported queue is used; the queue shrinks with its age."""
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """One attempt at an upstream, while it lasts: its uncached prompt, what is expected of it."""
+    """Attempt in flight: uncached prompt tokens and expected answer tokens."""
 
     uncached: float
     answer: float
     sent_s: float
     ahead: float = 0.0
-    """Prompt tokens without a first token when it was sent, its own among them."""
+    """Prompt tokens without a first token when it was sent, including its own."""
     began_s: float | None = None
     num_tokens: int = 0
     num_concurrent: int = 1
-    """Requests there when it was sent, itself among them."""
+    """Requests in flight when it was sent, including itself."""
 
 
 class Speed:
-    """The learned figures of one upstream, and what is in flight there."""
+    """Learned service times of one upstream, and its attempts in flight."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -55,18 +55,18 @@ class Speed:
         self._load: LoadReport | None = None
         self._load_s = 0.0
 
-    # ── what is known ───────────────────────────────────────────────────────────────────────
+    # ── estimates ───────────────────────────────────────────────────────────────────────────
 
     @property
     def token_s(self) -> float:
-        """Seconds a prompt token takes."""
+        """Return the seconds per prompt token."""
         if self._load is not None and self._load.token_s:
             return self._load.token_s
         return TOKEN_S if self._token_s is None else self._token_s
 
     @property
-    def own_s(self) -> float:
-        """Seconds of work that our own requests there have yet to have."""
+    def own_work_s(self) -> float:
+        """Return the seconds of work that remain for this gateway's requests."""
         prompts = answers = 0.0
         for flight in self.flights:
             prompts += flight.uncached if flight.began_s is None else 0.0
@@ -78,31 +78,31 @@ class Speed:
     @property
     def _rows(self) -> int:
         max_rows = self._load.max_rows if self._load is not None else 0
-        return max_rows or ROWS
+        return max_rows or DEFAULT_ROWS
 
     @property
     def queue_s(self) -> float:
-        """Seconds until a newcomer's prompt is begun."""
+        """Return the expected seconds until a new request's prompt begins."""
         reported_s = 0.0
         if self._load is not None:
             age_s = self._clock.now_s() - self._load_s
-            reported_s = max(0.0, self._load.queue_s - age_s) if age_s < FRESH_S else 0.0
-        return max(self.own_s, reported_s)
+            reported_s = max(0.0, self._load.queue_s - age_s) if age_s < MAX_LOAD_AGE_S else 0.0
+        return max(self.own_work_s, reported_s)
 
     def tokens_of(self, num_bytes: int) -> float:
-        """Bytes of a prompt as tokens."""
+        """Return the estimated tokens of a prompt of this size."""
         return num_bytes / self.bytes_per_token
 
-    # ── what happens ────────────────────────────────────────────────────────────────────────
+    # ── events ──────────────────────────────────────────────────────────────────────────────
 
     def take(self, load: LoadReport) -> bool:
-        """What the upstream says of itself; True when it is another process than before."""
+        """Take a load report; returns whether the upstream process restarted."""
         is_new = self._load is not None and self._load.boot != load.boot
         self._load, self._load_s = load, self._clock.now_s()
         return is_new
 
     def begin(self, uncached: float, answer: int | None) -> Flight:
-        """A request is sent there; `answer` is the most tokens it may be answered with."""
+        """Add an attempt; `answer` is the maximum number of its answer tokens."""
         expected = self.answer_tokens if answer is None else min(self.answer_tokens, answer)
         flight = Flight(
             uncached, expected, self._clock.now_s(), num_concurrent=len(self.flights) + 1
@@ -112,40 +112,40 @@ class Speed:
         return flight
 
     def began(self, flight: Flight) -> None:
-        """Its first token is here."""
+        """Record the first token of an attempt."""
         if flight.began_s is not None:
             return
         flight.began_s = self._clock.now_s()
         if flight.ahead >= 1:
             sample = (flight.began_s - flight.sent_s) / flight.ahead
-            self._token_s = follow(self._token_s, sample)
+            self._token_s = running_mean(self._token_s, sample)
 
-    def made(self, flight: Flight) -> float:
-        """Tokens of an answer that has not come, by the pace there since its prompt was done."""
+    def estimate_output(self, flight: Flight) -> float:
+        """Estimate the answer tokens computed so far, from the time since the prompt was done."""
         prompts_s = flight.ahead * self.token_s
         since_s = self._clock.now_s() - flight.sent_s - prompts_s
         return max(0.0, since_s) / (self.answer_s * flight.num_concurrent)
 
     def end(self, flight: Flight, prompt_bytes: int = 0, prompt: int = 0, answer: int = 0) -> None:
-        """It is over; the counts are the upstream's own where it told them. Safe to call twice."""
+        """Remove an attempt; the token counts are the upstream's, or 0. Safe to call twice."""
         if flight not in self.flights:
             return
         del self.flights[flight]
         if prompt and prompt_bytes:
-            sample = min(max(prompt_bytes / prompt, LEAST_BYTES), MOST_BYTES)
-            self.bytes_per_token = follow(self.bytes_per_token, sample)
+            sample = min(max(prompt_bytes / prompt, MIN_BYTES_PER_TOKEN), MAX_BYTES_PER_TOKEN)
+            self.bytes_per_token = running_mean(self.bytes_per_token, sample)
         if answer:
-            self.answer_tokens = follow(self.answer_tokens, answer)
+            self.answer_tokens = running_mean(self.answer_tokens, answer)
         if answer > 1 and flight.began_s is not None:
             concurrency = (flight.num_concurrent + len(self.flights) + 1) / 2
             share = (self._clock.now_s() - flight.began_s) / (answer - 1) / concurrency
-            self.answer_s = follow(self.answer_s, share)
+            self.answer_s = running_mean(self.answer_s, share)
 
     def check_integrity(self) -> None:
         assert all(flight.uncached >= 0 and flight.answer >= 0 for flight in self.flights)
         assert self.queue_s >= 0 and self.token_s > 0
 
 
-def follow(before: float | None, sample: float) -> float:
-    """A running mean that begins with its first sample."""
-    return sample if before is None else before + FOLLOWS * (sample - before)
+def running_mean(before: float | None, sample: float) -> float:
+    """Return the running mean with a new sample; it starts with the first sample."""
+    return sample if before is None else before + SAMPLE_WEIGHT * (sample - before)

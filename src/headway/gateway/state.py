@@ -1,4 +1,4 @@
-"""What every handler of the gateway is given: its configuration, its upstreams, its books."""
+"""State of the gateway, shared by all handlers: configuration, upstreams, ledger."""
 
 import asyncio
 import contextlib
@@ -22,28 +22,28 @@ from headway.gateway import ledger
 from headway.gateway.breaker import RetryBudget
 from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.choose import Pool
-from headway.gateway.config import ANY, PERIODS_S, Config, ModelRow, RolloutRow
+from headway.gateway.config import ANY, PERIODS_S, Config, GatewayModelRow, RolloutRow
 from headway.gateway.drift.watch import DriftWatch
 from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
 from headway.gateway.metrics import Labels, Metrics
-from headway.gateway.money import Purses
+from headway.gateway.money import KeyBudgets
 from headway.gateway.probe import ScorerClient
-from headway.gateway.rollout import Change, Rollout
+from headway.gateway.rollout import Rollout, RolloutChange
 from headway.gateway.upstream import Upstream, is_name
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.tasks import Retries, Tasks
 
 log = logging.getLogger(__name__)
 
-FIRST_LOOK_S, RETIRES_S = 1.0, 0.05
+FIRST_CHECK_S, RETIRE_POLL_S = 1.0, 0.05
 MAX_RESPONSES, MAX_RESPONSE_ID = 100_000, 200
 DEFAULT_AT_ONCE = 16
 
 
 @dataclass(slots=True, kw_only=True)
-class State:
-    """The gateway. `upstreams` by name; `pools` by the name of a model row."""
+class GatewayState:
+    """State of the gateway. `upstreams` by name; `pools` by the name of a model row."""
 
     options: GatewayOptions
     config: Config
@@ -53,46 +53,48 @@ class State:
     pool: BodyPool = field(default_factory=BodyPool)
     metrics: Metrics = field(default_factory=Metrics)
     request_log: RequestLog | None = None
-    """Writes a line for each request, where one is set."""
+    """Request log, or None."""
     tasks: Tasks = field(default_factory=Tasks)
     retries: Retries = field(default_factory=Retries)
     upstreams: dict[str, Upstream] = field(default_factory=dict)
     pools: dict[str, Pool] = field(default_factory=dict)
-    routes: dict[str, ModelRow] = field(default_factory=dict)
-    read_again: Callable[[], Config] | None = None
-    """Reads the configuration's file, for who asks to go by it now."""
+    routes: dict[str, GatewayModelRow] = field(default_factory=dict)
+    reload_config: Callable[[], Config] | None = None
+    """Reads the configuration's file again, for a reload."""
     cascades: dict[str, Cascade] = field(default_factory=dict)
-    """By the name of their model row."""
+    """By the name of the model row."""
     scorers: ScorerClient = field(default_factory=ScorerClient)
     holds: dict[str, HoldCounts] = field(default_factory=dict)
-    """By the name of their model row."""
+    """By the name of the model row."""
     rollouts: dict[str, Rollout] = field(default_factory=dict)
-    """By the name of their model row."""
+    """By the name of the model row."""
     copies: set["asyncio.Task[None]"] = field(default_factory=set)
-    """Copies on their way to canaries that answer nobody yet."""
+    """Shadow copies in flight."""
     retiring: dict[Upstream, "asyncio.Task[None]"] = field(default_factory=dict)
-    """Upstreams that are no more, while requests are in flight there."""
+    """Removed upstreams that still have requests in flight."""
     responses: OrderedDict[tuple[str, str], str] = field(default_factory=OrderedDict)
-    """Owner and id of a stored response → the upstream that keeps it."""
+    """Owner and id of a stored response → name of the upstream that stores it."""
     is_draining: bool = False
-    """Whether the process is to end when its requests have."""
+    """Whether the process ends after its running requests."""
     _reading_files: asyncio.Lock = field(default_factory=asyncio.Lock)
     limits: set[asyncio.Timeout] = field(default_factory=set)
-    """Of the requests that run: what ends them when the drain is over."""
+    """Timeouts of running requests; they expire at the end of the drain."""
     drift: DriftWatch = field(init=False)
     budget: RetryBudget = field(init=False)
-    purses: Purses = field(init=False)
+    key_budgets: KeyBudgets = field(init=False)
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.clock)
-        self.purses = Purses(self.clock)
+        self.key_budgets = KeyBudgets(self.clock)
         folder = self.ledger.folder
         self.drift = DriftWatch(self, folder / "drift" if folder is not None else None)
         self._take(self.config)
 
     def _take(self, config: Config) -> list[Upstream]:
-        """Go by this configuration; returns the upstreams that are no more. An upstream whose row
-        is the same keeps all that is known of it."""
+        """Use this configuration; returns the removed upstreams.
+
+        An upstream whose row is unchanged keeps its state.
+        """
         unchanged = {
             name: each for name, each in self.upstreams.items() if each.row in config.upstreams
         }
@@ -109,7 +111,7 @@ class State:
             )
             for row in config.models
         }
-        self.purses.load(config.budgets)
+        self.key_budgets.load(config.budgets)
         self.cascades = {
             row.name: Cascade(row.cascade, config.evidence.get(row.name), self.clock)
             for row in config.models
@@ -133,7 +135,7 @@ class State:
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Open the books and look at the upstreams; some of them may be down."""
+        """Open the ledger, restore budgets and rollouts, and probe the upstreams once."""
         await self.ledger.open(self.clock.wall_s())
         longest_s = max(
             [PERIODS_S[row.per] for row in self.config.budgets.values()], default=86_400
@@ -141,33 +143,32 @@ class State:
         since_s = self.clock.wall_s() - longest_s
         for row in await self.ledger.spent(since_s):
             self.tasks.spend(row.key, row.task, row.task_class, row.route, row.dollars)
-            purse = self.purses.of(row.key)
-            if purse is not None:
-                purse.add(row.dollars, row.began_at)
+            key_budget = self.key_budgets.of(row.key)
+            if key_budget is not None:
+                key_budget.add(row.dollars, row.began_at)
         for key, task, success in await self.ledger.outcomes(since_s):
             self.tasks.judge(key, task, success)
         await self._restore(self.rollouts.values())
-        looks = [asyncio.ensure_future(each.look()) for each in self.upstreams.values()]
-        await asyncio.wait(looks, timeout=FIRST_LOOK_S)
+        looks = [asyncio.ensure_future(each.check_health()) for each in self.upstreams.values()]
+        await asyncio.wait(looks, timeout=FIRST_CHECK_S)
         for each in self.upstreams.values():
             each.start()
         self.drift.start()
 
     async def read_files(self) -> None:
-        """Read the configuration and the keys again, and go by both or, where one cannot be used,
-        by neither; raises HeadwayError.
+        """Reload the configuration and the keys, both or neither; raises HeadwayError.
 
-        They are read in a thread: a file of 16 MiB takes seconds.
+        They are read in a thread, because a file of 16 MiB takes seconds.
         """
-        assert self.read_again is not None
+        assert self.reload_config is not None
         async with self._reading_files:
-            config = await asyncio.to_thread(self.read_again)
+            config = await asyncio.to_thread(self.reload_config)
             keys = await asyncio.to_thread(self.keyring.read)
             self.keyring.use(keys)
             await self.reload(config)
 
     async def reload(self, config: Config) -> None:
-        """Go by another configuration from the next request on."""
+        """Use another configuration from the next request on."""
         before, running = set(self.upstreams.values()), set(self.rollouts.values())
         gone = self._take(config)
         await self._restore(set(self.rollouts.values()) - running)
@@ -178,15 +179,15 @@ class State:
             self.retiring[each] = asyncio.create_task(self._retire(each))
 
     async def _retire(self, upstream: Upstream) -> None:
-        """Close its connections when nothing is in flight there, at the latest after a drain."""
+        """Close an upstream's connections when it is idle, or after the drain timeout."""
         until_s = self.clock.now_s() + self.options.drain_timeout
         while upstream.speed.flights and self.clock.now_s() < until_s:
-            await asyncio.sleep(RETIRES_S)
+            await asyncio.sleep(RETIRE_POLL_S)
         await upstream.close()
         del self.retiring[upstream]
 
     async def _restore(self, rollouts: Iterable[Rollout]) -> None:
-        """Go on where the ledger says these were; what was rolled back stays so without `force`."""
+        """Restore rollouts from the ledger; a rolled-back one stays so unless `force` is set."""
         for each in rollouts:
             name, version = each.row.name, each.row.version
             position = await self.ledger.rollout(name, version)
@@ -198,7 +199,7 @@ class State:
 
     @contextlib.asynccontextmanager
     async def until_shutdown(self) -> AsyncIterator[None]:
-        """Run a request; raises RequestError `shutting_down` when it outlasts the drain."""
+        """Run a request; raises RequestError `shutting_down` if it outlasts the drain."""
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -213,13 +214,13 @@ class State:
             raise ShutdownError() from None
 
     def end_requests(self) -> None:
-        """The drain is over: each request that runs ends with an error."""
+        """End each running request with an error, after the drain."""
         now_s = asyncio.get_running_loop().time()
         for limit in list(self.limits):
             limit.reschedule(now_s)
 
     async def stop(self) -> None:
-        """Close connections and books; safe to call twice."""
+        """Close connections and the ledger; safe to call twice."""
         await self.drift.stop()
         for copy in list(self.copies):
             copy.cancel()
@@ -234,7 +235,7 @@ class State:
 
     @property
     def model_names(self) -> tuple[str, ...]:
-        """All that a request may ask for."""
+        """Return all names that a request may use."""
         names = [name for name in self.routes if name != ANY]
         if ANY in self.pools:
             names += [name for each in self.pools[ANY].upstreams for name in each.served]
@@ -242,12 +243,12 @@ class State:
 
     @property
     def unnamed(self) -> str | None:
-        """Whom a request without a model asks: the only one there is."""
+        """Return the model of a request that names none: the only one, if there is one only."""
         names = self.model_names
         return names[0] if len(names) == 1 else None
 
-    def route(self, name: str | None) -> tuple[str, ModelRow]:
-        """(the model's name, its row); raises RequestError where there is none."""
+    def route(self, name: str | None) -> tuple[str, GatewayModelRow]:
+        """Return (the model's name, its row); raises RequestError if it does not exist."""
         known = ", ".join(self.model_names) or "none yet"
         name = self.unnamed if name is None else name
         if name is None:
@@ -259,7 +260,7 @@ class State:
         row = self.routes.get(name)
         if row is None and ANY in self.routes:
             pool = self.pools[ANY]
-            unknown = is_name(name) and any(not each.looked for each in pool.upstreams)
+            unknown = is_name(name) and any(not each.was_reached for each in pool.upstreams)
             if unknown or any(each.serves(name) for each in pool.upstreams):
                 row = self.routes[ANY]
         if row is None:
@@ -271,8 +272,8 @@ class State:
             )
         return name, row
 
-    def with_fallbacks(self, route: ModelRow) -> list[ModelRow]:
-        """A model row, then its fallbacks, theirs behind them."""
+    def with_fallbacks(self, route: GatewayModelRow) -> list[GatewayModelRow]:
+        """Return a model row and its fallbacks, breadth first."""
         rows = {route.name: route}
         waiting = [route]
         while waiting:
@@ -286,42 +287,42 @@ class State:
 
     @property
     def batch_price(self) -> float:
-        """A line of a batch costs here what its upstream takes."""
+        """Return the price factor of a batch line: none, it costs what its upstream charges."""
         return 1.0
 
     def takes_lines(self, model: str) -> bool:
-        """Whether an upstream of this model may be asked now."""
+        """Return whether an upstream of this model may get requests now."""
         _, row = self.route(model)
         return any(
-            each.breaker.allows and not (each.is_down or each.is_away)
+            each.breaker.allows and not (each.is_down or each.is_unavailable)
             for each in self.pools[row.name].upstreams
         )
 
     def num_at_once(self, model: str) -> int:
-        """What the upstreams of this model run at once, as far as they say."""
+        """Return the concurrent requests of this model's upstreams, with a default if unknown."""
         _, row = self.route(model)
         return sum(each.max_rows or DEFAULT_AT_ONCE for each in self.pools[row.name].upstreams)
 
     # ── stored responses ────────────────────────────────────────────────────────────────────
 
     def keep_response(self, response_id: str, owner: str, upstream: str) -> None:
-        """An upstream keeps this response for its owner."""
+        """Remember the upstream that stores this response of an owner."""
         if len(response_id) <= MAX_RESPONSE_ID:
             self.responses[owner, response_id] = upstream
         while len(self.responses) > MAX_RESPONSES:
             self.responses.popitem(last=False)
 
     def keeper_of(self, response_id: str, owner: str) -> Upstream | None:
-        """The upstream that keeps a response of this owner."""
+        """Return the upstream that stores a response of this owner."""
         return self.upstreams.get(self.responses.get((owner, response_id), ""))
 
-    # ── what is told ────────────────────────────────────────────────────────────────────────
+    # ── reporting ───────────────────────────────────────────────────────────────────────────
 
     def gauges(self) -> Iterator[tuple[str, Labels, float]]:
-        """What `/metrics` tells beside the counters."""
+        """Yield the gauges of `/metrics`."""
         for each in self.upstreams.values():
             label = (("upstream", each.name),)
-            up = each.breaker.allows and not (each.is_down or each.is_away)
+            up = each.breaker.allows and not (each.is_down or each.is_unavailable)
             yield "upstream_up", label, float(up)
             yield "upstream_in_flight", label, len(each.speed.flights)
             yield "upstream_queue_seconds", label, each.speed.queue_s
@@ -356,22 +357,22 @@ class State:
         yield "ledger_lost_rows", (), self.ledger.num_lost
 
 
-def make_rollout(state: State, row: RolloutRow) -> Rollout:
-    """A rollout whose changes are logged and kept in the ledger."""
+def make_rollout(state: GatewayState, row: RolloutRow) -> Rollout:
+    """Return a rollout whose changes are logged and written to the ledger."""
     rollout: Rollout
 
-    def changed(change: Change) -> None:
+    def changed(change: RolloutChange) -> None:
         level = logging.WARNING if change.state == "rolled back" else logging.INFO
         log.log(level, "rollout %s: %s, %s", row.name, change.state, change.reason)
         values = {name: round(each.value, 4) for name, each in rollout.evidence.items()}
         state.ledger.write(
-            ledger.CHANGE,
+            ledger.CHANGE_ROLLOUT,
             *(row.name, row.version, change.state, change.step, change.reason),
             *(msgspec.json.encode(values).decode(), state.clock.wall_s()),
         )
 
     def keep(evidence: bytes) -> None:
-        state.ledger.write(ledger.KEEP, row.name, row.version, evidence)
+        state.ledger.write(ledger.SAVE_EVIDENCE, row.name, row.version, evidence)
 
     slo = parse_slo(row.slo) if row.slo else None
     rollout = Rollout(row, slo, changed, keep, state.clock)
@@ -379,6 +380,6 @@ def make_rollout(state: State, row: RolloutRow) -> Rollout:
 
 
 def ledger_folder(options: GatewayOptions) -> Path:
-    """Where the ledger lies."""
+    """Return the folder of the ledger."""
     given = Path(options.data_dir).expanduser() if options.data_dir else default_folder()
     return given / "gateway"

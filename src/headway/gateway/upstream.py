@@ -1,7 +1,7 @@
-"""One server behind the gateway: how it is asked, what it can, and how it does.
+"""Server behind the gateway: its HTTP client, capabilities, health and load.
 
-It is trusted with its key and with the requests, and with nothing else: no redirects, no cookies,
-no say in our headers; what it answers is bounded in bytes and in seconds.
+An upstream is trusted with its key and the requests, and with nothing else: no redirects, no
+cookies, no control over the gateway's headers; its answers are bounded in bytes and in seconds.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from headway.core.supervision import supervise
 from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, LoadReport, decode_load
 from headway.gateway.breaker import Breaker
-from headway.gateway.config import Price, UpstreamRow, key_of
+from headway.gateway.config import UpstreamPrice, UpstreamRow, key_of
 from headway.gateway.prefix import PageHistory
 from headway.gateway.speed import Speed
 
@@ -30,29 +30,29 @@ TIMEOUT, STREAM_TIMEOUT = (
     aiohttp.ClientTimeout(total=None, connect=None, sock_connect=CONNECT_S, sock_read=silence_s)
     for silence_s in (SILENCE_S, None)
 )
-"""Whoever reads a stream looks at its silence: a timer for each chunk of it costs more."""
-LOOK_S, LOOK_LIMIT_S = 1.0, 2.0
-LOST_LOOKS = 3
-"""So many looks in a row that find nobody, and it counts as down."""
-MAX_LOOK_BYTES = 2**20
+"""Streams have no read timeout here: a timer per chunk costs more than one per stream (Silence)."""
+HEALTH_CHECK_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 2.0
+MAX_FAILED_CHECKS = 3
+"""Consecutive failed health checks after which an upstream is down."""
+MAX_HEALTH_BYTES = 2**20
 MAX_BUFFERED = 256 * 2**20
-"""Bytes of whole answers that are read from one upstream at once."""
-CAN: dict[str, frozenset[str]] = {
+"""Bytes of whole answers that may be read from one upstream at once."""
+FEATURES_BY_KIND: dict[str, frozenset[str]] = {
     "headway": frozenset({"tools", "schemas"}),
     "vllm": frozenset({"tools", "schemas", "images", "embeddings"}),
     "llama": frozenset({"tools", "schemas", "images", "embeddings"}),
     "openai": frozenset({"tools", "schemas", "images", "embeddings"}),
 }
-"""What a kind is taken to understand, unless its row says it."""
+"""Kind → features it is assumed to support, unless its row lists them."""
 OWNERS = {"headway": "headway", "vllm": "vllm", "llamacpp": "llama"}
 """`owned_by` of a model card → the kind of server."""
 UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError)
-"""What bytes that are no answer raise: no JSON, nested too deep, numbers that nothing can hold."""
+"""Exceptions of malformed answers: no JSON, nested too deep, numbers out of range."""
 FAILURES = (aiohttp.ClientError, TimeoutError, OSError, *UNREADABLE)
 
 
 class Card(msgspec.Struct):
-    """One model of `/models`."""
+    """Model in the answer of `/models`."""
 
     id: str
     owned_by: str = ""
@@ -60,13 +60,13 @@ class Card(msgspec.Struct):
 
 
 class Cards(msgspec.Struct):
-    """What `/models` answers."""
+    """Answer of `/models`."""
 
     data: list[Card]
 
 
 class Upstream:
-    """One upstream, its row and its state."""
+    """One upstream: its row and its state."""
 
     def __init__(self, row: UpstreamRow, clock: Clock) -> None:
         self.row = row
@@ -80,34 +80,34 @@ class Upstream:
         self.speed = Speed(clock)
         self.pages = PageHistory(row.cache)
         self.num_buffered = 0
-        """Bytes of whole answers that are read from it now."""
-        self.num_lost = 0
+        """Bytes of whole answers that are being read."""
+        self.num_failed_checks = 0
         self.relays = False
-        """Whether it takes what a gateway may say: a Headway server that knows our key as one."""
+        """Whether it accepts a gateway's fields: a Headway server that lists our key as one."""
         self.fingerprint = ""
-        """What its answers call the model and its options, where they do."""
-        self.tells_logprobs: bool | None = None
-        """Whether its chats tell log-probabilities, once that is known."""
-        self.looked = False
-        """Whether a look has found it at least once."""
-        self.is_away = False
-        """Whether it said that it serves nothing now: it loads, drains, or its engine restarts."""
-        self.on_lost: set[Callable[[], None]] = set()
-        """Called when it is found to be down: what waits for its first byte waits in vain."""
+        """Fingerprint of model and options in its answers, if they have one."""
+        self.has_logprobs: bool | None = None
+        """Whether its chats include log-probabilities; None while unknown."""
+        self.was_reached = False
+        """Whether a health check succeeded at least once."""
+        self.is_unavailable = False
+        """Whether it reported that it serves nothing now: it loads, drains, or restarts."""
+        self.on_down: set[Callable[[], None]] = set()
+        """Callbacks for the moment it is down: they end requests that wait for a first byte."""
         self._key = key_of(row)
         self._session: aiohttp.ClientSession | None = None
         self._watcher: asyncio.Task[None] | None = None
 
-    # ── what it is ──────────────────────────────────────────────────────────────────────────
+    # ── properties ──────────────────────────────────────────────────────────────────────────
 
     @property
-    def price(self) -> Price:
-        return self.row.price or Price()
+    def price(self) -> UpstreamPrice:
+        return self.row.price or UpstreamPrice()
 
     @property
     def can(self) -> frozenset[str]:
-        """What it understands beside text."""
-        return CAN[self.kind] if self.row.can is None else frozenset(self.row.can)
+        """Return the features it supports."""
+        return FEATURES_BY_KIND[self.kind] if self.row.can is None else frozenset(self.row.can)
 
     @property
     def is_headway(self) -> bool:
@@ -115,8 +115,8 @@ class Upstream:
 
     @property
     def is_down(self) -> bool:
-        """Whether the last looks found nobody."""
-        return self.num_lost >= LOST_LOOKS
+        """Return whether the last health checks failed."""
+        return self.num_failed_checks >= MAX_FAILED_CHECKS
 
     @property
     def is_full(self) -> bool:
@@ -124,7 +124,7 @@ class Upstream:
         return bool(most) and len(self.speed.flights) >= most
 
     def model_for(self, requested: str) -> str:
-        """What the model is called there."""
+        """Return the model's name at this upstream."""
         if self.row.model:
             return self.row.model
         if requested in self.served or not self.served:
@@ -132,13 +132,13 @@ class Upstream:
         return self.served[0]
 
     def serves(self, name: str) -> bool:
-        """Whether it serves a model of this name itself."""
+        """Return whether it serves a model of this name."""
         return name == self.row.model or name in self.served
 
-    # ── asking ──────────────────────────────────────────────────────────────────────────────
+    # ── requests ────────────────────────────────────────────────────────────────────────────
 
     def http(self) -> aiohttp.ClientSession:
-        """The session, made in the gateway's loop."""
+        """Return the session, which is created in the gateway's event loop."""
         if self._session is None:
             self._session = make_session(self._headers(), TIMEOUT)
         return self._session
@@ -155,9 +155,9 @@ class Upstream:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool = False
     ) -> aiohttp.ClientResponse:
-        """The beginning of an answer to POST `path` (as /v1/…); raises one of FAILURES.
+        """Send POST `path` (as /v1/…) and return the response's head; raises one of FAILURES.
 
-        With `stream` nobody but the caller notices its silence.
+        With `stream` the caller must detect its silence.
         """
         url = self.url + path.removeprefix("/v1")
         if not path.startswith("/v1"):
@@ -171,12 +171,12 @@ class Upstream:
     async def request(
         self, method: str, path: str, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        """The beginning of an answer to a request without a body."""
+        """Send a request without a body and return the response's head."""
         url = self.url + path.removeprefix("/v1")
         return await self.http().request(method, url, headers=headers, allow_redirects=False)
 
     async def read(self, answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
-        """A whole answer; ValueError beyond `max_bytes`, or `MAX_BUFFERED` with those beside it."""
+        """Read a whole answer; ValueError beyond `max_bytes`, or `MAX_BUFFERED` over all reads."""
         data = bytearray()
         try:
             async for chunk in answer.content.iter_any():
@@ -189,22 +189,22 @@ class Upstream:
         return bytes(data)
 
     @contextlib.contextmanager
-    def hurried(self, limit: asyncio.Timeout) -> Iterator[Callable[[], None]]:
-        """End `limit` when it is found to be down; what is yielded ends that."""
+    def expire_when_down(self, limit: asyncio.Timeout) -> Iterator[Callable[[], None]]:
+        """Expire `limit` when the upstream goes down; calling the yielded function stops that."""
         loop = asyncio.get_running_loop()
 
         def lost() -> None:
             limit.reschedule(loop.time())
 
-        self.on_lost.add(lost)
+        self.on_down.add(lost)
         try:
-            yield lambda: self.on_lost.discard(lost)
+            yield lambda: self.on_down.discard(lost)
         finally:
-            self.on_lost.discard(lost)
+            self.on_down.discard(lost)
 
     def take_load(self, headers: Mapping[str, str]) -> None:
         """Take the load that a Headway server sends with an answer; raises ValidationError."""
-        self.is_away = False
+        self.is_unavailable = False
         header = headers.get(LOAD_HEADER.decode())
         if header is not None and self.is_headway:
             self._take(decode_load(header))
@@ -219,14 +219,14 @@ class Upstream:
             held = int(load.cache_tokens * self.speed.bytes_per_token)
             self.pages.max_pages = max(1, held // 256)
 
-    # ── looking ─────────────────────────────────────────────────────────────────────────────
+    # ── health checks ───────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Look at it once a second from now on."""
+        """Start a health check per second."""
         self._watcher = supervise("upstream watch", self._watch)
 
     async def close(self) -> None:
-        """Look no more and close its connections; safe to call twice."""
+        """Stop the health checks and close the connections; safe to call twice."""
         if self._watcher is not None:
             self._watcher.cancel()
         session, self._session = self._session, None
@@ -235,44 +235,44 @@ class Upstream:
 
     async def _watch(self) -> None:
         while True:
-            await self.look()
-            await asyncio.sleep(LOOK_S)
+            await self.check_health()
+            await asyncio.sleep(HEALTH_CHECK_S)
 
-    async def look(self) -> None:
-        """Learn whether it lives, what it serves and how it does."""
+    async def check_health(self) -> None:
+        """Check whether the upstream lives, which models it serves, and its load."""
         try:
-            async with asyncio.timeout(LOOK_LIMIT_S):
+            async with asyncio.timeout(HEALTH_CHECK_TIMEOUT_S):
                 if not self.served:
-                    await self._look_at_models()
+                    await self._check_models()
                 if self.is_headway:
-                    self.relays = await self._look_at_load()
+                    self.relays = await self._check_load()
                 if not self.relays:
-                    await self._look_at_models()
+                    await self._check_models()
         except FAILURES as error:
-            self.num_lost += 1
-            if self.num_lost == LOST_LOOKS:
+            self.num_failed_checks += 1
+            if self.num_failed_checks == MAX_FAILED_CHECKS:
                 log.warning("upstream %s is down: %s", self.name, error or type(error).__name__)
-                for lost in list(self.on_lost):
+                for lost in list(self.on_down):
                     lost()
             return
         if self.is_down:
             log.info("upstream %s is up", self.name)
-        self.num_lost, self.looked, self.is_away = 0, True, False
-        self.breaker.revive()
+        self.num_failed_checks, self.was_reached, self.is_unavailable = 0, True, False
+        self.breaker.allow_trial()
 
-    async def _look_at_load(self) -> bool:
-        """GET /v1/load; False where the server has none, or our key may not read it."""
+    async def _check_load(self) -> bool:
+        """Read GET /v1/load; returns False if the server has none, or refuses our key."""
         data = await self._get(LOAD_PATH)
         if data is None:
             return False
         loads = msgspec.json.decode(data, type=dict[str, LoadReport])
         if not loads:
-            self.is_away = True
+            self.is_unavailable = True
             raise ValueError("it serves nothing yet")
         self._take(loads.get(self.row.model) or next(iter(loads.values())))
         return True
 
-    async def _look_at_models(self) -> None:
+    async def _check_models(self) -> None:
         data = await self._get("/v1/models")
         if data is None:
             raise ValueError("it tells of no models")
@@ -284,7 +284,7 @@ class Upstream:
         self.context = self.row.context or min(lengths, default=0)
 
     async def _get(self, path: str) -> bytes | None:
-        """The body of a 200, None for 403 or 404; raises one of FAILURES."""
+        """Return the body of a 200, None for 403 or 404; raises one of FAILURES."""
         async with self.http().get(
             self.url + path.removeprefix("/v1"), allow_redirects=False
         ) as answer:
@@ -292,10 +292,10 @@ class Upstream:
                 return None
             if answer.status != 200:
                 raise ValueError(f"status {answer.status}")
-            return await read_bounded(answer, MAX_LOOK_BYTES)
+            return await read_bounded(answer, MAX_HEALTH_BYTES)
 
     def snapshot(self) -> dict[str, Any]:
-        """What `/stats` shows of it."""
+        """Return the upstream's part of `/stats`."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -312,5 +312,5 @@ class Upstream:
 
 
 def is_name(text: str) -> bool:
-    """Whether this can be a model's name."""
+    """Return whether the text can be a model's name."""
     return text.isascii() and text.isprintable() and 0 < len(text) <= 200

@@ -1,22 +1,21 @@
-"""The filter behind `perf.model`, in Python and compiled with the same bits, and its curve.
+"""Kalman filter and curve of `perf.model`, in Python and compiled with identical results.
 
 The curve of seconds over tokens is piecewise linear. Kernels are made for certain numbers of rows:
 products in int4 by two cores took 131, 146, 158 and 151 us with 4, 5, 6 and 8. So its breakpoints
-lie close where few rows are computed, and then apart.
+are dense for few rows, and then sparse.
 
-The filter's state lies in one array of doubles: its constants, the logarithm of each part's
-seconds, the seconds, the covariance of the logarithms, and that of what changes with time. A step
-is a few of the parts, each with its share of the predicted seconds (Kalman 1960, a measurement of
-one number):
+The filter's state is one array of doubles: its constants, the logarithm of each part's seconds, the
+seconds, the covariance of the logarithms, and the covariance of their drift. A step consists of a
+few parts, each with its share of the predicted seconds (Kalman 1960, a scalar measurement):
 
     covariance   1.00 0.90    shares 0.5 0.5    spread = covariance · shares = 0.95 0.95
                  0.90 1.00                      known  = shares · spread     = 0.95
 
-    the step took e times as long as was said: with a variance of 0.05 of its own both
-    logarithms rise by 0.95 / (0.95 + 0.05) = 0.95, and what is not known falls by 0.95² = 0.90
+    the step took e times as long as predicted: with a variance of its own of 0.05 both
+    logarithms rise by 0.95 / (0.95 + 0.05) = 0.95, and the uncertainty falls by 0.95² = 0.90
 
-`native/learning.cpp` does the same operations in the same order on the same memory. A step of it
-takes 2 µs, of Python 20 to 40: three matrices of 13 KB, a call of numpy for each operation.
+`native/learning.cpp` does the same operations in the same order on the same memory. One update
+takes it 2 µs, and Python 20 to 40: three matrices of 13 KB, a call of numpy for each operation.
 """
 
 from collections.abc import Callable
@@ -33,12 +32,12 @@ BREAKPOINTS: tuple[int, ...] = (
     *(40, 48, 56),
     *(1 << power for power in range(6, 15)),
 )
-"""Tokens at the curve's breakpoints; beyond the last it goes on straight."""
+"""Tokens at the curve's breakpoints; beyond the last it is linear."""
 NUM_BREAKPOINTS = len(BREAKPOINTS)
 INDEXED_TOKENS = 64
-"""Tokens up to which `ABOVE` holds the number of the breakpoint above."""
+"""Maximum tokens for which `ABOVE` has the number of the breakpoint above."""
 TABLE_TOKENS = 512
-"""Tokens below which the curve is tabulated."""
+"""Number of tokens below which the curve is tabulated."""
 TABLE_ARRAY, BREAKPOINT_ARRAY = (
     np.arange(TABLE_TOKENS, dtype=float),
     np.array(BREAKPOINTS, dtype=float),
@@ -48,16 +47,16 @@ ANY_SAMPLED, SAMPLED, ATTENDED, READ = range(NUM_BREAKPOINTS, NUM_BREAKPOINTS + 
 NUM_PARTS = NUM_BREAKPOINTS + 4
 NUM_CONSTANTS = 6
 LAYOUT = 1
-"""Of the array and of the call; what is compiled of another one is not used."""
+"""Version of the array and of the call; compiled code of another version is not used."""
 
 Learn = Callable[[int, int, int, int, int, int, float, float], list[float]]
 """(breakpoint above, tokens between the two, tokens beyond the lower, sampled, attended, read,
-predicted seconds, error) → the parts that follow. `error` is the logarithm of actual over
-predicted seconds."""
+predicted seconds, error) → the new parts. `error` is the logarithm of actual over predicted
+seconds."""
 
 
 def breakpoint_above(tokens: int) -> int:
-    """Return the number of the first breakpoint with so many tokens or more; the last one beyond.
+    """Return the number of the first breakpoint at or above `tokens`; beyond the last, the last.
 
     >>> [BREAKPOINTS[breakpoint_above(tokens)] for tokens in (0, 5, 17, 33, 64, 65, 100_000)]
     [1, 5, 18, 40, 64, 128, 16384]
@@ -106,7 +105,7 @@ def isotonic_fit(values: list[float], weights: list[float]) -> list[float]:
 
 
 class CurveTable:
-    """Table of the curve at each number of tokens below TABLE_TOKENS, made once a step.
+    """Table of the curve at each number of tokens below TABLE_TOKENS, computed once a step.
 
     >>> table = CurveTable().curve([float(tokens) for tokens in BREAKPOINTS])
     >>> table[1], table[48], len(table)
@@ -117,14 +116,14 @@ class CurveTable:
         self._of, self._curve = list[float](), list[float]()
 
     def curve(self, parts: list[float]) -> list[float]:
-        """Return the curve by number of tokens, with these values at the breakpoints."""
+        """Return the curve by number of tokens, given its values at the breakpoints."""
         if self._of is not parts:
             self._of = parts
             self._curve = np.interp(TABLE_ARRAY, BREAKPOINT_ARRAY, parts[:NUM_BREAKPOINTS]).tolist()
         return self._curve
 
 
-class State:
+class FilterState:
     """Views on the array of a filter's state."""
 
     __slots__ = ("_buffer", "array", "changes", "covariance", "logs", "seconds")
@@ -140,15 +139,18 @@ class State:
         self._buffer = np.empty(shape)
 
     @classmethod
-    def empty(cls, clip: float, noise: float, surprised: float, forget: float) -> "State":
-        """With these constants: at how many sigma an outlier is clipped, the relative spread of a
-        step's seconds, and the shares of `changes` that come back with a step beyond and within."""
+    def empty(cls, clip: float, noise: float, surprised: float, forget: float) -> "FilterState":
+        """Return a state with these constants.
+
+        They are the sigmas at which an outlier is clipped, the relative spread of a step's seconds,
+        and the shares of `changes` that return after an outlier and after a normal step.
+        """
         array = np.zeros(NUM_CONSTANTS + 2 * NUM_PARTS * (1 + NUM_PARTS))
         array[:NUM_CONSTANTS] = clip, noise * noise, surprised, forget, NUM_BREAKPOINTS, NUM_PARTS
         return cls(array)
 
     def settle(self) -> list[float]:
-        """The parts from their logarithms; where the curve falls, its points meet."""
+        """Return the parts from their logarithms; where the curve falls, points are averaged."""
         parts = [*map(exp, self.logs.tolist())]
         curve = parts[:NUM_BREAKPOINTS]
         if any(low > high for low, high in pairwise(curve)):
@@ -163,7 +165,7 @@ class State:
         self, above: int, width: int, beyond: int,
         sampled: int, attended: int, read: int, predicted_s: float, error: float,
     ) -> list[float]:  # fmt: skip
-        """A step, as `Learn` says; the reference of what is compiled."""
+        """Update the state by one step, see `Learn`; the reference of the compiled code."""
         parts, covariance, buffer = self.seconds.tolist(), self.covariance, self._buffer
         clip, noise, surprised, forget, _, _ = self.array[:NUM_CONSTANTS].tolist()
         some: list[tuple[int, float]] = [(above - 1, 1 - beyond / width), (above, beyond / width)]
@@ -185,8 +187,8 @@ class State:
         return self.settle()
 
 
-def compiled(state: State) -> Learn | None:
-    """`state.learn`, compiled; None where it is not there, or of another version."""
+def compiled_learner(state: FilterState) -> Learn | None:
+    """Return the compiled `state.learn`; None if it is missing, or of another version."""
     try:
         from headway.perf import _learning
     except ImportError:
@@ -196,6 +198,6 @@ def compiled(state: State) -> Learn | None:
     return partial(_learning.learn, state.array)
 
 
-def learner(state: State) -> Learn:
-    """Learns with each call on this state, the fastest way there is."""
-    return compiled(state) or state.learn
+def learner(state: FilterState) -> Learn:
+    """Return the fastest available function that updates this state."""
+    return compiled_learner(state) or state.learn

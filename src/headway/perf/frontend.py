@@ -1,16 +1,15 @@
-"""What a request takes outside of the engine's steps, and the server's CPU time for it.
+"""Cost of a request outside the engine's steps: latency, and the server's CPU time.
 
-The CPU time of its process is read once a second (`telemetry.contention.CpuWatch`) beside what came
-and left in that second; the costs are the least squares of all seconds, none below zero. What the
-process computes without any request is a part of its own and left out. Worked example, 40 ms a
-second without a request, 2 ms a request, 0.1 ms a token:
+The CPU time of the server's process is read once a second (`telemetry.contention.CpuWatch`) with
+the requests, steps and tokens of that second; the costs are the least squares of all seconds, none
+below zero. What the process computes without any request is a separate part and left out. Worked
+example, 40 ms a second without a request, 2 ms a request, 0.1 ms a token:
 
     0 requests, 0 tokens: 40 ms    5 and 400: 90 ms    20 and 1,600: 240 ms
 
-Worked example of the time outside of steps: a request has arrived at 0.000, and an engine with
-nothing to do first has it in a step at 0.003: `in_s` is 3 ms. The step ends at 0.010, the token
-leaves at 0.011: `out_s` is 1 ms. The client read it at 0.013 and had sent at 0.000: `door_s` is
-2 ms.
+Worked example of the latency: a request arrives at 0.000, and an idle engine has it in a step at
+0.003: `in_s` is 3 ms. The step ends at 0.010, the token leaves at 0.011: `out_s` is 1 ms. The
+client reads it at 0.013 and has sent the request at 0.000: `door_s` is 2 ms.
 """
 
 from bisect import bisect_right
@@ -26,14 +25,14 @@ from numpy.typing import NDArray
 from headway.core.records import StepRecord
 
 MAX_TOKEN_GAP_S = 2e-3
-"""Tokens of one step leave nearer to each other than this."""
+"""Maximum time between the departures of two tokens of one step."""
 MIN_BUSY_SECONDS = 8
-"""Fewer seconds in which tokens left tell nothing apart."""
+"""Minimum number of seconds with tokens for a regression."""
 Floats = NDArray[np.float64]
 
 
 def cpu_costs_of(rows: list[tuple[float, float, float, float]]) -> tuple[float, float, float]:
-    """Return CPU seconds of (a request, a step, a token); zeros where too little is known.
+    """Return CPU seconds of (a request, a step, a token); zeros if too little is known.
 
     A row of `rows` is (requests, steps, tokens, CPU seconds) of one second.
     """
@@ -41,38 +40,38 @@ def cpu_costs_of(rows: list[tuple[float, float, float, float]]) -> tuple[float, 
         return 0.0, 0.0, 0.0
     table = np.array(rows, dtype=float)
     work = np.column_stack([table[:, :3], np.ones(len(table))])
-    request, step, token, _ = not_negative(work, table[:, 3]).tolist()
+    request, step, token, _ = nonnegative_least_squares(work, table[:, 3]).tolist()
     return round(request, 7), round(step, 7), round(token, 8)
 
 
-def not_negative(work: Floats, seconds: Floats) -> Floats:
-    """Least squares without a negative part: the best of all choices of parts that has none."""
+def nonnegative_least_squares(work: Floats, seconds: Floats) -> Floats:
+    """Return the least squares without negative parts: the best choice of parts that has none."""
     num_parts = work.shape[1]
-    best, found = float("inf"), np.zeros(num_parts)
+    best, best_costs = float("inf"), np.zeros(num_parts)
     for count in range(1, num_parts + 1):
         for parts in map(list, combinations(range(num_parts), count)):
             costs = np.linalg.lstsq(work[:, parts], seconds, rcond=None)[0]
             off = float(((work[:, parts] @ costs - seconds) ** 2).sum())
             if (costs >= 0).all() and off < best * (1 - 1e-9):
-                best, found = off, np.zeros(num_parts)
-                found[parts] = costs
-    return found
+                best, best_costs = off, np.zeros(num_parts)
+                best_costs[parts] = costs
+    return best_costs
 
 
-# ── a request beside its steps ───────────────────────────────────────────────────────────────
+# ── latency of a request outside its steps ──────────────────────────────────────────────────
 
 
 class HostCost(msgspec.Struct, kw_only=True):
-    """Seconds outside of steps, medians; None where no request told.
+    """Seconds outside of steps, medians; None if not measured.
 
-    `in_s` and `in_token_s` from the arrival of a body to the engine, for each request and each
-    token of its prompt; `out_s` from the end of a step to its first token's way out, `row_s` for
-    each further token of the same step; `door_s` what a client sees beyond what the server sees.
-    All but `row_s` are of requests that found an engine with nothing to do, where there were any,
-    for what others wait is not theirs: `quiet` has (arrival on the clock of the steps, TTFT) of
-    these. `request_cpu_s`, `step_cpu_s` and `token_cpu_s` are what the server's process computes
-    for each, `client_…` what a load generator on the same machine does, `client_cpu_s` for a token;
-    0 where not measured. They share `num_cores` with the engine.
+    `in_s` and `in_token_s` from the arrival of a body to the engine, per request and per token of
+    its prompt; `out_s` from the end of a step to the departure of a first token, `row_s` for each
+    further token of the same step; `door_s` the latency that a client sees beyond the server's.
+    All but `row_s` are of requests that met an idle engine, if there were any, because queueing
+    behind other requests is not their own latency: `quiet` has (arrival on the clock of the steps,
+    TTFT) of these. `request_cpu_s`, `step_cpu_s` and `token_cpu_s` are the server's CPU time,
+    `client_…` that of a load generator on the same machine, `client_cpu_s` per token; 0 if not
+    measured. They share `num_cores` with the engine.
     """
 
     in_s: float | None = None
@@ -92,7 +91,7 @@ class HostCost(msgspec.Struct, kw_only=True):
 
 
 class RequestTimes(Protocol):
-    """When a request arrived, was first scheduled and had its tokens, in seconds of one clock."""
+    """Times of a request's arrival, first step and tokens, in seconds of one clock."""
 
     arrived_s: float
     scheduled_s: float | None
@@ -102,11 +101,11 @@ class RequestTimes(Protocol):
 
 
 def host_cost(records: Sequence[StepRecord], timelines: Sequence[RequestTimes]) -> HostCost:
-    """What requests took outside of steps.
+    """Return the latency of requests outside of steps.
 
-    It is read off requests that found an engine with nothing to do: nobody else's step was in the
-    way, and nobody's tokens left. Where no request found one, the way out is that of every first
-    token whose step is known, and waits for others are in it.
+    It is measured on requests that met an idle engine, without other steps or tokens in the way. If
+    there are none, `out_s` is that of every first token whose step is known, including waits for
+    other requests.
     """
     if not records:
         return HostCost()
@@ -128,7 +127,7 @@ def host_cost(records: Sequence[StepRecord], timelines: Sequence[RequestTimes]) 
         ended = bisect_right(ends, first_s) - 1
         if ended >= 0 and first_s - ends[ended] < records[ended].duration_s + 1.0:
             ways_out.append((alone, first_s - ends[ended]))
-    in_s, in_token_s = straight(ways_in)
+    in_s, in_token_s = fit_line(ways_in)
     ways_s = [way_s for alone, way_s in ways_out if alone] or [way_s for _, way_s in ways_out]
     return HostCost(
         in_s=in_s,
@@ -140,9 +139,11 @@ def host_cost(records: Sequence[StepRecord], timelines: Sequence[RequestTimes]) 
     )
 
 
-def straight(points: list[tuple[int, float]]) -> tuple[float | None, float]:
-    """(seconds of none, seconds of one more) of (tokens, seconds): the median of the shorter half
-    and of the longer half of the prompts, joined."""
+def fit_line(points: list[tuple[int, float]]) -> tuple[float | None, float]:
+    """Fit a line through (tokens, seconds); returns (seconds of 0 tokens, seconds per token).
+
+    It joins the medians of the shorter half and of the longer half of the prompts.
+    """
     if not points:
         return None, 0.0
     points = sorted(points)
@@ -154,9 +155,9 @@ def straight(points: list[tuple[int, float]]) -> tuple[float | None, float]:
 
 
 def row_seconds(timelines: Sequence[RequestTimes]) -> float:
-    """Seconds from one answer's token to the next answer's of the same step, the median.
+    """Return the median seconds between the tokens of two answers of the same step.
 
-    They come nearer to each other than steps do.
+    These are closer to each other than steps are.
     """
     times = sorted(at_s for timeline in timelines for part in timeline.times for at_s in part)
     gaps = [b - a for a, b in pairwise(times) if 0 < b - a < MAX_TOKEN_GAP_S]

@@ -1,18 +1,18 @@
-"""What a step takes: predicted seconds, learned from the steps that ran.
+"""Cost model of a step: predicted seconds, learned from the steps that ran.
 
-Given a prior (roughly how long weights, tokens and KV take on this machine) and the record of every
-step, it promises seconds that are never negative and never fall when a step gets more to do. The
-scheduler asks it how large a chunk fits, admission how long a prompt will take. Worked example,
-4 ms to read the weights, 0.1 ms a token beyond 40, 1 µs a KV token read:
+It starts with a prior (roughly how long weights, tokens and KV take on this machine) and learns
+from the record of every step. Predictions are never negative, and never fall when a step gets more
+work. The scheduler asks it how large a chunk fits, admission how long a prompt will take. Worked
+example, 4 ms to read the weights, 0.1 ms a token beyond 40, 1 µs a KV token read:
 
     32 decodes of 1,000 tokens each    4 ms + 32 ms of KV           = 36 ms
-    the same beside a chunk of 128     16 ms + 32 ms + its own KV   = 48 ms
+    the same and a chunk of 128        16 ms + 32 ms + its own KV   = 48 ms
 
-The time is a curve over the number of tokens (straight between breakpoints, which lie close where
-kernels take a few rows at once, and at 64, 128, … 16,384) plus so much for each sampled row,
-attended token and KV token read. All are learned at once by a Kalman filter on the relative error
-(Kalman 1960): the machine's speed, common to all, drifts fast, the shape slowly; a part that no
-step has shown is the prior's, scaled by what was observed.
+The time is a curve over the number of tokens (piecewise linear; breakpoints are dense where kernels
+process a few rows at once, and then at 64, 128, … 16,384) plus a cost for each sampled row,
+attended token and KV token read. All are learned together by a Kalman filter on the relative error
+(Kalman 1960): the machine's speed, common to all parts, drifts fast, the shape slowly; a part that
+no step has shown is the prior's, scaled by the observed speed.
 """
 
 from collections import deque
@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.core.plan import Description
-from headway.core.records import Counted, ModelSnapshot, StepRecord
+from headway.core.records import ModelSnapshot, RowCounts, StepRecord
 from headway.perf.filter import (
     ANY_SAMPLED,
     ATTENDED,
@@ -36,7 +36,7 @@ from headway.perf.filter import (
     SAMPLED,
     TABLE_TOKENS,
     CurveTable,
-    State,
+    FilterState,
     learner,
     locate,
 )
@@ -44,34 +44,34 @@ from headway.perf.roofline import ModelWork
 from headway.spec import ModelSpec
 
 ERROR_STEPS = 512
-"""Last steps whose errors count in `StepModel.errors`."""
+"""Number of last steps whose errors count in `StepModel.errors`."""
 MIN_PART_S = 1e-12
 
 HOST_BYTES_PER_S = {"cuda": 12e9}
-"""Half of what 16 lanes of PCIe 4 carry; on a CPU a copy is a read and a write of memory."""
+"""Half of the rate of 16 lanes of PCIe 4; on a CPU a copy is a read and a write of memory."""
 DEFAULT_CEILINGS = {"cpu": (20e9, 200e9), "cuda": (1e12, 200e12)}
-"""Bytes/s and FLOP/s of a machine that was not measured; the first steps correct both."""
+"""Bytes/s and FLOP/s of an unmeasured machine; the first steps correct both."""
 HOST_STEP_S, HOST_ROW_S = 3e-4, 1e-5
 """Seconds of the host for a step, and for each sampled row of it."""
 
 STEP_NOISE = 0.08
 """Relative spread of the same step run twice."""
 SPEED_STD, SHAPE_STD, UNITS_STD = 1.0, 1.0, 2.0
-"""How wrong the prior may be, in powers of e: all parts, a point of the curve beside the others, a
-unit's."""
+"""Uncertainty of the prior, in powers of e: of all parts together, of a point of the curve relative
+to the others, and of a unit cost."""
 SHAPE_CHANGE_STD = 0.4
-"""How much a breakpoint or a unit changes while the speed changes by e."""
+"""Change of a breakpoint or a unit cost while the speed changes by a factor e."""
 CORRELATION_OCTAVES = 2.0
-"""Breakpoints so many powers of two apart share 1/e of what is not known of them."""
+"""Distance in powers of two at which breakpoints share 1/e of their uncertainty."""
 FORGETTING = 4e-4
-"""Share of the prior's uncertainty that comes back with each step: 2% of drift in the speed."""
+"""Share of the prior's uncertainty that returns with each step: 2% of drift in the speed."""
 CLIP_SIGMAS, OUTLIER_INFLATION = 2.0, 0.02
-"""Outliers are clipped to 2 sigma, since one may be a hiccup of the machine; but the covariance is
-inflated by this share of the prior's, so that a change that persists is learned."""
+"""Outliers are clipped to 2 sigma, because one may be a hiccup of the machine; the covariance is
+inflated by this share of the prior's, so that a persistent change is learned."""
 
 
 class Work(NamedTuple):
-    """What a step does, counted as `core.records.counted` does; KV summed over groups."""
+    """Work of a step, counted as by `core.records.counted`; KV summed over groups."""
 
     num_tokens: int
     num_sampled: int
@@ -106,20 +106,20 @@ def work_of(starts: list[int], windows: tuple[int, ...]) -> Work:
     return Work(count, count, total + count, sum(reads) + count * len(reads))
 
 
-def work_done(step: StepRecord | Counted) -> Work:
+def work_done(step: StepRecord | RowCounts) -> Work:
     """Return the work of a step that has run."""
     return Work(step.num_tokens, step.num_sampled, step.attended_tokens, sum(step.kv_tokens_read))
 
 
 MIN_CHUNK_TOKENS = 16
-"""Tokens of a prompt that a step takes however little time is left."""
+"""Minimum prompt tokens of a step, even without time for them."""
 
 
 def observed_s(record: StepRecord) -> float:
-    """Return the seconds of a step that a model predicts: the step's and those of the gap before.
+    """Return the seconds of a step that the model predicts: the step's and the gap before it.
 
-    Those of the drafter and of choosing draft tokens are left out. 0 for a step that teaches
-    nothing: it waited for grammar masks, copied blocks to or from host memory, or computed nothing.
+    Drafting and choosing draft tokens are left out. 0 for a step that teaches nothing: it waited
+    for grammar masks, copied blocks to or from host memory, or computed nothing.
     """
     if not record.num_tokens or record.mask_wait_s or record.transfer_s:
         return 0.0
@@ -127,7 +127,7 @@ def observed_s(record: StepRecord) -> float:
 
 
 class Prior(NamedTuple):
-    """Seconds before any step was seen: to read the weights, and per unit of each kind of work."""
+    """Seconds before any observation: to read the weights, and per unit of each kind of work."""
 
     weights_s: float = 0.01
     token_s: float = 1e-3
@@ -140,7 +140,7 @@ class Prior(NamedTuple):
 
 
 def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = "") -> Prior:
-    """Return what the machine's ceilings allow; one that was not measured (0) is a default."""
+    """Return the prior by the machine's ceilings; an unmeasured one (0) has a default."""
     ceilings = machine.ceilings
     device = machine.device.partition(":")[0]
     bandwidth, flops_per_s = DEFAULT_CEILINGS.get(device, DEFAULT_CEILINGS["cpu"])
@@ -162,7 +162,7 @@ def prior_of(spec: ModelSpec, machine: Description, dtype: str, kv_dtype: str = 
 class StepModel:
     """Model of the seconds of a step by its work, learned from every step (`observe`).
 
-    `windows` by KV group, 0 for full attention: what a chunk reads of each.
+    `windows` by KV group, 0 for full attention: they bound what a chunk reads.
     """
 
     def __init__(self, prior: Prior | None = None, windows: tuple[int, ...] = (0,)) -> None:
@@ -174,7 +174,9 @@ class StepModel:
     def reset(self) -> None:
         """Forget all steps: predict by the prior again."""
         self.num_observed = 0
-        self._state = state = State.empty(CLIP_SIGMAS, STEP_NOISE, OUTLIER_INFLATION, FORGETTING)
+        self._state = state = FilterState.empty(
+            CLIP_SIGMAS, STEP_NOISE, OUTLIER_INFLATION, FORGETTING
+        )
         state.logs[:] = np.log(prior_parts(self.prior))
         state.covariance[:] = uncertainty(SPEED_STD, SHAPE_STD, UNITS_STD)
         state.changes[:] = uncertainty(SPEED_STD, SHAPE_CHANGE_STD, SHAPE_CHANGE_STD)
@@ -183,27 +185,27 @@ class StepModel:
         self._parts = state.settle()
 
     def copy_from(self, other: "StepModel") -> None:
-        """Take over what `other` has learned."""
+        """Copy what `other` has learned."""
         self.num_observed = other.num_observed
         self._state.logs[:] = other._state.logs
         self._state.covariance[:] = other._state.covariance
         self._parts = self._state.settle()
 
     def __deepcopy__(self, memo: dict[int, object]) -> "StepModel":
-        """Return a model that has learned the same and goes on by itself."""
+        """Return an independent copy of the model."""
         twin = StepModel(self.prior, self.windows)
         twin.copy_from(self)
         return twin
 
     def set_parts(self, parts: np.ndarray) -> None:
-        """Predict by these seconds of each part: none negative, the curve never falling."""
+        """Set the seconds of each part: none negative, the curve never falling."""
         self._state.logs[:] = np.log(np.maximum(parts, MIN_PART_S))
         self._parts = self._state.settle()
 
     # ── predict ─────────────────────────────────────────────────────────────────────────────
 
     def seconds(self, work: Work) -> float:
-        """Predicted seconds of a step that does `work`, the gap before it included."""
+        """Return the predicted seconds of a step that does `work`, with the gap before it."""
         tokens, sampled, attended, read = work
         parts, (above, width, beyond) = self._parts, locate(tokens)
         below_s = parts[above - 1]
@@ -220,8 +222,8 @@ class StepModel:
         below_s = parts[above - 1]
         return below_s + (parts[above] - below_s) * beyond / width
 
-    def beside(self, work: Work, start: int, count: int) -> Work:
-        """Return `work` and a chunk of `count` tokens from `start` that samples its last."""
+    def add_chunk(self, work: Work, start: int, count: int) -> Work:
+        """Return `work` plus a chunk of `count` tokens from `start` that samples its last."""
         if count <= 0:
             return work
         reach = sum([min(start, w - 1) if w else start for w in self.windows]) if start else 0
@@ -233,15 +235,15 @@ class StepModel:
         )
 
     def with_drafts(self, work: Work, start: int, count: int) -> Work:
-        """Return `work` and `count` draft tokens from position `start`, each of them sampled.
+        """Return `work` plus `count` draft tokens from position `start`, each of them sampled.
 
         They read the KV that the decode before them reads: its row has the whole context.
         """
         return work.with_tokens(start, count, len(self.windows), sampled=count)
 
     def rows_s(self, work: Work, most: int) -> list[float]:
-        """Return the seconds that 0, 1, 2 … `most` draft tokens add to a step that does `work`, and
-        samples, without those of their contexts."""
+        """Return the seconds that 0, 1, 2 … `most` draft tokens add to a sampling step that does
+        `work`, without those of their contexts."""
         tokens, parts = work.num_tokens, self._parts
         row_s = parts[SAMPLED] + parts[READ] * len(self.windows)
         if tokens + most >= TABLE_TOKENS:
@@ -266,18 +268,18 @@ class StepModel:
             without = without.with_tokens(start, -count, groups)
         return self.seconds(work) - self.seconds(without)
 
-    def chunk(self, room_s: float, beside: Work, start: int, most: int) -> int:
-        """Return the most tokens from `start` that fit beside that work into `room_s`; 0: none.
+    def chunk(self, room_s: float, other_work: Work, start: int, most: int) -> int:
+        """Return the maximum tokens from `start` that fit into `room_s` with that work; 0: none.
 
-        Of the chunk's own seconds c tokens cost curve(tokens + c) + c · slope + c² · square.
+        The chunk's own seconds of c tokens are curve(tokens + c) + c · slope + c² · square.
 
         >>> StepModel().chunk(0.1, NOTHING, start=0, most=512) > 0
         True
         """
-        first_s = self.seconds(self.beside(beside, start, 1))
+        first_s = self.seconds(self.add_chunk(other_work, start, 1))
         if most <= 0 or first_s > room_s:
             return 0
-        tokens, square = beside.num_tokens, self._parts[ATTENDED] / 2
+        tokens, square = other_work.num_tokens, self._parts[ATTENDED] / 2
         slope = square * (2 * start + 1) + self._parts[READ] * len(self.windows)
         room_s -= first_s - self._curve(tokens + 1) - slope - square
         fits, above, middle = 1, most + 1, most
@@ -289,27 +291,29 @@ class StepModel:
             middle = (fits + above) // 2
         return fits
 
-    def token_s(self, step_s: float, beside: Work, most: int) -> float:
-        """Return seconds of a prompt token, in steps of `step_s` of `most` tokens with `beside`."""
-        whole_s = self.seconds(self.beside(beside, 0, most))
+    def token_s(self, step_s: float, other_work: Work, most: int) -> float:
+        """Return seconds per prompt token, in steps of `step_s` or of `most` tokens."""
+        whole_s = self.seconds(self.add_chunk(other_work, 0, most))
         if whole_s <= step_s:
             return whole_s / most
-        chunk = max(self.chunk(step_s, beside, 0, most), min(MIN_CHUNK_TOKENS, most))
-        return self.seconds(self.beside(beside, 0, chunk)) / chunk
+        chunk = max(self.chunk(step_s, other_work, 0, most), min(MIN_CHUNK_TOKENS, most))
+        return self.seconds(self.add_chunk(other_work, 0, chunk)) / chunk
 
-    def prefill_s(self, num_tokens: int, start: int, chunk: int, beside: Work = NOTHING) -> float:
-        """Return predicted seconds of `num_tokens` from `start` in chunks beside those decodes."""
-        return self.backlog_s([(num_tokens, start)], chunk, beside)
+    def prefill_s(
+        self, num_tokens: int, start: int, chunk: int, other_work: Work = NOTHING
+    ) -> float:
+        """Return the seconds of `num_tokens` from `start` in chunks, in addition to decodes."""
+        return self.backlog_s([(num_tokens, start)], chunk, other_work)
 
     def backlog_s(
-        self, prompts: Iterable[tuple[int, int]], chunk: int, beside: Work = NOTHING
+        self, prompts: Iterable[tuple[int, int]], chunk: int, other_work: Work = NOTHING
     ) -> float:
-        """Return predicted seconds of all `prompts`, each (tokens to compute, start).
+        """Return the predicted seconds of all `prompts`, each (tokens to compute, start).
 
-        They share steps of `chunk` prompt tokens beside those decodes, whose context stands still.
-        Only the last token of each is sampled. Closed form, for a step is linear in its context:
-        1,000 tokens in chunks of 300 are three steps of 300 and one of 100, which read 0, 300,
-        600 and 900 tokens of their own before them.
+        They share steps of `chunk` prompt tokens with the decodes, whose context is taken as
+        constant. Only the last token of each is sampled. Closed form, because a step is linear in
+        its context: 1,000 tokens in chunks of 300 are three steps of 300 and one of 100, which read
+        0, 300, 600 and 900 tokens of their own before them.
         """
         parts, total, num_prompts, seconds = self._parts, 0, 0, 0.0
         for tokens, start in prompts:
@@ -322,7 +326,7 @@ class StepModel:
             seconds += parts[ATTENDED] * (tokens * start + tokens * (tokens + 1) // 2)
             seconds += parts[READ] * (reread + tokens * len(self.windows))
         whole, rest = divmod(total, chunk)
-        tokens, sampled, attended, read = beside
+        tokens, sampled, attended, read = other_work
         if whole:
             seconds += whole * self.seconds(Work(tokens + chunk, sampled, attended, read))
         if rest:
@@ -344,10 +348,10 @@ class StepModel:
             self._errors.append(abs(predicted_s / actual_s - 1))
 
     def learn(self, work: Work, actual_s: float) -> float:
-        """Learn one step and return its prediction; the first step of all sets the scale.
+        """Learn one step and return its prediction; the very first step sets the scale.
 
-        Its state is the logarithm of each part, a measurement that of the step's seconds, which
-        rises with a part's logarithm by the share that the part has in the prediction.
+        The filter's state is the logarithm of each part, its measurement the logarithm of the
+        step's seconds, which rises with a part's logarithm by the part's share of the prediction.
         """
         predicted_s = self.seconds(work)
         self.num_observed += 1
@@ -360,15 +364,15 @@ class StepModel:
         self._parts = self._learn(*where, sampled, attended, read, predicted_s, error)
         return predicted_s
 
-    # ── hand over ───────────────────────────────────────────────────────────────────────────────
+    # ── snapshots ───────────────────────────────────────────────────────────────────────────────
 
     def snapshot(self) -> ModelSnapshot:
-        """Return what was learned, as the server and the calibration file have it."""
+        """Return what was learned, in the form of the server and the calibration file."""
         return ModelSnapshot(self.num_observed, tuple(self._parts), self.windows)
 
     @classmethod
     def of(cls, snapshot: ModelSnapshot, prior: Prior | None = None) -> "StepModel":
-        """Return a model that predicts as the one of the snapshot; ValueError for other parts."""
+        """Return a model that predicts as the snapshot's; ValueError for other parts."""
         if len(snapshot.parts) != NUM_PARTS:
             raise ValueError(f"the model has {len(snapshot.parts)} parts, not {NUM_PARTS}")
         model = cls(prior, snapshot.windows)
@@ -380,14 +384,14 @@ class StepModel:
 
     @property
     def attended_s(self) -> float:
-        """Seconds of a row for each token of its context."""
+        """Return the seconds of a row per token of its context."""
         return self._parts[ATTENDED]
 
     @property
     def errors(self) -> tuple[float, float] | None:
-        """(median, 95th percentile) of |predicted / actual − 1| over the last steps.
+        """Return (median, 95th percentile) of |predicted / actual − 1| over the last steps.
 
-        Each was predicted before it was learned; None before there are any.
+        Each step was predicted before it was learned; None without steps.
         """
         if not self._errors:
             return None
@@ -396,7 +400,7 @@ class StepModel:
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds by name: at each breakpoint of the curve, and per unit of the rest."""
+        """Return seconds by name: at each breakpoint of the curve, and per unit of the others."""
         names = [f"tokens_{tokens}" for tokens in BREAKPOINTS]
         names += ["any_sampled", "sampled", "attended", "read"]
         return dict(zip(names, self._parts, strict=True))
@@ -421,10 +425,11 @@ def prior_parts(prior: Prior) -> np.ndarray:
 
 @lru_cache
 def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
-    """Return the covariance of logarithms that are all wrong by `speed` together, and besides the
-    points of the curve by `shape` and the other parts by `units`, each for itself and points as
-    their neighbours. A point's own part is as large as its distance to the next below, in powers
-    of two.
+    """Return the covariance of the logarithms of the parts.
+
+    All are uncertain by `speed` together; in addition the points of the curve by `shape`, similarly
+    to their neighbours, and the other parts by `units`, independently. A point's own part grows
+    with its distance to the next lower one, in powers of two.
     """
     covariance = np.full((NUM_PARTS, NUM_PARTS), speed**2)
     points = np.log2(BREAKPOINTS)
@@ -437,7 +442,7 @@ def uncertainty(speed: float, shape: float, units: float) -> np.ndarray:
 
 
 def kv_tokens_before(start: int, chunk: int, tokens: int, window: int) -> int:
-    """Return KV tokens read before their own by the chunks of `tokens`, within the window.
+    """Return the KV tokens that the chunks of `tokens` read before their own, within the window.
 
     >>> kv_tokens_before(0, 300, 1000, window=0), kv_tokens_before(0, 300, 1000, window=501)
     (1800, 1300)

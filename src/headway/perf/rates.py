@@ -1,25 +1,25 @@
-"""Observed rates: bytes from one tier to another, and rows that come free while there are too few.
+"""Observed rates: bytes per second between tiers, and slots that become free under load.
 
-A rate is the prior's at first, then learned from the transfers. Worked example of the rows: a
-request waits from 1.00 s on, and rows are taken at
+A rate starts with a prior and is learned from the transfers. Worked example of the slots: a request
+waits from 1.00 s on, and slots are taken at
 
-    1.04  1.04  1.16 s      40, 0 and 120 ms after another: 53 ms each
+    1.04  1.04  1.16 s      intervals of 40, 0 and 120 ms: 53 ms in the mean
 """
 
 from headway.core.plan import Moved
 
 READ_START_S = 0.001
-"""What a read takes before its first byte."""
+"""Seconds of a read before its first byte."""
 PRIOR_BYTE_S = 1 / 0.7e9
-"""A byte read from a disk and hashed, until reads were measured."""
+"""Seconds per byte read from a disk and hashed, until reads were measured."""
 READ_WEIGHT, READ_DECAY = 0.3, 0.02
-"""Weight of the newest read, and share of the way back to the prior after a read not made."""
+"""Weight of the newest read, and the decay towards the prior after a read that was not made."""
 MAX_READ_RATIO = 4.0
-"""Factor on the prediction that a read counts as at most, since one may be a hiccup."""
+"""Maximum factor of an observed over the predicted time, because one read may be a hiccup."""
 COPY_WEIGHT, COPY_DECAY = 0.2, 0.05
-"""The same of copies between the device and the host."""
+"""The same for copies between the device and the host."""
 SLOT_STARTS = 32
-"""Starts of waiting requests over which the mean is taken."""
+"""Number of starts of waiting requests in the running mean."""
 
 
 class ReadRate:
@@ -39,26 +39,26 @@ class ReadRate:
         self.byte_s *= 1 + READ_WEIGHT * (ratio - 1)
 
     def doubt(self) -> None:
-        """Move back towards the prior: a read was not made since the rate seemed too slow."""
+        """Move back towards the prior: a read was not made because the rate seemed too slow."""
         self.byte_s += READ_DECAY * (self.prior_byte_s - self.byte_s)
 
 
 class CopyRate:
-    """Seconds a byte takes between device and host: the prior's until transfers were measured."""
+    """Seconds per byte between device and host: the prior until transfers were measured."""
 
     def __init__(self, prior_s: float) -> None:
         self.prior_s = self.byte_s = prior_s
         self.num_observed = 0
 
     def observe(self, num_bytes: int, seconds: float) -> None:
-        """Learn from transfers of so many bytes in all."""
+        """Learn from transfers of `num_bytes` in all."""
         if num_bytes and seconds > 0:
             weight = max(COPY_WEIGHT, 1 / (self.num_observed + 1))
             self.byte_s += weight * (seconds / num_bytes - self.byte_s)
             self.num_observed += 1
 
     def doubt(self) -> None:
-        """Move back towards the prior: a copy was not made since the rate seemed too slow."""
+        """Move back towards the prior: a copy was not made because the rate seemed too slow."""
         self.byte_s += COPY_DECAY * (self.prior_s - self.byte_s)
 
 
@@ -71,7 +71,7 @@ class SlotRate:
         self._since_s: float | None = None
 
     def began(self, now_s: float) -> None:
-        """A waiting request has its row and its blocks."""
+        """Record that a waiting request got its slot and its blocks."""
         if self._since_s is not None:
             self._num_starts += 1
             weight = 1 / min(self._num_starts, SLOT_STARTS)
@@ -79,7 +79,7 @@ class SlotRate:
             self._since_s = now_s
 
     def step(self, now_s: float, *, lacking: bool) -> None:
-        """A step is formed; `lacking` tells whether a request still waits for room."""
+        """Begin a step; `lacking` tells whether a request still waits for room."""
         if not lacking:
             self._since_s = None
         elif self._since_s is None:

@@ -1,12 +1,13 @@
-"""How much of the machine's ceilings some steps used: MFU, MBU and the place under the roofline.
+"""Utilization of the machine's ceilings by some steps: MFU, MBU and the roofline.
 
-Given the model's dimensions and sums over steps it computes the bytes that had to be read (weights
-once a step, KV of every row, as far as its window reaches) and the FLOPs that had to be done.
-`ModelWork` knows the model, `Roof` the machine, a `Sheet` what its maker prints of an accelerator.
+From the model's dimensions and sums over steps it computes the bytes that had to be read (weights
+once a step, KV of every row within its window) and the FLOPs that had to be done. `ModelWork` holds
+the work of a model, `Roof` the ceilings of a machine, and `DataSheetRow` what a maker publishes of
+an accelerator.
 
-Added rows of a decode step cost as much over their floor as the step does now. Worked example: a
-step of 38 ms at 3 rows reads 500 MB of weights and 80 MB of KV at 17 GB/s, a floor of 34.1 ms. At 6
-rows it reads 80 MB more, 4.7 ms, which take 5.2 as now: 43.2 ms.
+Added rows of a decode step exceed their lower bound by the same factor as the step does. Worked
+example: a step of 38 ms at 3 rows reads 500 MB of weights and 80 MB of KV at 17 GB/s, a bound of
+34.1 ms. At 6 rows it reads 80 MB more, 4.7 ms, which become 5.2 by that factor: 43.2 ms.
 """
 
 import csv
@@ -24,16 +25,16 @@ from headway.spec import DTYPE_BYTES, ModelSpec
 
 CACHE_RESIDENT_FACTOR = 2
 MIN_RAISE_S = 0.5
-"""Steps must have taken this long before a ratio above 1 raises a ceiling."""
+"""Minimum duration of steps whose ratio above 1 raises a ceiling."""
 
 
 def ratio(part: float, whole: float) -> float | None:
-    """part / whole, None when there is no whole."""
+    """Return part / whole; None without a whole."""
     return part / whole if whole > 0 else None
 
 
 def utilization(needed: float, seconds: float, peak_per_s: float) -> float | None:
-    """MBU of bytes or MFU of FLOPs: needed / time / peak, never clamped.
+    """Return MBU of bytes or MFU of FLOPs: needed / time / peak, never clamped.
 
     7e9 parameters in 2 bytes, 100 times a second, on 2 TB/s: 1.4e12 / 1 / 2e12 = 0.7.
     """
@@ -41,17 +42,17 @@ def utilization(needed: float, seconds: float, peak_per_s: float) -> float | Non
 
 
 def roofline_s(num_bytes: float, flops: float, bandwidth: float, peak_flops: float) -> float:
-    """The least seconds that the two ceilings allow; a ceiling of 0 does not count."""
+    """Return the minimum seconds by the two ceilings; a ceiling of 0 does not count."""
     moving = num_bytes / bandwidth if bandwidth else 0.0
     return max(moving, flops / peak_flops if peak_flops else 0.0)
 
 
 class Utilization(msgspec.Struct, kw_only=True):
-    """Of some steps: work needed over the time they took, against the measured ceilings.
+    """Utilization by some steps: needed work over their time, against the measured ceilings.
 
-    `roofline` = the least time the two ceilings allow / the time taken. A ratio above 1 is shown
-    as it is and `above_ceiling` says so. None without ceilings; `mbu` also for cache-resident
-    models. `flops_per_byte` over `flops_per_s` is the working point of the roofline plot.
+    `roofline` = the minimum time by the two ceilings / the actual time. A ratio above 1 is shown as
+    it is, with `above_ceiling`. None without ceilings; `mbu` also for cache-resident models.
+    `flops_per_byte` over `flops_per_s` is the working point of the roofline plot.
     """
 
     num_steps: int
@@ -81,11 +82,11 @@ class StepTotals(Protocol):
 
 
 class ModelWork:
-    """What steps of one model must read and compute, in the type it runs with.
+    """Bytes and FLOPs that steps of one model need, in the type it runs with.
 
-    `bytes_per_weight` is that of rounded weights, 0: that of the type; `kv_dtype` "" is the type.
-    `kv_read` is the share of keys that a decode reads where layers choose, `kv_keep` that of a
-    prompt that is kept where they choose at its end.
+    `bytes_per_weight` is that of quantized weights, 0: that of the type; `kv_dtype` "" is the type.
+    `kv_read` is the share of keys that a decode reads in layers that choose, `kv_keep` the share of
+    a prompt that layers keep which choose at its end.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ModelWork:
     ) -> None:
         self.spec, self.dtype, self.kv_dtype = spec, dtype, kv_dtype or dtype
         self.state_bytes = 2 * spec.slot_bytes
-        """Of a sequence that decodes: its states are read and written."""
+        """Bytes of states that a decoding sequence reads and writes."""
         self.kv_bytes = [
             group.bytes_read_per_token(self.kv_dtype, kv_read, kv_keep) for group in spec.kv_groups
         ]
@@ -109,7 +110,7 @@ class ModelWork:
         self._expert_bytes = round(spec.expert_parameters * DTYPE_BYTES[dtype] * share)
 
     def num_bytes(self, steps: StepTotals) -> float:
-        """Weights once a step, experts as often as they were hit, and the KV that was read."""
+        """Return the bytes of weights per step, of used experts, and of the KV that was read."""
         pairs = zip(self.kv_bytes, steps.kv_tokens_read, strict=True)
         kv = sum(size * tokens for size, tokens in pairs)
         kv += self.state_bytes * steps.num_decode_tokens
@@ -118,7 +119,7 @@ class ModelWork:
         return steps.count * self._dense_bytes + steps.experts_read * self._expert_bytes + kv
 
     def flops(self, steps: StepTotals) -> float:
-        """Of all their tokens, at the mean context they saw."""
+        """Return the FLOPs of all tokens, at their mean context."""
         if not steps.num_tokens:
             return 0.0
         context = round(steps.attended_tokens / steps.num_tokens)
@@ -127,7 +128,7 @@ class ModelWork:
 
 @dataclass(slots=True)
 class Roof:
-    """The ceilings in use: the best of the probes, raised by any ratio above 1 that lasted.
+    """Ceilings in use: the best of the probes, raised by any lasting ratio above 1.
 
     `raised` counts how often. A cache-resident model says nothing about the memory's bandwidth, so
     it has no MBU and raises no bandwidth.
@@ -138,7 +139,7 @@ class Roof:
     raised: int = 0
 
     def take(self, ceilings: Ceilings) -> None:
-        """Take new probes; what was raised stays."""
+        """Take new probes; raised ceilings stay."""
         best = self.ceilings
         ceilings.bandwidth_bytes_per_s = max(
             ceilings.bandwidth_bytes_per_s, best.bandwidth_bytes_per_s
@@ -147,11 +148,11 @@ class Roof:
         self.ceilings = ceilings
 
     def judge_residence(self, weight_bytes: int) -> None:
-        """Whether the weights are smaller than twice the last-level cache."""
+        """Determine whether the weights are smaller than twice the last-level cache."""
         self.cache_resident = weight_bytes < CACHE_RESIDENT_FACTOR * self.ceilings.cache_bytes
 
     def place(self, work: ModelWork, steps: StepTotals) -> Utilization | None:
-        """Where these steps lie under the ceilings; None without steps."""
+        """Return the utilization of these steps; None without steps."""
         seconds = steps.duration_s
         if not steps.count or seconds <= 0:
             return None
@@ -177,7 +178,7 @@ class Roof:
         )
 
     def _raise(self, flops_per_s: float, bytes_per_s: float) -> None:
-        """What steps really reached is possible: the probes were too low."""
+        """Raise the ceilings to rates that steps have reached: the probes were too low."""
         self.raised += 1
         ceilings = self.ceilings
         ceilings.flops_per_s = max(ceilings.flops_per_s, flops_per_s)
@@ -191,7 +192,7 @@ class Roof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeStep:
-    """A mean decode step: measured seconds, and what it must read and compute."""
+    """Mean decode step: measured seconds, and its bytes and FLOPs."""
 
     seconds: float
     rows: float
@@ -206,14 +207,14 @@ class DecodeStep:
         return self.weight_bytes + self.rows * self.kv_bytes_per_row
 
     def floor_s(self, rows: float | None = None, weights: float = 1.0, kv: float = 1.0) -> float:
-        """Return the least time at `rows`, with weights and KV of these shares of their bytes."""
+        """Return the minimum seconds at `rows`, with these shares of weight and KV bytes."""
         rows = self.rows if rows is None else rows
         read = self.weight_bytes * weights + rows * self.kv_bytes_per_row * kv
         computing_s = rows * self.flops_per_row / self.flops if self.flops else 0.0
         return max(read / self.bandwidth, computing_s)
 
     def with_rows(self, rows: float) -> float:
-        """Return the step's seconds at `rows`, never below their floor."""
+        """Return the step's seconds at `rows`, never below their minimum."""
         now_s, then_s = self.floor_s(), self.floor_s(rows)
         more_s = then_s - now_s
         if more_s > 0:
@@ -221,19 +222,19 @@ class DecodeStep:
         return max(self.seconds + more_s, then_s)
 
     def saved_share(self, weights: float = 1.0, kv: float = 1.0) -> float:
-        """Return by how much the floor falls with such weights and KV, as a share of the step."""
+        """Return how much the minimum falls with such weights and KV, as a share of the step."""
         return (self.floor_s() - self.floor_s(weights=weights, kv=kv)) / self.seconds
 
     def speedup(self, rows: float) -> float:
-        """Tokens per second at `rows` over those now: 3 rows in 38 ms, 8 in 47 ms: 2.2."""
+        """Return the factor on tokens per second at `rows`: 3 rows in 38 ms, 8 in 47 ms: 2.2."""
         return (rows / self.with_rows(rows)) / (self.rows / self.seconds)
 
 
 # ── data sheets ──────────────────────────────────────────────────────────────────────────────
 
 
-class Sheet(msgspec.Struct, kw_only=True):
-    """A row of a data sheet file, a CSV with a header; None where the file has nothing."""
+class DataSheetRow(msgspec.Struct, kw_only=True):
+    """Row of a data sheet file, a CSV with a header; None for an empty cell."""
 
     name: str
     memory_gb: float | None
@@ -254,8 +255,8 @@ SHEET_COLUMNS = {
 }
 
 
-def read_sheets(path: str) -> list[Sheet]:
-    """Every row; UsageError when the file is not one."""
+def read_sheets(path: str) -> list[DataSheetRow]:
+    """Read all rows; UsageError if the file is not a data sheet."""
     try:
         with open_text(Path(path), newline="") as file:
             rows = list(csv.DictReader(file))
@@ -267,7 +268,7 @@ def read_sheets(path: str) -> list[Sheet]:
             f"Columns that are read: accelerator, {', '.join(SHEET_COLUMNS.values())}.",
         )
     return [
-        Sheet(
+        DataSheetRow(
             name=row["accelerator"],
             **{field: number(row.get(column)) for field, column in SHEET_COLUMNS.items()},
         )
@@ -282,8 +283,8 @@ def number(text: str | None) -> float | None:
         return None
 
 
-def sheet_of(device: str, sheets: list[Sheet], memory_gb: float) -> Sheet | None:
-    """The row whose name shares most words with the device's, then the nearest memory.
+def find_sheet(device: str, sheets: list[DataSheetRow], memory_gb: float) -> DataSheetRow | None:
+    """Return the row whose name shares most words with the device's, then the nearest memory.
 
     "NVIDIA H100 80GB HBM3" finds H100-SXM5-80GB; "AMD EPYC 7763" finds nothing.
     """

@@ -93,7 +93,7 @@ def make_app(state: ServerState, runner: Runner | None = None) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    root = root_path.checked(options.root_path)
+    root = root_path.check_root_path(options.root_path)
     return RootPath(app, root) if root else app
 
 

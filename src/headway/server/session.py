@@ -29,9 +29,9 @@ from headway.edge import body as bodies
 from headway.edge.auth import header
 from headway.edge.errors import json_response
 from headway.edge.event_stream import (
+    ENGINE_WAIT_S,
     GRACE_S,
     PING_INTERVAL_S,
-    WAIT_S,
     EventStream,
     send_response,
 )
@@ -452,4 +452,4 @@ def should_send_headers(timeline: RequestTimeline, may_be_refused: bool, silent_
     """Whether a stream without headers has been silent for too long to wait for an error status."""
     if timeline.computed:
         return silent_s >= GRACE_S
-    return silent_s >= (PING_INTERVAL_S if may_be_refused else WAIT_S)
+    return silent_s >= (PING_INTERVAL_S if may_be_refused else ENGINE_WAIT_S)

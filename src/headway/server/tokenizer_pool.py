@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from starlette.types import Receive
 
-from headway.edge.lanes import LONG_BYTES, BodyPool, FairThreadPool, Result, unless_gone
+from headway.edge.lanes import LONG_BYTES, BodyPool, FairThreadPool, Result, unless_disconnected
 
 SHORT_THREADS, LONG_THREADS = 3, 2
 MAX_LONG_TEXTS_PER_USER = 2
@@ -38,10 +38,10 @@ class TokenizerPool(BodyPool):
     ) -> Result:
         """Run `work`, which renders and tokenizes a body; RequestError when its client leaves."""
         if num_bytes < LONG_BYTES:
-            return await unless_gone(self.short.run(user, work), receive)
+            return await unless_disconnected(self.short.run(user, work), receive)
         if num_bytes >= TRIM_MIN_BYTES:
             work = self._with_trim(work)
-        return await unless_gone(self.long.run(user, work), receive)
+        return await unless_disconnected(self.long.run(user, work), receive)
 
     def _with_trim(self, work: Callable[[], Result]) -> Callable[[], Result]:
         """Return `work` followed, after a delay, by a trim of the heap."""

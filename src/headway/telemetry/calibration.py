@@ -14,7 +14,7 @@ import msgspec
 from headway.core.machine import num_cores
 from headway.core.plan import Description
 from headway.core.records import ModelSnapshot, StepRecord
-from headway.core.service import Alone
+from headway.core.service import UnloadedTimes
 from headway.perf.frontend import HostCost, cpu_costs_of, host_cost
 from headway.perf.model import observed_s
 from headway.spec import ModelSpec
@@ -69,7 +69,7 @@ class MachineCalibration(msgspec.Struct, kw_only=True):
     block_size: int
     group_blocks: list[int]
     vocab_size: int
-    alone: Alone
+    alone: UnloadedTimes
     steps: StepColumns
     host: HostCost
     acceptance: dict[str, list[float]] = {}

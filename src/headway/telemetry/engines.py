@@ -16,7 +16,7 @@ from collections.abc import Callable
 import msgspec
 
 from headway.core.clock import Clock
-from headway.core.records import BEFORE_ANY, StepRecord
+from headway.core.records import NO_STEP, StepRecord
 from headway.core.service import ServiceClass
 from headway.core.slo import DEFAULT_CLASS
 from headway.perf.model import StepModel, Work
@@ -115,8 +115,8 @@ class Engines:
 
     @property
     def last_steps(self) -> dict[int, StepRecord]:
-        """Return the last step of each engine, `BEFORE_ANY` for one that has made none or died."""
-        return {n: self.last_of.get(n, BEFORE_ANY) for n in range(self.num)}
+        """Return the last step of each engine, `NO_STEP` for one that has made none or died."""
+        return {n: self.last_of.get(n, NO_STEP) for n in range(self.num)}
 
     def role_of(self, engine: int) -> str:
         """Return the role of an engine: `prefill`, `decode` or `both`."""
@@ -132,7 +132,7 @@ class Engines:
 
         A restarted engine counts from 0 again.
         """
-        before = self.last_of.get(record.engine, BEFORE_ANY).num_preemptions
+        before = self.last_of.get(record.engine, NO_STEP).num_preemptions
         self.last_of[record.engine] = record
         if record.model is not None:
             self.models[record.engine] = StepModel.of(record.model)
@@ -162,7 +162,7 @@ class Engines:
 def merge_last_steps(records: list[StepRecord]) -> StepRecord:
     """Return the newest record with the sequences and blocks of all `records` summed up."""
     if len(records) < 2:
-        return records[0] if records else BEFORE_ANY
+        return records[0] if records else NO_STEP
     newest = max(records, key=lambda record: record.started_s)
     blocks = zip(*(record.group_blocks_used for record in records))
     return msgspec.structs.replace(

@@ -18,7 +18,12 @@ from headway.core.errors import RequestError, ShedError
 from headway.core.plan import Ceilings, Description
 from headway.core.records import StepRecord
 from headway.core.request_source import RequestSource
-from headway.core.service import Alone, ServiceClass, service_classes, within_reach
+from headway.core.service import (
+    ServiceClass,
+    UnloadedTimes,
+    service_classes,
+    with_reachable_objectives,
+)
 from headway.core.slo import DEFAULT_CLASS, Slo
 from headway.perf.roofline import ModelWork, Roof
 from headway.spec import ModelSpec
@@ -55,7 +60,7 @@ class Probed(Protocol):
     """Message of the engine after a probe of the machine."""
 
     ceilings: Ceilings
-    alone: Alone
+    alone: UnloadedTimes
 
 
 class Introduction(Protocol):
@@ -71,7 +76,7 @@ class Introduction(Protocol):
     kv_dtype: str
     settings: dict[str, str]
     description: Description
-    alone: Alone
+    alone: UnloadedTimes
     plan: Settings | None
     kv_read: float
     kv_keep: float
@@ -97,7 +102,7 @@ class Telemetry:
         self.clock = clock or SystemClock()
         self.registry = Registry(names[0], prefix=prefix)
         self.classes = dict(classes or service_classes())
-        self._default, self._alone = self.classes[DEFAULT_CLASS], Alone()
+        self._default, self._alone = self.classes[DEFAULT_CLASS], UnloadedTimes()
         expect_classes(self.registry, self.classes.values())
         expect_tasks(self.registry)
         self.slo_target, self.price_per_hour = slo_target, price_per_hour
@@ -166,14 +171,14 @@ class Telemetry:
         self.slots.current.probe_shares.append(probed.ceilings.last_share)
         self.roof.take(probed.ceilings)
 
-    def _update_default_class(self, alone: Alone) -> None:
+    def _update_default_class(self, alone: UnloadedTimes) -> None:
         """Set the objectives of the default class to what this machine can meet at its best.
 
         Load of other processes at the start raises them only until a quieter moment shows a
         shorter time.
         """
         self._alone = self._alone.at_best(alone)
-        self.classes[DEFAULT_CLASS] = within_reach(self._default, self._alone)
+        self.classes[DEFAULT_CLASS] = with_reachable_objectives(self._default, self._alone)
 
     def on_step(self, record: StepRecord) -> None:
         """Take one step record."""

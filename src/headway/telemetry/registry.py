@@ -19,7 +19,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import generate_latest
 
-from headway.core.records import BEFORE_ANY, StepRecord
+from headway.core.records import NO_STEP, StepRecord
 
 TTFT_BUCKETS_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
@@ -413,7 +413,7 @@ class Registry:
             row.name: [(value,) for value in row.known] for row in ROWS
         }
         self._common = (model_name, "0")
-        self._steps = {0: BEFORE_ANY}
+        self._steps = {0: NO_STEP}
         self._collectors = CollectorRegistry()
         self._collectors.register(self)
 

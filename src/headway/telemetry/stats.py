@@ -11,7 +11,7 @@ import numpy as np
 from headway.config.alternatives import kv_choices, weight_choices
 from headway.config.memory_plan import with_open_blocks
 from headway.core.plan import Description
-from headway.core.records import BEFORE_ANY, StepRecord
+from headway.core.records import NO_STEP, StepRecord
 from headway.telemetry.live import Telemetry
 from headway.telemetry.snapshot import (
     WINDOWS_S,
@@ -125,7 +125,7 @@ def this_moment(telemetry: Telemetry, now_s: float) -> Now:
 
 def engine_now(telemetry: Telemetry, engine: int) -> EngineNow:
     """Return the state of one engine."""
-    last = telemetry.engines.last_of.get(engine, BEFORE_ANY)
+    last = telemetry.engines.last_of.get(engine, NO_STEP)
     return EngineNow(
         engine=engine,
         role=telemetry.engines.role_of(engine),

@@ -11,7 +11,7 @@ from headway.admit.lengths import AdmissionRequest
 from headway.core.clock import VirtualClock
 from headway.core.principal import Principal
 from headway.core.request import SamplingParams
-from headway.core.service import Limits
+from headway.core.service import KeyLimits
 from headway.edge.keys import Caller
 from headway.edge.rates import Meter
 
@@ -49,7 +49,7 @@ class Engines:
 
     def ask(self, prompt: list[int]) -> tuple[Ticket, int]:
         """A request that is let in and sent: its ticket and its number in the engine."""
-        caller = Caller(principal=Principal("alice"), meter=Meter(Limits(), self.clock))
+        caller = Caller(principal=Principal("alice"), meter=Meter(KeyLimits(), self.clock))
         ticket = self.admission.arrive(caller, PLAIN, 4)
         request = AdmissionRequest(
             lengths=[len(prompt)],

@@ -14,7 +14,7 @@ from headway.advise.watch import base_url
 from headway.bench.report import build_report
 from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
-from headway.perf.roofline import read_sheets, sheet_of
+from headway.perf.roofline import find_sheet, read_sheets
 from headway.telemetry.live import Telemetry
 from headway.telemetry.prefixes import find_shared_prefixes
 from headway.telemetry.snapshot import PrefixSharing, Snapshot
@@ -301,9 +301,9 @@ def test_a_datasheet_row_is_found_by_name_and_memory(tmp_path: Path) -> None:
         "X100-SXM-40GB,40,1000,300\nX100-SXM-80GB,80,2000,300\nY7,24,600,\n"
     )
     sheets = read_sheets(str(file))
-    assert sheet_of("Maker X100-SXM", sheets, 79.0).bandwidth_gb_per_s == 2000
-    assert sheet_of("Maker Y7", sheets, 24.0).bf16_tflops is None
-    assert sheet_of("AMD EPYC 7763", sheets, 24.0) is None
+    assert find_sheet("Maker X100-SXM", sheets, 79.0).bandwidth_gb_per_s == 2000
+    assert find_sheet("Maker Y7", sheets, 24.0).bf16_tflops is None
+    assert find_sheet("AMD EPYC 7763", sheets, 24.0) is None
     file.write_text("a,b\n1,2\n")
     with pytest.raises(UsageError, match="no column accelerator"):
         read_sheets(str(file))
@@ -311,5 +311,5 @@ def test_a_datasheet_row_is_found_by_name_and_memory(tmp_path: Path) -> None:
 
 def test_the_shared_datasheets_are_read(shared: Path) -> None:
     sheets = read_sheets(str(shared / "hardware" / "accelerators.csv"))
-    result = sheet_of("NVIDIA H200", sheets, 141.0)
+    result = find_sheet("NVIDIA H200", sheets, 141.0)
     assert result is not None and result.name.startswith("H200") and result.bf16_tflops == 989.4

@@ -242,7 +242,7 @@ def test_a_roofline_is_the_longer_of_reading_and_computing():
 
 def calibration(**changes) -> MachineCalibration:
     from headway.core.plan import Description
-    from headway.core.service import Alone
+    from headway.core.service import UnloadedTimes
     from headway.perf.frontend import HostCost
 
     fields = {
@@ -257,7 +257,7 @@ def calibration(**changes) -> MachineCalibration:
         "block_size": 16,
         "group_blocks": [10],
         "vocab_size": 50,
-        "alone": Alone(),
+        "alone": UnloadedTimes(),
         "steps": measured(60),
         "host": HostCost(),
     }

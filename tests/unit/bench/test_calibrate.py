@@ -23,7 +23,7 @@ from headway.core.records import StepRecord
 from headway.engine.messages import Ready
 from headway.measure.record import ClientCost, Exchange, LoadRecord, RecordedRun, ServerRecord
 from headway.perf.filter import NUM_PARTS
-from headway.perf.frontend import host_cost, straight
+from headway.perf.frontend import fit_line, host_cost
 from headway.perf.model import StepModel
 from headway.spec import read_model_spec
 from headway.telemetry.calibration import MachineCalibration, acceptance, take_calibration
@@ -136,9 +136,9 @@ def test_who_waits_for_others_says_nothing_of_the_way_out():
 
 
 def test_longer_prompts_take_longer_to_come_in():
-    seconds, more = straight([(100, 0.002)] * 5 + [(1100, 0.003)] * 5)
+    seconds, more = fit_line([(100, 0.002)] * 5 + [(1100, 0.003)] * 5)
     assert seconds == pytest.approx(0.0019) and more == pytest.approx(1e-6)
-    assert straight([]) == (None, 0.0)
+    assert fit_line([]) == (None, 0.0)
 
 
 def test_acceptance_by_position():

@@ -8,7 +8,7 @@ import pytest
 
 from claim_world import ScriptedAsking, asked_of
 from headway.core.slo import Slo
-from headway.gateway.config import Price
+from headway.gateway.config import UpstreamPrice
 from literature import cost, fleet, memory
 from literature.claim import HOLDS
 from literature.shapes import LLAMA_3_8B, spec_of
@@ -84,7 +84,7 @@ def test_pages_hold_more_than_reservations(monkeypatch):
 
 def test_a_success_costs_its_failures_too():
     """1 / (1 − 0.5) tries at (1,500 x 1 + 300 x 2) / 1e6 dollars."""
-    price = Price(input=1.0, output=2.0)
+    price = UpstreamPrice(input=1.0, output=2.0)
     paid = cost.per_success(price, 0.5, np.random.default_rng(0), 200_000)
     assert paid == pytest.approx(2 * 2100 / 1e6, rel=0.01)
     found = cost.retries(Subject())

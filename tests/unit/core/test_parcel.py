@@ -8,7 +8,7 @@ import pytest
 
 from headway.core import parcel as messages
 from headway.core.parcel import (
-    MOST_PARCEL_BYTES,
+    MAX_PARCEL_BYTES,
     REFUSALS,
     VERSION,
     Parcel,
@@ -16,7 +16,7 @@ from headway.core.parcel import (
     Pull,
     Release,
     address_of,
-    decode_asked,
+    decode_block_message,
     decode_parcel,
     encode,
     peer_of,
@@ -58,7 +58,7 @@ def test_a_part_of_it_is_refused(cut):
 
 def test_more_than_a_parcel_may_have_is_not_even_read():
     with pytest.raises(ParcelError) as caught:
-        decode_parcel(bytes(MOST_PARCEL_BYTES + 1))
+        decode_parcel(bytes(MAX_PARCEL_BYTES + 1))
     assert caught.value.name == "too long"
 
 
@@ -119,6 +119,6 @@ def test_a_peer_says_where_and_which(address):
 def test_what_a_taker_sends_is_told_apart():
     pull = Pull(b"i" * 16, b"f" * 32, [(0, b"k" * 32)])
     for asked in (pull, Release(b"i" * 16)):
-        assert decode_asked(messages.encode(asked)) == asked
+        assert decode_block_message(messages.encode(asked)) == asked
     with pytest.raises(msgspec.MsgspecError):
-        decode_asked(encode(parcel()))
+        decode_block_message(encode(parcel()))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.plan import ScheduledSequence
-from headway.core.records import Counted, counted
+from headway.core.records import RowCounts, count_rows
 
 rows = st.lists(
     st.tuples(st.integers(0, 200), st.integers(1, 40), st.booleans()), min_size=1, max_size=20
@@ -16,12 +16,12 @@ def advance(number, start, length, sample, drafts=0):
     return ScheduledSequence(number, start, [0] * length, [[]], sample, drafts)
 
 
-def num_prefill(found: Counted) -> int:
+def num_prefill(found: RowCounts) -> int:
     return found.num_tokens - found.num_decode_tokens
 
 
 def test_the_worked_example():
-    found = counted([advance(1, 99, 1, True), advance(2, 8, 4, False)], (0,))
+    found = count_rows([advance(1, 99, 1, True), advance(2, 8, 4, False)], (0,))
     assert (found.num_tokens, found.num_decode_tokens, num_prefill(found)) == (5, 1, 4)
     assert found.attended_tokens == 142 and found.kv_tokens_read == [112]
 
@@ -29,7 +29,7 @@ def test_the_worked_example():
 @given(rows, st.integers(1, 64))
 def test_it_is_the_slow_count(drawn, window):
     plan = [advance(i, *row) for i, row in enumerate(drawn)]
-    found = counted(plan, (0, window))
+    found = count_rows(plan, (0, window))
     attended, full, seen = 0, 0, 0
     for row in plan:
         end = row.start + len(row.token_ids)
@@ -53,7 +53,7 @@ def test_guesses_and_forced_tokens_are_counted_row_by_row(drawn):
         row = advance(number, start, length, True, length - 1 if guesses else 0)
         row.num_forced = 0 if guesses else length - 1
         plan.append(row)
-    found = counted(plan, (0,))
+    found = count_rows(plan, (0,))
     assert found.num_sampled == sum(row.sample + row.num_drafts for row in plan)
     assert found.num_forced_rows == sum(row.num_forced for row in plan)
     behind = sum(len(row.token_ids) - 1 for row in plan if row.num_drafts)
@@ -63,10 +63,10 @@ def test_guesses_and_forced_tokens_are_counted_row_by_row(drawn):
 
 
 def test_drafts_to_verify_are_decodes():
-    found = counted([advance(1, 10, 4, True, drafts=3), advance(2, 0, 4, True)], (0,))
+    found = count_rows([advance(1, 10, 4, True, drafts=3), advance(2, 0, 4, True)], (0,))
     assert (found.num_decode_tokens, num_prefill(found)) == (4, 4)
 
 
 def test_a_step_that_only_tells():
-    found = counted([], (0, 16))
+    found = count_rows([], (0, 16))
     assert found.num_tokens == 0 and found.kv_tokens_read == [0, 0]

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from headway.core import service
 from headway.core.errors import UsageError
-from headway.core.service import Alone, Limits, read_classes, service_classes, within_reach
+from headway.core.service import (
+    KeyLimits,
+    UnloadedTimes,
+    read_classes,
+    service_classes,
+    with_reachable_objectives,
+)
 from headway.core.slo import Slo
 
 EXAMPLE = """
@@ -36,7 +42,7 @@ def test_a_file_replaces_and_adds(tmp_path):
     first, gold = classes["interactive"], classes["gold"]
     assert (first.slo, first.ttft_per_token_s, first.weight) == (Slo(ttft_s=1.0), 0, 4)
     assert gold.objectives(600).ttft_s == pytest.approx(2.5)
-    assert gold.limits == Limits(max_prompt_tokens=500, requests_at_once=2, queue_seconds=0.5)
+    assert gold.limits == KeyLimits(max_prompt_tokens=500, requests_at_once=2, queue_seconds=0.5)
     assert (gold.price, classes["nightly"].idle_only, classes["batch"].idle_only) == (3, True, True)
     assert classes["default"].slo == classes["interactive"].slo
     own = service_classes(["standard:tpot=1s"])
@@ -115,9 +121,9 @@ def test_terms_and_objectives_agree(slo, weight, priority, uncached):
         assert terms.priority == (row.priority if priority is None else priority)
 
 
-@given(st.builds(Limits, requests_at_once=st.none() | st.integers(1, 9)), st.integers(1, 9))
+@given(st.builds(KeyLimits, requests_at_once=st.none() | st.integers(1, 9)), st.integers(1, 9))
 def test_a_keys_own_limit_goes_before_its_class(own, given_by_class):
-    merged = own.over(Limits(requests_at_once=given_by_class, max_prompt_tokens=7))
+    merged = own.over(KeyLimits(requests_at_once=given_by_class, max_prompt_tokens=7))
     assert merged.requests_at_once == (own.requests_at_once or given_by_class)
     assert merged.max_prompt_tokens == 7
 
@@ -128,30 +134,41 @@ def test_a_keys_own_limit_goes_before_its_class(own, given_by_class):
 @pytest.mark.parametrize(
     ("alone", "ttft_s", "per_token_s", "tpot_s", "why"),
     [
-        (Alone(), 1.5, 0.002, 0.12, "as interactive"),
-        (Alone(500, 0.2, 0.0004, 0.02), 1.5, 0.002, 0.12, "which this machine can keep"),
-        (Alone(500, 2.12, 0.0041, 0.03), 4.2, 0.0082, 0.12, "2.12 s for 500 prompt tokens"),
-        (Alone(500, 1.4, 0.001, 0.25), 1.5, 0.002, 0.5, "250 ms for a token of the answer"),
-        (Alone(1000, 2.4, 0.002, 0.1), 1.5, 0.002, 0.12, "which this machine can keep"),
+        (UnloadedTimes(), 1.5, 0.002, 0.12, "as interactive"),
+        (UnloadedTimes(500, 0.2, 0.0004, 0.02), 1.5, 0.002, 0.12, "which this machine can keep"),
+        (UnloadedTimes(500, 2.12, 0.0041, 0.03), 4.2, 0.0082, 0.12, "2.12 s for 500 prompt tokens"),
+        (UnloadedTimes(500, 1.4, 0.001, 0.25), 1.5, 0.002, 0.5, "250 ms for a token of the answer"),
+        (UnloadedTimes(1000, 2.4, 0.002, 0.1), 1.5, 0.002, 0.12, "which this machine can keep"),
     ],
 )
 def test_the_default_is_raised_where_one_request_alone_cannot_make_it(
     alone, ttft_s, per_token_s, tpot_s, why
 ):
     """Twice what it takes alone, and only where that is longer than what interactive promises."""
-    row = within_reach(service_classes()["default"], alone)
+    row = with_reachable_objectives(service_classes()["default"], alone)
     assert (row.slo.ttft_s, row.ttft_per_token_s, row.slo.tpot_s) == (ttft_s, per_token_s, tpot_s)
     assert why in row.why
-    assert within_reach(row, Alone(500, 99.0, 9.0, 9.0)).slo == row.slo or not alone.num_tokens
+    assert (
+        with_reachable_objectives(row, UnloadedTimes(500, 99.0, 9.0, 9.0)).slo == row.slo
+        or not alone.num_tokens
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "later", "best"),
     [
-        (Alone(), Alone(500, 2.0, 0.004, 0.1), Alone(500, 2.0, 0.004, 0.1)),
-        (Alone(500, 2.0, 0.004, 0.1), Alone(), Alone(500, 2.0, 0.004, 0.1)),
-        (Alone(500, 2.0, 0.001, 0.1), Alone(500, 1.0, 0.004, 0.2), Alone(500, 1.0, 0.001, 0.1)),
-        (Alone(500, 2.0, 0.001, 0.1), Alone(300, 3.0, 0.004, 0.2), Alone(300, 3.0, 0.004, 0.2)),
+        (UnloadedTimes(), UnloadedTimes(500, 2.0, 0.004, 0.1), UnloadedTimes(500, 2.0, 0.004, 0.1)),
+        (UnloadedTimes(500, 2.0, 0.004, 0.1), UnloadedTimes(), UnloadedTimes(500, 2.0, 0.004, 0.1)),
+        (
+            UnloadedTimes(500, 2.0, 0.001, 0.1),
+            UnloadedTimes(500, 1.0, 0.004, 0.2),
+            UnloadedTimes(500, 1.0, 0.001, 0.1),
+        ),
+        (
+            UnloadedTimes(500, 2.0, 0.001, 0.1),
+            UnloadedTimes(300, 3.0, 0.004, 0.2),
+            UnloadedTimes(300, 3.0, 0.004, 0.2),
+        ),
     ],
 )
 def test_the_shorter_times_of_two_measurements_stand(first, later, best):
@@ -162,4 +179,4 @@ def test_the_shorter_times_of_two_measurements_stand(first, later, best):
 def test_what_somebody_said_is_never_raised(name):
     classes = service_classes(["ttft=300ms"])
     row = classes[name]
-    assert within_reach(row, Alone(500, 99.0, 9.0, 9.0)) == row
+    assert with_reachable_objectives(row, UnloadedTimes(500, 99.0, 9.0, 9.0)) == row

@@ -6,8 +6,8 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError, UsageError
-from headway.core.service import Limits
-from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_here
+from headway.core.service import KeyLimits
+from headway.edge.auth import KEY, OPERATOR, PUBLIC, is_local_name
 from headway.edge.key_file import add_row, digest, make_key, read_rows, revoke_row, row_text
 from headway.edge.keys import Keyring, anonymous_caller
 from headway.server.app import ACCESS, access
@@ -29,7 +29,7 @@ def test_a_key_has_its_owner(tmp_path):
     ring = Keyring(flags=["three"], file=key_file(tmp_path, text), classes={"batch"})
     alice, ops, flag = ring.find("one"), ring.find("two"), ring.find("three")
     assert (alice.principal.name, alice.admin, alice.service_class) == ("alice", False, "batch")
-    assert alice.meter.limits == Limits(requests_at_once=2)
+    assert alice.meter.limits == KeyLimits(requests_at_once=2)
     assert (alice.weight, ops.weight, flag.weight) == (2.5, None, None)
     assert (ops.principal.name, ops.admin, ops.service_class) == ("ops", True, None)
     assert (flag.principal.name, flag.admin) == ("api-key-1", True)
@@ -256,7 +256,7 @@ def test_few_paths_are_public():
     ],
 )
 def test_hosts_of_this_machine(host):
-    assert is_here(host)
+    assert is_local_name(host)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_hosts_of_this_machine(host):
     ],
 )
 def test_hosts_that_are_not(host):
-    assert not is_here(host)
+    assert not is_local_name(host)
 
 
 def test_a_revoked_key_lets_nobody_in_and_says_whose_blocks_go(tmp_path):

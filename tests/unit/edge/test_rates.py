@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import RequestError
-from headway.core.service import Limits
+from headway.core.service import KeyLimits
 from headway.edge.rates import Gcra, Meter
 
 PER_MINUTE = 120
@@ -48,7 +48,7 @@ def test_never_more_than_a_burst_and_the_rate(steps):
 def test_a_line_of_a_batch_leaves_half_to_the_others_of_its_key():
     """Ten a minute and three at once: lines take five and two, others what is left of them."""
     clock = VirtualClock()
-    meter = Meter(Limits(requests_at_once=3, requests_per_minute=10), clock)
+    meter = Meter(KeyLimits(requests_at_once=3, requests_per_minute=10), clock)
     for _ in range(2):
         meter.enter(spare=True)
     with pytest.raises(RequestError) as refused:
@@ -75,7 +75,7 @@ def test_a_line_of_a_batch_leaves_half_to_the_others_of_its_key():
 
 def test_a_line_as_large_as_a_minute_waits_for_all_of_it():
     clock = VirtualClock()
-    meter = Meter(Limits(tokens_per_minute=100), clock)
+    meter = Meter(KeyLimits(tokens_per_minute=100), clock)
     assert meter.hold(100, "max_tokens", spare=True) == 100
     meter.settle(100, 30)
     for count, wait_s in ((20, 0), (21, 0.6), (90, 18)):
@@ -109,7 +109,7 @@ class Budget(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = VirtualClock()
-        self.meter = Meter(Limits(tokens_per_minute=PER_MINUTE), self.clock)
+        self.meter = Meter(KeyLimits(tokens_per_minute=PER_MINUTE), self.clock)
         self.open: list[int] = []
         self.charged: list[tuple[float, int]] = []
 
@@ -166,7 +166,7 @@ def refused(meter: Meter) -> RequestError:
 
 
 def test_requests_at_once():
-    meter = Meter(Limits(requests_at_once=2), VirtualClock())
+    meter = Meter(KeyLimits(requests_at_once=2), VirtualClock())
     meter.enter()
     meter.enter()
     error = refused(meter)
@@ -178,7 +178,7 @@ def test_requests_at_once():
 
 def test_requests_per_minute():
     clock = VirtualClock()
-    meter = Meter(Limits(requests_per_minute=3), clock)
+    meter = Meter(KeyLimits(requests_per_minute=3), clock)
     for _ in range(3):
         meter.enter()
         meter.leave()
@@ -197,7 +197,7 @@ def test_requests_per_minute():
 def test_more_than_was_held_is_a_debt():
     """The next request waits until it is paid, and is told to wait two minutes at most."""
     clock = VirtualClock()
-    meter = Meter(Limits(tokens_per_minute=600), clock)
+    meter = Meter(KeyLimits(tokens_per_minute=600), clock)
     meter.enter()
     held = meter.hold(600, "prompt")
     assert refused(meter).reason == "tokens_per_minute", "the budget is held"
@@ -211,7 +211,7 @@ def test_more_than_was_held_is_a_debt():
 
 
 def test_what_can_never_be_had_is_no_429():
-    meter = Meter(Limits(tokens_per_minute=600), VirtualClock())
+    meter = Meter(KeyLimits(tokens_per_minute=600), VirtualClock())
     with pytest.raises(RequestError) as error:
         meter.hold(601, "max_tokens")
     assert (error.value.status, error.value.reason) == (400, "tokens_per_minute")

@@ -8,7 +8,7 @@ import requests
 
 from batch_calls import wait_until
 from headway.core.errors import UsageError
-from headway.edge.root_path import checked
+from headway.edge.root_path import check_root_path
 from in_process import InProcess
 
 KEY = {"authorization": "Bearer sesame"}
@@ -86,8 +86,8 @@ def test_the_document_names_it(server: InProcess) -> None:
 )
 def test_what_is_no_path_is_refused(root: str) -> None:
     with pytest.raises(UsageError, match="--root-path"):
-        checked(root)
+        check_root_path(root)
 
 
 def test_a_path_may_end_in_a_slash() -> None:
-    assert (checked("/a/"), checked("/"), checked("")) == ("/a", "", "")
+    assert (check_root_path("/a/"), check_root_path("/"), check_root_path("")) == ("/a", "", "")

@@ -37,7 +37,7 @@ def restart(old: CachedWorld) -> CachedWorld:
     """The next process over the same disk."""
     new = CachedWorld(old.settings)
     new.executor.disk, new.executor.owners = old.executor.disk, old.executor.owners
-    new.executor.news = TierNews(kept=list(old.executor.disk))
+    new.executor.news = TierNews(stored=list(old.executor.disk))
     new.engine.warm_up()
     return new
 

@@ -9,7 +9,7 @@ from headway.config.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
 from headway.engine.chain import packed
 from headway.engine.kv import KVCache
-from headway.engine.kv.listing import insert, let_go
+from headway.engine.kv.listing import list_full, release_and_list
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import Cached, PrefixIndex
 from headway.engine.sequence import Sequence
@@ -117,8 +117,8 @@ def test_one_table_is_listed_as_one_of_several(seed):
                 end = min(one.computed + rng.randint(1, 12), len(tokens))
                 assert kv.extend(one, end) is not None
                 one.computed = end
-                insert(kv, one)
-            let_go(kv, one, is_sound=True)
+                list_full(kv, one)
+            release_and_list(kv, one, is_sound=True)
             kv.check_integrity([])
         index = kv.pools[0].index
         assert isinstance(index, PrefixIndex)

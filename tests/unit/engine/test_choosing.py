@@ -11,7 +11,7 @@ from headway.config.cache_config import CacheConfig
 from headway.core.plan import Shrink
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
-from headway.engine.kv.listing import insert
+from headway.engine.kv.listing import list_full
 from headway.engine.kv.states import whole_tables
 from headway.engine.sequence import Sequence
 
@@ -58,7 +58,7 @@ def advance(kv: KVCache, one: Sequence, end: int) -> list[Shrink]:
     """Compute the tokens before `end`; the tables that shrank for it."""
     assert kv.choosing is not None and kv.extend(one, end) is not None
     one.computed = end
-    insert(kv, one)
+    list_full(kv, one)
     return kv.choosing.take()
 
 
@@ -167,7 +167,7 @@ def test_what_is_copied_away_comes_back_as_short():
     one.host_tables = [[1], [1]]
     assert kv.still_needed(one) == [28, 19]
     one.host_tables = []
-    kv.come_back(one, counts)
+    kv.take_for_swap_in(one, counts)
     assert whole_tables(kv.states, one) == one.block_tables and one.introduction().dropped == [0, 9]
     kv.check_integrity([one])
     assert advance(kv, one, 111) == []
@@ -202,7 +202,7 @@ def test_any_order_of_chunks_keeps_the_books(blocks: int, steps: list):
             end = one.computed + kv.choosing.cut(one, min(count, one.num_missing))
             if kv.extend(one, end) is not None:
                 one.computed = end
-                insert(kv, one)
+                list_full(kv, one)
             for shrink in kv.choosing.take():
                 kept = len(shrink.blocks) * 4 >= 64
                 assert kept and len(shrink.sources) == -(-shrink.num_tokens // 4)

@@ -18,8 +18,8 @@ from headway.core.clock import VirtualClock
 from headway.core.request import Request, SamplingParams
 from headway.core.terms import Terms
 from headway.engine import messages, process
-from headway.engine.calibration import pace_alone
-from headway.engine.process import take
+from headway.engine.calibration import unloaded_times
+from headway.engine.process import handle_message
 from in_process import fake_engine
 
 
@@ -39,7 +39,7 @@ class Pair:
 def taken(frame: bytes) -> list[Any]:
     """What an engine says to this frame; it goes on afterwards."""
     engine, pair = fake_engine(64), Pair(frame)
-    assert take(engine, pair)  # type: ignore[arg-type]
+    assert handle_message(engine, pair)  # type: ignore[arg-type]
     assert engine.num_requests == 0
     engine.check_integrity()
     return pair.sent
@@ -161,7 +161,7 @@ def test_the_clock_of_a_process_is_the_systems() -> None:
 @pytest.mark.usefixtures("bell")
 def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the ceilings of its probe goes what one request takes, as the last steps had it."""
-    monkeypatch.setattr(process, "IDLE_PROBE_EVERY_S", 0.0)
+    monkeypatch.setattr(process, "IDLE_PROBE_INTERVAL_S", 0.0)
     engine, context = fake_engine(64), zmq.Context.instance()
     with context.socket(zmq.PAIR) as server, context.socket(zmq.PAIR) as pair:
         server.rcvtimeo = 20_000
@@ -176,7 +176,7 @@ def test_an_idle_engine_tells_what_its_steps_have_taught(monkeypatch: pytest.Mon
             told = messages.decode_from_engine(server.recv())
         server.send(messages.encode(messages.Stop()))
         loop.join(20)
-    assert told.alone == pace_alone(engine) and told.alone.num_tokens == 256
+    assert told.alone == unloaded_times(engine) and told.alone.num_tokens == 256
 
 
 class Script:

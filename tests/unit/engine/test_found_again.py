@@ -7,7 +7,7 @@ import pytest
 from headway.config.cache_config import CacheConfig
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
-from headway.engine.kv.listing import insert, let_go
+from headway.engine.kv.listing import list_full, release_and_list
 from headway.engine.sequence import Sequence
 
 SIZE = 4
@@ -30,7 +30,7 @@ def compute(kv: KVCache, one: Sequence) -> None:
     kv.reuse(one, kv.match_prefix(one))
     assert kv.extend(one, len(one.tokens)) is not None
     one.computed = len(one.tokens)
-    insert(kv, one)
+    list_full(kv, one)
 
 
 def test_a_newcomer_finds_what_came_since_it_was_looked_up():
@@ -47,7 +47,7 @@ def test_it_does_not_find_what_was_evicted():
     kv, asks, before = cache(8), sequence(1, [*range(1, 11)]), sequence(2, [*range(1, 10)])
     compute(kv, before)
     assert kv.match_prefix(asks).num_tokens == 8
-    let_go(kv, before, is_sound=True)
+    release_and_list(kv, before, is_sound=True)
     assert kv.match_prefix(asks).num_tokens == 9, "the begun block is listed"
     compute(kv, sequence(3, [*range(100, 128)]))  # all blocks
     assert kv.match_prefix(asks).num_tokens == 0
@@ -73,7 +73,9 @@ def test_many_lookups_are_those_of_a_fresh_sequence(seed):
             fresh = sequence(0, [*asks.tokens])
             assert kv.match_prefix(asks, partly=whole) == kv.match_prefix(fresh, partly=whole)
         if running and (len(running) > 2 or rng.random() < 0.4):
-            let_go(kv, running.pop(rng.randrange(len(running))), is_sound=rng.random() < 0.8)
+            release_and_list(
+                kv, running.pop(rng.randrange(len(running))), is_sound=rng.random() < 0.8
+            )
         else:
             number += 1
             one = sequence(number, [rng.randrange(2) for _ in range(rng.randint(1, 14))])

@@ -276,12 +276,12 @@ def test_what_cannot_be_compiled_is_a_400_that_names_it(
 ):
     engine = engine_of(shared_grammars)
     gained = finish(engine, ask(rule, 1), ask(RULES[0], 2))
-    ((request_id, error),) = engine.take_refusals()
+    ((request_id, error),) = engine.drain_refusals()
     assert (request_id, error.status, error.param, error.code) == (1, 400, "f", code)
     assert re.search(words, error.cause), error.cause
     assert "\n" not in error.cause and "<" not in error.cause
     assert gained[1, 0].tokens == [] and gained[2, 0].finish_reason == "stop"
-    assert not engine.num_requests and not engine.take_refusals()
+    assert not engine.num_requests and not engine.drain_refusals()
 
 
 def test_a_grammar_that_never_compiles_is_refused_and_the_next_is_not(source: VocabularySource):
@@ -291,7 +291,7 @@ def test_a_grammar_that_never_compiles_is_refused_and_the_next_is_not(source: Vo
     try:
         engine = engine_of(made)
         gained = finish(engine, ask(grammars.json_schema(bomb, "f"), 1), ask(RULES[1], 2))
-        ((_, error),) = engine.take_refusals()
+        ((_, error),) = engine.drain_refusals()
         assert (error.status, error.code, error.param) == (400, "grammar_too_complex", "f")
         assert gained[2, 0].finish_reason == "stop"
     finally:
@@ -305,7 +305,7 @@ def test_a_grammar_too_complex_in_the_middle_fails_alone(shared_grammars: Gramma
     text += "\n".join(f'{rule}: "k{rule}" start?' for rule in rules)
     engine = engine_of(shared_grammars)
     gained = finish(engine, ask(grammars.context_free(text, "f"), 1, n=2), ask(RULES[0], 2))
-    ((request_id, error),) = engine.take_refusals()
+    ((request_id, error),) = engine.drain_refusals()
     assert (request_id, error.status, error.code) == (1, 400, "grammar_too_complex")
     assert gained[1, 0].finish_reason is None
     assert gained[2, 0].finish_reason == "stop"

@@ -39,7 +39,7 @@ def world(block_bytes=CHEAP, host=12, num_blocks=9, **how) -> Told:
         num_blocks=num_blocks, prefix_cache="lfu", max_model_len=32, **below, **how
     )
     talk = Told(made)
-    talk.engine.kv.tiers.host.is_dear = lambda group: True
+    talk.engine.kv.tiers.host.is_expensive = lambda group: True
     return talk
 
 
@@ -78,7 +78,7 @@ def test_what_costs_more_to_copy_than_to_compute_is_computed():
 
 def test_what_was_used_once_and_is_cheap_is_not_kept():
     talk = world()
-    talk.engine.kv.tiers.host.is_dear = lambda group: False
+    talk.engine.kv.tiers.host.is_expensive = lambda group: False
     for prompt in (PROMPT, *OTHERS):
         talk.answer_of(prompt, seed=1)
     assert not talk.engine.scheduler.preemption.host.lent[0]
@@ -182,7 +182,7 @@ class HostMachine(Machine):
 
     @rule(dear=st.booleans())
     def worth(self, dear):
-        self.world.engine.kv.tiers.host.is_dear = lambda group: dear
+        self.world.engine.kv.tiers.host.is_expensive = lambda group: dear
 
     @rule(steps=st.integers(0, 4), brings=st.booleans())
     def below(self, steps, brings):

@@ -22,7 +22,7 @@ from headway.core.request import Request
 from headway.engine.engine import Engine
 from headway.engine.grammar.grammars import Grammars
 from headway.engine.grammar.vocabulary import VocabularySource
-from headway.engine.sequence import MOST_FORCED
+from headway.engine.sequence import MAX_FORCED
 from headway.engine.speculation.speculation import Speculation
 from headway.perf.model import StepModel
 
@@ -129,7 +129,7 @@ def test_a_chain_joins_at_once_and_is_counted(made: Grammars):
     decodes = [record for record in jumped if record.num_decode_tokens]
     assert sum(record.num_forced_rows for record in jumped) == tokens - sampled
     assert all(record.num_prefill_tokens == 0 for record in decodes)
-    assert all(record.num_forced <= MOST_FORCED for record in jumped)
+    assert all(record.num_forced <= MAX_FORCED for record in jumped)
     gained = sum(record.tokens_per_decode for record in decodes) / len(decodes)
     came_first = jumped[0].num_forced / len(decodes)  # with the prompt's step
     assert gained + came_first == pytest.approx((tokens - 1) / len(decodes))
@@ -191,7 +191,7 @@ def test_a_long_forced_text_takes_its_turns(made: Grammars):
     while engine.wait_for_work():
         for update in engine.step()[0]:
             told[update.request_id].append(len(update.token_ids))
-    assert told[2] == [1] * 10 and max(told[1]) <= 1 + MOST_FORCED
+    assert told[2] == [1] * 10 and max(told[1]) <= 1 + MAX_FORCED
 
 
 def test_a_step_that_breaks_is_run_again_with_its_forced_tokens(made: Grammars):

@@ -164,7 +164,7 @@ def test_a_request_that_is_shed_leaves_the_plan_in_which_its_sibling_runs():
     refused = []
     while not refused:
         world.step()
-        refused = world.engine.take_refusals()
+        refused = world.engine.drain_refusals()
     assert [request_id for request_id, _ in refused] == [request]
     assert world.engine.num_requests == 0
     for gained in world.of(request):

@@ -165,11 +165,11 @@ def test_late_ones_are_shed_where_that_is_asked():
     late = world.add([2] * 100, terms=Terms(ttft_s=0.001), max_tokens=2)
     world.gained[late, 0].dropped = True
     world.step()
-    [(request_id, error)] = world.engine.take_refusals()
+    [(request_id, error)] = world.engine.drain_refusals()
     assert (request_id, error.status, error.code) == (late, 503, "overloaded")
     assert error.retry_after_s
     world.drain()
-    assert world.engine.take_refusals() == []
+    assert world.engine.drain_refusals() == []
 
 
 def test_idle_classes_take_what_is_left():

@@ -154,7 +154,7 @@ def test_who_gave_last_is_asked_last():
     world = crowded("slo")
     for _ in range(20):
         seconds_to_end(world, ask(world))
-    assert sorted(s.num_given for s in running(world)) == [2] * 4 + [3] * 4
+    assert sorted(s.num_reclaimed for s in running(world)) == [2] * 4 + [3] * 4
 
 
 def test_what_is_lost_is_bounded(monkeypatch):

@@ -11,7 +11,7 @@ from headway.config.reasons import Reasons
 from headway.core.errors import CapacityError, UsageError
 from headway.core.request import Request, SamplingParams
 from headway.engine.kv import KVCache
-from headway.engine.kv.listing import insert
+from headway.engine.kv.listing import list_full
 from headway.engine.kv.states import whole_tables
 from headway.engine.sequence import Sequence
 from headway.spec import ModelSpec, spec_from_config
@@ -57,7 +57,7 @@ def advance(kv: KVCache, one: Sequence, end: int) -> None:
     """Compute the tokens before `end`."""
     assert kv.extend(one, end) is not None
     one.computed = end
-    insert(kv, one)
+    list_full(kv, one)
 
 
 def test_worked_example():
@@ -123,7 +123,7 @@ def test_prompts_that_part_leave_a_state_there():
     kv = kv_cache(every=9, states=20)
     first, second, third = (sequence(list(range(20)) + [last] * 9, last) for last in (50, 51, 52))
     advance(kv, first, 29)
-    assert kv.match_prefix(second).num_tokens == 0 and second.parts_at == 4
+    assert kv.match_prefix(second).num_tokens == 0 and second.diverges_at == 4
     advance(kv, second, 29)
     assert kv.match_prefix(third).num_tokens == 20
 
@@ -154,7 +154,7 @@ def test_any_order_of_chunks_keeps_the_books(every: int, states: int, steps: lis
             running[which] = None
         elif end > one.computed and kv.extend(one, end) is not None:
             one.computed = end
-            insert(kv, one)
+            list_full(kv, one)
             assert one.block_tables[1][(end - 1) // 4] != 0, "the newest state has no block"
         kv.check_integrity([each for each in running if each is not None])
 

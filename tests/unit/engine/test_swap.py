@@ -178,7 +178,7 @@ def test_an_abort_on_the_way_frees_everything_once(state, flying):
     while not scheduler.preemption.is_busy:
         world.step()
     (victim,) = scheduler.waiting
-    while (victim.state, scheduler.preemption.is_flying(victim)) != (state, flying):
+    while (victim.state, scheduler.preemption.is_in_transfer(victim)) != (state, flying):
         world.step()
     request_id = victim.request.request_id
     world.abort(request_id)
@@ -193,7 +193,7 @@ def test_transfers_of_a_step_that_raised_are_told_again():
             world = two_that_do_not_fit()
             world.executor.delay = lambda delay=delay: delay
             preemption = world.engine.scheduler.preemption
-            take, raised = preemption.take_untold, set()
+            take, raised = preemption.take_unsent, set()
 
             def failing(take=take, world=world, raised=raised, stage=stage):
                 transfers = take()
@@ -203,7 +203,7 @@ def test_transfers_of_a_step_that_raised_are_told_again():
                         world.executor.fail_at = stage
                 return transfers
 
-            preemption.take_untold = failing
+            preemption.take_unsent = failing
             logging.disable(logging.CRITICAL)
             world.drain()
             logging.disable(logging.NOTSET)

@@ -21,7 +21,7 @@ from headway.core.plan import Moved, TierNews
 from headway.core.principal import Principal
 from headway.engine.kv.eviction import POLICIES
 from headway.engine.kv.prefix import Read
-from headway.engine.kv.tiers import LEAST_LIMIT_S
+from headway.engine.kv.tiers import MIN_READ_LIMIT_S
 
 EXAMPLES = int(os.environ.get("HEADWAY_EXAMPLES", "60"))
 PROMPT = list(range(1, 21))
@@ -38,7 +38,7 @@ def restart(old: CachedWorld) -> CachedWorld:
     """The next process: nothing in memory, the same disk, told at its first step."""
     new = CachedWorld(old.settings)
     new.executor.disk, new.executor.owners = old.executor.disk, old.executor.owners
-    new.executor.news = TierNews(kept=list(old.executor.disk))
+    new.executor.news = TierNews(stored=list(old.executor.disk))
     new.engine.warm_up()
     return new
 
@@ -156,7 +156,7 @@ def test_writing_is_limited_and_goes_on_by_itself():
     """At a block a second: six blocks of 100 bytes take six seconds of an idle engine."""
     disk = {"disk_bytes": 10**6, "block_bytes": (100,), "disk_write_bytes_s": 100.0}
     talk = CachedWorld(make_settings(prefix_cache="lfu", **disk))
-    talk.engine.kv.tiers.disk.is_dear = lambda group: True
+    talk.engine.kv.tiers.disk.is_expensive = lambda group: True
     talk.answer_of(PROMPT)
     written = len(talk.executor.disk)
     assert 0 < written < 6 and not talk.engine.has_work
@@ -170,7 +170,7 @@ def test_writing_is_limited_and_goes_on_by_itself():
 def test_what_is_cheap_to_compute_is_written_when_it_was_used_twice():
     disk = {"disk_bytes": 10**6, "block_bytes": (100,), "disk_write_bytes_s": 10.0**9}
     talk = CachedWorld(make_settings(prefix_cache="lfu", **disk))
-    talk.engine.kv.tiers.disk.is_dear = lambda group: False
+    talk.engine.kv.tiers.disk.is_expensive = lambda group: False
     talk.answer_of(PROMPT)
     assert not talk.executor.disk
     talk.answer_of([*PROMPT, 1])
@@ -183,15 +183,15 @@ def test_the_rate_is_learned_from_reads():
     for _ in range(9):
         tiers.take([Moved("disk", "in", 10**6, 0, 5.0)], None)
     assert rate.byte_s > 100 * before and tiers.num_failed == 9
-    assert tiers.limit_s([]) == LEAST_LIMIT_S
+    assert tiers.limit_s([]) == MIN_READ_LIMIT_S
 
 
 def test_a_read_may_take_as_long_as_computing_would():
     """So a slow disk costs at most the time that a first token takes without it."""
     tiers = world(10**6).engine.kv.tiers
     reads = [Read(0, at, b"", tiers.disk) for at in range(4)]
-    assert tiers.limit_s(reads, again_s=0.1) == LEAST_LIMIT_S
-    assert tiers.limit_s(reads, again_s=9.0) == 9.0
+    assert tiers.limit_s(reads, recompute_s=0.1) == MIN_READ_LIMIT_S
+    assert tiers.limit_s(reads, recompute_s=9.0) == 9.0
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ def test_who_hangs(client: ProcessClient, beat: Beat, told: str) -> None:
 def test_who_takes_no_message_hangs_though_no_step_is_begun(client: ProcessClient) -> None:
     heart = client._heartbeat
 
-    def look(num_taken: int, busy_s: float = 0.0) -> str:
-        heart.record(Beat(busy_s, 0.05, num_taken=num_taken))
+    def look(num_received: int, busy_s: float = 0.0) -> str:
+        heart.record(Beat(busy_s, 0.05, num_received=num_received))
         return client._find_fault() or ""
 
     heart.num_sent = 3

@@ -51,14 +51,14 @@ async def test_a_look_finds_who_drains_and_who_is_back() -> None:
         unwatched(live)
         upstream = live.state.upstreams["a"]
         a.drains = True
-        await upstream.look()
-        assert upstream.is_away and not upstream.is_down, "one look is enough"
+        await upstream.check_health()
+        assert upstream.is_unavailable and not upstream.is_down, "one look is enough"
         for _ in range(4):
             assert (await live.chat()).headers["x-headway-upstream"] == "b"
         assert a.asked == []
         a.drains = False
-        await upstream.look()
-        assert not upstream.is_away
+        await upstream.check_health()
+        assert not upstream.is_unavailable
         answers = [await live.chat() for _ in range(4)]
         assert {answer.headers["x-headway-upstream"] for answer in answers} == {"a", "b"}
 
@@ -97,7 +97,7 @@ async def test_another_kind_of_503_takes_from_the_budget() -> None:
     bad = Stub("a", headway=True, fault=lambda number: "status503")
     async with world(bad, Stub("b", headway=True), models=TURNS) as live:
         assert all([(await live.chat()).is_complete for _ in range(2)])
-        assert len(live.state.budget._retries) == 1 and not live.state.upstreams["a"].is_away
+        assert len(live.state.budget._retries) == 1 and not live.state.upstreams["a"].is_unavailable
 
 
 async def test_small_endpoints_pass_those_who_drain() -> None:

@@ -12,10 +12,10 @@ from gateway_world import PROMPT_TOKENS, Gateway, Stub, gateway, world
 from headway.core.clock import VirtualClock
 from headway.core.errors import HeadwayError, RequestError
 from headway.edge.key_file import digest
-from headway.gateway.config import BudgetRow, Price
-from headway.gateway.dialects import Usage
+from headway.gateway.config import BudgetRow, UpstreamPrice
+from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.ledger import BEGIN, PROGRESS, Ledger
-from headway.gateway.money import Purse, dollars_of
+from headway.gateway.money import KeyBudget, dollars_of
 from headway.gateway.speed import Speed
 
 TURNS = ({"name": "tiny", "policy": "round_robin"},)
@@ -120,7 +120,7 @@ async def test_a_budget_in_dollars_is_held_and_kept_through_a_restart(tmp_path: 
 
 def test_a_purse_forgets_what_is_a_period_ago() -> None:
     clock = VirtualClock()
-    purse = Purse(BudgetRow(dollars=1.0, per="hour"), clock, "alice")
+    purse = KeyBudget(BudgetRow(dollars=1.0, per="hour"), clock, "alice")
     purse.hold(0.6)
     with pytest.raises(RequestError, match=r"0\.4 are left"):
         purse.hold(0.5)
@@ -134,11 +134,13 @@ def test_a_purse_forgets_what_is_a_period_ago() -> None:
 
 def test_prices_are_by_the_token_or_by_the_hour() -> None:
     speed = Speed(VirtualClock())
-    price = Price(input=1.0, cached=0.1, output=4.0)
-    assert dollars_of(price, Usage(1000, 500, 100), speed) == pytest.approx(0.00095)
-    assert dollars_of(Price(input=2.0), Usage(1000, 500, 1), speed) == pytest.approx(0.002)
+    price = UpstreamPrice(input=1.0, cached=0.1, output=4.0)
+    assert dollars_of(price, UpstreamUsage(1000, 500, 100), speed) == pytest.approx(0.00095)
+    assert dollars_of(
+        UpstreamPrice(input=2.0), UpstreamUsage(1000, 500, 1), speed
+    ) == pytest.approx(0.002)
     seconds = 500 * speed.token_s + 100 * speed.answer_s
-    hourly = dollars_of(Price(hour=3.6), Usage(1000, 500, 100), speed)
+    hourly = dollars_of(UpstreamPrice(hour=3.6), UpstreamUsage(1000, 500, 100), speed)
     assert hourly == pytest.approx(seconds / 1000)
 
 

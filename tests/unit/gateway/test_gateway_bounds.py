@@ -9,7 +9,7 @@ from gateway_world import Stub, gateway, text_of, world
 from headway.core.clock import VirtualClock
 from headway.edge.relayed import FIELD
 from headway.edge.upstream import FallbackUpstream
-from headway.gateway.config import UpstreamRow, of_urls
+from headway.gateway.config import UpstreamRow, config_of_urls
 from headway.gateway.dialects import DIALECTS
 from headway.gateway.upstream import Upstream
 
@@ -74,7 +74,7 @@ async def test_a_whole_answer_is_as_long_as_what_was_asked_for() -> None:
             live.state.upstreams["a"].breaker.succeeded()
         assert live.state.metrics.of("attempts", upstream="a", outcome="lied") >= 1
         assert live.state.upstreams["a"].num_buffered == 0
-        live.state.upstreams["b"].is_away = True
+        live.state.upstreams["b"].is_unavailable = True
         answer = await live.chat(False, max_tokens=16_000)
         assert answer.headers["x-headway-upstream"] == "a" and len(answer.data) > 3_000_000
 
@@ -138,7 +138,7 @@ def test_an_address_may_leave_out_its_version(given: str, asked: str) -> None:
 async def test_an_upstream_may_be_named_without_its_version() -> None:
     stub = await Stub("a", headway=True).start()
     try:
-        async with gateway(of_urls([stub.url.removesuffix("/v1")])) as live:
+        async with gateway(config_of_urls([stub.url.removesuffix("/v1")])) as live:
             assert (await live.chat()).is_complete and live.state.upstreams
             assert next(iter(live.state.upstreams.values())).relays
     finally:
@@ -156,8 +156,8 @@ async def test_names_and_codes_of_others_fill_no_memory(monkeypatch: pytest.Monk
     """Where an upstream was never found its models are not known: any name may be one of them."""
     monkeypatch.setattr("headway.gateway.metrics.MAX_SERIES", 20)
     async with world(Stub("a")) as live:
-        live.state.upstreams["a"].looked = False
-        live.state.upstreams["a"].look = never  # type: ignore[method-assign]
+        live.state.upstreams["a"].was_reached = False
+        live.state.upstreams["a"].check_health = never  # type: ignore[method-assign]
         assert (await live.chat(False, model="m" * 201)).status == 404
         for number in range(40):
             await live.chat(False, model=f"made-up-{number}")

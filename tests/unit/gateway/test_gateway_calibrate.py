@@ -14,10 +14,10 @@ from headway.cli import calibrate as cli
 from headway.cli.main import main
 from headway.config.options import CalibrateOptions, GatewayOptions
 from headway.core.errors import HeadwayError, UsageError
-from headway.gateway.cascade.calibrate import Calibration, Question, cost_of
+from headway.gateway.cascade.calibrate import CalibrationQuestion, CascadeCalibration, cost_of
 from headway.gateway.cascade.evidence import EvidenceFile, read_evidence
 from headway.gateway.config import PERIODS_S, read_config
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 
 SMALL = {"name": "small", "upstreams": ["a"]}
 MESSAGES = [{"role": "user", "content": "Sort these."}]
@@ -29,26 +29,32 @@ def tiny(**cascade: Any) -> dict[str, Any]:
     return {"name": "tiny", "upstreams": ["b"], "cascade": row}
 
 
-def questions(count: int, task: str = "sort", length: int = 8) -> list[Question]:
+def questions(count: int, task: str = "sort", length: int = 8) -> list[CalibrationQuestion]:
     """Questions whose right answer is the stub's own of this length."""
     right = text_of(length)
     return [
-        Question(task=task, messages=MESSAGES, max_tokens=8, accepts=lambda text: text == right)
+        CalibrationQuestion(
+            task=task, messages=MESSAGES, max_tokens=8, accepts=lambda text: text == right
+        )
         for _ in range(count)
     ]
 
 
 async def evidence_of(
-    cheap: Stub, dear: Stub, asked: list[Question], *models: dict[str, Any], **prices: Any
+    cheap: Stub,
+    dear: Stub,
+    asked: list[CalibrationQuestion],
+    *models: dict[str, Any],
+    **prices: Any,
 ) -> EvidenceFile:
     """The evidence of a cascade before these stubs."""
     for stub in (cheap, dear):
         await stub.start()
     given = models or (tiny(), SMALL)
     config = config_of([cheap, dear], *given, **prices)
-    state = State(options=GatewayOptions(), config=config)
+    state = GatewayState(options=GatewayOptions(), config=config)
     try:
-        calibration = Calibration(state, state.routes["tiny"], 1)
+        calibration = CascadeCalibration(state, state.routes["tiny"], 1)
         return await calibration.run(asked, tolerance=0.05, alpha=0.05)
     finally:
         await state.stop()
@@ -108,7 +114,7 @@ async def test_a_price_by_the_hour_is_that_of_the_time() -> None:
     stub = Stub("a")
     await stub.start()
     config = config_of([stub], {"name": "tiny"}, a={"price": {"hour": 36.0}})
-    state = State(options=GatewayOptions(), config=config)
+    state = GatewayState(options=GatewayOptions(), config=config)
     try:
         upstream = state.upstreams["a"]
         reply = await ask(upstream, "tiny", {"messages": MESSAGES}, 60.0)
@@ -314,7 +320,7 @@ async def test_evidence_is_written_whole_and_read_again(
 
 @pytest.mark.parametrize("told", [{"score": 1}, {"score": "high"}, [], {}])
 async def test_what_scorers_may_answer(told: Any) -> None:
-    from headway.gateway.probe import FAILED, ScorerClient
+    from headway.gateway.probe import PROBE_FAILURES, ScorerClient
 
     async def answer(request: web.Request) -> web.Response:
         return web.json_response(told)
@@ -329,7 +335,7 @@ async def test_what_scorers_may_answer(told: Any) -> None:
         if told == {"score": 1}:
             assert await client.score(url, {}, 60.0) == 1.0
         else:
-            with pytest.raises(FAILED):
+            with pytest.raises(PROBE_FAILURES):
                 await client.score(url, {}, 60.0)
     finally:
         await client.close()

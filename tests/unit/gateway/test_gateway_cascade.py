@@ -12,11 +12,11 @@ from headway.gateway.answers import AnswerContent, parse_answer, parse_stream
 from headway.gateway.cascade.checks import fits, mark_of
 from headway.gateway.cascade.evidence import (
     EvidenceFile,
-    Pair,
+    RoutePair,
     TaskEvidence,
-    bound,
-    judged,
-    least_share,
+    evaluate_task,
+    lower_share_bound,
+    upper_bound,
 )
 from headway.gateway.cascade.rows import TaskRule
 from headway.gateway.config import read_config
@@ -50,8 +50,8 @@ def evidence(made_at: float = 4e9, fingerprint: str = "", **fields: Any) -> dict
     }
 
 
-def pair(cheap: bool, dear: bool, score: float | None, cost: float = 0.1) -> Pair:
-    return Pair(
+def pair(cheap: bool, dear: bool, score: float | None, cost: float = 0.1) -> RoutePair:
+    return RoutePair(
         task="t",
         cheap_right=cheap,
         dear_right=dear,
@@ -66,18 +66,18 @@ def pair(cheap: bool, dear: bool, score: float | None, cost: float = 0.1) -> Pai
 
 
 def test_bounds_are_exact() -> None:
-    assert bound(0, 59, 0.05) == pytest.approx(1 - 0.05 ** (1 / 59))
-    assert bound(1, 150, 0.05) == pytest.approx(0.0312, abs=1e-4)
-    assert bound(5, 5, 0.05) == 1.0
-    assert least_share(0, 9, 0.05) == 0.0
-    assert least_share(59, 59, 0.05) == pytest.approx(0.05 ** (1 / 59))
+    assert upper_bound(0, 59, 0.05) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert upper_bound(1, 150, 0.05) == pytest.approx(0.0312, abs=1e-4)
+    assert upper_bound(5, 5, 0.05) == 1.0
+    assert lower_share_bound(0, 9, 0.05) == 0.0
+    assert lower_share_bound(59, 59, 0.05) == pytest.approx(0.05 ** (1 / 59))
 
 
 def test_a_threshold_keeps_right_answers_and_leaves_the_others() -> None:
     """Wrong answers have small margins: the cascade takes the others, and costs less."""
     pairs = [pair(True, True, 3.0 + i % 7) for i in range(120)]
     pairs += [pair(False, True, 0.5) for _ in range(80)]
-    found = judged(pairs, 0.05, 0.05)
+    found = evaluate_task(pairs, 0.05, 0.05)
     assert found.use and found.check == "margin" and found.least == 3.0
     assert (found.accepted, found.lost) == (120, 0) and found.loss_high <= 0.05
     assert found.cost == pytest.approx(0.1 + 80 / 200)
@@ -91,13 +91,13 @@ def test_a_threshold_keeps_right_answers_and_leaves_the_others() -> None:
         ([pair(True, True, 5.0, cost=1.2)] * 200, "it costs no less"),
     ],
 )
-def test_without_evidence_the_dear_route_is_used(pairs: list[Pair], why: str) -> None:
-    found = judged(pairs, 0.05, 0.05)
+def test_without_evidence_the_dear_route_is_used(pairs: list[RoutePair], why: str) -> None:
+    found = evaluate_task(pairs, 0.05, 0.05)
     assert not found.use and found.why == why
 
 
 def test_a_check_that_costs_nothing_is_left_out_where_all_is_right() -> None:
-    found = judged([pair(True, True, None)] * 200, 0.05, 0.05)
+    found = evaluate_task([pair(True, True, None)] * 200, 0.05, 0.05)
     assert found.use and found.check == "" and found.accepted == 200
 
 
@@ -107,7 +107,7 @@ def test_a_task_that_loses_too_much_passes_rarely() -> None:
     for seed in range(100):
         dice = random.Random(seed)
         pairs = [pair(dice.random() > 0.05, True, dice.random()) for _ in range(150)]
-        found = judged(pairs, 0.05, 0.05)
+        found = evaluate_task(pairs, 0.05, 0.05)
         passed += found.use and found.accepted > 149
     assert passed <= 100 * 0.05 + 5
 
@@ -275,7 +275,7 @@ async def test_a_rollout_is_told_of_the_dear_route_alone() -> None:
     ("cascade", "message"),
     [
         ("{cheap: smal, evidence: e}", "Did you mean small"),
-        ("{cheap: small, evidence: e, checks: [scorer]}", "scorer says whom"),
+        ("{cheap: small, evidence: e, checks: [scorer]}", "cascade.scorer must be set"),
         ("{cheap: small, evidence: e, checks: [judge], judge: small}", "writes the answers"),
         ("{cheap: free, evidence: e}", "upstream c has no price"),
         ("{cheap: small, evidence: bad.json}", "is no evidence"),

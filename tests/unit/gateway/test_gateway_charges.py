@@ -80,7 +80,7 @@ async def test_what_a_budget_holds_is_settled_by_what_it_took(name: str) -> None
         for _ in range(3):
             answer = await post(live, path, body)
             assert answer.status == 200, answer.data
-        purse = live.state.purses.of("anonymous")
+        purse = live.state.key_budgets.of("anonymous")
         assert purse is not None and 0 < 0.01 - purse.available < 0.01
         usage = answer.json["usage"]
         prompt = usage.get("prompt_tokens") or usage["input_tokens"]
@@ -146,7 +146,7 @@ async def test_the_lines_of_a_batch_hold_and_settle_too(dollars: float, tmp_path
                 return
         finally:
             await runner.stop()
-        purse = live.state.purses.of("me")
+        purse = live.state.key_budgets.of("me")
         assert batch.request_counts.completed == 2 and purse is not None
         assert purse.available == pytest.approx(dollars - 2 * (6 + 4 * 0.5 + 3 * 2) / 1e6)
 
@@ -177,7 +177,7 @@ async def test_a_whole_answer_whose_client_leaves_is_cancelled_and_charged(tmp_p
                 await asyncio.sleep(0.01)
         await live.state.ledger.flushed()
         assert len(stub.asked) == 2
-        purse, meter = live.state.purses.of("alice"), live.state.keyring.callers[0].meter
+        purse, meter = live.state.key_budgets.of("alice"), live.state.keyring.callers[0].meter
         assert purse is not None and purse.available < 0.01
         assert meter.tokens is not None and meter.tokens.available < 90
     for table in ("attempts", "requests"):

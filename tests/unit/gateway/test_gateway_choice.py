@@ -17,13 +17,13 @@ from headway.gateway.choose import Pool, RoutingQuery
 from headway.gateway.config import UpstreamRow
 from headway.gateway.events import Event, EventCutter
 from headway.gateway.prefix import PAGE_BYTES, PageHistory, page_keys
-from headway.gateway.speed import ROWS, Speed
+from headway.gateway.speed import DEFAULT_ROWS, Speed
 from headway.gateway.upstream import Upstream
 
 
 def upstream(clock: VirtualClock, name: str = "a", **fields: Any) -> Upstream:
     made = Upstream(UpstreamRow(url=f"http://{name}:1/v1", name=name, **fields), clock)
-    made.looked = True
+    made.was_reached = True
     return made
 
 
@@ -45,7 +45,7 @@ def test_a_breaker_opens_and_one_request_tries_it() -> None:
     breaker.failed()
     clock.advance(1.5)
     assert breaker.state == "open", "it rests twice as long"
-    breaker.revive()
+    breaker.allow_trial()
     breaker.begin()
     breaker.succeeded()
     assert breaker.state == "closed"
@@ -62,7 +62,11 @@ def test_a_breaker_opens_at_half_of_ten() -> None:
     assert breaker.state == "open"
 
 
-@given(st.lists(st.sampled_from(["begin", "failed", "succeeded", "given_up", "revive", "wait"])))
+@given(
+    st.lists(
+        st.sampled_from(["begin", "failed", "succeeded", "record_abort", "allow_trial", "wait"])
+    )
+)
 def test_a_breaker_that_is_asked_again_always_comes_back(steps: list[str]) -> None:
     clock = VirtualClock()
     breaker = Breaker(clock)
@@ -72,7 +76,7 @@ def test_a_breaker_that_is_asked_again_always_comes_back(steps: list[str]) -> No
         else:
             getattr(breaker, step)()
         breaker.check_integrity()
-    breaker.given_up()
+    breaker.record_abort()
     clock.advance(31.0)
     assert breaker.allows
 
@@ -99,7 +103,7 @@ def test_the_better_half_is_never_taken_away() -> None:
         pool.upstreams[2].breaker.failed()
     chosen = {pool.choose(RoutingQuery(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
     assert chosen == {"a", "b", "c", "d"}, "with most of them open all are tried"
-    pool.upstreams[0].num_lost = 3
+    pool.upstreams[0].num_failed_checks = 3
     chosen = {pool.choose(RoutingQuery(model="m")).name for _ in range(8)}  # type: ignore[union-attr]
     assert chosen == {"b", "c", "d"}, "but who is down is down"
 
@@ -116,23 +120,23 @@ def test_the_replica_that_knows_the_beginning_is_asked_until_its_queue_is_longer
     assert first is not None
     first.pages.add(list(asked.keys))
     names = []
-    for _ in range(ROWS + 8):
+    for _ in range(DEFAULT_ROWS + 8):
         chosen = pool.choose(asked)
         assert chosen is not None
         names.append(chosen is first)
         chosen.speed.begin(1024.0 if chosen is not first else 0.0, 100)
-    assert names == [True] * ROWS + [False] * 8, "with no row free an answer must end first"
+    assert names == [True] * DEFAULT_ROWS + [False] * 8, "with no row free an answer must end first"
 
 
 def test_answers_that_run_beside_take_a_token_of_the_step_each() -> None:
     speed = Speed(VirtualClock())
-    for count in range(1, ROWS):
+    for count in range(1, DEFAULT_ROWS):
         speed.begin(0.0, 100)
         assert speed.queue_s == pytest.approx(count * speed.answer_s)
     speed.begin(0.0, 100)
-    assert speed.queue_s == pytest.approx(ROWS * 100 * speed.answer_s)
-    assert speed.take(LoadReport(max_rows=ROWS + 1, boot="1")) is False
-    assert speed.queue_s == pytest.approx(ROWS * speed.answer_s), "as it tells"
+    assert speed.queue_s == pytest.approx(DEFAULT_ROWS * 100 * speed.answer_s)
+    assert speed.take(LoadReport(max_rows=DEFAULT_ROWS + 1, boot="1")) is False
+    assert speed.queue_s == pytest.approx(DEFAULT_ROWS * speed.answer_s), "as it tells"
 
 
 def test_speeds_are_learned_and_what_a_server_says_goes_first() -> None:
@@ -254,7 +258,7 @@ async def test_a_restarted_replica_is_known_to_have_forgotten() -> None:
         await live.chat(messages=[{"role": "user", "content": "x" * 1000}])
         assert len(upstream.pages) > 0
         stub.boot = "2"
-        await upstream.look()
+        await upstream.check_health()
         assert len(upstream.pages) == 0
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from headway.cli.main import main
 from headway.core.errors import UsageError
-from headway.gateway.config import ANY, key_of, of_urls, read_config
+from headway.gateway.config import ANY, config_of_urls, key_of, read_config
 
 GOOD = """
 upstreams:
@@ -76,11 +76,11 @@ def test_a_budget_over_what_is_free_is_warned_of(tmp_path: Path) -> None:
 
 
 def test_replicas_need_no_file() -> None:
-    config = of_urls(["http://a:8000/v1", "http://b:8000/v1"])
+    config = config_of_urls(["http://a:8000/v1", "http://b:8000/v1"])
     (model,) = config.models
     assert model.name == ANY and model.upstreams == ("a:8000", "b:8000")
     with pytest.raises(UsageError, match="no address"):
-        of_urls(["a:8000"])
+        config_of_urls(["a:8000"])
 
 
 def test_a_key_is_in_the_environment_or_in_a_file_of_its_own(

@@ -16,10 +16,10 @@ from headway.core.errors import UsageError
 from headway.gateway.cascade.evidence import EvidenceFile, TaskEvidence
 from headway.gateway.config import Config, read_config
 from headway.gateway.drift.compare import (
-    FLOOR,
-    Probe,
+    ROUNDING_NATS,
+    DriftProbe,
     ProbeAnswer,
-    Sheet,
+    ProbeAnswers,
     compare,
     divergence,
     is_close,
@@ -85,9 +85,9 @@ class Model:
             top=top if self.logprobs else [],
         )
 
-    def sheet(self, name: str = "u", first: int = 0, count: int = N) -> Sheet:
+    def sheet(self, name: str = "u", first: int = 0, count: int = N) -> ProbeAnswers:
         numbers = range(first, first + count)
-        return Sheet(
+        return ProbeAnswers(
             upstream=name,
             at=0.0,
             first=[self.says(n) for n in numbers],
@@ -178,20 +178,20 @@ def test_equals_that_are_not_bit_equal_are_alike(noise: float) -> None:
 def test_rounding_is_below_the_floor() -> None:
     """Log-probabilities that differ as those of bf16 and fp32 do change few answers."""
     found = compare(Model(1).sheet("a"), Model(1, moved=0.005).sheet("b"))
-    assert not found.alarm and found.kl is not None and 0 < found.kl < FLOOR
+    assert not found.alarm and found.kl is not None and 0 < found.kl < ROUNDING_NATS
 
 
 # ── in a gateway ────────────────────────────────────────────────────────────────────────────
 
 PROBES = tuple(
-    Probe(messages=[{"role": "user", "content": f"word {number}"}], max_tokens=4)
+    DriftProbe(messages=[{"role": "user", "content": f"word {number}"}], max_tokens=4)
     for number in range(30)
 )
 BOTH = {"name": "tiny", "policy": "round_robin"}
 
 
 def drifting(config: Config) -> Config:
-    from headway.gateway.drift.rows import DriftRow
+    from headway.gateway.config import DriftRow
 
     return msgspec.structs.replace(config, drift=DriftRow(), probes=PROBES)
 

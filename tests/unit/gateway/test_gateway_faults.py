@@ -11,8 +11,8 @@ from gateway_world import TOO_LONG, Answer, Stub, text_of, world
 from headway.core.clock import SystemClock
 from headway.gateway.breaker import RetryBudget
 from headway.gateway.dialects import DIALECTS
-from headway.gateway.patience import Patience, Silence
 from headway.gateway.stream import StreamedAnswer
+from headway.gateway.timeouts import FirstTokenTimeout, SilenceTimeout
 
 TURNS = ({"name": "tiny", "policy": "round_robin"},)
 
@@ -207,9 +207,9 @@ async def test_a_model_whose_only_upstream_fails_costs_no_attempt_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its breaker opens although it is alone: the fallback is asked first until it rests."""
-    for name, value in {"WINDOW_S": 0.3, "REST_S": 600.0, "LONGEST_REST_S": 600.0}.items():
+    for name, value in {"WINDOW_S": 0.3, "OPEN_S": 600.0, "MAX_OPEN_S": 600.0}.items():
         monkeypatch.setattr(f"headway.gateway.breaker.{name}", value)
-    monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 600.0)
+    monkeypatch.setattr("headway.gateway.upstream.HEALTH_CHECK_S", 600.0)
     bad, good = Stub("a", fault=lambda number: "status503"), Stub("b")
     models = (
         {"name": "tiny", "upstreams": ["a"], "fallbacks": ["big"]},
@@ -282,7 +282,7 @@ async def test_time_in_which_the_gateway_stood_still_is_not_the_upstreams() -> N
     loop, budget = asyncio.get_running_loop(), RetryBudget(SystemClock())
     token = loop.create_future()
     async with asyncio.timeout(60.0) as limit:
-        patience = Patience(limit, budget, 0.05)
+        patience = FirstTokenTimeout(limit, budget, 0.05)
         loop.call_soon(time.sleep, 0.3)  # the loop is held up, and the token comes meanwhile
         loop.call_later(0.1, token.set_result, None)
         await token
@@ -309,7 +309,7 @@ async def test_time_in_which_nobody_reads_is_no_silence() -> None:
 
     async def listened_to() -> None:
         async with asyncio.timeout(60.0) as limit:
-            with Silence(limit, 0.05) as silence:
+            with SilenceTimeout(limit, 0.05) as silence:
                 silence.since_s = inf
                 await asyncio.sleep(0.4)
                 told.append("handed on")
@@ -324,7 +324,7 @@ async def test_time_in_which_nobody_reads_is_no_silence() -> None:
 async def test_a_late_first_token_ends_its_attempt() -> None:
     async def late() -> None:
         async with asyncio.timeout(60.0) as limit:
-            Patience(limit, RetryBudget(SystemClock()), 0.05)
+            FirstTokenTimeout(limit, RetryBudget(SystemClock()), 0.05)
             await asyncio.sleep(30.0)
 
     with pytest.raises(TimeoutError):

@@ -7,7 +7,7 @@ import pytest
 
 from gateway_world import Stub, config_of, gateway, text_of, world
 from headway.gateway import events
-from headway.gateway.events import SLICE_BYTES, EventCutter, EventReader
+from headway.gateway.events import SLICE_BYTES, EventCutter, RelayEventReader
 from headway.gateway.upstream import Upstream
 from raw_upstream import raw_upstream
 
@@ -69,7 +69,7 @@ def content(data: bytes) -> aiohttp.StreamReader:
 
 async def test_others_have_a_turn_between_slices_of_events() -> None:
     data = TOKEN * 5000
-    reader, turns, count = EventReader(content(data), 2**26), 0, 0
+    reader, turns, count = RelayEventReader(content(data), 2**26), 0, 0
 
     async def others() -> None:
         nonlocal turns
@@ -87,7 +87,7 @@ async def test_others_have_a_turn_between_slices_of_events() -> None:
 
 async def test_pings_without_content_end_after_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MAX_IDLE_S", 0.0)
-    reader = EventReader(content(TOKEN + b": ping\n\n" * 3000), 2**26)
+    reader = RelayEventReader(content(TOKEN + b": ping\n\n" * 3000), 2**26)
     assert await reader.read()
     reader.note_content()
     with pytest.raises(ValueError, match="shows nothing"):
@@ -120,7 +120,7 @@ JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d
 async def test_an_upstream_whose_models_are_too_deep_is_looked_at_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 0.01)
+    monkeypatch.setattr("headway.gateway.upstream.HEALTH_CHECK_S", 0.01)
     with raw_upstream(b"") as upstream:
         upstream.models = DEEP
         row = Stub("bad")
@@ -158,7 +158,7 @@ async def test_a_watcher_that_fails_is_counted_and_goes_on(
     monkeypatch.setattr("headway.core.supervision.FIRST_PAUSE_S", 0.01)
     stub = Stub("a")
     async with world(stub) as live:
-        upstream, num_looks, look = live.state.upstreams["a"], 0, Upstream.look
+        upstream, num_looks, look = live.state.upstreams["a"], 0, Upstream.check_health
 
         async def failing(self: Upstream) -> None:
             nonlocal num_looks
@@ -167,8 +167,8 @@ async def test_a_watcher_that_fails_is_counted_and_goes_on(
                 raise KeyError("a fault of ours")
             await look(self)
 
-        monkeypatch.setattr(Upstream, "look", failing)
-        monkeypatch.setattr("headway.gateway.upstream.LOOK_S", 0.01)
+        monkeypatch.setattr(Upstream, "check_health", failing)
+        monkeypatch.setattr("headway.gateway.upstream.HEALTH_CHECK_S", 0.01)
         await upstream.close()
         upstream.start()
         async with asyncio.timeout(30):

@@ -12,7 +12,7 @@ import pytest
 from gateway_world import Stub, text_of, world
 from headway.edge.relayed import decode_load
 from headway.gateway.config import BudgetRow
-from headway.gateway.dialects import BAD_USAGE, DIALECTS, Usage
+from headway.gateway.dialects import BAD_USAGE, DIALECTS, UpstreamUsage
 from headway.gateway.events import Event
 from headway.gateway.ledger import ATTEMPT, BEGIN, PROGRESS, Ledger
 
@@ -53,7 +53,7 @@ async def test_a_bad_load_costs_its_upstream_an_attempt_alone(kind: str, looks: 
         assert live.state.upstreams["a"].speed.queue_s >= 0
         if looks:
             for _ in range(3):
-                await live.state.upstreams["a"].look()
+                await live.state.upstreams["a"].check_health()
             assert live.state.upstreams["a"].is_down
             async with live.http.get("/ready") as answer:
                 assert (await answer.json())["models"] == {"tiny": True, "a": False}
@@ -81,7 +81,7 @@ async def test_a_slow_server_is_believed(seconds: float) -> None:
     slow.bad, slow.looks = {"token_s": seconds}, True
     models = ({"name": "tiny", "upstreams": ["a"]},)
     async with world(slow, models=models) as live:
-        await live.state.upstreams["a"].look()
+        await live.state.upstreams["a"].check_health()
         assert not live.state.upstreams["a"].is_down
         assert (await live.chat()).status == 200
         assert live.state.metrics.of("attempts", upstream="a", outcome="lied") == 0
@@ -92,7 +92,7 @@ async def test_a_slow_server_is_believed(seconds: float) -> None:
 async def test_a_context_outside_of_its_range_is_no_look(length: int) -> None:
     bad = Stub("a", context=length)
     async with world(bad, Stub("b")) as live:
-        assert not live.state.upstreams["a"].looked
+        assert not live.state.upstreams["a"].was_reached
         assert all([(await live.chat()).is_complete for _ in range(4)])
 
 
@@ -127,7 +127,7 @@ async def test_bad_usage_is_an_estimate_and_costs_no_row(
         assert all(each.is_complete if stream else each.text == text_of(8) for each in answers)
         assert live.state.ledger.num_lost == 0
         assert live.state.metrics.of("usage_refused", upstream="a") == 4
-        purse = live.state.purses.of("anonymous")
+        purse = live.state.key_budgets.of("anonymous")
         assert purse is not None and 1e-3 - 8 * 50e-6 < purse.available < 1e-3 - 8 * 16e-6
     query = "SELECT upstream, estimated, COUNT(*), MAX(output_tokens) <= 8, MIN(dollars) > 0"
     with contextlib.closing(sqlite3.connect(tmp_path / "gateway" / "ledger.db")) as connection:
@@ -155,11 +155,11 @@ def test_bad_usage_is_told_as_such_in_every_dialect(path: str) -> None:
     assert DIALECTS[path].read_whole(msgspec.json.encode(WHOLE[path])) == BAD_USAGE
     if path in EVENTS:
         event = Event(data=msgspec.json.encode(EVENTS[path]))
-        assert DIALECTS[path].read(event, Usage(1, 1, 1)).usage == BAD_USAGE
+        assert DIALECTS[path].read(event, UpstreamUsage(1, 1, 1)).usage == BAD_USAGE
     if path == "/v1/messages":
         good = Event(data=b'{"type": "message_delta", "usage": {"output_tokens": 2}}')
         assert DIALECTS[path].read(good, BAD_USAGE).usage == BAD_USAGE
-        assert DIALECTS[path].read(good, Usage(1, 1, 1)).usage == Usage(1, 1, 2)
+        assert DIALECTS[path].read(good, UpstreamUsage(1, 1, 1)).usage == UpstreamUsage(1, 1, 2)
 
 
 class MarkStub(Stub):

@@ -9,8 +9,8 @@ import pytest
 
 from gateway_world import Gateway, Stub, config_of, world
 from headway.core.errors import UsageError
-from headway.gateway.config import Config, RolloutRow, converted
-from headway.gateway.rollout import Rollout, Sample
+from headway.gateway.config import Config, RolloutRow, convert_row
+from headway.gateway.rollout import ArmSample, Rollout
 
 ROW: dict[str, Any] = {"name": "r", "model": "tiny", "canary": ["b"], "steps": [50]}
 TURNS = {"name": "tiny", "policy": "round_robin"}
@@ -67,7 +67,7 @@ async def test_a_file_is_read_again_all_or_nothing() -> None:
     stubs = [Stub("a"), Stub("b")]
     async with world(*stubs, models=({"name": "tiny", "upstreams": ["a"]},)) as live:
         assert await asked(live, 4) == {"a"}
-        live.state.read_again = lambda: config_of(stubs, {"name": "tiny", "upstreams": ["b"]})
+        live.state.reload_config = lambda: config_of(stubs, {"name": "tiny", "upstreams": ["b"]})
         assert await told(live, "/reload", {}) == (
             200,
             {"upstreams": ["a", "b"], "models": ["tiny"]},
@@ -77,7 +77,7 @@ async def test_a_file_is_read_again_all_or_nothing() -> None:
         def broken() -> Config:
             raise UsageError("gateway.yaml: models: tiny: no.", "Mend it.")
 
-        live.state.read_again = broken
+        live.state.reload_config = broken
         status, body = await told(live, "/reload", {})
         assert status == 400 and "gateway.yaml: models: tiny: no." in body["error"]["message"]
         assert await asked(live, 4) == {"b"}
@@ -94,7 +94,7 @@ async def test_others_are_served_while_files_are_read() -> None:
             assert may_end.wait(30)
             return config
 
-        live.state.read_again = read_long
+        live.state.reload_config = read_long
         reloading = asyncio.create_task(told(live, "/reload", {}))
         assert await asyncio.to_thread(began.wait, 30)
         assert await asked(live, 2) == {"a"}
@@ -105,15 +105,15 @@ async def test_others_are_served_while_files_are_read() -> None:
 def test_a_rollout_has_a_hundred_steps_at_most() -> None:
     steps = [number / 1000 for number in range(1, 102)]
     with pytest.raises(UsageError, match="steps are 101; a rollout has at most 100"):
-        converted("test", {**ROW, "steps": steps}, RolloutRow)
-    converted("test", {**ROW, "steps": steps[:100]}, RolloutRow)
+        convert_row("test", {**ROW, "steps": steps}, RolloutRow)
+    convert_row("test", {**ROW, "steps": steps[:100]}, RolloutRow)
 
 
 # ── evidence over a restart ─────────────────────────────────────────────────────────────────
 
 
 def rollout_of(kept: list[bytes], **fields: Any) -> Rollout:
-    row = converted("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
+    row = convert_row("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
     return Rollout(row, None, on_save=kept.append)
 
 
@@ -122,15 +122,15 @@ def test_evidence_goes_on_where_it_was() -> None:
     alone: list[bytes] = []
     whole, count = rollout_of(alone), 0
     while whole.state == "canary":
-        whole.add(False, Sample(error=False))
-        whole.add(True, Sample(error=True))
+        whole.add(False, ArmSample(error=False))
+        whole.add(True, ArmSample(error=True))
         count += 1
     kept: list[bytes] = []
     part, told = rollout_of(kept), 0
     while part.state == "canary":
         for _ in range(5):  # ten requests, then a restart: all of them were kept
-            part.add(False, Sample(error=False))
-            part.add(True, Sample(error=True))
+            part.add(False, ArmSample(error=False))
+            part.add(True, ArmSample(error=True))
         told += 5
         again = rollout_of(kept)
         again.restore(part.state, part.step, part.reason, kept[-1])
@@ -144,13 +144,13 @@ def test_a_step_goes_on_and_a_new_one_begins_anew() -> None:
     kept: list[bytes] = []
     rollout = rollout_of(kept, steps=[5, 50], requests=10)
     for _ in range(5):
-        rollout.add(False, Sample(error=False))
-        rollout.add(True, Sample(error=False))
+        rollout.add(False, ArmSample(error=False))
+        rollout.add(True, ArmSample(error=False))
     again = rollout_of([], steps=[5, 50], requests=10)
     again.restore("canary", 0, "", kept[-1])
     for _ in range(5):
-        again.add(False, Sample(error=False))
-        again.add(True, Sample(error=False))
+        again.add(False, ArmSample(error=False))
+        again.add(True, ArmSample(error=False))
     assert again.step == 1, "five and five are ten"
     later = rollout_of([], steps=[5, 50], requests=10)
     later.restore("canary", 1, "", kept[-1])

@@ -175,7 +175,7 @@ async def test_it_follows_until_it_is_promoted_or_back(
         async with world(today, models=({"name": "tiny"},)) as live:
             row = {"name": "a", "url": today.url, "price": {"output": 1.0}}
             file.write_text(json.dumps({"upstreams": [row], "models": [{"name": "tiny"}]}))
-            live.state.read_again = lambda: read_config(file)
+            live.state.reload_config = lambda: read_config(file)
             options = RolloutOptions(
                 to=str(file),
                 gateway=live.url,

@@ -12,9 +12,9 @@ from headway.core.clock import VirtualClock
 from headway.core.errors import UsageError
 from headway.core.slo import parse_slo
 from headway.gateway.arm import is_invalid
-from headway.gateway.config import RolloutRow, converted, read_config
-from headway.gateway.evidence import Evidence, at_least, planned
-from headway.gateway.rollout import Rollout, Sample
+from headway.gateway.config import RolloutRow, convert_row, read_config
+from headway.gateway.evidence import CanaryEvidence, plan_rate, tail_probabilities
+from headway.gateway.rollout import ArmSample, Rollout
 
 ROW: dict[str, Any] = {"name": "r", "model": "tiny", "canary": ["b"]}
 TURNS = {"name": "tiny", "policy": "round_robin"}
@@ -22,14 +22,14 @@ TURNS = {"name": "tiny", "policy": "round_robin"}
 
 def rollout_of(**fields: Any) -> Rollout:
     """A rollout whose goodput nobody waits for, unless a field says it."""
-    row = converted("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
+    row = convert_row("test", {**ROW, "needs": ["errors"], **fields}, RolloutRow)
     return Rollout(row, parse_slo(row.slo) if row.slo else None)
 
 
 def with_budget(clock: VirtualClock, **fields: Any) -> Rollout:
     """One whose budget is a miss in a hundred."""
     wanted = {**ROW, "steps": [50], "requests": 30, "slo": "ttft=1s", "target": 0.99, **fields}
-    row = converted("test", wanted, RolloutRow)
+    row = convert_row("test", wanted, RolloutRow)
     return Rollout(row, parse_slo(row.slo), clock=clock)
 
 
@@ -37,7 +37,7 @@ def minutes_of(rollout: Rollout, clock: VirtualClock, count: int, missed: float)
     """So many minutes with ten requests each, of which both arms miss this share."""
     for _ in range(count):
         for number in range(10):
-            sample = Sample(error=False, missed=number // 2 < 5 * missed)
+            sample = ArmSample(error=False, missed=number // 2 < 5 * missed)
             rollout.add(number % 2 == 1, sample)
         clock.advance(60.0)
     rollout.check_integrity()
@@ -84,7 +84,7 @@ def test_a_budget_goes_on_over_a_restart_and_none_holds_nothing() -> None:
 @pytest.mark.parametrize("fields", [{"target": 0.99}, {"target": 1, "slo": "ttft=1s"}])
 def test_a_target_is_of_objectives(fields: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"target must be 0\.5 to below 1"):
-        converted("test", {**ROW, **fields}, RolloutRow)
+        convert_row("test", {**ROW, **fields}, RolloutRow)
 
 
 def simulated(rollout: Rollout, control: float, canary: float, seed: int, most: int) -> int:
@@ -92,9 +92,9 @@ def simulated(rollout: Rollout, control: float, canary: float, seed: int, most: 
     dice, count, number = random.Random(seed), 0, 0
     while rollout.state == "canary" and count < most:
         number += 1
-        is_canary = rollout.takes(f"{seed} {number}")
+        is_canary = rollout.is_canary(f"{seed} {number}")
         count += is_canary
-        rollout.add(is_canary, Sample(error=dice.random() < (canary if is_canary else control)))
+        rollout.add(is_canary, ArmSample(error=dice.random() < (canary if is_canary else control)))
     rollout.check_integrity()
     return count
 
@@ -165,23 +165,23 @@ def test_an_outage_under_both_arms_speaks_against_neither() -> None:
         dice, rollout = random.Random(seed), rollout_of(steps=[25], requests=400)
         for number in range(1500):
             bad = dice.random() < (0.9 if 300 <= number < 600 else 0.0)
-            rollout.add(rollout.takes(f"{seed} {number}"), Sample(error=bad))
+            rollout.add(rollout.is_canary(f"{seed} {number}"), ArmSample(error=bad))
         assert rollout.state != "rolled back"
 
 
 @pytest.mark.parametrize(
     ("guard", "good", "bad", "most"),
     [
-        ("goodput", Sample(token_s=0.01), Sample(token_s=0.02), 100),
-        ("validity", Sample(invalid=False), Sample(invalid=True), 30),
-        ("quality", Sample(wrong=False), Sample(wrong=True), 30),
-        ("cost", Sample(dollars=0.01), Sample(dollars=0.02), 100),
+        ("goodput", ArmSample(token_s=0.01), ArmSample(token_s=0.02), 100),
+        ("validity", ArmSample(invalid=False), ArmSample(invalid=True), 30),
+        ("quality", ArmSample(wrong=False), ArmSample(wrong=True), 30),
+        ("cost", ArmSample(dollars=0.01), ArmSample(dollars=0.02), 100),
     ],
 )
-def test_each_guard_rolls_back(guard: str, good: Sample, bad: Sample, most: int) -> None:
+def test_each_guard_rolls_back(guard: str, good: ArmSample, bad: ArmSample, most: int) -> None:
     rollout, count = rollout_of(steps=[5, 50]), 0
     for number in range(10_000):
-        canary = rollout.takes(str(number))
+        canary = rollout.is_canary(str(number))
         count += canary
         rollout.add(canary, bad if canary else good)
         if rollout.state == "rolled back":
@@ -193,21 +193,21 @@ def test_missing_data_stops_the_clock() -> None:
     """A step ends when both arms have told enough of all that it needs, and not before."""
     rollout = rollout_of(steps=[50], needs=["errors", "quality"], requests=20)
     for number in range(500):
-        rollout.add(number % 2 == 0, Sample(error=False))
+        rollout.add(number % 2 == 0, ArmSample(error=False))
     assert rollout.state == "canary" and rollout.snapshot()["waits_for"] == ["quality"]
     for _ in range(500):
-        rollout.add(True, Sample(wrong=False))
+        rollout.add(True, ArmSample(wrong=False))
     assert rollout.state == "canary", "the control has told nothing"
     for _ in range(20):
-        rollout.add(False, Sample(wrong=False))
+        rollout.add(False, ArmSample(wrong=False))
     assert rollout.state == "promoted" and rollout.share == 1.0
 
 
 def test_who_is_in_the_canary_stays_in_it() -> None:
     rollout = rollout_of(steps=[5, 50])
-    before = {name for name in map(str, range(1000)) if rollout.takes(name)}
+    before = {name for name in map(str, range(1000)) if rollout.is_canary(name)}
     rollout.step = 1
-    after = {name for name in map(str, range(1000)) if rollout.takes(name)}
+    after = {name for name in map(str, range(1000)) if rollout.is_canary(name)}
     assert before < after and 20 < len(before) < 90 and 400 < len(after) < 600
 
 
@@ -215,7 +215,7 @@ def test_evidence_is_fair_on_average() -> None:
     """Its mean over equal arms is at most 1: what Ville's bound rests on."""
     total, dice = 0.0, random.Random(5)
     for _ in range(2000):
-        evidence = Evidence()
+        evidence = CanaryEvidence()
         for number in range(60):
             evidence.add(number % 3 == 0, dice.random() < 0.1)
         total += evidence.value
@@ -225,16 +225,16 @@ def test_evidence_is_fair_on_average() -> None:
 
 def test_a_plan_has_its_price_where_its_test_has() -> None:
     """Six bad ones of thirty, rate 0.05: the bets multiply to the chance of that, turned over."""
-    chances = at_least(30, 0.05)
+    chances = tail_probabilities(30, 0.05)
     assert chances[0] == pytest.approx(1.0) and chances[6] == pytest.approx(0.003282, rel=1e-3)
-    assert at_least(2, 0.5) == [1.0, 0.75, 0.25]
+    assert tail_probabilities(2, 0.5) == [1.0, 0.75, 0.25]
     value, price = 1.0, chances[6]
     for number in range(6):
-        bet = planned(0.05, 30 - number, price * value)
+        bet = plan_rate(0.05, 30 - number, price * value)
         value *= bet / 0.05
     assert value == pytest.approx(1 / price)
-    assert planned(0.05, 30 - 6, price * value) == 0.05, "it is there, and bets no more"
-    assert planned(0.05, 0, price) == planned(0.05, 2, 1e-6) == 0.05, "it is too late"
+    assert plan_rate(0.05, 30 - 6, price * value) == 0.05, "it is there, and bets no more"
+    assert plan_rate(0.05, 0, price) == plan_rate(0.05, 2, 1e-6) == 0.05, "it is too late"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from headway.config.speculation_config import SpeculationConfig
-from headway.engine.calibration import calibrate, calibrate_guesses, run_prompts, verify_guesses
+from headway.engine.calibration import calibrate, calibrate_drafts, run_prompts, verify_drafts
 from headway.engine.speculation import Speculation
 from headway.perf.model import Work
 from timed import Machine, timed_engine
@@ -28,7 +28,7 @@ def test_where_tokens_are_guessed_each_number_of_rows_is_known_at_the_start():
     )
     calibrate(engine, budget_s=2.0)
     begun_s = executor.clock.now_s()
-    calibrate_guesses(engine, budget_s=2.0)
+    calibrate_drafts(engine, budget_s=2.0)
     assert executor.clock.now_s() - begun_s < 1.5
     for rows in range(1, 9):
         work = Work(rows, rows, rows, rows)
@@ -59,7 +59,7 @@ def test_the_first_of_the_widest_steps_is_not_learned_from():
     with engine.kv.unlisted():
         run_prompts(engine, count(9000), 1, 1, 4)
         taught, done = engine.cost.num_observed, len(machine.widest)
-        verify_guesses(engine, count(9100), 2.0)
+        verify_drafts(engine, count(9100), 2.0)
     assert max(machine.widest) >= 8 and engine.recorder.cost is engine.cost
     assert engine.cost.num_observed - taught == len(machine.widest) - done - 1
     for rows in range(2, 9):

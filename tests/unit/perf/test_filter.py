@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from headway.perf import filter as learning
-from headway.perf.filter import BREAKPOINTS, NUM_BREAKPOINTS, NUM_PARTS, State, compiled, learner
+from headway.perf.filter import (
+    BREAKPOINTS,
+    NUM_BREAKPOINTS,
+    NUM_PARTS,
+    FilterState,
+    compiled_learner,
+    learner,
+)
 from headway.perf.model import StepModel, Work
 
 
@@ -43,13 +50,13 @@ def test_compiled_and_in_python_it_has_the_same_bits(seed):
 
 def test_a_step_moves_the_parts_by_their_covariance():
     """The worked example: two knots known alike but for a tenth; half of the step is each's."""
-    begun = State.empty(clip=2.0, noise=0.05**0.5, surprised=0.0, forget=0.0)
+    begun = FilterState.empty(clip=2.0, noise=0.05**0.5, surprised=0.0, forget=0.0)
     begun.covariance[:] = np.eye(NUM_PARTS)
     begun.covariance[:2, :2] = [[1.0, 0.9], [0.9, 1.0]]
     begun.logs[2:NUM_BREAKPOINTS] = 5.0
     begun.settle()
-    for learns in (compiled, lambda state: state.learn):
-        state = State(begun.array.copy())
+    for learns in (compiled_learner, lambda state: state.learn):
+        state = FilterState(begun.array.copy())
         learn = learns(state)
         if learn is None:
             continue
@@ -77,16 +84,16 @@ def test_what_is_compiled_of_another_version_is_not_used(monkeypatch):
     other.layout = learning.LAYOUT + 1
     monkeypatch.setitem(sys.modules, other.__name__, other)
     monkeypatch.setattr("headway.perf._learning", other, raising=False)
-    state = State.empty(2.0, 0.08, 0.02, 4e-4)
-    assert compiled(state) is None and learner(state) == state.learn
+    state = FilterState.empty(2.0, 0.08, 0.02, 4e-4)
+    assert compiled_learner(state) is None and learner(state) == state.learn
     monkeypatch.setitem(sys.modules, other.__name__, None)  # as where nothing was compiled
     monkeypatch.delattr("headway.perf._learning")
-    assert compiled(state) is None
+    assert compiled_learner(state) is None
 
 
 def test_it_refuses_what_is_no_state():
     module = pytest.importorskip("headway.perf._learning")
-    state = State.empty(2.0, 0.08, 0.02, 4e-4).array
+    state = FilterState.empty(2.0, 0.08, 0.02, 4e-4).array
     step = (1, 1, 0, 1, 1, 1, 1.0, 0.1)
     for wrong in (state[:-1], np.zeros(0), np.zeros(len(state))):
         with pytest.raises(ValueError, match="no state"):

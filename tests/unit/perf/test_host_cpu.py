@@ -8,7 +8,7 @@ import pytest
 
 from headway.cli.common import model_folder
 from headway.core.clock import VirtualClock
-from headway.perf.frontend import MIN_BUSY_SECONDS, not_negative
+from headway.perf.frontend import MIN_BUSY_SECONDS, nonnegative_least_squares
 from headway.spec import read_model_spec
 from headway.telemetry.calibration import cpu_costs, host_work
 from headway.telemetry.contention import CpuWatch
@@ -71,9 +71,13 @@ def test_seconds_that_nobody_read_are_left_out():
 def test_no_part_is_negative():
     """A cost that would help only below zero is none at all."""
     work = np.array([[1.0, 0.0], [1.0, 1.0], [1.0, 2.0]])
-    assert not_negative(work, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx([2.0, 0.0])
-    assert not_negative(work, np.array([-1.0, -1.0, -1.0])).tolist() == [0.0, 0.0]
-    assert not_negative(work, np.array([1.0, 3.0, 5.0])).tolist() == pytest.approx([1.0, 2.0])
+    assert nonnegative_least_squares(work, np.array([3.0, 2.0, 1.0])).tolist() == pytest.approx(
+        [2.0, 0.0]
+    )
+    assert nonnegative_least_squares(work, np.array([-1.0, -1.0, -1.0])).tolist() == [0.0, 0.0]
+    assert nonnegative_least_squares(work, np.array([1.0, 3.0, 5.0])).tolist() == pytest.approx(
+        [1.0, 2.0]
+    )
 
 
 def test_a_second_is_counted_before_and_after_it_is_over():

@@ -16,7 +16,7 @@ from headway.core.records import ModelSnapshot
 from headway.core.request import Request, SamplingParams
 from headway.core.service import LIKE_INTERACTIVE, service_classes
 from headway.engine import messages
-from headway.engine.calibration import calibrate, calibrate_guesses, pace_alone
+from headway.engine.calibration import calibrate, calibrate_drafts, unloaded_times
 from headway.engine.engine import Engine
 from headway.engine.speculation import Speculation
 from headway.perf.filter import isotonic_fit
@@ -47,7 +47,7 @@ def load(seed: int, count: int) -> list[Work]:
         work = Work(rows, rows, rows * context, rows * context)
         if not rows or draw.random() < 1 / 3:
             size = draw.choice([7, 16, 48, 100, 256, 500])
-            work = StepModel().beside(work, draw.randint(0, 2000), size)
+            work = StepModel().add_chunk(work, draw.randint(0, 2000), size)
         works.append(work)
     return works
 
@@ -106,7 +106,7 @@ def test_a_speed_learned_from_decodes_holds_for_chunks():
     decodes = [Work(8, 8, 8 * context, 8 * context) for context in range(200, 300)]
     for work in decodes:
         model.learn(work, 2 * machine.seconds(work))
-    chunk = model.beside(NOTHING, 0, 256)
+    chunk = model.add_chunk(NOTHING, 0, 256)
     assert model.seconds(chunk) == pytest.approx(2 * machine.seconds(chunk), rel=0.25)
 
 
@@ -127,7 +127,7 @@ def test_what_was_never_seen_is_the_prior_at_the_speed_that_was():
     for context in range(100, 300):
         work = Work(4, 4, 4 * context, 4 * context)
         model.learn(work, 5 * known.seconds(work))
-    chunk = model.beside(NOTHING, 0, 1000)
+    chunk = model.add_chunk(NOTHING, 0, 1000)
     assert model.seconds(chunk) == pytest.approx(5 * known.seconds(chunk), rel=0.1)
 
 
@@ -198,9 +198,9 @@ def test_chunk_is_the_inverse_of_seconds(room_s, beside, start, most):
         fits = model.chunk(room_s, beside, start, most)
         assert 0 <= fits <= most
         if fits:
-            assert model.seconds(model.beside(beside, start, fits)) <= room_s + 1e-9
+            assert model.seconds(model.add_chunk(beside, start, fits)) <= room_s + 1e-9
         if fits < most:
-            assert model.seconds(model.beside(beside, start, fits + 1)) > room_s - 1e-9
+            assert model.seconds(model.add_chunk(beside, start, fits + 1)) > room_s - 1e-9
 
 
 @given(st.integers(0, 5000), st.integers(0, 5000), st.integers(1, 2048), ROWS)
@@ -208,7 +208,7 @@ def test_prefill_is_the_sum_of_its_steps(num_tokens, start, chunk, beside):
     for model in (MODEL, GROUPED):
         steps_s, end = 0.0, start + num_tokens
         for at in range(start, end, chunk):
-            work = model.beside(beside, at, min(chunk, end - at))
+            work = model.add_chunk(beside, at, min(chunk, end - at))
             last = at + chunk >= end
             steps_s += model.seconds(work if last else work._replace(num_sampled=beside[1]))
         found = model.prefill_s(num_tokens, start, chunk, beside)
@@ -223,8 +223,8 @@ def test_a_backlog_shares_its_steps():
 
 
 def test_a_window_reads_no_further():
-    assert MODEL.beside(NOTHING, 1000, 10).kv_tokens_read == 1010
-    assert GROUPED.beside(NOTHING, 1000, 10).kv_tokens_read == 1010 + 511 + 10
+    assert MODEL.add_chunk(NOTHING, 1000, 10).kv_tokens_read == 1010
+    assert GROUPED.add_chunk(NOTHING, 1000, 10).kv_tokens_read == 1010 + 511 + 10
 
 
 def test_the_prior_is_the_roofline_of_the_machine():
@@ -304,7 +304,7 @@ def test_calibration_is_bounded_and_helps_the_first_user():
     assert [pool.num_cached for pool in engine.kv.pools] == [0]
     engine.check_integrity()
     for size in (1, 100, 128):
-        work = engine.cost.beside(NOTHING, 0, size)
+        work = engine.cost.add_chunk(NOTHING, 0, size)
         took_s = executor.machine.seconds(work)
         assert engine.cost.seconds(work) == pytest.approx(took_s, rel=0.15)
 
@@ -322,13 +322,15 @@ def test_a_busy_start_raises_the_default_only_until_the_machine_is_quiet():
     engine, executor = timed_engine(machine=busy)
     calibrate(engine, budget_s=5.0)
     model, asked = telemetry(VirtualClock()), service_classes()["default"]
-    model.on_ready(Ready(Description(device="fake", ceilings=ceilings()), alone=pace_alone(engine)))
+    model.on_ready(
+        Ready(Description(device="fake", ceilings=ceilings()), alone=unloaded_times(engine))
+    )
     raised = model.classes["default"]
     assert raised.slo.ttft_s > 3 and raised.slo.tpot_s > 0.24 and raised.ttft_per_token_s > 0.01
     for machine in (quiet, busy):
         executor.machine = machine
         run_load(engine)
-        model.on_probe(messages.ProbeResult(ceilings(), pace_alone(engine)))
+        model.on_probe(messages.ProbeResult(ceilings(), unloaded_times(engine)))
         kept = model.classes["default"]
         assert (kept.slo, kept.ttft_per_token_s) == (asked.slo, asked.ttft_per_token_s)
         assert kept.why == f"{LIKE_INTERACTIVE}, which this machine can keep"
@@ -370,7 +372,7 @@ def test_where_tokens_are_guessed_sampling_is_told_from_computing():
         SpeculationConfig(sources=("lookup",)), engine.cost
     )
     calibrate(engine, budget_s=2.0)
-    calibrate_guesses(engine, budget_s=2.0)
+    calibrate_drafts(engine, budget_s=2.0)
     for rows in (64, 128, 256):
         work = Work(rows, rows, rows, rows)
         assert engine.cost.seconds(work) == pytest.approx(machine.seconds(work), rel=0.15), rows

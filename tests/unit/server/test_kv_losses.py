@@ -16,8 +16,8 @@ from headway.config.kv_keep import count_kept_tokens
 from headway.config.kv_layers import kept_tokens
 from headway.config.kv_read import tokens_read
 from headway.config.options import EngineOptions
-from headway.engine.process import introduction
-from headway.gateway.ask import passed_back
+from headway.engine.process import ready_message
+from headway.gateway.ask import client_headers
 from headway.server.models import ServedModel
 from headway.spec.embedded import model_folder
 from in_process import InProcess, fake_engine
@@ -241,11 +241,11 @@ def test_the_engine_tells_the_server():
     engine = fake_engine(64)
     cache = replace(engine.settings.cache, narrowed=((0, 68), (0, 0)))
     engine.settings = replace(engine.settings, cache=cache)
-    assert introduction(engine).narrowed == [(0, 68), (0, 0)]
+    assert ready_message(engine).narrowed == [(0, 68), (0, 0)]
 
 
 def test_a_gateway_passes_it_on_from_servers_of_ours():
     answer: Any = SimpleNamespace(headers={"x-headway-kv": "windows, int8", "server": "other"})
     ours, theirs = (SimpleNamespace(is_headway=one) for one in (True, False))
-    assert passed_back(answer, ours) == [(b"x-headway-kv", b"windows, int8")]  # type: ignore[arg-type]
-    assert passed_back(answer, theirs) == []  # type: ignore[arg-type]
+    assert client_headers(answer, ours) == [(b"x-headway-kv", b"windows, int8")]  # type: ignore[arg-type]
+    assert client_headers(answer, theirs) == []  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 import pytest
 
 from headway.core.clock import VirtualClock
-from headway.core.records import BEFORE_ANY, StepRecord, TierUse
+from headway.core.records import NO_STEP, StepRecord, TierUse
 from telemetry_cases import telemetry
 
 DEVICE, DISK = TierUse("device", 10**6), TierUse("disk", 24_576_000_000)
@@ -11,7 +11,7 @@ DEVICE, DISK = TierUse("device", 10**6), TierUse("disk", 24_576_000_000)
 
 def record(*uses: TierUse, engine: int = 0) -> StepRecord:
     """Return a step that names these tiers."""
-    made = StepRecord(**{name: getattr(BEFORE_ANY, name) for name in BEFORE_ANY.__struct_fields__})
+    made = StepRecord(**{name: getattr(NO_STEP, name) for name in NO_STEP.__struct_fields__})
     made.kv_tiers, made.engine = list(uses), engine
     return made
 

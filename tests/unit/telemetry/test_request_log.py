@@ -10,7 +10,7 @@ import pytest
 
 from headway.core.clock import VirtualClock
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
-from headway.core.logs import FORMATTERS, written_aside
+from headway.core.logs import FORMATTERS, write_in_thread
 from headway.core.request_source import RequestSource
 from headway.telemetry.request_log import RequestLog, log_minute
 from telemetry_cases import answer, begin, step, telemetry
@@ -170,7 +170,7 @@ def test_a_terminal_that_stands_still_holds_up_nobody(monkeypatch):
         done = threading.Event()
 
         def log_much() -> None:
-            with written_aside("headway.requests", "text"):
+            with write_in_thread("headway.requests", "text"):
                 log = logging.getLogger("headway.requests")
                 log.setLevel(logging.INFO)
                 for _ in range(5000):
@@ -192,7 +192,7 @@ def test_lines_are_written_before_the_end(monkeypatch):
     read, write = os.pipe()
     with open(write, "w") as terminal:
         monkeypatch.setattr("sys.stderr", terminal)
-        with written_aside("headway.requests", "json"):
+        with write_in_thread("headway.requests", "json"):
             log = logging.getLogger("headway.requests")
             log.setLevel(logging.INFO)
             for number in range(5):

@@ -18,7 +18,7 @@ from headway.config.resolve import Settings, resolve
 from headway.core.errors import CapacityError, HeadwayError, UsageError
 from headway.core.machine import Accelerator, probe_machine
 from headway.core.plan import Ceilings, Description
-from headway.perf.roofline import Sheet, read_sheets
+from headway.perf.roofline import DataSheetRow, read_sheets
 from headway.spec import ModelSpec, read_model_spec
 
 PRICES_READ = "2026-11-09"
@@ -157,7 +157,7 @@ def build_candidate(
     raise UsageError(f"{sheet.name}: not even {most} of them hold the weights and one request.")
 
 
-def find_sheet(name: str) -> tuple[Sheet, float | None]:
+def find_sheet(name: str) -> tuple[DataSheetRow, float | None]:
     """Return the datasheet's row, and its watts where known; UsageError where a figure is
     missing."""
     path, _, row_name = name.rpartition(":")
@@ -174,7 +174,7 @@ def find_sheet(name: str) -> tuple[Sheet, float | None]:
                 f"--machines: there is no machine {name!r}.",
                 f"There are here, {rows}, calibrations as FILE.json, rows as FILE.csv:NAME.",
             )
-        sheet = Sheet(
+        sheet = DataSheetRow(
             name=row[0],
             memory_gb=row[1],
             bandwidth_gb_per_s=row[2],
@@ -193,7 +193,7 @@ def find_sheet(name: str) -> tuple[Sheet, float | None]:
 
 
 def settings_for_devices(
-    spec: ModelSpec, engine: EngineOptions, sheet: Sheet, devices: int
+    spec: ModelSpec, engine: EngineOptions, sheet: DataSheetRow, devices: int
 ) -> Settings | None:
     """Return the settings with the memory of `devices` devices; None where the weights do not
     fit."""
@@ -209,7 +209,7 @@ def settings_for_devices(
 
 
 def datasheet_machine(
-    folder: Path, spec: ModelSpec, settings: Settings, sheet: Sheet, degree: int, stages: int
+    folder: Path, spec: ModelSpec, settings: Settings, sheet: DataSheetRow, degree: int, stages: int
 ) -> SimulatedMachine:
     """Return a machine by its datasheet.
 

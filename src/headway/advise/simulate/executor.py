@@ -23,7 +23,7 @@ from headway.core.plan import (
     StepResult,
     Transfer,
 )
-from headway.core.records import Counted, counted
+from headway.core.records import RowCounts, count_rows
 from headway.perf.model import Work, work_done
 
 GOLDEN, STRIDE, SHIFT = 0x9E3779B1, 40503, 7
@@ -116,7 +116,7 @@ class SimulatedExecutor:
         self._copies_end_s = 0.0
         self._plan: StepPlan | None = None
         self._masks = GrammarMasks()
-        self._counted: tuple[list[ScheduledSequence], tuple[int, ...], Counted] | None = None
+        self._counted: tuple[list[ScheduledSequence], tuple[int, ...], RowCounts] | None = None
         """The rows that were counted last, in these windows, and their work."""
 
     def submit(self, plan: StepPlan) -> None:
@@ -152,11 +152,11 @@ class SimulatedExecutor:
             experts_read=self._experts_read(work.num_tokens),
         )
 
-    def count(self, rows: list[ScheduledSequence], windows: tuple[int, ...]) -> Counted:
+    def count(self, rows: list[ScheduledSequence], windows: tuple[int, ...]) -> RowCounts:
         """Return the work of a step's rows, counted once for the executor and the step's record."""
         known = self._counted
         if known is None or known[0] is not rows or known[1] != windows:
-            known = self._counted = rows, windows, counted(rows, windows)
+            known = self._counted = rows, windows, count_rows(rows, windows)
         return known[2]
 
     def _bytes_s(self, group: int, num_blocks: int) -> float:

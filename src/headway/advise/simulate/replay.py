@@ -86,7 +86,7 @@ class RunRecorder:
             while waiting and (waiting[0][0] <= number or not engine.has_work):
                 self._take(engine, waiting.pop(0)[1], number)
             engine.step()
-            engine.take_refusals()
+            engine.drain_refusals()
         return self.recording
 
     def _take(self, engine: Engine, one: Request | int, number: int) -> None:
@@ -164,7 +164,7 @@ def replay(
             elif message.dropped is not None:
                 engine.abort(message.dropped)
         engine.step()
-        engine.take_refusals()
+        engine.drain_refusals()
         pairs.append((step.plan, executor.plans[-1]))
         if pairs[-1][0] != pairs[-1][1]:
             break

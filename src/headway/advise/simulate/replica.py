@@ -26,10 +26,10 @@ from headway.core.errors import RequestError
 from headway.core.plan import Description, Executor
 from headway.core.records import StepRecord
 from headway.core.request import Request, SamplingParams, SequenceUpdate
-from headway.core.service import ServiceClass, within_reach
+from headway.core.service import ServiceClass, with_reachable_objectives
 from headway.core.slo import DEFAULT_CLASS
 from headway.edge.keys import Caller, anonymous_caller
-from headway.engine.calibration import calibrate, pace_alone
+from headway.engine.calibration import calibrate, unloaded_times
 from headway.engine.engine import Engine
 from headway.engine.handover import Handover
 from headway.engine.policy import POLICIES
@@ -114,8 +114,8 @@ class SimulatedAdmission:
         self.served = served
         self.clock = VirtualClock()
         self.classes = dict(served.classes)
-        default, alone = self.classes[DEFAULT_CLASS], pace_alone(replicas[0].engine)
-        self.classes[DEFAULT_CLASS] = within_reach(default, alone)
+        default, alone = self.classes[DEFAULT_CLASS], unloaded_times(replicas[0].engine)
+        self.classes[DEFAULT_CLASS] = with_reachable_objectives(default, alone)
         self.admission = Admission(self.clock, served.rules, len(replicas))
         self.caller: Caller = anonymous_caller()
         cache = served.settings.cache
@@ -288,7 +288,7 @@ class SimulatedReplica:
         if not self.engine.has_work:
             return FinishedStep(now_s, [], None, refusals) if refusals else None
         updates, record = self.engine.step()
-        refusals += self.engine.take_refusals()
+        refusals += self.engine.drain_refusals()
         self.is_stepping = True
         self.num_steps += 1
         self.busy_s += record.duration_s

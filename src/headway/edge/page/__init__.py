@@ -1,8 +1,8 @@
-"""The files of a live page: hand-written HTML, CSS and ES modules, served as they lie.
+"""Files of a live page: hand-written HTML, CSS and ES modules, served unchanged.
 
-They are public, for they say nothing of a server; what they show they ask for with the reader's own
-key. Server and gateway have a page each; what both use lies here. `HEADERS` forbids the browser
-everything that no page does: inline scripts, other origins, frames, strings made into HTML.
+They are public, because they contain no data of a server; the page requests its data with the
+reader's key. Server and gateway have a page each; shared files are here. `HEADERS` forbids the
+browser everything that no page uses: inline scripts, other origins, frames, HTML from strings.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageFile:
-    """One file in memory; `tag` lets a browser that has it be told so."""
+    """File in memory; `tag` is its ETag."""
 
     content: bytes
     media_type: str
@@ -51,22 +51,22 @@ class PageFile:
 
 
 def read(file: Path) -> PageFile:
-    """A file of the page, with its digest as the tag."""
+    """Read a file of the page, with its digest as the tag."""
     content = file.read_bytes()
     tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
     return PageFile(content=content, media_type=TYPES[file.suffix], tag=tag)
 
 
 def address(file: Path) -> str:
-    """index.html is `/`, charts.js is `/page/charts.js`."""
+    """Return the URL of a file: index.html is `/`, charts.js is `/page/charts.js`."""
     return "/" if file.name == "index.html" else f"/page/{file.name}"
 
 
 def files_of(folder: Path) -> list[Path]:
-    """The files of one page: its own and those that all share."""
+    """Return the files of one page: its own and the shared ones."""
     return sorted(file for at in (FOLDER, folder) for file in at.iterdir() if file.suffix in TYPES)
 
 
 def endpoints(folder: Path) -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """Path → what answers there."""
+    """Return path → endpoint of each file."""
     return {address(file): read(file).__call__ for file in files_of(folder)}

@@ -1,1 +1,1 @@
-"""Structured output: grammars compiled while their requests wait, masks made while models run."""
+"""Structured output: grammars compiled in the background, masks computed while the model runs."""

@@ -1,8 +1,8 @@
-"""Compiles grammars on a thread of its own and keeps them, up to a bound in bytes.
+"""Builder that compiles grammars on a thread of its own and caches them, up to a size in bytes.
 
-Given a grammar it answers at once when it has it compiled, else with a `CompileTicket` that is done
-a few milliseconds later; the engine goes on meanwhile. Each new grammar is tried in a process that
-can be killed first (`trial.py`), so that no ticket waits for ever.
+A cached grammar is returned at once, others as a `CompileTicket` that is done a few milliseconds
+later; the engine goes on meanwhile. Each new grammar is first tried in a child process that can be
+killed (`trial.py`), so that no ticket waits for ever.
 """
 
 import logging
@@ -25,20 +25,20 @@ from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 log = logging.getLogger(__name__)
 
 COMPILE_LIMIT_S = 0.5
-"""Of processor time, in the trial; the engine's own compilation takes as long again. Real schemas
-take 1 to 10 ms, one of 250 kB takes 140."""
+"""Limit of processor time in the trial; the engine's own compilation takes as long again. Real
+schemas take 1 to 10 ms, one of 250 kB takes 140."""
 CACHE_BYTES = 64 * 2**20
 BASE_BYTES, BYTES_PER_CHARACTER = 256 * 1024, 160
-"""What a compiled grammar is taken to hold; 300 real schemas hold about a third of it."""
+"""Estimated size of a compiled grammar; 300 real schemas took about a third of it."""
 LARGE_VOCABULARY = 8192
-"""Tokens from which the vocabulary is built before a grammar is asked for: the interpreter stands
-still meanwhile, half a second for 49,152, in which no request would get a token."""
+"""Number of tokens from which on the vocabulary is built at the start: it takes half a second for
+49,152, in which the interpreter is blocked and no request would get a token."""
 Key = tuple[str, str, str]
-"""Cache salt, kind, text: compilation times show no user what others have requested."""
+"""(cache salt, kind, text): compilation times reveal nothing about grammars of other users."""
 
 
 class CompileTicket:
-    """A grammar being compiled: done when it has `compiled` or an `error`."""
+    """A grammar in compilation: done when it has `compiled` or an `error`."""
 
     __slots__ = ("compiled", "error", "grammar", "key")
 
@@ -54,7 +54,7 @@ class CompileTicket:
 
 
 class Builder:
-    """One thread that compiles, in the order of asking."""
+    """Compiles grammars on one thread, in the order of requests."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Builder:
         self._durations_s: list[float] = []
 
     def prepare(self) -> None:
-        """Build a large vocabulary now, and start the trial, rather than with the first grammar."""
+        """Build a large vocabulary, and start the trial process, before the first grammar."""
         if self._source.vocab_size < LARGE_VOCABULARY:
             return
         try:
@@ -90,7 +90,7 @@ class Builder:
             log.warning("grammars cannot be compiled: %s", error)
 
     def build(self, grammar: Grammar, salt: str = "") -> CompileTicket:
-        """The ticket for `grammar`, done already where it is in the cache of that salt."""
+        """Return the ticket for `grammar`, already done if the salt's cache has it."""
         key = (salt, *grammar.key)
         with self._lock:
             compiled = self._cache.get(key)
@@ -111,13 +111,13 @@ class Builder:
 
     @property
     def digits(self) -> DigitLimit:
-        """What bounds the numbers of its masks, once a grammar was compiled."""
+        """Return the digit limit of masks; available after the first compilation."""
         assert self._digits is not None
         return self._digits
 
     @property
     def cached_bytes(self) -> int:
-        """What the compiled grammars are taken to hold."""
+        """Return the estimated bytes of the cached grammars."""
         with self._lock:
             return sum(compiled.num_bytes for compiled in self._cache.values())
 
@@ -125,7 +125,7 @@ class Builder:
         return len(self._cache)
 
     def take_durations(self) -> list[float]:
-        """Seconds of each compilation since this was last asked, refused ones too."""
+        """Return the seconds of each compilation since the last call, failed ones included."""
         if not self._durations_s:
             return []
         with self._lock:
@@ -166,7 +166,7 @@ class Builder:
         ticket.compiled = compiled
 
     def _keep(self, key: Key, compiled: Compiled) -> None:
-        """Put `compiled` into the cache and drop what was asked for longest ago."""
+        """Add `compiled` to the cache and evict the least recently used."""
         with self._lock:
             self._cache[key] = compiled
             held = sum(one.num_bytes for one in self._cache.values())
@@ -175,7 +175,7 @@ class Builder:
                 held -= dropped.num_bytes
 
     def close(self) -> None:
-        """End the thread and the trial's process."""
+        """Stop the thread and the trial process."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(timeout=5)
@@ -183,7 +183,7 @@ class Builder:
 
 
 def unavailable(cause: Exception) -> RequestError:
-    """The 503 for a grammar that could not be compiled for no fault of its own."""
+    """Return the 503 for a grammar whose compilation failed without its fault."""
     reason = cause.cause if isinstance(cause, HeadwayError) else "the log says why."
     return RequestError(
         f"Grammars cannot be compiled: {reason}", code="overloaded", status=503, retry_after_s=5

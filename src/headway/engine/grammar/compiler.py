@@ -1,7 +1,7 @@
-"""From a grammar's text to a matcher at its start, or to an error that says what is not supported.
+"""Compilation of a grammar's text to a matcher, or to an error that names what is unsupported.
 
-llguidance compiles; here is how each kind is put to it, under which limits, and what its errors
-mean to a client: the schema keyword at fault, or the text as it is.
+llguidance compiles; this module has the input for each kind, the limits, and the meaning of its
+errors for a client: the schema keyword at fault, or the message itself.
 """
 
 import json
@@ -16,13 +16,13 @@ from headway.core.errors import RequestError
 from headway.core.grammar import WHITESPACE, Grammar
 
 LIMITS = LLParserLimits(verbose_errors=False, max_lexer_states=50_000)
-"""Against endless steps; a state of the lexer takes 1 to 2 kB."""
+"""Bounds the time of a step; a state of the lexer takes 1 to 2 kB."""
 MAX_MESSAGE = 300
 WORD_BITS, WORD_BYTES = 32, 4
 
 
 def num_words(vocab_size: int) -> int:
-    """Words of a mask: 512 tokens are 16, 513 are 17."""
+    """Return the 32-bit words of a mask: 16 for 512 tokens, 17 for 513."""
     return -(-vocab_size // WORD_BITS)
 
 
@@ -32,7 +32,7 @@ def of_schema(text: str) -> str:
 
 
 def of_choice(text: str) -> str:
-    """["yes", "no"] → start: "yes" | "no"."""
+    """Return a grammar of alternatives: ["yes", "no"] → start: "yes" | "no"."""
     choices = [json.dumps(item, ensure_ascii=False) for item in msgspec.json.decode(text)]
     return str(LLMatcher.grammar_from_lark("start: " + " | ".join(choices)))
 
@@ -57,15 +57,16 @@ KEYWORDS: list[tuple[str, str, str]] = [
     (r"Unable to determine if regex", "pattern", "in a combination this large"),
     (r"[Ff]ailed to generate regex for \w+ range", "minimum", "and maximum this far apart"),
 ]
-"""What llguidance says → the keyword it is about, and where it is not supported."""
+"""(message of llguidance, the keyword it concerns, the case that is not supported)."""
 WITH_PATTERNS = ("json", "structural")
 """Kinds whose regular expressions are those of a schema's `pattern`."""
 
 
-def as_lark(grammar: Grammar) -> Grammar:
-    """A GBNF grammar as Lark, another as it is; RequestError. It is Python: only the trial runs it.
+def gbnf_as_lark(grammar: Grammar) -> Grammar:
+    """Convert a GBNF grammar to Lark; others stay. Raises RequestError.
 
-    root ::= "yes" | "no" → start: "yes" | "no".
+    root ::= "yes" | "no" → start: "yes" | "no". The converter is Python code, so only the trial
+    process runs it.
     """
     if grammar.kind != "gbnf":
         return grammar
@@ -77,7 +78,7 @@ def as_lark(grammar: Grammar) -> Grammar:
 
 
 def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> tuple[LLMatcher, bytes]:
-    """A matcher at the start of `grammar`, and the mask of the first token; RequestError."""
+    """Return a matcher at the start of `grammar`, and the first token's mask; RequestError."""
     try:
         source = SOURCES[grammar.kind](grammar.text)
     except (ValueError, RecursionError) as error:
@@ -92,7 +93,7 @@ def compile_grammar(vocabulary: LLTokenizer, grammar: Grammar) -> tuple[LLMatche
 
 
 def refusal(grammar: Grammar, message: str) -> RequestError:
-    """The 400 that llguidance's `message` means."""
+    """Return the 400 for a message of llguidance."""
     keyword = keyword_error(grammar, message)
     if keyword is not None:
         return keyword
@@ -104,7 +105,7 @@ def refusal(grammar: Grammar, message: str) -> RequestError:
 
 
 def keyword_error(grammar: Grammar, message: str) -> RequestError | None:
-    """The error that names the schema keyword at fault, where the message tells it."""
+    """Return the error that names the schema keyword at fault, if the message tells it."""
     for pattern, keyword, where in KEYWORDS:
         match = re.search(pattern, message)
         if match is None or (keyword == "pattern" and grammar.kind not in WITH_PATTERNS):
@@ -122,7 +123,7 @@ def keyword_error(grammar: Grammar, message: str) -> RequestError | None:
 
 
 def format_message(message: str) -> str:
-    """llguidance's message on one line, without the parser's state."""
+    """Format a message of llguidance on one line, without the parser's state."""
     for end in ("<state>", "<non-verbose/>"):
         message = message.partition(end)[0]
     return " ".join(message.split())[:MAX_MESSAGE].rstrip(".") or "the grammar has no answer"

@@ -1,11 +1,11 @@
-"""How many digits a number of generated JSON may have: a schema bounds its value, not its length.
+"""Limit of the digits of a number in generated JSON: a schema bounds its value, not its length.
 
-Of {"minimum": 0.1, "maximum": 0.25} 0.1999… is a value with any number of digits, and a sampled
-model may write them until its answer is cut off. So a mask allows no more than `MAX_DIGITS` in a
-row, where the number may end: any integer of 64 bits, and more than a double can hold.
+With {"minimum": 0.1, "maximum": 0.25} the value 0.1999… may have any number of digits, and a
+sampled model may write them until the answer is cut off. So a mask allows at most `MAX_DIGITS`
+consecutive digits where the number may end: any 64-bit integer, and more than a double can hold.
 
-Where a number may end "," or "}" or "]" or the end of the answer is allowed, and no quote; within a
-string a quote is. A number that must have more digits, as a constant may, has them.
+Where a number may end, "," or "}" or "]" or the end of the answer is allowed, and a quote is not;
+within a string a quote is. A number that must have more digits, such as a constant, gets them.
 """
 
 from collections.abc import Sequence as Listing
@@ -24,14 +24,14 @@ Words = npt.NDArray[np.int32]
 
 
 def has_numbers(grammar: Grammar) -> bool:
-    """Whether answers are JSON that a schema describes; other grammars are kept to the letter."""
+    """Return whether answers are JSON by a schema; other grammars are followed to the letter."""
     if grammar.kind == "structural":
         return "%json" in grammar.text
     return grammar.kind in ("json", "json_object")
 
 
 class DigitLimit:
-    """The tokens of one vocabulary that go on with a number, and those that end one."""
+    """Tokens of one vocabulary that continue a number, and tokens that end one."""
 
     def __init__(self, vocabulary: LLTokenizer, num_words: int) -> None:
         texts = [vocabulary.decode_bytes([token]) for token in range(vocabulary.vocab_size)]
@@ -51,14 +51,14 @@ class DigitLimit:
         self._beyond: dict[int, Words] = {}
 
     def _bits(self, chosen: npt.NDArray[np.bool_]) -> Words:
-        """A mask that allows the chosen tokens."""
+        """Return a mask of the chosen tokens."""
         words = np.zeros(self.num_words, np.int32)
         packed = np.packbits(chosen, bitorder="little")
         words.view(np.uint8)[: len(packed)] = packed
         return words
 
     def num_digits(self, tokens: Listing[int]) -> int:
-        """Digits at the end of the text of `tokens`: "0.1", "23" → 3; beyond the limit about."""
+        """Count the digits at the end of the text: "0.1", "23" → 3; inexact beyond the limit."""
         count = 0
         for token in reversed(tokens):
             count += self._trailing.get(token, 0)
@@ -67,8 +67,7 @@ class DigitLimit:
         return count
 
     def apply(self, words: Words, tokens: Listing[int]) -> None:
-        """Take out of a mask, in place, what would give the number behind `tokens` too many
-        digits."""
+        """Remove from a mask, in place, tokens that would give the number too many digits."""
         room = max(0, MAX_DIGITS - self.num_digits(tokens))
         if room >= self._longest or not (words & self._ends).any() or (words & self._quotes).any():
             return

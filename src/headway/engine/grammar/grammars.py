@@ -1,7 +1,7 @@
-"""All that the engine sees of structured output: requests that wait, and the masks of a step.
+"""Interface of structured output for the engine: waiting requests, and the masks of a step.
 
-Given where the vocabulary lies, it compiles the grammars of newcomers in the background and hands
-them back when they are ready (`ready`), and makes the masks of each step (`begin`).
+It compiles the grammars of new requests in the background and returns them when they are ready
+(`ready`), and computes the masks of each step (`begin`).
 """
 
 import threading
@@ -19,7 +19,7 @@ from headway.engine.grammar.vocabulary import VocabularySource
 
 
 class Grammars:
-    """Compiles, waits and masks; costs nothing until the first request with a grammar."""
+    """Grammars of an engine; nothing is loaded before the first request with a grammar."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class Grammars:
     ) -> None:
         self.clock = clock or SystemClock()
         self.on_news: Callable[[], None] = lambda: None
-        """Told, from another thread, when a grammar is ready or refused."""
+        """Called, from another thread, when a grammar is compiled or refused."""
         self.builder = Builder(source, clock=self.clock, on_done=self._tell, **limits)  # type: ignore[arg-type]
         self._threads = threads
         self._masks: MaskMaker | None = None
@@ -43,13 +43,13 @@ class Grammars:
         self.on_news()
 
     def prepare(self) -> None:
-        """Do now what the first grammar would wait for, where that takes long."""
+        """Do in advance what the first grammar would wait for, if that takes long."""
         self.builder.prepare()
 
     # ── requests that wait for their grammar ────────────────────────────────────────────────
 
     def compile(self, request_id: int, grammar: Grammar, salt: str = "") -> Compiled | None:
-        """The compiled grammar, or None when the request has to wait until `ready` names it."""
+        """Return the compiled grammar; None if the request must wait until `ready` names it."""
         ticket = self.builder.build(grammar, salt)
         if ticket.compiled is not None:
             return ticket.compiled
@@ -57,21 +57,21 @@ class Grammars:
         return None
 
     def forget(self, request_id: int) -> None:
-        """The request is gone."""
+        """Drop a request that no longer waits."""
         self._waiting.pop(request_id, None)
 
     @property
     def num_waiting(self) -> int:
-        """Requests whose grammar is being compiled."""
+        """Return the number of requests whose grammar is in compilation."""
         return len(self._waiting)
 
     @property
     def has_ready(self) -> bool:
-        """Whether a request need not wait any more."""
+        """Return whether a request's grammar is done."""
         return any(ticket.done for ticket in self._waiting.values())
 
     def ready(self) -> list[tuple[int, Compiled | RequestError]]:
-        """The requests that need not wait any more, with what became of their grammars."""
+        """Return the requests whose grammars are done, each with the grammar or its error."""
         if not self._waiting:
             return []
         done = [(id, ticket) for id, ticket in self._waiting.items() if ticket.done]
@@ -84,7 +84,7 @@ class Grammars:
         return outcomes
 
     def wait(self, timeout_s: float = inf) -> None:
-        """Sleep until a grammar is ready or refused, when there is one to wait for."""
+        """Sleep until a grammar is compiled or refused, if a request waits for one."""
         while self._waiting and not self.has_ready:
             self._news.clear()
             if not self.has_ready and not self._news.wait(min(timeout_s, 60.0)):
@@ -93,13 +93,13 @@ class Grammars:
     # ── steps ───────────────────────────────────────────────────────────────────────────────
 
     def begin(self, ruled: Listing[Ruled]) -> StepMasks:
-        """Start on the masks of `ruled`, sequences with their drafts."""
+        """Start computing the masks of `ruled`, sequences with their draft tokens."""
         if self._masks is None:
             self._masks = MaskMaker(self.builder.digits, self._threads, self.clock)
         return self._masks.begin(ruled)
 
     def close(self) -> None:
-        """End threads and processes."""
+        """Stop threads and processes."""
         self.builder.close()
         if self._masks is not None:
             self._masks.close()

@@ -1,10 +1,9 @@
-"""Masks of one step, computed while the model runs.
+"""Grammar masks of one step, computed while the model runs.
 
-Given the sequences whose next token a grammar rules, each with its drafts, `begin` starts computing
-on a thread of its own and `finish` waits for the result: one bit per vocabulary entry, for the next
-token and behind each draft. A mask that cannot be computed within llguidance's limits is left out,
-and its sequence's state says why; one behind a draft is left out without more, for the draft may be
-wrong.
+`begin` starts computing on a thread of its own for the sequences with a grammar, each with its
+draft tokens; `finish` waits for the result: one bit per vocabulary entry, for the next token and
+after each draft token. A mask beyond llguidance's limits is left out, and the sequence's state has
+the error; one after a draft token is left out silently, because that token may be rejected.
 """
 
 from collections.abc import Sequence as Listing
@@ -23,7 +22,7 @@ Ruled = tuple[Sequence, list[int]]
 
 
 class StepMasks:
-    """The masks of one step, being computed."""
+    """Masks of one step, in computation."""
 
     __slots__ = ("_clock", "_future", "mask_s", "wait_s")
 
@@ -31,10 +30,10 @@ class StepMasks:
         self._future = future
         self._clock = clock
         self.mask_s = self.wait_s = 0.0
-        """Return (seconds that the masks took, seconds of them that a step waited)."""
+        """Seconds of computing the masks, and seconds of these that the step waited."""
 
     def finish(self) -> GrammarMasks:
-        """The masks, by sequence id."""
+        """Wait for the masks and return them by sequence id."""
         started_s = self._clock.now_s()
         masks, self.mask_s = self._future.result()
         self.wait_s = self._clock.now_s() - started_s
@@ -52,7 +51,7 @@ class MaskMaker:
         self._clock = clock
 
     def begin(self, ruled: Listing[Ruled]) -> StepMasks:
-        """Start on the masks of `ruled`, each a sequence with a grammar and its drafts."""
+        """Start computing the masks of `ruled`, sequences with a grammar and their draft tokens."""
         return StepMasks(self._thread.submit(self._compute, ruled), self._clock)
 
     def _compute(self, ruled: Listing[Ruled]) -> tuple[GrammarMasks, float]:
@@ -91,7 +90,7 @@ class MaskMaker:
         return GrammarMasks(masks), self._clock.now_s() - started_s
 
     def _bound(self, words: Words, sequence: Sequence, drafts: list[int]) -> None:
-        """Keep a mask behind some drafts to the digits that a number of JSON may have."""
+        """Apply the digit limit of JSON numbers to a mask after some draft tokens."""
         if sequence.grammar is not None and sequence.grammar.compiled.has_numbers:
             generated = sequence.tokens[
                 max(sequence.num_prompt, len(sequence.tokens) - MAX_DIGITS) :
@@ -99,8 +98,10 @@ class MaskMaker:
             self._digits.apply(words, generated + drafts)
 
     def _behind(self, sequence: Sequence, drafts: list[int]) -> list[bytes]:
-        """A mask behind each draft, one that allows nothing where there is none; the state stays
-        where it is."""
+        """Return a mask after each draft token; the state of the grammar does not change.
+
+        After a token that the grammar rejects the masks allow nothing.
+        """
         state = sequence.grammar
         assert state is not None
         words = np.zeros(self._num_words, np.int32)
@@ -128,5 +129,5 @@ class MaskMaker:
         return masks + [nothing] * (len(drafts) - len(masks))
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._thread.shutdown(wait=False)

@@ -1,13 +1,13 @@
-"""Where one sequence stands in its grammar.
+"""State of one sequence in its grammar.
 
-A state begins as a copy of the compiled grammar and takes each token as it is appended. It can go
-back (`rollback`, for drafts that are rejected), be given up to save memory (`release`, when its
-sequence is preempted) and is then built again from the sequence's tokens. Worked example, the
-grammar "ab" | "abc", tokens a b c:
+A state starts as a copy of the compiled grammar and accepts each token as it is appended. It can go
+back (`rollback`, for rejected draft tokens), be dropped to save memory (`release`, when its
+sequence is preempted), and is then rebuilt from the sequence's tokens. Worked example, the grammar
+"ab" | "abc", tokens a b c:
 
     accept a   num_accepted 1
-    accept b   num_accepted 2   is_satisfied, for "ab" is an answer; c may follow
-    accept c   num_accepted 3   is_complete: nothing may follow, the answer ends by itself
+    accept b   num_accepted 2   is_satisfied, because "ab" is an answer; c may follow
+    accept c   num_accepted 3   is_complete: nothing may follow, the answer ends
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ from headway.engine.grammar.compiler import format_message
 
 
 class Compiled:
-    """A grammar ready for use: a matcher that is copied, never advanced, and its first mask."""
+    """Compiled grammar: a matcher that is copied but never advanced, and its first mask."""
 
     __slots__ = ("first_mask", "has_numbers", "num_bytes", "template", "vocab_size")
 
@@ -39,12 +39,12 @@ class Compiled:
         """Whether its masks bound the digits of numbers."""
 
     def state(self) -> "GrammarState":
-        """The state of a sequence that has generated nothing."""
+        """Return the state of a sequence without generated tokens."""
         return GrammarState(self)
 
 
 class GrammarState:
-    """One sequence's place in its grammar; see the module's example."""
+    """Position of one sequence in its grammar; see the module's example."""
 
     __slots__ = ("_matcher", "compiled", "ended", "error", "num_accepted")
 
@@ -52,13 +52,13 @@ class GrammarState:
         self.compiled = compiled
         self.num_accepted = 0
         self.error = ""
-        """What went wrong in a mask or a token, or ""; the state is of no use then."""
+        """Error of a mask or a token, or ""; with an error the state is unusable."""
         self.ended = False
-        """Whether the last token said that the answer is over, instead of being part of it."""
+        """Whether the last token was an end token and not part of the answer."""
         self._matcher: LLMatcher | None = None
 
     def matcher(self, generated: list[int]) -> LLMatcher:
-        """The matcher after `generated`; built and replayed when there is none."""
+        """Return the matcher after `generated`; rebuilds it by replay if it was released."""
         if self._matcher is None:
             self._matcher = self.compiled.template.deep_copy()
             self.num_accepted = 0
@@ -71,7 +71,7 @@ class GrammarState:
         return self._matcher is None
 
     def accept(self, token_id: int) -> bool:
-        """Take one more token; False when the grammar does not allow it, and `error` says why."""
+        """Accept a token; returns False, and sets `error`, if the grammar does not allow it."""
         assert self._matcher is not None, "no mask was made for this token"
         if self.error:
             return False
@@ -83,27 +83,27 @@ class GrammarState:
         return True
 
     def num_allowed(self, drafts: list[int]) -> int:
-        """How many of `drafts` the grammar allows in a row; the state stays where it is.
+        """Return how many of `drafts` the grammar allows; the state does not change.
 
-        0 where there is no matcher: drafts are not worth building one.
+        0 without a matcher, because draft tokens do not justify building one.
         """
         if self._matcher is None or self.error:
             return 0
         return self._matcher.validate_tokens(drafts)
 
     def forced(self) -> list[int]:
-        """The tokens of the only text that can follow, as its tokenizer would cut it, or none.
+        """Return the tokens of the only possible text, as the tokenizer splits it, or [].
 
-        Each is a good guess; only a mask says that no other token may spell the same text.
+        They are draft tokens: only a mask proves that no other token may begin that text.
         """
         if self._matcher is None or self.error or self._matcher.is_stopped():
             return []
         return self._matcher.compute_ff_tokens()
 
     def only_token(self) -> int | None:
-        """The token that the next mask allows where it allows one; None where more may follow.
+        """Return the token that the next mask allows, if it allows exactly one.
 
-        The mask is looked at only where the text is forced: 10 µs for 152,000 tokens, else 2 µs.
+        The mask is computed only where the text is forced: 10 µs for 152,000 tokens, else 2 µs.
         """
         if not self.forced():
             return None
@@ -119,18 +119,18 @@ class GrammarState:
         return token_id if word.bit_count() == 1 and token_id < self.compiled.vocab_size else None
 
     def fail(self) -> None:
-        """Keep the matcher's error."""
+        """Take over the matcher's error."""
         assert self._matcher is not None
         self.error = format_message(self._matcher.get_error())
 
     @property
     def is_complete(self) -> bool:
-        """Whether no token can follow."""
+        """Return whether no token can follow."""
         return self._matcher is not None and not self.error and self._matcher.is_stopped()
 
     @property
     def is_satisfied(self) -> bool:
-        """Whether what was generated is a whole answer, though more may be allowed."""
+        """Return whether the text is a complete answer, though more may be allowed."""
         return self._matcher is not None and not self.error and self._matcher.is_accepting()
 
     def rollback(self, count: int) -> None:
@@ -142,6 +142,6 @@ class GrammarState:
             self.ended = False
 
     def release(self) -> None:
-        """Give up the matcher; the next mask builds it again from the sequence's tokens."""
+        """Drop the matcher; the next mask rebuilds it from the sequence's tokens."""
         self._matcher = None
         self.num_accepted = 0

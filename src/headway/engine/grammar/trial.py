@@ -1,9 +1,9 @@
-"""Try a grammar in a process that can be killed, before it is compiled in the engine's own.
+"""Trial of a grammar in a child process that can be killed, before the engine compiles it.
 
-llguidance bounds what a grammar may cost, but not all of it: thirty patterns in one `allOf` compile
-for hours, and nothing stops a thread. So a child process compiles each new grammar first. It is
-started with the first one; one that takes too long or too much memory takes its process with it,
-and the next grammar gets another.
+llguidance bounds most of a grammar's cost, but not all: thirty patterns in one `allOf` compile for
+hours, and a thread cannot be stopped. So a child process compiles each new grammar first. It is
+started with the first one; a grammar that takes too long or too much memory ends the process, and
+the next grammar gets a new one.
 """
 
 import contextlib
@@ -24,20 +24,20 @@ from headway.core.clock import Clock
 from headway.core.errors import HeadwayError, RequestError
 from headway.core.grammar import Grammar
 from headway.core.orphans import wake_when_orphaned
-from headway.engine.grammar.compiler import as_lark, compile_grammar
+from headway.engine.grammar.compiler import compile_grammar, gbnf_as_lark
 from headway.engine.grammar.vocabulary import VocabularySource, load_vocabulary
 
 LENGTH_BYTES = 4
 MAX_MEMORY_BYTES = 4 * 2**30
 READY_TIMEOUT_S = 60.0
-PATIENCE = 20
-"""The child ends itself after `limit_s` of processor time; the parent waits this much longer, for
-the machine may be busy."""
+WAIT_FACTOR = 20
+"""The child ends itself after `limit_s` of processor time; the parent waits this multiple of it,
+because the machine may be busy."""
 WATCH_INTERVAL_S, IDLE_INTERVAL_S = 0.02, 0.5
 
 
 class TrialResult(msgspec.Struct, array_like=True):
-    """What came of a grammar: an error's parts, or none and the Lark of what was GBNF."""
+    """Result of a trial: the parts of an error, or none and the Lark text of a GBNF grammar."""
 
     error: str = ""
     code: str = ""
@@ -45,7 +45,7 @@ class TrialResult(msgspec.Struct, array_like=True):
 
 
 class GrammarTrial:
-    """The child process; started when it is needed, killed when a grammar is too much for it."""
+    """The child process: started when needed, killed when a grammar exceeds its limits."""
 
     def __init__(self, source: VocabularySource, limit_s: float, clock: Clock) -> None:
         self._source = source
@@ -53,16 +53,16 @@ class GrammarTrial:
         self._clock = clock
         self._process: subprocess.Popen[bytes] | None = None
         self._greeted = False
-        """Whether the process has its vocabulary."""
+        """Whether the process has loaded its vocabulary."""
         self._end: weakref.finalize[..., object] | None = None
 
     def check(self, grammar: Grammar) -> Grammar:
-        """`grammar` as it is to be compiled; RequestError when that goes beyond the limits."""
+        """Return the grammar to compile; raises RequestError if it exceeds the limits."""
         process = self._start()
         assert process.stdin is not None
         try:
             write_frame(process.stdin, msgspec.msgpack.encode(grammar))
-            frame = self._read(process, PATIENCE * self._limit_s)
+            frame = self._read(process, WAIT_FACTOR * self._limit_s)
         except (BrokenPipeError, EOFError):
             frame = b""
         if not frame:
@@ -81,7 +81,7 @@ class GrammarTrial:
         return Grammar(kind="lark", text=verdict.lark, param=grammar.param)
 
     def launch(self) -> "subprocess.Popen[bytes]":
-        """The living child, which may still load its vocabulary."""
+        """Return the living child, which may still load its vocabulary."""
         if self._process is not None and self._process.poll() is None:
             return self._process
         command = [sys.executable, "-m", "headway.engine.grammar.trial"]
@@ -99,7 +99,7 @@ class GrammarTrial:
         return self._process
 
     def _start(self) -> "subprocess.Popen[bytes]":
-        """The living child, ready for a grammar."""
+        """Return the living child after it has loaded its vocabulary."""
         process = self.launch()
         if self._greeted:
             return process
@@ -115,7 +115,7 @@ class GrammarTrial:
         return process
 
     def _read(self, process: "subprocess.Popen[bytes]", timeout_s: float) -> bytes:
-        """One frame; b"" when it does not come in time."""
+        """Read one frame; b"" on a timeout."""
         assert process.stdout is not None
         deadline_s = self._clock.now_s() + timeout_s
         parts = b""
@@ -147,7 +147,7 @@ def end_process(process: "subprocess.Popen[bytes]") -> None:
 
 
 def can_be_read(pipe: IO[bytes], timeout_s: float) -> bool:
-    """Whether something came in time; `poll`, for `select` takes no descriptor above 1,023."""
+    """Return whether data arrived in time; by `poll`, as `select` has a limit of 1,023."""
     waiting = select.poll()
     waiting.register(pipe, select.POLLIN)
     return bool(waiting.poll(timeout_s * 1000))
@@ -158,7 +158,7 @@ def length_of(frame: bytes) -> int:
 
 
 def write_frame(pipe: IO[bytes], data: bytes) -> None:
-    """Length, then bytes."""
+    """Write a length, then the bytes."""
     whole = memoryview(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     while whole:
         whole = whole[pipe.write(whole) :]
@@ -179,12 +179,12 @@ class Watch(threading.Thread):
         self._began_s = 0.0
 
     def begin(self) -> None:
-        """A compilation begins."""
+        """Start timing a compilation."""
         self._began_s = time.process_time()
         self._busy.set()
 
     def end(self) -> None:
-        """It has ended."""
+        """Stop timing."""
         self._busy.clear()
 
     def run(self) -> None:
@@ -197,8 +197,7 @@ class Watch(threading.Thread):
 
 
 def main(source_text: str, limit_s: float, parent: int) -> None:
-    """Load the vocabulary, then answer each grammar with a verdict until the pipe closes, or the
-    process `parent` is gone."""
+    """Load the vocabulary, then answer each grammar, until the pipe closes or `parent` is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the engine, which ends this one
     wake_when_orphaned()
     watch = Watch(limit_s, parent)
@@ -216,7 +215,7 @@ def main(source_text: str, limit_s: float, parent: int) -> None:
         verdict = TrialResult()
         watch.begin()
         try:
-            compiled = as_lark(grammar)
+            compiled = gbnf_as_lark(grammar)
             compile_grammar(vocabulary, compiled)
             verdict.lark = compiled.text if compiled is not grammar else ""
         except RequestError as error:

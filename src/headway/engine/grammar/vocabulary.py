@@ -1,7 +1,7 @@
-"""The vocabulary as llguidance needs it: the bytes of each token, and the tokens that end answers.
+"""Vocabulary for llguidance: the bytes of each token, and the tokens that end answers.
 
-Given a model's tokenizer.json, the width of the logits and the model's end tokens. Masks are as
-wide as the logits, so that an id without a token is never allowed.
+It is built of a model's tokenizer.json, the width of the logits and the model's end tokens. Masks
+are as wide as the logits, so an id without a token is never allowed.
 """
 
 import json
@@ -15,7 +15,7 @@ from headway.spec.model_files import read_document
 
 
 class VocabularySource(msgspec.Struct, frozen=True, array_like=True):
-    """Where a vocabulary comes from; small, so that another process can load it too."""
+    """Source of a vocabulary; small, so that another process can load it too."""
 
     model: str
     """A folder, or a GGUF file."""
@@ -30,7 +30,7 @@ def load_vocabulary(source: VocabularySource) -> LLTokenizer:
     try:
         try:
             return LLTokenizer(text, n_vocab=source.vocab_size, eos_token=ends or None)
-        except ValueError:  # more tokens than logits: their bits are cut off
+        except ValueError:  # more tokens than logits: the excess bits are cut off
             return LLTokenizer(text, eos_token=ends or None)
     except (ValueError, RuntimeError) as error:
         raise TokenizerError(

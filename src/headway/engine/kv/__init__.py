@@ -1,4 +1,4 @@
-"""KV book-keeping: which block belongs to whom. The bytes themselves live in the runtime."""
+"""KV book-keeping: which sequence owns which block. The bytes are in the runtime."""
 
 from headway.engine.kv.cache import KVCache
 from headway.engine.kv.pool import BlockPool

@@ -1,29 +1,30 @@
-"""All KV groups of a model: each sequence has one block table per group.
+"""KV cache: the block tables of each sequence, one per KV group.
 
-Given a sequence and how many tokens it will have computed, `extend` makes room in every group or in
-none. A block that several sequences refer to is immutable: the first to write into it gets a copy.
-Worked example, blocks of 4, a prompt of 6 tokens sampled twice (n = 2):
+`extend` makes room for a number of tokens in every group or in none. A block that several sequences
+refer to is immutable: the first one to write into it gets a copy. Worked example, blocks of 4, a
+prompt of 6 tokens sampled twice (n = 2):
 
     parent   [a b]         6 tokens computed, its first answer token goes to slot 2 of b
     child    [a b]         fork at 5: shares both, and computes token 5 again for its own sample
     child writes slot 1 of b  → copy b to c: child [a c], parent [a b]
 
-A window group gives back what it can no longer see, before it takes more. With a window of 6 and
-14 tokens computed, token 14 sees 9 … 14: blocks 0 and 1 are free, their entries the null block.
+A window group releases blocks outside its window before it takes more. With a window of 6 and 14
+tokens computed, token 14 sees 9 … 14: blocks 0 and 1 are free, their entries the null block.
 
     full     [a b c d]
     window   [0 0 e f]     first_live 2
     … 4 sinks [g 0 e f]    the same, and the blocks of the first tokens stay
 
-A group of states (`engine.kv.states`) holds one block of a sequence, which it takes along, and
-those where the state behind a full block is kept for others.
+A group of states (`engine.kv.states`) has one block per sequence, which moves with its newest
+token, and blocks that keep the state after a full block for other sequences.
 
-With a policy, full blocks that were computed stay findable after they are released, until another
-needs them (`engine.kv.prefix`): `find_room` looks up the longest beginning of a newcomer that all
-groups hold, `reuse` lets it begin there; `engine.kv.listing` lists what was computed.
+With a prefix cache, computed full blocks stay findable after their release, until they are evicted
+(`engine.kv.prefix`): `find_room` looks up the longest prefix of a new sequence that all groups
+hold, `reuse` starts the sequence after it; `engine.kv.listing` lists computed blocks.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as TypingSequence
 from contextlib import contextmanager
 
 from headway.config.cache_config import CacheConfig
@@ -31,12 +32,12 @@ from headway.core.plan import NULL_BLOCK, BlockCopy, BlocksByGroup
 from headway.engine.chain import Chain
 from headway.engine.kv import rank_split
 from headway.engine.kv.choosing import Choosing, unshare_block
-from headway.engine.kv.integrity import check_listed, check_tables
 from headway.engine.kv.pool import BlockPool
 from headway.engine.kv.prefix import (
     Hit,
-    begun_block,
+    PrefixIndex,
     blocks_held,
+    find_partial_block,
     first_visible,
     live_of,
     with_gap,
@@ -50,8 +51,8 @@ from headway.spec.kv_format import LEAST_OPEN
 class KVCache:
     """Block pools by group, and the operations on a sequence's block tables.
 
-    `max_chunk` is the most tokens of one sequence that a step computes; `config.prefix_cache` is a
-    row of `eviction.POLICIES`.
+    `max_chunk` is the maximum number of tokens of one sequence in a step; `config.prefix_cache` is
+    a row of `eviction.POLICIES`.
     """
 
     def __init__(self, config: CacheConfig, max_chunk: int) -> None:
@@ -77,21 +78,21 @@ class KVCache:
 
     @property
     def num_used(self) -> int:
-        """Blocks in use over all groups."""
+        """Return the blocks in use over all groups."""
         return sum(pool.num_used for pool in self.pools)
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens`: 17 tokens in blocks of 16 → 2."""
+        """Return the blocks that hold `num_tokens`: 17 tokens in blocks of 16 → 2."""
         return -(-num_tokens // self.block_size)
 
     def still_needed(self, sequence: Sequence, hit: Hit | None = None) -> list[int]:
-        """Free blocks by group that `sequence` will take, at its worst, to compute all it knows.
+        """Return the maximum of blocks by group that `sequence` still takes for its known tokens.
 
         A window group holds at most the window and one chunk: blocks of 4, a window of 6, chunks
-        of 8 → (5 + 8) / 4, rounded up, and one for where they begin: 5. With `hit` a newcomer
-        begins there: what it finds free is free no more, and a block found in part is copied. One
-        whose KV is elsewhere begins behind that. Of open blocks a decode takes the one that its
-        token lies in, and two where forced tokens pass its end.
+        of 8 → (5 + 8) / 4, rounded up, and one for the offset: 5. With `hit` a new sequence starts
+        after it: free blocks of the hit count, because they are no longer free, and a partial block
+        is copied. A sequence in host memory starts after its computed tokens. Of open blocks a
+        decode takes the one of its token, and two where forced tokens cross its end.
         """
         tables, first_live = sequence.block_tables, sequence.first_live
         computed, copied = sequence.computed, False
@@ -123,7 +124,7 @@ class KVCache:
             live = live_of(tables[group], first, self.sink_blocks[group])
             if self.states is not None and group == self.states.group:
                 live = [block for block in live if block != NULL_BLOCK]
-                most = 1 + bool(hit is not None and computed)  # the one found, and its own
+                most = 1 + bool(hit is not None and computed)  # the cached one, and its own
             count = max(most - len(live), 0)
             if hit is not None:
                 references = self.pools[group].references
@@ -133,7 +134,7 @@ class KVCache:
         return needed
 
     def needed_by(self, sequences: list[Sequence]) -> list[int]:
-        """The sum of `still_needed` over these, by group."""
+        """Return the sum of `still_needed` over these sequences, by group."""
         groups, size = range(len(self.pools)), self.block_size
         if not self._is_plain:
             each = [self.still_needed(sequence) for sequence in sequences]
@@ -143,16 +144,15 @@ class KVCache:
         return [sum([max(n - len(tables[g]), 0) for n, tables in wholes]) for g in groups]
 
     def has_room(self, needed: list[int]) -> bool:
-        """Whether every group has this many free blocks."""
+        """Return whether every group has this many free blocks."""
         return all(pool.num_free >= count for pool, count in zip(self.pools, needed, strict=True))
 
     def extend(
         self, sequence: Sequence, num_tokens: int
     ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
-        """Make room for the first `num_tokens` of `sequence`.
+        """Make room for the first `num_tokens` of `sequence`; return new blocks and copies to make.
 
-        Returns the new block ids per group and the copies to make, or None, with nothing taken,
-        when a group has no room. Up to `sequence.room` tokens it need not be asked.
+        None, with nothing taken, if a group has no room. Not needed up to `sequence.room` tokens.
         """
         tables = sequence.block_tables
         if self._is_plain and not sequence.shares_blocks:
@@ -199,7 +199,7 @@ class KVCache:
     def _grow(
         self, sequence: Sequence, num_tokens: int
     ) -> tuple[BlocksByGroup, list[BlockCopy]] | None:
-        """Extend a table that only grows and whose last block is not shared."""
+        """Extend tables that only grow and whose last block is not shared."""
         tables, size = sequence.block_tables, self.block_size
         needed = -(-num_tokens // size) - len(tables[0])
         new = self.nothing_new
@@ -214,7 +214,7 @@ class KVCache:
         return new, []
 
     def drop_unseen(self, sequence: Sequence) -> None:
-        """Give back the blocks of window groups that no token to come will see."""
+        """Release the blocks of window groups that no later token will see."""
         for group, window in enumerate(self.windows):
             if window:
                 table, pool = sequence.block_tables[group], self.pools[group]
@@ -239,7 +239,7 @@ class KVCache:
             child.block_tables[group].extend(source)
             child.first_live[group], child.dropped[group] = first_live, parent.dropped[group]
         child.computed = num_tokens
-        child.num_remembered = min(parent.num_remembered, num_tokens // self.block_size)
+        child.num_listed = min(parent.num_listed, num_tokens // self.block_size)
         child.num_shared = parent.num_shared = num_tokens // self.block_size * self.block_size
         child.shares_blocks = parent.shares_blocks = count > 0
         parent.room = 0
@@ -247,10 +247,10 @@ class KVCache:
     # ── the end ─────────────────────────────────────────────────────────────────────────────
 
     def release(self, sequence: Sequence) -> None:
-        """Give back all blocks of `sequence`; nothing of it is computed any more.
+        """Release all blocks of `sequence`; none of its tokens is computed any more.
 
-        What is released first is needed for others first: of a whole context its end, of a window,
-        without whose end nothing is found, its beginning; its sinks come last.
+        The order is the order of eviction: of a full context its end first, of a window its
+        beginning, because a window without its end is useless; its sinks come last.
         """
         for group, (pool, window) in enumerate(zip(self.pools, self.windows, strict=True)):
             table, live = sequence.block_tables[group], self.live(sequence, group)
@@ -258,17 +258,14 @@ class KVCache:
             pool.release_all(live[num_sinks:] + live[:num_sinks] if window else live[::-1])
             table.clear()
             sequence.first_live[group] = sequence.dropped[group] = 0
-        sequence.computed = sequence.num_remembered = 0
+        sequence.computed = sequence.num_listed = 0
         sequence.room = 0
         sequence.shares_blocks = False
 
-    # ── what is kept elsewhere ──────────────────────────────────────────────────────────────
+    # ── swapped-out sequences ───────────────────────────────────────────────────────────────
 
     def live_blocks(self, sequence: Sequence) -> list[list[int]]:
-        """By group the blocks of `sequence` that hold what tokens to come will see.
-
-        Whatever else it holds is given back.
-        """
+        """Release the blocks of `sequence` that no later token sees, and return the others."""
         self.drop_unseen(sequence)
         sequence.room = 0
         end = self.blocks_for(sequence.computed)
@@ -282,7 +279,7 @@ class KVCache:
         return live
 
     def live(self, sequence: Sequence, group: int) -> list[int]:
-        """The blocks that `sequence` refers to in a group."""
+        """Return the blocks that `sequence` refers to in a group."""
         table, first_live = sequence.block_tables[group], sequence.first_live[group]
         live = live_of(table, first_live, self.sink_blocks[group])
         is_sparse = self.states is not None and group == self.states.group
@@ -291,21 +288,21 @@ class KVCache:
         return live
 
     def num_live(self, sequences: list[Sequence]) -> list[int]:
-        """How many blocks these refer to, by group."""
+        """Return the number of blocks that these sequences refer to, by group."""
         groups = range(len(self.pools))
         if self._is_plain:
             return [sum([len(s.block_tables[group]) for s in sequences]) for group in groups]
         return [sum([len(self.live(s, group)) for s in sequences]) for group in groups]
 
     def leave(self, sequence: Sequence) -> None:
-        """Give back the blocks of `sequence`; its tokens stay computed, their KV is elsewhere."""
+        """Release the blocks of `sequence`; its tokens count as computed, their KV is elsewhere."""
         computed, first_live, dropped = sequence.computed, sequence.first_live, sequence.dropped
         sequence.first_live, sequence.dropped = list(first_live), list(dropped)
         self.release(sequence)
         sequence.computed, sequence.first_live, sequence.dropped = computed, first_live, dropped
 
-    def come_back(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
-        """New blocks, so many by group, for one that had left; the caller has checked the room."""
+    def take_for_swap_in(self, sequence: Sequence, counts: list[int]) -> list[list[int]]:
+        """Return new blocks by group for a sequence that returns; the caller has checked room."""
         new_blocks = []
         for group, (pool, count) in enumerate(zip(self.pools, counts, strict=True)):
             blocks = [pool.take() for _ in range(count)]
@@ -314,15 +311,15 @@ class KVCache:
             new_blocks.append(blocks)
         return new_blocks
 
-    def num_alone(self, blocks: list[list[int]]) -> list[int]:
-        """By group how many of `blocks` only one sequence refers to."""
+    def num_unshared(self, blocks: list[list[int]]) -> list[int]:
+        """Return by group how many of `blocks` have exactly one reference."""
         return [
             sum([pool.references[block] == 1 for block in own])
             for pool, own in zip(self.pools, blocks, strict=True)
         ]
 
     def num_kept_by_others(self, sequence: Sequence) -> int:
-        """Tokens that `sequence` begins with and that stay findable while others run."""
+        """Return the tokens of the longest prefix of `sequence` that other running ones hold."""
         if not self.indexes or not sequence.takes_hits:
             return 0
         count = 0
@@ -332,13 +329,10 @@ class KVCache:
             count += 1
         return min(count, sequence.computed // self.block_size) * self.block_size
 
-    # ── what was computed before ────────────────────────────────────────────────────────────
+    # ── prefix cache ────────────────────────────────────────────────────────────────────────
 
     def match_prefix(self, sequence: Sequence, *, partly: bool = True) -> Hit:
-        """The longest beginning of a newcomer that all groups hold, but for its last token.
-
-        With `partly` it may end within a block, where enough of that is of use.
-        """
+        """Return the longest cached prefix in all groups; with `partly` it may end in a block."""
         size = self.block_size
         if not self.indexes or not sequence.takes_hits or sequence.host_tables:
             return Hit.none(len(self.pools))
@@ -353,17 +347,21 @@ class KVCache:
         return hit
 
     def _match(self, sequence: Sequence, chain: Chain, most: int, *, partly: bool) -> Hit:
-        """As `match_prefix`, of the first `most` tokens."""
+        """Return as `match_prefix`, of the first `most` tokens."""
         size = self.block_size
-        here, indexes = rank_split.listed(self.split, self.indexes), self.indexes
+        here, indexes = rank_split.listed_keys(self.split, self.indexes), self.indexes
         count = blocks_held(chain, most // size, here, size, self.windows, self.sink_blocks)
         if self.states is not None:
             partly = False
-            self.states.note_parting(sequence, chain, count, most // size, here)
+            self.states.set_divergence(sequence, chain, count, most // size, here)
         if self.split is not None:
             indexes = [indexes[self.split.owner(count)]]
         keys, num_tokens = [chain.key(index) for index in range(count)], count * size
-        begun = begun_block(indexes, sequence.tokens, most, chain, count, size) if partly else None
+        begun = (
+            find_partial_block(indexes, sequence.tokens, most, chain, count, size)
+            if partly
+            else None
+        )
         if begun is not None:
             keys.append(begun[0])
             num_tokens += begun[1]
@@ -386,9 +384,9 @@ class KVCache:
         return Hit(num_tokens=num_tokens, tables=tables, first_live=firsts, is_partial=bool(begun))
 
     def find_room(self, sequence: Sequence, promised: list[int]) -> Hit | None:
-        """What `sequence` finds, if besides it there is room for the rest and for `promised`.
+        """Return the prefix of `sequence` if there is room for the rest and for `promised` blocks.
 
-        A block found in part is left where only its copy has no room; None means: wait.
+        A partial block is left out if only its copy has no room; None means: wait.
         """
         hit = self.match_prefix(sequence)
         while True:
@@ -400,7 +398,7 @@ class KVCache:
             hit = self.match_prefix(sequence, partly=False)
 
     def reuse(self, sequence: Sequence, hit: Hit) -> None:
-        """Let a newcomer begin behind `hit`, which was found since anything else was taken."""
+        """Start a new sequence after `hit`, which must be the result of the last lookup."""
         assert not any(sequence.block_tables)
         if self.tiers is not None:
             self.tiers.reuse(hit)
@@ -413,12 +411,12 @@ class KVCache:
         for read in hit.reads:
             sequence.block_tables[read.group][read.at] = self.pools[read.group].take()
         sequence.first_live[:], sequence.computed = hit.first_live, hit.num_tokens
-        sequence.num_remembered = hit.num_whole(self.block_size)
+        sequence.num_listed = hit.num_whole(self.block_size)
         sequence.restored = hit.restored
         sequence.shares_blocks = hit.is_partial
 
     def invalidate(self, sequence: Sequence) -> None:
-        """Unlist the blocks of `sequence`, those that it took from the cache included."""
+        """Unlist the blocks of `sequence`, also those that it took from the cache."""
         sequence.is_forgotten = True
         for group, pool in enumerate(self.pools):
             for block in self.live(sequence, group):
@@ -447,3 +445,42 @@ class KVCache:
             pool.check_integrity(live)
         for sequence in sequences if self.indexes else ():
             check_listed(sequence, sequence.keys(size), self.indexes, size)
+
+
+# ── assertions between steps ────────────────────────────────────────────────────────────────
+
+
+def check_tables(
+    sequences: Iterable[Sequence], group: int, window: int, block_size: int, num_sinks: int
+) -> None:
+    """Assert that tables of `group` hold the computed tokens that are still visible.
+
+    Before these they hold only the `num_sinks` first blocks.
+    """
+    for sequence in sequences:
+        table, first_live = sequence.block_tables[group], sequence.first_live[group]
+        assert not any(table[num_sinks:first_live]), "a released block is still in the table"
+        if table or not sequence.host_tables:
+            held = -(-sequence.computed // block_size) - sequence.dropped[group]
+            assert len(table) >= held, "computed without a block"
+        assert sequence.room <= len(table) * block_size, "room without a block"
+        assert not (sequence.room and sequence.shares_blocks), "room in a shared block"
+        first_visible_block = first_visible(sequence.computed, window) // block_size
+        assert first_live <= first_visible_block, "a visible block was released"
+
+
+def check_listed(
+    sequence: Sequence, chain: Chain, indexes: TypingSequence[PrefixIndex], block_size: int
+) -> None:
+    """Assert that the blocks of `sequence` are listed under its own tokens, or not at all.
+
+    A table with a kept part of the prompt is not listed.
+    """
+    assert sequence.num_listed <= sequence.computed // block_size
+    full = sequence.computed // block_size
+    tables = zip(indexes, sequence.block_tables, sequence.dropped, strict=True)
+    for index, table, dropped in tables:
+        if dropped:
+            assert not any(index.cached[block] for block in table), "a kept part is listed"
+            continue
+        index.check_table(table, chain, full, shared=sequence.shares_blocks)

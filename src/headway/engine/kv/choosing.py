@@ -1,16 +1,17 @@
-"""Groups whose layers keep a part of a prompt: when its table shrinks, and what room that takes.
+"""Groups whose layers keep a part of a prompt's KV: when a table shrinks, and its need for blocks.
 
-The prompt is computed as any other, and its blocks are listed as any other's. With the next token
-the table of each such group becomes another one, `sequence.dropped` blocks shorter, which holds
-what is kept and all that follows; the prompt's own blocks are given back, and stay findable while
-they live. Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
+The prompt is computed and its blocks are listed as usual. With the next token the table of each
+such group is replaced by one that is `sequence.dropped` blocks shorter and holds the kept tokens
+and all later ones; the prompt's own blocks are released, and stay findable until they are evicted.
+Worked example, blocks of 4, a prompt of 18 tokens that shrinks by 2 blocks:
 
-    18 computed   [3 8 1 5 2]          token 17 lies in block 2, slot 1
-    19 computed   [9 4 7]              10 tokens are kept; token 18 lies in block 7, slot 2
+    18 computed   [3 8 1 5 2]          token 17 is in block 2, slot 1
+    19 computed   [9 4 7]              10 tokens are kept; token 18 is in block 7, slot 2
     23 computed   [9 4 7 6]            token 22: entry 22 // 4 - 2, slot 2
 
-So for one step a sequence holds both: who starts has to find room for both. One that is preempted
-computes its prompt, chooses the same tokens again and computes its answer behind them.
+So for one step a sequence holds both tables, and must find room for both when it starts. A
+preempted sequence computes its prompt, chooses the same tokens again, and computes its answer after
+them.
 """
 
 from dataclasses import dataclass, field
@@ -25,7 +26,7 @@ from headway.engine.sequence import Sequence
 
 @dataclass(slots=True)
 class Choosing:
-    """The groups, and the tables that shrink with the plan that is being made."""
+    """The groups that choose, and the tables that shrink with the plan in preparation."""
 
     groups: tuple[int, ...]
     block_size: int
@@ -33,31 +34,31 @@ class Choosing:
 
     @classmethod
     def of(cls, config: CacheConfig) -> Self | None:
-        """Where some layers choose."""
+        """Return the groups that choose, or None."""
         return cls(config.choosing, config.block_size) if config.choosing else None
 
     def take(self) -> list[Shrink]:
-        """What the runtime is told with this plan."""
+        """Return the shrinks of this plan, for the runtime."""
         shrinks, self.shrinks = self.shrinks, []
         return shrinks
 
     def num_to_drop(self, sequence: Sequence) -> int:
-        """By how many blocks its tables are still to shrink; 0 where they have, or never will."""
+        """Return by how many blocks its tables have yet to shrink; 0 if they have, or never do."""
         if sequence.kv_keep >= 1 or any(sequence.dropped):
             return 0
         return blocks_dropped(sequence.kv_keep, sequence.chooses_at, self.block_size)
 
     def cut(self, sequence: Sequence, count: int) -> int:
-        """Return `count`, or up to where it chooses: no token reads the prompt behind that."""
+        """Limit `count` to the end of the part to choose from, where the table shrinks."""
         missing = sequence.chooses_at - sequence.computed
         return min(count, missing) if missing > 0 and self.num_to_drop(sequence) else count
 
     def num_due(self, sequence: Sequence) -> int:
-        """`num_to_drop` where all that it chooses from is computed."""
+        """Return `num_to_drop` if all tokens to choose from are computed, else 0."""
         return self.num_to_drop(sequence) if sequence.computed >= sequence.chooses_at else 0
 
     def most_blocks(self, sequence: Sequence, everything: int) -> list[int]:
-        """By group the blocks that it takes at its worst, where all its tokens take so many."""
+        """Return by group the maximum of blocks, if its tokens take `everything`."""
         num_to_drop = self.num_to_drop(sequence)
         blocks = [everything - count for count in sequence.dropped]
         for group in self.groups if num_to_drop else ():
@@ -67,7 +68,7 @@ class Choosing:
     def extend(
         self, pools: list[BlockPool], sequence: Sequence, num_tokens: int
     ) -> tuple[list[list[int]], list[BlockCopy]] | None:
-        """As `KVCache.extend`, where a table is shorter than its tokens or is to be now."""
+        """Return as `KVCache.extend`, for tables shorter than their tokens, or shrinking now."""
         due, first = self.num_due(sequence), sequence.computed // self.block_size
         needed = self._needed(sequence, num_tokens, due)
         copied = self._copied(pools, sequence, first, due)
@@ -91,7 +92,7 @@ class Choosing:
         return new, copies
 
     def _needed(self, sequence: Sequence, num_tokens: int, due: int) -> list[int]:
-        """By group the blocks to take; all of its own for a table that is to shrink."""
+        """Return by group the blocks to take; a table that shrinks takes all its blocks anew."""
         everything = -(-num_tokens // self.block_size)
         pairs = zip(sequence.block_tables, sequence.dropped, strict=True)
         needed = [max(everything - dropped - len(table), 0) for table, dropped in pairs]
@@ -102,7 +103,7 @@ class Choosing:
     def _copied(
         self, pools: list[BlockPool], sequence: Sequence, first: int, due: int
     ) -> list[int]:
-        """The groups where the block written next is others' too."""
+        """Return the groups in which the block to write is shared with other sequences."""
         if not sequence.shares_blocks:
             return []
         groups = []
@@ -116,10 +117,10 @@ class Choosing:
     def _shrink(
         self, pool: BlockPool, sequence: Sequence, group: int, due: int, blocks: list[int]
     ) -> list[int]:
-        """Let the first of `blocks` take the place of the table; the rest."""
+        """Replace the table by the first of `blocks`; returns the others."""
         table, at = sequence.block_tables[group], sequence.chooses_at
         whole = -(-at // self.block_size)
-        assert len(table) == whole, "something lies behind what is chosen from"
+        assert len(table) == whole, "the table has blocks after the part to choose from"
         chosen = blocks[: whole - due]
         self.shrinks.append(Shrink(sequence.sequence_id, group, at, list(table), chosen))
         for block in reversed(table):
@@ -129,7 +130,7 @@ class Choosing:
 
 
 def unshare(sequence: Sequence, group: int, index: int, pool: BlockPool) -> BlockCopy:
-    """Give `sequence` a block of its own at `index` of a table: the copy that makes it."""
+    """Replace the block at `index` of a table by an own one; returns the copy to make."""
     table = sequence.block_tables[group]
     source, table[index] = table[index], pool.take()
     pool.release(source)
@@ -137,7 +138,7 @@ def unshare(sequence: Sequence, group: int, index: int, pool: BlockPool) -> Bloc
 
 
 def unshare_block(sequence: Sequence, index: int, pools: list[BlockPool]) -> list[BlockCopy]:
-    """Give `sequence` blocks of its own at `index` where others need those it has.
+    """Replace the blocks of `sequence` at `index` that others need; returns the copies to make.
 
     Only the block written next can be shared and partly filled; those before it are full and stay
     shared, those after it do not exist yet.

@@ -1,7 +1,7 @@
-"""KV blocks on a disk: what goes there, when, and what is there. The runtime writes and reads.
+"""Disk tier of the prefix cache: which blocks are written and when, and which are on the disk.
 
-Given what `KVCache` lists it writes blocks that were used twice or are dear to compute, at most so
-many bytes a second; with `through` each as it is full.
+It writes listed blocks that were used twice or are expensive to compute, up to a rate in bytes per
+second; with `through` it writes each block when it is full. The runtime writes and reads.
 """
 
 from collections import deque
@@ -14,18 +14,18 @@ from headway.perf.model import StepModel
 from headway.perf.rates import ReadRate
 
 DISK = "disk"
-DEAR = 20.0
-"""A block is dear when computing it takes so many times longer than reading it."""
-MOST_BLOCKS = 64
-"""Blocks that one step hands over: 1.5 MB of headway-tiny, gathered in 0.3 ms."""
+MIN_COMPUTE_RATIO = 20.0
+"""A block is expensive if computing it takes this many times longer than reading it."""
+MAX_BLOCKS_PER_STEP = 64
+"""Maximum blocks per step: 1.5 MB of headway-tiny, gathered in 0.3 ms."""
 DELAY_S = 0.2
-"""How long a busy engine collects blocks, for one gathering costs as much as several."""
+"""Seconds for which a busy engine collects blocks, because gathering has a fixed cost."""
 
 
 class DiskTier:
-    """What the disk holds by KV group, and the queue of what may go there.
+    """Keys on the disk by KV group, and the queue of blocks to write.
 
-    `write_bytes_s` limits the writing; 0 writes through, without a limit.
+    `write_bytes_s` is the maximum rate of writing; 0 writes through, without a limit.
     """
 
     name = DISK
@@ -53,19 +53,19 @@ class DiskTier:
 
     @property
     def through(self) -> bool:
-        """Whether each block is written as it is full."""
+        """Return whether each block is written when it is full."""
         return not self.write_bytes_s
 
     def read_s(self, num_bytes: int) -> float:
-        """Predicted seconds of a read."""
+        """Return the predicted seconds of a read."""
         return self.rate.read_s(num_bytes)
 
     def doubt(self) -> None:
-        """A read seemed too slow: nothing is measured then."""
+        """Record that a read seemed too slow to start, so that the rate is measured again."""
         self.rate.doubt()
 
     def offer(self, group: int, block: int, key: bytes) -> None:
-        """`block` is listed under `key`, or was found again: it may be worth writing."""
+        """Queue `block`, which was listed or reused under `key`, as a candidate for writing."""
         if key in self.held[group]:
             return
         if not self._queue:
@@ -75,12 +75,12 @@ class DiskTier:
 
     @property
     def has_due(self) -> bool:
-        """Whether an engine without other work has blocks to hand over now."""
+        """Return whether an engine without other work has blocks to write now."""
         return bool(self.forgotten) or (bool(self._queue) and self._earned() > 0)
 
     @property
     def due_at_s(self) -> float:
-        """When the limit lets the next block be written; infinite where none waits."""
+        """Return when the rate allows the next write; infinite with an empty queue."""
         if not self._queue:
             return float("inf")
         missing = -self._earned()
@@ -96,21 +96,21 @@ class DiskTier:
         return self._credit
 
     def spills(self, next_id: Callable[[], int], *, is_idle: bool) -> list[Transfer]:
-        """The transfers that hand blocks over in this step, one for each KV group at most."""
+        """Return the transfers that write blocks in this step, at most one per KV group."""
         waited_s = self.clock.now_s() - self._since_s
         if not self._queue or not (
-            is_idle or len(self._queue) >= MOST_BLOCKS or waited_s > DELAY_S
+            is_idle or len(self._queue) >= MAX_BLOCKS_PER_STEP or waited_s > DELAY_S
         ):
             return []
         chosen: dict[int, Transfer] = {}
         count, credit = 0, self._earned()
-        while self._queue and credit > 0 and count < MOST_BLOCKS:
+        while self._queue and credit > 0 and count < MAX_BLOCKS_PER_STEP:
             group, block, key = self._queue.popleft()
             index = self.pools[group].index
             cached = index.cached[block] if index is not None else None
             if cached is None or cached.key != key or key in self.held[group]:
                 continue
-            if not (self.through or cached.uses > 1 or self.is_dear(group)):
+            if not (self.through or cached.uses > 1 or self.is_expensive(group)):
                 continue
             if group not in chosen:
                 chosen[group] = Transfer(next_id(), group, [], "out", DISK)
@@ -125,14 +125,14 @@ class DiskTier:
         self._since_s = self.clock.now_s()
         return list(chosen.values())
 
-    def is_dear(self, group: int) -> bool:
-        """Whether computing a block takes far longer than reading it."""
+    def is_expensive(self, group: int) -> bool:
+        """Return whether computing a block takes far longer than reading it."""
         tokens_s = self.cost.prefill_s(self.block_size, 0, self.chunk)
-        return tokens_s >= DEAR * self.block_bytes[group] * self.rate.byte_s
+        return tokens_s >= MIN_COMPUTE_RATIO * self.block_bytes[group] * self.rate.byte_s
 
     def take(self, news: TierNews) -> None:
-        """What the disk has come to hold or lost."""
-        for group, key in news.kept:
+        """Update the keys that the disk has stored or lost."""
+        for group, key in news.stored:
             if group < len(self.held):
                 self.held[group].add(key)
         for group, key in news.lost:
@@ -141,6 +141,6 @@ class DiskTier:
         self.num_bad += news.num_bad
 
     def take_forgotten(self) -> list[bytes]:
-        """The owners that the runtime has yet to be told of."""
+        """Return the owners to erase that the runtime does not know yet."""
         forgotten, self.forgotten = self.forgotten, []
         return forgotten

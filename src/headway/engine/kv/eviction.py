@@ -1,25 +1,25 @@
-"""Which cached block goes first when a block is needed: a heap, and a table of policies.
+"""Eviction order of cached blocks: a heap, and a table of policies.
 
-A block without a reference that a prompt may still find is given a value when it is released;
-the smallest value goes first. `floor` is the value of what went last, so whatever is released now
-counts more than the same thing released long ago; `cost` is what computing the block again takes,
-as a multiple of the first block's:
+A cached block without a reference gets a value when it is released; the smallest value is evicted
+first. `floor` is the value of the last eviction, so a block released now has a higher value than an
+equal one released long ago. `cost` is the cost of computing the block again, as a multiple of the
+first block's:
 
     policy  value                  keeps
-    lru     the time of release    what was used last
-    lfu     floor + uses           what was used often, and not too long ago: LFU with dynamic aging
-    cost    floor + uses · cost    the same, and rather what is deep in a long context, which
-                                   attention makes dearer: Greedy-Dual-Size-Frequency
+    lru     the time of release    blocks that were used last
+    lfu     floor + uses           blocks used often, and not too long ago: LFU with dynamic aging
+    cost    floor + uses · cost    the same, but prefers blocks deep in a long context, which
+                                   attention makes expensive: Greedy-Dual-Size-Frequency
 
-Both of the last two are Arlitt et al. 2000, *Evaluating content management techniques for Web
-proxy caches*, for pages of one size. No block goes before its continuations, which could not be
+Source of the last two: Arlitt et al. 2000, *Evaluating content management techniques for Web proxy
+caches*, for pages of one size. No block is evicted before its continuations, which could not be
 found without it:
 
-    a ─ b ─ c         a conversation; b is continued twice, c and d may go first, then b, then a
+    a ─ b ─ c         a conversation; b has two continuations: c and d may go first, then b, then a
         └── d
 
-A push, a pop and a removal take O(log n); what has become stale in the heap is passed over, and
-swept away when it is more than half.
+A push, a pop and a removal take O(log n). Stale entries of the heap are skipped, and removed when
+they are more than half.
 """
 
 from collections.abc import Callable, Hashable, Iterable
@@ -39,9 +39,9 @@ STALE_AT_LEAST = 64
 
 
 class EvictionEntry(msgspec.Struct, eq=False, gc=False):
-    """A block in the queue: its value, when it was released, and what it continues.
+    """Block in the queue: its value, the time of its release, and its parent.
 
-    There are as many as blocks, so the garbage collector does not look at them.
+    There are as many as blocks, so they are hidden from the garbage collector.
     """
 
     value: float
@@ -50,7 +50,7 @@ class EvictionEntry(msgspec.Struct, eq=False, gc=False):
 
 
 class EvictionQueue:
-    """Keys of blocks that are free and cached, each behind its continuations."""
+    """Keys of free cached blocks, each after its continuations."""
 
     __slots__ = ("_continued", "_entries", "_floor", "_heap", "_tick", "_value")
 
@@ -58,7 +58,7 @@ class EvictionQueue:
         self._value = POLICIES[policy]
         self._entries: dict[Hashable, EvictionEntry] = {}
         self._continued: dict[Hashable, int] = {}
-        """By key: how many of its continuations are in the queue."""
+        """Key → number of its continuations in the queue."""
         self._heap: list[tuple[float, int, Hashable]] = []
         self._floor = 0.0
         self._tick = 0
@@ -67,7 +67,7 @@ class EvictionQueue:
         return len(self._entries)
 
     def push(self, key: Hashable, parent: Hashable, uses: float, cost: float) -> None:
-        """The block of `key`, which continues that of `parent`, was released."""
+        """Add a released block; `parent` is the key of the block that it continues."""
         assert key not in self._entries
         tick = self._tick = self._tick + 1
         self._entries[key] = EvictionEntry(self._value(self._floor, tick, uses, cost), tick, parent)
@@ -77,7 +77,7 @@ class EvictionQueue:
             self._offer(key)
 
     def remove(self, key: Hashable) -> None:
-        """The block is in use again, or holds nothing any more."""
+        """Remove a block that is in use again, or is no longer cached."""
         parent = self._entries.pop(key).parent
         remaining = self._continued[parent] - 1
         if remaining:
@@ -88,7 +88,7 @@ class EvictionQueue:
             self._offer(parent)
 
     def pop(self) -> Hashable:
-        """Take out the key of least value; the queue is not empty."""
+        """Remove and return the key of least value; the queue must not be empty."""
         while True:
             value, tick, key = heappop(self._heap)
             if self._is_offered(key, tick):
@@ -97,7 +97,7 @@ class EvictionQueue:
                 return key
 
     def _is_offered(self, key: Hashable, tick: int) -> bool:
-        """Whether the heap's entry is the key's last and nothing in the queue continues it."""
+        """Return whether the heap's entry is current and the key has no continuation queued."""
         entry = self._entries.get(key)
         return entry is not None and entry.tick == tick and key not in self._continued
 
@@ -113,7 +113,7 @@ class EvictionQueue:
             heapify(self._heap)
 
     def check_integrity(self, keys: Iterable[Hashable]) -> None:
-        """Assert that exactly `keys` are queued, and each that may go is on offer."""
+        """Assert that exactly `keys` are queued, and that each evictable one is in the heap."""
         assert set(keys) == set(self._entries), "the queue holds other blocks than are free"
         continued: dict[Hashable, int] = {}
         for entry in self._entries.values():

@@ -1,4 +1,4 @@
-"""What is given up: an owner's blocks, in memory and below, and a restore that did not come."""
+"""Dropping an owner's blocks in all tiers, and abandoning a restore that failed."""
 
 from collections.abc import Iterable
 
@@ -7,9 +7,9 @@ from headway.engine.sequence import Sequence
 
 
 def forget_owner(kv: KVCache, owner: bytes, sequences: Iterable[Sequence]) -> None:
-    """Forget what belongs to `owner`, or to those whose names begin so.
+    """Drop the blocks of `owner`, or of owners whose names begin with it.
 
-    What its `sequences` still compute is not listed either.
+    Blocks that its `sequences` still compute are not listed either.
     """
     for sequence in sequences:
         if sequence.request.principal.block_owner().startswith(owner):
@@ -21,6 +21,6 @@ def forget_owner(kv: KVCache, owner: bytes, sequences: Iterable[Sequence]) -> No
 
 
 def give_up_restore(kv: KVCache, sequence: Sequence) -> None:
-    """What was to be restored did not come: all goes back, and none is asked for again."""
+    """Release the blocks of a failed restore; the sequence will not try another one."""
     kv.release(sequence)
     sequence.takes_restores, sequence.restored = False, {}

@@ -1,8 +1,8 @@
-"""Host memory as a tier of the prefix cache: what is evicted goes where preempted ones left room.
+"""Host tier of the prefix cache: evicted blocks are stored in host memory that preemption leaves.
 
-Given a block that is about to be given out, `evicted` finds it a place, and the runtime copies it
-before the step writes anything. Preempted sequences go first: they take what is lent. On a CPU both
-memories are one, so the room would do as much as `--kv-memory`, without copies.
+`evicted` finds a place for a block that is about to be reused, and the runtime copies it before the
+step writes anything. Preempted sequences have priority: they take lent blocks. On a CPU both
+memories are the same, so the room would be as useful in `--kv-memory`, without copies.
 """
 
 from collections.abc import Callable
@@ -16,9 +16,9 @@ from headway.perf.rates import CopyRate
 
 HOST = "host"
 START_S = 0.0001
-"""What a copy takes before its first byte."""
-DEAR = 20.0
-"""A block is kept that takes so many times longer to compute than to copy."""
+"""Seconds of a copy before its first byte."""
+MIN_COMPUTE_RATIO = 20.0
+"""A block is kept if computing it takes this many times longer than copying it."""
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class HostSpills:
 
 
 class HostTier:
-    """Blocks that were used twice, or are dear to compute, in the free ones of `blocks`.
+    """Evicted blocks that were used twice or are expensive to compute, in free blocks of `blocks`.
 
-    `rate` tells what a byte takes between the two memories.
+    `rate` has the seconds per byte between the two memories.
     """
 
     name = HOST
@@ -55,11 +55,11 @@ class HostTier:
         self._leaving: dict[int, HostSpills] = {}
 
     def evicted(self, group: int, block: int, cached: Cached) -> None:
-        """`block` is about to be given out; keep what it holds where that is of use."""
+        """Store the content of `block`, which is about to be reused, if that is worthwhile."""
         key = cached.key
         if key in self.held[group]:
             self.blocks.touch(group, key)
-        elif cached.uses > 1 or self.is_dear(group):
+        elif cached.uses > 1 or self.is_expensive(group):
             host_block = self.blocks.lend(group, key, cached.owner)
             if host_block is not None:
                 leaving = self._leaving.setdefault(group, HostSpills())
@@ -69,7 +69,7 @@ class HostTier:
                 leaving.owners.append(cached.owner)
 
     def spills(self, next_id: Callable[[], int]) -> list[Transfer]:
-        """The transfers that copy what was evicted, one for each KV group."""
+        """Return the transfers that copy evicted blocks, one per KV group."""
         out = [
             Transfer(
                 next_id(), group, one.blocks, "out", HOST, one.host_blocks, one.keys, one.owners
@@ -79,15 +79,15 @@ class HostTier:
         self._leaving = {}
         return out
 
-    def is_dear(self, group: int) -> bool:
-        """Whether computing a block takes far longer than copying it."""
+    def is_expensive(self, group: int) -> bool:
+        """Return whether computing a block takes far longer than copying it."""
         tokens_s = self.cost.prefill_s(self.block_size, 0, self.chunk)
-        return tokens_s >= DEAR * self.block_bytes[group] * self.rate.byte_s
+        return tokens_s >= MIN_COMPUTE_RATIO * self.block_bytes[group] * self.rate.byte_s
 
     def read_s(self, num_bytes: int) -> float:
-        """Predicted seconds to copy so many bytes back."""
+        """Return the predicted seconds to copy these bytes back."""
         return START_S + num_bytes * self.rate.byte_s
 
     def doubt(self) -> None:
-        """A copy seemed too slow: nothing is measured then."""
+        """Record that a copy seemed too slow to start, so that the rate is measured again."""
         self.rate.doubt()

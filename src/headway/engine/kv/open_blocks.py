@@ -1,11 +1,11 @@
-"""The open blocks of a format that rounds a block when it is full: who holds one, and for how long.
+"""Open blocks of a KV format that rounds a block when it is full: who holds one, and how long.
 
-Between two steps each that runs holds the block that its next token lies in, if that is begun. A
-chunk takes more only while its step runs: what it has filled is rounded and given back. Worked
-example, blocks of 64, a prompt of 300, 4 open blocks free:
+Between two steps each running sequence holds the block of its next token, if that is begun. A chunk
+holds more only during its step: full ones are rounded and released. Worked example, blocks of 64, a
+prompt of 300, 4 open blocks free:
 
-    step 1    a chunk of 256    takes 4, gives back 4
-    step 2    a chunk of 44     takes 1, which stays its own until token 319 is there
+    step 1    a chunk of 256    takes 4, releases 4
+    step 2    a chunk of 44     takes 1, which it keeps until token 319
     3 free    the same prompt is computed in chunks of 192 and 108
 """
 
@@ -16,7 +16,7 @@ from headway.engine.sequence import Sequence
 
 
 def limit_to_open_blocks(kv: KVCache, sequence: Sequence, count: int) -> int:
-    """`count`, or as many of the next tokens as the free open blocks hold; one at least.
+    """Return `count`, or as many next tokens as the free open blocks hold; at least one.
 
     70 tokens computed, 2 blocks free: 58 tokens in its own block and 128 in these.
     """
@@ -27,8 +27,8 @@ def limit_to_open_blocks(kv: KVCache, sequence: Sequence, count: int) -> int:
     return max(min(count, end * kv.block_size - sequence.computed), 1)
 
 
-def give_back_full(kv: KVCache, sequences: Iterable[Sequence]) -> None:
-    """Give back the open blocks that a step has filled, once those who share them have begun."""
+def release_full(kv: KVCache, sequences: Iterable[Sequence]) -> None:
+    """Release the open blocks that a step has filled, once all that share them have started."""
     if kv.has_open:
         for sequence in sequences:
             if sequence.first_live[-1] < sequence.computed // kv.block_size:

@@ -1,4 +1,4 @@
-"""Another engine as a place where one sequence's blocks are, and what leaves for other engines."""
+"""Another engine as a tier for one sequence's blocks, and the export of blocks to other engines."""
 
 from collections.abc import Callable, Container
 from collections.abc import Sequence as TypingSequence
@@ -11,18 +11,18 @@ from headway.perf.rates import ReadRate
 
 @dataclass(slots=True)
 class PeerTier:
-    """Blocks that another engine has given up for a sequence of ours."""
+    """Blocks that another engine has exported for one sequence."""
 
     name: str
     held: TypingSequence[Container[bytes]]
     rate: ReadRate
 
     def read_s(self, num_bytes: int) -> float:
-        """Predicted seconds of a read."""
+        """Return the predicted seconds of a read."""
         return self.rate.read_s(num_bytes)
 
     def doubt(self) -> None:
-        """A read seemed too slow: nothing is measured then."""
+        """Record that a read seemed too slow to start, so that the rate is measured again."""
         self.rate.doubt()
 
 
@@ -36,14 +36,14 @@ class PeerExports:
         return bool(self._by_place)
 
     def add(self, group: int, parcel_id: bytes, block: int, key: bytes, owner: bytes) -> None:
-        """`block` holds what is known by `key`, and goes to who has this parcel."""
+        """Add `block`, whose content has this `key`, to the export of a parcel."""
         if block != NULL_BLOCK:
             lists = self._by_place.setdefault((group, parcel_id), ([], [], []))
             for own, one in zip(lists, (block, key, owner), strict=True):
                 own.append(one)  # type: ignore[attr-defined]
 
     def spills(self, next_id: Callable[[], int]) -> list[Transfer]:
-        """The transfers that gather them."""
+        """Return the transfers that gather the blocks."""
         out = [
             Transfer(
                 next_id(),

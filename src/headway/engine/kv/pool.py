@@ -1,26 +1,26 @@
-"""The blocks of one KV group: a free list and a reference count each.
+"""Blocks of one KV group: a free list and reference counts.
 
-Given the number of blocks it hands out ids 1 … num_blocks - 1; id 0 is the null block, never given
-out. It promises that a block is free exactly when no sequence refers to it. Worked example:
+Block ids are 1 … num_blocks - 1; id 0 is the null block, which is never taken. A block is free
+exactly when no sequence refers to it. Worked example:
 
     BlockPool(4)    fresh 1 2 3
     take() → 1      references 1: 1
     share(1)        references 1: 2      a fork refers to it too
     release(1)      references 1: 1      still not free
 
-What was given back goes first, newest first, then blocks that were never used. With a policy, a
-free block whose content is known stays findable: `take` hands out the others first, and then what
-the policy values least.
+Released blocks are taken first, newest first, then blocks that were never used. With a policy, a
+free block with known content stays findable: `take` prefers the others, then evicts the one of
+least value.
 """
 
 from collections.abc import Callable, Iterable
 
 from headway.core.plan import NULL_BLOCK
-from headway.engine.kv.prefix import Cached, PrefixIndex, common
+from headway.engine.kv.prefix import Cached, PrefixIndex, common_tokens
 
 
 class BlockPool:
-    """Reference-counted block ids of one KV group; `policy` "" forgets what is released.
+    """Reference-counted block ids of one KV group; with `policy` "" nothing stays findable.
 
     `chained` as in PrefixIndex.
     """
@@ -33,16 +33,16 @@ class BlockPool:
         self.references = [0] * num_blocks
         self.references[NULL_BLOCK] = 1
         self._free: list[int] = []
-        """Blocks that were given back and hold nothing that can be found."""
+        """Released blocks that are not cached."""
         self._fresh = NULL_BLOCK + 1
         """The first block that was never used."""
         self.index = PrefixIndex(num_blocks, policy, chained=chained) if policy else None
         self.on_evicted: Callable[[int, Cached], None] = lambda block, cached: None
-        """Told of a block that is given out, and of what it held until now."""
+        """Called with a block that is about to be reused, and its former content."""
 
     @property
     def num_free(self) -> int:
-        """Blocks without a reference, cached ones included."""
+        """Return the number of blocks without a reference, cached ones included."""
         cached = len(self.index.queue) if self.index is not None else 0
         return self.num_blocks - self._fresh + len(self._free) + cached
 
@@ -52,11 +52,11 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that can be found, in use or free."""
+        """Return the number of cached blocks, in use or free."""
         return len(self.index) if self.index is not None else 0
 
     def take(self) -> int:
-        """A free block, now with one reference; the caller has checked `num_free`."""
+        """Return a free block, now with one reference; the caller has checked `num_free`."""
         if self._free:
             block = self._free.pop()
         elif self._fresh < self.num_blocks:
@@ -70,7 +70,7 @@ class BlockPool:
         return block
 
     def take_some(self, count: int) -> list[int]:
-        """So many, one or more, one after the other."""
+        """Return `count` free blocks, at least one, each with one reference."""
         free, begin, end = self._free, self._fresh, self._fresh + count
         if len(free) >= count:
             blocks = free[: -count - 1 : -1]
@@ -85,12 +85,12 @@ class BlockPool:
         return blocks
 
     def share(self, block: int) -> None:
-        """One more reference to a block in use."""
+        """Add a reference to a block in use."""
         assert self.references[block] > 0 and block != NULL_BLOCK
         self.references[block] += 1
 
     def reuse(self, block: int) -> None:
-        """One more reference to a block that was found, in use or free."""
+        """Add a reference to a cached block, in use or free."""
         assert self.index is not None
         cached = self.index.cached[block]
         assert cached is not None
@@ -100,7 +100,7 @@ class BlockPool:
         self.references[block] += 1
 
     def release(self, block: int) -> None:
-        """One reference less; the last one frees the block."""
+        """Remove a reference; without references the block is free."""
         references = self.references[block] - 1
         assert references >= 0 and block != NULL_BLOCK
         self.references[block] = references
@@ -108,7 +108,7 @@ class BlockPool:
             self._free.append(block)
 
     def release_all(self, blocks: list[int]) -> None:
-        """`release` each, in this order."""
+        """Release each block, in this order."""
         references, unused = self.references, list[int]()
         for block in blocks:
             count = references[block] - 1
@@ -119,7 +119,7 @@ class BlockPool:
         self._free += unused if self.index is None else self.index.released_all(unused)
 
     def insert_all(self, blocks: Iterable[int], contents: Iterable[Cached]) -> None:
-        """`insert` each; mostly nothing is listed in its place."""
+        """Insert each; usually nothing is listed in its place."""
         index = self.index
         assert index is not None
         for block, cached in zip(blocks, contents, strict=True):
@@ -129,13 +129,13 @@ class BlockPool:
     def insert(self, block: int, cached: Cached) -> None:
         """List `block`, which a sequence refers to, as `cached`.
 
-        Not where another holds the same or more; one that holds the beginning of it alone cannot
-        be found any more.
+        It is not listed if another block holds the same tokens or more. A listed block with only a
+        prefix of its tokens is dropped.
         """
         assert self.index is not None
         newest = self.index.newest(cached.place)
         if newest is not None:
-            alike = common(newest.packed, cached.packed)
+            alike = common_tokens(newest.packed, cached.packed)
             if alike == cached.num_tokens:
                 return
             if alike == newest.num_tokens:
@@ -143,7 +143,7 @@ class BlockPool:
         self.index.add(block, cached)
 
     def _drop(self, index: PrefixIndex, block: int) -> None:
-        """`block` cannot be found any more, in use or free."""
+        """Unlist `block`, in use or free."""
         cached = index.cached[block]
         if self.references[block] == 0 and cached is not None:
             index.queue.remove(cached.key)
@@ -151,33 +151,33 @@ class BlockPool:
         index.drop(block)
 
     def forget(self, block: int) -> None:
-        """A block in use cannot be found any more."""
+        """Unlist a block in use."""
         assert self.references[block] > 0
         if self.index is not None and self.index.cached[block] is not None:
             self.index.drop(block)
 
     def forget_free(self) -> None:
-        """No free block can be found any more."""
+        """Unlist all free blocks."""
         while self.index is not None and len(self.index.queue):
             self._free.append(self.index.evict()[0])
 
     def forget_owner(self, owner: bytes) -> None:
-        """No block of `owner`, or of names that begin so, can be found any more."""
+        """Unlist the blocks of `owner`, or of owners whose names begin with it."""
         index = self.index
         for block, cached in enumerate(index.cached if index is not None else ()):
             if index is not None and cached is not None and cached.owner.startswith(owner):
                 self._drop(index, block)
 
     def is_immutable(self, block: int) -> bool:
-        """Whether others need `block` as it is: who writes into it needs a copy."""
+        """Return whether others need `block` unchanged, so that a writer needs a copy."""
         return self.is_listed(block) or self.references[block] > 1
 
     def is_kept_by_others(self, block: int) -> bool:
-        """Whether `block` stays findable when one who refers to it leaves."""
+        """Return whether `block` stays findable when one of its sequences ends."""
         return block == NULL_BLOCK or (self.references[block] > 1 and self.is_listed(block))
 
     def is_listed(self, block: int) -> bool:
-        """Whether `block` can be found."""
+        """Return whether `block` is cached."""
         return self.index is not None and self.index.cached[block] is not None
 
     def check_integrity(self, tables: list[list[int]]) -> None:
@@ -186,7 +186,7 @@ class BlockPool:
         held[NULL_BLOCK] = 1
         for table in tables:
             for block in table:
-                assert NULL_BLOCK != block < self._fresh, "a block that was not given out"
+                assert NULL_BLOCK != block < self._fresh, "a block that was never taken"
                 held[block] += 1
         assert held == self.references[: self._fresh], "counts differ from the block tables"
         assert self.references.count(0) == held.count(0) + num_fresh, "a fresh block is in use"

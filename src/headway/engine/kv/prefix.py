@@ -1,11 +1,11 @@
-"""The prefix index: which block holds the keys and values of which tokens, by what came before.
+"""Prefix index: which block holds the KV of which tokens, given the tokens before.
 
 A block is found by its key, a link in the chain of its sequence's keys (`engine.chain`). Given the
-keys of a sequence, `blocks_held` says how much of its beginning is in memory. Worked example,
-blocks of 4: [1 2 3 4] [5 6 7 8] and [1 2 3 4] [5 6 9 9] are cached, and a prompt 1 2 3 4 5 6 7 1
-comes. Its first block is found by its key. The second is none of the two, but the newest that goes
-on with 5 begins with 5 6 or 5 6 7: the prompt shares it up to there, and copies it when it writes
-behind. A block that was left half filled (`engine.kv.listing`) is found in the same way.
+keys of a sequence, `blocks_held` returns the length of its cached prefix. Worked example, blocks of
+4: [1 2 3 4] [5 6 7 8] and [1 2 3 4] [5 6 9 9] are cached, and a prompt 1 2 3 4 5 6 7 1 arrives. Its
+first block is found by its key. The second equals none of the two, but the newest block that
+continues with 5 begins with 5 6 or 5 6 7: the prompt shares that part, and copies the block before
+it writes. A partially filled block (`engine.kv.listing`) is found in the same way.
 """
 
 from collections.abc import Container
@@ -21,14 +21,14 @@ from headway.engine.chain import TOKEN_BYTES, Chain, packed
 from headway.engine.kv.eviction import EvictionQueue
 
 Entry = TypeVar("Entry", int, bytes)
-"""Of a block table a block, of what may become one a key."""
+"""Entry of a block table: a block, or the key of one."""
 
 
 class Cached(msgspec.Struct, eq=False, gc=False):
-    """What one block holds: its key, its parent's, its tokens, and how often it was used.
+    """Content of one block: its key, its parent's key, its tokens, and its number of uses.
 
-    A block that is filled in part begins with a part of one use: it saves as much less. There are
-    as many as blocks, so nothing of it is looked at by the garbage collector.
+    A partially filled block starts with a fraction of one use, because it saves less. There are as
+    many as blocks, so they are hidden from the garbage collector.
     """
 
     key: bytes
@@ -44,16 +44,16 @@ class Cached(msgspec.Struct, eq=False, gc=False):
 
     @property
     def place(self) -> bytes:
-        """Where it goes on, and with which token: what `PrefixIndex.newest` is asked for."""
+        """Return its place: the parent's key and its first token (see `PrefixIndex.newest`)."""
         return self.parent + self.packed[:TOKEN_BYTES]
 
 
 class PrefixIndex:
-    """Key → block of one KV group, and what is evicted first of those without a reference.
+    """Key → block of one KV group, and the eviction queue of blocks without a reference.
 
     A key has one block: a second block with the same tokens, computed at the same time, is not
-    listed. `chained` keeps a block as long as its continuations; a window group, which may hold the
-    end of a conversation without its beginning, does not.
+    listed. `chained` keeps a block as long as its continuations; a window group is not chained,
+    because it may hold the end of a conversation without its beginning.
     """
 
     __slots__ = ("_chained", "_newest", "block_of", "cached", "num_changes", "queue")
@@ -63,19 +63,19 @@ class PrefixIndex:
         self.block_of: dict[bytes, int] = {}
         self.cached: list[Cached | None] = [None] * num_blocks
         self.queue = EvictionQueue(policy)
-        """Of all blocks that can be found."""
+        """Cached blocks without a reference."""
         self.num_changes = 0
-        """How often a block came or went that can be found: as long as it stays, all finds do."""
+        """Number of changes of the index; a lookup stays valid as long as it is equal."""
         self._newest: dict[bytes, bytes] = {}
-        """Place → key of the newest that was listed there."""
+        """Place → key of the newest block that was listed there."""
 
     def __len__(self) -> int:
         return len(self.block_of)
 
     def add(self, block: int, cached: Cached, *, first: bool = False) -> bool:
-        """List `block`, which a sequence refers to, as `cached`, unless another block is.
+        """List `block`, which a sequence refers to, as `cached`, unless its key has a block.
 
-        As the `first` in its place alone: False where something is listed there.
+        With `first` only if nothing is listed in its place; returns False otherwise.
         """
         key, packed = cached.key, cached.packed
         place = cached.parent + packed[:TOKEN_BYTES]
@@ -89,12 +89,12 @@ class PrefixIndex:
         return True
 
     def newest(self, place: bytes) -> Cached | None:
-        """The newest of those that go on there (`Cached.place`)."""
+        """Return the newest content that continues at this place (`Cached.place`)."""
         key = self._newest.get(place)
         return None if key is None else self.cached[self.block_of[key]]
 
     def drop(self, block: int) -> None:
-        """`block` holds nothing any more that can be found; it is not in the queue."""
+        """Unlist `block`, which is not in the queue."""
         cached = self.cached[block]
         assert cached is not None
         self.cached[block] = None
@@ -105,11 +105,11 @@ class PrefixIndex:
             del self._newest[place]
 
     def released(self, block: int) -> bool:
-        """Note that `block` has no reference any more; return whether it stays findable."""
+        """Queue `block`, which has no reference any more; returns whether it is cached."""
         return not self.released_all([block])
 
     def released_all(self, blocks: list[int]) -> list[int]:
-        """Note that these have no reference any more; return those that are not listed."""
+        """Queue blocks that have no reference any more; returns those that are not cached."""
         held, chained, queue = self.cached, self._chained, self.queue
         lost = []
         for block in blocks:
@@ -122,7 +122,7 @@ class PrefixIndex:
         return lost
 
     def evict(self) -> tuple[int, Cached]:
-        """The block that goes first, and what it held; it holds nothing any more."""
+        """Return the block to evict and its content; it is unlisted."""
         key = self.queue.pop()
         assert isinstance(key, bytes)
         block = self.block_of[key]
@@ -132,7 +132,7 @@ class PrefixIndex:
         return block, cached
 
     def check_integrity(self, references: list[int]) -> None:
-        """Assert that keys and blocks agree and that the free ones wait in the queue."""
+        """Assert that keys and blocks agree, and that the free ones are in the queue."""
         blocks, keys = list(self.block_of.values()), list(self.block_of)
         known = [cached for cached in map(self.cached.__getitem__, blocks) if cached is not None]
         assert [cached.key for cached in known] == keys, "keys and blocks differ"
@@ -148,18 +148,18 @@ class PrefixIndex:
         for at, block in enumerate(table):
             cached = self.cached[block]
             if block != NULL_BLOCK and cached is not None and at < full:
-                assert cached.key == chain.key(at), "a block is listed under others' tokens"
+                assert cached.key == chain.key(at), "a block is listed under foreign tokens"
             elif block != NULL_BLOCK and cached is not None:
                 assert shared, "a listed block will be written to"
 
 
 @dataclass(slots=True, kw_only=True)
 class Hit:
-    """The first `num_tokens` of a sequence in memory: block tables by group.
+    """Cached prefix of a sequence, `num_tokens` long: block tables by group.
 
-    Entries before `first_live`, but for a window group's sinks, are the null block. With
-    `is_partial` the last block holds other tokens behind, and has to be copied before it is written
-    to.
+    Entries before `first_live`, except a window group's sinks, are the null block. With
+    `is_partial` the last block contains other tokens behind the prefix, and must be copied before
+    it is written to.
     """
 
     num_tokens: int
@@ -167,46 +167,46 @@ class Hit:
     first_live: list[int]
     is_partial: bool = False
     reads: list["Read"] = field(default_factory=list)
-    """Blocks of the tables that a lower tier holds: the null block stands for them."""
+    """Blocks of the tables that are in a lower tier; their entries are the null block."""
     restored: dict[str, int] = field(default_factory=dict)
-    """Tokens that these blocks save, by the tier that they are in."""
+    """Tier → tokens that its blocks save."""
 
     @classmethod
     def none(cls, num_groups: int) -> "Hit":
-        """Nothing was found."""
+        """Return an empty hit."""
         tables: list[list[int]] = [[] for _ in range(num_groups)]
         return cls(num_tokens=0, tables=tables, first_live=[0] * num_groups)
 
     def num_whole(self, block_size: int) -> int:
-        """How many blocks from the beginning are here already, and listed."""
+        """Return the number of leading full blocks that are on the device."""
         return min([self.num_tokens // block_size, *[read.at for read in self.reads]])
 
 
 class Tier(Protocol):
-    """A place below the device's memory: what it holds, and what a read from it takes."""
+    """Place below the device's memory: the keys it holds, and the cost of a read."""
 
     @property
     def name(self) -> str:
-        """As transfers call it."""
+        """Return its name in transfers."""
         ...
 
     @property
     def held(self) -> TypingSequence[Container[bytes]]:
-        """By KV group the keys of its blocks."""
+        """Return by KV group the keys of its blocks."""
         ...
 
     def read_s(self, num_bytes: int) -> float:
-        """Predicted seconds of a read."""
+        """Return the predicted seconds of a read."""
         ...
 
     def doubt(self) -> None:
-        """A read seemed too slow: what was measured may have been a hiccup."""
+        """Record that a read seemed too slow to start, so that the rate is measured again."""
         ...
 
 
 class Read(NamedTuple):
-    """A block of a hit that is not in the device's memory: its place in the table, its key, where
-    it is."""
+    """Block of a hit that is not on the device: its group, its place in the table, its key, and its
+    tier."""
 
     group: int
     at: int
@@ -218,10 +218,10 @@ def blocks_held(
     chain: Chain, most: int, held_by: TypingSequence[Container[bytes]], block_size: int,
     windows: TypingSequence[int], sink_blocks: TypingSequence[int],
 ) -> int:  # fmt: skip
-    """How many blocks from the beginning, of `most`, are what all groups hold.
+    """Return how many leading blocks, of `most`, all groups hold.
 
     A window group needs only what the next token sees. Blocks of 4, a window of 6: after 3 blocks
-    token 12 sees 7 … 12, so blocks 1 and 2 are enough there, and those of its sinks.
+    token 12 sees 7 … 12, so blocks 1 and 2 suffice there, and those of its sinks.
     """
     count = most
     for keys, window, num_sinks in zip(held_by, windows, sink_blocks, strict=True):
@@ -243,7 +243,7 @@ def blocks_held(
     return count
 
 
-def begun_block(
+def find_partial_block(
     indexes: TypingSequence[PrefixIndex],
     tokens: list[int],
     most: int,
@@ -251,10 +251,10 @@ def begun_block(
     count: int,
     size: int,
 ) -> tuple[bytes, int] | None:
-    """(key, first tokens of use) of a block behind the first `count` that begins as `tokens` do.
+    """Return (key, shared tokens) of a block after the first `count` that begins as `tokens` do.
 
-    No more than `most` of `tokens` are found. The whole block is taken where they end with it: the
-    last of them is computed anew.
+    At most `most` of `tokens` are matched. If the tokens end with the block, the whole block is
+    taken: its last token is computed anew.
     """
     rest = tokens[count * size : min((count + 1) * size, most)]
     if not rest:
@@ -266,18 +266,18 @@ def begun_block(
         newest = indexes[0].newest(chain.key(count - 1) + packed(rest[:1]))
         if newest is None:
             return None
-        key, rest = newest.key, rest[: common(packed(rest), newest.packed)]
+        key, rest = newest.key, rest[: common_tokens(packed(rest), newest.packed)]
     held = all(key in index.block_of for index in indexes)
-    return (key, len(rest)) if held and is_of_use(len(rest), size) else None
+    return (key, len(rest)) if held and is_worth_copying(len(rest), size) else None
 
 
-def begun_below(
+def find_partial_below(
     chain: Chain, at: int, most: int, held_by: TypingSequence[Container[bytes]], block_size: int
 ) -> tuple[bytes, int] | None:
-    """(key, tokens) of the fullest block at this place that is filled in part, with `most` tokens
-    at most, and that all groups hold."""
+    """Return (key, tokens) of the fullest partial block at this place that all groups hold, with at
+    most `most` tokens."""
     for count in range(min(most, block_size - 1), 0, -1):
-        if not is_of_use(count, block_size):
+        if not is_worth_copying(count, block_size):
             break
         key = chain.part(at, count)
         if all(key in keys for keys in held_by):
@@ -285,19 +285,19 @@ def begun_below(
     return None
 
 
-def is_of_use(count: int, block_size: int) -> bool:
-    """Whether so many tokens of a block are worth a copy of it, which costs as much as a few: 4, or
-    a quarter of a small block."""
+def is_worth_copying(count: int, block_size: int) -> bool:
+    """Return whether a partial block is worth its copy, which costs as much as computing a few
+    tokens: 4, or a quarter of a small block."""
     return 4 * count >= min(block_size, 16)
 
 
 def first_visible(position: int, window: int) -> int:
-    """The first token that the token at `position` sees."""
+    """Return the first token that the token at `position` sees."""
     return max(0, position - window + 1) if window else 0
 
 
 def live_of(table: list[Entry], first_live: int, num_sinks: int) -> list[Entry]:
-    """Return the blocks of `table` that were not released: the first `num_sinks`, and those from
+    """Return the entries of `table` that were not released: the first `num_sinks`, and those from
     `first_live` on.
 
     >>> live_of([7, 0, 0, 4, 5], 3, 1)
@@ -307,13 +307,13 @@ def live_of(table: list[Entry], first_live: int, num_sinks: int) -> list[Entry]:
 
 
 def with_gap(blocks: list[int], first_live: int, num_sinks: int) -> list[int]:
-    """The table that `blocks` are the live ones of: `live_of`, turned around."""
+    """Return the table whose live entries are `blocks`: the inverse of `live_of`."""
     head = min(num_sinks, first_live)
     return blocks[:head] + [NULL_BLOCK] * (first_live - head) + blocks[head:]
 
 
-def common(some: bytes, more: bytes) -> int:
-    """How many tokens two that are `packed` begin with alike."""
+def common_tokens(some: bytes, more: bytes) -> int:
+    """Return the length in tokens of the common prefix of two packed texts."""
     count = 0
     for one, other in zip(some, more, strict=False):
         if one != other:

@@ -1,16 +1,16 @@
-"""The tiers below the device's KV memory: where a beginning is found, and whether to fetch it.
+"""Tiers below the device's KV memory: where a prefix is found, and whether to restore it.
 
-It decides, the runtime moves the bytes. Blocks that leave the device's memory may lie in host
-memory (`host_tier.py`), full blocks on a disk (`disk_tier.py`), those of a sequence that was handed
-over in the engine it comes from (`handover.py`). A prompt whose beginning is in one of them is
-restored where that is predicted to be faster than computing it, by rates learned from the reads.
-Worked example, headway-tiny, 1,500 tokens of 1,536 bytes:
+This module decides, the runtime moves the bytes. Evicted blocks may be in host memory
+(`host_tier.py`), full blocks on a disk (`disk_tier.py`), those of a handed-over sequence in the
+engine that it comes from (`handover.py`). A cached prefix is restored if that is predicted to be
+faster than computing it, by rates learned from earlier reads. Worked example, headway-tiny, 1,500
+tokens of 1,536 bytes:
 
     computed   1,500 x 0.13 ms              195 ms
     restored   1 ms + 2.3 MB / 0.7 GB/s     4.3 ms, from a disk
 
-A key counts as held as soon as its block is handed over; where the runtime has something else, or
-nothing, it says so, and at worst a sequence that waits for it computes it.
+A key counts as held as soon as its block is submitted. If the runtime has something else, or
+nothing, it reports that, and the waiting sequence computes the tokens instead.
 """
 
 from collections.abc import Callable, Container, Iterable
@@ -35,8 +35,8 @@ from headway.engine.kv.prefix import (
     PrefixIndex,
     Read,
     Tier,
-    begun_below,
     blocks_held,
+    find_partial_below,
     first_visible,
     live_of,
     with_gap,
@@ -46,16 +46,16 @@ from headway.perf.rates import CopyRate, ReadRate
 
 DEVICE = "device"
 OPEN_WINDOW = 1
-"""The open block is what a window of one token sees: the block that it lies in."""
+"""The open block is a window of one token: the block that contains it."""
 ENGINE_BYTE_S = 1 / 1e9
-"""A byte from another engine over a socket, until some were measured."""
-PATIENCE, LEAST_LIMIT_S = 2.0, 0.5
-"""A read is given up beyond so many times its predicted time, but not before half a second."""
+"""Seconds per byte from another engine over a socket, until it was measured."""
+READ_LIMIT_FACTOR, MIN_READ_LIMIT_S = 2.0, 0.5
+"""A read is given up after this multiple of its predicted time, and at least these seconds."""
 
 
 @dataclass(slots=True)
-class Either(Container[bytes]):
-    """Keys that one of several holds."""
+class AnyOf(Container[bytes]):
+    """Keys that at least one of several containers holds."""
 
     several: list[Container[bytes]]
 
@@ -64,10 +64,10 @@ class Either(Container[bytes]):
 
 
 class Tiers:
-    """The tiers below `pools`, the fastest first; a `host` or a `disk` that is None is not there.
+    """Tiers below `pools`, the fastest first; `host` and `disk` may be None.
 
-    A block of each KV group takes `block_bytes`; groups that see the block of the next token alone
-    `are_open`; `chunk` is the most prompt tokens of a step.
+    A block of each KV group takes `block_bytes`; `are_open` marks groups that see only the block of
+    the next token; `chunk` is the maximum number of prompt tokens of a step.
     """
 
     def __init__(
@@ -87,43 +87,45 @@ class Tiers:
         self.are_open, self.block_size, self.chunk = are_open, block_size, chunk
         self.engine_rate = ReadRate(ENGINE_BYTE_S)
         self.leaving = PeerExports()
-        """What goes to other engines."""
+        """Blocks to export to other engines."""
         self.num_failed = 0
         self.restore_s: dict[str, float] = {}
         for group, pool in enumerate(pools):
             pool.on_evicted = partial(self.evicted, group)
 
-    # ── out ─────────────────────────────────────────────────────────────────────────────────
+    # ── writing ─────────────────────────────────────────────────────────────────────────────
 
     def on_listed(self, group: int, block: int) -> None:
-        """A block was listed, or found again: it may be worth keeping below."""
+        """Offer a block that was listed, or reused, to the disk."""
         index = self.pools[group].index
         cached = None if index is None else index.cached[block]
         if self.disk is not None and cached is not None and self._is_read(group, cached):
             self.disk.offer(group, block, cached.key)
 
     def evicted(self, group: int, block: int, cached: Cached) -> None:
-        """`block` is about to be given out; it may be worth keeping below."""
+        """Offer a block that is about to be reused to host memory."""
         if self.host is not None and self._is_read(group, cached):
             self.host.evicted(group, block, cached)
 
     def _is_read(self, group: int, cached: Cached) -> bool:
-        """Whether a prompt that begins with the block reads it: not where the next token would
-        see nothing of a full one."""
+        """Return whether a prompt with this prefix reads the block.
+
+        A full block of an open group is never read.
+        """
         return not (self.are_open[group] and cached.num_tokens == self.block_size)
 
     @property
     def has_due(self) -> bool:
-        """Whether an engine without other work has blocks to hand over now."""
+        """Return whether an engine without other work has blocks to submit now."""
         return bool(self.leaving) or (self.disk is not None and self.disk.has_due)
 
     @property
     def due_at_s(self) -> float:
-        """When a limit lets the next block be written; infinite where none waits."""
+        """Return when the rate allows the next write; infinite if none waits."""
         return self.disk.due_at_s if self.disk is not None else float("inf")
 
     def spills(self, next_id: Callable[[], int], *, is_idle: bool) -> list[Transfer]:
-        """The transfers that hand blocks over in this step."""
+        """Return the transfers that write blocks in this step."""
         out = self.leaving.spills(next_id)
         if self.host is not None:
             out += self.host.spills(next_id)
@@ -131,7 +133,7 @@ class Tiers:
             out += self.disk.spills(next_id, is_idle=is_idle)
         return out
 
-    # ── in ──────────────────────────────────────────────────────────────────────────────────
+    # ── reading ─────────────────────────────────────────────────────────────────────────────
 
     def find(
         self,
@@ -145,11 +147,11 @@ class Tiers:
         *,
         partly: bool = True,
     ) -> Hit | None:
-        """A longer beginning than the `num_cached` tokens, of `most`, with what the tiers hold.
+        """Return a longer prefix than `num_cached` tokens, of `most`, with the help of the tiers.
 
-        `source` is one more, of this sequence alone. With `partly` it may end within a block. None
-        where there is none, or where computing it is predicted to be faster, with all of them and
-        with the fastest alone.
+        `source` is an additional tier of this sequence. With `partly` it may end within a block.
+        None if there is none, or if computing is predicted to be faster, with all tiers and with
+        the fastest alone.
         """
         tiers: list[Tier] = [tier for tier in (self.host, source, self.disk) if tier is not None]
         while tiers:
@@ -158,7 +160,7 @@ class Tiers:
             )
             if hit is None:
                 return None
-            if self.read_s(hit.reads) < self.again_s(hit.num_tokens, num_cached):
+            if self.read_s(hit.reads) < self.recompute_s(hit.num_tokens, num_cached):
                 return hit
             tiers.pop().doubt()
         return None
@@ -176,12 +178,12 @@ class Tiers:
     ) -> Hit | None:
         size = self.block_size
         either = [
-            Either([index.block_of, *(tier.held[group] for tier in tiers)])
+            AnyOf([index.block_of, *(tier.held[group] for tier in tiers)])
             for group, index in enumerate(indexes)
         ]
         deep = blocks_held(chain, most // size, either, size, windows, sink_blocks)
         keys, end = [chain.key(at) for at in range(deep)], deep * size
-        begun = begun_below(chain, deep, most - end, either, size) if partly else None
+        begun = find_partial_below(chain, deep, most - end, either, size) if partly else None
         if begun is not None:
             keys.append(begun[0])
             end += begun[1]
@@ -209,8 +211,7 @@ class Tiers:
         )
 
     def _restored(self, reads: list[Read], num_cached: int, end: int) -> dict[str, int]:
-        """Tokens from `num_cached` to `end` by the tier that they came from: of what reads from
-        several, the slowest."""
+        """Return tier → tokens from `num_cached` to `end`; of several tiers the slowest counts."""
         slowest: dict[int, Read] = {}
         for read in reads:
             other = slowest.get(read.at)
@@ -227,9 +228,11 @@ class Tiers:
         return restored
 
     def reuse(self, hit: Hit) -> None:
-        """A newcomer begins with `hit`: what it reads stays where it is, though blocks that are
-        taken for it may come there, and what it found was of use again; but for a block that it
-        goes on within: a fuller one will take its place."""
+        """Pin and count the blocks of a hit that a new sequence starts with.
+
+        Its host blocks are pinned until they are copied. Its device blocks count as used again,
+        except a partial one: a fuller one will take its place.
+        """
         for read in hit.reads:
             if self.host is not None and read.tier is self.host:
                 self.host.blocks.pin(read.group, read.key)
@@ -238,16 +241,16 @@ class Tiers:
                 if block != NULL_BLOCK:
                     self.on_listed(group, block)
 
-    def again_s(self, end: int, start: int) -> float:
-        """Predicted seconds to compute tokens `start` … `end` - 1."""
+    def recompute_s(self, end: int, start: int) -> float:
+        """Return the predicted seconds to compute tokens `start` … `end` - 1."""
         return self.cost.prefill_s(end - start, start, self.chunk)
 
     def bytes_of(self, reads: Iterable[Read]) -> int:
-        """What these blocks take."""
+        """Return the bytes of these reads."""
         return sum(self.block_bytes[read.group] for read in reads)
 
     def read_s(self, reads: Iterable[Read]) -> float:
-        """Predicted seconds of these reads, one tier after the other."""
+        """Return the predicted seconds of these reads, one tier after the other."""
         num_bytes: dict[str, int] = {}
         tiers: dict[str, Tier] = {}
         for read in reads:
@@ -256,15 +259,16 @@ class Tiers:
             num_bytes[read.tier.name] = num_bytes.get(read.tier.name, 0) + size
         return sum(tier.read_s(num_bytes[name]) for name, tier in tiers.items())
 
-    def limit_s(self, reads: Iterable[Read], again_s: float = 0.0) -> float:
-        """When these reads are given up: far beyond their time, and when computing is done anyway.
+    def limit_s(self, reads: Iterable[Read], recompute_s: float = 0.0) -> float:
+        """Return the seconds after which reads are given up: far beyond their predicted time.
 
-        So a first token comes after twice the time that it takes without any tier, at worst.
+        It is at least the time to compute the tokens, so a first token takes at most twice as long
+        as without tiers.
         """
-        return max(PATIENCE * self.read_s(reads), LEAST_LIMIT_S, again_s)
+        return max(READ_LIMIT_FACTOR * self.read_s(reads), MIN_READ_LIMIT_S, recompute_s)
 
     def take(self, moved: Iterable[Moved], news: TierNews | None) -> None:
-        """What the runtime has moved, and what the disk has come to hold or lost."""
+        """Take what the runtime has moved, and what the disk has stored or lost."""
         for one in moved:
             if one.direction == "in":
                 self.num_failed += not one.moved_bytes
@@ -281,7 +285,7 @@ class Tiers:
         return self.disk.rate if self.disk is not None else None
 
     def tell(self, record: StepRecord) -> None:
-        """Note what each tier holds, and what came to nothing since it was told last."""
+        """Add to `record` what each tier holds, and the failed reads since the last record."""
         keys = [pool.num_cached for pool in self.pools]
         uses = [self._use(DEVICE, keys)]
         for tier in (self.host, self.disk):
@@ -294,20 +298,20 @@ class Tiers:
             record.num_bad_blocks, self.disk.num_bad = self.disk.num_bad, 0
 
     def _use(self, name: str, keys: list[int]) -> TierUse:
-        """Return the bytes of so many keys by KV group."""
+        """Return the bytes of these numbers of keys by KV group."""
         return TierUse(name, sum(n * size for n, size in zip(keys, self.block_bytes, strict=True)))
 
-    # ── forgetting ──────────────────────────────────────────────────────────────────────────
+    # ── dropping ────────────────────────────────────────────────────────────────────────────
 
     def forget(self, owner: bytes) -> None:
-        """Forget what belongs to `owner`; a disk erases it, and reports the erased keys."""
+        """Drop the blocks of `owner`; a disk erases them, and reports the erased keys."""
         if self.host is not None:
             self.host.blocks.forget(owner)
         if self.disk is not None:
             self.disk.forgotten.append(owner)
 
     def take_forgotten(self) -> list[bytes]:
-        """The owners that the runtime has yet to be told of."""
+        """Return the owners to erase that the runtime does not know yet."""
         return self.disk.take_forgotten() if self.disk is not None else []
 
 
@@ -320,7 +324,7 @@ def make_tiers(
     host_blocks: HostBlocks,
     copy_rate: CopyRate,
 ) -> Tiers:
-    """The tiers below `pools` that the settings ask for."""
+    """Return the tiers below `pools` that the settings enable."""
     host = disk = None
     if config.host_blocks and not config.state_every:  # states go there when they are preempted
         host = HostTier(

@@ -95,7 +95,7 @@ class Fcfs:
         """Return the youngest first."""
         return running[::-1]
 
-    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+    def preemptible_for(self, candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Return none: running sequences came first."""
         return []
 

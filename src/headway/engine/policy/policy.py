@@ -95,7 +95,7 @@ class Policy(Protocol):
     ) -> Iterator[PrefillTurn]:
         """Yield turns of sequences that lack more than a token, in order.
 
-        `budget` tokens of the step remain beside `decodes`. Sequences that start leave `waiting`
+        `budget` tokens of the step remain after `decodes`. Sequences that start leave `waiting`
         while the turns are taken.
         """
         ...
@@ -125,8 +125,8 @@ class Policy(Protocol):
         """Return `running` in the order of preemption for a decode that lacks a block."""
         ...
 
-    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
-        """Return those of `running` that may be preempted to start `newcomer`, in order."""
+    def preemptible_for(self, candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
+        """Return those of `running` that may be preempted to start `candidate`, in order."""
         ...
 
     def may_reclaim(self, claimant: Sequence, waiting: TypingSequence[Sequence]) -> bool:

@@ -51,9 +51,9 @@ class Priority(Fcfs):
         """Return the last rank first."""
         return sorted(running, key=rank, reverse=True)
 
-    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+    def preemptible_for(self, candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Return those of a lower priority, the last rank first."""
-        return [s for s in self.victims(running) if priority(s) > priority(newcomer)]
+        return [s for s in self.victims(running) if priority(s) > priority(candidate)]
 
     def may_reclaim(self, claimant: Sequence, waiting: TypingSequence[Sequence]) -> bool:
         """Return whether no better priority waits: it would preempt `claimant` at once.

@@ -21,8 +21,8 @@ most, for then no later request goes before it.
 While rows or blocks are short a waiting prompt takes as long as it takes until one is free
 (`perf.rates`), where that is longer than its prefill.
 
-Users with more tokens served than the least served come later, by steps of half the credit of
-`policy.users`; the bound of a user with more waiting than others is higher.
+Users whose counter is above the lowest come later, in steps of half the credit of `policy.users`;
+the aging bound of a user with more waiting requests than others is higher.
 """
 
 from collections.abc import Iterator
@@ -133,7 +133,7 @@ class SloPolicy(Fcfs):
         self._startable: TypingSequence[Sequence] = ()
         """The waiting sequences, where a row is free."""
         self._next_lookup = 0
-        self._one_token = cost.beside(NOTHING, 0, 1)
+        self._one_token = cost.add_chunk(NOTHING, 0, 1)
 
     @classmethod
     def make(cls, settings: Settings, cost: StepModel, clock: Clock, kv: KVCache) -> Self:
@@ -185,8 +185,8 @@ class SloPolicy(Fcfs):
         self._startable = waiting if len(running) < self.max_num_seqs else ()
         if not idle:
             return decodes
-        num_newcomers = sum(not self.is_idle(s) for s in waiting)
-        return self._add_idle_decodes(decodes, idle[: max(len(idle) - num_newcomers, 0)])
+        num_candidates = sum(not self.is_idle(s) for s in waiting)
+        return self._add_idle_decodes(decodes, idle[: max(len(idle) - num_candidates, 0)])
 
     def _add_idle_decodes(self, decodes: list[Sequence], idle: list[Sequence]) -> list[Sequence]:
         """Return `decodes` and those of `idle` that the step has time for; alone, all of them."""
@@ -194,7 +194,7 @@ class SloPolicy(Fcfs):
             self._work = decode_work(idle, self.cost.windows)
             return idle
         for sequence in idle:
-            work = self.cost.beside(self._work, sequence.computed, sequence.num_missing)
+            work = self.cost.add_chunk(self._work, sequence.computed, sequence.num_missing)
             if self.cost.seconds(work) > self._lane_step_s:
                 break
             decodes.append(sequence)
@@ -445,7 +445,7 @@ class SloPolicy(Fcfs):
         if self._has_draft_tokens and num_tokens == 1 and sequence.computed >= sequence.num_prompt:
             slo_state(sequence).count_step()
         if self._prefills:
-            self._work = self.cost.beside(self._work, sequence.computed, num_tokens)
+            self._work = self.cost.add_chunk(self._work, sequence.computed, num_tokens)
             for other in self._prefills:
                 if other.sequence_id < sequence.sequence_id:
                     slo_state(other).num_overtaken += num_tokens
@@ -481,9 +481,9 @@ class SloPolicy(Fcfs):
             return PreemptionLoss.OBJECTIVE
         return PreemptionLoss.NONE
 
-    def preemptible_for(self, newcomer: Sequence, running: list[Sequence]) -> list[Sequence]:
+    def preemptible_for(self, candidate: Sequence, running: list[Sequence]) -> list[Sequence]:
         """Return sequences of idle classes for all others, youngest first."""
-        if self.is_idle(newcomer):
+        if self.is_idle(candidate):
             return []
         return self._list_idle(running[::-1])
 

@@ -87,7 +87,7 @@ class Users:
 
     @property
     def num_present(self) -> int:
-        """Number of users with a sequence waiting or running."""
+        """Return number of users with a sequence waiting or running."""
         return len(self._present)
 
     def weight(self, user: str) -> float:

@@ -1,17 +1,17 @@
-"""The probability that the k-th draft token is accepted: by proposer, and by sequence.
+"""Probability that the k-th draft token is accepted, by proposer and by sequence.
 
-A proposer that found a match of m tokens again is as right as its match is long, and each token
-that is accepted lengthens the match by one. So one curve by length says all of it; measured with
-n-grams on 150 real chats, the acceptance rate of the tokens that were reached:
+A proposer with a match of m tokens is the more accurate the longer the match, and each accepted
+token lengthens the match by one. So one curve by length describes all; measured with n-grams on 150
+real chats, the acceptance rate of the tokens that were reached:
 
     behind a match of     1     2     3     4     5     6     7     8
     the first token     0.26  0.45  0.56  0.57  0.7 … 0.75       0.8
     match 1, token 1 …  0.26  0.46  0.60  0.66  0.73  0.71  0.76  0.81     along one proposal
 
-A proposer without a match, a draft model, has a rate for each depth instead. The probability that a
-token is accepted is the product of the rates up to it: behind a match of 2 it is 0.45, 0.25, 0.15.
-All counts decay. A sequence's own counts say how much more or less is accepted of it than of all:
-as odds, shrunk to 1 as long as there are few (`SequenceOdds`).
+A proposer without a match, such as a draft model, has a rate per depth instead. The probability
+that a token is accepted is the product of the rates up to it: behind a match of 2 it is 0.45, 0.25,
+0.15. All counts decay. A sequence's own counts say how its rates differ from the mean: as odds,
+shrunk to 1 as long as there are few observations (`SequenceOdds`).
 """
 
 from typing import NamedTuple
@@ -23,40 +23,40 @@ from headway.perf.filter import isotonic_fit
 NUM_DEPTHS = 16
 """Draft tokens at this depth and deeper share the last cell."""
 LENGTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
-"""The least length of each cell of a curve by length."""
+"""Minimum length of each cell of a curve by length."""
 AGREES, DIFFERS = "agrees", "differs"
-"""What the drafter proposes beside a match that was found: the same, or something else."""
+"""Context of a match: the drafter proposes the same tokens, or others."""
 PROMPT = "prompt "
-"""Before either: the match reaches back into the prompt. Most prompts end as all do, with the same
-8 tokens of a chat template, say: a match of them tells nothing of the answer."""
-MOST = 512
-"""Depths and lengths up to this are looked up; none is longer."""
-CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MOST))
-CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MOST))
+"""Prefix of a context: the match reaches back into the prompt. Most prompts end alike, for example
+with the same 8 tokens of a chat template, so such a match says nothing about the answer."""
+MAX_INDEX = 512
+"""Maximum depth and length in the lookup tables."""
+CELL_OF_LENGTH = tuple(sum(least <= at for least in LENGTHS[1:]) for at in range(2 * MAX_INDEX))
+CELL_OF_DEPTH = tuple(min(at, NUM_DEPTHS - 1) for at in range(MAX_INDEX))
 
 MATCH_PRIOR = (0.25, 0.45, 0.55, 0.6, 0.7, 0.72, 0.75, 0.8, 0.8, 0.82, 0.9, 0.92, 0.95)
-"""Prior by length: as in the chats."""
+"""Prior by length, as in the chats."""
 DIFFERING_MATCH_PRIOR = tuple(rate * rate for rate in MATCH_PRIOR)
-"""The same where the drafter proposes something else."""
+"""Prior by length if the drafter proposes something else."""
 PROMPT_MATCH_PRIOR = (0.1,) * 10 + (0.3, 0.5, 0.7)
-"""The same where the match reaches back into the prompt."""
+"""Prior by length if the match reaches back into the prompt."""
 DRAFT_PRIOR = 0.9
-"""Prior at any depth. High, for what is asked is soon known, and what is not asked never."""
+"""Prior at any depth. It is high, because only a drafter in use can correct it."""
 LOOKAHEAD_PRIOR = (0.03, 0.2, 0.25, 0.55, 0.55, 0.7, 0.35, 0.35, 0.7, 0.65)
 """Prior by the kinds of `lookahead`."""
 PRIOR_WEIGHT = 2.0
-"""The prior counts as so many draft tokens, always: no rate is ever 0 or 1."""
+"""Weight of the prior in draft tokens, always: no rate is ever 0 or 1."""
 DECAY = 1 - 1 / 64
-"""Weight of an observation after the next of the same cell."""
+"""Weight of an observation after the next one of the same cell."""
 SEQUENCE_DECAY = 0.9
-"""The same for a sequence's own: ten steps say what it is like now."""
+"""The same for a sequence's own counts: about ten steps."""
 SHRINK, DRAFTED_SHRINK = 2.0, 6.0
-"""So many accepted and rejected tokens count as expected beside a sequence's own; those of a
-drafter are many, and sequences differ less in them."""
+"""Accepted and rejected tokens that count as expected in addition to a sequence's own; a drafter
+has many observations, and its rates differ less between sequences."""
 
 
 class SequenceOdds:
-    """Accepted and rejected draft tokens of one sequence beside the expected ones, by proposer.
+    """Accepted and rejected draft tokens of one sequence against the expected ones, by proposer.
 
     >>> odds = SequenceOdds()
     >>> odds.observe("lookup", 2.0, 2.0, 0.0, 0.5)
@@ -70,7 +70,7 @@ class SequenceOdds:
         self._by_proposer: dict[str, tuple[float, float, float, float]] = {}
 
     def factor(self, proposer: str, shrink: float = SHRINK) -> float:
-        """Return by how much the expected odds of acceptance are multiplied."""
+        """Return the factor on the expected odds of acceptance."""
         counts = self._by_proposer.get(proposer)
         if counts is None:
             return 1.0
@@ -79,7 +79,7 @@ class SequenceOdds:
         return more * (expected_rejected + shrink) / (rejected + shrink)
 
     def observe(self, proposer: str, *new: float) -> None:
-        """Add counts: accepted, expected to be, rejected, expected to be."""
+        """Add counts: accepted, expected accepted, rejected, expected rejected."""
         before = self._by_proposer.get(proposer, (0.0, 0.0, 0.0, 0.0))
         a, b, c, d = (SEQUENCE_DECAY * old + more for old, more in zip(before, new, strict=True))
         self._by_proposer[proposer] = a, b, c, d
@@ -98,8 +98,10 @@ class Curve:
         self._is_stale = False
 
     def observe(self, reached: tuple[int, ...], num_accepted: int) -> float:
-        """Draft tokens of these cells were reached, the first `num_accepted` of them accepted;
-        return how many were expected to be."""
+        """Add draft tokens of these cells, of which the first `num_accepted` were accepted.
+
+        Returns the expected number of accepted ones.
+        """
         expected = sum([self._rates[cell] for cell in reached])
         for depth, cell in enumerate(reached):
             self._reached[cell] = DECAY * self._reached[cell] + 1
@@ -109,14 +111,14 @@ class Curve:
 
     @property
     def rates(self) -> list[float]:
-        """By cell."""
+        """Return the acceptance rates by cell."""
         if self._is_stale:
             self._is_stale = False
             self._rates = self._fit([count + PRIOR_WEIGHT for count in self._reached])
         return self._rates
 
     def _fit(self, weights: list[float]) -> list[float]:
-        """The rates, where each cell has so many observations, its prior among them."""
+        """Return the rates; `weights` are the observations of each cell, including the prior."""
         return [
             (accepted + PRIOR_WEIGHT * prior) / weight
             for accepted, prior, weight in zip(self._accepted, self._prior, weights)
@@ -124,7 +126,7 @@ class Curve:
 
 
 class RisingCurve(Curve):
-    """Rises with the length of the match: where the observations say the contrary, their mean."""
+    """Rates that rise with the length of the match; falling neighbours share their mean."""
 
     __slots__ = ()
 
@@ -133,7 +135,7 @@ class RisingCurve(Curve):
 
 
 class LevelCurve(Curve):
-    """The prior of each depth is the rate of all: what is known of some tells of those unseen."""
+    """Rates by depth with a common prior, the mean: shallow depths inform about deeper ones."""
 
     __slots__ = ()
 
@@ -147,13 +149,13 @@ class LevelCurve(Curve):
 
 
 class PendingProposal(NamedTuple):
-    """A proposal for the tokens from position `start` on, whose outcome is not known yet.
+    """Proposal for the tokens from position `start` on, whose outcome is not known yet.
 
-    It is scored by the tokens that came, whether or not a step verified it, so a request that
-    begins to copy is seen before a row is spent on it:
+    It is scored by the actual tokens, whether or not a step verified it, so a request that begins
+    to copy is noticed before a row is spent on it:
 
-        proposed behind t9   a b c d        came   a b x     2 accepted, 1 rejected
-                                            came   a b       2 accepted; of c nothing is known
+        proposed behind t9   a b c d        actual   a b x     2 accepted, 1 rejected
+                                            actual   a b       2 accepted; c is unknown
     """
 
     start: int
@@ -198,8 +200,10 @@ class Acceptance:
         odds: SequenceOdds,
         context: str = "",
     ) -> None:
-        """Of `num_drafts` tokens the first `num_accepted` were right; of those behind the first
-        that was wrong nothing is known."""
+        """Add the outcome of `num_drafts` tokens, the first `num_accepted` of them correct.
+
+        Tokens after the first wrong one are not counted.
+        """
         if num_drafts < 1:
             return
         reached = cells(match, min(num_accepted + 1, num_drafts))
@@ -210,8 +214,7 @@ class Acceptance:
     def score(
         self, proposer: str, pending: PendingProposal, tokens: list[int], odds: SequenceOdds
     ) -> int:
-        """Learn from a proposal, as far as the `tokens` that are known now tell; return how many of
-        its draft tokens were right."""
+        """Learn from a proposal, given the known `tokens`; returns its number of correct tokens."""
         draft_ids, match = pending.proposal
         actual = tokens[pending.start : pending.start + len(draft_ids)]
         num_right = common_prefix(draft_ids, actual)
@@ -233,14 +236,14 @@ class Acceptance:
 
 
 def prior_of(context: str) -> tuple[float, ...]:
-    """By length, the acceptance rate before any was seen."""
+    """Return the prior acceptance rates by length."""
     if context.startswith(PROMPT):
         return PROMPT_MATCH_PRIOR
     return DIFFERING_MATCH_PRIOR if context == DIFFERS else MATCH_PRIOR
 
 
 def cells(match: Match, count: int) -> tuple[int, ...]:
-    """The cells of `count` draft tokens: their kinds, or lengths, or depths."""
+    """Return the cells of `count` draft tokens: their kinds, or lengths, or depths."""
     if isinstance(match, tuple):
         return match[:count]
     if match:

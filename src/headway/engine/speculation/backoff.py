@@ -1,22 +1,22 @@
-"""When to stop asking for draft tokens that do not pay, and when to probe again.
+"""Backoff: when to stop asking for draft tokens that do not pay, and when to probe again.
 
-asked in every step     16 of them in a row did not pay
+active                  asked in every step, until 16 consecutive ones did not pay
 backed off              asked in 4 steps after 16 without, then after 32, 64, 64, …
-one of these pays       asked in every step again
+a probe pays            active again
 """
 
 from math import inf
 
 PATIENCE = 16
-"""Steps in a row that do not pay before the first pause."""
+"""Consecutive steps that do not pay before the first pause."""
 FIRST_INTERVAL, MAX_INTERVAL = 16, 64
-"""Steps without before a probe; each that does not pay doubles them."""
+"""Skipped steps before a probe; each probe that does not pay doubles them."""
 PROBE_STEPS = 4
-"""Steps of a probe: what the first proposes is scored in the next ones."""
+"""Steps of a probe: proposals of the first one are scored in the next ones."""
 
 
 class Backoff:
-    """Counts steps; `record` says of those in which `is_due` was true whether they paid."""
+    """Counts steps; `record` says of each step for which `is_due` was true whether it paid."""
 
     def __init__(
         self,
@@ -31,12 +31,13 @@ class Backoff:
 
     @property
     def is_active(self) -> bool:
-        """Whether most steps are skipped."""
+        """Return whether most steps are skipped."""
         return self._num_unpaid >= self._patience
 
     def is_due(self, max_interval: float = inf) -> bool:
-        """Return whether to ask in the next step, which is counted; at most `max_interval` are
-        skipped, where that is less than the own interval.
+        """Return whether to ask in the next step, which is counted.
+
+        At most `max_interval` steps are skipped, if that is less than the current interval.
 
         >>> backoff = Backoff(patience=0, probe_steps=2)
         >>> [step for step in range(1, 40) if backoff.is_due()]
@@ -53,7 +54,7 @@ class Backoff:
         return True
 
     def record(self, *, paid: bool) -> None:
-        """Note whether the step that was due paid."""
+        """Record whether the step that was due paid."""
         if paid:
             self._num_unpaid = self._num_skipped = self._num_probed = 0
             self._interval = FIRST_INTERVAL
@@ -64,9 +65,9 @@ class Backoff:
 
 
 class NoBackoff(Backoff):
-    """Always due: for measurements and tests of the draft tokens themselves."""
+    """Backoff that is always due: for measurements and tests of draft tokens."""
 
     @property
     def is_active(self) -> bool:
-        """Never."""
+        """Return False."""
         return False

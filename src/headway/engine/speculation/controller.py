@@ -1,21 +1,20 @@
-"""How many draft tokens of each sequence a step verifies: those that bring most tokens a second.
+"""How many draft tokens of each sequence a step verifies: those that maximize tokens per second.
 
-Given for each decode the probabilities that its draft tokens are accepted, and what the step costs:
+Input are the acceptance probabilities of the draft tokens of each decode, and the cost of the step:
 
-    expected tokens   one for each decode, and for each draft token its probability
-    seconds           of the decodes alone, and what the draft tokens add to the step as it is
+    expected tokens   one per decode, and for each draft token its probability
+    seconds           of the decodes alone, plus what the draft tokens add to the actual step
 
     1 decode, 13.3 ms; draft tokens with probabilities 0.8 0.64 0.51 …; 5 rows 16.6 ms, 9 rows 20 ms
     none: 1 / 13.3 = 75 tokens/s     4: 3.36 / 16.6 = 202     8: 4.33 / 20 = 216
 
-What runs beside the decodes, prompts say, is not counted as their time: a token that comes now
-saves a share of a later step of decodes.
+The time of other rows, such as prompts, is not counted: a token gained now saves a share of a later
+step of decodes.
 
-Draft tokens are taken in the order of what they are worth, probability less the cost of their
-context, and every number of them is looked at, for the cost curve need not be concave: a row may be
-dear and the three behind it nearly free. The cost of context counts in tokens at the best rate,
-which is known only in the end; so the rate found gives the next order until none is better
-(Dinkelbach 1967).
+Draft tokens are taken in the order of their value, probability minus the cost of their context, and
+every number of them is compared, because the cost curve need not be concave: one row may be
+expensive and the next three nearly free. The cost of context in tokens depends on the best rate,
+which is the result; so the rate found gives the next order, until none is better (Dinkelbach 1967).
 """
 
 from collections.abc import Sequence
@@ -30,8 +29,8 @@ SAME_RATE = 1e-9
 
 
 class Drafting(NamedTuple):
-    """What a drafter takes: seconds for being asked, and for each pass, which drafts one token of
-    each sequence; where all are drafted `at_once`, it is one pass."""
+    """Cost of a drafter: seconds per call, and per pass, which drafts one token of each sequence;
+    with `at_once` one pass drafts all."""
 
     pass_s: float = 0.0
     at_once: bool = False
@@ -49,11 +48,11 @@ class Drafting(NamedTuple):
 
 
 class PlainStep(NamedTuple):
-    """A step as it is without draft tokens, and what room it has for them.
+    """The step without draft tokens, and its room for them.
 
-    `starts[i]` is the position of the first draft token of decode i. `decodes` is what the decodes
-    do alone, `work` what the step does. At most `budget` draft tokens fit in all, and with them the
-    step should last no longer than `max_s`. It brings `other_tokens` beside those of the choice, in
+    `starts[i]` is the position of the first draft token of decode i. `decodes` is the work of the
+    decodes alone, `work` that of the step. At most `budget` draft tokens fit in all, and with them
+    the step should last at most `max_s`. It brings `other_tokens` in addition to the choice, in
     rows that take `other_s`.
     """
 
@@ -67,7 +66,7 @@ class PlainStep(NamedTuple):
 
 
 class DraftChoice(NamedTuple):
-    """How many draft tokens of each decode, and by how many times the rate of tokens rises."""
+    """Number of draft tokens of each decode, and the factor on the rate of tokens."""
 
     counts: list[int]
     speedup: float = 1.0
@@ -80,10 +79,10 @@ def choose(
     drafting: Drafting | None = None,
     min_speedup: float = 1.0,
 ) -> DraftChoice:
-    """Return how many draft tokens of each sequence to verify, or with `drafting` to draft and then
-    verify; none where they raise the rate by less than `min_speedup` times.
+    """Return how many draft tokens of each sequence to verify, or with `drafting` to draft first.
 
-    `values[i]` are the probabilities of the draft tokens of decode i: they never rise along it.
+    None if they raise the rate by less than the factor `min_speedup`. `values[i]` are the
+    probabilities of the draft tokens of decode i, which never rise along it.
 
     >>> decodes = Work(2, 2, 200, 200)
     >>> choose([[0.9, 0.8], []], PlainStep([100, 100], decodes, decodes, 8), StepModel()).counts
@@ -134,7 +133,7 @@ def choose(
 
 
 def row_cost(plain: PlainStep, cost: StepModel) -> float:
-    """Return what a row takes, in tokens, where each decode has one draft token more.
+    """Return the cost of a row in tokens, if each decode has one more draft token.
 
     >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
     >>> plain = [PlainStep([100] * work.num_tokens, work, work, 64) for work in (one, many)]
@@ -148,8 +147,8 @@ def row_cost(plain: PlainStep, cost: StepModel) -> float:
 
 
 def least_value(plain: PlainStep, cost: StepModel, most: int) -> float:
-    """Return what a draft token is worth at least where up to `most` of them pay: what each of the
-    rows takes, in tokens, at the number of rows at which they are cheapest.
+    """Return the minimum value of a draft token that pays: the cost of a row in tokens, at the
+    number of rows, up to `most`, at which rows are cheapest.
 
     >>> one, many = Work(1, 1, 100, 100), Work(64, 64, 6400, 6400)
     >>> plain = [PlainStep([100] * work.num_tokens, work, work, 8) for work in (one, many)]

@@ -1,4 +1,4 @@
-"""What the scheduler asks of a speculator, and what it hears back."""
+"""Interface between the scheduler and a speculator."""
 
 from collections.abc import Sequence as TypingSequence
 from typing import NamedTuple, Protocol
@@ -9,14 +9,14 @@ from headway.engine.sequence import Sequence
 from headway.perf.model import Work
 
 Match = int | tuple[int, ...]
-"""How many tokens were found again before the draft tokens, 0: none; or of what kind each is."""
+"""Number of matched tokens before the draft tokens, 0: none; or the kind of each draft token."""
 
 
 class Drafts(NamedTuple):
-    """Draft tokens that follow a sequence's known tokens, and the proposer that made them.
+    """Draft tokens that follow a sequence's known tokens, and their proposer.
 
-    `match` is what the proposer knows of their worth; `propose` asks the runtime's drafter for so
-    many draft tokens of what follows this step.
+    `match` informs about their probability; `propose` is the number of tokens that the runtime's
+    drafter is asked for after this step.
     """
 
     token_ids: list[int]
@@ -29,11 +29,11 @@ NO_DRAFTS = Drafts([])
 
 
 class Speculator(Protocol):
-    """Says in each step which draft tokens are verified, and learns from what was accepted.
+    """Chooses the draft tokens that a step verifies, and learns from what was accepted.
 
-    Where it `jumps`, tokens that a grammar forces are known at once, without a draw. `failure` says
-    why the runtime's drafter is not asked, "" where it is. `drafting_s` is what the drafter is
-    predicted to take in the step that was planned last.
+    With `jumps`, tokens that a grammar forces are known without sampling. `failure` says why the
+    runtime's drafter is not asked, "" if it is. `drafting_s` is the predicted time of the drafter
+    in the step that was planned last.
     """
 
     jumps: bool
@@ -45,7 +45,7 @@ class Speculator(Protocol):
     def drafting_s(self) -> float: ...
 
     def is_due(self, num_decodes: int) -> bool:
-        """Return whether the next step, with so many decodes, asks `plan` for draft tokens."""
+        """Return whether the next step, with `num_decodes` decodes, calls `plan`."""
         ...
 
     def plan(
@@ -59,21 +59,22 @@ class Speculator(Protocol):
     ) -> dict[int, Drafts]:
         """Return by sequence id the drafts to verify in a step that does `other_work` without them.
 
-        At most `budget` draft tokens in all; with them the step should last no longer than `max_s`.
-        Where `prompts_wait`, what draft tokens take is taken from prompts.
+        At most `budget` draft tokens in all; with them the step should last at most `max_s`. With
+        `prompts_wait` the time of draft tokens is taken from prompts.
         """
         ...
 
     def num_after_prompt(self, sequence: Sequence, start: int) -> int:
         """Return how many tokens the runtime's drafter drafts behind the first sampled token.
 
-        Asked where a step ends a prompt, of which it computes what is behind `start`.
+        Called if a step ends a prompt, which it computes from `start` on.
         """
         ...
 
     def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Learn that all but the last token of `sample` were accepted draft tokens; `sequence` has
-        them by now. Called where `drafts` were planned, and for first tokens of prompts."""
+        """Learn that all but the last token of `sample` were accepted draft tokens.
+
+        `sequence` has them already. Called if `drafts` were planned, and for first tokens."""
         ...
 
     def end_step(self, result: StepResult) -> None:
@@ -81,20 +82,20 @@ class Speculator(Protocol):
         ...
 
     def learn(self, record: StepRecord) -> None:
-        """Learn from the durations of a step, beside what was predicted of it."""
+        """Learn from the durations of a step, next to its prediction."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Release the state of a sequence that is over or was preempted."""
+        """Drop the state of a sequence that ended or was preempted."""
         ...
 
     def forget_owner(self, owner: bytes) -> None:
-        """Propose nothing any more that belongs to `owner` (`Principal.block_owner`)."""
+        """Stop proposing tokens of `owner` (`Principal.block_owner`) to other sequences."""
         ...
 
 
 def common_prefix(some: list[int], others: list[int]) -> int:
-    """Return with how many equal tokens two lists begin.
+    """Return the length of the common prefix of two lists.
 
     >>> common_prefix([1, 2, 3], [1, 2, 4, 5])
     2
@@ -110,7 +111,7 @@ def common_prefix(some: list[int], others: list[int]) -> int:
 def fitting(sequence: Sequence, token_ids: list[int], most: int) -> list[int]:
     """Return the first `most` draft tokens that may follow `sequence`: its last token is sampled.
 
-    What its grammar forbids cannot come, and behind a token that ends it nothing comes.
+    Tokens that its grammar forbids are left out, and tokens after its end.
     """
     most = min(most, sequence.max_len - len(sequence.tokens) - 1)
     if most <= 0:

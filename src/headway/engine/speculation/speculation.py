@@ -1,12 +1,12 @@
-"""Draft tokens of each step: the proposers say what may come, the controller takes what pays.
+"""Draft tokens of each step: proposers propose, the controller takes what pays.
 
-    propose    every proposer of each decode; what it proposed before is scored by the tokens that
-               came, verified or not, so a request that begins to copy is seen at once
-    compare    the best proposer of each decode: most expected tokens beyond what its rows take
+    propose    every proposer of each decode; its earlier proposal is scored by the actual tokens,
+               verified or not, so a request that begins to copy is noticed at once
+    compare    the best proposer of each decode: most expected tokens beyond the cost of its rows
     choose     how many of its tokens are verified (`controller`)
     draft      how many tokens the runtime's drafter makes for the next step
 
-Where nothing pays for a while, most steps skip all of it (`backoff`).
+If nothing pays for a while, most steps skip all of it (`backoff`).
 """
 
 from collections.abc import Sequence as TypingSequence
@@ -43,31 +43,31 @@ from headway.engine.speculation.proposers.proposal import Proposal, Proposer
 from headway.perf.model import StepModel, Work, work_of
 
 MIN_SPEEDUP = 1.05
-"""Draft tokens that are predicted to raise the rate by less are not verified, nor drafted: a step
-is predicted no better than that."""
+"""Draft tokens predicted to raise the rate by less are neither verified nor drafted, because a
+prediction is no more accurate than that."""
 AVERAGED_STEPS = 8
-"""Steps over which is averaged what asking saves, and what choosing takes."""
+"""Steps of the running mean of what speculation saves, and of what choosing costs."""
 DOUBTFUL_SPEEDUP, PLAIN_INTERVAL = 2.0, 32
-"""Where they raise it by less than this, predicted or measured, a step in so many has none: what it
-takes without is learned from steps without, and what is measured rests on that."""
+"""If draft tokens raise the rate by less than this, predicted or measured, one step in so many has
+none, to learn the time of steps without."""
 EXTRA_PRIOR, EXTRA_DECAY = 2.0, 1 - 1 / 64
-"""Of what the drafter brings beside other proposers: the prior counts as so many tokens, always,
-all of them found by nothing else; what was seen decays with each proposal beside another."""
+"""Value of the drafter when other proposers propose too: the prior counts as this many tokens, all
+found by the drafter only; observations decay with each such proposal."""
 PROBE_TOKENS = 3
-"""Draft tokens that a probe verifies at least though they do not seem to pay: what rows take is
-learned from steps that have them."""
+"""Draft tokens that a probe verifies at least, though they seem not to pay, to learn the cost of
+rows."""
 ROW_PROBE_INTERVAL, DRAFT_PROBE_INTERVAL = 256, 1024
-"""Steps at most from one probe of rows, and of the drafter, to the next."""
+"""Maximum steps between probes of rows, and between probes of the drafter."""
 PROBE_SHARE = 0.004
-"""Of the time, what probes of the backoff may always take: where they take less, they come sooner
-than after the backoff's own interval."""
-FIRST_SHARE = 0.03
-"""Of what the model takes for a prompt, what a draft model may: the first token waits for that."""
+"""Share of the time that probes during backoff may always take: if they take less, they come sooner
+than after the backoff's interval."""
+MAX_PROMPT_DRAFT_SHARE = 0.03
+"""Maximum time of a draft model for a prompt, as a share of the model's, to protect TTFT."""
 
 
 class DraftCandidate(NamedTuple):
-    """What a proposer proposes for a sequence: the probability that each draft token is accepted,
-    and what its row is worth."""
+    """Proposal of one proposer for a sequence: the probability that each draft token is accepted,
+    and the value of its row in tokens."""
 
     drafts: Drafts
     probabilities: list[float]
@@ -78,29 +78,29 @@ NO_CANDIDATE = DraftCandidate(Drafts([]), [], [])
 
 
 class Options(NamedTuple):
-    """Of one sequence the best candidate, and the best of those that cost no model."""
+    """The best candidate of a sequence, and the best one of proposers that run no model."""
 
     best: DraftCandidate = NO_CANDIDATE
     free: DraftCandidate = NO_CANDIDATE
 
 
 class SequenceState:
-    """What is known of one sequence."""
+    """State of one sequence."""
 
     __slots__ = ("free_ids", "odds", "pending", "proposals")
 
     def __init__(self) -> None:
         self.odds = SequenceOdds()
         self.pending: dict[str, PendingProposal] = {}
-        """By proposer."""
+        """Proposer → its proposal that is not scored yet."""
         self.free_ids: list[int] = []
-        """Of the best proposal that cost no model, the tokens that were worth their rows."""
+        """Tokens worth their rows of the best proposal that ran no model."""
         self.proposals: list[tuple[str, Proposal, str]] = []
-        """In this step: proposer, proposal, context (`acceptance`)."""
+        """Of this step: (proposer, proposal, context), see `acceptance`."""
 
 
 class Speculation:
-    """The speculator of an engine; see `drafts.Speculator`."""
+    """Speculator of an engine; see `drafts.Speculator`."""
 
     def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
         self.config, self.cost = config, cost
@@ -112,7 +112,7 @@ class Speculation:
         self.lookahead = next((p for p in self.proposers if isinstance(p, Lookahead)), None)
         self.jumps = GrammarProposer.name in config.sources
         self.counts: dict[str, list[int]] = {name: [0, 0] for name in config.sources}
-        """By proposer: draft tokens verified, and accepted."""
+        """Proposer → [verified draft tokens, accepted ones]."""
         self.drafting_s = 0.0
         self._states: dict[int, SequenceState] = {}
         self._row_probe = Backoff(patience=0, max_interval=ROW_PROBE_INTERVAL, probe_steps=1)
@@ -120,23 +120,25 @@ class Speculation:
         self._probes_rows = self._probes_drafter = False
         """Whether a probe is due."""
         self._num_drafter_right = self._num_drafter_extra = 0.0
-        """Decayed counts, where another proposer had found something: tokens that the drafter
-        proposed right, and those of them that were not found."""
+        """Decayed counts of steps in which another proposer proposed too: correct tokens of the
+        drafter, and those of them that no other proposer had."""
         self._num_doubtful = 0
-        """Steps in a row with draft tokens that gain little."""
+        """Consecutive steps with draft tokens that gain little."""
         self._saved = self._choose_share = 0.0
-        """Means, as shares of a step without: what asking saves, and what choosing takes."""
+        """Means, as shares of a step without draft tokens: saved time, and time for choosing."""
 
     @property
     def failure(self) -> str:
-        """Why the drafter is not asked; "" where it is, or is none."""
+        """Return why the drafter is not asked; "" if it is, or if there is none."""
         return self.drafter.failure if self.drafter is not None else ""
 
     # ── plan ────────────────────────────────────────────────────────────────────────────────
 
     def is_due(self, num_decodes: int) -> bool:
-        """Return whether the next step has draft tokens: not while backed off, but for probes, and
-        to verify what the drafter said."""
+        """Return whether the next step has draft tokens.
+
+        During backoff only probes do, and steps that verify proposals of the drafter.
+        """
         self.drafting_s = 0.0
         if not num_decodes:
             return False
@@ -154,10 +156,10 @@ class Speculation:
         *,
         prompts_wait: bool = False,
     ) -> dict[int, Drafts]:
-        """Return by sequence id the drafts to verify beside `decodes`, and how many to draft.
+        """Return by sequence id the draft tokens to verify, and how many to draft.
 
-        Where prompts wait there will be as many steps whatever comes now, and a token saves no more
-        than its row takes: there is nothing to gain.
+        If prompts wait nothing is gained: the number of steps stays the same, and an accepted token
+        saves no more than its row costs.
         """
         if prompts_wait:
             return {}
@@ -191,8 +193,10 @@ class Speculation:
     def _propose(
         self, decodes: TypingSequence[Sequence], states: list[SequenceState], plain: PlainStep
     ) -> None:
-        """Ask the proposers, and score what they proposed before. All are scored before any is
-        compared, so that rates are computed once."""
+        """Score the last proposals and ask the proposers for new ones.
+
+        All are scored before any is compared, so that rates are computed once.
+        """
         if self.lookahead is not None:
             rates = self.acceptance.rates(self.lookahead.name, KINDS)
             self.lookahead.begin(
@@ -214,7 +218,7 @@ class Speculation:
                 state.proposals.append((proposer.name, proposal, context))
 
     def _score(self, state: SequenceState, tokens: list[int]) -> None:
-        """Learn from what was proposed before."""
+        """Learn from the last proposals, given the actual tokens."""
         for name, pending in state.pending.items():
             num_right = self.acceptance.score(name, pending, tokens, state.odds)
             if name == self.config.drafter:
@@ -227,7 +231,7 @@ class Speculation:
         state.free_ids = []
 
     def _compare(self, sequence: Sequence, state: SequenceState, price: float) -> Options:
-        """Return the candidates that promise most tokens beyond the `price` of their rows."""
+        """Return the candidates with the most expected tokens beyond the `price` of their rows."""
         best = free = NO_CANDIDATE
         most = most_free = -inf
         for name, proposal, context in state.proposals:
@@ -255,13 +259,13 @@ class Speculation:
         """Return how many draft tokens of each candidate are verified."""
         values = [candidate.values for candidate in candidates]
         choice = choose(values, plain, self.cost, min_speedup=MIN_SPEEDUP)
-        counts = self._without_doubt(choice)
+        counts = self._with_plain_steps(choice)
         if self._probes_rows and any(values):
             self._probe_rows(values, counts, plain)
         return counts
 
     def _probe_rows(self, values: list[list[float]], counts: list[int], plain: PlainStep) -> None:
-        """Verify more draft tokens of the decode of which they promise most."""
+        """Verify more draft tokens of the decode for which they promise most."""
         self._row_probe.record(paid=False)
         self._probes_rows = False
         index = max(range(len(values)), key=lambda i: sum(values[i][counts[i] :]))
@@ -269,8 +273,8 @@ class Speculation:
         more = max(PROBE_TOKENS, 2 * counts[index] + 1)
         counts[index] = min(more, counts[index] + room, len(values[index]))
 
-    def _without_doubt(self, choice: DraftChoice) -> list[int]:
-        """Return the counts, but none in one step of `PLAIN_INTERVAL` where they gain little."""
+    def _with_plain_steps(self, choice: DraftChoice) -> list[int]:
+        """Return the counts; none in one step of `PLAIN_INTERVAL` while they gain little."""
         speedup = min(choice.speedup, 1 + self._saved)
         is_doubtful = any(choice.counts) and speedup < DOUBTFUL_SPEEDUP
         self._num_doubtful = self._num_doubtful + 1 if is_doubtful else 0
@@ -288,9 +292,11 @@ class Speculation:
         plain: PlainStep,
         price: float,
     ) -> list[int]:
-        """Return how many tokens behind this step the drafter drafts of each decode. They are worth
-        what they bring beyond what proposers find that cost no model, and nothing where the answer
-        ends; and their time is time in which what those find would come."""
+        """Return how many tokens the drafter drafts for each decode after this step.
+
+        Their value is what they bring beyond proposers that run no model, and zero after the end of
+        an answer; the drafter's time also delays the tokens of those proposers.
+        """
         drafter = self.drafter
         if drafter is None or not drafter.is_available(self.cost.seconds(plain.work)):
             return []
@@ -315,8 +321,7 @@ class Speculation:
         return counts
 
     def _choose_to_draft(self, values: list[list[float]], plain: PlainStep) -> list[int]:
-        """Return how many tokens are drafted, where draft tokens are worth so much; one of each
-        decode in a probe."""
+        """Return how many tokens with these values are drafted; in a probe one per decode."""
         assert self.drafter is not None
         drafting = self.drafter.cost.drafting
         counts = choose(values, plain, self.cost, drafting, MIN_SPEEDUP).counts
@@ -330,11 +335,11 @@ class Speculation:
         return counts
 
     def num_after_prompt(self, sequence: Sequence, start: int) -> int:
-        """Return how many tokens are drafted behind the first one after a prompt, of which this
-        step computes what is behind `start`.
+        """Return how many tokens are drafted after the first sampled token of a prompt.
 
-        Heads draft them at once. A draft model computes the prompt first: none are drafted where
-        that takes more than `FIRST_SHARE` of what the model itself takes for it.
+        This step computes the prompt from `start` on. Heads draft at once. A draft model computes
+        the prompt first: it drafts none if that takes more than `MAX_PROMPT_DRAFT_SHARE` of the
+        model's time.
         """
         drafter = self.drafter
         if drafter is None or drafter.failure or sequence.num_generated or self.backoff.is_active:
@@ -350,16 +355,16 @@ class Speculation:
         return choose(values, plain, self.cost, drafter.cost.drafting, MIN_SPEEDUP).counts[0]
 
     def _delays_first_token(self, sequence: Sequence, start: int) -> bool:
-        """Whether a draft model would be long at a prompt of which the model has found much."""
+        """Return whether a draft model would delay a prompt that is mostly cached for the model."""
         length = len(sequence.tokens)
         known = start if sequence.first_scheduled_s is None else sequence.num_cached
         own_s, whole_s = (self.cost.prefill_s(length - at, at, length) for at in (known, 0))
-        return self.config.draft_share * whole_s > FIRST_SHARE * own_s
+        return self.config.draft_share * whole_s > MAX_PROMPT_DRAFT_SHARE * own_s
 
     # ── learn ───────────────────────────────────────────────────────────────────────────────
 
     def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Count what was accepted, and let the proposers learn."""
+        """Count accepted tokens, and let the proposers learn."""
         if drafts.token_ids:
             self.counts[drafts.source][0] += len(drafts.token_ids)
             self.counts[drafts.source][1] += len(sample.token_ids) - 1
@@ -367,14 +372,16 @@ class Speculation:
             proposer.observe(sequence, drafts, sample)
 
     def end_step(self, result: StepResult) -> None:
-        """Learn what the drafter took."""
+        """Learn the time of the drafter."""
         if self.drafter is not None:
             self.drafter.end_step(result)
 
     def learn(self, record: StepRecord) -> None:
-        """Note of a step that asked whether that paid: whether its tokens, at what a step without
-        draft tokens is predicted to take, are worth the time that it took, with all that choosing,
-        drafting and verifying add. One that computes prompts says nothing."""
+        """Learn from a step with choosing whether that paid.
+
+        It paid if its tokens, at the predicted time of a step without draft tokens, are worth its
+        actual time, including choosing, drafting and verifying. Steps with prompts are ignored.
+        """
         if not record.choose_s or not record.predicted_s or record.num_prefill_tokens:
             return
         num_decodes = record.num_decode_tokens - record.num_drafts - record.num_forced_rows
@@ -388,7 +395,7 @@ class Speculation:
         self.backoff.record(paid=self._saved > 0)
 
     def forget(self, sequence: Sequence) -> None:
-        """Score what is known by now of a sequence that is over or was preempted."""
+        """Score the last proposals of a sequence that ended or was preempted; drop its state."""
         state = self._states.pop(sequence.sequence_id, None)
         if state is not None:
             self._score(state, sequence.tokens)
@@ -396,14 +403,14 @@ class Speculation:
             proposer.forget(sequence)
 
     def forget_owner(self, owner: bytes) -> None:
-        """Propose nothing any more that belongs to `owner` (`Principal.block_owner`)."""
+        """Stop proposing tokens of `owner` (`Principal.block_owner`) to other sequences."""
         for proposer in self.proposers:
             proposer.forget_owner(owner)
 
 
 def context_of(proposal: Proposal, draft_ids: list[int], num_generated: int) -> str:
-    """Return what is known beside a proposal that was found: whether its match reaches back into
-    the prompt, and whether the drafter proposes the same.
+    """Return the context of a proposal with a match: whether the match reaches back into the
+    prompt, and whether the drafter proposes the same.
 
     >>> context_of(Proposal([5, 6], 3), [5, 6, 7], 9), context_of(Proposal([5, 6], 3), [5], 2)
     ('agrees', 'prompt agrees')

@@ -1,6 +1,6 @@
-"""The draft tokens of one step, from the plan to the accepted count.
+"""Draft tokens of one step, from the plan to the accepted count.
 
-The scheduler asks for them when it plans the decodes and hands over each sample. Accepted ones are
+The scheduler takes them when it plans the decodes, and reports each sample. Accepted ones count as
 computed; rejected ones are overwritten and never listed in the prefix cache.
 """
 
@@ -12,7 +12,7 @@ from headway.core.plan import Sample, ScheduledSequence, StepPlan, StepResult
 from headway.core.records import StepRecord
 from headway.core.request import SequenceUpdate
 from headway.engine.kv import KVCache
-from headway.engine.kv.listing import insert
+from headway.engine.kv.listing import list_full
 from headway.engine.policy import Policy
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import NO_DRAFTS, Drafts, Speculator
@@ -21,10 +21,10 @@ from headway.perf.model import StepModel, work_done
 
 @dataclass(slots=True, kw_only=True)
 class StepDraftTokens:
-    """The draft tokens of one step, by sequence id.
+    """Draft tokens of one step, by sequence id.
 
-    It took `choose_s` to choose them. `verified` has for each sequence (proposer, draft tokens,
-    accepted ones); `num_forced` tokens came because a grammar forced them.
+    Choosing them took `choose_s`. `verified` has (proposer, draft tokens, accepted ones) for each
+    sequence; `num_forced` tokens were forced by a grammar.
     """
 
     choose_s: float = 0.0
@@ -32,13 +32,13 @@ class StepDraftTokens:
     num_forced: int = 0
     by_id: dict[int, Drafts] = field(default_factory=dict)
     scheduled: set[int] = field(default_factory=set)
-    """Those in the step: a sequence that was preempted may come back in it without."""
+    """Sequences with draft tokens in the step; one that was preempted may return without them."""
 
 
 class StepDrafts:
-    """The scheduler's side of a `speculator`; None: no step has draft tokens.
+    """The scheduler's part of speculation; without a `speculator` no step has draft tokens.
 
-    `now` are those of the step that is planned or updated at the moment.
+    `now` are the draft tokens of the step that is being planned or updated.
     """
 
     def __init__(
@@ -51,19 +51,19 @@ class StepDrafts:
 
     @property
     def jumps(self) -> bool:
-        """Whether tokens that a grammar forces need not be sampled."""
+        """Return whether tokens that a grammar forces need not be sampled."""
         return self.speculator is not None and self.speculator.jumps
 
     @property
     def num_forced(self) -> int:
-        """Tokens that came in this step because a grammar forced them."""
+        """Return the number of tokens in this step that a grammar forced."""
         return self.now.num_forced
 
     def plan(self, decodes: TypingSequence[Sequence], budget: int) -> list[tuple[Sequence, int]]:
         """Return each of `decodes` with the number of its known tokens that the step computes.
 
-        Of `budget` tokens each gets one, and tokens that a grammar forced get what fits; draft
-        tokens are chosen from the rest.
+        Each gets one of `budget` tokens, forced tokens get what fits, and draft tokens are chosen
+        from the rest.
         """
         if self.speculator is None:
             return [(sequence, 1) for sequence in decodes]
@@ -91,19 +91,19 @@ class StepDrafts:
         return self.now.by_id.get(sequence.sequence_id, NO_DRAFTS)
 
     def behind(self, sequence: Sequence, count: int) -> Drafts:
-        """Return the draft tokens behind the next `count` tokens, which are all that are known."""
+        """Return the draft tokens behind the next `count` tokens, if these are all known ones."""
         if not self.now.by_id or count != sequence.num_missing:
             return NO_DRAFTS
         return self.of(sequence)
 
-    def leave_out(self, sequence: Sequence) -> Drafts:
-        """There is no block for its draft tokens: return what remains without them."""
+    def drop_drafts(self, sequence: Sequence) -> Drafts:
+        """Remove the draft tokens of `sequence`, which have no block; returns the rest."""
         drafts = self.now.by_id[sequence.sequence_id]._replace(token_ids=[])
         self.now.by_id[sequence.sequence_id] = drafts
         return drafts
 
     def add_to(self, row: ScheduledSequence, sequence: Sequence, drafts: Drafts) -> None:
-        """Verify the draft tokens with `row`, whose blocks hold them; or draft behind a prompt."""
+        """Add draft tokens to `row`, whose blocks hold them; after a prompt ask for drafting."""
         if drafts is NO_DRAFTS:
             if self.speculator is not None and row.sample:
                 row.propose = self.speculator.num_after_prompt(sequence, row.start)
@@ -115,13 +115,13 @@ class StepDrafts:
             self.policy.on_drafts_scheduled(sequence, row.num_drafts)
 
     def forget_step(self) -> None:
-        """The step was run without draft tokens: nothing is to be learned of them."""
+        """Drop the draft tokens of a step that was run without them: nothing is learned."""
         self.now.by_id, self.now.scheduled = {}, set()
 
     def accept(self, sequence: Sequence, sample: Sample, update: SequenceUpdate) -> None:
-        """The tokens of `sample` are known now; accepted draft tokens are computed as well.
+        """Count accepted draft tokens of `sample`, which are known now, as computed.
 
-        Fill in how many were verified and accepted in `update`.
+        The numbers of verified and accepted ones are set in `update`.
         """
         if self.speculator is None:
             return
@@ -129,7 +129,7 @@ class StepDrafts:
         self.now.num_forced += update.num_forced
         if num_accepted:
             sequence.computed = min(sequence.computed + num_accepted, len(sequence.tokens))
-            insert(self.kv, sequence)
+            list_full(self.kv, sequence)
             self.policy.on_drafts_accepted(sequence, num_accepted)
         drafts = self.of(sequence)
         if sequence.sequence_id in self.now.scheduled:
@@ -140,19 +140,21 @@ class StepDrafts:
         self.speculator.observe(sequence, drafts, sample)
 
     def end_step(self, result: StepResult) -> None:
-        """All samples of the step were handed over."""
+        """End the step, after all its samples."""
         if self.speculator is not None:
             self.now.scheduled = set()
             self.speculator.end_step(result)
 
     def learn(self, record: StepRecord) -> None:
-        """The step is over, and the cost model has said what it predicted."""
+        """Learn from a finished step and its prediction."""
         if self.speculator is not None:
             self.speculator.learn(record)
 
     def fill(self, record: StepRecord, plan: StepPlan, result: StepResult, cost: StepModel) -> None:
-        """Fill in what was verified, accepted, and what it took; a step that was run again in
-        halves has verified nothing."""
+        """Add the verified and accepted draft tokens and their time to `record`.
+
+        A step that was run again in halves has verified none.
+        """
         if self.speculator is not None:
             record.draft_failure, record.choose_s = self.speculator.failure, self.now.choose_s
         if not (
@@ -177,11 +179,11 @@ class StepDrafts:
             )
 
     def forget(self, sequence: Sequence) -> None:
-        """The runtime forgets `sequence`."""
+        """Drop the state of `sequence`."""
         if self.speculator is not None:
             self.speculator.forget(sequence)
 
     def forget_owner(self, owner: bytes) -> None:
-        """Propose nothing any more that belongs to `owner` (`Principal.block_owner`)."""
+        """Stop proposing tokens of `owner` (`Principal.block_owner`) to other sequences."""
         if self.speculator is not None:
             self.speculator.forget_owner(owner)

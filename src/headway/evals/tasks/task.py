@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from headway.core.scoring import Model
+from headway.core.scoring import ScoringModel
 from headway.evals.questions import Advance, Item, SkillsReport, all_shares
 from headway.evals.text import TextWindow, nats, score_targets
 
@@ -50,7 +50,9 @@ class EvalTask:
         return replace(self, questions=self.questions[:count], choices=self.choices[:count])
 
 
-def ask(model: Model, tasks: Sequence[EvalTask], advance: Advance = lambda: None) -> SkillsReport:
+def ask(
+    model: ScoringModel, tasks: Sequence[EvalTask], advance: Advance = lambda: None
+) -> SkillsReport:
     """Ask all tasks; in the report a task takes the place of a skill, at level 1."""
     items = [
         item
@@ -66,7 +68,7 @@ def ask(model: Model, tasks: Sequence[EvalTask], advance: Advance = lambda: None
     )
 
 
-def ask_questions(model: Model, task: EvalTask, advance: Advance) -> Iterator[Item]:
+def ask_questions(model: ScoringModel, task: EvalTask, advance: Advance) -> Iterator[Item]:
     """Answer questions greedily; one that exceeds the context counts as wrong."""
     for start in range(0, len(task.questions), BATCH_QUESTIONS):
         batch = task.questions[start : start + BATCH_QUESTIONS]
@@ -83,7 +85,7 @@ def ask_questions(model: Model, task: EvalTask, advance: Advance) -> Iterator[It
             )
 
 
-def score_choices(model: Model, task: EvalTask, advance: Advance) -> Iterator[Item]:
+def score_choices(model: ScoringModel, task: EvalTask, advance: Advance) -> Iterator[Item]:
     """Take the choice with the highest log-likelihood after its context; on a tie the first."""
     for start in range(0, len(task.choices), BATCH_QUESTIONS):
         batch = task.choices[start : start + BATCH_QUESTIONS]
@@ -103,7 +105,9 @@ def score_choices(model: Model, task: EvalTask, advance: Advance) -> Iterator[It
             )
 
 
-def feasible_tasks(model: Model, tasks: Sequence[EvalTask]) -> tuple[list[EvalTask], list[str]]:
+def feasible_tasks(
+    model: ScoringModel, tasks: Sequence[EvalTask]
+) -> tuple[list[EvalTask], list[str]]:
     """Return the tasks that the model can do in a short probe, and a note on each other task.
 
     Tasks of choices are always selected: they are cheap.

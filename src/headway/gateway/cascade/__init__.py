@@ -1,1 +1,1 @@
-"""Cheap first where evidence says that it is good enough, checked, and the dearer route next."""
+"""Cascades: a cheap route answers first where evidence allows it; else the expensive route does."""

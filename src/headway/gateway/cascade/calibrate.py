@@ -1,4 +1,4 @@
-"""`headway gateway calibrate`: asks both routes of a cascade, and makes evidence of it."""
+"""`headway gateway calibrate`: ask both routes of a cascade, and write the evidence."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,23 +8,23 @@ from typing import Any
 from headway.core.errors import HeadwayError, UsageError
 from headway.gateway import probe
 from headway.gateway.cascade.checks import fits
-from headway.gateway.cascade.evidence import EvidenceFile, Pair, judged
+from headway.gateway.cascade.evidence import EvidenceFile, RoutePair, evaluate_task
 from headway.gateway.cascade.rows import CascadeRow
 from headway.gateway.cascade.scoring import Scoring
 from headway.gateway.choose import RoutingQuery
-from headway.gateway.config import ModelRow
-from headway.gateway.dialects import Usage
+from headway.gateway.config import GatewayModelRow
+from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
-from headway.gateway.state import State
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import Upstream
 
-LIMIT_S = 300.0
-TRIES = 3
+TIMEOUT_S = 300.0
+MAX_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """One question of a task class; `accepts` says whether a text is a right answer."""
+class CalibrationQuestion:
+    """Question of a task class; `accepts` returns whether a text is a right answer."""
 
     task: str
     messages: list[dict[str, Any]]
@@ -32,10 +32,10 @@ class Question:
     accepts: Callable[[str], bool]
 
 
-class Calibration:
-    """The questions of one calibration, asked of both routes, `concurrency` at a time."""
+class CascadeCalibration:
+    """One calibration: asks its questions of both routes, `concurrency` at a time."""
 
-    def __init__(self, state: State, row: ModelRow, concurrency: int) -> None:
+    def __init__(self, state: GatewayState, row: GatewayModelRow, concurrency: int) -> None:
         if row.cascade is None:
             raise UsageError(
                 f"models: {row.name} has no cascade.", "Say cascade: {cheap: …, evidence: …}."
@@ -48,15 +48,15 @@ class Calibration:
 
     async def run(
         self,
-        questions: Sequence[Question],
+        questions: Sequence[CalibrationQuestion],
         *,
         tolerance: float,
         alpha: float,
         advance: Callable[[], None] = lambda: None,
     ) -> EvidenceFile:
-        """The evidence; HeadwayError where a route does not answer."""
+        """Return the evidence; raises HeadwayError if a route does not answer."""
 
-        async def one(question: Question) -> Pair:
+        async def one(question: CalibrationQuestion) -> RoutePair:
             async with self._places:
                 pair = await self._pair(question)
             advance()
@@ -67,7 +67,7 @@ class Calibration:
                 tasks = [group.create_task(one(question)) for question in questions]
         except* HeadwayError as errors:
             raise errors.exceptions[0] from None
-        by_task: dict[str, list[Pair]] = {}
+        by_task: dict[str, list[RoutePair]] = {}
         for task in tasks:
             by_task.setdefault(task.result().task, []).append(task.result())
         return EvidenceFile(
@@ -77,10 +77,10 @@ class Calibration:
             tolerance=tolerance,
             alpha=alpha,
             fingerprints={side: sorted(names) for side, names in self._fingerprints.items()},
-            tasks=[judged(pairs, tolerance, alpha) for pairs in by_task.values()],
+            tasks=[evaluate_task(pairs, tolerance, alpha) for pairs in by_task.values()],
         )
 
-    async def _pair(self, question: Question) -> Pair:
+    async def _pair(self, question: CalibrationQuestion) -> RoutePair:
         raw = {
             "messages": question.messages,
             "max_tokens": question.max_tokens,
@@ -108,7 +108,7 @@ class Calibration:
             )
             scores[check] = await scoring.score(check)
             check_costs[check] = sum(costs)
-        return Pair(
+        return RoutePair(
             task=question.task,
             cheap_right=question.accepts(cheap.content.text),
             dear_right=question.accepts(dear.content.text),
@@ -122,15 +122,15 @@ class Calibration:
     async def _ask(
         self, side: str, route: str, raw: dict[str, Any]
     ) -> tuple[Upstream, probe.Reply]:
-        """One answer of a route; other upstreams of it are tried where one fails."""
-        without, why = set[Upstream](), "nobody is up"
-        for _ in range(TRIES):
+        """Return one answer of a route; a failed upstream is replaced by another of the route."""
+        without, why = set[Upstream](), "no upstream is up"
+        for _ in range(MAX_TRIES):
             upstream = self._state.pools[route].choose(RoutingQuery(model=route), without)
             if upstream is None:
                 break
             try:
-                reply = await probe.ask(upstream, route, raw, LIMIT_S)
-            except probe.FAILED as error:
+                reply = await probe.ask(upstream, route, raw, TIMEOUT_S)
+            except probe.PROBE_FAILURES as error:
                 why = f"{upstream.name}: {error or type(error).__name__}"
                 without.add(upstream)
                 continue
@@ -141,8 +141,8 @@ class Calibration:
 
 
 def cost_of(upstream: Upstream, reply: probe.Reply) -> float:
-    """Dollars: by tokens, or the time of a machine, from the request to its answer."""
+    """Return the dollars of a reply: by tokens, or by its time on a machine with hourly price."""
     price = upstream.price
     if price.hour is not None:
         return reply.seconds / 3600 * price.hour
-    return dollars_of(price, Usage(*reply.usage), upstream.speed)
+    return dollars_of(price, UpstreamUsage(*reply.usage), upstream.speed)

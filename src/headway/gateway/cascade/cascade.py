@@ -1,4 +1,4 @@
-"""One model's cascade: which evidence holds now, and what became of the requests."""
+"""Cascade of one model: the evidence in force, and counts of its outcomes."""
 
 from collections import Counter
 from typing import Any
@@ -13,7 +13,7 @@ OUTCOMES = ("accepted", "rejected", "failed", "dear")
 
 
 class Cascade:
-    """The evidence of one model row; without evidence that holds no request is asked cheaply."""
+    """Cascade of one model row; without valid evidence no request uses the cheap route."""
 
     def __init__(self, row: CascadeRow, evidence: EvidenceFile | None, clock: Clock) -> None:
         self.row = row
@@ -28,37 +28,40 @@ class Cascade:
 
     @property
     def void(self) -> str:
-        """Why no evidence holds, "" where it does."""
+        """Return why the evidence is not valid; "" if it is."""
         if not self._void and self.evidence is not None:
             age_s = self._clock.wall_s() - self.evidence.made_at
             if age_s > self.row.days * DAY_S:
                 return f"it is {age_s / DAY_S:.0f} days old"
         return self._void
 
-    def way_for(self, task: str) -> TaskEvidence | None:
-        """How the cheap route answers this task, None where only the dear one may."""
+    def evidence_for(self, task: str) -> TaskEvidence | None:
+        """Return how the cheap route answers this task; None if only the expensive route may."""
         evidence = self._tasks.get(task)
         return evidence if evidence is not None and evidence.use and not self.void else None
 
     def count(self, task: str, outcome: str) -> None:
-        """A request of this task has had this outcome."""
+        """Count an outcome of a request of this task."""
         assert outcome in OUTCOMES
         self.counts[task if task in self._tasks else ANY_TASK, outcome] += 1
 
-    def set_void(self, why: str) -> None:
-        """The evidence is about other models than those that answer now."""
+    def invalidate(self, why: str) -> None:
+        """Invalidate the evidence, because other models answer now."""
         self._void = self._void or why
 
-    def knows(self, side: str, upstream: Upstream) -> bool:
-        """Whether an upstream of the cheap or the dear side is what the evidence was made with."""
+    def matches_fingerprint(self, side: str, upstream: Upstream) -> bool:
+        """Return whether an upstream has a fingerprint that the evidence was made with.
+
+        `side` is "cheap" or "dear".
+        """
         known = self.evidence.fingerprints.get(side) if self.evidence is not None else None
         if not known or not upstream.fingerprint or upstream.fingerprint in known:
             return True
-        self.set_void(f"{upstream.name} is another one: its fingerprint has changed")
+        self.invalidate(f"{upstream.name} is another one: its fingerprint has changed")
         return False
 
     def snapshot(self) -> dict[str, Any]:
-        """What `/stats` shows of it."""
+        """Return the cascade's part of `/stats`."""
         return {
             "cheap": self.row.cheap,
             "void": self.void,

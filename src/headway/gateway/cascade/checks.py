@@ -1,10 +1,10 @@
-"""What says whether a cheap answer may be given: scores, the higher the better.
+"""Checks that decide whether a cheap answer is good enough; a higher score is better.
 
-fits     valid JSON, the schema, calls of the tools that are there; come to its end, not empty
-margin   the least gap of an answer token to the next likeliest, in nats
-agree    how alike a second, sampled answer is, 0 … 1
-scorer   POST to a URL of the user's own: {"task", "request", "answer"} → {"score"}
-judge    another model's mark by a rubric, 0 … 1
+fits     valid JSON, matches the schema, calls known tools; not cut off, not empty
+margin   smallest gap in nats between an answer token and the next likeliest token
+agree    similarity to a second, sampled answer, 0 … 1
+scorer   POST to a URL of the operator: {"task", "request", "answer"} → {"score"}
+judge    mark of another model by a rubric, 0 … 1
 """
 
 import difflib
@@ -20,7 +20,7 @@ RUBRIC = (
     "You mark answers. Given a question and an answer, say how sure you are that the answer is "
     'right, from 0 (wrong) to 10 (right), as JSON: {"mark": 7}.'
 )
-MARKS = {
+MARK_SCHEMA = {
     "type": "object",
     "properties": {"mark": {"type": "integer", "minimum": 0, "maximum": 10}},
     "required": ["mark"],
@@ -29,12 +29,12 @@ MARKS = {
 
 
 def fits(raw: dict[str, Any], answer: AnswerContent) -> bool:
-    """Whether an answer is whole and in the form that was asked for, as far as that can be told."""
-    return answer.is_whole and not is_misfit(raw, answer)
+    """Return whether an answer is complete and in the requested form."""
+    return answer.is_whole and not violates_format(raw, answer)
 
 
-def is_misfit(raw: dict[str, Any], answer: AnswerContent) -> bool:
-    """Whether the answer's text breaks `response_format`, or `text.format` of a response."""
+def violates_format(raw: dict[str, Any], answer: AnswerContent) -> bool:
+    """Return whether the text violates `response_format`, or `text.format` of a response."""
     text = raw.get("text")
     response_format = raw.get("response_format") or (
         text.get("format") if isinstance(text, dict) else None
@@ -54,14 +54,14 @@ def is_misfit(raw: dict[str, Any], answer: AnswerContent) -> bool:
     return misfit(value, schema) is not None
 
 
-def alike(first: str, second: str) -> float:
-    """How alike two answers are by words, 1 for the same."""
+def similarity(first: str, second: str) -> float:
+    """Return the similarity of two answers by words; 1 for equal answers."""
     a, b = (text.strip()[:MAX_COMPARED].split() for text in (first, second))
     return difflib.SequenceMatcher(None, a, b, autojunk=False).ratio()
 
 
 def judge_body(raw: dict[str, Any], answer: str) -> dict[str, Any]:
-    """The chat that asks a judge for its mark."""
+    """Return the chat that asks a judge for its mark."""
     question = f"Question:\n{last_text(raw)}\n\nAnswer:\n{answer}"
     return {
         "messages": [{"role": "system", "content": RUBRIC}, {"role": "user", "content": question}],
@@ -69,13 +69,13 @@ def judge_body(raw: dict[str, Any], answer: str) -> dict[str, Any]:
         "max_tokens": 16,
         "response_format": {
             "type": "json_schema",
-            "json_schema": {"name": "mark", "schema": MARKS, "strict": True},
+            "json_schema": {"name": "mark", "schema": MARK_SCHEMA, "strict": True},
         },
     }
 
 
 def mark_of(text: str) -> float | None:
-    """The judge's mark as a share, None where it gives none."""
+    """Return the judge's mark as a fraction; None if it gave none."""
     try:
         mark = msgspec.json.decode(text, type=dict[str, int])["mark"]
     except (msgspec.MsgspecError, KeyError):

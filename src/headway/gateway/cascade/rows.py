@@ -1,4 +1,4 @@
-"""Rows of the gateway's file that say how a model is asked cheaply first, and what tasks there are.
+"""Rows of the gateway's file for cascades, holds and task classes.
 
 models:
   - name: chat
@@ -6,7 +6,7 @@ models:
     cascade: {cheap: small, evidence: chat.evidence.json, checks: [margin], within: 20s}
   - {name: small, upstreams: [little]}
 tasks:
-  - {name: sort, matches: "smallest first"}        # of requests that do not name their class
+  - {name: sort, matches: "smallest first"}        # for requests without a task class
 """
 
 import re
@@ -20,14 +20,14 @@ from headway.core.slo import parse_duration
 
 Check = Literal["margin", "agree", "scorer", "judge"]
 MAX_MATCHED = 4096
-"""Characters of the last message that a rule looks at."""
+"""Characters of the last message that a rule searches."""
 
 
 class CascadeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ask the route `cheap` first, where the evidence in a file allows it.
+    """Cascade of a model row: ask the route `cheap` first, where the evidence allows it.
 
-    `checks` may decide beside validity: `scorer` is the URL that one of them asks, `judge` the
-    model row of another. Evidence is void after `days`.
+    `checks` decide in addition to validity: `scorer` is the URL for the check of that name, `judge`
+    the model row for the other. Evidence expires after `days`.
     """
 
     cheap: str
@@ -49,14 +49,14 @@ class CascadeRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ValueError("cascade.days must be between 0 and 3650")
         for check, given in (("scorer", self.scorer), ("judge", self.judge)):
             if (check in self.checks) != bool(given):
-                raise ValueError(f"cascade.checks has {check} where cascade.{check} says whom")
+                raise ValueError(f"cascade.{check} must be set if and only if checks has it")
         if self.scorer:
             check_url("cascade.scorer", self.scorer)
-        duration("cascade.within", self.within)
+        check_duration("cascade.within", self.within)
 
 
 class TaskRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The class of a request that does not name one: `matches` is searched in what it asks last."""
+    """Task class of a request that names none: `matches` is searched in its last message."""
 
     name: str
     matches: str
@@ -69,9 +69,9 @@ class TaskRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class HoldRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the answers of a model row are held: `size` pieces where `by` is tokens.
+    """Hold-back of the answers of a model row: parts of `size` tokens where `by` is tokens.
 
-    `late` says what becomes of what no score came for in time.
+    `late` says what happens to a part that is not scored in time.
     """
 
     scorer: str
@@ -87,25 +87,25 @@ class HoldRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     def __post_init__(self) -> None:
         check_url("hold.scorer", self.scorer)
-        duration("hold.within", self.within)
+        check_duration("hold.within", self.within)
         if not 1 <= self.size <= 100_000:
             raise ValueError("hold.size must be between 1 and 100000")
 
 
-def class_of(rules: tuple[TaskRule, ...], text: str) -> str | None:
-    """The first rule that matches; None where none does."""
+def task_class_of(rules: tuple[TaskRule, ...], text: str) -> str | None:
+    """Return the name of the first rule that matches; None if none does."""
     text = text[:MAX_MATCHED]
     return next((rule.name for rule in rules if re.search(rule.matches, text)), None)
 
 
 def check_url(field: str, url: str) -> None:
-    """Raise ValueError for what is no address of HTTP."""
+    """Raise ValueError if the URL is not an HTTP address."""
     if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url):
         raise ValueError(f"{field} {url[:80]!r} is no address; write http://host:9000/score")
 
 
-def duration(field: str, text: str) -> None:
-    """Raise ValueError for what is no time."""
+def check_duration(field: str, text: str) -> None:
+    """Raise ValueError if the text is not a check_duration."""
     try:
         parse_duration(text, field)
     except UsageError as error:
@@ -113,5 +113,5 @@ def duration(field: str, text: str) -> None:
 
 
 def evidence_path(row: CascadeRow, file: Path) -> Path:
-    """The evidence's file, beside the gateway's own."""
+    """Return the path of the evidence, relative to the gateway's file."""
     return file.parent / Path(row.evidence).expanduser()

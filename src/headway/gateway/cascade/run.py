@@ -1,11 +1,11 @@
-"""A request that the cheap route may answer: asked there whole, checked, then given or not.
+"""Cascade of one request: ask the cheap route for a whole answer, check it, then send it or not.
 
     evidence for its task ─► cheap route, within its time ─► fits, score ≥ least ─► the client
           │ none                  │ fails                        │ rejected
-          └───────────────────────┴──────────────────────────────┴──► the dear route, as ever
+          └───────────────────────┴──────────────────────────────┴──► the dear route, as usual
 
-Nothing is sent before the check has passed, so a stream comes all at once. What the cheap route
-took is in the books as an attempt of the same request, whoever answers it.
+Nothing is sent before the check passed, so a stream arrives all at once. The ledger records the
+cheap route's usage as an attempt of the same request, also when the dear route answers it.
 """
 
 import asyncio
@@ -16,63 +16,72 @@ from starlette.responses import Response
 
 from headway.edge.event_stream import EventStream, send_response
 from headway.edge.http_client import read_bounded
-from headway.edge.lanes import unless_gone
+from headway.edge.lanes import unless_disconnected
 from headway.gateway.account import Account
 from headway.gateway.answers import AnswerContent, parse_answer, parse_stream, without_logprobs
-from headway.gateway.ask import STREAM, WHOLE, Attempt, passed_back, renamed, replaced
-from headway.gateway.attempts import AttemptError, unanswered
+from headway.gateway.ask import (
+    STREAM,
+    WHOLE,
+    Attempt,
+    client_headers,
+    model_name_replacements,
+    replace_each,
+)
+from headway.gateway.attempts import AttemptError, connection_failure
 from headway.gateway.cascade.cascade import Cascade
 from headway.gateway.cascade.checks import fits
-from headway.gateway.cascade.evidence import PLAIN, TaskEvidence
+from headway.gateway.cascade.evidence import VALIDITY_ONLY, TaskEvidence
 from headway.gateway.cascade.scoring import Scoring
-from headway.gateway.dialects import Chunks, Embeddings, Responses, Usage
-from headway.gateway.events import Event, EventReader
-from headway.gateway.incoming import Incoming, hold_of
-from headway.gateway.probe import FAILED
-from headway.gateway.state import State
+from headway.gateway.dialects import Chunks, Embeddings, Responses, UpstreamUsage
+from headway.gateway.events import Event, RelayEventReader
+from headway.gateway.incoming import GatewayRequest, hold_of
+from headway.gateway.probe import PROBE_FAILURES
+from headway.gateway.state import GatewayState
 from headway.gateway.upstream import Upstream
 
 MAX_BYTES = 2**24
 
 
-async def answered(state: State, incoming: Incoming, account: Account) -> bool:
-    """Whether the cheap route has answered this request."""
+async def try_cheap_route(state: GatewayState, incoming: GatewayRequest, account: Account) -> bool:
+    """Return whether the cheap route has answered this request."""
     cascade = state.cascades.get(incoming.route.name)
     if cascade is None or isinstance(incoming.dialect, Embeddings):
         return False
-    way = way_of(state, cascade, incoming)
+    way = evidence_for_request(state, cascade, incoming)
     upstream = state.pools[cascade.row.cheap].choose(incoming.query) if way is not None else None
-    if way is None or upstream is None or not cascade.knows("cheap", upstream):
+    if way is None or upstream is None or not cascade.matches_fingerprint("cheap", upstream):
         cascade.count(incoming.task_class, "dear")
         return False
     cheap = CheapAnswer(state, incoming, account, cascade, way, upstream)
-    outcome = await unless_gone(cheap.run(), incoming.receive)
+    outcome = await unless_disconnected(cheap.run(), incoming.receive)
     cascade.count(incoming.task_class, outcome)
     if outcome != "accepted":
         return False
     hold = hold_of(state, incoming)
     if hold is not None:
-        await unless_gone(hold.whole(cheap.text), incoming.receive)
+        await unless_disconnected(hold.whole(cheap.text), incoming.receive)
     await cheap.send()
     return True
 
 
-def way_of(state: State, cascade: Cascade, incoming: Incoming) -> TaskEvidence | None:
-    """The evidence that this request goes by, None where it must be asked of the dear route."""
+def evidence_for_request(
+    state: GatewayState, cascade: Cascade, incoming: GatewayRequest
+) -> TaskEvidence | None:
+    """Return the evidence for this request; None if it must use the dear route."""
     raw = incoming.raw
     if raw.get("n") not in (None, 1) or raw.get("best_of") not in (None, 1):
         return None
     if raw.get("background") or incoming.query.pinned or isinstance(raw.get("prompt"), list):
         return None
-    way = cascade.way_for(incoming.task_class)
+    way = cascade.evidence_for(incoming.task_class)
     if way is None:
         return None
     if way.check == "margin" and (raw.get("logprobs") or not isinstance(incoming.dialect, Chunks)):
-        return None  # their log-probabilities are not ours to ask for
+        return None  # the client's own log-probabilities must stay as requested
     if way.check == "agree" and incoming.dialect.path != "/v1/chat/completions":
         return None
     dear = state.pools[incoming.route.name].upstreams
-    return way if all(cascade.knows("dear", each) for each in dear) else None
+    return way if all(cascade.matches_fingerprint("dear", each) for each in dear) else None
 
 
 class CheapAnswer:
@@ -80,8 +89,8 @@ class CheapAnswer:
 
     def __init__(
         self,
-        state: State,
-        incoming: Incoming,
+        state: GatewayState,
+        incoming: GatewayRequest,
         account: Account,
         cascade: Cascade,
         way: TaskEvidence,
@@ -95,25 +104,25 @@ class CheapAnswer:
         self._upstream = upstream
         self._headers: list[tuple[bytes, bytes]] = []
         self._data = b""
-        self._usage: Usage | None = None
+        self._usage: UpstreamUsage | None = None
         self.text = ""
 
     async def run(self) -> str:
-        """accepted, rejected or failed; the books know of the attempt."""
+        """Return "accepted", "rejected" or "failed"; the attempt is in the ledger."""
         attempt = Attempt(self._state, self._incoming, self._upstream, self._body())
         prompt = output = 0
         try:
             async with asyncio.timeout(self._cascade.row.within_s):
                 content = await self._ask(attempt)
             self._upstream.breaker.succeeded()
-            usage, estimated = self._counted()
+            usage, estimated = self._usage_or_estimate()
             prompt, output = usage.prompt, usage.output
         except AttemptError as failure:
             return self._failed(attempt, failure)
-        except FAILED as error:
-            return self._failed(attempt, unanswered(error))
+        except PROBE_FAILURES as error:
+            return self._failed(attempt, connection_failure(error))
         except asyncio.CancelledError:
-            self._upstream.breaker.given_up()
+            self._upstream.breaker.record_abort()
             self._unfinished(attempt, "left")
             raise
         finally:
@@ -121,7 +130,9 @@ class CheapAnswer:
         if content.fingerprint:
             self._upstream.fingerprint = content.fingerprint
         self.text = content.text
-        accepted = self._cascade.knows("cheap", self._upstream) and await self._accepts(content)
+        accepted = self._cascade.matches_fingerprint(
+            "cheap", self._upstream
+        ) and await self._accepts(content)
         outcome = "ok" if accepted else "rejected"
         self._account.attempt(self._upstream, outcome, usage, estimated=estimated, of_arm=False)
         if not accepted:
@@ -131,13 +142,13 @@ class CheapAnswer:
 
     def _failed(self, attempt: Attempt, failure: AttemptError) -> str:
         breaker = self._upstream.breaker
-        (breaker.failed if failure.counts else breaker.given_up)()
+        (breaker.failed if failure.counts else breaker.record_abort)()
         self._unfinished(attempt, failure.outcome)
         return "failed"
 
     def _unfinished(self, attempt: Attempt, outcome: str) -> None:
-        """The books of an attempt that gave no answer."""
-        usage = self._account.unfinished(attempt, outcome)
+        """Record an attempt without an answer."""
+        usage = self._account.estimate_unfinished(attempt, outcome)
         self._account.attempt(self._upstream, outcome, usage, estimated=any(usage), of_arm=False)
 
     def _body(self) -> dict[str, Any]:
@@ -154,7 +165,7 @@ class CheapAnswer:
         incoming = self._incoming
         async with attempt.answer(STREAM if incoming.stream else WHOLE) as answer:
             self._headers = [
-                *passed_back(answer, self._upstream),
+                *client_headers(answer, self._upstream),
                 (b"x-headway-attempts", b"1"),
                 (b"x-headway-upstream", self._upstream.name.encode("ascii", "replace")),
             ]
@@ -171,7 +182,7 @@ class CheapAnswer:
         return content
 
     def _take_stream(self, events: list[Event]) -> AnswerContent:
-        """Keep what the client will see of a stream; ValueError where it has no end."""
+        """Keep the bytes that the client will get; ValueError if the stream has no end."""
         dialect, parts, ended = self._incoming.dialect, [], False
         hides_usage = not dialect.asks_for_usage(self._incoming.raw)
         for event in events:
@@ -192,16 +203,16 @@ class CheapAnswer:
         return event._replace(data=self._client_bytes(event.data))
 
     def _client_bytes(self, data: bytes) -> bytes:
-        """As the client gets it: without what only the check wanted."""
+        """Return the client's form of the data: without log-probabilities of the check."""
         if self._way.check == "margin":
             data = without_logprobs(data)
-        return replaced(data, renamed(self._incoming, self._upstream))
+        return replace_each(data, model_name_replacements(self._incoming, self._upstream))
 
     async def _accepts(self, content: AnswerContent) -> bool:
         incoming, way = self._incoming, self._way
         if not fits(incoming.raw, content):
             return False
-        if way.check == PLAIN or way.least is None:
+        if way.check == VALIDITY_ONLY or way.least is None:
             return True
         scoring = Scoring(
             state=self._state,
@@ -211,23 +222,23 @@ class CheapAnswer:
             model=incoming.model,
             upstream=self._upstream,
             answer=content,
-            spent=self._spent_on_check,
+            spent=self._record_check,
         )
         score = await scoring.score(way.check)
         return score is not None and score >= way.least
 
-    def _spent_on_check(self, upstream: Upstream, usage: Usage) -> None:
+    def _record_check(self, upstream: Upstream, usage: UpstreamUsage) -> None:
         self._account.attempt(upstream, "check", usage, estimated=False, of_arm=False)
 
-    def _counted(self) -> tuple[Usage, bool]:
-        """What it took, and whether that is an estimate."""
-        usage = self._account.believed(self._upstream, self._usage)
+    def _usage_or_estimate(self) -> tuple[UpstreamUsage, bool]:
+        """Return the usage, and whether it is an estimate."""
+        usage = self._account.checked_usage(self._upstream, self._usage)
         if usage is not None:
             return usage, False
         return self._account.estimate(self._upstream, len(self._data)), True
 
     async def send(self) -> None:
-        """Give the answer to the client, the books first."""
+        """Send the answer to the client, after the ledger has it."""
         self._account.first_token()
         await self._account.settle("ok")
         if self._incoming.stream:
@@ -240,8 +251,8 @@ class CheapAnswer:
 
 
 async def all_events(answer: aiohttp.ClientResponse) -> list[Event]:
-    """The events of a stream to its end, comments left out; ValueError beyond MAX_BYTES."""
-    reader, content_events = EventReader(answer.content, MAX_BYTES), list[Event]()
+    """Return all events of a stream without comments; ValueError beyond MAX_BYTES."""
+    reader, content_events = RelayEventReader(answer.content, MAX_BYTES), list[Event]()
     while (events := await reader.read()) is not None:
         content = [event for event in events if not event.comment]
         if content:

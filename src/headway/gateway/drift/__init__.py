@@ -1,1 +1,1 @@
-"""Whether upstreams of one model still say the same: asked the same probes, compared, suspected."""
+"""Drift check: whether upstreams of one model still give the same answers to the same probes."""

@@ -1,4 +1,4 @@
-"""The probes, asked of an upstream twice: once one after the other, once several at a time."""
+"""Ask an upstream all probes twice: first one by one, then several at a time."""
 
 import asyncio
 import contextlib
@@ -6,34 +6,34 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from headway.gateway import probe
-from headway.gateway.drift.compare import Probe, ProbeAnswer, Sheet
+from headway.gateway.drift.compare import DriftProbe, ProbeAnswer, ProbeAnswers
 from headway.gateway.upstream import Upstream
 
-TOP = 20
-LIMIT_S = 120.0
-AT_ONCE = 4
-"""The second time, so that another batch is among what equals differ by."""
+NUM_TOP_LOGPROBS = 20
+TIMEOUT_S = 120.0
+CONCURRENCY = 4
+"""Concurrency of the second round, so that the control includes the effect of batching."""
 IDLE_S, POLL_S = 5.0, 0.05
-"""So long a probe waits for an upstream that has requests."""
-BUSY_S, MOST_BUSY = 1.0, 20
-"""A probe that an upstream was too busy for is asked again after so long, so often."""
+"""Maximum wait of a probe for an idle upstream, and the polling interval, in seconds."""
+BUSY_S, MAX_BUSY_RETRIES = 1.0, 20
+"""Delay before a probe of a busy upstream is repeated, and the maximum number of repeats."""
 
 
-async def sheet_of(
+async def collect_answers(
     upstream: Upstream,
     model: str,
-    probes: Sequence[Probe],
+    probes: Sequence[DriftProbe],
     at: float,
     advance: Callable[[], None] = lambda: None,
-) -> Sheet:
-    """All answers of one upstream; raises one of probe.FAILED."""
+) -> ProbeAnswers:
+    """Return all answers of one upstream; raises one of PROBE_FAILURES."""
     rounds = []
-    for at_once in (1, AT_ONCE):
+    for at_once in (1, CONCURRENCY):
         places = asyncio.Semaphore(at_once)
 
-        async def one(each: Probe, places: asyncio.Semaphore = places) -> ProbeAnswer:
+        async def one(each: DriftProbe, places: asyncio.Semaphore = places) -> ProbeAnswer:
             async with places:
-                await idle(upstream)
+                await wait_until_idle(upstream)
                 answer = await ask_probe(upstream, model, each)
             advance()
             return answer
@@ -46,44 +46,46 @@ async def sheet_of(
                 task.cancel()
     first, again = rounds
     fingerprint = upstream.fingerprint
-    return Sheet(upstream=upstream.name, at=at, fingerprint=fingerprint, first=first, again=again)
+    return ProbeAnswers(
+        upstream=upstream.name, at=at, fingerprint=fingerprint, first=first, again=again
+    )
 
 
-async def idle(upstream: Upstream) -> None:
-    """Wait until clients have no request there, or for IDLE_S."""
+async def wait_until_idle(upstream: Upstream) -> None:
+    """Wait until the upstream has no client request in flight, or for IDLE_S."""
     for _ in range(round(IDLE_S / POLL_S)):
         if not upstream.speed.flights:
             return
         await asyncio.sleep(POLL_S)
 
 
-async def patiently(upstream: Upstream, model: str, raw: dict[str, Any]) -> probe.Reply:
-    """The reply of an upstream that may be busy for a while; raises one of probe.FAILED."""
-    for _ in range(MOST_BUSY):
+async def ask_until_free(upstream: Upstream, model: str, raw: dict[str, Any]) -> probe.Reply:
+    """Ask an upstream that may be busy for a while; raises one of PROBE_FAILURES."""
+    for _ in range(MAX_BUSY_RETRIES):
         with contextlib.suppress(probe.BusyError):
-            return await probe.ask(upstream, model, raw, LIMIT_S)
+            return await probe.ask(upstream, model, raw, TIMEOUT_S)
         await asyncio.sleep(BUSY_S)
-    return await probe.ask(upstream, model, raw, LIMIT_S)
+    return await probe.ask(upstream, model, raw, TIMEOUT_S)
 
 
-async def ask_probe(upstream: Upstream, model: str, each: Probe) -> ProbeAnswer:
-    """One answer at temperature 0, with log-probabilities unless the upstream refuses them."""
+async def ask_probe(upstream: Upstream, model: str, each: DriftProbe) -> ProbeAnswer:
+    """Ask one probe at temperature 0, with log-probabilities unless the upstream refuses them."""
     raw = {"messages": each.messages, "max_tokens": each.max_tokens, "temperature": 0}
-    if upstream.tells_logprobs is not False:
+    if upstream.has_logprobs is not False:
         try:
-            wants = {"logprobs": True, "top_logprobs": TOP}
-            reply = await patiently(upstream, model, {**raw, **wants})
+            wants = {"logprobs": True, "top_logprobs": NUM_TOP_LOGPROBS}
+            reply = await ask_until_free(upstream, model, {**raw, **wants})
         except probe.BusyError:
             raise
         except ValueError:
-            if upstream.tells_logprobs:
+            if upstream.has_logprobs:
                 raise
-            upstream.tells_logprobs = False
-            reply = await patiently(upstream, model, raw)
+            upstream.has_logprobs = False
+            reply = await ask_until_free(upstream, model, raw)
         else:
-            upstream.tells_logprobs = upstream.tells_logprobs or bool(reply.content.top)
+            upstream.has_logprobs = upstream.has_logprobs or bool(reply.content.top)
     else:
-        reply = await patiently(upstream, model, raw)
+        reply = await ask_until_free(upstream, model, raw)
     content = reply.content
     if content.fingerprint:
         upstream.fingerprint = content.fingerprint

@@ -1,17 +1,17 @@
-"""Two upstreams of one model on the same probes: whether they differ, by what, and the suspect.
+"""Comparison of two upstreams of one model on the same probes: whether they differ, and why.
 
-Each upstream is asked everything twice, so the first one beside itself is the control of equals:
+Each upstream answers every probe twice; the first upstream compared with itself is the control:
 
-    answers    changed between a and b, and not between a and a again: 14    the other way round: 1
-               if b is a in all but name, either is as likely: p = 2^-15 (1 + 15) = 0.0005
-    KL         mean nats a token from a to b, less those from a to a again, with a lower bound
-    lengths    prompts of a and b have other numbers of tokens: never so among equals
+    answers    changed between a and b but not between the two rounds of a: 14    vice versa: 1
+               if a and b are the same model, both are equally likely: p = 2^-15 (1 + 15) = 0.0005
+    KL         mean nats per token from a to b, minus those between the rounds of a, with its bound
+    lengths    number of prompts whose token counts differ: 0 for the same model
 
-Equals need not be the same to the bit: another batch, another instruction set and a server that is
-not deterministic change answers too. So an answer says nothing that a changes by itself, or that
-goes another way where two tokens were as good as alike (`CLOSE`); without log-probabilities so many
-must change as rounding never changes (`ROUNDED`). p is taken at 0.001, and KL has to lie above what
-rounding does (`FLOOR`).
+The same model may change answers too: through another batch, another instruction set, or a server
+that is not deterministic. So an answer does not count if a changes it by itself, or if the answers
+part where two tokens were almost equally likely (`CLOSE_NATS`). Without log-probabilities the
+number of changes must exceed what rounding causes (`ROUNDING_RATE`). The test level is p = 0.001,
+and KL must exceed the effect of rounding (`ROUNDING_NATS`).
 """
 
 import math
@@ -20,32 +20,32 @@ from typing import Any
 
 import msgspec
 
-P = 0.001
-FLOOR = 0.002
-"""Nats a token that equals may differ by: docs/gateway.md has what was measured."""
-CLOSE = 0.1
-"""Nats between two tokens of which rounding may choose either."""
-ROUNDED = 0.04
-"""The share of answers that rounding changes, at most: 3% of the probes with headway-tiny."""
+MAX_P = 0.001
+ROUNDING_NATS = 0.002
+"""Nats per token by which the same model may differ: docs/gateway.md has the measurements."""
+CLOSE_NATS = 0.1
+"""Nats between two tokens that rounding may swap."""
+ROUNDING_RATE = 0.04
+"""Maximum share of answers that rounding changes: 3% of the probes with headway-tiny."""
 Z = 3.09
-"""The lower bound of a mean holds in 999 of 1000."""
-MOVED = 2e-6
-"""Nats a token: answers that changed for less were chosen otherwise from the same distribution."""
-LEAST_LENGTHS = 3
-OTHER_MODEL = 0.5
-"""Nats a token from which on it is no rounding of the same weights."""
-LEAST = 1e-9
+"""Standard errors below the mean: a one-sided bound of 99.9%."""
+SAME_DISTRIBUTION_NATS = 2e-6
+"""Nats per token: below it the distributions are equal and sampling differs."""
+MIN_LENGTH_CHANGES = 3
+OTHER_MODEL_NATS = 0.5
+"""Nats per token from which on it is another model, not another precision of the same weights."""
+MIN_PROBABILITY = 1e-9
 
 
-class Probe(msgspec.Struct, frozen=True, kw_only=True):
-    """One question that all upstreams of a model are asked."""
+class DriftProbe(msgspec.Struct, frozen=True, kw_only=True):
+    """Question for all upstreams of a model."""
 
     messages: list[dict[str, Any]]
     max_tokens: int = 48
 
 
 class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer: its text, its tokens, and the likeliest alternatives at each of them."""
+    """Answer to a probe: its text, its tokens, and the top alternatives at each token."""
 
     text: str
     prompt_tokens: int = 0
@@ -55,8 +55,8 @@ class ProbeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     top: list[dict[str, float]] = []
 
 
-class Sheet(msgspec.Struct, frozen=True, kw_only=True):
-    """All answers of one upstream to the probes, each asked twice."""
+class ProbeAnswers(msgspec.Struct, frozen=True, kw_only=True):
+    """Answers of one upstream to all probes, each asked twice."""
 
     upstream: str
     at: float
@@ -65,8 +65,8 @@ class Sheet(msgspec.Struct, frozen=True, kw_only=True):
     again: list[ProbeAnswer]
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """`second` compared with `first`. `kl_low` is the lower bound above the control's."""
+class DriftFinding(msgspec.Struct, frozen=True, kw_only=True):
+    """Comparison of `second` with `first`. `kl_low` is the lower bound above the control's KL."""
 
     first: str
     second: str
@@ -82,10 +82,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     at: float = 0.0
 
 
-def compare(a: Sheet, b: Sheet) -> Finding:
-    """What speaks for b being another than a."""
-    changed = differ(a.first, b.first)
-    control = differ(a.first, a.again)
+def compare(a: ProbeAnswers, b: ProbeAnswers) -> DriftFinding:
+    """Compare the answers of b with those of a."""
+    changed = changed_answers(a.first, b.first)
+    control = changed_answers(a.first, a.again)
     moved = [x and not is_close(p, q) for x, p, q in zip(changed, a.first, b.first, strict=True)]
     p = sign_test(moved, control)
     if not any(answer.top for answer in a.first):
@@ -98,9 +98,9 @@ def compare(a: Sheet, b: Sheet) -> Finding:
         for x, y in zip(a.first, b.first, strict=True)
         if x.prompt_tokens and y.prompt_tokens and x.prompt_tokens != y.prompt_tokens
     ]
-    restless = is_restless(b, control)
-    above = low is not None and low > FLOOR
-    finding = Finding(
+    restless = is_unstable(b, control)
+    above = low is not None and low > ROUNDING_NATS
+    finding = DriftFinding(
         first=a.upstream,
         second=b.upstream,
         probes=len(a.first),
@@ -110,7 +110,7 @@ def compare(a: Sheet, b: Sheet) -> Finding:
         kl=kl,
         kl_low=low,
         lengths=len(lengths),
-        alarm=p < P or restless or above or len(lengths) >= LEAST_LENGTHS,
+        alarm=p < MAX_P or restless or above or len(lengths) >= MIN_LENGTH_CHANGES,
         at=b.at,
     )
     if not finding.alarm:
@@ -119,22 +119,24 @@ def compare(a: Sheet, b: Sheet) -> Finding:
     return msgspec.structs.replace(finding, suspect=suspect)
 
 
-def suspect_of(a: Sheet, b: Sheet, lengths: Sequence[int], restless: bool, finding: Finding) -> str:
-    """The likeliest cause, the one that needs the fewest assumptions first."""
-    if len(lengths) >= LEAST_LENGTHS:
+def suspect_of(
+    a: ProbeAnswers, b: ProbeAnswers, lengths: Sequence[int], restless: bool, finding: DriftFinding
+) -> str:
+    """Return the likeliest cause; causes with the fewest assumptions come first."""
+    if len(lengths) >= MIN_LENGTH_CHANGES:
         if len(lengths) < len(a.first) / 2 and max(lengths) < 0:
             return f"truncation: {len(lengths)} prompts are shorter, by up to {-min(lengths)}"
         return f"template: prompts have {min(lengths):+d} to {max(lengths):+d} tokens"
     if restless:
         return "sampling: it answers differently each time, although temperature is 0"
-    if cut_short(a, b):
+    if is_truncated(a, b):
         return "truncation: its answers end earlier, at a lower limit of tokens"
     kl = finding.kl
     if kl is None:
         return "weights or template: answers differ, and it tells no log-probabilities"
-    if kl >= OTHER_MODEL:
+    if kl >= OTHER_MODEL_NATS:
         return f"another model: {kl:.2f} nats a token"
-    if finding.kl_low is not None and finding.kl_low > MOVED:
+    if finding.kl_low is not None and finding.kl_low > SAME_DISTRIBUTION_NATS:
         return f"quantization: {kl:.3g} nats a token, prompts alike"
     return "sampling: log-probabilities are alike, and it chooses other tokens"
 
@@ -142,44 +144,45 @@ def suspect_of(a: Sheet, b: Sheet, lengths: Sequence[int], restless: bool, findi
 # ── answers ─────────────────────────────────────────────────────────────────────────────────
 
 
-def differ(a: Sequence[ProbeAnswer], b: Sequence[ProbeAnswer]) -> list[bool]:
-    """Whether each answer has another text."""
+def changed_answers(a: Sequence[ProbeAnswer], b: Sequence[ProbeAnswer]) -> list[bool]:
+    """Return for each answer whether its text differs."""
     return [x.text != y.text for x, y in zip(a, b, strict=True)]
 
 
 def is_close(x: ProbeAnswer, y: ProbeAnswer) -> bool:
-    """Whether two answers part where the token of each was within `CLOSE` of the other's."""
+    """Return whether two answers part where both tokens were within `CLOSE_NATS` of each other."""
     places = zip(x.tokens, y.tokens, x.top, y.top, strict=False)
     parting = next(((p, q, at_x, at_y) for p, q, at_x, at_y in places if p != q), None)
     if parting is None:
         return False
     p, q, at_x, at_y = parting
     gaps = (at_x.get(p, 0.0) - at_x.get(q, -math.inf), at_y.get(q, 0.0) - at_y.get(p, -math.inf))
-    return max(gaps) <= CLOSE
+    return max(gaps) <= CLOSE_NATS
 
 
-def is_restless(b: Sheet, control: Sequence[bool]) -> bool:
-    """Whether it changes its own answers, more often than the control does, and than rounding."""
+def is_unstable(b: ProbeAnswers, control: Sequence[bool]) -> bool:
+    """Return whether b changes its own answers more often than the control, and than rounding."""
     pairs = zip(b.first, b.again, strict=True)
     moved = [x.text != y.text and not is_close(x, y) for x, y in pairs]
-    if not any(answer.top for answer in b.first) and rounding_test(sum(moved), len(moved)) >= P:
+    if not any(answer.top for answer in b.first) and rounding_test(sum(moved), len(moved)) >= MAX_P:
         return False
-    return sign_test(moved, control) < P
+    return sign_test(moved, control) < MAX_P
 
 
 def rounding_test(changed: int, count: int) -> float:
-    """The chance that so many of `count` answers change where each does with `ROUNDED`.
+    """Return the probability of `changed` changes among `count`, each with `ROUNDING_RATE`.
 
     19 of 200: 0.0005; 18: 0.0012.
     """
     chances = [
-        math.comb(count, k) * ROUNDED**k * (1 - ROUNDED) ** (count - k) for k in range(changed)
+        math.comb(count, k) * ROUNDING_RATE**k * (1 - ROUNDING_RATE) ** (count - k)
+        for k in range(changed)
     ]
     return max(0.0, 1.0 - sum(chances))
 
 
 def sign_test(changed: Sequence[bool], control: Sequence[bool]) -> float:
-    """One-sided p that so many more probes changed than in the control: 10 and 0 are 2^-10."""
+    """Return the one-sided p of more changes than in the control: 10 against 0 is 2^-10."""
     more = sum(x and not y for x, y in zip(changed, control, strict=True))
     less = sum(y and not x for x, y in zip(changed, control, strict=True))
     count = more + less
@@ -187,8 +190,8 @@ def sign_test(changed: Sequence[bool], control: Sequence[bool]) -> float:
     return float(ways / 2**count)
 
 
-def cut_short(a: Sheet, b: Sheet) -> bool:
-    """Whether answers that changed are mostly beginnings of the others, ended by a limit."""
+def is_truncated(a: ProbeAnswers, b: ProbeAnswers) -> bool:
+    """Return whether most changed answers are prefixes of the others, ended by a length limit."""
     pairs = [(x, y) for x, y in zip(a.first, b.first, strict=True) if x.text != y.text]
     cut = [
         y.ended in ("length", "max_tokens")
@@ -202,8 +205,8 @@ def cut_short(a: Sheet, b: Sheet) -> bool:
 # ── log-probabilities ───────────────────────────────────────────────────────────────────────
 
 
-def divergences(a: Sheet, b: Sheet) -> list[float]:
-    """Of each probe: nats a token from a to b, less those from a to itself asked again."""
+def divergences(a: ProbeAnswers, b: ProbeAnswers) -> list[float]:
+    """Return for each probe the nats per token from a to b, minus those between the rounds of a."""
     nats = []
     for x, again, y in zip(a.first, a.again, b.first, strict=True):
         cross, own = divergence(x, y), divergence(x, again)
@@ -213,7 +216,7 @@ def divergences(a: Sheet, b: Sheet) -> list[float]:
 
 
 def divergence(x: ProbeAnswer, y: ProbeAnswer) -> float | None:
-    """Mean KL over the tokens whose beginnings are the same; None where none are told."""
+    """Return the mean KL over tokens with equal prefixes; None without log-probabilities."""
     total, count = 0.0, 0
     for place, (p, q) in enumerate(zip(x.top, y.top, strict=False)):
         if x.tokens[:place] != y.tokens[:place]:
@@ -224,18 +227,20 @@ def divergence(x: ProbeAnswer, y: ProbeAnswer) -> float | None:
 
 
 def lumped_kl(p: dict[str, float], q: dict[str, float]) -> float:
-    """KL(p ‖ q) in nats where all tokens that are not in both lists are one: never too much.
+    """Return a lower bound of KL(p ‖ q) in nats: all tokens not in both lists count as one.
 
     p: a 0.5, b 0.3, the rest 0.2; q: a 0.4, b 0.3, the rest 0.3: 0.0305.
     """
     shared = [key for key in p if key in q]
     total = sum(math.exp(p[key]) * (p[key] - q[key]) for key in shared)
-    rest_p, rest_q = (max(LEAST, 1 - sum(math.exp(x[key]) for key in shared)) for x in (p, q))
+    rest_p, rest_q = (
+        max(MIN_PROBABILITY, 1 - sum(math.exp(x[key]) for key in shared)) for x in (p, q)
+    )
     return total + rest_p * math.log(rest_p / rest_q)
 
 
 def lower_bound(values: Sequence[float]) -> float:
-    """What the mean surely exceeds, by its standard error; of one value nothing is sure."""
+    """Return the lower bound of the mean by its standard error; -inf for a single value."""
     count = len(values)
     if count < 2:
         return -math.inf

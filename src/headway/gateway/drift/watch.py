@@ -1,8 +1,8 @@
-"""Drift in a running gateway: a round each `every`, and at once when a fingerprint has changed.
+"""Drift check of a running gateway: one round per `every`, and at once after a fingerprint changed.
 
-Each upstream of a model is compared with itself as it was when it was last in order, and with the
-first other one. What is found is in `/stats` and `/metrics`; an alarm voids the evidence of
-cascades whose routes the upstream answers.
+Each upstream of a model is compared with its own last good answers (the baseline), and with the
+first other upstream. Findings are in `/stats` and `/metrics`; an alarm invalidates the evidence of
+cascades that use the upstream.
 """
 
 import asyncio
@@ -19,29 +19,29 @@ from headway.core.clock import Clock
 from headway.core.supervision import supervise
 from headway.gateway import probe
 from headway.gateway.cascade.cascade import Cascade
-from headway.gateway.config import Config, ModelRow
-from headway.gateway.drift.ask import sheet_of
-from headway.gateway.drift.compare import Finding, Probe, Sheet, compare
+from headway.gateway.config import Config, GatewayModelRow
+from headway.gateway.drift.ask import collect_answers
+from headway.gateway.drift.compare import DriftFinding, DriftProbe, ProbeAnswers, compare
 from headway.gateway.upstream import Upstream
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+POLL_S = 1.0
 BASELINE = "baseline"
 
 
 class Watched(Protocol):
-    """What a watch sees of the gateway, as it is now."""
+    """Part of the gateway's state that the drift check reads."""
 
     config: Config
     clock: Clock
     upstreams: dict[str, Upstream]
-    routes: dict[str, ModelRow]
+    routes: dict[str, GatewayModelRow]
     cascades: dict[str, Cascade]
 
 
 class DriftWatch:
-    """The rounds of one gateway; `folder` keeps the baselines over a restart."""
+    """Drift check of one gateway; `folder` keeps the baselines over a restart."""
 
     def __init__(self, state: Watched, folder: Path | None) -> None:
         self._state = state
@@ -49,17 +49,17 @@ class DriftWatch:
         self._task: asyncio.Task[None] | None = None
         self._due_s = 0.0
         self._known: dict[str, str] = {}
-        """Fingerprints of the last round."""
-        self.findings: dict[tuple[str, str, str], Finding] = {}
+        """Upstream → fingerprint in the last round."""
+        self.findings: dict[tuple[str, str, str], DriftFinding] = {}
         """(model, first, second) → the last comparison."""
         self.num_rounds = 0
 
     def start(self) -> None:
-        """Begin with the rounds, the first one at once."""
+        """Start the rounds, the first one at once."""
         self._task = supervise("drift watch", self._run)
 
     async def stop(self) -> None:
-        """End them; safe to call twice."""
+        """Stop the rounds; safe to call twice."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -71,10 +71,10 @@ class DriftWatch:
             if row is not None and (clock.now_s() >= self._due_s or self._is_changed()):
                 self._due_s = clock.now_s() + row.every_s
                 await self.round()
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
 
     def _is_changed(self) -> bool:
-        """Whether an upstream has another fingerprint than in the last round."""
+        """Return whether an upstream has another fingerprint than in the last round."""
         return any(
             each.fingerprint and self._known.get(name, each.fingerprint) != each.fingerprint
             for name, each in self._state.upstreams.items()
@@ -111,24 +111,26 @@ class DriftWatch:
             if not alarm or before is None:
                 await asyncio.to_thread(self._write, model, sheet)
 
-    async def _sheet(self, upstream: Upstream, model: str, probes: Sequence[Probe]) -> Sheet | None:
-        """Its answers, None where it fails: that is for breakers to tell."""
+    async def _sheet(
+        self, upstream: Upstream, model: str, probes: Sequence[DriftProbe]
+    ) -> ProbeAnswers | None:
+        """Return the upstream's answers; None if it fails, which is a matter for breakers."""
         try:
-            return await sheet_of(upstream, model, probes, self._state.clock.wall_s())
-        except probe.FAILED as error:
+            return await collect_answers(upstream, model, probes, self._state.clock.wall_s())
+        except probe.PROBE_FAILURES as error:
             log.warning("drift: upstream %s does not answer probes: %s", upstream.name, error)
             return None
 
-    def _note(self, model: str, finding: Finding) -> Finding:
-        """Keep what was found; an alarm is told, and voids evidence."""
+    def _note(self, model: str, finding: DriftFinding) -> DriftFinding:
+        """Keep a finding; an alarm is logged, and invalidates evidence."""
         self.findings[model, finding.first, finding.second] = finding
         if not finding.alarm:
             return finding
-        log.warning("drift: %s beside %s: %s", finding.second, finding.first, finding.suspect)
+        log.warning("drift: %s against %s: %s", finding.second, finding.first, finding.suspect)
         for name, cascade in self._state.cascades.items():
             routes = (self._state.routes[name], self._state.routes[cascade.row.cheap])
             if any(finding.second in row.upstreams for row in routes):
-                cascade.set_void(f"{finding.second} drifts: {finding.suspect}")
+                cascade.invalidate(f"{finding.second} drifts: {finding.suspect}")
         return finding
 
     # ── baselines ───────────────────────────────────────────────────────────────────────────
@@ -139,15 +141,19 @@ class DriftWatch:
         what = msgspec.json.encode((model, upstream, self._state.config.probes))
         return self._folder / f"{hashlib.sha256(what).hexdigest()[:32]}.json"
 
-    def _read(self, model: str, upstream: str) -> Sheet | None:
-        """Its answers to these probes when it was last in order."""
+    def _read(self, model: str, upstream: str) -> ProbeAnswers | None:
+        """Return the baseline of an upstream for these probes."""
         path = self._path(model, upstream)
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Sheet) if path is not None else None
+            return (
+                msgspec.json.decode(path.read_bytes(), type=ProbeAnswers)
+                if path is not None
+                else None
+            )
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def _write(self, model: str, sheet: Sheet) -> None:
+    def _write(self, model: str, sheet: ProbeAnswers) -> None:
         path = self._path(model, sheet.upstream)
         if path is None:
             return
@@ -160,7 +166,7 @@ class DriftWatch:
             log.warning("drift: the baseline of %s cannot be kept: %s", sheet.upstream, error)
 
     def snapshot(self) -> list[dict[str, Any]]:
-        """What `/stats` shows: each pair as it was last compared."""
+        """Return the part of `/stats`: the last comparison of each pair."""
         return [
             {"model": model, **msgspec.to_builtins(finding)}
             for (model, _, _), finding in self.findings.items()

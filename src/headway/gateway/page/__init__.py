@@ -1,4 +1,4 @@
-"""The live page of a gateway at `/`: pools, routes with their evidence, rollouts, drift, spend."""
+"""Live page of a gateway at `/`: pools, routes with their evidence, rollouts, drift, spending."""
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,5 +13,5 @@ PATHS = frozenset(map(page.address, FILES))
 
 
 def endpoints() -> dict[str, Callable[[Request], Awaitable[Response]]]:
-    """Path → what answers there."""
+    """Return path → endpoint of each file of the page."""
     return page.endpoints(Path(__file__).parent)

@@ -217,7 +217,7 @@ class DiskStore:
                 new = [record for record in records if record.block not in self._blocks]
                 self._blocks |= {record.block: DiskBlock(segment, record) for record in new}
                 segment.num_live = len(new)
-                self._news.kept.extend(record.block for record in new)
+                self._news.stored.extend(record.block for record in new)
 
     # ── what a step calls: nothing here waits for the disk ──────────────────────────────────
 

@@ -186,7 +186,7 @@ class Exports:
                 if not hmac.compare_digest(proof, proof_of(self._secret, nonce, message)):
                     log.warning("A client without the secret asked for KV blocks: nothing is sent.")
                     return
-                request = messages.decode_asked(message)
+                request = messages.decode_block_message(message)
                 if isinstance(request, messages.Release):
                     self.release(request.parcel_id)
                 elif request.fingerprint != self.fingerprint:
@@ -232,7 +232,7 @@ class Exports:
                 places = []
                 break
             places.append(entry[1])
-        reply = messages.encode(messages.Lent(self._arena.size, places))
+        reply = messages.encode(messages.BlockPlaces(self._arena.size, places))
         if request.how == messages.PLACES_AND_FILE and self._arena.handle is not None:
             socket.send_fds(connection, [LENGTH.pack(len(reply))], [self._arena.handle])
         else:
@@ -409,7 +409,7 @@ def receive_frame(connection: socket.socket) -> bytes | None:
     return receive(connection, length)
 
 
-def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
+def receive_lent(connection: socket.socket) -> tuple[messages.BlockPlaces, int | None]:
     """Return (places of blocks, descriptor of the memory or None). Raises OSError, ValueError."""
     head, handles, _, _ = socket.recv_fds(connection, LENGTH.size, 1)
     try:
@@ -417,7 +417,7 @@ def receive_lent(connection: socket.socket) -> tuple[messages.Lent, int | None]:
         (length,) = LENGTH.unpack(head)
         if length > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {length} bytes")
-        reply = messages.decode_lent(receive(connection, length))
+        reply = messages.decode_places(receive(connection, length))
     except BaseException:
         for handle in handles:
             os.close(handle)

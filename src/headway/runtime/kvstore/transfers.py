@@ -214,7 +214,7 @@ class DiskTransfers(StoreTransfers):
     def take_news(self) -> TierNews | None:
         """Return the store's changes since the last call, None without any."""
         news = self.store.take_news()
-        return news if news.kept or news.lost or news.num_bad else None
+        return news if news.stored or news.lost or news.num_bad else None
 
 
 class PeerTransfers(StoreTransfers):

@@ -13,8 +13,8 @@ from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.proposers.ngram import NGramProposer
 from headway.engine.speculation.proposers.suffix import (
+    MAX_ANSWER_TOKENS,
     MAX_ENDED,
-    MOST_ADDED,
     PastAnswers,
     SuffixProposer,
 )
@@ -90,11 +90,11 @@ def test_answers_that_wait_to_be_taken_in_are_few_short_and_found_by_the_next_gu
         return found
 
     for number in range(MAX_ENDED + 3):
-        ended = sequence(number, [100 + number, *range(200, 200 + 2 * MOST_ADDED)])
+        ended = sequence(number, [100 + number, *range(200, 200 + 2 * MAX_ANSWER_TOKENS)])
         ended.state = FINISHED
         past.forget(ended)
         assert len(past._ended) < MAX_ENDED
-        assert all(len(answer) <= MOST_ADDED for _, _, answer, _ in past._ended)
+        assert all(len(answer) <= MAX_ANSWER_TOKENS for _, _, answer, _ in past._ended)
     assert len(past._ended) == 3
     assert past.propose(sequence(99, [100 + MAX_ENDED + 2]), 2).token_ids == [200, 201]
     assert not past._ended

@@ -15,9 +15,9 @@ from headway.core.request import Request, SamplingParams
 from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.lookahead import (
-    ANY,
     BYTES_PER_ENTRY,
     FILL,
+    NO_TOKEN,
     POOL_MATCH,
     WINDOW,
     Lookahead,
@@ -56,12 +56,12 @@ def test_what_is_found_was_added_last_behind_the_same_tokens_of_the_owner(added,
     pool, last = NGramPool(size), {}
     for owner, before, token, following, said in added:
         pool.add(owner, before, token, following, said)
-        last[owner, before, token] = last[owner, ANY, token] = following
+        last[owner, before, token] = last[owner, NO_TOKEN, token] = following
     lost = 0
     for owner, before, token in last:
         kind, following = pool.best(owner, 10**12, before, token)
         lost += kind == FILL
-        at = before if kind >= POOL_MATCH + 2 else ANY
+        at = before if kind >= POOL_MATCH + 2 else NO_TOKEN
         assert kind == FILL or following == last[owner, at, token]
     assert size < 1024 or lost <= len(last) // 4, "with room for all, few meet in a slot"
     assert pool.best(10**12, 10**13, 1, 1) == (FILL, 0)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from headway.engine.speculation.proposers.ngram import (
     CANDIDATES,
-    COUNTED,
-    INTAKE,
-    LONGEST,
+    MAX_MATCH,
+    MAX_NEW_TOKENS,
+    SEARCHED_MATCH,
     NGramIndex,
 )
 from headway.engine.speculation.proposers.proposal import Proposal
@@ -24,8 +24,8 @@ def places(tokens: list[int], match: int) -> list[int]:
 
 
 def longest(tokens: list[int]) -> int:
-    """The longest of up to `LONGEST` last tokens that stood before."""
-    lengths = range(1, min(LONGEST, len(tokens) - 1) + 1)
+    """The longest of up to `SEARCHED_MATCH` last tokens that stood before."""
+    lengths = range(1, min(SEARCHED_MATCH, len(tokens) - 1) + 1)
     return max((match for match in lengths if places(tokens, match)), default=0)
 
 
@@ -74,8 +74,8 @@ def test_finds_the_longest_where_the_pair_stood_seldom(data, width):
     tokens = data.draw(st.lists(st.integers(0, width), max_size=40))
     guess = NGramIndex(tokens).propose(1)
     if len(tokens) > 1 and len(places(tokens, 2)) <= CANDIDATES:
-        assert min(guess.match, LONGEST) == longest(tokens)
-        if 0 < guess.match < LONGEST:
+        assert min(guess.match, SEARCHED_MATCH) == longest(tokens)
+        if 0 < guess.match < SEARCHED_MATCH:
             assert guess.token_ids == follows(tokens, places(tokens, guess.match)[-1], 1)
 
 
@@ -89,7 +89,7 @@ def test_chunk_by_chunk_is_as_all_at_once(tokens, rng):
         guess, fresh = grown.propose(4), NGramIndex(list(known)).propose(4)
         grown.check_integrity()
         assert bool(guess.match) == bool(fresh.match)
-        if guess.match < LONGEST:
+        if guess.match < SEARCHED_MATCH:
             assert guess == fresh
 
 
@@ -137,7 +137,7 @@ def test_memory_is_bounded_whatever_the_tokens(kind):
         "a period": [place % 37 for place in range(size)],
     }[kind]
     lookup = NGramIndex(tokens)
-    for _ in range(-(-size // INTAKE) + 1):
+    for _ in range(-(-size // MAX_NEW_TOKENS) + 1):
         lookup.propose(8)
     lookup.check_integrity()
     for _ in range(100):
@@ -146,15 +146,15 @@ def test_memory_is_bounded_whatever_the_tokens(kind):
     lookup.check_integrity()
     assert bytes_of(lookup) <= 21 * len(tokens) + 1000
     if kind in ("one token", "a period"):
-        assert lookup.propose(8).match == COUNTED
+        assert lookup.propose(8).match == MAX_MATCH
 
 
 def test_one_call_takes_in_a_bounded_chunk():
     """A guess finds what is indexed so far; the rest follows call by call."""
-    tokens = [*range(3 * INTAKE), 5, 6]
+    tokens = [*range(3 * MAX_NEW_TOKENS), 5, 6]
     lookup = NGramIndex(tokens)
     assert lookup.propose(2) == Proposal([7, 8], 2)
-    late = [*range(3 * INTAKE), 3 * INTAKE - 9, 3 * INTAKE - 8]
+    late = [*range(3 * MAX_NEW_TOKENS), 3 * MAX_NEW_TOKENS - 9, 3 * MAX_NEW_TOKENS - 8]
     lookup = NGramIndex(late)
     assert [lookup.propose(1).match for _ in range(3)] == [0, 0, 2]
 

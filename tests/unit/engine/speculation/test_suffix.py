@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.engine.speculation.proposers.ngram import COUNTED
+from headway.engine.speculation.proposers.ngram import MAX_MATCH
 from headway.engine.speculation.proposers.proposal import Proposal
 from headway.engine.speculation.proposers.suffix import (
     BYTES_PER_TOKEN,
-    MOST_ADDED,
-    TAIL,
+    MAX_ANSWER_TOKENS,
+    PROMPT_TAIL,
     PastAnswers,
 )
 
@@ -72,7 +72,7 @@ def test_a_long_match_is_counted_up_to_a_limit():
     past = PastAnswers()
     past.add("", [], list(range(100)))
     assert past.propose("", list(range(20)), 2) == Proposal([20, 21], 20)
-    assert past.propose("", list(range(90)), 2) == Proposal([90, 91], COUNTED)
+    assert past.propose("", list(range(90)), 2) == Proposal([90, 91], MAX_MATCH)
 
 
 @given(
@@ -88,7 +88,7 @@ def test_a_guess_stood_behind_the_match_in_an_answer_of_the_salt(answers, tokens
         past.add(salt, tail, answer)
         past.check_integrity()
     guess = past.propose("a", tokens, most)
-    texts = [[*tail[-TAIL:], *answer] for salt, tail, answer in answers if salt == "a"]
+    texts = [[*tail[-PROMPT_TAIL:], *answer] for salt, tail, answer in answers if salt == "a"]
     if not guess.match:
         assert guess == NOTHING
         return
@@ -108,7 +108,7 @@ def test_two_tokens_that_stood_in_the_last_answer_are_found(answers, tokens):
     for tail, answer in answers:
         past.add("", tail, answer)
     tail, answer = answers[-1]
-    text = [*tail[-TAIL:], *answer]
+    text = [*tail[-PROMPT_TAIL:], *answer]
     if answer:
         for at in range(2, len(text)):
             guess = past.propose("", [*tokens, *text[at - 2 : at]], 3)
@@ -155,9 +155,11 @@ def test_what_is_longer_than_the_ring_or_the_limit_is_kept_from_its_beginning():
         "of the prompt its end alone is kept"
     )
     past = PastAnswers()
-    past.add("", [], list(range(2 * MOST_ADDED)))
-    assert past.propose("", [MOST_ADDED - 3, MOST_ADDED - 2], 8).token_ids == [MOST_ADDED - 1]
-    assert past.propose("", [MOST_ADDED, MOST_ADDED + 1], 8) == NOTHING
+    past.add("", [], list(range(2 * MAX_ANSWER_TOKENS)))
+    assert past.propose("", [MAX_ANSWER_TOKENS - 3, MAX_ANSWER_TOKENS - 2], 8).token_ids == [
+        MAX_ANSWER_TOKENS - 1
+    ]
+    assert past.propose("", [MAX_ANSWER_TOKENS, MAX_ANSWER_TOKENS + 1], 8) == NOTHING
 
 
 @pytest.mark.parametrize("answer", [[], [5], [5, 6]])
@@ -182,4 +184,4 @@ def test_one_token_repeated():
         past.add("", [5] * 4, [5] * 200)
     past.check_integrity()
     guess = past.propose("", [5] * 300, 8)
-    assert guess.match == COUNTED and set(guess.token_ids) == {5}
+    assert guess.match == MAX_MATCH and set(guess.token_ids) == {5}

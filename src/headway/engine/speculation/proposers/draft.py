@@ -1,10 +1,10 @@
-"""The runtime's drafter: a draft model, Medusa heads or an EAGLE layer.
+"""Proposer for the runtime's drafter: a draft model, Medusa heads or an EAGLE layer.
 
-It is asked behind the sampling of a step (`core.plan.ScheduledSequence.propose`), and the next step
-verifies what it said. What it takes is learned from the steps in which it was asked. One that fails
-is asked again after a while, and after a few times no more:
+The drafter runs after the sampling of a step (`core.plan.ScheduledSequence.propose`), and the next
+step verifies its tokens. Its time is learned from the steps in which it ran. A failed drafter is
+tried again after a pause, a few times:
 
-    fails   10 s of steps   fails   20 s   fails   40 s   fails   off until the engine starts anew
+    fails   10 s of steps   fails   20 s   fails   40 s   fails   off until the engine restarts
 """
 
 import logging
@@ -21,25 +21,25 @@ from headway.perf.model import StepModel, Work
 log = logging.getLogger(__name__)
 
 PAUSES_S = (10.0, 20.0, 40.0)
-"""Seconds of steps until a drafter that has failed so often is asked again."""
+"""Pause after each failure, in seconds of steps."""
 OFF = "off until the engine starts anew"
-FORGOTTEN = 1000
-"""After so many steps of draft tokens its failures are forgotten."""
+GOOD_STEPS = 1000
+"""Successful steps after which earlier failures are forgotten."""
 DECAY = 0.98
 """Weight of an observed duration after the next one."""
 MAX_OVERRUN = 2.0
-"""A step that took longer than this many times what was predicted counts as so long: it may have
-computed a long prompt first."""
+"""Maximum factor of an observed over the predicted duration: the drafter may have computed a long
+prompt first."""
 ASK_S = 1e-4
-"""Prior of being asked, whatever the size: calls, tensors, the draw."""
+"""Prior of a call, for any size: calls, tensors, the draw."""
 PRIOR_DEPTHS = (1, 8)
-"""The prior counts as one observation at each of these depths, always."""
+"""Depths at which the prior counts as one observation each, always."""
 
 
 class DrafterCost:
     """Predicted seconds of the drafter: a line over the depth, fitted by least squares.
 
-    `share` is what a pass reads as a share of the model's step; heads draft all `at_once`.
+    `share` is the bytes read by a pass as a share of the model's step; heads draft `at_once`.
     """
 
     def __init__(self, cost: StepModel, share: float, *, at_once: bool = False) -> None:
@@ -50,7 +50,7 @@ class DrafterCost:
 
     @property
     def drafting(self) -> Drafting:
-        """Seconds of being asked, and of a pass."""
+        """Return the predicted seconds of a call and of a pass."""
         prior = self._prior
         if prior is None:
             pass_s = self._share * self._cost.seconds(Work(1, 1, 1, 1))
@@ -76,39 +76,39 @@ class DrafterCost:
 
 
 class DraftProposer:
-    """Proposes what the drafter said; knows what it takes, and whether it works."""
+    """Proposes the drafter's tokens, and tracks its cost and its failures."""
 
     def __init__(self, config: SpeculationConfig, cost: StepModel) -> None:
         self.name = config.drafter
         at_once = config.medusa is not None
         self.cost = DrafterCost(cost, config.draft_share, at_once=at_once)
         self.failure = ""
-        """Why it is not asked, and until when; "" where it is."""
+        """Why the drafter is not asked, and until when; "" if it is."""
         self._num_failures = self._num_good = 0
         self._pause_s = 0.0
         self._proposals: dict[int, tuple[int, list[int]]] = {}
-        """By sequence id: tokens that follow its first so many."""
+        """Sequence id → (number of known tokens, draft tokens that follow)."""
 
     @property
     def has_proposals(self) -> bool:
-        """Whether it said something that no step had the chance to verify yet."""
+        """Return whether the drafter has tokens that no step could verify yet."""
         return bool(self._proposals)
 
     def is_available(self, step_s: float) -> bool:
-        """Return whether it may be asked in a step of `step_s`: it has not failed, or long ago."""
+        """Return whether the drafter may run in a step of `step_s`, outside a pause."""
         if self._pause_s > 0:
             self._pause_s -= step_s
         return self._pause_s <= 0
 
     def propose(self, sequence: Sequence, most: int) -> Proposal:
-        """Return what it said of the next tokens, once."""
+        """Return the drafter's next tokens, once."""
         position, token_ids = self._proposals.pop(sequence.sequence_id, (0, NO_PROPOSAL.token_ids))
         if position != len(sequence.tokens):
             return NO_PROPOSAL
         return Proposal(token_ids[:most], 0)
 
     def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Keep what it said; forced tokens, which it did not know, may stand in its place."""
+        """Keep the drafter's tokens; forced tokens, unknown to it, may take their positions."""
         num_forced = sequence.num_forced
         forced = sequence.tokens[-num_forced:] if num_forced else []
         if sample.drafts[:num_forced] == forced and len(sample.drafts) > num_forced:
@@ -122,20 +122,20 @@ class DraftProposer:
         pass
 
     def end_step(self, result: StepResult) -> None:
-        """Learn what it took in this step, or that it failed."""
+        """Learn the drafter's time in this step, or its failure."""
         if result.draft_failure:
             self._fail(result.draft_failure)
         elif result.timings.draft_s:
             self.failure = ""
             self._num_good += 1
-            if self._num_good >= FORGOTTEN:
+            if self._num_good >= GOOD_STEPS:
                 self._num_failures = 0
             depth = max([len(sample.drafts) for sample in result.samples], default=0)
             if depth:
                 self.cost.observe(depth, result.timings.draft_s)
 
     def _fail(self, reason: str) -> None:
-        """Pause, or stop for good; requests go on without draft tokens."""
+        """Pause, or stop for good; requests continue without draft tokens."""
         again = self._num_failures < len(PAUSES_S)
         self._pause_s = PAUSES_S[self._num_failures] if again else inf
         self._num_failures, self._num_good = self._num_failures + 1, 0

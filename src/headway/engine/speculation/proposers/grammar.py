@@ -1,4 +1,4 @@
-"""Where a grammar leaves one text, its tokens."""
+"""Grammar proposer: the tokens of the only text that a grammar allows."""
 
 from headway.core.plan import Sample
 from headway.engine.sequence import Sequence

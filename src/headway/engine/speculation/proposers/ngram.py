@@ -1,18 +1,18 @@
-"""N-grams of the sequence itself: what followed its end where the same tokens stood before.
+"""N-gram proposer (prompt lookup): what followed the last tokens earlier in the same sequence.
 
 Inference with reference (Yang et al. 2023), for copies, edits, quotes and code:
 
     known   …  the quick brown fox jumps  …  see the quick
-    match                                        the quick    2 tokens that stood there before
+    match                                        the quick    2 tokens that occurred before
     proposal                                               →  brown fox jumps …
 
-The index is that of deflate: for each pair of tokens the place behind its latest occurrence, and
-from each place the one before it. Up to `CANDIDATES` places are compared, the most recent first;
-the longest match wins. On 150 real answers a vote among them, or more of them, gave less than 1%
-more tokens a step. A token that never stood beside its predecessor is looked up alone.
+The index is that of deflate: for each pair of tokens the place after its latest occurrence, and
+from each place the one before it. Up to `CANDIDATES` places are compared, the latest first; the
+longest match wins. On 150 real answers a vote among them, or more of them, gave less than 1% more
+tokens a step. A token that never followed its predecessor before is looked up alone.
 
-Memory is 12 to 20 bytes for each token, whatever the tokens are; a token costs one entry when it
-is taken in, and a proposal at most `CANDIDATES` comparisons of `LONGEST` tokens.
+Memory is 12 to 20 bytes per token; a token costs one entry when it is indexed, and a proposal at
+most `CANDIDATES` comparisons of `SEARCHED_MATCH` tokens.
 """
 
 from array import array
@@ -22,20 +22,20 @@ from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts
 from headway.engine.speculation.proposers.proposal import MIXER, NO_PROPOSAL, Proposal
 
-LONGEST = 8
-"""A match of so many tokens ends the search."""
-COUNTED = 32
-"""A match is counted up to this length. Behind 8 to 15 tokens 82% of the first draft tokens were
+SEARCHED_MATCH = 8
+"""Length of a match that ends the search."""
+MAX_MATCH = 32
+"""Maximum counted length of a match. Behind 8 to 15 tokens 82% of the first draft tokens were
 accepted in real chats, behind 32 and more 97%."""
 CANDIDATES = 8
-INTAKE = 2048
-"""Tokens taken in at once, less than a millisecond: a long prompt is indexed over several steps."""
+MAX_NEW_TOKENS = 2048
+"""Maximum tokens indexed per step, less than a millisecond: long prompts take several steps."""
 
 
 class NGramIndex:
-    """Index of one sequence's own `tokens`: the list that grows, of which it copies none.
+    """Index of one sequence's own `tokens`, the growing list itself, without a copy.
 
-    Tokens may be appended between calls; those that are there must not change.
+    Tokens may be appended between calls; existing ones must not change.
     """
 
     __slots__ = ("_latest", "_match", "_num_tokens", "_pairs", "_previous", "_source", "_tokens")
@@ -46,13 +46,13 @@ class NGramIndex:
         self._clear(1 << max(len(tokens), 1023).bit_length())
 
     def _clear(self, size: int) -> None:
-        """Begin an empty index with room for `size` tokens, a power of two."""
+        """Start an empty index with room for `size` tokens, a power of two."""
         self._pairs = array("i", bytes(4 * size))
         self._latest = array("i", bytes(4 * size))
         self._previous = array("i")
 
-    def index(self, most: int = INTAKE) -> None:
-        """Index up to `most` more of the tokens that have one behind them."""
+    def index(self, most: int = MAX_NEW_TOKENS) -> None:
+        """Index up to `most` more tokens that have a successor."""
         tokens = self._tokens
         if len(tokens) > len(self._pairs):
             self._clear(2 * len(self._pairs))
@@ -68,9 +68,9 @@ class NGramIndex:
             before = token
 
     def propose(self, most: int) -> Proposal:
-        """Return up to `most` tokens that may come next; index what was appended meanwhile.
+        """Return up to `most` tokens that may come next; new tokens are indexed first.
 
-        Where the source ends at the sequence's own end, the proposal goes on with itself: behind
+        Where the source reaches the sequence's own end, the proposal continues with itself: behind
         `a b a b` it is `a b a b a b …`.
 
         >>> NGramIndex([7, 8, 9, 5, 7, 8]).propose(3)
@@ -90,11 +90,11 @@ class NGramIndex:
         token_ids = tokens[source : source + most]
         if len(token_ids) < most:
             token_ids = (token_ids * (most // len(token_ids) + 1))[:most]
-        return Proposal(token_ids, min(self._match, COUNTED))
+        return Proposal(token_ids, min(self._match, MAX_MATCH))
 
     def _continues(self) -> bool:
-        """Whether a long match still holds for the tokens that came since the last proposal."""
-        if self._match < LONGEST:
+        """Return whether a long match still holds for the tokens since the last proposal."""
+        if self._match < SEARCHED_MATCH:
             return False
         tokens, source = self._tokens, self._source
         num_new = len(tokens) - self._num_tokens
@@ -105,8 +105,10 @@ class NGramIndex:
         return True
 
     def _search(self) -> None:
-        """Find the longest match of the last tokens; the latest of equals. One that is longer than
-        the best so far has one token more in common: who has not is passed over."""
+        """Find the longest match of the last tokens, the latest of equals.
+
+        A longer match than the best so far has one more token in common; others are skipped.
+        """
         tokens, mask = self._tokens, len(self._pairs) - 1
         known = len(tokens)
         token, before = tokens[known - 1], tokens[known - 2]
@@ -122,22 +124,22 @@ class NGramIndex:
             ):
                 match = 2
                 while (
-                    match < LONGEST
+                    match < SEARCHED_MATCH
                     and match < place
                     and (tokens[place - 1 - match] == tokens[known - 1 - match])
                 ):
                     match += 1
                 if match > best:
                     best, source = match, place
-                    if match == LONGEST:
+                    if match == SEARCHED_MATCH:
                         break
             place = self._previous[place - 1]
         if not best:
             source = self._latest[token & mask]
             best = int(source > 0 and tokens[source - 1] == token)
-        if best == LONGEST:
+        if best == SEARCHED_MATCH:
             while (
-                best < COUNTED
+                best < MAX_MATCH
                 and best < source
                 and (tokens[source - 1 - best] == tokens[known - 1 - best])
             ):
@@ -155,7 +157,7 @@ class NGramIndex:
 
 
 class NGramProposer:
-    """Proposes what followed the last tokens where they stood in prompt or answer before."""
+    """Proposes what followed the last tokens earlier in the prompt or the answer."""
 
     name = "lookup"
 

@@ -1,4 +1,4 @@
-"""What a proposer says: tokens that may come next, and what it knows of their worth."""
+"""Interface of a proposer: it proposes next tokens, and informs about their probability."""
 
 from typing import NamedTuple, Protocol
 
@@ -7,7 +7,7 @@ from headway.engine.sequence import Sequence
 from headway.engine.speculation.drafts import Drafts, Match
 
 MIXER = 40503
-"""An odd number near 2¹⁶ / 1.618: spreads the pairs of tokens over a table."""
+"""Odd number near 2¹⁶ / 1.618: spreads pairs of tokens over a table."""
 
 
 class Proposal(NamedTuple):
@@ -21,7 +21,7 @@ NO_PROPOSAL = Proposal([], 0)
 
 
 class Proposer(Protocol):
-    """Proposes draft tokens; `name` is that of its source in `/stats` and metrics."""
+    """Proposes draft tokens; `name` is its source in `/stats` and metrics."""
 
     name: str
 
@@ -30,15 +30,17 @@ class Proposer(Protocol):
         ...
 
     def observe(self, sequence: Sequence, drafts: Drafts, sample: Sample) -> None:
-        """Learn from a sample of `sequence`, which has its tokens by now; `drafts` of any proposer
-        were verified, or none."""
+        """Learn from a sample of `sequence`, which has its tokens already.
+
+        `drafts` of any proposer were verified, or none.
+        """
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Release the state of a sequence that is over or was preempted."""
+        """Drop the state of a sequence that ended or was preempted."""
         ...
 
     def forget_owner(self, owner: bytes) -> None:
-        """Propose nothing to other sequences any more that belongs to `owner`
-        (`Principal.block_owner`), or to names that begin with it."""
+        """Stop proposing tokens of `owner` (`Principal.block_owner`), or of names that begin with
+        it, to other sequences."""
         ...

@@ -1,24 +1,24 @@
-"""Past answers: what followed the same tokens in an answer that ended.
+"""Suffix proposer: what followed the same tokens in past answers.
 
-For traffic that repeats itself: tool calls, templates, the same question again. Answers are kept
-by cache salt, as the prefix cache's blocks are: what one user was told is never proposed to
-another (a salt is known here by 64 bits of its hash; who does not know it cannot meet it).
+It helps repetitive traffic: tool calls, templates, repeated questions. Answers are kept by cache
+salt, like blocks of the prefix cache, so an answer to one user is never proposed to another (the
+index knows a salt by 64 bits of its hash, which cannot be met without the salt).
 
-All answers lie one behind the other in a ring of fixed size, each closed by `END`:
+All answers are in one ring buffer, each ended by `END`:
 
     … the sky is blue . END   the story of a fox … END   was here before …
                                                          ↑ the next answer goes here
 
-The newest overwrites the oldest. What is of use stays nevertheless: an answer that repeats another
-is added in its turn, so the oldest is also what nothing repeated for longest. Who says much takes
-the place of who says much: answers of a salt that holds less than its share are passed over, and
-are as new from then on.
+The newest answer overwrites the oldest. Useful text stays nevertheless: an answer that repeats an
+older one is added again, so the oldest is also what was not repeated for longest. Users with many
+answers overwrite each other: answers of a salt that holds less than its share are skipped, and
+count as new from then on.
 
-The index is as `ngram`'s, but by three tokens of a salt: the latest place, from there the ones
-before; where three find nothing, the latest place of two. (By pairs alone, 7,000 answers to
-questions gave a third of the matches of 8 tokens: the last 16 places of a frequent pair are all too
-recent.) The index may still name a place that was overwritten: each candidate is compared token by
-token, with its owner, before it counts.
+The index is like that of `ngram`, but by three tokens of a salt: the latest place, from there the
+earlier ones; if three tokens match nothing, the latest place of two. (By pairs alone, 7,000 answers
+gave a third of the matches of 8 tokens, because the last 16 places of a frequent pair are all too
+recent.) The index may name a place that was overwritten: each candidate is compared token by token,
+with its owner, before it counts.
 """
 
 import hashlib
@@ -29,34 +29,34 @@ from functools import lru_cache
 from headway.core.plan import Sample
 from headway.engine.sequence import FINISHED, Sequence
 from headway.engine.speculation.drafts import Drafts
-from headway.engine.speculation.proposers.ngram import COUNTED
+from headway.engine.speculation.proposers.ngram import MAX_MATCH
 from headway.engine.speculation.proposers.proposal import MIXER, NO_PROPOSAL, Proposal
 
 BYTES_PER_TOKEN = 24
-"""Of the ring: the token, its owner's 8, the place before it, a slot of each of two tables."""
+"""Bytes per token: the token, its owner's 8, the place before it, a slot in each of two tables."""
 DEFAULT_BYTES = 16 << 20
-"""524,288 tokens, for the ring has a power of two: two thousand answers of 256."""
+"""524,288 tokens, because the ring's size is a power of two: two thousand answers of 256."""
 CANDIDATES = 16
-"""Places compared. After 360 answers of all skills, 4, 16 and 64 gave 4.9, 5.0 and 5.0 tokens a
-step of stories, 3.7, 3.9 and 3.9 of tool calls; a vote among the longest gave no more."""
-TAIL = 16
-"""Tokens of the prompt's end that are kept, so that an answer's first token can be proposed."""
-MOST_ADDED = 4096
-"""Tokens of an answer that are kept, from its beginning: a millisecond when it ends."""
+"""Maximum places compared. After 360 answers of all skills, 4, 16 and 64 gave 4.9, 5.0 and 5.0
+tokens a step of stories, 3.7, 3.9 and 3.9 of tool calls; a vote among the longest gave no more."""
+PROMPT_TAIL = 16
+"""Tokens kept of the prompt's end, so that an answer's first token can be proposed."""
+MAX_ANSWER_TOKENS = 4096
+"""Tokens kept of an answer, from its beginning: a millisecond when it ends."""
 MAX_ENDED = 16
-"""Ended answers that wait to be added, in steps in which nothing is proposed."""
-MOST_PASSED = 2048
-"""Tokens of others' answers that are passed over at a time, a millisecond or two; where they are
-more the new answer is not kept, and the next one goes on behind them."""
+"""Maximum ended answers that wait to be added, in steps without proposals."""
+MAX_SKIPPED_TOKENS = 2048
+"""Tokens of other owners that one addition may skip, a millisecond or two; beyond that the new
+answer is not kept, and the next one continues behind them."""
 NO_OWNER = 0
-"""Whose the rest of an answer is that was overwritten in part."""
+"""Owner of the rest of an answer that was partly overwritten."""
 END = -1
 MIXER_OF_FIRST = 2654435769
-"""An odd number near 2³² / 1.618, for the first of three tokens beside `MIXER` for the second."""
+"""Odd number near 2³² / 1.618 that mixes the first of three tokens; `MIXER` mixes the second."""
 
 
 class PastAnswers:
-    """The answers that ended, of all users, within `max_bytes`."""
+    """Ended answers of all users, within `max_bytes`."""
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self.size = 1 << max(max_bytes // BYTES_PER_TOKEN, 1).bit_length() - 1
@@ -67,21 +67,21 @@ class PastAnswers:
         self._pairs = array("i", bytes(4 * self.size))
         self._next = 1
         self._held: Counter[int] = Counter()
-        """By owner, tokens of its answers that are whole."""
+        """Owner → tokens of its complete answers."""
         self._authors: dict[int, bytes] = {}
-        """By where a whole answer begins, who got it: `Principal.block_owner`."""
+        """Start of a complete answer → its recipient: `Principal.block_owner`."""
 
     @property
     def num_bytes(self) -> int:
-        """What is held now; at most `BYTES_PER_TOKEN` for each token of the size."""
+        """Return the bytes held now; at most `BYTES_PER_TOKEN` for each token of the size."""
         return 8 * self.size + (BYTES_PER_TOKEN - 8) * len(self._tokens)
 
     def add(
         self, salt: str, prompt_tail: list[int], answer: list[int], author: bytes = b""
     ) -> None:
-        """Keep an answer behind the end of its prompt, and forget the oldest where it is full."""
-        most = max(min(MOST_ADDED, self.size - 2), 0)
-        tokens = [*prompt_tail[-TAIL:], *answer][:most]
+        """Add an answer after the end of its prompt; the oldest ones are overwritten."""
+        most = max(min(MAX_ANSWER_TOKENS, self.size - 2), 0)
+        tokens = [*prompt_tail[-PROMPT_TAIL:], *answer][:most]
         if len(tokens) < 3 or not answer:
             return
         count, owner = len(tokens) + 1, owner_of(salt)
@@ -98,11 +98,13 @@ class PastAnswers:
         self._index(begin, end)
 
     def _place(self, count: int, owner: int) -> int | None:
-        """Where `count` tokens of `owner` go, past answers of those who hold less than a share;
-        None where those are too many for one time."""
+        """Return where `count` tokens of `owner` go, after skipping protected answers.
+
+        Answers of owners below their share are protected. None if too many tokens are skipped.
+        """
         share = self.size // (2 * (len(self._held) + 1))
         passed = 0
-        while passed < MOST_PASSED:
+        while passed < MAX_SKIPPED_TOKENS:
             begin = self._next if self._next + count <= self.size else 1
             protected = [
                 (at, end)
@@ -119,7 +121,7 @@ class PastAnswers:
         return None
 
     def _answers(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """(begin, end) of the answers that begin before `end`, the first at `begin`."""
+        """Return (begin, end) of the answers that begin before `end`, the first at `begin`."""
         answers, end = [], min(end, len(self._tokens))
         while begin < end:
             close = self._tokens.index(END, begin) + 1
@@ -128,13 +130,13 @@ class PastAnswers:
         return answers
 
     def _overwrite(self, begin: int, end: int) -> None:
-        """Take the answers in this place from their owners, the rest of the last one too."""
+        """Remove the answers in this range from their owners, also the one partly in it."""
         for at, close in self._answers(begin, end):
             if self._owners[at] != NO_OWNER:
-                self._give_up(at, close)
+                self._drop_answer(at, close)
 
-    def _give_up(self, begin: int, end: int) -> None:
-        """Take an answer from its owner."""
+    def _drop_answer(self, begin: int, end: int) -> None:
+        """Remove an answer from its owner."""
         owner, count = self._owners[begin], end - begin
         self._held[owner] -= count
         if not self._held[owner]:
@@ -146,11 +148,11 @@ class PastAnswers:
         """Erase the answers of `author` (`Principal.block_owner`), or of names that begin so."""
         for begin in [at for at, who in self._authors.items() if who.startswith(author)]:
             end = self._tokens.index(END, begin) + 1
-            self._give_up(begin, end)
+            self._drop_answer(begin, end)
             self._tokens[begin : end - 1] = array("i", [0]) * (end - 1 - begin)
 
     def _index(self, begin: int, end: int) -> None:
-        """Name the places of an answer as the latest."""
+        """Index the places of an answer as the latest."""
         triples, pairs, mask = self._triples, self._pairs, self.size - 1
         previous, owner = self._previous, self._owners[begin]
         first, before = END, self._tokens[begin]
@@ -163,7 +165,7 @@ class PastAnswers:
             first, before = before, token
 
     def propose(self, salt: str, tokens: list[int], most: int) -> Proposal:
-        """Up to `most` tokens that may follow `tokens`; of the longest matches the latest.
+        """Return up to `most` tokens that may follow `tokens`: the latest of the longest matches.
 
         >>> past = PastAnswers()
         >>> past.add("", [1, 2], [3, 4, 5, 6])
@@ -181,16 +183,16 @@ class PastAnswers:
         return Proposal(token_ids, best)
 
     def _longest(self, tokens: list[int], owner: int) -> tuple[int, int]:
-        """(length of the longest match of the last tokens, the place behind it); 0: none.
+        """Return (length of the longest match of the last tokens, the place after it); 0: none.
 
-        A longer match than the best so far has the token where that one `differs`; most places are
-        passed over for it.
+        A longer match than the best so far has the token where that one `differs`, so most places
+        are skipped after one comparison.
         """
         token, before, mask = tokens[-1], tokens[-2], self.size - 1
         pair = before * MIXER + token + owner
         best, source = 0, 0
         if len(tokens) > 2:
-            longest, past, previous = min(COUNTED, len(tokens)), self._tokens, self._previous
+            longest, past, previous = min(MAX_MATCH, len(tokens)), self._tokens, self._previous
             place, differs = self._triples[(tokens[-3] * MIXER_OF_FIRST + pair) & mask], token
             for _ in range(CANDIDATES):
                 if not place:
@@ -209,8 +211,10 @@ class PastAnswers:
         return best, source
 
     def _match(self, place: int, tokens: list[int], owner: int, longest: int) -> int:
-        """How many of the last tokens stand before `place`, from 2 to `longest`; 0: not so many,
-        an answer of another owner, or nothing behind them."""
+        """Return how many of the last tokens precede `place`, from 2 to `longest`.
+
+        0 if fewer, for an answer of another owner, or if nothing follows.
+        """
         past = self._tokens
         if past[place - 1] != tokens[-1] or past[place - 2] != tokens[-2]:
             return 0
@@ -239,7 +243,7 @@ class PastAnswers:
             if owner != NO_OWNER:
                 whole.add(begin)
         del owned[NO_OWNER]
-        assert owned == self._held, "what each holds is miscounted"
+        assert owned == self._held, "an owner's tokens are miscounted"
         assert whole == self._authors.keys(), "an answer has no author, or an author no answer"
 
 
@@ -251,7 +255,7 @@ class SuffixProposer:
     def __init__(self) -> None:
         self.past = PastAnswers()
         self._ended: list[tuple[str, list[int], list[int], bytes]] = []
-        """Answers that are not added yet: some at once take less than one by one."""
+        """Ended answers not yet added, because adding several at once is cheaper."""
 
     def add_ended(self) -> None:
         """Add all answers that have ended."""
@@ -268,12 +272,12 @@ class SuffixProposer:
         pass
 
     def forget(self, sequence: Sequence) -> None:
-        """Add its answer if it has ended: it may be given again."""
+        """Queue the answer of an ended sequence: it may be given again."""
         is_answer = sequence.state == FINISHED and not sequence.is_forgotten
         if is_answer and sequence.num_generated:
             begin, principal = sequence.num_prompt, sequence.request.principal
-            tail = sequence.tokens[max(0, begin - TAIL) : begin]
-            answer = sequence.tokens[begin : begin + MOST_ADDED]
+            tail = sequence.tokens[max(0, begin - PROMPT_TAIL) : begin]
+            answer = sequence.tokens[begin : begin + MAX_ANSWER_TOKENS]
             self._ended.append((principal.cache_salt, tail, answer, principal.block_owner()))
             if len(self._ended) >= MAX_ENDED:
                 self.add_ended()
@@ -285,6 +289,6 @@ class SuffixProposer:
 
 @lru_cache(maxsize=4096)
 def owner_of(salt: str) -> int:
-    """64 bits by which a salt is known, signed."""
+    """Return a signed 64-bit hash of a salt."""
     hashed = hashlib.sha256(salt.encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(hashed[:8], "little", signed=True)

@@ -15,7 +15,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from headway.core.grammar import apart
+from headway.core.grammar import move_exclusive_bounds
 
 MAX_CALLS = 32
 """Most calls of one answer under a grammar."""
@@ -86,7 +86,9 @@ def only_declared(schema: dict[str, Any]) -> dict[str, Any]:
 def json_value(schema: dict[str, Any], strict: bool) -> str:
     """Return the expression of JSON for `schema`; unless `strict`, bad keywords are ignored."""
     style = {**STYLE, "lenient": not strict}
-    return "%json " + json.dumps({**apart(schema), "x-guidance": style}, ensure_ascii=False)
+    return "%json " + json.dumps(
+        {**move_exclusive_bounds(schema), "x-guidance": style}, ensure_ascii=False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

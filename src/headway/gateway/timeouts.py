@@ -1,11 +1,12 @@
-"""How long a stream waits: for its first token, and for whatever is next.
+"""Timeouts of a stream: for its first token, and for the next bytes.
 
-    first_token is over ─┬─ the retry budget has room ─► this attempt ends, another is asked
-                         └─ it has none ───────────────► looked at again soon: late is better than
-                                                         an error
+    first_token is over ─┬─ the retry budget has room ─► this attempt ends, another follows
+                         └─ it has none ───────────────► checked again soon: late is better than an
+                                                         error
 
-Time in which this process itself stood still is not the upstream's: what has come meanwhile is read
-first. Nor is time in which a client, or a score, keeps a stream waiting its upstream's silence.
+Time in which the gateway's event loop was blocked does not count against the upstream, because
+bytes that arrived meanwhile are read first. Neither does time in which a client or a scorer delays
+the stream.
 """
 
 import asyncio
@@ -13,13 +14,13 @@ from math import inf
 
 from headway.gateway.breaker import RetryBudget
 
-LOOK_S = 0.25
-STOOD_STILL_S = 0.05
-"""A timer that fires so late says that the event loop was held up."""
+RECHECK_S = 0.25
+BLOCKED_LOOP_S = 0.05
+"""Delay of a timer from which on the event loop counts as blocked."""
 
 
-class Patience:
-    """Ends `limit` when the first token is `seconds` late, as soon as `budget` has room."""
+class FirstTokenTimeout:
+    """Expires `limit` when the first token is `seconds` late, as soon as `budget` has room."""
 
     def __init__(self, limit: asyncio.Timeout, budget: RetryBudget, seconds: float) -> None:
         self._limit = limit
@@ -31,22 +32,22 @@ class Patience:
     def _look(self) -> None:
         now_s = self._loop.time()
         late_s = now_s - self._due_s
-        if late_s < STOOD_STILL_S and self._budget.has_room:
+        if late_s < BLOCKED_LOOP_S and self._budget.has_room:
             self._limit.reschedule(now_s)
             return
-        self._due_s = now_s + max(late_s, LOOK_S)
+        self._due_s = now_s + max(late_s, RECHECK_S)
         self._timer = self._loop.call_at(self._due_s, self._look)
 
     def end(self) -> None:
-        """The first token is here, or nobody waits for it; safe to call twice."""
+        """Stop the timeout; safe to call twice."""
         self._timer.cancel()
 
 
-class Silence:
-    """Ends `limit` when an upstream has said nothing for `seconds` while it is listened to.
+class SilenceTimeout:
+    """Expires `limit` when an upstream sent nothing for `seconds` while it was read.
 
-    One timer for a whole stream: it looks at `since_s`, which whoever reads sets before each read,
-    and to infinity behind it.
+    One timer serves a whole stream: it compares `since_s`, which the reader sets before each read,
+    and to infinity after it.
     """
 
     __slots__ = ("_limit", "_loop", "_seconds", "_timer", "since_s")
@@ -68,7 +69,7 @@ class Silence:
         next_s = now_s + self._seconds if due_s == inf else due_s
         self._timer = self._loop.call_at(next_s, self._look)
 
-    def __enter__(self) -> "Silence":
+    def __enter__(self) -> "SilenceTimeout":
         return self
 
     def __exit__(self, *_: object) -> None:

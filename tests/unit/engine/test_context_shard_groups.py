@@ -1,4 +1,4 @@
-"""Contexts that are dealt over ranks: who holds which block, and that no token is another's."""
+"""Context shards: the rank that holds a block, and that no token is on two ranks."""
 
 import logging
 from dataclasses import replace
