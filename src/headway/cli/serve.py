@@ -39,6 +39,7 @@ from headway.core.progress import bytes_bar
 from headway.core.service import LIKE_INTERACTIVE, ServiceClass, service_classes
 from headway.core.slo import DEFAULT_CLASS
 from headway.spec import read_model_spec
+from headway.spec.embedded import EMBEDDED
 from headway.spec.formats import FORMATS
 from headway.spec.model_files import read_document, sampling_defaults
 from headway.telemetry.contention import CoreWatch, CpuWatch
@@ -47,6 +48,8 @@ log = logging.getLogger(__name__)
 
 FALLBACK_KV_MEMORY = Bytes(-20)
 """KV memory of the fallback engine as a share of the free memory, while the first one loads."""
+REAL_MODEL_HINT = "\n  next     headway serve smollm2    # a real chat model, 98 MB"
+"""Shown beside the embedded model, which only proves that everything works."""
 FIRST_MODEL_OPTIONS = (
     *("max_model_len", "tokenizer", "chat_template", "fp8", "draft_model", "draft_vocab_size"),
     *("kv_layers", "kv_read", "kv_keep", "kv_cache_dtype_skip_layers"),
@@ -356,6 +359,7 @@ def ready_message(state: "ServerState", url: str) -> str:
         f"  key      {key}\n"
         f"  try      curl {curl_url(url)}/v1/{path}{header} -H 'content-type: application/json' "
         f'-d \'{{"model":"{model.names[0]}",{field}}}\''
+        + (REAL_MODEL_HINT if model.names[0] == EMBEDDED else "")
     )
 
 
