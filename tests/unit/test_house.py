@@ -251,9 +251,9 @@ def test_functions_classes_and_files_stay_small():
 
 
 MAX_FIGURES = {
-    "class names given more than once": 88,
-    "names that are participles, by file": 716,
-    "helper modules with one importer": 90,
+    "class names given more than once": 1,
+    "names that are participles, by file": 9,
+    "helper modules with one importer": 59,
 }
 """What the source has today: each change may lower them, and none raises them."""
 

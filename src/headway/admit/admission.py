@@ -3,12 +3,13 @@
 The server decides by itself, without a message to the engine, so a refusal comes at once. What
 needs no prompt is checked before the prompt is rendered, the rest before it is sent:
 
-    arrive        requests at once and per minute, requests in the queue          429, 503
+    (edge.auth)   requests of the key at once and per minute, of every POST       429
+    arrive        the same of a class, requests in the queue                      429, 503
     set_prompts   length of prompt and answer, tokens per minute                  400, 429
-                  seconds until the first token, long prompts in the queue        503
+                  seconds until the first token, long prompts in the queue        429, 503
 
-429 is a limit of the caller, 503 means that the server is full. While no request waits, none is
-refused for load, whatever the forecast says.
+429 is a limit of the caller, 503 means that the server is full. Where no request is ahead of it on
+its engine, a request is not refused for its predicted wait.
 
 A request without an objective (of the default class, where the operator states no objectives for
 it) is judged as others are while it can meet those of its class. Otherwise it is not refused but

@@ -6,7 +6,9 @@ the engine's `perf.StepModel` and comes with the newest record. No message goes 
 answer comes at once, even during a step. Worked example, 1 ms a token:
 
     waiting   a 300 tokens, b 1,200 of which 1,000 are computed, c of an idle class
-    new       100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s; idle requests are served after it
+    new       100 tokens: (300 + 200 + 100) x 1 ms = 0.6 s where all are one user's and no step
+              runs; idle requests are served after it. Of three users each other one counts at
+              most as much as the new request: (100 + 100 + 100) x 1 ms = 0.3 s
 
 While slots or blocks are short, the queue is also a number of slots long, and one slot comes free
 every `StepRecord.row_s`: (a + b + new) x 0.4 s = 1.2 s. Where the user of the new request has

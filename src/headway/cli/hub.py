@@ -339,7 +339,8 @@ def hub_address() -> str:
 def unreachable() -> HeadwayError:
     return HeadwayError(
         f"{hub_address()} cannot be reached.",
-        "Check the network, set HF_ENDPOINT to a mirror, or copy a model folder here and serve it.",
+        "Give the path of a model folder or GGUF file, or run `headway pull NAME` with a network; "
+        "HF_ENDPOINT names a mirror.",
     )
 
 

@@ -71,11 +71,16 @@ def obtain(word: str, assume_yes: bool) -> None:
     """Fetch the model of a name that is not on this machine, once the user agrees to it.
 
     Other words are left alone. Raises UsageError where the user refuses, or cannot be asked and
-    --yes was not given; HeadwayError where the model cannot be had.
+    --yes was not given (nothing is looked up then); HeadwayError where the model cannot be had.
     """
     is_here = word in EMBEDDED_NAMES or Path(word).exists() or find_local(word) is not None
-    if not is_here and is_name(word):
-        fetch_named(word, PullOptions(), lambda description: ask(word, description, assume_yes))
+    if is_here or not is_name(word):
+        return
+    if not assume_yes and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise UsageError(
+            f"{word} is not on this machine and is fetched only with --yes.", fix(word)
+        )
+    fetch_named(word, PullOptions(), lambda description: ask(word, description, assume_yes))
 
 
 def fetch_named(
@@ -98,13 +103,15 @@ def fetch_named(
 
 
 def ask(word: str, description: str, assume_yes: bool) -> None:
-    """Show what would be fetched and wait for a yes; UsageError for a no, or without a terminal."""
+    """Show what would be fetched and wait for a yes; UsageError for a no."""
     print(f"{word} is not on this machine: {description}.", file=sys.stderr)
     if assume_yes:
         return
-    fix = f"Add --yes, run `headway pull {word}` first, or name the path of a model."
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise UsageError(f"{word} is not fetched without being asked to.", fix)
     print("Fetch it? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise UsageError(f"{word} was not fetched.", fix)
+        raise UsageError(f"{word} was not fetched.", fix(word))
+
+
+def fix(word: str) -> str:
+    """Return what to do about a model that is not here."""
+    return f"Add --yes, run `headway pull {word}` first, or give the path of a model."

@@ -1,16 +1,20 @@
 """The scheduler: one token budget a step, spent in the order of a policy.
 
-There is no prefill phase and no decode phase. `schedule` spends the budget in two passes:
+There is no prefill phase and no decode phase. `schedule` spends the budget in this order:
 
-    1  decodes: running sequences with one token to compute, and those that a grammar forced
-    2  prefills: sequences with more to compute, running (chunks of prompts, resumed ones) or
-       waiting; a waiting one starts when there is a row and room for it (`engine.starts`)
+    0  reclaimed slots, when all slots are taken: a user below its share starts in place of a
+       sequence of one above it (`engine.reclaim`)
+    1  decodes: sequences that lack one sampled token, each with the tokens that a grammar forced
+       and its draft tokens (`engine.speculation.step`)
+    2  prefills: sequences that lack more, running (chunks of prompts, resumed ones) or waiting; a
+       waiting one starts when there are a slot and blocks for it (`engine.starts`)
 
 New requests pass a gate (`engine.batching`) before they wait. The policy (`engine.policy`) decides
-the order, and how many tokens each sequence gets.
+the order, and at most how many tokens each sequence gets.
 
-When a decode lacks a block, a victim is preempted (`engine.preemption`); its tokens stay known. A
-chunk that lacks one waits for decodes to finish, and preempts only when nothing else can advance.
+A sequence is preempted (its tokens stay known) for a decode that lacks a block, for a start of
+higher rank (`Starts`), for a reclaimed slot, and for a chunk only when nothing else can advance;
+docs/preemption.md has the table. `engine.preemption` chooses whether its KV is copied or dropped.
 """
 
 from collections import deque

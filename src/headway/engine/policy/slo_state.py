@@ -8,7 +8,7 @@ from headway.engine.sequence import WAITING, Sequence
 TOKENS_PER_STEP_DECAY = 0.1
 """Weight of the newest step in the mean number of tokens that a step brings."""
 LANE_TPOT_SHARE = 0.6
-"""Share of the TPOT objective that a step aims at when it is made longer for late prompts only."""
+"""Share of the TPOT objective that a step aims at when only long and idle prompts extend it."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class SloState:
 
 
 def slo_state(sequence: Sequence) -> SloState:
-    """Return what `Slo.add` attached to `sequence`."""
+    """Return what `SloPolicy.add` attached to `sequence`."""
     state: SloState = sequence.policy_state
     return state
 
