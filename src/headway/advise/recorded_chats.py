@@ -269,9 +269,8 @@ def telling_words(documents: Sequence[str], rest: Iterable[str]) -> list[set[str
 
 def unused_documents(chats: Sequence[RecordedChat], words: int) -> Iterator[SuperfluousPart]:
     """Yield the documents of the chats with an answer that has none of their telling words."""
-    shown, used = [0] * MAX_DOCUMENT_PLACES, [0] * MAX_DOCUMENT_PLACES
+    shown, used, unused_words = [0] * MAX_DOCUMENT_PLACES, [0] * MAX_DOCUMENT_PLACES, 0
     answered = [chat for chat in chats if chat.answer is not None and chat.documents]
-    unused_words = 0
     for chat in answered:
         answer = words_of([chat.answer or ""])
         telling = telling_words(chat.documents, other_texts(chat))

@@ -191,11 +191,7 @@ def check_line(
 
 
 def faults_of(
-    entry: Entry,
-    named: str,
-    model: str | None,
-    endpoints: Collection[str],
-    models: Sequence[str],
+    entry: Entry, named: str, model: str | None, endpoints: Collection[str], models: Sequence[str]
 ) -> Iterator[tuple[str, str, str]]:
     """Yield (code, message, param) of each fault of a well-formed line."""
     if not 0 < len(entry.custom_id) <= MAX_CUSTOM_ID:

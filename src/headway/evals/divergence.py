@@ -161,10 +161,8 @@ def compare_tokens(
     begin = max(begin, 1)
     p_TV, q_TV = (each.distributions(token_ids)[begin - 1 : -1] for each in (reference, model))
     if p_TV.shape != q_TV.shape:
-        raise UsageError(
-            f"The models have {p_TV.shape[1]} and {q_TV.shape[1]} tokens.",
-            "Compare models with one tokenizer.",
-        )
+        cause = f"The models have {p_TV.shape[1]} and {q_TV.shape[1]} tokens."
+        raise UsageError(cause, "Compare models with one tokenizer.")
     kl_T, agreed_T, overlap_T = compare_rows(p_TV, q_TV)
     places, following = np.arange(len(p_TV)), np.array(token_ids[begin:])
     return PassageDivergence(

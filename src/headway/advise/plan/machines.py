@@ -71,8 +71,7 @@ class RefusedMachine:
 def find_candidates(
     folder: Path, options: PlanOptions, engine: EngineOptions, longest: int
 ) -> tuple[list[MachineCandidate], list[RefusedMachine]]:
-    """Return every machine that the options name, in every format; a request of `longest` tokens
-    must fit."""
+    """Return every machine of the options, in every format, that holds `longest` tokens."""
     prices = read_prices(options.price)
     usable: list[MachineCandidate] = []
     refused: list[RefusedMachine] = []

@@ -131,8 +131,7 @@ def refuse_unmeasured(engine: EngineOptions) -> None:
 def as_measured(
     settings: Settings, calibration: MachineCalibration, engine: EngineOptions, same: bool
 ) -> Settings:
-    """Return the settings with the KV blocks of the measured server, unless the options say
-    otherwise.
+    """Return the settings with the KV blocks of the measured server, unless options state them.
 
     Free memory changes from hour to hour, so it is not taken from the present moment.
     """

@@ -54,8 +54,7 @@ def own_seconds(
     """Return the seconds of each step on cores of its own, for engines of `threads` threads."""
     steps = calibration.steps
     observed_s = np.array(steps.seconds)
-    others = 1 + front.has_client
-    if not 0 < front.num_cores < threads * engines + others:
+    if not 0 < front.num_cores < threads * engines + 1 + front.has_client:
         return observed_s
     begin = np.array(steps.started_s)
     end = begin + observed_s

@@ -48,9 +48,9 @@ def add_what_ifs(
     requested: list[WhatIfChange],
     watch: Watch = lambda text: None,
 ) -> None:
-    """Simulate the requested changes and the fixes, and write their gains into the diagnosis.
+    """Write the simulated gains of the requested changes and of the fixes into the diagnosis.
 
-    Raises UsageError where a requested change is not possible; an impossible fix is left out.
+    Raises UsageError for an impossible change; an impossible fix is left out.
     """
     case = case_of(calibration)
     changed = [(change, change.of(case)) for change in requested]

@@ -269,11 +269,7 @@ def add(
 
 
 def accept(
-    name: str,
-    row: Word | Given,
-    value: str,
-    there: frozenset[str],
-    spell: Callable[[str], str],
+    name: str, row: Word | Given, value: str, there: frozenset[str], spell: Callable[[str], str]
 ) -> tuple[str, str] | None:
     """(our name, our value), None for what holds anyway; raises UsageError."""
     if isinstance(row, Word):

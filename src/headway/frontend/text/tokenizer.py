@@ -97,8 +97,7 @@ class Tokenizer:
     def encode_parts(self, text: str, *, add_special_tokens: bool = True) -> Iterator[list[int]]:
         """Yield the token ids of `text` part by part where a long text can be cut; at least one.
 
-        A caller may stop in between: the rest is not computed. A text that already begins with the
-        special tokens gets them once.
+        A caller may stop in between. A text that begins with the special tokens gets them once.
         """
         ends = self._ends if add_special_tokens else ([], [])
         if QUOTE in text and self._quoted.search(text):

@@ -218,9 +218,7 @@ def row_inputs(
 
 
 def choose(
-    logits_RV: Tensor,
-    rows: RowInputs,
-    kernel: Callable[[Tensor, RowInputs], Tensor] | None = None,
+    logits_RV: Tensor, rows: RowInputs, kernel: Callable[[Tensor, RowInputs], Tensor] | None = None
 ) -> Tensor:
     """Return a token for each row, NO_TOKEN where all are forbidden, (R,); the logits stay
     unchanged.

@@ -33,8 +33,7 @@ Source = Iterator[tuple[str, Callable[[], Tensor | RoundedWeight]]]
 def open_gguf(path: Path, spec: ModelSpec) -> Source:
     """Yield (name in a Hugging Face folder, function that reads it) of every weight of a file.
 
-    Raises CheckpointError for an inconsistent file and UnsupportedModelError for a format that is
-    not read; the functions raise them as well.
+    They and the functions raise CheckpointError, or UnsupportedModelError for an unknown format.
     """
     header = read_header(path)
     weights = weights_of(header, config_of(header))

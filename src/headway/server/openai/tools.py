@@ -133,11 +133,8 @@ def check_functions(tools: list[Tool]) -> tuple[Function, ...]:
     if not tools:
         raise RequestError("tools is empty.", param="tools", code="empty_array")
     if len(tools) > MAX_TOOLS:
-        raise RequestError(
-            f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted.",
-            param="tools",
-            code="array_above_max_length",
-        )
+        cause = f"tools has {len(tools)} entries; at most {MAX_TOOLS} are accepted."
+        raise RequestError(cause, param="tools", code="array_above_max_length")
     functions: dict[str, Function] = {}
     for i, tool in enumerate(tools):
         function = check_function(tool, f"tools[{i}]")
