@@ -12,8 +12,8 @@ from headway.measure.server_process import is_ready
 MEASURES = """
 import sys, time
 from headway.spec.embedded import model_folder
-from headway.measure.server_process import Started
-with Started(model_folder(None), ["--kv-memory=16MiB"]) as server:
+from headway.measure.server_process import ServerProcess
+with ServerProcess(model_folder(None), ["--kv-memory=16MiB"]) as server:
     print(server.url, flush=True)
     time.sleep(600)
 """
