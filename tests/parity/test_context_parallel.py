@@ -309,7 +309,7 @@ def test_what_one_rank_of_a_stage_alone_raises_ends_the_engine_at_once(
         def breaks(*given: Any) -> Any:
             raise ValueError("a bad row")
 
-        monkeypatch.setattr(executor.own.target, "_own", breaks)
+        monkeypatch.setattr(executor.own.target, "_run_layers", breaks)
         engine.add(Request(9, [5, 6], SamplingParams(max_tokens=4)))
         with pytest.raises(RankLostError):
             engine.step()

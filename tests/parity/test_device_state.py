@@ -124,7 +124,7 @@ def test_bad_drafts_cost_the_rows_behind_them_alone():
     """Of token, draft, draft the second draft is bad: two rows are of use."""
     plan = StepPlan(0, [], [row(1, 4, [5, 6, 7], [], num_drafts=2)], [])
     assert failed_sequences(plan, flags(2, count=3)) == ({}, {1: 2})
-    with pytest.raises(FloatingPointError, match="guess"):
+    with pytest.raises(FloatingPointError, match="draft token"):
         failed_sequences(plan, flags(0, 2, count=3))
 
 

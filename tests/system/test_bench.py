@@ -206,7 +206,7 @@ def test_a_date_in_the_system_prompt_is_found(tmp_path: Path) -> None:
         report = bench(fake.url, workload=f"prompts:{file}", rate=100.0, num_requests=20)
     (sharing, *_) = report.sharing
     assert (sharing.requests, sharing.looks_like, sharing.unit) == (20, "a date", "words")
-    assert sharing.alike_after > 50 and "cannot be reused" in sharing.said
+    assert sharing.alike_after > 50 and "cannot be reused" in sharing.sentence
 
 
 def test_the_search_finds_what_a_server_can_do() -> None:

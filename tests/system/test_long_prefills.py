@@ -56,7 +56,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(event_stream, "TICK_S", 0.005)
         monkeypatch.setattr(event_stream, "PING_INTERVAL_S", 0.02)
         monkeypatch.setattr(session, "GRACE_S", begun)
-        monkeypatch.setattr(session, "WAIT_S", waiting)
+        monkeypatch.setattr(session, "ENGINE_WAIT_S", waiting)
         monkeypatch.setattr(session, "PING_INTERVAL_S", refusable)
 
     return patience

@@ -179,7 +179,7 @@ async def test_ended_when_its_stream_was_open(
 ) -> None:
     """What would have had a status is an event then, and is counted here alone."""
     monkeypatch.setattr(event_stream, "TICK_S", 0.001)
-    monkeypatch.setattr(sessions, "WAIT_S", 0.0)
+    monkeypatch.setattr(sessions, "ENGINE_WAIT_S", 0.0)
     exchange = Exchange(state, path, stream=True)
     timeline = await exchange.submitted()
     await exchange.opened()
