@@ -111,6 +111,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
 
         A grammar determines which tokens are allowed and when the answer ends.
         """
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise RequestError("grammar must be a Grammar.", param="grammar", code="invalid_type")
         for name in ("allowed_token_ids", "min_tokens"):
             if self.grammar is not None and getattr(self, name):
                 raise RequestError(

@@ -5,7 +5,7 @@ from itertools import product
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError, RequestError
@@ -233,6 +233,7 @@ FIELDS = [
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), anything, max_size=3))
+@example({"grammar": []})
 def test_what_is_accepted_can_cross_to_the_engine(fields):
     """Anything at all is either refused with a RequestError or survives the wire as it is."""
     try:
