@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FETCHED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICENSE*", "README.md"]
 SKIPPED_FILES = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
 DEFAULT_QUANTIZATION = "Q4_K_M"
+MAX_LICENSE_CHARS = 80
 SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 REACH_TIMEOUT_S = 5.0
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
@@ -65,25 +66,31 @@ def cached_snapshot(name: str, revision: str = "main") -> Path | None:
     """Return the folder of ORG/NAME in the hub's cache, None without a config in it."""
     if not NAME.fullmatch(name) or not REVISION.fullmatch(revision):
         return None
+    folder = snapshot_folder(name, revision)
+    return folder if (folder / "config.json").is_file() else None
+
+
+def snapshot_folder(name: str, revision: str = "main") -> Path:
+    """Return where the hub's cache has, or would have, ORG/NAME at a revision."""
     repository = cache_folder() / f"models--{name.replace('/', '--')}"
     reference = repository / "refs" / revision
     commit = reference.read_text().strip() if reference.is_file() else revision
-    folder = repository / "snapshots" / commit
-    return folder if (folder / "config.json").is_file() else None
+    return repository / "snapshots" / commit
 
 
 def cached_gguf(name: str, quantization: str) -> Path | None:
     """The GGUF file of ORG/NAME in the hub's cache, or None; the only one if none is named."""
-    snapshots = cache_folder() / f"models--{name.replace('/', '--')}" / "snapshots"
+    snapshot = snapshot_folder(name)
     files = {
-        path.relative_to(snapshots).as_posix(): path.stat().st_size
-        for path in (snapshots.rglob("*.gguf") if snapshots.is_dir() else ())
+        path.relative_to(snapshot).as_posix(): path.stat().st_size
+        for path in (snapshot.rglob("*.gguf") if snapshot.is_dir() else ())
+        if path.is_file()
     }
     try:
         file = choose_gguf(HubCard(name=name, files=files), quantization)
     except UsageError:
         file = next(iter(files)) if len(files) == 1 and not quantization else ""
-    return snapshots / file if file else None
+    return snapshot / file if file else None
 
 
 def local_models() -> Iterator[LocalModel]:
@@ -100,8 +107,9 @@ def local_models() -> Iterator[LocalModel]:
         folder = cached_snapshot(name)
         if folder is not None:
             yield describe_folder(name, folder)
-        for file in sorted(repository.glob("snapshots/*/**/*.gguf")):
-            yield describe_folder(f"{name}/{file.name}", file)
+        for file in sorted(snapshot_folder(name).rglob("*.gguf")):
+            if file.is_file():
+                yield describe_folder(f"{name}/{file.name}", file)
 
 
 def describe_folder(name: str, folder: Path) -> LocalModel:
@@ -224,8 +232,16 @@ def read_card(name: str, options: PullOptions) -> HubCard:
     except HfHubHTTPError as error:
         status = answered_status(error)
         raise (hub_error(name, options, status) if status else unreachable()) from error
-    files = {each.rfilename: each.size or 0 for each in found.siblings or []}
-    return HubCard(name=name, files=files, license=getattr(found.card_data, "license", "") or "")
+    except Exception as error:  # whatever its client raises for an answer that is none
+        cause = f"{hub_address()} gave no readable answer about {name}: {error!r:.200}."
+        raise HeadwayError(cause, "Check HF_ENDPOINT, or try again later.") from error
+    files = {
+        str(each.rfilename): each.size if isinstance(each.size, int) else 0
+        for each in found.siblings or []
+        if not {"", ".", ".."} & set(str(each.rfilename).split("/"))
+    }
+    license = str(getattr(found.card_data, "license", None) or "")
+    return HubCard(name=name, files=files, license=license[:MAX_LICENSE_CHARS])
 
 
 def choose_gguf(card: HubCard, quantization: str) -> str:

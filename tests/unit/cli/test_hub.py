@@ -239,6 +239,34 @@ def test_a_model_is_fetched_only_with_consent(hub: Hub, capsys, monkeypatch):
     assert "model.safetensors" in hub.asked and find_local("some/model") is not None
 
 
+def test_two_revisions_and_a_broken_link_in_the_cache(hub: Hub):
+    """The file of the revision that `main` names is served; a link without a file is none."""
+    hub.repositories["some/files"] = GGUF_FILES
+    path = fetch_named("some/files:Q8_0", PullOptions())
+    old = path.parent.parent / ("2" * 40)
+    old.mkdir()
+    (old / path.name).write_bytes(b"old")
+    (path.parent / "b-Q2_K.gguf").symlink_to("nowhere")
+    assert find_local("some/files:Q8_0") == path
+    assert find_local("some/files:Q2_K") is None
+    assert main(["ls", "some/files"]) == 0
+
+
+@pytest.mark.parametrize("body", [b"[]", b"{", b'{"siblings": 3}', b""])
+def test_a_hub_that_lies_is_named(hub: Hub, body: bytes, monkeypatch, capsys):
+    monkeypatch.setattr(Pages, "tell", lambda page, parts, files: page.answer(200, body))
+    hub.repositories["some/model"] = files_of(CONFIG)
+    assert main(["pull", "some/model"]) == 1
+    told = capsys.readouterr().err
+    assert "Traceback" not in told and hub.url in told and hub.asked == []
+
+
+def test_a_path_out_of_the_repository_is_no_file(hub: Hub, capsys):
+    hub.repositories["some/files"] = {"../up-Q4_K_M.gguf": b"", "/root-Q4_K_M.gguf": b""}
+    assert main(["pull", "some/files:Q4_K_M"]) == 2
+    assert "has no GGUF file" in capsys.readouterr().err and hub.asked == []
+
+
 @pytest.mark.parametrize(("answer", "is_fetched"), [("y", True), ("", False), ("no", False)])
 def test_a_terminal_is_asked(hub: Hub, answer: str, is_fetched: bool, capsys, monkeypatch):
     hub.repositories["some/model"] = files_of(CONFIG)
