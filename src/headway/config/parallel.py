@@ -54,7 +54,7 @@ class Parallel:
     sum_parts: int = 0
 
     @property
-    def told_stages(self) -> str:
+    def stages_text(self) -> str:
         """As `--pipeline-parallel-size` names them."""
         return str(HALVES if self.halves else self.stages)
 

@@ -70,7 +70,7 @@ STATS_SETTINGS = {
     "kv_read": "cache.read",
     "kv_keep": "cache.kept_share",
     "tensor_parallel_size": "parallel.size",
-    "pipeline_parallel_size": "parallel.told_stages",
+    "pipeline_parallel_size": "parallel.stages_text",
     "decode_context_parallel_size": "parallel.context",
     "batching": "scheduler.batching",
     "policy": "scheduler.policy",

@@ -273,9 +273,9 @@ class Connection(H11Protocol):
         """Return whether these bytes are inside a body with Content-Length, not its last ones."""
         if self._backlog or self.conn.their_state is not h11.SEND_BODY:
             return False
-        return self.conn.our_state is not h11.DONE and num_bytes < self._left_of_body()
+        return self.conn.our_state is not h11.DONE and num_bytes < self._remaining_body()
 
-    def _left_of_body(self) -> int:
+    def _remaining_body(self) -> int:
         """Return the missing bytes of a body with Content-Length; 0 without one."""
         remaining: int = getattr(self.conn._reader, "_remaining", 0)
         return remaining
@@ -305,7 +305,7 @@ class Connection(H11Protocol):
     def parse_slice(self) -> bool:
         """Parse one slice; returns whether more can be parsed now."""
         if self._can_parse():
-            size = max(SLICE_BYTES, min(PLAIN_SLICE_BYTES, self._left_of_body()))
+            size = max(SLICE_BYTES, min(PLAIN_SLICE_BYTES, self._remaining_body()))
             piece = bytes(self._backlog[:size])
             del self._backlog[:size]
             super().data_received(piece)
