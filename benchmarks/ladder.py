@@ -1,16 +1,16 @@
 """From plain torch to int4 with a drafting model, one rung after the other, as gpt-fast has it.
 
-    python benchmarks/ladder.py FOLDER --draft DRAFT [--json FILE]
+    python benchmarks/ladder.py FOLDER [--draft DRAFT] [--kind conversation] [--json FILE]
 
 Each rung decodes the same chats one by one, greedily: transformers in plain torch, its decode step
 through `torch.compile` (a static cache, weights frozen), then this engine in bf16, int8 and int4,
-and int4 with a drafting model, alone and beside what costs no model (`auto`). All rungs take turns
-within a repeat, which has chats of its own. Told are tokens a second from an answer's first token
-to its last; the ceiling, which is what the bytes that a step reads (weights, and KV of the mean
-context) take at the memory's bandwidth as probed in this run, times the tokens that a step brings;
-and whether the last rungs wrote what int4 writes. What a format costs in quality is told by
-`fidelity.py`, on published weights. `--rungs` chooses some rungs; what is not measured is taken
-from FILE, which keeps all figures.
+and int4 with draft tokens: of a draft model if `--draft` names one, and of all proposers (`auto`).
+All rungs take turns within a repeat, which has prompts of its own: headway-tiny's chats, or one of
+`speculation.py`'s kinds. The table has tokens a second from an answer's first token to its last;
+the ceiling, which is what the bytes that a step reads (weights, and KV of the mean context) take at
+the memory's bandwidth as probed in this run, times the tokens of a step; and whether the rungs with
+draft tokens have int4's answers. `fidelity.py` measures what a format costs in quality. `--rungs`
+chooses some rungs; what is not measured is taken from FILE, which keeps all figures.
 """
 
 import argparse
@@ -121,31 +121,30 @@ class Native:
 
 def makers(chosen: argparse.Namespace, threads: int) -> dict[str, Callable[[], Torch | Native]]:
     """By name what makes a rung, from the lowest up."""
-    folder, drafting = chosen.folder, {"draft_model": chosen.draft}
-    group = {"quantization_group": chosen.group}
-    return {
+    folder = chosen.folder
+    options = {"quantization_group": chosen.group, "draft_model": chosen.draft}
+    rungs: dict[str, Callable[[], Torch | Native]] = {
         "plain torch, bf16": lambda: Torch(folder, threads, compiled=False),
         "torch.compile, bf16": lambda: Torch(folder, threads, compiled=True),
         "native step, bf16": lambda: Native(folder, "none"),
         "int8": lambda: Native(folder, "int8"),
-        "int4": lambda: Native(folder, "int4", **group),
-        "int4, draft model": lambda: Native(
-            folder, "int4", speculative_method="draft", **group, **drafting
-        ),
-        "int4, auto": lambda: Native(
-            folder, "int4", speculative_method="auto", **group, **drafting
-        ),
+        "int4": lambda: Native(folder, "int4", quantization_group=chosen.group),
+        "int4, draft model": lambda: Native(folder, "int4", speculative_method="draft", **options),
+        "int4, auto": lambda: Native(folder, "int4", speculative_method="auto", **options),
     }
+    if not chosen.draft:
+        del rungs["int4, draft model"]
+    return rungs
 
 
 # ── speed ───────────────────────────────────────────────────────────────────────────────────
 
 
 def measure_speed(
-    rungs: dict[str, Torch | Native], prober: Native, repeats: int, requests: int
+    rungs: dict[str, Torch | Native], prober: Native, kind: str, repeats: int, requests: int
 ) -> tuple[Figures, float]:
     """Name → figures, and the best bandwidth probed, in bytes a second."""
-    made = make_prompts(prober.llm, "chats", repeats + 1, requests)
+    made = make_prompts(prober.llm, kind, repeats + 1, requests)
     sets = [[token_ids for token_ids, _ in prompts] for prompts in made]
     for name, rung in rungs.items():
         began = time.perf_counter()
@@ -234,9 +233,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--draft", default="headway-draft")
+    parser.add_argument("--draft", default="", help="a draft model: headway-draft, a folder")
+    parser.add_argument("--kind", default="chats", help="of prompts, as speculation.py has them")
     parser.add_argument("--rungs", nargs="+", default=[], help="words in the names of some")
-    parser.add_argument("--group", type=int, default=64, help="of int4's scales")
+    parser.add_argument("--group", type=int, default=0, help="weights of an int4 scale; 0: by module")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="chats of each repeat")
     parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
@@ -256,19 +256,19 @@ def main() -> None:
         made[name] = rungs[name]()
     prober = next((r for r in made.values() if isinstance(r, Native)), None)
     prober = prober or Native(chosen.folder, "int4")
-    speed, bandwidth = measure_speed(made, prober, chosen.repeats, chosen.requests)
+    speed, bandwidth = measure_speed(made, prober, chosen.kind, chosen.repeats, chosen.requests)
     figures["speed"] |= speed
     figures["bandwidth"] = max(bandwidth, figures["bandwidth"])
     write_json(chosen.json, figures)
     rows = told(figures, list(rungs))
     print(f"{chosen.folder.name}, {threads} threads, {figures['bandwidth'] / 1e9:.1f} GB/s\n")
     print(table(rows))
-    for one, *others in (list(rungs)[:2], list(rungs)[-3:]):
+    for one, *others in (list(rungs)[:2], list(rungs)[list(rungs).index("int4") :]):
         for other in (each for each in others if each in figures["speed"]):
             print(f"\n{other}: the tokens of {one} in {agreed(figures, one, other)} answers")
     rates = {row["name"]: row["rate"] for row in rows}
     if "native step, bf16" in rates:
-        for name in list(rungs)[-2:]:
+        for name in list(rungs)[5:]:
             if name in rates:
                 gain = rates[name] / rates["native step, bf16"]
                 print(f"\nfrom the native step in bf16 to {name}: {gain:.2f}x")
