@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--draft", default="", help="a draft model: headway-draft, a folder")
     parser.add_argument("--kind", default="chats", help="of prompts, as speculation.py has them")
     parser.add_argument("--rungs", nargs="+", default=[], help="words in the names of some")
-    parser.add_argument("--group", type=int, default=0, help="weights of an int4 scale; 0: by module")
+    parser.add_argument("--group", type=int, default=0, help="of int4 scales; 0: by module")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=6, help="chats of each repeat")
     parser.add_argument("--instruction-set", default="", help="avx2, avx512 …; the best if not")
