@@ -43,8 +43,11 @@ async def test_without_traffic_it_says_what_to_try(slow: LiveServer, visit: Open
         await page.route("**/stats*", change)
 
     one = await visit(slow.url, prepare=empty)
-    await one.wait_text("#verdict-head", "^Ready, and nothing to do yet$")
-    assert f"headway bench {slow.url}" in await one.text("#try")
+    await one.wait_text("#verdict-head", "^Ready: no requests yet$")
+    tries = await one.text("#try")
+    assert f"headway bench {slow.url}" in tries and f"headway doctor {slow.url}" in tries
+    cards = one.page.locator("#figures > .card")
+    assert [await card.is_visible() for card in await cards.all()].count(True) == 1
 
 
 async def test_of_several_engines_it_says_how_many_are_ready(
@@ -178,10 +181,9 @@ async def test_the_keyboard_is_enough(embedded: LiveServer, visit: OpenPage) -> 
     await keys.press("Enter")
     await one.wait_text(answer_of(1) + " .after", DONE)
     assert await focused(one) == "chat-input"
-    await keys.press("Tab")
-    assert await focused(one) == "Options"
-    await keys.press("Tab")
-    assert await focused(one) == "chat-send"
+    for name in ("Options", "chat-attach", "chat-send"):
+        await keys.press("Tab")
+        assert await focused(one) == name
 
     await one.page.locator("[name=window][value='60']").focus()
     await keys.press("ArrowRight")
@@ -191,7 +193,8 @@ async def test_the_keyboard_is_enough(embedded: LiveServer, visit: OpenPage) -> 
     await keys.press("Enter")
     assert await one.text("#theme") == "Theme: light"
     await keys.press("Tab")
-    assert await focused(one) == "Bottleneck"
+    assert await focused(one) == "chat-wide"
+    await one.page.focus("#verdict-title button")
     assert "bounds this server" in await one.text("#tip")
     await keys.press("Escape")
     assert not await one.page.locator("#tip").is_visible()

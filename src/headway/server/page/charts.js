@@ -54,13 +54,14 @@ export class Drawing {
 /**
  * Lines over the last minute, and over five when the page has been open that long. `series` is
  * [[key of a sample, name, class], …], `format` makes [number, unit] of a value, `axis` its words
- * at the scale, `most` is the top of the scale where it is fixed (1 for shares).
+ * at the scale, `most` is the top of the scale where it is fixed (1 for shares), `each` says what
+ * time a point stands for. Values are shown under the pointer alone: figures have their own window.
  */
 export class LineChart extends Drawing {
-  constructor(host, { title, name, series, format, axis = null, most = null, height = 112 }) {
+  constructor(host, { title, name, series, format, axis = null, most = null, height = 112, each = "" }) {
     const header = host.appendChild(make("header"));
     super(host, height, title);
-    Object.assign(this, { title, series, format, most, samples: [], at: null });
+    Object.assign(this, { title, series, format, most, each, samples: [], at: null });
     this.axis = axis ?? ((value) => said(format(value)));
     header.append(make("button", { class: "term", type: "button", "data-term": name }, title));
     this.values = series.map(([, label, style]) => {
@@ -106,10 +107,10 @@ export class LineChart extends Drawing {
     const sample = this.at === null ? newest : this.samples.reduce(near);
     const parts = this.series.map(([key, label], i) => {
       const text = said(this.format(sample[key]));
-      write(this.values[i], text);
+      write(this.values[i], this.at === null ? "" : text);
       return `${label} ${text}`;
     });
-    write(this.moment, this.at === null ? "" : `${Math.round(this.nowS - sample.t)} s ago`);
+    write(this.moment, this.at === null ? this.each : `${Math.round(this.nowS - sample.t)} s ago`);
     const x = this.at === null ? -1 : this.x(sample.t);
     mark(this.cursor, "d", x < LEFT ? "" : `M${x},${TOP}V${this.height - BOTTOM}`);
     if (this.at === null)

@@ -13,11 +13,11 @@ const P50_P99 = (name) => [
 const CHARTS = [
   [
     "chart-ttft",
-    { title: "TTFT", name: "ttft", series: P50_P99("ttft"), format: seconds, height: 96 },
+    { title: "TTFT", name: "ttft", series: P50_P99("ttft"), format: seconds, height: 96, each: "each point: 10 s" },
   ],
   [
     "chart-tpot",
-    { title: "TPOT", name: "tpot", series: P50_P99("tpot"), format: seconds, height: 96 },
+    { title: "TPOT", name: "tpot", series: P50_P99("tpot"), format: seconds, height: 96, each: "each point: 10 s" },
   ],
   [
     "chart-tokens",
@@ -30,6 +30,7 @@ const CHARTS = [
       ],
       format: (value) => rate(value, "tok/s"),
       axis: digits,
+      each: "each point: 1 s",
     },
   ],
   [
@@ -43,6 +44,7 @@ const CHARTS = [
       ],
       format: (value) => count(value),
       axis: digits,
+      each: "each point: 1 s",
     },
   ],
   [
@@ -54,6 +56,7 @@ const CHARTS = [
       format: share,
       most: 1,
       height: 130,
+      each: "each point: 1 s",
     },
   ],
 ];

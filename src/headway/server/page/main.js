@@ -22,6 +22,7 @@ const TICK_MS = 1000,
   LONGEST_WAIT_MS = 10_000,
   KEPT_TICKS = 120;
 const WINDOWS = ["10", "60", "300"];
+const WINDOW_WORDS = ["last 10 s", "last 1 min", "last 5 min"];
 const STATES = {
   ready: ["ready", ""],
   restarting: [
@@ -137,7 +138,6 @@ class Page {
     this.model = this.models.find((card) => card.id === id);
     this.history.forget();
     this.chat.use(this.model.id, this.model.accepts);
-    this.chat.clear();
     this.tick();
   }
 
@@ -160,8 +160,9 @@ class Page {
 
   /** Update everything that depends on the chosen window. */
   draw() {
-    const window =
-      this.snapshot.windows[WINDOWS.indexOf(document.querySelector("[name=window]:checked").value)];
+    const chosen = WINDOWS.indexOf(document.querySelector("[name=window]:checked").value);
+    const window = this.snapshot.windows[chosen];
+    for (const words of document.querySelectorAll(".window")) write(words, WINDOW_WORDS[chosen]);
     this.verdict.update(this.snapshot, window);
     for (const panel of this.panels) panel.update(this.snapshot, window);
     write(byId("uptime"), this.uptime());

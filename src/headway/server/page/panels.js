@@ -23,7 +23,7 @@ const FIGURES = {
     ["output-length", "Answer", (_, w) => tokens(w.lengths.output.p50)],
   ],
   memory: [
-    ["kv", "KV blocks in use", (s) => share(s.now.kv_usage)],
+    ["kv", "KV in use now", (s) => share(s.now.kv_usage)],
     ["hits", "Cache hit rate", (_, w) => share(w.cache_hit_rate)],
     ["preemptions", "Preemptions", (_, w) => count(w.steps.num_preemptions)],
   ],

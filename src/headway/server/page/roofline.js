@@ -4,10 +4,10 @@ import { Drawing } from "./charts.js";
 import { mark, write } from "./dom.js";
 import { bandwidth, digits, flops, plainSteps, said } from "./format.js";
 
-const LEFT = 40,
+const LEFT = 44,
   RIGHT = 12,
-  TOP = 12,
-  BOTTOM = 30;
+  TOP = 22,
+  BOTTOM = 34;
 const POINTS = [
   ["decode", "decode"],
   ["prefill", "prefill"],
@@ -18,11 +18,12 @@ const ceil10 = (value) => Math.ceil(Math.log10(value));
 
 export class Roofline extends Drawing {
   constructor(host) {
-    super(host, 190, "Roofline");
+    super(host, 200, "Roofline");
     this.grid = this.add("path", { class: "grid" });
     this.roof = this.add("path", { class: "roof" });
     this.labels = [];
-    this.axis = this.add("text", { "text-anchor": "end", y: this.height - 2 }, "FLOP per byte");
+    this.axis = this.add("text", { "text-anchor": "end", y: this.height - 4 }, "work per byte read, FLOP/B");
+    this.add("text", { x: 0, y: 11 }, "speed, FLOP/s");
     this.spots = POINTS.map(([key, style]) => ({
       key,
       spot: this.add("circle", { class: `spot ${style}`, r: 6, visibility: "hidden" }),
@@ -38,13 +39,26 @@ export class Roofline extends Drawing {
     this.redraw();
   }
 
+  /**
+   * The roof: measured ceilings, or higher where work of the window exceeded them, for what was
+   * reached can be reached. Weights that fit the cache are read faster than memory: no slope then.
+   */
+  ceilings() {
+    const { bandwidth_bytes_per_s: slope, flops_per_s: peak, cache_resident: cached } = this.machine ?? {};
+    if (!slope || !peak) return null;
+    const speeds = this.points.map((point) => point.flops_per_s);
+    const reads = this.points.map((point) => point.flops_per_s / point.flops_per_byte);
+    const top = Math.max(peak, ...speeds);
+    return { peak: top, slope: cached ? Infinity : Math.max(slope, ...reads), isStale: top > peak * 1.001 || (!cached && Math.max(...reads) > slope * 1.001) };
+  }
+
   redraw() {
-    const { bandwidth_bytes_per_s: slope, flops_per_s: peak } = this.machine ?? {};
-    const measured = Boolean(slope && peak);
-    mark(this.svg, "visibility", measured ? "visible" : "hidden");
-    if (!measured) return;
+    const roof = this.ceilings();
+    mark(this.svg, "visibility", roof ? "visible" : "hidden");
+    if (!roof) return;
+    const { peak, slope, isStale } = roof;
     const ridge = peak / slope;
-    const xs = [ridge, ...this.points.map((point) => point.flops_per_byte)];
+    const xs = [ridge || 1, ...this.points.map((point) => point.flops_per_byte)];
     const ys = [peak, ...this.points.map((point) => point.flops_per_s)];
     this.x0 = floor10(Math.min(...xs) / 2);
     this.x1 = Math.max(ceil10(Math.max(...xs) * 4), this.x0 + 2);
@@ -52,11 +66,9 @@ export class Roofline extends Drawing {
     this.y1 = ceil10(Math.max(...ys) * 1.2);
     this.axes();
     const left = Math.max(10 ** this.y0 / slope, 10 ** this.x0);
-    mark(
-      this.roof,
-      "d",
-      `M${this.at(left, left * slope)}L${this.at(ridge, peak)}L${this.at(10 ** this.x1, peak)}`,
-    );
+    const rise = ridge > left ? `M${this.at(left, left * slope)}L${this.at(ridge, peak)}` : `M${this.at(left, peak)}`;
+    mark(this.roof, "d", `${rise}L${this.at(10 ** this.x1, peak)}`);
+    mark(this.roof, "class", isStale ? "roof stale" : "roof");
     for (const spot of this.spots) this.put(spot);
     mark(this.svg, "aria-label", this.sentence(slope, peak));
   }
@@ -118,8 +130,9 @@ export class Roofline extends Drawing {
   sentence(slope, peak) {
     const places = this.points.map(
       (point) =>
-        `${point.key} reaches ${said(flops(point.flops_per_s))} at ${digits(point.flops_per_byte)} FLOP per byte`,
+        `${point.key} reaches ${said(flops(point.flops_per_s))} at ${digits(point.flops_per_byte)} FLOP/B`,
     );
-    return `Roofline, measured ceilings ${said(bandwidth(slope))} and ${said(flops(peak))}; ${places.join(", ") || "nothing ran"}`;
+    const memory = slope === Infinity ? "" : `${said(bandwidth(slope))} and `;
+    return `Roofline, ceilings ${memory}${said(flops(peak))}; ${places.join(", ") || "nothing ran"}`;
   }
 }

@@ -53,20 +53,21 @@ export class VerdictCard {
         note = make("span");
       return { node: make("li", {}, text, note), text, note };
     });
-    write(byId("try-url"), new URL("v1", location.href).href);
-    write(
-      byId("try-bench"),
-      `headway bench ${new URL(".", location.href).href.replace(/\/$/, "")}`,
-    );
+    const address = new URL(".", location.href).href.replace(/\/$/, "");
+    write(byId("try-url"), `${address}/v1`);
+    write(byId("try-bench"), `headway bench ${address}`);
+    for (const id of ["try-doctor", "doctor-command"]) write(byId(id), `headway doctor ${address}`);
   }
 
   update(snapshot, window) {
     const { verdict } = window;
-    const fresh = snapshot.totals.requests === 0;
-    write(byId("verdict-head"), fresh ? this.greeting(snapshot) : this.sentence(snapshot, window));
-    write(byId("verdict-text"), fresh ? "" : this.lead(verdict));
+    const isFresh = snapshot.totals.requests === 0;
+    const isIdle = isFresh || (!window.decode && !window.prefill && !snapshot.now.num_requests);
+    write(byId("verdict-head"), isIdle ? this.greeting(snapshot, isFresh) : this.sentence(snapshot, window));
+    write(byId("verdict-text"), isIdle ? "" : this.lead(verdict));
+    byId("figures").classList.toggle("fresh", isFresh);
     this.evidence.update(
-      fresh ? [] : verdict.evidence,
+      isIdle ? [] : verdict.evidence,
       (one) => one.name,
       (row, one) => {
         write(row.text, one.text);
@@ -74,14 +75,16 @@ export class VerdictCard {
         row.node.classList.toggle("counts", counts(one));
       },
     );
-    show(byId("try"), fresh);
-    this.tellChange(fresh ? "" : KINDS[verdict.kind]);
+    show(byId("try"), isFresh);
+    show(byId("roofline-figure"), !isFresh);
+    this.tellChange(isIdle ? "" : KINDS[verdict.kind]);
     this.roofline.update(snapshot.machine, window);
-    write(byId("roofline-note"), this.note(snapshot.machine, window));
+    write(byId("roofline-note"), this.note(snapshot.machine));
   }
 
-  greeting({ status }) {
-    return status === "ready" ? "Ready, and nothing to do yet" : "Not ready yet";
+  greeting({ status }, isFresh) {
+    if (status !== "ready") return "Not ready yet";
+    return isFresh ? "Ready: no requests yet" : "Ready: no work in this window";
   }
 
   /** "Bandwidth-bound: decode reads 38 of 41 GB/s": the kind, and the figure that decided it. */
@@ -105,19 +108,14 @@ export class VerdictCard {
     this.title = title;
   }
 
-  note(machine, used) {
-    if (!machine.bandwidth_bytes_per_s || !machine.flops_per_s)
-      return "The machine's ceilings are not measured yet.";
-    const measured = `with measured ceilings: ${said(bandwidth(machine.bandwidth_bytes_per_s))}, ${said(flops(machine.flops_per_s))} ${machine.flops_dtype}.`;
-    const above = ["decode", "prefill"].some((name) => used[name]?.above_ceiling)
-      ? " A point lies above a ceiling: the probe was too low."
-      : "";
-    return (
-      measured +
-      (machine.cache_resident
-        ? " The weights fit the cache, so memory does not bound decoding."
-        : "") +
-      above
-    );
+  note(machine) {
+    const { bandwidth_bytes_per_s: slope, flops_per_s: peak, flops_dtype: type } = machine;
+    if (!slope || !peak) return "The machine's ceilings are measured when the server is idle.";
+    const compute = `${said(flops(peak))} ${type}`;
+    const roof = machine.cache_resident
+      ? `measured ceiling ${compute}; memory is no ceiling, for the weights fit the cache.`
+      : `measured ceilings ${said(bandwidth(slope))} and ${compute}.`;
+    const stale = this.roofline.ceilings()?.isStale;
+    return stale ? `${roof} Dashed: work was faster than that, so the measurement is stale; it is repeated when the server is idle.` : roof;
   }
 }
