@@ -108,7 +108,11 @@ async def test_everything_that_stats_tells_is_drawn(tmp_path: Path, visit: OpenP
         assert sort[4:8] == ["95%", "100%", "0.5% (0.1% … 3%)", "35%"] and sort[8] == "4"
         assert (await cells(one, "cascades", "tiny: count"))[1] == "dear: it loses too many"
         assert (await cells(one, "routes", "tiny"))[3:] == ["small", "small"]
-        assert (await cells(one, "upstreams", "a"))[1] == "closed"
+        assert (await cells(one, "upstreams", "a"))[1] == "healthy"
+        assert (await cells(one, "upstreams", "a"))[4:6] == ["4", "0%"]
+        recent = live.state.upstreams["c"].recent()
+        failing = await cells(one, "upstreams", "c")
+        assert int(failing[4]) == recent["attempts"] > 0 and failing[5] == "100%"
         total = await one.text('[data-figure="Cost per success"]')
         assert total.startswith("$0.0000"), total
         assert (await cells(one, "spend", "task sort"))[3:5] == ["1", "0"]

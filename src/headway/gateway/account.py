@@ -206,6 +206,7 @@ class Account:
         self._last, self._upstream = usage, upstream.name
         self.num_attempts += 1
         self.dollars += dollars
+        upstream.record(outcome, ttft_s)
         state = self._state
         state.metrics.add("attempts", upstream=upstream.name, outcome=outcome)
         state.metrics.add("dollars", dollars, upstream=upstream.name)

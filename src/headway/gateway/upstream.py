@@ -7,7 +7,9 @@ cookies, no control over the gateway's headers; its answers are bounded in bytes
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from statistics import median
 from typing import Annotated, Any
 
 import aiohttp
@@ -65,6 +67,14 @@ class Cards(msgspec.Struct):
     data: list[Card]
 
 
+RECENT_S, MAX_RECENT = 300.0, 2000
+"""Attempts that the figures of `/stats` are of: those of the last 5 minutes, at most so many."""
+NEUTRAL_OUTCOMES = frozenset(
+    ("left", "check", "rejected", "status_400", "status_404", "status_413", "status_422")
+)
+"""Outcomes that are no failure of the upstream: the client left or was at fault."""
+
+
 class Upstream:
     """One upstream: its row and its state."""
 
@@ -78,6 +88,7 @@ class Upstream:
         self.max_rows = 0
         self.breaker = Breaker(clock)
         self.speed = Speed(clock)
+        self._clock = clock
         self.pages = PageHistory(row.cache)
         self.num_buffered = 0
         """Bytes of whole answers that are being read."""
@@ -92,6 +103,8 @@ class Upstream:
         """Whether a health check succeeded at least once."""
         self.is_unavailable = False
         """Whether it reported that it serves nothing now: it loads, drains, or restarts."""
+        self._recent: deque[tuple[float, str, float | None]] = deque(maxlen=MAX_RECENT)
+        """Attempts that ended: when, their outcome, seconds to the first text of a stream."""
         self.on_down: set[Callable[[], None]] = set()
         """Callbacks for the moment it is down: they end requests that wait for a first byte."""
         self._key = key_of(row)
@@ -136,6 +149,24 @@ class Upstream:
         return name == self.row.model or name in self.served
 
     # ── requests ────────────────────────────────────────────────────────────────────────────
+
+    def record(self, outcome: str, ttft_s: float | None) -> None:
+        """Record an attempt that is over; `ttft_s` is known for streams."""
+        self._recent.append((self._clock.now_s(), outcome, ttft_s))
+
+    def recent(self) -> dict[str, Any]:
+        """Return attempts, the share that failed and the median TTFT of the last 5 minutes."""
+        since_s = self._clock.now_s() - RECENT_S
+        rows = [row for row in self._recent if row[0] >= since_s]
+        judged = [outcome for _, outcome, _ in rows if outcome not in NEUTRAL_OUTCOMES]
+        ttfts = [ttft_s for _, _, ttft_s in rows if ttft_s is not None]
+        failed = sum(outcome != "ok" for outcome in judged)
+        return {
+            "seconds": RECENT_S,
+            "attempts": len(rows),
+            "error_rate": failed / len(judged) if judged else None,
+            "ttft_p50_s": median(ttfts) if ttfts else None,
+        }
 
     def http(self) -> aiohttp.ClientSession:
         """Return the session, which is created in the gateway's event loop."""
@@ -308,6 +339,7 @@ class Upstream:
             "context": self.context,
             "pages": len(self.pages),
             "opened": self.breaker.num_opened,
+            "recent": self.recent(),
         }
 
 

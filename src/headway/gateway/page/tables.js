@@ -7,6 +7,12 @@ const list = (values) => (values.length ? values.join(", ") : "–");
 const ratio = ([part, all]) => (all ? `${part} of ${all}` : "–");
 const plain = (value) => (value === null || value === undefined ? NONE : [digits(value), ""]);
 
+const STATE_WORDS = {
+  closed: "healthy",
+  "half open": "failed, tried again now",
+  open: "failed, rests",
+  down: "down: health checks fail",
+};
 const STATE_TONES = { closed: "good", "half open": "warn", open: "bad", down: "bad" };
 const ROLLOUT_TONES = { promoted: "good", "rolled back": "bad", held: "warn" };
 
@@ -74,11 +80,16 @@ export const TABLES = [
     keyOf: (item) => item.name,
     columns: [
       words("name", (item) => item.name),
-      words("state", (item) => item.state, { tone: (item) => STATE_TONES[item.state] }),
+      words("state", (item) => STATE_WORDS[item.state] ?? item.state, { tone: (item) => STATE_TONES[item.state] }),
       words("kind", (item) => item.kind),
       words("models", (item) => list(item.models)),
-      figure("in flight", (item) => count(item.in_flight)),
-      figure("queue", (item) => seconds(item.queue_s)),
+      figure("requests, 5 min", (item) => count(item.recent.attempts)),
+      figure("failed, 5 min", (item) => share(item.recent.error_rate), {
+        tone: (item) => (item.recent.error_rate > 0.05 ? "bad" : ""),
+      }),
+      figure("TTFT p50, 5 min", (item) => seconds(item.recent.ttft_p50_s)),
+      figure("in flight now", (item) => count(item.in_flight)),
+      figure("queue now", (item) => seconds(item.queue_s)),
       figure("a prompt token", (item) => seconds(item.token_s)),
       figure("an answer token", (item) => seconds(item.answer_s)),
       figure("context", (item) => count(item.context || null)),
@@ -137,7 +148,7 @@ export const TABLES = [
       words("rollout", (item) => `${item.name}, version ${item.version}`),
       words("model", (item) => item.model),
       words("canary", (item) => list(item.canary)),
-      words("state", (item) => item.state, { tone: (item) => ROLLOUT_TONES[item.state] }),
+      words("state", (item) => STATE_WORDS[item.state] ?? item.state, { tone: (item) => ROLLOUT_TONES[item.state] }),
       figure("share", (item) => share(item.share)),
       words("waits for", (item) => list(item.waits_for)),
       { label: "why", kind: "text long", value: (item) => text(item.reason) },
