@@ -74,6 +74,18 @@ def write(path: Path, metadata: dict[str, Any], tensors: Tensors, **how: int) ->
     return path
 
 
+def write_split(path: Path, metadata: dict[str, Any], tensors: Tensors, count: int) -> list[Path]:
+    """A model in `count` files as llama-gguf-split writes it, the metadata in the first."""
+    names = list(tensors)
+    files = []
+    for number in range(count):
+        own = {"split.no": number, "split.count": count, "split.tensors.count": len(names)}
+        part = {name: tensors[name] for name in names[number::count]}
+        file = path.with_name(f"{path.stem}-{number + 1:05}-of-{count:05}.gguf")
+        files.append(write(file, own | (metadata if number == 0 else {}), part))
+    return files
+
+
 def vocabulary_of(folder: Path, pre: str = "", whole: bool = False) -> dict[str, Any]:
     """What converters write of a folder's tokenizer.
 

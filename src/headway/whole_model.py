@@ -15,7 +15,7 @@ from headway.core.request import SamplingParams
 from headway.core.scoring import STOP, Score, transcript
 from headway.llm import LLM, RequestOutput
 from headway.spec import DTYPE_BYTES
-from headway.spec.gguf.header import is_gguf
+from headway.spec.gguf.header import is_gguf, split_files
 from headway.spec.quantization import bytes_per_weight
 
 
@@ -74,7 +74,8 @@ class FolderModel:
         """Mean bits per weight of the matrices; for a GGUF file, of the whole file."""
         spec, settings = self.llm.spec, self.llm.settings
         if is_gguf(self._folder):
-            return 8 * self._folder.stat().st_size / spec.num_parameters
+            num_bytes = sum(file.stat().st_size for file in split_files(self._folder))
+            return 8 * num_bytes / spec.num_parameters
         rounded = bytes_per_weight(settings.quantization, spec, settings.dtype)
         return 8 * (rounded or DTYPE_BYTES[settings.dtype])
 

@@ -119,9 +119,11 @@ def write(
     family: str,
     model: PreTrainedModel,
     kinds: dict[str, str] | str = "F32",
+    splits: int = 1,
     **more: Any,
 ) -> Path:
-    """The file, its matrices in a format by the name's ending, or all in one; `more` metadata."""
+    """The file, or the first of `splits`, its matrices in a format by the name's ending, or all in
+    one; `more` metadata."""
     tensors: gguf_file.Tensors = {}
     for name, weight in tensors_of(family, model).items():
         given = kinds if isinstance(kinds, str) else "F32"
@@ -131,4 +133,7 @@ def write(
         data = gguf.quants.quantize(weight.numpy(), GGMLQuantizationType[kind])
         tensors[name] = (kind, tuple(weight.shape), np.ascontiguousarray(data).tobytes())
     config = json.loads(model.config.to_json_string(use_diff=False))
-    return gguf_file.write(path, {**metadata_of(family, config), **more}, tensors)
+    metadata = {**metadata_of(family, config), **more}
+    if splits > 1:
+        return gguf_file.write_split(path, metadata, tensors, splits)[0]
+    return gguf_file.write(path, metadata, tensors)

@@ -99,6 +99,16 @@ def test_file_gives_the_logits_of_the_folder(family: str, tmp_path: Path):
     assert_close(our_logits(engine_for(file).executor, prompt), expected, rtol=0, atol=1e-5)
 
 
+def test_split_files_give_the_logits_of_one(tmp_path: Path):
+    model = tiny_model("llama", **SIZES)
+    whole = gguf_models.write(tmp_path / "model.gguf", "llama", model, MIXED)
+    first = gguf_models.write(tmp_path / "model.gguf", "llama", model, MIXED, splits=3)
+    assert first.name == "model-00001-of-00003.gguf"
+    (prompt,) = prompts([60])
+    expected = our_logits(engine_for(whole).executor, prompt)
+    assert torch.equal(our_logits(engine_for(first).executor, prompt), expected)
+
+
 MIXED = {
     "attn_v": "Q8_0",
     "attn_q": "Q4_0",

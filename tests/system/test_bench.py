@@ -246,8 +246,9 @@ def test_nobody_there_is_said_in_two_lines() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "takes one URL"),
-        (["ftp://x"], "is not a URL"),
+        ([], "takes one URL or model"),
+        (["ftp://x"], "is neither a URL nor a model"),
+        (["http://x", "--quantization=int8"], "--quantization is for a model that bench starts"),
         (["http://x", "--find-goodput"], "needs objectives"),
         (["http://x", "--concurrency=2", "--arrivals=gamma"], "one of them"),
         (["http://x", "--slo=ttft=9"], "'9' is not a duration"),
@@ -290,6 +291,15 @@ def test_the_real_server_is_measured_and_compared(server: LiveServer, tmp_path: 
     assert (tmp_path / "a.csv").read_text().count("\n") == 13
     done = headway("bench", "compare", tmp_path / "a.json", tmp_path / "b.json")
     assert done.returncode == 0 and "TTFT p50" in done.stdout
+
+
+def test_a_model_is_served_measured_and_stopped() -> None:
+    load = ("--num-requests=4", "--concurrency=2", "--input-len=20", "--output-len=6")
+    done = headway("bench", "headway-tiny", *load, "--kv-memory=64MiB", "--max-num-seqs=3")
+    assert done.returncode == 0, done.stderr
+    assert "Starting a server of headway-tiny" in done.stderr and "4 requests" in done.stdout
+    done = headway("bench", "headway-tiny", *load, "--kv-memory=1KiB")
+    assert done.returncode == 1 and "ended with status" in done.stderr
 
 
 def test_a_chat_with_the_real_server(server: LiveServer) -> None:

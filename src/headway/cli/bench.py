@@ -1,11 +1,21 @@
-"""`headway bench URL` and `headway bench compare A.json B.json`."""
+"""`headway bench URL | MODEL` and `headway bench compare A.json B.json`."""
 
 import asyncio
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import headway
-from headway.cli.common import check_writable, report_console
-from headway.config.options import BenchOptions
+from headway.cli.common import (
+    check_writable,
+    is_model,
+    model_name,
+    obtain_model,
+    report_console,
+)
+from headway.config.options import BenchOptions, EngineOptions, flag_name, to_arguments
 from headway.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -15,23 +25,58 @@ if TYPE_CHECKING:
 
 
 def bench(call: "VerbCall") -> int:
-    """Put the load on a server and report."""
+    """Put the load on a server, or on one that is started of a model, and report."""
     if call.positionals[:1] == ["compare"]:
         return compare(call.positionals[1:])
     if len(call.positionals) != 1:
-        raise UsageError("bench takes one URL.", "headway bench http://127.0.0.1:8000")
+        raise UsageError(
+            "bench takes one URL or model.", "headway bench http://127.0.0.1:8000, or a folder."
+        )
     options: BenchOptions = call.options[BenchOptions]
-    url = call.positionals[0]
 
     from headway.bench import names, trial
 
     names.check_words(options.words)
     check_writable(options.json, options.csv, options.html)
-    if "--dry-run" in call.switches:
-        print(trial.outline(url, options))
-        return 0
-    report = run(trial.find_goodput if options.find_goodput else trial.run_once, url, options)
+    with open_server(call) as url:
+        if "--dry-run" in call.switches:
+            print(trial.outline(url, options))
+            return 0
+        report = run(trial.find_goodput if options.find_goodput else trial.run_once, url, options)
     return publish(report, options)
+
+
+@contextmanager
+def open_server(call: "VerbCall") -> Iterator[str]:
+    """Yield the URL that was given, or that of a server of the model, stopped at the end.
+
+    Raises UsageError for engine options beside a URL, and for a word that is neither.
+    """
+    from headway.evals.url import is_url
+    from headway.measure.server_process import ServerProcess
+
+    (word,) = call.positionals
+    if is_url(word):
+        for field in fields(EngineOptions):
+            if call.sources.get(field.name) == "flag":
+                raise UsageError(
+                    f"{flag_name(field.name)} is for a model that bench starts, and {word} runs.",
+                    "Leave it out, or give a model in place of the URL.",
+                )
+        yield word
+        return
+    folder = obtain_model(word, call)
+    if not is_model(folder):
+        raise UsageError(
+            f"{word} is neither a URL nor a model on this machine.",
+            "Give http://HOST:PORT, a folder, a GGUF file or a name that headway ls shows.",
+        )
+    if "--dry-run" in call.switches:
+        yield "http://127.0.0.1"
+        return
+    print(f"Starting a server of {model_name(folder)} …", file=sys.stderr, flush=True)
+    with ServerProcess(folder, to_arguments(call.options[EngineOptions])) as server:
+        yield server.url
 
 
 def run(trial: "Trial", url: str, options: BenchOptions) -> "BenchReport":

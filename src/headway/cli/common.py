@@ -10,7 +10,7 @@ from headway.config.memory_plan import gib
 from headway.config.options import EngineOptions, EvalOptions, to_arguments
 from headway.core.errors import UsageError
 from headway.spec import embedded
-from headway.spec.gguf.header import is_gguf
+from headway.spec.gguf.header import SPLIT_NAME, is_gguf, split_files
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -94,11 +94,12 @@ def source_folder(given: str | Path, verb: str) -> Path:
 def model_name(folder: Path) -> str:
     """Return the served name of a model: its folder's name, or ORG/NAME of a cached snapshot.
 
-    A GGUF file is named without its suffix.
+    A GGUF file is named without its suffix, and without its number if the model is split.
     """
+    if is_gguf(folder):  # before links are followed: the hub's cache names files by their digests
+        split = SPLIT_NAME.fullmatch(folder.name)
+        return split[1] if split else folder.stem
     path = folder.resolve()
-    if is_gguf(path):
-        return path.stem
     if path.parent.name == "snapshots" and path.parents[1].name.startswith("models--"):
         return path.parents[1].name.removeprefix("models--").replace("--", "/", 1)
     return path.name
@@ -128,8 +129,8 @@ def folder_stamp(folder: Path) -> str:
     """Return a text that changes with a folder's config or weights: names, sizes, times, inodes."""
     stamps = []
     try:
-        for path in [folder] if is_gguf(folder) else sorted(folder.iterdir()):
-            if path == folder or path.name == "config.json" or ".safetensors" in path.name:
+        for path in split_files(folder) if is_gguf(folder) else sorted(folder.iterdir()):
+            if is_gguf(folder) or path.name == "config.json" or ".safetensors" in path.name:
                 facts = path.stat()
                 stamps.append(f"{path.name} {facts.st_size} {facts.st_mtime_ns} {facts.st_ino}")
     except OSError as error:

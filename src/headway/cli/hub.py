@@ -23,6 +23,7 @@ from headway.config.memory_plan import gib
 from headway.config.options import PullOptions
 from headway.core.errors import HeadwayError, ModelError, UsageError
 from headway.spec import read_model_spec
+from headway.spec.gguf.header import SPLIT_NAME, split_files
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
@@ -31,7 +32,7 @@ FETCHED_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model", "LICEN
 SKIPPED_FILES = ["original/*", "consolidated*", "onnx/*", "openvino/*", "*.bin", "*.pth"]
 DEFAULT_QUANTIZATION = "Q4_K_M"
 MAX_LICENSE_CHARS = 80
-SPLIT_GGUF = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
+SPLIT_END = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
 REACH_TIMEOUT_S = 5.0
 NAME = re.compile(r"[\w.-]{1,96}/[\w.-]{1,96}")
 REVISION = re.compile(r"[\w./-]{1,200}")
@@ -79,7 +80,10 @@ def snapshot_folder(name: str, revision: str = "main") -> Path:
 
 
 def cached_gguf(name: str, quantization: str) -> Path | None:
-    """The GGUF file of ORG/NAME in the hub's cache, or None; the only one if none is named."""
+    """The GGUF file of ORG/NAME in the hub's cache, or None; the only one if none is named.
+
+    Of a split model it is the first file, once all are there.
+    """
     snapshot = snapshot_folder(name)
     files = {
         path.relative_to(snapshot).as_posix(): path.stat().st_size
@@ -90,7 +94,9 @@ def cached_gguf(name: str, quantization: str) -> Path | None:
         file = choose_gguf(HubCard(name=name, files=files), quantization)
     except UsageError:
         file = next(iter(files)) if len(files) == 1 and not quantization else ""
-    return snapshot / file if file else None
+    if not file or not all(part.is_file() for part in split_files(snapshot / file)):
+        return None
+    return snapshot / file
 
 
 def local_models() -> Iterator[LocalModel]:
@@ -108,14 +114,14 @@ def local_models() -> Iterator[LocalModel]:
         if folder is not None:
             yield describe_folder(name, folder)
         for file in sorted(snapshot_folder(name).rglob("*.gguf")):
-            if file.is_file():
+            if file.is_file() and not is_later_split(file.name):
                 yield describe_folder(f"{name}/{file.name}", file)
 
 
 def describe_folder(name: str, folder: Path) -> LocalModel:
     """What a folder holds."""
-    weights = [folder] if folder.is_file() else folder.glob("*.safetensors")
-    num_bytes = sum(path.stat().st_size for path in weights)
+    weights = split_files(folder) if folder.is_file() else folder.glob("*.safetensors")
+    num_bytes = sum(path.stat().st_size for path in weights if path.is_file())
     try:
         spec = read_model_spec(folder)
     except ModelError as error:
@@ -145,7 +151,7 @@ def ls(call: "VerbCall") -> int:
         print(
             f"{model.name:<{width}}  {model.architecture:<24} "
             f"{format_count(model.num_parameters):>7} parameters  {gib(model.num_bytes):>10}  "
-            f"context {model.context}"
+            f"context {model.context:<8} {model.folder}"
         )
     if not models:
         print(f"No model has {word!r} in its name.", file=sys.stderr)
@@ -248,28 +254,40 @@ def choose_gguf(card: HubCard, quantization: str) -> str:
     """The GGUF file of a repository that has `quantization` in its name; "" for a folder's weights.
 
     Without a quantization a repository of GGUF files alone gives its Q4_K_M, as other programs do.
-    Raises UsageError where no file or several fit, or the model is split into files.
+    Of a split model it is the first file. Raises UsageError where no file or several fit.
     """
     names = [name for name in card.files if name.lower().endswith(".gguf")]
+    names = [name for name in names if not is_later_split(name)]
     if not quantization and any(name.endswith(".safetensors") for name in card.files):
         return ""
     word = (quantization or DEFAULT_QUANTIZATION).lower()
-    fitting = [name for name in names if word in re.split(r"[-./]", Path(name).stem.lower())]
-    fitting = fitting or [name for name in names if Path(name).stem.lower().endswith(word)]
+    stems = {name: SPLIT_END.sub("", name).lower() for name in names}
+    fitting = [name for name, stem in stems.items() if word in re.split(r"[-./]", stem)]
+    fitting = fitting or [name for name, stem in stems.items() if stem.endswith(word)]
     if len(fitting) == 1:
         return fitting[0]
-    split = [name for name in fitting if SPLIT_GGUF.search(name)]
-    if split:
-        raise UsageError(
-            f"{card.name} has {word.upper()} split into {len(split)} files, which are not read.",
-            "Join them with llama-gguf-split --merge, or choose another quantization.",
-        )
     if not names:
         raise UsageError(f"{card.name} has no GGUF file.", "Leave the quantization out.")
     raise UsageError(
         f"{card.name} has {len(fitting) or 'no'} GGUF files of {word.upper()}.",
         f"It has: {', '.join(sorted(names))[:500]}. Name one: hf.co/{card.name}:QUANTIZATION",
     )
+
+
+def is_later_split(name: str) -> bool:
+    """Whether a file is one of a split model, but not its first."""
+    split = SPLIT_NAME.fullmatch(name)
+    return split is not None and int(split[2]) != 1
+
+
+def fetch_gguf(card: HubCard, file: str, options: PullOptions) -> Path:
+    """Fetch a GGUF file of a repository, with the others of a split model; return the first."""
+    first, *others = (part.as_posix() for part in split_files(Path(file)))
+    for part in others:
+        if part not in card.files:
+            raise HeadwayError(f"{card.name} lacks {part}.", "Choose another quantization.")
+    paths = [fetch_file(card.name, part, options) for part in (first, *others)]
+    return paths[0]
 
 
 def fetch_file(name: str, file: str, options: PullOptions) -> Path:

@@ -131,10 +131,11 @@ VERBS = {
     ),
     "bench": Verb(
         group="measure",
-        usage="bench URL",
-        help="Put load on a server and report; also `bench compare A.json B.json`.",
-        tables=(BenchOptions,),
+        usage="bench URL | MODEL",
+        help="Put load on a server or a model and report; also `bench compare A.json B.json`.",
+        tables=(BenchOptions, EngineOptions),
         function="headway.cli.bench:bench",
+        switches=(DRY_RUN, YES),
     ),
     "eval": Verb(
         group="measure",
@@ -265,6 +266,13 @@ REMOVED_VERBS = {
     "widen": "python benchmarks/widen.py of the source writes that folder.",
 }
 """Removed verb → what to do instead."""
+VERBS_OF_OTHERS = {
+    "list": "headway ls lists the models on this machine.",
+    "show": "headway serve MODEL --dry-run shows a model's shape, memory and options.",
+    "rm": "Remove the file or folder that headway ls names; headway keeps nothing else of a model.",
+    "ps": "A server has one model: GET /v1/models names it, headway doctor URL says what it does.",
+}
+"""Verbs of Ollama and others → what to do here."""
 VERBOSE = ("-v", "--verbose")
 SWITCH_HELP = {
     DRY_RUN: "  --dry-run                          Say what would be done and with what, and stop.",
@@ -352,7 +360,8 @@ def dispatch(arguments: list[str]) -> int:
     if verb is None and name in REMOVED_VERBS:
         raise UsageError(f"headway {name} is gone: {REMOVED_VERBS[name]}")
     if verb is None:
-        raise UsageError(f"There is no verb {name}.", f"There are: {', '.join(VERBS)}.")
+        fix = VERBS_OF_OTHERS.get(name, f"There are: {', '.join(VERBS)}.")
+        raise UsageError(f"There is no verb {name}.", fix)
     passthrough: list[str] = []
     if verb.has_passthrough and "--" in rest:
         rest, passthrough = rest[: rest.index("--")], rest[rest.index("--") + 1 :]

@@ -24,6 +24,7 @@ from headway.config.options import PullOptions
 from headway.core.errors import ModelError, UsageError
 from headway.core.logs import escape_line
 from headway.spec.embedded import NAMES as EMBEDDED_NAMES
+from headway.spec.gguf.header import split_files
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
@@ -101,10 +102,11 @@ def fetch_named(
     assert name is not None, f"{word} is a name"
     card = hub.read_card(name.repository, options)
     file = hub.choose_gguf(card, name.quantization)
-    num_bytes = card.files[file] if file else card.num_bytes
+    parts = [part.as_posix() for part in split_files(Path(file))] if file else []
+    num_bytes = sum(card.files.get(part, 0) for part in parts) if file else card.num_bytes
     confirm(f"{num_bytes / MEGABYTE:,.0f} MB, license {card.license or 'not stated'}")
     if file:
-        return hub.fetch_file(name.repository, file, options)
+        return hub.fetch_gguf(card, file, options)
     return hub.fetch_snapshot(name.repository, options)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from headway.core.errors import CheckpointError
 from headway.core.regular_file import check_regular, open_regular
 from headway.spec import read_json
-from headway.spec.gguf.header import is_gguf
+from headway.spec.gguf.header import is_gguf, split_files
 
 MAX_HEADER_BYTES = 1 << 24
 """Enough for 140,000 tensors in one file; parsed JSON of this size stays below 512 MB."""
@@ -38,12 +38,12 @@ MALFORMED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeE
 
 
 def find_files(folder: Path) -> list[Path]:
-    """Return the weight files of a model: the GGUF file, or the safetensors of a folder in order.
+    """Return the weight files of a model in order: GGUF, or the safetensors of a folder.
 
     Raises CheckpointError where there are none.
     """
     if is_gguf(folder):
-        return [folder]
+        return split_files(folder)
     index = folder / "model.safetensors.index.json"
     if index.exists():
         names = read_json(index).get("weight_map")

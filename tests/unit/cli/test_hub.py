@@ -11,11 +11,13 @@ from pathlib import Path
 
 import pytest
 
+import gguf_file
 from headway.cli.common import model_folder, model_name
 from headway.cli.hub import cached_snapshot, format_count
 from headway.cli.main import main
 from headway.cli.names import fetch_named, find_local
 from headway.config.options import PullOptions
+from headway.spec.gguf.header import read_header
 
 COMMIT = "1" * 40
 CONFIG = {
@@ -147,6 +149,9 @@ def test_a_model_is_pulled_listed_and_opened_by_its_name(
     listed = capsys.readouterr().out.splitlines()
     assert any(line.startswith(model_name(model_folder(None))) for line in listed)
     assert any("some/model" in line and "context 512" in line for line in listed)
+    assert any(line.endswith(str(folder)) for line in listed)
+    for word, hint in (("list", "headway ls"), ("rm", "headway ls"), ("ps", "/v1/models")):
+        assert main([word]) == 2 and hint in capsys.readouterr().err
     assert main(["ls", "SOME"]) == 0 and "some/model" in capsys.readouterr().out
     assert main(["ls", "nothing"]) == 0 and "No model" in capsys.readouterr().err
     hub.asked.clear()
@@ -211,8 +216,6 @@ def test_one_gguf_file_of_a_repository_is_fetched(hub: Hub, word: str, file: str
     ("files", "word", "reason"),
     [
         (GGUF_FILES, "some/files:Q2_K", "no GGUF files of Q2_K"),
-        ({"b-Q2_K-00001-of-00002.gguf": b"", "b-Q2_K-00002-of-00002.gguf": b""}, "some/files:Q2_K",
-         "split into 2 files"),
         ({"README.md": b""}, "some/files:Q4_0", "has no GGUF file"),
     ],
 )  # fmt: skip
@@ -222,6 +225,23 @@ def test_a_quantization_that_is_not_there_is_refused(
     hub.repositories["some/files"] = files
     assert main(["pull", word]) == 2 and reason in capsys.readouterr().err
     assert hub.asked == []
+
+
+def test_all_files_of_a_split_model_are_fetched(hub: Hub, tmp_path: Path, capsys):
+    name = "small-Q4_0.gguf"
+    files = gguf_file.write_split(tmp_path / name, gguf_file.LLAMA, gguf_file.llama_tensors(), 2)
+    hub.repositories["some/files"] = GGUF_FILES | {file.name: file.read_bytes() for file in files}
+    path = fetch_named("some/files:Q4_0", PullOptions())
+    assert path.name == files[0].name and hub.asked == [file.name for file in files]
+    assert find_local("some/files:Q4_0") == path and len(read_header(path).tensors) > 2
+    assert model_name(path) == "small-Q4_0"
+    assert main(["ls", "files"]) == 0
+    listed = capsys.readouterr().out
+    assert files[0].name in listed and files[1].name not in listed
+    path.with_name(files[1].name).unlink()
+    assert find_local("some/files:Q4_0") is None, "a download that was interrupted"
+    del hub.repositories["some/files"][files[1].name]
+    assert main(["pull", "some/files:Q4_0"]) == 1 and files[1].name in capsys.readouterr().err
 
 
 def test_a_model_is_fetched_only_with_consent(hub: Hub, capsys, monkeypatch):

@@ -24,6 +24,7 @@ VOCABULARY = {
     "tokenizer.chat_template": "{{ messages[0].content }}",
 }
 METADATA = {**gguf_file.LLAMA, **VOCABULARY}
+TENSORS = gguf_file.llama_tensors()
 
 
 @pytest.fixture
@@ -100,10 +101,43 @@ def test_big_endian_files_are_refused_by_name(file: Path):
     refuse(file, content, "big-endian(.|\n)*little-endian", UnsupportedModelError)
 
 
-def test_split_files_are_refused_by_name(file: Path):
-    gguf_file.write(file, {**METADATA, "split.no": 0, "split.count": 3}, {})
-    with pytest.raises(UnsupportedModelError, match=r"one of 3 files(.|\n)*--merge"):
-        read_header(file)
+def test_split_files_are_one_model(file: Path):
+    first, second, third = gguf_file.write_split(file, METADATA, TENSORS, 3)
+    header = read_header(first)
+    whole = read_header(gguf_file.write(file, METADATA, TENSORS))
+    assert {name: info.shape for name, info in header.tensors.items()} == {
+        name: info.shape for name, info in whole.tensors.items()
+    }
+    assert {info.path for info in header.tensors.values()} == {first, second, third}
+    for name, (_, _, data) in TENSORS.items():
+        info = header.tensors[name]
+        assert info.path.read_bytes()[info.begin : info.end] == data
+
+
+def test_what_is_wrong_with_split_files_is_named(file: Path):
+    first, second, third = gguf_file.write_split(file, METADATA, TENSORS, 3)
+    with pytest.raises(UnsupportedModelError, match=rf"Name the first one: {first.name}"):
+        read_header(second)
+    alone = first.rename(file.with_name("alone.gguf"))
+    with pytest.raises(UnsupportedModelError, match="one of 3 files"):
+        read_header(alone)
+    alone.rename(first)
+    content = third.read_bytes()
+    third.unlink()
+    with pytest.raises(CheckpointError, match=third.name):
+        read_header(first)
+    third.write_bytes(second.read_bytes())
+    with pytest.raises(CheckpointError, match="is file 1 of 3 by its metadata, and 2 of 3"):
+        read_header(first)
+    name, tensor = next(iter(TENSORS.items()))
+    gguf_file.write(third, {"split.no": 2, "split.count": 3}, {name: tensor})
+    with pytest.raises(CheckpointError, match="of an earlier file again"):
+        read_header(first)
+    gguf_file.write(third, {"split.no": 2, "split.count": 3}, {})
+    with pytest.raises(CheckpointError, match=r"promises .* tensors"):
+        read_header(first)
+    third.write_bytes(content)
+    assert len(read_header(first).tensors) == len(TENSORS)
 
 
 @pytest.mark.parametrize("place", [8, 16])

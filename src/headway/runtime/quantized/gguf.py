@@ -1,4 +1,4 @@
-"""Weights of a GGUF file, straight from its bytes: quantized ones get no 16-bit copy.
+"""Weights of GGUF files, straight from their bytes: quantized ones get no 16-bit copy.
 
 Matrices become levels and scales; all else keeps its type. The embedding is looked up, not
 multiplied: where it is quantized it is yielded twice, dequantized for the lookup, and quantized for
@@ -39,17 +39,22 @@ def open_gguf(path: Path, spec: ModelSpec) -> Source:
     weights = weights_of(header, config_of(header))
     for weight in weights:
         refuse_format(header, weight)
-    with open_regular(path) as file:
-        # ACCESS_COPY: torch needs memory that it could write to
-        memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    memories = {file: map_file(file) for file in {weight.info.path for weight in weights}}
     dtype = getattr(torch, spec.dtype)
     for weight in weights:
+        memory = memories[weight.info.path]
         if weight.name == EMBEDDING and weight.info.type.name not in PLAIN_TYPES:
             yield weight.name, partial(read_plain, memory, weight, dtype)
             if spec.tied:
                 yield HEAD, partial(read_weight, memory, weight)
         else:
             yield weight.name, partial(read_weight, memory, weight)
+
+
+def map_file(path: Path) -> mmap.mmap:
+    """Map a file privately: torch needs memory that it could write to."""
+    with open_regular(path) as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def refuse_format(header: Header, weight: Weight) -> None:

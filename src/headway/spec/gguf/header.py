@@ -9,10 +9,14 @@ endian.
 
 A key or text is its length in 8 bytes, then UTF-8; an array is the type of its items, their
 number in 8 bytes, then the items.
+
+A model split by `llama-gguf-split` is named by its first file, MODEL-00001-of-00003.gguf: the
+others lie beside it, each with its number and the count in `split.no` and `split.count`.
 """
 
 import math
 import mmap
+import re
 import struct
 from dataclasses import dataclass
 from functools import lru_cache
@@ -37,6 +41,8 @@ MOST_ALIGNMENT = 1 << 16
 MOST_DIMS = 4
 MOST_NAME = 64
 """Bytes that llama.cpp keeps of a tensor's name, the zero at its end included."""
+SPLIT_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE | re.DOTALL)
+MOST_SPLITS = 1000
 STRING, ARRAY = 8, 9
 SCALARS = {
     0: "B",
@@ -56,8 +62,9 @@ SCALARS = {
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor: its number format, its shape as torch has it (rows first), its bytes."""
+    """One tensor: its file, number format, shape as torch has it (rows first), and bytes."""
 
+    path: Path
     type: NumberType
     shape: tuple[int, ...]
     begin: int
@@ -66,7 +73,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of itself. Texts of an array are bytes, so that odd ones can be told."""
+    """Metadata of the first file and tensors of all; texts of an array are bytes, odd ones too."""
 
     path: Path
     version: int
@@ -79,17 +86,43 @@ def is_gguf(model: Path) -> bool:
     return model.suffix.lower() == ".gguf" and not model.is_dir()
 
 
-def read_header(path: Path) -> Header:
-    """The header of `path`, remembered while the file is unchanged.
+def split_files(path: Path) -> list[Path]:
+    """Return the files of a model that a file named `path` begins, in order: itself alone mostly.
 
-    Raises CheckpointError for a file that contradicts itself, UnsupportedModelError for one that is
-    well and not read here.
+    Raises UnsupportedModelError for the name of a later file.
+
+    >>> [each.name for each in split_files(Path("m-00001-of-00002.gguf"))]
+    ['m-00001-of-00002.gguf', 'm-00002-of-00002.gguf']
     """
+    name = SPLIT_NAME.fullmatch(path.name)
+    if name is None:
+        return [path]
+    base, number, count, suffix = name.groups()
+    if not 1 <= int(count) <= MOST_SPLITS:
+        return [path]
+    files = [
+        path.with_name(f"{base}-{at:05}-of-{count}{suffix}") for at in range(1, int(count) + 1)
+    ]
+    if int(number) != 1:
+        raise UnsupportedModelError(
+            f"{path.name} is a later file of a split model.", f"Name the first one: {files[0].name}"
+        )
+    return files
+
+
+def read_header(path: Path) -> Header:
+    """The header of the model that begins with `path`, remembered while its files are unchanged.
+
+    Raises CheckpointError for a file that contradicts itself or is missing, UnsupportedModelError
+    for one that is well and not read here.
+    """
+    files = [each.resolve() if each.is_symlink() else each for each in split_files(path)]
     try:
-        facts = path.stat()
-        return _read(path.resolve(), facts.st_size, facts.st_mtime_ns, facts.st_ino)
+        facts = [each.stat() for each in files]
+        identities = tuple((each.st_size, each.st_mtime_ns, each.st_ino) for each in facts)
+        return _read(tuple(each.absolute() for each in files), identities)
     except FileNotFoundError as error:
-        raise CheckpointError(f"There is no file {path}.", "Check the path.") from error
+        raise CheckpointError(f"There is no file {error.filename}.", "Check the path.") from error
     except OSError as error:
         raise CheckpointError(
             f"{path.name} cannot be read: {error.strerror or error}.", "Check the file."
@@ -97,13 +130,45 @@ def read_header(path: Path) -> Header:
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, size: int, *changed: int) -> Header:
+def _read(files: tuple[Path, ...], identities: tuple[tuple[int, ...], ...]) -> Header:
+    first, *others = (read_file(path, facts[0]) for path, facts in zip(files, identities))
+    check_split(first, 0, len(files))
+    for number, header in enumerate(others, 1):
+        check_split(header, number, len(files))
+        if twice := first.tensors.keys() & header.tensors.keys():
+            raise damaged(header.path, f"has {shown(min(twice))} of an earlier file again")
+        first.tensors.update(header.tensors)
+    promised = first.metadata.get("split.tensors.count", len(first.tensors))
+    if others and promised != len(first.tensors):
+        raise damaged(
+            first.path, f"promises {promised} tensors; its files have {len(first.tensors)}"
+        )
+    return first
+
+
+def read_file(path: Path, size: int) -> Header:
+    """The header of one file of `size` bytes; the errors of `read_header`."""
     with open_regular(path) as file:
         if not size:
             raise damaged(path, "is empty")
         memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     with memory:
         return Reader(path, memory).header()
+
+
+def check_split(header: Header, number: int, count: int) -> None:
+    """Raise unless the header is that of file `number`, from 0, of `count` files."""
+    stated = header.metadata.get("split.no", 0), header.metadata.get("split.count", 0) or 1
+    if stated == (number, count):
+        return
+    if count == 1:
+        raise UnsupportedModelError(
+            f"{header.path.name} is one of {shown(stated[1])} files of a split model, and its name "
+            "does not tell the others.",
+            "Name the files MODEL-00001-of-00002.gguf, MODEL-00002-of-00002.gguf …, as they were.",
+        )
+    metadata = f"file {shown(stated[0])} of {shown(stated[1])} by its metadata"
+    raise damaged(header.path, f"is {metadata}, and {number} of {count} by its name (from 0)")
 
 
 def damaged(path: Path, what: str) -> CheckpointError:
@@ -138,7 +203,6 @@ class Reader:
             if name in tensors or not 0 < len(name.encode()) < MOST_NAME:
                 raise self._wrong(f"has a tensor {shown(name)!r} twice or without a fit name")
             tensors[name] = self._tensor(name)
-        refuse_parts(self._path, metadata)
         return Header(self._path, version, metadata, self._placed(tensors, metadata))
 
     # ── pieces of the header ────────────────────────────────────────────────────────────────
@@ -241,7 +305,7 @@ class Reader:
                 raise self._wrong(
                     f"has {self._size} bytes, and {shown(name)} lies at {begin} to {end}"
                 )
-            placed[name] = TensorInfo(type, shape, begin, end)
+            placed[name] = TensorInfo(self._path, type, shape, begin, end)
         for before, after in pairwise(sorted(placed.values(), key=lambda info: info.begin)):
             if after.begin < before.end:
                 raise self._wrong("has tensors that lie upon each other")
@@ -278,16 +342,6 @@ class Reader:
 
     def _wrong(self, what: str) -> CheckpointError:
         return damaged(self._path, what)
-
-
-def refuse_parts(path: Path, metadata: dict[str, Any]) -> None:
-    """UnsupportedModelError for one of several files that are a model together."""
-    count = metadata.get("split.count", 0)
-    if isinstance(count, int) and count > 1:
-        raise UnsupportedModelError(
-            f"{path.name} is one of {count} files of a split model, which are not read.",
-            "Join them once: llama-gguf-split --merge FIRST-FILE OUT.gguf",
-        )
 
 
 def shortest(value: float) -> float:
