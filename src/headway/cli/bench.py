@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from headway.bench.trial import Trial
     from headway.cli.main import VerbCall
 
+UNSTARTED_URL = "http://127.0.0.1"
+"""What a dry run of a model has in place of its server."""
+
 
 def bench(call: "VerbCall") -> int:
     """Put the load on a server, or on one that is started of a model, and report."""
@@ -57,12 +60,7 @@ def open_server(call: "VerbCall") -> Iterator[str]:
 
     (word,) = call.positionals
     if is_url(word):
-        for field in fields(EngineOptions):
-            if call.sources.get(field.name) == "flag":
-                raise UsageError(
-                    f"{flag_name(field.name)} is for a model that bench starts, and {word} runs.",
-                    "Leave it out, or give a model in place of the URL.",
-                )
+        refuse_engine_options(call, word)
         yield word
         return
     folder = obtain_model(word, call)
@@ -72,11 +70,21 @@ def open_server(call: "VerbCall") -> Iterator[str]:
             "Give http://HOST:PORT, a folder, a GGUF file or a name that headway ls shows.",
         )
     if "--dry-run" in call.switches:
-        yield "http://127.0.0.1"
+        yield UNSTARTED_URL
         return
     print(f"Starting a server of {model_name(folder)} …", file=sys.stderr, flush=True)
     with ServerProcess(folder, to_arguments(call.options[EngineOptions])) as server:
         yield server.url
+
+
+def refuse_engine_options(call: "VerbCall", url: str) -> None:
+    """Raise UsageError for an engine option on the command line beside a URL."""
+    for field in fields(EngineOptions):
+        if call.sources.get(field.name) == "flag":
+            raise UsageError(
+                f"{flag_name(field.name)} is for a model that bench starts, and {url} runs.",
+                "Leave it out, or give a model in place of the URL.",
+            )
 
 
 def run(trial: "Trial", url: str, options: BenchOptions) -> "BenchReport":

@@ -114,7 +114,7 @@ def local_models() -> Iterator[LocalModel]:
         if folder is not None:
             yield describe_folder(name, folder)
         for file in sorted(snapshot_folder(name).rglob("*.gguf")):
-            if file.is_file() and not is_later_split(file.name):
+            if file.is_file() and is_whole_model(file.name):
                 yield describe_folder(f"{name}/{file.name}", file)
 
 
@@ -256,28 +256,26 @@ def choose_gguf(card: HubCard, quantization: str) -> str:
     Without a quantization a repository of GGUF files alone gives its Q4_K_M, as other programs do.
     Of a split model it is the first file. Raises UsageError where no file or several fit.
     """
-    names = [name for name in card.files if name.lower().endswith(".gguf")]
-    names = [name for name in names if not is_later_split(name)]
     if not quantization and any(name.endswith(".safetensors") for name in card.files):
         return ""
     word = (quantization or DEFAULT_QUANTIZATION).lower()
-    stems = {name: SPLIT_END.sub("", name).lower() for name in names}
+    stems = {n: SPLIT_END.sub("", n).lower() for n in card.files if is_whole_model(n)}
     fitting = [name for name, stem in stems.items() if word in re.split(r"[-./]", stem)]
     fitting = fitting or [name for name, stem in stems.items() if stem.endswith(word)]
     if len(fitting) == 1:
         return fitting[0]
-    if not names:
+    if not stems:
         raise UsageError(f"{card.name} has no GGUF file.", "Leave the quantization out.")
     raise UsageError(
         f"{card.name} has {len(fitting) or 'no'} GGUF files of {word.upper()}.",
-        f"It has: {', '.join(sorted(names))[:500]}. Name one: hf.co/{card.name}:QUANTIZATION",
+        f"It has: {', '.join(sorted(stems))[:500]}. Name one: hf.co/{card.name}:QUANTIZATION",
     )
 
 
-def is_later_split(name: str) -> bool:
-    """Whether a file is one of a split model, but not its first."""
+def is_whole_model(name: str) -> bool:
+    """Whether a file is a model in GGUF, or the first file of a split one."""
     split = SPLIT_NAME.fullmatch(name)
-    return split is not None and int(split[2]) != 1
+    return name.lower().endswith(".gguf") and (split is None or int(split[2]) == 1)
 
 
 def fetch_gguf(card: HubCard, file: str, options: PullOptions) -> Path:

@@ -38,13 +38,10 @@ class ServerProcess:
     def __enter__(self) -> Self:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        watched = ["headway.cluster.child", str(STOP_S), "--", sys.executable]
-        serve = ["headway.cli.main", "serve", str(self._folder)]
-        command = [sys.executable, "-m", *watched, "-m", *serve]
         with tempfile.NamedTemporaryFile(prefix="headway-", suffix=".log", delete=False) as log:
             self._log = Path(log.name)
             self._process = subprocess.Popen(
-                [*command, f"--port={port}", "--log-level=error", *self._flags],
+                [*self._command(), f"--port={port}", "--log-level=error", *self._flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,6 +53,12 @@ class ServerProcess:
             self.stop()
             raise
         return self
+
+    def _command(self) -> list[str]:
+        """Return the command of the server below its watcher, without options."""
+        watcher = ["headway.cluster.child", str(STOP_S), "--", sys.executable]
+        serve = ["headway.cli.main", "serve", str(self._folder)]
+        return [sys.executable, "-m", *watcher, "-m", *serve]
 
     def _wait(self) -> None:
         until_s = time.monotonic() + self._start_s
