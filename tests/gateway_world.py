@@ -72,8 +72,12 @@ class Stub:
         usage: bool = True,
         gap: float = 5.0,
         fingerprint: str = "",
+        host: str = "127.0.0.1",
+        port: int = 0,
     ) -> None:
         self.name = name
+        self.host = host
+        self.port = port
         self.headway = headway
         self.model = model
         self.fault = fault
@@ -98,7 +102,6 @@ class Stub:
         """Bytes beside the tokens of /tokenize."""
         self.url = ""
         self._runner: web.AppRunner | None = None
-        self.port = 0
 
     async def start(self) -> "Stub":
         app = web.Application(client_max_size=2**26)
@@ -111,10 +114,10 @@ class Stub:
             app.router.add_post(f"/v1/{path}", self._plain)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", self.port)
+        site = web.TCPSite(self._runner, self.host, self.port)
         await site.start()
         self.port = self._runner.addresses[0][1]
-        self.url = f"http://127.0.0.1:{self.port}/v1"
+        self.url = f"http://{self.host}:{self.port}/v1"
         return self
 
     async def stop(self) -> None:

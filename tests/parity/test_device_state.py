@@ -198,5 +198,5 @@ def test_without_triton_own_kernels_name_the_fix(monkeypatch):
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
     assert available.check_own_kernels() == (
         False,
-        "Triton is not installed (pip install headway[cuda])",
+        "Triton is not installed (pip install triton)",
     )

@@ -1,7 +1,7 @@
 """The application under a real Ray: servers come up behind the gateway, one is killed under load,
 Ray starts another, a new version is deployed and one that cannot start; no stream notices.
 
-Needs the extra `ray` (half a gigabyte), so it is run by hand: `pip install 'headway[ray]'`.
+Needs the extra `ray` (half a gigabyte), so it is run by hand: `pip install '.[ray]'`.
 """
 
 import asyncio

@@ -23,15 +23,16 @@ def key(call: "VerbCall") -> int:
     from headway.edge.key_file import add_row, make_key, new_row, row_text
 
     name, made = call.positionals[0], make_key()
+    rights = {"admin": options.admin, "gateway": options.gateway}
     if options.file:
-        add_row(Path(options.file), name, made, admin=options.admin)
+        add_row(Path(options.file), name, made, **rights)
         where = f"{name} is in {options.file}; a running server reads it at SIGHUP."
         print(f"{where} Its key:", file=sys.stderr)
         print(made)
         return 0
-    new_row(name, made, admin=options.admin)
+    new_row(name, made, **rights)
     print(f"The key, which is kept nowhere: {made}", file=sys.stderr)
-    print("keys:\n" + row_text(name, made, admin=options.admin), end="")
+    print("keys:\n" + row_text(name, made, **rights), end="")
     return 0
 
 
@@ -39,8 +40,9 @@ def revoke(call: "VerbCall") -> int:
     """Mark a key in `--file` as revoked; its row stays, so that servers forget its KV."""
     options: KeyOptions = call.options[KeyOptions]
     file, how = options.file, "headway key revoke NAME --file keys.yaml"
-    if options.admin:
-        raise UsageError("key revoke takes no --admin: the row keeps its rights.", how)
+    if options.admin or options.gateway:
+        which = "--admin" if options.admin else "--gateway"
+        raise UsageError(f"key revoke takes no {which}: the row keeps its rights.", how)
     if len(call.positionals) != 2 or not file:
         raise UsageError("key revoke takes one name and --file.", how)
     from headway.edge.key_file import revoke_row

@@ -1,4 +1,4 @@
-"""`headway doctor --rules`: the error budgets of a server's classes as Prometheus rules."""
+"""`headway doctor --rules`: error budgets of a server's classes, and health, as alerts."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -7,7 +7,7 @@ import yaml
 
 from headway.config.options import ServerOptions
 from headway.core.errors import UsageError
-from headway.telemetry.budget_rules import budget_rules
+from headway.telemetry.budget_rules import budget_rules, health_rules, scale_rules
 
 if TYPE_CHECKING:
     from headway.cli.main import VerbCall
@@ -22,8 +22,11 @@ def rules(call: "VerbCall") -> int:
     from headway.cli.serve import make_classes
 
     options: ServerOptions = call.options[ServerOptions]
-    groups = budget_rules(
-        make_classes(options).values(), options.slo_target, options.metrics_prefix
-    )
-    yaml.safe_dump(groups, sys.stdout, sort_keys=False, width=100)
+    classes, prefix = make_classes(options).values(), options.metrics_prefix
+    content = budget_rules(classes, options.slo_target, prefix)
+    content["groups"] += [
+        health_rules(classes, prefix),
+        scale_rules(options.slo_target, prefix),
+    ]
+    yaml.safe_dump(content, sys.stdout, sort_keys=False, width=100)
     return 0

@@ -80,7 +80,7 @@ def check_library(name: str, model: ModelSpec, dtype: str, accelerator: Accelera
     if name == "flashinfer" and not (accelerator and accelerator.has_flashinfer):
         raise UsageError(
             "--attention-backend flashinfer: FlashInfer is not installed.",
-            "pip install headway[flashinfer], or use --attention-backend auto.",
+            "pip install flashinfer-python==0.7.2.post1, or use --attention-backend auto.",
         )
     if dtype == "float32":
         raise UsageError(

@@ -96,27 +96,29 @@ def check_row(where: str, row: KeyRow) -> None:
 # ── writing ─────────────────────────────────────────────────────────────────────────────────
 
 
-def new_row(name: str, key: str, *, admin: bool = False) -> KeyRow:
+def new_row(name: str, key: str, *, admin: bool = False, gateway: bool = False) -> KeyRow:
     """Return the row of a new key; raises UsageError for a bad name."""
-    row = KeyRow(name=name, sha256=digest(key).hex(), admin=admin)
+    row = KeyRow(name=name, sha256=digest(key).hex(), admin=admin, gateway=gateway)
     check_row("headway key", row)
     return row
 
 
-def row_text(name: str, key: str, *, admin: bool = False) -> str:
+def row_text(name: str, key: str, *, admin: bool = False, gateway: bool = False) -> str:
     """Return the row of `key` as YAML text."""
     quoted: Any = msgspec.json.encode(name).decode()
-    right = "    admin: true\n" if admin else ""
-    return f"  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n{right}"
+    rights = "".join(
+        f"    {right}: true\n" for right, given in (("admin", admin), ("gateway", gateway)) if given
+    )
+    return f"  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n{rights}"
 
 
-def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
+def add_row(file: Path, name: str, key: str, *, admin: bool = False, gateway: bool = False) -> None:
     """Append the row of a new key to a key file, or create the file; raises UsageError.
 
     A new file is readable by its owner only. An existing one keeps its owner and its mode, without
     the rights of others.
     """
-    file, row = file.resolve(), new_row(name, key, admin=admin)
+    file, row = file.resolve(), new_row(name, key, admin=admin, gateway=gateway)
     with file_errors(file), folder_lock(file.parent):
         text = read_text(file) if file.exists() else ""
         where = f"--file {file}"
@@ -127,7 +129,8 @@ def add_row(file: Path, name: str, key: str, *, admin: bool = False) -> None:
                 f"{where}: there is a key {name!r} already.",
                 "Choose another name, or delete its row first.",
             )
-        longer = with_row(text, row_text(name, key, admin=admin), has_rows=bool(rows))
+        new_text = row_text(name, key, admin=admin, gateway=gateway)
+        longer = with_row(text, new_text, has_rows=bool(rows))
         if not has_exactly_rows(longer, [*rows, row]):
             raise UsageError(
                 f"{where}: a row cannot be added at its end.",

@@ -46,6 +46,8 @@ ANY = "*"
 Kind = Literal["auto", "headway", "vllm", "llama", "openai"]
 Policy = Literal["time", "least", "round_robin", "weighted", "pinned"]
 Feature = Literal["tools", "schemas", "images", "embeddings"]
+DNS_SCHEME = "dns+http"
+"""Scheme of a URL whose host has an address for each server (discovery.py)."""
 PERIODS_S = {"hour": 3600, "day": 86_400, "month": 30 * 86_400}
 Row = TypeVar("Row", bound=msgspec.Struct)
 
@@ -87,7 +89,10 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
         plain = parts.username is None and not parts.query and not parts.fragment
-        if parts.scheme not in ("http", "https") or not parts.hostname or not plain:
+        if parts.scheme == f"{DNS_SCHEME}s":
+            raise ValueError("url: dns+https cannot be, for certificates are of names; use https")
+        schemes = ("http", "https", DNS_SCHEME)
+        if parts.scheme not in schemes or not parts.hostname or not plain:
             raise ValueError(f"url {self.url[:80]!r} is no address; write http://host:8000/v1")
         for name, low, high in (
             *(("context", 0, 1e9), ("weight", 0.001, 1e6), ("max_at_once", 0, 1e6)),

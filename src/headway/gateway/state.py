@@ -15,6 +15,7 @@ from headway.core import supervision
 from headway.core.clock import Clock, SystemClock
 from headway.core.errors import RequestError, ShutdownError
 from headway.core.slo import parse_slo
+from headway.core.supervision import supervise
 from headway.edge.database import default_folder
 from headway.edge.keys import Keyring
 from headway.edge.lanes import BodyPool
@@ -30,7 +31,7 @@ from headway.gateway.metrics import Labels, Metrics
 from headway.gateway.money import KeyBudgets
 from headway.gateway.probe import ScorerClient
 from headway.gateway.rollout import Rollout, RolloutChange
-from headway.gateway.upstream import Upstream, is_name
+from headway.gateway.upstream import LOOK_UP_S, Discovery, Upstream, is_name
 from headway.telemetry.request_log import RequestLog
 from headway.telemetry.tasks import Retries, Tasks
 
@@ -47,6 +48,7 @@ class GatewayState:
 
     options: GatewayOptions
     config: Config
+    """The configuration in force, with a row for each address of a name."""
     clock: Clock = field(default_factory=SystemClock)
     keyring: Keyring = field(default_factory=Keyring)
     ledger: Ledger = field(default_factory=lambda: Ledger(None))
@@ -79,6 +81,10 @@ class GatewayState:
     _reading_files: asyncio.Lock = field(default_factory=asyncio.Lock)
     limits: set[asyncio.Timeout] = field(default_factory=set)
     """Timeouts of running requests; they expire at the end of the drain."""
+    file_config: Config = field(init=False)
+    """The configuration as the file states it, with names."""
+    discovery: Discovery = field(default_factory=Discovery)
+    _names_watcher: "asyncio.Task[None] | None" = None
     drift: DriftWatch = field(init=False)
     budget: RetryBudget = field(init=False)
     key_budgets: KeyBudgets = field(init=False)
@@ -90,11 +96,12 @@ class GatewayState:
         self.drift = DriftWatch(self, folder / "drift" if folder is not None else None)
         self._take(self.config)
 
-    def _take(self, config: Config) -> list[Upstream]:
+    def _take(self, file_config: Config) -> list[Upstream]:
         """Use this configuration; returns the removed upstreams.
 
         An upstream whose row is unchanged keeps its state.
         """
+        self.file_config, config = file_config, self.discovery.expand(file_config)
         unchanged = {
             name: each for name, each in self.upstreams.items() if each.row in config.upstreams
         }
@@ -149,11 +156,22 @@ class GatewayState:
         for key, task, success in await self.ledger.outcomes(since_s):
             self.tasks.judge(key, task, success)
         await self._restore(self.rollouts.values())
+        if await self.discovery.look_up(self.file_config):
+            self._take(self.file_config)
         looks = [asyncio.ensure_future(each.check_health()) for each in self.upstreams.values()]
         await asyncio.wait(looks, timeout=FIRST_CHECK_S)
         for each in self.upstreams.values():
             each.start()
         self.drift.start()
+        self._names_watcher = supervise("upstream names", self._watch_names)
+
+    async def _watch_names(self) -> None:
+        """Use the upstreams that names gain, and retire those that they lose."""
+        while True:
+            await asyncio.sleep(LOOK_UP_S)
+            async with self._reading_files:
+                if await self.discovery.look_up(self.file_config):
+                    await self.reload(self.file_config)
 
     async def read_files(self) -> None:
         """Reload the configuration and the keys, both or neither; raises HeadwayError.
@@ -165,6 +183,7 @@ class GatewayState:
             config = await asyncio.to_thread(self.reload_config)
             keys = await asyncio.to_thread(self.keyring.read)
             self.keyring.use(keys)
+            await self.discovery.look_up(config)
             await self.reload(config)
 
     async def reload(self, config: Config) -> None:
@@ -221,6 +240,8 @@ class GatewayState:
 
     async def stop(self) -> None:
         """Close connections and the ledger; safe to call twice."""
+        if self._names_watcher is not None:
+            self._names_watcher.cancel()
         await self.drift.stop()
         for copy in list(self.copies):
             copy.cancel()

@@ -8,9 +8,11 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgspec
@@ -21,7 +23,7 @@ from headway.core.supervision import supervise
 from headway.edge.http_client import api_root, dialect_headers, make_session, read_bounded
 from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, LoadReport, decode_load
 from headway.gateway.breaker import Breaker
-from headway.gateway.config import UpstreamPrice, UpstreamRow, key_of
+from headway.gateway.config import DNS_SCHEME, Config, UpstreamPrice, UpstreamRow, key_of
 from headway.gateway.prefix import PageHistory
 from headway.gateway.speed import Speed
 
@@ -37,6 +39,9 @@ HEALTH_CHECK_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 2.0
 MAX_FAILED_CHECKS = 3
 """Consecutive failed health checks after which an upstream is down."""
 MAX_HEALTH_BYTES = 2**20
+LOOK_UP_S, LOOK_UP_TIMEOUT_S = 5.0, 5.0
+MAX_ADDRESSES = 256
+"""Maximum upstreams of one name; others of its addresses are left out, with a warning."""
 MAX_BUFFERED = 256 * 2**20
 """Bytes of whole answers that may be read from one upstream at once."""
 FEATURES_BY_KIND: dict[str, frozenset[str]] = {
@@ -81,7 +86,7 @@ class Upstream:
     def __init__(self, row: UpstreamRow, clock: Clock) -> None:
         self.row = row
         self.name = row.name
-        self.url = api_root(row.url)
+        self.url = api_root(row.url.removeprefix("dns+"))
         self.kind: str = row.kind if row.kind != "auto" else "openai"
         self.context = row.context
         self.served: tuple[str, ...] = ()
@@ -346,3 +351,91 @@ class Upstream:
 def is_name(text: str) -> bool:
     """Return whether the text can be a model's name."""
     return text.isascii() and text.isprintable() and 0 < len(text) <= 200
+
+
+# ── servers behind one name ─────────────────────────────────────────────────────────────────
+
+
+class Discovery:
+    """Addresses of the names in `dns+http` URLs, and the configuration that they make.
+
+        {name: servers, url: dns+http://headway-servers:8000/v1}
+
+        headway-servers → 10.0.0.7, 10.0.0.9    servers/10.0.0.7  http://10.0.0.7:8000/v1
+                                                servers/10.0.0.9  http://10.0.0.9:8000/v1
+
+    A headless Service of Kubernetes and a scaled service of Compose answer with the address of
+    each server that is ready. A name without an address keeps those that it had: a resolver that
+    fails says nothing of the servers. Before the first answer the name is the upstream's host.
+    """
+
+    def __init__(self) -> None:
+        self._addresses: dict[str, tuple[str, ...]] = {}
+        """By URL of the row."""
+
+    async def look_up(self, config: Config) -> bool:
+        """Resolve all names of the configuration; return whether an address came or went."""
+        urls = [row.url for row in config.upstreams if has_dns_scheme(row)]
+        answers = await asyncio.gather(*(resolve(url) for url in urls))
+        is_new = False
+        for url, addresses in zip(urls, answers, strict=True):
+            if addresses and addresses != self._addresses.get(url):
+                self._addresses[url] = addresses
+                log.info("%s has %d addresses", url, len(addresses))
+                is_new = True
+        return is_new
+
+    def expand(self, config: Config) -> Config:
+        """Return the configuration with a row for each address, in models and rollouts too."""
+        rows = {row.name: self._rows(row) for row in config.upstreams}
+
+        def names(given: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(row.name for name in given for row in rows[name])
+
+        return msgspec.structs.replace(
+            config,
+            upstreams=tuple(row for each in rows.values() for row in each),
+            models=tuple(
+                msgspec.structs.replace(row, upstreams=names(row.upstreams))
+                for row in config.models
+            ),
+            rollouts=tuple(
+                msgspec.structs.replace(row, canary=names(row.canary)) for row in config.rollouts
+            ),
+        )
+
+    def _rows(self, row: UpstreamRow) -> list[UpstreamRow]:
+        addresses = self._addresses.get(row.url) if has_dns_scheme(row) else None
+        if not addresses:
+            return [row]
+        parts = urlsplit(row.url)
+        port = parts.port or 80
+        return [
+            msgspec.structs.replace(
+                row,
+                name=f"{row.name}/{address}",
+                url=f"http://{f'[{address}]' if ':' in address else address}:{port}{parts.path}",
+            )
+            for address in addresses
+        ]
+
+
+def has_dns_scheme(row: UpstreamRow) -> bool:
+    return urlsplit(row.url).scheme == DNS_SCHEME
+
+
+async def resolve(url: str) -> tuple[str, ...]:
+    """Return the addresses of a URL's host in order, at most MAX_ADDRESSES; () where none came."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
+            rows = await asyncio.get_running_loop().getaddrinfo(
+                parts.hostname, parts.port or 80, type=socket.SOCK_STREAM
+            )
+    except (OSError, TimeoutError, UnicodeError) as error:
+        log.debug("%s was not resolved: %s", url, error or type(error).__name__)
+        return ()
+    addresses = sorted({str(address[0]) for *_, address in rows})
+    if len(addresses) > MAX_ADDRESSES:
+        log.warning("%s has %d addresses, %d are used", url, len(addresses), MAX_ADDRESSES)
+    return tuple(addresses[:MAX_ADDRESSES])

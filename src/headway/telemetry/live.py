@@ -394,12 +394,24 @@ class Telemetry:
         capacity = last.num_waiting - last.num_deferred
         registry.set("num_requests_waiting_by_reason", last.num_deferred, "deferred")
         registry.set("num_requests_waiting_by_reason", capacity, "capacity")
+        registry.values["queue_age_seconds"] = {
+            (name,): age_s for name, age_s in self.queue_ages_s().items()
+        }
         show_engines(registry, self.engines.num_by_role, self.engines.demand.engines_needed)
         registry.set("cost_usd", self.usd)
         tiers = self.engines.tier_bytes.items()
         registry.values["kv_tier_bytes"] = {(tier,): float(size) for tier, size in tiers}
         show_window(registry, self.window(WINDOWS_S[0]))
         return registry.render()
+
+    def queue_ages_s(self) -> dict[str, float]:
+        """Return the age of the oldest request that waits for its first step, by class."""
+        ages_s, now_s = dict.fromkeys(self.classes, 0.0), self.clock.now_s()
+        for timeline in self._live:
+            if timeline.scheduled_s is None and not timeline.computed:
+                name = timeline.service_class.name
+                ages_s[name] = max(ages_s.get(name, 0.0), now_s - timeline.arrived_s)
+        return ages_s
 
     def window(self, seconds: int) -> WindowStats:
         """Return the figures of the last `seconds`, cached for a short time under load."""

@@ -83,6 +83,12 @@ ROWS = (
         ("reason",),
         known=("capacity", "deferred"),
     ),
+    MetricRow(
+        "queue_age_seconds",
+        G,
+        "Age of the oldest request that waits for its first step, by class; 0 where none waits.",
+        ("class",),
+    ),
     MetricRow("num_requests_admitted", G, "Admitted HTTP requests that have not ended."),
     MetricRow("kv_cache_usage_perc", G, "Share of KV blocks in use, 0 to 1.", of_step="kv_usage"),
     MetricRow("cache_config_info", G, "1; settings of the KV cache as labels.", CACHE_CONFIG),

@@ -3,7 +3,7 @@
 The Chrome trace (for Perfetto and chrome://tracing) has one track with the steps and their phases,
 counters, and one lane for each concurrent request, in microseconds since the window began. The
 spans, one per ended request with queue, prefill and decode inside, are made from finished timelines
-with their own timestamps, so the hot path is not traced; they need `pip install headway[otel]`. A
+with their own timestamps, so the hot path is not traced; they need the extra `otel`. A
 request's `traceparent` header becomes the parent of its span. Prompts are in neither.
 """
 
@@ -18,7 +18,7 @@ from headway.telemetry.timeline import RequestTimeline
 
 ENGINE, REQUESTS = 1, 2
 STEPS, PHASES = 1, 2
-INSTALL = "Install the extra: pip install 'headway[otel]'."
+INSTALL = "pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 Event = dict[str, Any]
 
 

@@ -96,7 +96,7 @@ def test_attention_of_libraries_is_asked_for_by_name():
 @pytest.mark.parametrize(
     ("given", "cause", "fix"),
     [
-        ({"has_flashinfer": False}, "FlashInfer is not installed", "headway[flashinfer]"),
+        ({"has_flashinfer": False}, "FlashInfer is not installed", "pip install flashinfer-python"),
         ({"device": "cpu"}, "the device is cpu", "--attention-backend auto"),
         ({"dtype": "float32"}, "attends in 16 bits", "--attention-backend triton"),
         ({"kv_cache_dtype": "int8"}, "reads no such KV", "triton (on a GPU, int8)"),

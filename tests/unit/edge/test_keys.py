@@ -153,8 +153,9 @@ def test_an_operators_row_is_added_among_others(tmp_path):
     path = key_file(tmp_path, f"keys:\n- name: a\n  sha256: {digest('x').hex()}\n")
     add_row(path, "ops", "y", admin=True)
     add_row(path, "b", "z")
-    assert [(each.name, each.admin) for each in read_rows(path)] == [
-        ("a", False), ("ops", True), ("b", False),
+    add_row(path, "gw", "w", gateway=True)
+    assert [(each.name, each.admin, each.gateway) for each in read_rows(path)] == [
+        ("a", False, False), ("ops", True, False), ("b", False, False), ("gw", False, True),
     ]  # fmt: skip
 
 

@@ -52,6 +52,7 @@ def test_a_file_is_rows(tmp_path: Path) -> None:
         ("name: big,", "name: chat,", "'chat' is there twice", ""),
         ("http://10.0.0.1:8000/v1", "10.0.0.1:8000", "a: url '10.0.0.1:8000' is no address", ""),
         ("http://10.0.0.1", "http://me:secret@10.0.0.1", "is no address", ""),
+        ("http://10.0.0.1", "dns+https://a", "a: url: dns+https cannot be", ""),
         ("deadline: 120s", "deadline: 120", "chat: ", ""),
         ("{hour: 2.5}", "{hour: 2.5, input: 1}", "b: price has an hour and tokens", ""),
         ("{hour: 2.5}", "{hour: -1}", "price.hour must be between", ""),

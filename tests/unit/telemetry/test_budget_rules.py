@@ -1,5 +1,6 @@
 """Error budgets as Prometheus rules, evaluated over counters that we made."""
 
+import math
 import re
 from pathlib import Path
 
@@ -7,8 +8,9 @@ import pytest
 import yaml
 
 from headway.cli.main import main
+from headway.cluster.scale import ScaleTarget, servers_needed
 from headway.core.service import service_classes
-from headway.telemetry.budget_rules import budget_rules
+from headway.telemetry.budget_rules import budget_rules, health_rules, scale_rules
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 SECONDS = {"m": 60, "h": 3600, "d": 86400}
@@ -89,11 +91,34 @@ def test_classes_without_objectives_have_no_budget():
     assert "batch" not in rules
 
 
+def test_a_prefix_and_classes_reach_every_alert_of_health():
+    rules = yaml.safe_dump(health_rules(service_classes().values(), "vllm"), width=1000)
+    assert "headway:" not in rules and "vllm:engine_restarts_total" in rules
+    assert 'class=~"default|interactive|standard"' in rules and "batch" not in rules
+
+
+@pytest.mark.parametrize("target", [0.9, 0.95, 0.99])
+def test_the_rule_of_scale_gives_the_servers_of_the_scaler(target):
+    """PromQL evaluated as Python: its functions are two, its metrics two numbers."""
+    [rule] = scale_rules(target)["rules"]
+    formula = re.sub(r"sum by \(model_name\) \(headway:(\w+)\)", r"\1", rule["expr"])
+    for asked in (0.3, 1.0, 2.4, 7.7, 30.0):
+        for busy in (8, 48, 300, 2000):
+            names = {"engines_asked": asked, "num_requests_admitted": busy}
+            functions = {"sqrt": math.sqrt, "clamp_min": max, "__builtins__": {}}
+            found = math.ceil(eval(formula, functions, names) - 1e-9)
+            goal = ScaleTarget(attainment=target, most=200)
+            few = 2 if busy < 10 else int(busy < 100)  # a normal for a Poisson of few
+            assert abs(found - servers_needed(goal, asked, busy)[0]) <= few, (asked, busy)
+
+
 def test_the_verb_prints_what_the_recipes_hold(capsys):
-    assert main(["doctor", "--rules"]) == 0
+    classes = f"--classes={DEPLOY / 'classes.yaml'}"
+    assert main(["doctor", "--rules", classes]) == 0
     printed = capsys.readouterr().out
     assert printed == (DEPLOY / "compose" / "rules.yml").read_text()
-    overlay = DEPLOY / "kustomize" / "overlays" / "monitoring" / "rules.yaml"
-    assert yaml.safe_load(overlay.read_text())["spec"] == yaml.safe_load(printed)
+    component = DEPLOY / "kustomize" / "components" / "monitoring" / "rules.yaml"
+    assert yaml.safe_load(component.read_text())["spec"] == yaml.safe_load(printed)
+    assert (DEPLOY / "helm" / "headway" / "files" / "rules.yml").read_text() == printed
     assert main(["doctor", "--rules", "--slo-target=0.99", "--metrics-prefix=vllm"]) == 0
     assert "vllm:slo_missed:ratio_rate1h" in capsys.readouterr().out

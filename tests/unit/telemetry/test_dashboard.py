@@ -1,4 +1,7 @@
-"""The Grafana dashboard and the scrape config name only what /metrics has."""
+"""The server's dashboard draws each row of the registry, and the scrape config its path.
+
+That every metric of a recipe is served, by real processes, is in `tests/system/test_promql.py`.
+"""
 
 import json
 import re

@@ -15,7 +15,7 @@ from headway.core.errors import EngineDownError, RequestError
 from headway.core.records import StepRecord
 from headway.telemetry import reference
 from headway.telemetry.registry import ITL_BUCKETS_S, ROWS, Histogram, Registry
-from telemetry_cases import answer, step, telemetry
+from telemetry_cases import answer, begin, step, telemetry
 
 CONTRACT = (
     "num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries "
@@ -108,6 +108,28 @@ def test_a_gauge_that_names_a_field_of_the_step_shows_it():
             assert found[f"headway:{name}"] == (getattr(record, field) if record else 0)
     assert found["headway:num_requests_running"] == 3 and found["headway:num_requests_waiting"] == 2
     assert found["headway:kv_cache_usage_perc"] == 0.25
+
+
+def test_the_age_of_a_queue_is_that_of_its_oldest_request():
+    """A request that is in a step, or has ended, waits no more."""
+    clock = VirtualClock()
+    model = telemetry(clock)
+
+    def ages():
+        families = text_string_to_metric_families(model.render().decode())
+        (row,) = [each for each in families if each.name == "headway:queue_age_seconds"]
+        return {sample.labels["class"]: sample.value for sample in row.samples}
+
+    assert ages() == {"interactive": 0, "default": 0, "standard": 0, "batch": 0}
+    first = begin(model, "a")
+    clock.advance(5)
+    model.on_submit(begin(model, "b"), 7)
+    clock.advance(2)
+    assert ages()["default"] == 7
+    first.on_scheduled(clock.now_s(), 0)
+    assert ages()["default"] == 2
+    model.on_step(step(1, prefilling=[(7, 0, 4)]))
+    assert ages()["default"] == 0
 
 
 def test_the_page_has_the_table():

@@ -32,6 +32,9 @@ class KeyOptions:
     admin: bool = option(
         False, "The key may also read /metrics, /stats, /trace and /calibration.", common=True
     )
+    gateway: bool = option(
+        False, "The key is that of a gateway, which asks for callers of its own.", common=True
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Paged attention by FlashInfer, an extra (`pip install headway[flashinfer]`), on CUDA only.
+"""Paged attention by FlashInfer, the extra `flashinfer`, on CUDA only.
 
 FlashInfer plans a step on the host from its lengths, then runs the plan in each layer of a KV
 group. Its tile depends on the mean query length of what is planned together. So decodes and chunks

@@ -18,7 +18,7 @@ def check_own_kernels() -> tuple[bool, str]:
     if capability < MIN_CAPABILITY:
         return False, f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     if importlib.util.find_spec("triton") is None:
-        return False, "Triton is not installed (pip install headway[cuda])"
+        return False, "Triton is not installed (pip install triton)"
     import triton
 
     return True, f"Triton {triton.__version__}, compute capability {capability[0]}.{capability[1]}"
