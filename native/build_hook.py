@@ -1,11 +1,12 @@
 """Compiles the native kernels when the package is built or installed, also in place with `-e`.
 
 Without a C++ compiler the package is still whole: torch computes, numpy learns what steps cost, and
-`headway doctor` says why.
+`headway doctor` says why. Such a wheel is none to publish: `make dist` refuses it.
 """
 
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,9 @@ class NativeBuildHook(BuildHookInterface):
             self.app.display_warning(f"The native kernels were not compiled: {error}\n{told}")
             return
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # the modules keep to Python's limited API of 3.11: one wheel for it and all later ones
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"cp311-abi3-{platform}"
 
     def _run(self, command: list[str]) -> None:
         subprocess.run(

@@ -1,8 +1,10 @@
-"""The wheel: built from this checkout and installed into an empty environment, it answers."""
+"""`make dist`: what it builds can be published, and in an empty environment it answers."""
 
 import email
+import re
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -38,10 +40,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel of a clean export, so that nothing that git does not know gets in."""
     folder = tmp_path_factory.mktemp("wheel")
     run("git", "clone", "--quiet", ROOT, folder / "source", cwd=folder)
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, folder / "source", cwd=folder)
-    [built] = folder.glob("headway-*.whl")
+    run("make", "dist", f"PYTHON={sys.executable}", cwd=folder / "source")
+    [built] = (folder / "source" / "dist").glob("headway-*.whl")
     return built
+
+
+def test_an_index_would_take_both_files(wheel: Path) -> None:
+    """One wheel for Python 3.11 and later, for glibc from a stated version on; and the sources."""
+    assert re.search(r"-cp311-abi3-manylinux_2_\d+_x86_64\.", wheel.name), wheel.name
+    [sources] = wheel.parent.glob("headway-*.tar.gz")
+    with tarfile.open(sources) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"native/isa.cpp", "native/build_hook.py", "pyproject.toml", "LICENSE"} <= names
+    assert not any(name.endswith(".so") for name in names)
 
 
 def test_the_wheel_holds_kernels_and_models_and_nothing_else(wheel: Path) -> None:

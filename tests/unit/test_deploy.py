@@ -1,4 +1,4 @@
-"""The recipes in `deploy/`, rendered and read by their formats' tools; each finds a planted fault."""
+"""The recipes in `deploy/`, rendered and read by tools of their formats, which find faults."""
 
 import dataclasses
 import shutil

@@ -2,6 +2,8 @@
 
 import math
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,12 @@ import yaml
 from headway.cli.main import main
 from headway.cluster.scale import ScaleTarget, servers_needed
 from headway.core.service import service_classes
-from headway.telemetry.budget_rules import budget_rules, health_rules, scale_rules
+from headway.telemetry.budget_rules import (
+    HEALTH_ALERTS,
+    budget_rules,
+    health_rules,
+    scale_rules,
+)
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 SECONDS = {"m": 60, "h": 3600, "d": 86400}
@@ -110,6 +117,51 @@ def test_the_rule_of_scale_gives_the_servers_of_the_scaler(target):
             goal = ScaleTarget(attainment=target, most=200)
             few = 2 if busy < 10 else int(busy < 100)  # a normal for a Poisson of few
             assert abs(found - servers_needed(goal, asked, busy)[0]) <= few, (asked, busy)
+
+
+BROKEN = """
+rule_files: [{rules}]
+evaluation_interval: 30s
+tests:
+- interval: 30s
+  input_series:
+  - {{series: 'headway:engines_asked{{model_name="m",kind="decode"}}', values: 2.0x40}}
+  - {{series: 'headway:engines_asked{{model_name="m",kind="prefill"}}', values: 0.4x40}}
+  - {{series: 'headway:num_requests_admitted{{model_name="m"}}', values: 48x40}}
+  - {{series: 'up{{job="headway-server"}}', values: 1x4 0x40}}
+  - {{series: 'headway:engines{{role="both"}}', values: 0x40}}
+  - {{series: 'headway_gateway:upstream_up{{upstream="a"}}', values: 0x40}}
+  - {{series: 'headway_gateway:upstream_up{{upstream="b"}}', values: {upstream}x40}}
+  - {{series: 'headway:queue_age_seconds{{class="default"}}', values: 40x40}}
+  - {{series: 'headway:queue_age_seconds{{class="batch"}}', values: 4000x40}}
+  - {{series: 'headway:kv_cache_usage_perc', values: 0.97x40}}
+  - {{series: 'headway:engine_restarts_total', values: 0x10 1x40}}
+  - {{series: 'headway:kv_disk_failures_total{{kind="read"}}', values: 0x10 1x40}}
+  - {{series: 'headway_gateway:ledger_lost_rows_total', values: 0x10 1x40}}
+  - {{series: 'headway_gateway:task_failures_total{{task="t"}}', values: 0x10 1x40}}
+  promql_expr_test:
+  - expr: ceil(headway:servers_needed)
+    eval_time: 10m
+    exp_samples: [{{labels: '{{model_name="m"}}', value: 3}}]
+  - expr: count by (alertname) (ALERTS{{alertstate="firing"}})
+    eval_time: 15m
+    exp_samples: [{alerts}]
+"""
+
+
+@pytest.mark.parametrize("upstream", [0, 1])
+def test_each_alert_of_health_fires_on_its_fault(tmp_path, upstream):
+    """In Prometheus itself, once per fault; an upstream that is left is no empty gateway."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: prometheus)")
+    names = {each.name for each in HEALTH_ALERTS} - ({"HeadwayNoUpstream"} if upstream else set())
+    twice = {} if upstream else {"HeadwayUpstreamDown": 2}
+    samples = [f"{{labels: '{{alertname=\"{n}\"}}', value: {twice.get(n, 1)}}}" for n in names]
+    rules, path = DEPLOY / "compose" / "rules.yml", tmp_path / "test.yml"
+    path.write_text(BROKEN.format(rules=rules, upstream=upstream, alerts=", ".join(samples)))
+    done = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_verb_prints_what_the_recipes_hold(capsys):
