@@ -66,7 +66,7 @@ def model_row(config: "Config", name: str) -> "GatewayModelRow":
 def first_url(config: "Config", row: "GatewayModelRow") -> str:
     """Return the URL of the current version, not that of a running rollout's canary."""
     canaries = {name for each in config.rollouts for name in each.canary}
-    urls = {each.name: each.url for each in config.upstreams}
+    urls = {each.name: each.url.removeprefix("dns+") for each in config.upstreams}
     return next(urls[name] for name in row.upstreams if name not in canaries)
 
 

@@ -435,7 +435,9 @@ async def resolve(url: str) -> tuple[str, ...]:
     except (OSError, TimeoutError, UnicodeError) as error:
         log.debug("%s was not resolved: %s", url, error or type(error).__name__)
         return ()
-    addresses = sorted({str(address[0]) for *_, address in rows})
+    # a server with an address of each family is one server
+    family = socket.AF_INET if any(row[0] == socket.AF_INET for row in rows) else socket.AF_INET6
+    addresses = sorted({str(row[4][0]) for row in rows if row[0] == family})
     if len(addresses) > MAX_ADDRESSES:
         log.warning("%s has %d addresses, %d are used", url, len(addresses), MAX_ADDRESSES)
     return tuple(addresses[:MAX_ADDRESSES])

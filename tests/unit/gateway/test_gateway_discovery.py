@@ -101,6 +101,17 @@ async def test_names_stand_in_models_and_rollouts(addresses: list[str]) -> None:
     assert wide.rollouts[0].canary == tuple(f"b/{each}" for each in HOSTS)
 
 
+async def test_a_server_of_two_families_is_one_upstream(addresses: list[str]) -> None:
+    addresses[:] = ["::1", "127.0.0.1"]
+    assert await upstream.resolve("dns+http://servers:8000/v1") == ("127.0.0.1",)
+    addresses[:] = ["::1"]
+    assert await upstream.resolve("dns+http://servers:8000/v1") == ("::1",)
+    config = config_of([Stub("s")], s={"url": "dns+http://servers:8000/v1"})
+    found = upstream.Discovery()
+    await found.look_up(config)
+    assert found.expand(config).upstreams[0].url == "http://[::1]:8000/v1"
+
+
 async def test_a_name_has_a_bounded_number_of_upstreams(addresses: list[str]) -> None:
     addresses[:] = [f"10.0.{i // 256}.{i % 256}" for i in range(upstream.MAX_ADDRESSES + 9)]
     assert len(await upstream.resolve("dns+http://servers:8000/v1")) == upstream.MAX_ADDRESSES
