@@ -107,7 +107,7 @@ def row_text(name: str, key: str, *, admin: bool = False, gateway: bool = False)
     """Return the row of `key` as YAML text."""
     quoted: Any = msgspec.json.encode(name).decode()
     rights = "".join(
-        f"    {right}: true\n" for right, given in (("admin", admin), ("gateway", gateway)) if given
+        f"    {right}: true\n" for right, has in (("admin", admin), ("gateway", gateway)) if has
     )
     return f"  - name: {quoted}\n    sha256: '{digest(key).hex()}'\n{rights}"
 

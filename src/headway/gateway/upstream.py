@@ -7,8 +7,8 @@ cookies, no control over the gateway's headers; its answers are bounded in bytes
 import asyncio
 import contextlib
 import logging
-from collections import deque
 import socket
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Annotated, Any
@@ -389,8 +389,8 @@ class Discovery:
         """Return the configuration with a row for each address, in models and rollouts too."""
         rows = {row.name: self._rows(row) for row in config.upstreams}
 
-        def names(given: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(row.name for name in given for row in rows[name])
+        def names(of_file: tuple[str, ...]) -> tuple[str, ...]:
+            return tuple(row.name for name in of_file for row in rows[name])
 
         return msgspec.structs.replace(
             config,

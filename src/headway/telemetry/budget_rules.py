@@ -222,13 +222,13 @@ MAX_TARGET = 0.9999
 def scale_rules(target: float, prefix: str = "headway") -> dict[str, Any]:
     """Return the rule group of `servers_needed`: engines with which `target` of requests find room.
 
-    It is `cluster/scale.py` in PromQL. `asked` engines serve n requests in progress, which are
-    Poisson: s engines have room for s n / asked, and by the normal approximation a share `target`
-    finds it where that is n + z sqrt(n) + 0.5. So s = asked (1 + (z sqrt(n) + 0.5) / n).
+    It is `cluster/scale.py` in PromQL. A demand of e engines serves n requests in progress, which are
+    Poisson: s engines have room for s n / e, and by the normal approximation a share `target`
+    finds it where that is n + z sqrt(n) + 0.5. So s = e (1 + (z sqrt(n) + 0.5) / n).
     """
     z = NormalDist().inv_cdf(min(target, MAX_TARGET))
-    asked = f"sum by (model_name) ({prefix}:engines_asked)"
+    demand = f"sum by (model_name) ({prefix}:engines_asked)"
     in_progress = f"clamp_min(sum by (model_name) ({prefix}:num_requests_admitted), 1)"
-    expression = f"{asked} * (1 + ({z:.3f} * sqrt({in_progress}) + 0.5) / {in_progress})"
+    expression = f"{demand} * (1 + ({z:.3f} * sqrt({in_progress}) + 0.5) / {in_progress})"
     rule = {"record": f"{prefix}:servers_needed", "expr": expression}
     return {"name": "headway-scale", "interval": "15s", "rules": [rule]}
