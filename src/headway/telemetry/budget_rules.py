@@ -222,8 +222,8 @@ MAX_TARGET = 0.9999
 def scale_rules(target: float, prefix: str = "headway") -> dict[str, Any]:
     """Return the rule group of `servers_needed`: engines with which `target` of requests find room.
 
-    It is `cluster/scale.py` in PromQL. A demand of e engines serves n requests in progress, which are
-    Poisson: s engines have room for s n / e, and by the normal approximation a share `target`
+    It is `cluster/scale.py` in PromQL. A demand of e engines serves n requests in progress, which
+    are Poisson: s engines have room for s n / e, and by the normal approximation a share `target`
     finds it where that is n + z sqrt(n) + 0.5. So s = e (1 + (z sqrt(n) + 0.5) / n).
     """
     z = NormalDist().inv_cdf(min(target, MAX_TARGET))
