@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from headway.cli.main import VerbCall
 
 REVOKE = "revoke"
+WHERE = "{} is in {}; a running server reads it at SIGHUP. Its key:"
 
 
 def key(call: "VerbCall") -> int:
@@ -26,8 +27,7 @@ def key(call: "VerbCall") -> int:
     rights = {"admin": options.admin, "gateway": options.gateway}
     if options.file:
         add_row(Path(options.file), name, made, **rights)
-        where = f"{name} is in {options.file}; a running server reads it at SIGHUP."
-        print(f"{where} Its key:", file=sys.stderr)
+        print(WHERE.format(name, options.file), file=sys.stderr)
         print(made)
         return 0
     new_row(name, made, **rights)

@@ -144,6 +144,8 @@ class GatewayState:
     async def start(self) -> None:
         """Open the ledger, restore budgets and rollouts, and probe the upstreams once."""
         await self.ledger.open(self.clock.wall_s())
+        if await self.discovery.look_up(self.file_config):
+            self._take(self.file_config)
         longest_s = max(
             [PERIODS_S[row.per] for row in self.config.budgets.values()], default=86_400
         )
@@ -156,13 +158,15 @@ class GatewayState:
         for key, task, success in await self.ledger.outcomes(since_s):
             self.tasks.judge(key, task, success)
         await self._restore(self.rollouts.values())
-        if await self.discovery.look_up(self.file_config):
-            self._take(self.file_config)
+        await self._start_upstreams()
+        self.drift.start()
+
+    async def _start_upstreams(self) -> None:
+        """Probe each upstream once, then watch them and the names of their servers."""
         looks = [asyncio.ensure_future(each.check_health()) for each in self.upstreams.values()]
         await asyncio.wait(looks, timeout=FIRST_CHECK_S)
         for each in self.upstreams.values():
             each.start()
-        self.drift.start()
         self._names_watcher = supervise("upstream names", self._watch_names)
 
     async def _watch_names(self) -> None:

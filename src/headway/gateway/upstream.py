@@ -392,16 +392,12 @@ class Discovery:
         def names(of_file: tuple[str, ...]) -> tuple[str, ...]:
             return tuple(row.name for name in of_file for row in rows[name])
 
-        return msgspec.structs.replace(
+        replace = msgspec.structs.replace
+        return replace(
             config,
             upstreams=tuple(row for each in rows.values() for row in each),
-            models=tuple(
-                msgspec.structs.replace(row, upstreams=names(row.upstreams))
-                for row in config.models
-            ),
-            rollouts=tuple(
-                msgspec.structs.replace(row, canary=names(row.canary)) for row in config.rollouts
-            ),
+            models=tuple(replace(each, upstreams=names(each.upstreams)) for each in config.models),
+            rollouts=tuple(replace(each, canary=names(each.canary)) for each in config.rollouts),
         )
 
     def _rows(self, row: UpstreamRow) -> list[UpstreamRow]:
