@@ -16,6 +16,7 @@ from headway.gateway.config import UpstreamPrice
 from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
 from headway.gateway.speed import Speed
+from headway.measure.plot import Plot
 from literature.asking import Asked, Asking, Body
 from literature.claim import (
     Claim,
@@ -25,7 +26,7 @@ from literature.claim import (
     Promise,
     median_of,
 )
-from literature.pictures import Picture, groups, lines
+from literature.pictures import groups, lines
 from literature.subject import Subject
 
 ANTHROPIC = "Anthropic, Prompt caching with Claude (2024)"
@@ -165,7 +166,7 @@ def first_tokens_s(answers: Sequence[Asked]) -> float:
     return sum(answer.ttft_s for answer in answers)
 
 
-def by_turn(talks: Sequence[tuple[list[Asked], list[Asked]]]) -> Picture:
+def by_turn(talks: Sequence[tuple[list[Asked], list[Asked]]]) -> Plot:
     """The mean time to the first token of each turn, known and not."""
     rows = {
         name: [1e3 * sum(talk[kind][turn].ttft_s for talk in talks) / len(talks)

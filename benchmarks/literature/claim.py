@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from headway.evals.statistics import wilson
+from headway.measure.plot import Plot
 
 if TYPE_CHECKING:
     from literature.subject import Subject
@@ -91,8 +92,8 @@ class Finding(msgspec.Struct, kw_only=True):
     promise: Promise
     why: str
     verdict: Verdict = NOT_HERE
-    picture: dict[str, Any] | None = None
-    """As plotly reads it; None where a number says it all."""
+    picture: Plot | None = None
+    """None where a number says it all."""
     seconds: float = 0.0
 
     def __post_init__(self) -> None:

@@ -20,6 +20,7 @@ from headway.gateway.config import UpstreamPrice
 from headway.gateway.dialects import UpstreamUsage
 from headway.gateway.money import dollars_of
 from headway.llm import LLM
+from headway.measure.plot import Plot
 from headway.spec.embedded import model_folder
 from literature.caching import SPEED
 from literature.claim import (
@@ -32,7 +33,7 @@ from literature.claim import (
     ratio_of,
     share_of,
 )
-from literature.pictures import Picture, lines
+from literature.pictures import lines
 from literature.subject import Subject
 
 TASK = UpstreamUsage(prompt=1500, output=300)
@@ -86,7 +87,7 @@ def retries(subject: Subject) -> Finding:
     )
 
 
-def by_price(breaks: float) -> Picture:
+def by_price(breaks: float) -> Plot:
     """Cost of a success, 18% retries over 2%, by what the reliable model's tokens cost more."""
     more = list(range(-20, 65, 5))
     times = [breaks / (1 + each / 100) for each in more]

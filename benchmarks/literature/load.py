@@ -1,11 +1,11 @@
 """Claims about a server under load: what patience buys, what tokens cost, what being busy says."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from headway.measure.onepage import right
+from headway.measure.plot import Plot
 from literature.asking import Asked, Asking, Body
 from literature.claim import (
     Claim,
@@ -17,7 +17,7 @@ from literature.claim import (
     ratio_of,
     share_of,
 )
-from literature.pictures import Picture, groups, lines
+from literature.pictures import groups, lines
 from literature.subject import Subject
 
 LINKEDIN = "LinkedIn, Musings on building a Generative AI product (2024)"
@@ -102,19 +102,16 @@ def feels_alike(one: Level, alone: Level) -> bool:
     return quick and one.tpot_s <= FEELS_ALIKE * alone.tpot_s
 
 
-def two_lines(found: Sequence[Level]) -> Picture:
+def two_lines(found: Sequence[Level]) -> Plot:
     """Tokens a second, and both waits, by requests at once."""
     rows = {
         "output tok/s": [float(np.median(each.rates)) for each in found],
-        "TTFT, ms (right)": [1e3 * each.ttft_s for each in found],
-        "TPOT, ms (right)": [1e3 * each.tpot_s for each in found],
+        "TTFT, ms": [1e3 * each.ttft_s for each in found],
+        "TPOT, ms": [1e3 * each.tpot_s for each in found],
     }
     picture = lines([each.at_once for each in found], rows, "requests at once", "tok/s")
-    for row in picture["data"][1:]:
-        row["yaxis"] = "y2"
-    picture["layout"]["yaxis2"] = right("ms")
-    picture["layout"]["xaxis"]["type"] = "log"
-    return picture
+    waits = [replace(row, right=True) for row in picture.series[1:]]
+    return replace(picture, series=[picture.series[0], *waits], right="ms", log_x=True)
 
 
 @dataclass(slots=True)

@@ -1,43 +1,40 @@
-"""Pictures of a finding, as plotly reads them: bars, bars in groups, lines."""
+"""Pictures of a finding: bars, bars in groups, lines."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-Picture = dict[str, Any]
+from headway.measure.plot import Plot, Series
 
 
-def bars(rows: Sequence[tuple[str, float]], title: str) -> Picture:
+def bars(rows: Sequence[tuple[str, float]], title: str) -> Plot:
     """A bar a row."""
-    names, values = [name for name, _ in rows], [round(float(value), 4) for _, value in rows]
-    return {"data": [{"type": "bar", "x": names, "y": values}], "layout": axes("", title)}
+    names, values = [name for name, _ in rows], [float(value) for _, value in rows]
+    return plot("", title, [Series(kind="bars", x=names, y=values)])
 
 
-def groups(across: Sequence[str], rows: Mapping[str, Sequence[float]], title: str) -> Picture:
+def groups(across: Sequence[str], rows: Mapping[str, Sequence[float]], title: str) -> Plot:
     """For each of `across` a bar of every row."""
-    data = [
-        {"type": "bar", "name": name, "x": list(across), "y": rounded(values)}
-        for name, values in rows.items()
-    ]
-    return {"data": data, "layout": axes("", title) | {"barmode": "group"}}
+    return plot(
+        "",
+        title,
+        [
+            Series(kind="bars", name=name, x=list(across), y=list(map(float, values)))
+            for name, values in rows.items()
+        ],
+    )
 
 
-def lines(x: Sequence[float], rows: Mapping[str, Sequence[float]], across: str, up: str) -> Picture:
+def lines(x: Sequence[float], rows: Mapping[str, Sequence[float]], across: str, up: str) -> Plot:
     """A line a row."""
-    data = [
-        {"type": "scatter", "mode": "lines+markers", "name": name, "x": list(x), "y": rounded(y)}
-        for name, y in rows.items()
-    ]
-    return {"data": data, "layout": axes(across, up)}
+    return plot(
+        across,
+        up,
+        [
+            Series(kind="both", name=name, x=list(map(float, x)), y=list(map(float, values)))
+            for name, values in rows.items()
+        ],
+    )
 
 
-def axes(across: str, up: str) -> Picture:
-    """Two axes, the upright one from 0."""
-    return {
-        "xaxis": {"title": {"text": across}},
-        "yaxis": {"title": {"text": up}, "rangemode": "tozero"},
-    }
-
-
-def rounded(values: Sequence[float]) -> list[float]:
-    """Numbers of numpy become ours."""
-    return [round(float(value), 4) for value in values]
+def plot(across: str, up: str, series: Sequence[Series]) -> Plot:
+    """A plot that gets its title and its sentence where it is shown."""
+    return Plot(title="", caption="", x=across, y=up, series=series)

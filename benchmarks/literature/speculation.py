@@ -19,6 +19,7 @@ from headway.engine.speculation.backoff import NoBackoff
 from headway.engine.speculation.speculation import Speculation
 from headway.evals.skills.suite import LEVELS, TEST_SEED, examples
 from headway.llm import LLM
+from headway.measure.plot import Plot
 from headway.perf.model import Prior, StepModel
 from headway.spec import read_model_spec
 from headway.spec.embedded import model_folder
@@ -30,7 +31,7 @@ from literature.claim import (
     Promise,
     bootstrap,
 )
-from literature.pictures import Picture, lines
+from literature.pictures import lines
 from literature.subject import Subject
 
 BATCHES = (1, 4, 16)
@@ -207,7 +208,7 @@ def finding(subject: Subject, source: str, kind: str, promised: float, why: str)
     )
 
 
-def by_batch(found: Guessed, kind: str) -> Picture:
+def by_batch(found: Guessed, kind: str) -> Plot:
     """All sources on one kind of question."""
     names = dict.fromkeys(name for name, _, _ in found.runs)
     rows = {name: [found.times(name, kind, batch).value for batch in BATCHES] for name in names}

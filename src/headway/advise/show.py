@@ -1,4 +1,7 @@
-"""A diagnosis on one screen, the verdict first."""
+"""A diagnosis on one screen, or as an HTML page, the verdict first."""
+
+import io
+from html import escape as escape_html
 
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
@@ -11,10 +14,14 @@ from headway.advise.what_if.compare import Gain
 from headway.advise.what_if.gains import format_gain
 from headway.advise.words import dollars, duration, percent
 from headway.config.memory_plan import gib
+from headway.measure.onepage import one_page, preformatted, section
+from headway.measure.plot import Plot, bars
 
 MAX_FINDINGS = 4
 STYLES = {HEALTHY: "green", "under-loaded": "yellow"}
 BAR_WIDTH = 24
+TONES = {HEALTHY: "good", "under-loaded": ""}
+SHOWN_CHANGES = 12
 
 
 def show_diagnosis(diagnosis: Diagnosis, console: Console) -> None:
@@ -178,3 +185,93 @@ def plain_table(*columns: str) -> Table:
     for column in columns:
         table.add_column(column)
     return table
+
+
+# ── the page ────────────────────────────────────────────────────────────────────────────────
+
+
+def html(diagnosis: Diagnosis) -> str:
+    """Return the page as one self-contained file."""
+    ttft, tpot = diagnosis.ttft, diagnosis.tpot
+    bottleneck = diagnosis.bottleneck
+    findings = "".join(map(finding, diagnosis.findings)) or "<p>No rule holds.</p>"
+    return one_page(
+        f"{diagnosis.server} · headway doctor",
+        f"{bottleneck.name}: {bottleneck.text}",
+        f"{diagnosis.server} · {diagnosis.seconds:.0f} s · {diagnosis.num_ended} requests ended",
+        [first_token(diagnosis), per_token(diagnosis), changes(diagnosis)],
+        [section("Findings", findings), section("All figures", preformatted(as_text(diagnosis)))],
+        figures=[
+            ("TTFT p50", duration(ttft.p50_s)),
+            ("TTFT p99", duration(ttft.p99_s)),
+            ("TPOT p50", duration(tpot.p50_s)),
+            ("TPOT p99", duration(tpot.p99_s)),
+        ],
+        tone=TONES.get(bottleneck.name, "warn"),
+    )
+
+
+def as_text(diagnosis: Diagnosis) -> str:
+    """Return what the terminal shows, without colours."""
+    written = io.StringIO()
+    show_diagnosis(diagnosis, Console(file=written, width=150, no_color=True))
+    return written.getvalue()
+
+
+def finding(each: DoctorFinding) -> str:
+    """Return one finding: what is seen, why, what to do, and what it gives at most."""
+    gain = f"at most {percent(each.share)} of {each.of}"
+    trial = f" {each.what_if}: {format_gain(each.simulated)}" if each.simulated else ""
+    lines = [each.cause, each.fix + trial, *each.evidence]
+    body = "".join(f"<p>{escape_html(line)}</p>" for line in lines[:2])
+    body += "".join(f'<p class="quiet">{escape_html(line)}</p>' for line in lines[2:])
+    head = escape_html(f"{each.name}: {each.symptom} ({gain})")
+    return f"<h3>{head}</h3>{body}"
+
+
+def first_token(d: Diagnosis) -> Plot:
+    """Return the parts of the time to the first token."""
+    parts = {"queue": d.ttft.queue_s, "prefill": d.ttft.prefill_s, "transfer": d.ttft.transfer_s}
+    known = {name: 1e3 * seconds for name, seconds in parts.items() if seconds is not None}
+    return Plot(
+        title="Time to the first token",
+        caption=f"Means of {d.seconds:.0f} s.",
+        x="",
+        y="ms",
+        series=[bars("", list(known), list(known.values()))],
+    )
+
+
+def per_token(d: Diagnosis) -> Plot:
+    """Return the time of a decode step beside its floor."""
+    times = {"a decode step": d.tpot.step_s, "its floor": d.tpot.floor_s}
+    known = {name: 1e3 * seconds for name, seconds in times.items() if seconds is not None}
+    both = known if len(known) == len(times) else {}
+    return Plot(
+        title="A decode step beside its floor",
+        caption="The floor is the bytes that it must read at the measured bandwidth.",
+        x="",
+        y="ms",
+        series=[bars("", list(both), list(both.values()))],
+    )
+
+
+def changes(d: Diagnosis) -> Plot:
+    """Return what the simulated changes make of a request's time."""
+    gains = [each.simulated for each in d.findings if each.simulated is not None]
+    shown = [*d.what_ifs, *gains][:SHOWN_CHANGES]
+    rows = [
+        (each.change, each.now.request_s, each.then.request_s)
+        for each in shown
+        if each.now.request_s is not None and each.then.request_s is not None
+    ]
+    return Plot(
+        title="What changes would give",
+        caption="Simulated: the mean time of a request, now and then.",
+        x="",
+        y="s a request",
+        series=[
+            bars("now", [c for c, _, _ in rows], [a for _, a, _ in rows]),
+            bars("then", [c for c, _, _ in rows], [b for _, _, b in rows]),
+        ],
+    )

@@ -1,25 +1,73 @@
-"""The report of a load test as one HTML page: the terminal's text, and a plot of each series."""
+"""The report of a load test as one HTML page: the answer, a plot of each series, all figures."""
 
 import io
-from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from headway.bench.latency import Latency, latency
 from headway.bench.report import BenchReport
-from headway.bench.table import heading, show_report
-from headway.measure.onepage import Plot, axes, line, one_page, preformatted, right
+from headway.bench.table import heading, milliseconds, show_report
+from headway.measure.onepage import one_page, preformatted, section
+from headway.measure.plot import BAD, Plot, Series, bars, line
 from headway.measure.record import Exchange
 
 MAX_POINTS = 4000
+MAX_FAILED_SHARE = 0.01
 SHARES = np.concatenate([np.linspace(0, 99, 100), np.linspace(99.1, 100, 10)])
 
 
 def html(report: BenchReport) -> str:
     """Return the page."""
-    title = f"{report.run.server.model} · headway bench"
-    return one_page(title, heading(report), [preformatted(as_text(report))], all_plots(report))
+    return one_page(
+        f"{report.run.server.model} · headway bench",
+        headline(report),
+        heading(report),
+        all_plots(report),
+        [section("All figures", preformatted(as_text(report)))],
+        figures=main_figures(report),
+        tone=tone(report),
+    )
+
+
+def headline(report: BenchReport) -> str:
+    """Return the answer: goodput where there are objectives, else throughput; then failures."""
+    rates, counts = report.rates, report.counts
+    failed = f"; {counts.failed} of {counts.counted} failed" if counts.failed else ""
+    if report.goodput_search is not None:
+        return report.goodput_search.note
+    if rates.goodput_per_s is not None and rates.attainment is not None:
+        return (
+            f"{rates.goodput_per_s:.2f} of {rates.requests_per_s:.2f} requests/s met their "
+            f"objectives ({rates.attainment:.0%}){failed}"
+        )
+    speed = f"{rates.output_tokens_per_s:,.0f} output tok/s"
+    return f"{rates.requests_per_s:.2f} requests/s, {speed}{failed}"
+
+
+def tone(report: BenchReport) -> str:
+    """Return the headline's colour: bad where the server was over-saturated or 1% failed."""
+    counts = report.counts
+    many = counts.failed > MAX_FAILED_SHARE * counts.counted
+    return "bad" if many or report.saturation.over_saturated else ""
+
+
+def main_figures(report: BenchReport) -> list[tuple[str, str]]:
+    """Return the figures that stand below the headline."""
+    rates, figures = report.rates, report.figures
+    pairs = [
+        ("requests/s", f"{rates.requests_per_s:.2f}"),
+        ("output tok/s", f"{rates.output_tokens_per_s:,.0f}"),
+    ]
+    for name, each in (("TTFT", figures.ttft_s), ("TPOT", figures.tpot_s)):
+        if each is not None:
+            pairs += [
+                (f"{name} p50", milliseconds(each.p50)),
+                (f"{name} p99", milliseconds(each.p99)),
+            ]
+    if rates.usd_per_million_tokens is not None:
+        pairs.append(("a million tokens", f"${rates.usd_per_million_tokens:.2f}"))
+    return pairs
 
 
 def as_text(report: BenchReport) -> str:
@@ -30,7 +78,7 @@ def as_text(report: BenchReport) -> str:
 
 
 def all_plots(report: BenchReport) -> list[Plot]:
-    """Return (title, a sentence, figure) of each plot that has data."""
+    """Return the plots."""
     timed = [(x, latency(x)) for x in report.run.exchanges]
     plots = [
         ttft_over_time(report, timed),
@@ -44,65 +92,70 @@ def all_plots(report: BenchReport) -> list[Plot]:
 
 
 def ttft_over_time(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
-    """Return each request at its scheduled time, a colour for each class, failures as crosses."""
-    data: list[dict[str, Any]] = []
+    """Return each request at its scheduled time, a colour for each class, failures in red."""
     step = max(1, len(timed) // MAX_POINTS)
+    data = []
     for name in report.classes:
         mine = [(x, t) for x, t in timed[::step] if x.service_class == name and t is not None]
         data.append(
-            {
-                "type": "scattergl",
-                "mode": "markers",
-                "name": name,
-                "marker": {"size": 4},
-                "x": [round(x.scheduled_s, 3) for x, _ in mine],
-                "y": [round(t.ttft_s, 5) for _, t in mine if t is not None],
-                "text": [f"request {x.id}" for x, _ in mine],
-            }
+            Series(
+                kind="points",
+                name=name,
+                x=[x.scheduled_s for x, _ in mine],
+                y=[t.ttft_s for _, t in mine],
+                notes=[f"request {x.id}" for x, _ in mine],
+            )
         )
-    failed = [x for x, t in timed if t is None]
-    if failed:
-        data.append(
-            {
-                "type": "scattergl",
-                "mode": "markers",
-                "name": "failed",
-                "marker": {"symbol": "x", "color": "#e5484d", "size": 7},
-                "x": [round(x.scheduled_s, 3) for x in failed],
-                "y": [round((x.ended_s or x.scheduled_s) - x.scheduled_s, 5) for x in failed],
-                "text": [f"request {x.id}: {x.error}" for x in failed],
-            }
-        )
+    data.append(failures([x for x, t in timed if t is None][:MAX_POINTS]))
     load = report.run.load
-    cut = [
-        {"type": "rect", "xref": "x", "yref": "paper", "x0": a, "x1": b, "y0": 0, "y1": 1,
-         "line": {"width": 0}, "fillcolor": "rgba(128,128,128,0.15)"}
-        for a, b in ((0, load.from_s), (load.to_s, max(load.span_s, load.to_s)))
-        if b > a
-    ]  # fmt: skip
-    layout = axes("scheduled, s", "TTFT, s") | {"shapes": cut}
-    caption = "Each point is a request, at the time it was due; grey is cut."
-    return "Time to first token over time", caption, {"data": data, "layout": layout}
+    spans = (0.0, load.from_s), (load.to_s, max(load.span_s, load.to_s))
+    return Plot(
+        title="Time to first token over time",
+        caption="Each point is a request, at the time it was due; grey is cut.",
+        x="scheduled, s",
+        y="TTFT, s",
+        series=data,
+        cut=[(a, b) for a, b in spans if b > a],
+    )
+
+
+def failures(failed: list[Exchange]) -> Series:
+    """Return the requests that failed, at the time that they took to."""
+    return Series(
+        kind="points",
+        name="failed",
+        colour=BAD,
+        x=[x.scheduled_s for x in failed],
+        y=[(x.ended_s or x.scheduled_s) - x.scheduled_s for x in failed],
+        notes=[f"request {x.id}: {x.error}" for x in failed],
+    )
 
 
 def load_over_time(report: BenchReport) -> Plot:
     """Return requests in flight and tokens per second."""
     times, server = report.timeline, report.run.server
     data = [
-        line(times.at_s, times.concurrency, "in flight"),
-        line(times.at_s, times.output_tokens_per_s, "output tok/s (right)") | {"yaxis": "y2"},
+        line("in flight", times.at_s, times.concurrency),
+        line("output tok/s", times.at_s, times.output_tokens_per_s, right=True),
     ]
     for name in ("num_requests_running", "num_requests_waiting"):
-        if name in server.gauges:
-            label = f"server: {name.removeprefix('num_requests_')}"
-            data.append(line(server.sampled_s, server.gauges[name], label))
-    layout = axes("s", "requests") | {"yaxis2": right("tok/s")}
-    return "Load over time", report.saturation.why, {"data": data, "layout": layout}
+        known = [
+            (at_s, value)
+            for at_s, value in zip(server.sampled_s, server.gauges.get(name, []), strict=False)
+            if value is not None
+        ]
+        label = f"server: {name.removeprefix('num_requests_')}"
+        data.append(line(label, [at for at, _ in known], [v for _, v in known]))
+    why = report.saturation.why
+    return Plot(
+        title="Load over time", caption=why, x="s", y="requests", right="tok/s", series=data
+    )
 
 
 def latencies(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
     """Return the share of requests (of gaps) below a latency."""
     load = report.run.load
+    shares = (SHARES / 100).tolist()
     inside = [t for x, t in timed if t is not None and load.from_s <= x.scheduled_s <= load.to_s]
     exact = bool(inside) and inside[0].exact
     series = {
@@ -111,35 +164,40 @@ def latencies(report: BenchReport, timed: list[tuple[Exchange, Latency | None]])
         "ITL" if exact else "chunk gap": [gap for t in inside for gap in t.gaps_s],
         "e2e": [t.e2e_s for t in inside],
     }
-    data = [
-        line(np.percentile(values, SHARES).round(6).tolist(), (SHARES / 100).tolist(), name)
-        for name, values in series.items()
-        if values
-    ]
-    layout = axes("s", "share below")
-    layout["xaxis"] |= {"type": "log"}
-    caption = "A steep line is an even service; what bends to the right at the top is the tail."
-    return "Latencies", caption, {"data": data, "layout": layout}
+    return Plot(
+        title="Latencies",
+        caption="A steep line is an even service; what bends to the right at the top is the tail.",
+        x="s",
+        y="share below",
+        log_x=True,
+        series=[
+            line(name, np.percentile(values, SHARES).tolist(), shares)
+            for name, values in series.items()
+            if values
+        ],
+    )
 
 
 def lengths(report: BenchReport, timed: list[tuple[Exchange, Latency | None]]) -> Plot:
-    """Return histograms of prompt and answer tokens, counted here so that the page stays small."""
+    """Return histograms of prompt and answer tokens, with the same bins."""
     answered = [x for x, t in timed if t is not None]
-    data = []
-    for name, values in (
-        ("prompt", [x.num_prompt for x in answered]),
-        ("answer", [x.num_output for x in answered]),
-    ):
-        if values:
-            counts, edges = np.histogram(values, bins=60)
-            middles = ((edges[1:] + edges[:-1]) / 2).round(1)
-            data.append(
-                {"type": "bar", "name": name, "x": middles.tolist(), "y": counts.tolist(),
-                 "width": float(edges[1] - edges[0]), "opacity": 0.7}
-            )  # fmt: skip
-    layout = axes("tokens", "requests") | {"barmode": "overlay"}
-    shared = report.sharing[0].sentence if report.sharing else "No two prompts begin alike."
-    return "Tokens of prompts and answers", shared, {"data": data, "layout": layout}
+    values = {
+        "prompt": [x.num_prompt for x in answered],
+        "answer": [x.num_output for x in answered],
+    }
+    edges = np.histogram_bin_edges([n for each in values.values() for n in each] or [0], bins=60)
+    middles = ((edges[1:] + edges[:-1]) / 2).tolist()
+    return Plot(
+        title="Tokens of prompts and answers",
+        caption=report.sharing[0].sentence if report.sharing else "No two prompts begin alike.",
+        x="tokens",
+        y="requests",
+        series=[
+            bars(name, middles, np.histogram(each, edges)[0].tolist())
+            for name, each in values.items()
+            if each
+        ],
+    )
 
 
 def goodput_curve(report: BenchReport) -> Plot:
@@ -148,14 +206,15 @@ def goodput_curve(report: BenchReport) -> Plot:
     assert search is not None
     points = sorted(search.points, key=lambda p: p.rate)
     rates = [p.rate for p in points]
-    marked = {"mode": "lines+markers"}
-    data = [
-        line(rates, [p.attainment for p in points], "attainment") | marked,
-        line(rates, [p.goodput_per_s for p in points], "goodput/s (right)")
-        | marked
-        | {"yaxis": "y2"},
-        line([rates[0], rates[-1]], [search.attainment] * 2, "wanted"),
-    ]
-    layout = axes("requests/s", "share within objectives") | {"yaxis2": right("goodput/s")}
-    layout["yaxis"] |= {"range": [0, 1.02]}
-    return "Goodput", search.note, {"data": data, "layout": layout}
+    return Plot(
+        title="Goodput",
+        caption=f"{search.note} The dashed line is the attainment asked for.",
+        x="requests/s",
+        y="share within objectives",
+        right="goodput/s",
+        horizontals=[search.attainment],
+        series=[
+            line("attainment", rates, [p.attainment for p in points]),
+            line("goodput/s", rates, [p.goodput_per_s for p in points], right=True),
+        ],
+    )

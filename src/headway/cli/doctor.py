@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headway.cli.common import is_model, model_folder, report_console
+from headway.cli.common import check_writable, is_model, model_folder, report_console
 from headway.config.options import DoctorOptions, EngineOptions
 from headway.core.errors import UsageError
 from headway.core.machine import num_cores
@@ -27,6 +27,8 @@ def doctor(call: "VerbCall") -> int:
     if len(call.positionals) > 1:
         raise UsageError("doctor takes one thing.", "headway doctor [FOLDER | URL | report.json]")
     options: DoctorOptions = call.options[DoctorOptions]
+    if options.html:
+        check_html(call.positionals, options)
     if options.data:
         return examine_chats(call.positionals, options)
     what = call.positionals[0] if call.positionals else None
@@ -38,6 +40,15 @@ def doctor(call: "VerbCall") -> int:
     if reading is None:
         return examine_machine(what, call.options[EngineOptions], options, console)
     return print_diagnosis(what or "", reading, changes, options, console)
+
+
+def check_html(positionals: list[str], options: DoctorOptions) -> None:
+    """Refuse --html where there is no page, or no place for it, before anything is watched."""
+    if options.data or options.machine or not positionals or is_model(positionals[0]):
+        raise UsageError(
+            "--html is of a server or a report.", "headway doctor http://127.0.0.1:8000 --html FILE"
+        )
+    check_writable(options.html)
 
 
 def examine_chats(positionals: list[str], options: DoctorOptions) -> int:
@@ -67,11 +78,21 @@ def print_diagnosis(
 
     diagnosis = diagnose(reading)
     simulate_changes(what, options, reading, diagnosis, changes)
+    if options.html:
+        write_page(diagnosis, options.html)
     if options.json:
         print(msgspec.json.encode(diagnosis).decode())
     else:
         show_diagnosis(diagnosis, console)
     return 0
+
+
+def write_page(diagnosis: "Diagnosis", path: str) -> None:
+    """Write the diagnosis as one HTML page."""
+    from headway.advise.show import html
+    from headway.measure.saved import write
+
+    write(path, html(diagnosis).encode())
 
 
 def read_source(what: str | None, options: DoctorOptions) -> "ServerReading | None":

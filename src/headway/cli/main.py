@@ -198,7 +198,6 @@ VERBS = {
         help="Find the options that serve a traffic best, by simulation and real runs.",
         tables=(TuneOptions, BenchOptions, EngineOptions),
         function="headway.cli.tune:tune",
-        switches=(),
     ),
     "quantize": Verb(
         group="compress",

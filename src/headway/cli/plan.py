@@ -1,5 +1,6 @@
 """`headway plan FOLDER`: which machines, how many, at what cost, and what breaks first."""
 
+import sys
 from typing import TYPE_CHECKING
 
 import headway
@@ -28,7 +29,12 @@ def plan(call: "VerbCall") -> int:
     load: BenchOptions = call.options[BenchOptions]
     check_writable(load.json, load.html)
     answers = answer.plan_capacity(
-        folder, options, load, call.options[EngineOptions], headway.__version__
+        folder,
+        options,
+        load,
+        call.options[EngineOptions],
+        headway.__version__,
+        watch=lambda text: print(text, file=sys.stderr, flush=True),
     )
     if load.json:
         write(load.json, msgspec.json.encode(answers))

@@ -36,6 +36,11 @@ def tune(call: "VerbCall") -> int:
         engine=call.options[EngineOptions],
         watch=progress(),
     )
+    if "--dry-run" in call.switches:
+        print("\n".join(tuning.forecast()))
+        return 0
+    for line in tuning.forecast():
+        tuning.watch(line if not line[:1].isdigit() else f"  {line}")
     tuned = tuning.run()
     text = outcome.format_yaml(tuned)
     if load.json:

@@ -1,13 +1,10 @@
-"""Render an evaluation as one HTML page: the terminal's tables, plots, and examples of wrong
-answers.
-
-The page needs no network: styles, scripts and data are inside it.
+"""Render an evaluation as one HTML page: the verdict, plots, the terminal's tables, and examples of
+wrong answers.
 """
 
 import io
 from collections.abc import Iterator, Sequence
 from html import escape
-from typing import Any
 
 from rich.console import Console
 
@@ -22,26 +19,44 @@ from headway.evals.pairs import (
 )
 from headway.evals.questions import Item, Share
 from headway.evals.report import EvalReport
-from headway.evals.table import heading, show
+from headway.evals.table import gate_text, heading, share_text, show
 from headway.evals.texts import BITS, SHARE, TextFigure
-from headway.measure.onepage import Plot, axes, one_page, preformatted
+from headway.measure.onepage import one_page, preformatted, section
+from headway.measure.plot import BAD, GOOD, SILENT, WARN, Plot, Series
 
 MAX_WRONG_ANSWERS = 3
 """Wrong answers shown for each skill and level; the JSON report has all of them."""
 MAX_TEXT_CHARS = 600
 """Characters of a question, and of a reply, that the page shows."""
-COLOURS = {WORSE: "#e5484d", AS_GOOD: "#30a46c", UNCLEAR: "#f5a524", CANNOT_TELL: "#8b8d98"}
+COLOURS = {WORSE: BAD, AS_GOOD: GOOD, UNCLEAR: WARN, CANNOT_TELL: SILENT}
 
 
 def html(report: EvalReport, gate: bool = False) -> str:
     """Return the whole page; with `gate`, the verdict of the gate is on it."""
+    failed = report.comparison is not None and report.comparison.failed
     return one_page(
         f"{report.model} · headway eval",
+        headline(report),
         heading(report),
-        [preformatted(as_text(report, gate))],
         list(all_plots(report)),
-        [wrong_answers(report)],
+        [section("All figures", preformatted(as_text(report, gate))), wrong_answers(report)],
+        tone="" if report.comparison is None else "bad" if failed else "good",
     )
+
+
+def headline(report: EvalReport) -> str:
+    """Return the answer: the gate's verdict of a comparison, else what the model reaches."""
+    if report.comparison is not None:
+        return f"{report.comparison.second} {gate_text(report.comparison)}"
+    parts = []
+    for what, questions in (("skills", report.skills), ("tasks", report.tasks)):
+        whole = questions.find("", 0) if questions is not None else None
+        if whole is not None and whole.total:
+            parts.append(f"{share_text(whole)} of {whole.total:,} {what} right")
+    if report.text is not None and report.text.figures:
+        first = report.text.figures[0]
+        parts.append(f"{first.value:.4g} {first.unit} ({first.name})")
+    return "; ".join(parts) or "Nothing was measured"
 
 
 def as_text(report: EvalReport, gate: bool) -> str:
@@ -52,7 +67,7 @@ def as_text(report: EvalReport, gate: bool) -> str:
 
 
 def all_plots(report: EvalReport) -> Iterator[Plot]:
-    """Yield (title, one sentence, plotly figure) of each plot that has data."""
+    """Yield the plots that have data."""
     if report.comparison is not None:
         yield losses(report.comparison)
     both = [each for each in (report.against, report) if each is not None]
@@ -67,58 +82,55 @@ def all_plots(report: EvalReport) -> Iterator[Plot]:
 
 
 def losses(comparison: EvalComparison) -> Plot:
-    """Return the plot of B's loss in each measure, with the tolerance as a dotted line."""
+    """Return the plot of B's loss in each measure, with the tolerances as dashed lines."""
     shown = [each for each in comparison.measures if each.kind != NATS]
-    layout = axes("loss of B, points of a share or % of bits", "")
-    layout["yaxis"] = {"autorange": "reversed", "automargin": True}
-    layout["shapes"] = [
-        {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1,
-         "line": {"dash": "dot", "width": 1, "color": "gray"}}
-        for x in sorted({0.0, *(100 * each.tolerance for each in shown)})
-    ]  # fmt: skip
-    data = [
-        loss_points(verdict, [each for each in shown if each.verdict == verdict])
-        for verdict in COLOURS
-    ]
-    caption = (
-        f"B is {comparison.second}, A is {comparison.first}. Dots right of 0 are losses, bars hold "
-        "95%, the dotted line is the tolerance."
+    return Plot(
+        title="B against A",
+        caption=f"B is {comparison.second}, A is {comparison.first}. Dots right of 0 are losses, "
+        "bars hold 95%, the dashed lines are 0 and the tolerances.",
+        x="loss of B, points of a share or % of bits",
+        y="",
+        verticals=sorted({0.0, *(100 * each.tolerance for each in shown)}),
+        series=[
+            loss_points(verdict, [each for each in shown if each.verdict == verdict])
+            for verdict in COLOURS
+        ],
     )
-    return "B against A", caption, {"data": [each for each in data if each["x"]], "layout": layout}
 
 
-def loss_points(verdict: str, measures: Sequence[Measure]) -> dict[str, Any]:
+def loss_points(verdict: str, measures: Sequence[Measure]) -> Series:
     """Return the points of all measures with the same verdict."""
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": verdict,
-        "marker": {"color": COLOURS[verdict], "size": 9},
-        "x": [100 * each.loss for each in measures],
-        "y": [each.name for each in measures],
-        "error_x": error_bars(
-            [(100 * each.loss, 100 * each.low, 100 * each.high) for each in measures]
-        ),
-    }
+    return Series(
+        kind="points",
+        name=verdict,
+        colour=COLOURS[verdict],
+        x=[100 * each.loss for each in measures],
+        y=[each.name for each in measures],
+        low=[100 * each.low for each in measures],
+        high=[100 * each.high for each in measures],
+    )
 
 
 def skills_plot(reports: Sequence[EvalReport], level: int) -> Plot:
     """Return the plot of right answers of each skill at one level, one colour per model."""
-    data = []
+    series = []
     for report in reports:
         shares = report.skills.shares if report.skills is not None else []
         cells = [share for share in shares if share.level == level and share.total]
-        data.append(
+        series.append(
             bars(
                 report.model,
                 [share.skill or "all" for share in cells],
-                [bounds_of(share) for share in shares],
+                [bounds_of(share) for share in cells],
             )
         )
-    layout = axes("", "% right") | {"barmode": "group"}
-    layout["yaxis"] |= {"range": [0, 105]}
-    caption = "Bars hold Wilson's 95% interval."
-    return f"Skills at level {level}", caption, {"data": data, "layout": layout}
+    return Plot(
+        title=f"Skills at level {level}",
+        caption="Bars hold Wilson's 95% interval.",
+        x="",
+        y="% right",
+        series=series,
+    )
 
 
 def bounds_of(share: Share) -> tuple[float, float, float]:
@@ -128,43 +140,31 @@ def bounds_of(share: Share) -> tuple[float, float, float]:
 
 def text_plot(reports: Sequence[EvalReport], unit: str, caption: str) -> Plot:
     """Return the plot of all figures with one unit, one colour per model."""
-    data = []
+    series = []
     for report in reports:
         figures: list[TextFigure] = report.text.figures if report.text is not None else []
         mine = [each for each in figures if each.unit == unit]
-        data.append(
+        series.append(
             bars(
                 report.model,
                 [each.name for each in mine],
                 [(each.value, each.low, each.high) for each in mine],
             )
         )
-    layout = axes("", unit) | {"barmode": "group"}
-    return unit[:1].upper() + unit[1:], caption, {"data": data, "layout": layout}
+    title = unit[:1].upper() + unit[1:]
+    return Plot(title=title, caption=caption, x="", y=unit, series=series)
 
 
-def bars(
-    name: str, labels: Sequence[str], values: Sequence[tuple[float, float, float]]
-) -> dict[str, Any]:
-    """Return a bar series with its intervals."""
-    return {
-        "type": "bar",
-        "name": name,
-        "x": list(labels),
-        "y": [value for value, _, _ in values],
-        "error_y": error_bars(values),
-    }
-
-
-def error_bars(values: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
-    """Return plotly's error bars for (value, low, high) triples."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [max(high - value, 0.0) for value, _, high in values],
-        "arrayminus": [max(value - low, 0.0) for value, low, _ in values],
-        "thickness": 1,
-    }
+def bars(name: str, labels: Sequence[str], values: Sequence[tuple[float, float, float]]) -> Series:
+    """Return bars of (value, low, high)."""
+    return Series(
+        kind="bars",
+        name=name,
+        x=labels,
+        y=[value for value, _, _ in values],
+        low=[low for _, low, _ in values],
+        high=[high for _, _, high in values],
+    )
 
 
 def wrong_answers(report: EvalReport) -> str:
@@ -180,7 +180,7 @@ def wrong_answers(report: EvalReport) -> str:
         f"{preformatted(chr(10).join(map(format_item, items[:MAX_WRONG_ANSWERS])))}</details>"
         for (skill, level), items in cells.items()
     ]
-    return "<h2>Wrong answers</h2>" + "".join(sections) if sections else ""
+    return section("Wrong answers", "".join(sections)) if sections else ""
 
 
 def format_item(item: Item) -> str:

@@ -23,6 +23,7 @@ from headway.evals.questions import Share, SkillsReport
 from headway.evals.report import EvalReport
 from headway.evals.texts import SHARE, TextFigure
 
+PLURALS = {"skill": "skills", "task": "tasks", "text": "figures of text"}
 STYLES = {WORSE: "bold red", AS_GOOD: "green", UNCLEAR: "yellow", CANNOT_TELL: "dim"}
 
 
@@ -182,12 +183,30 @@ def gate_text(comparison: EvalComparison) -> str:
             if comparison.allow_unclear
             else (f"fails: {reason}; ask more, or give --allow-unclear")
         )
-    unclear = [each.name for each in comparison.measures if each.verdict == UNCLEAR]
-    undecided = [each.name for each in comparison.measures if each.verdict == CANNOT_TELL]
-    return "passes" + "".join(
-        [
-            ": B is as good within the tolerance in every required measure" if not unclear else "",
-            f"; neither worse nor as good: {', '.join(unclear)}" if unclear else "",
-            f"; cannot tell, and does not decide: {', '.join(undecided)}" if undecided else "",
-        ]
-    )
+    return f"passes: {'; '.join(format_groups(comparison.measures))}"
+
+
+def format_groups(measures: Sequence[Measure]) -> Iterator[str]:
+    """Yield a clause for each kind of measure with the same verdict: "12 skills: no difference that
+    10 questions each could show; text: passes"."""
+    groups: dict[tuple[str, str], list[Measure]] = {}
+    by_skill = any(each.name.startswith("skill ") for each in measures)
+    for each in measures:
+        if each.name != "skills" or not by_skill:
+            groups.setdefault((kind_of(each), each.verdict), []).append(each)
+    for (kind, verdict), group in groups.items():
+        name = group[0].name if len(group) == 1 else f"{len(group)} {PLURALS[kind]}"
+        if verdict == AS_GOOD:
+            yield f"{'text' if kind == 'text' else name}: as good within the tolerance"
+            continue
+        items = sorted({each.items for each in group})
+        number = f"{items[0]:,}" if len(items) == 1 else f"{items[0]:,} to {items[-1]:,}"
+        unit = "passages" if kind == "text" else "questions"
+        each_ = " each" if len(group) > 1 else ""
+        yield f"{name}: no difference that {number} {unit}{each_} could show"
+
+
+def kind_of(measure: Measure) -> str:
+    """Return what a measure is of: a skill, a task, or text."""
+    first = measure.name.split(maxsplit=1)[0].removesuffix("s")
+    return first if first in PLURALS else "text"

@@ -1,7 +1,6 @@
 """What `headway tune` tells: the file that serve reads, the page, the report, the words."""
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -121,32 +120,25 @@ def test_a_file_is_replaced_as_a_whole_and_nothing_else_is_left(tmp_path: Path):
 # ── the page ────────────────────────────────────────────────────────────────────────────────
 
 
-def figures_of(text: str) -> dict[str, Any]:
-    """The plots as the page has them."""
-    result = re.search(r"<script>const figures = (\{.*?\});\n", text, re.DOTALL)
-    return json.loads(result.group(1).replace("<\\/", "</"))
-
-
 def test_the_dial_has_every_finalist_where_it_lies():
     """In milliseconds; who answered nobody lies nowhere."""
     result = tuned()
-    dial, _ = figures_of(page.html(result)).values()
-    spots = {each["name"]: each for each in dial["data"]}
-    assert spots["simulated"]["text"] == ["max_num_seqs=128 policy=fcfs", "max_num_seqs=128",
-                                          "default"]  # fmt: skip
-    assert spots["simulated"]["x"] == [100.0, 200.0, 200.0]
-    assert spots["simulated"]["y"] == [30.0, 20.0, 30.0]
-    assert spots["default"]["x"] == [200.0] and spots["chosen"]["x"] == [100.0]
-    assert spots["front"]["text"] == [p.name for p in pareto_front(result.points[:3])]
-    assert spots["real"]["x"] == [210.0] * 3 and spots["real"]["y"] == [31.0] * 3
-    assert dial["layout"]["xaxis"]["title"]["text"] == "TTFT p50, ms"
+    dial = page.dial(result)
+    spots = {each.name: each for each in dial.series}
+    assert spots["simulated"].notes == ["max_num_seqs=128 policy=fcfs", "max_num_seqs=128",
+                                        "default"]  # fmt: skip
+    assert spots["simulated"].x == [100.0, 200.0, 200.0]
+    assert spots["simulated"].y == [30.0, 20.0, 30.0]
+    assert spots["default"].x == [200.0] and spots["chosen"].x == [100.0]
+    assert spots["front"].x == [1e3 * p.ttft_s for p in pareto_front(result.points[:3])]
+    assert spots["real"].x == [210.0] * 3 and spots["real"].y == [31.0] * 3
+    assert dial.x == "TTFT p50, ms" and dial.x in page.html(result)
 
 
 def test_the_bars_have_real_beside_simulated_and_no_run_that_died():
-    _, bars = figures_of(page.html(tuned())).values()
-    simulated, real_ = bars["data"]
-    assert simulated["x"][0] == "max_num_seqs=128 policy=fcfs" and simulated["y"][0] == 12.0
-    assert dict(zip(real_["x"], real_["y"], strict=True)) == {
+    simulated, real_ = page.goodput(tuned()).series
+    assert simulated.x[0] == "max_num_seqs=128 policy=fcfs" and simulated.y[0] == 12.0
+    assert dict(zip(real_.x, real_.y, strict=True)) == {
         "max_num_seqs=128 policy=fcfs": 12.0, "default": 10.0,
     }  # fmt: skip
 

@@ -24,7 +24,6 @@ from headway.bench.report import BenchReport, GoodputPoint, GoodputSearch, build
 from headway.bench.search import bounds, search_rate
 from headway.bench.timeline import percentile
 from headway.core.errors import UsageError
-from headway.measure import onepage
 from headway.measure.saved import write
 from headway.telemetry.prefixes import find_shared_prefixes
 
@@ -294,13 +293,9 @@ def test_the_page_stands_alone():
     sharing, search = sharing_search()
     result = build_report(run_of(answers, 4.0, slos={"default": "ttft=1s"}), "0", sharing, search)
     text = page.html(result)
-    assert len(onepage.plotly_script()) > 10**6 and onepage.plotly_script()[:1000] in text
-    assert not re.search(r"<(script|link|img)[^>]+(src|href)=", text)
-    own = text.replace(onepage.plotly_script(), "")
-    assert own.count("<script>") == own.count("</script>") == 2
-    figures = json.loads(re.search(r"const figures = (\{.*?\});\n", own)[1].replace("<\\/", "</"))
-    assert len(figures) == own.count('class="plot"') == 5
-    assert "5 requests share their first 50 tokens" in own
+    assert not re.search(r"<(script|link|img)", text) and "</script>" not in text
+    assert text.count('class="plot"') == 5 and len(text) < 300_000
+    assert "5 requests share their first 50 tokens" in text
 
 
 def test_two_runs_of_one_load_are_within_noise():

@@ -1,5 +1,7 @@
 """The planner's report: a row for each machine, the reason in a sentence, and the tables."""
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -8,10 +10,16 @@ from rich.table import Table
 
 from headway.advise.plan.capacity import MachineRow, size_machine
 from headway.advise.plan.demand import PlannedDemand, demand_of
-from headway.advise.plan.machines import PRICES_READ, RefusedMachine, find_candidates
+from headway.advise.plan.machines import (
+    PRICES_READ,
+    MachineCandidate,
+    RefusedMachine,
+    find_candidates,
+)
 from headway.advise.plan.trial import PlanTarget
 from headway.advise.simulate.run import SIMULATED_URL
 from headway.advise.simulate.truth import ROOFLINE
+from headway.advise.words import duration, plural
 from headway.bench.run import prepare
 from headway.config.options import BenchOptions, EngineOptions
 from headway.config.options.plan import PlanOptions
@@ -21,6 +29,10 @@ from headway.spec import read_model_spec
 
 MAX_TOKENS_PER_P99 = 4
 """The max_tokens that clients are assumed to send, as a multiple of the p99 of answers."""
+
+
+SILENT_S = 5.0
+"""A plan that takes longer says how long the rest takes."""
 
 
 class PlanAnswer(msgspec.Struct, kw_only=True):
@@ -41,9 +53,18 @@ class PlanAnswer(msgspec.Struct, kw_only=True):
 
 
 def plan_capacity(
-    folder: Path, options: PlanOptions, load: BenchOptions, engine: EngineOptions, version: str
+    folder: Path,
+    options: PlanOptions,
+    load: BenchOptions,
+    engine: EngineOptions,
+    version: str,
+    watch: Callable[[str], None] = lambda text: None,
 ) -> PlanAnswer:
-    """Size every machine for the demand; raise HeadwayError before anything is simulated."""
+    """Size every machine for the demand; raise HeadwayError before anything is simulated.
+
+    `watch` gets a line before the first machine, and after each that took long: how long the rest
+    takes.
+    """
     if not (load.slo or load.classes):
         raise UsageError("plan needs objectives.", "Add --slo ttft=1s,tpot=50ms.")
     if load.attainment >= 1:
@@ -63,7 +84,7 @@ def plan_capacity(
         answer_limit=options.answer_limit or MAX_TOKENS_PER_P99 * demand.answer_p99,
         survive=options.survive,
     )
-    rows = [size_machine(candidate, demand, target) for candidate in usable]
+    rows = size_machines(usable, demand, target, watch)
     return PlanAnswer(
         headway=version,
         model=folder.name,
@@ -76,6 +97,28 @@ def plan_capacity(
         refused=[format_rejection(each) for each in refused],
         best=format_best(rows, demand, load.attainment),
     )
+
+
+def size_machines(
+    usable: list[MachineCandidate],
+    demand: PlannedDemand,
+    target: PlanTarget,
+    watch: Callable[[str], None],
+) -> list[MachineRow]:
+    """Size machine after machine, and say how long the rest takes where that is long."""
+    rows: list[MachineRow] = []
+    started_s = time.monotonic()
+    watch(f"simulating {plural(len(usable), 'machine')}, each under tens of loads")
+    for number, candidate in enumerate(usable, 1):
+        rows.append(size_machine(candidate, demand, target))
+        passed_s = time.monotonic() - started_s
+        if passed_s > SILENT_S and number < len(usable):
+            rest_s = passed_s / number * (len(usable) - number)
+            watch(
+                f"{number} of {len(usable)} machines simulated: about {duration(rest_s)} to go; "
+                "fewer --machines take less"
+            )
+    return rows
 
 
 def max_tokens_note(target: PlanTarget) -> str:

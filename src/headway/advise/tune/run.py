@@ -23,6 +23,7 @@ from headway.advise.tune.space import (
     select_knobs,
     setting_name,
 )
+from headway.advise.words import duration
 from headway.bench.calibrate import open_calibration
 from headway.bench.run import prepare
 from headway.bench.trial import run_once
@@ -60,6 +61,28 @@ class Tuning:
     remaining_runs: int = MAX_RUNS
     gated: dict[str, str] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
+
+    def forecast(self) -> list[str]:
+        """Return the stages with the time that each takes at most; UsageError as in `run`."""
+        options, load = self.options, check_load(self.load)
+        knobs = select_knobs(options.knobs, gate=options.gate)
+        run_s = self.block_s(MAX_RUNS) + SERVER_START_S
+        runs = MAX_RUNS if options.calibration else MAX_RUNS - 1
+        names, search_s = ", ".join(row.name for row in knobs), 60 * options.minutes * SEARCH_SHARE
+        stages = {
+            f"a server is started and measured: {duration(run_s)} (none of it with --calibration "
+            "FILE)": not options.calibration,
+            f"up to {options.candidates} settings of {names} are simulated: at most "
+            f"{duration(search_s)}": True,
+            "settings that change tokens pass the gate, or do not count": options.gate,
+            f"up to {options.trials} settings and the default run on the real server in turns: "
+            f"at most {runs} runs of up to {duration(options.block + SERVER_START_S)}": bool(
+                options.trials
+            ),
+        }
+        planned = [text for text, is_planned in stages.items() if is_planned]
+        head = f"tune {self.folder.name} for {' '.join(load.slo)}: at most {options.minutes:g} min"
+        return [f"{head} (--minutes)", *(f"{i}. {text}" for i, text in enumerate(planned, 1))]
 
     def run(self) -> TuningReport:
         """Run all stages; raise UsageError for wrong options before anything is started."""

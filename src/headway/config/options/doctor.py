@@ -18,6 +18,9 @@ class DoctorOptions:
         common=True,
     )
     json: bool = option(False, "Print one JSON object instead of tables.", common=True)
+    html: str = option(
+        "", "URL or report: write one page with plots here; it needs no network.", common=True
+    )
     machine: bool = option(
         False,
         "The machine and its kernels alone, measured on all cores, without the plan for a model.",
