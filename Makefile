@@ -101,9 +101,9 @@ sanitize: .venv/.installed-dev
 		$(BIN)/python -m pytest tests/parity/test_native_*.py tests/parity/test_rounded_formats.py \
 		tests/parity/test_int4_kv.py tests/parity/test_best_blocks.py tests/unit/perf/test_filter.py
 
-# The live page's pictures in docs/images; wants chromium.
+# Pictures of the pages and the reports in docs/images; wants chromium.
 screenshots: .venv/.installed-dev
-	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system/test_page_states.py -k screenshots
+	HEADWAY_SCREENSHOTS=docs/images $(BIN)/python -m pytest tests/system -k "screenshots or its_answer"
 
 # docs/surface.md, from the table that the tests drive the official clients with.
 surface: .venv/.installed-dev
