@@ -6,6 +6,9 @@ A verdict is a rule of the headline figure and what was promised, so that nobody
                    lies beyond what no effect would give (1.0), else it does not hold here
     between 2, 4   holds from 1.8 to 4.4, holds in part on the same side of no effect
     exactly 54     holds within a twentieth, else it does not hold here
+
+A claim of several parts ("75% less latency, 53% less cost") has a promise for each figure. It
+holds only where every part was measured and holds, and in part where its headline does.
 """
 
 from collections.abc import Callable, Sequence
@@ -44,6 +47,8 @@ class Figure(msgspec.Struct, kw_only=True):
     unit: str = ""
     low: float | None = None
     high: float | None = None
+    promise: "Promise | None" = None
+    """Of a part of the claim beside its headline."""
 
     def __post_init__(self) -> None:
         self.value = float(self.value)  # of numpy's numbers ours: they go into JSON
@@ -95,9 +100,14 @@ class Finding(msgspec.Struct, kw_only=True):
     picture: Plot | None = None
     """None where a number says it all."""
     seconds: float = 0.0
+    unmeasured: list[str] = []
+    """Parts of the claim that this server or model cannot show."""
 
     def __post_init__(self) -> None:
         self.verdict = self.promise.verdict(self.figures[0])
+        parts = [each.promise.verdict(each) for each in self.figures if each.promise is not None]
+        if self.verdict == HOLDS and (self.unmeasured or any(part != HOLDS for part in parts)):
+            self.verdict = IN_PART
 
 
 class Claim(msgspec.Struct, kw_only=True, frozen=True):

@@ -200,8 +200,11 @@ def finding(subject: Subject, source: str, kind: str, promised: float, why: str)
     pays = [batch for batch, each in zip(BATCHES, times, strict=True) if (each.low or 0) > 1]
     stops = f"It pays at {', '.join(map(str, pays))} at once." if pays else "It pays nowhere here."
     same = "The tokens were the same." if found.same else "SOME TOKENS DIFFERED."
+    unchanged = Figure(
+        name="answers unchanged", value=found.same, promise=Promise(low=1.0, exact=True)
+    )
     return Finding(
-        figures=[times[0], found.a_step(source, kind), *times[1:]],
+        figures=[times[0], found.a_step(source, kind), *times[1:], unchanged],
         promise=Promise(low=promised),
         why=f"{why} {stops} {same}",
         picture=by_batch(found, kind) if source in PICTURED else None,

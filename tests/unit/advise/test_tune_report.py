@@ -189,6 +189,19 @@ def call(path: Path, *more: str, rows: int = 64) -> tuple[int, Path]:
     return main(["tune", "headway-tiny", *words]), file
 
 
+def test_a_dry_run_says_what_would_take_how_long_and_starts_nothing(tmp_path: Path, capsys):
+    status, file = call(tmp_path, "--dry-run", "--minutes=3")
+    printed = capsys.readouterr().out.splitlines()
+    assert status == 0 and not file.exists()
+    assert printed[0] == f"tune headway-tiny for {SLO[6:]}: at most 3 min (--minutes)"
+    assert printed[1:] == ["1. up to 6 settings of max_num_seqs are simulated: at most 60 s"]
+    words = ["tune", "headway-tiny", SLO, *TRAFFIC, "--dry-run"]
+    assert main(words) == 0
+    real = capsys.readouterr().out.splitlines()
+    assert real[1].startswith("1. a server is started and measured: 70 s")
+    assert real[3].endswith("in turns: at most 7 runs of up to 70 s")
+
+
 def test_it_finds_the_planted_gain_and_writes_it(tmp_path: Path, capsys):
     """Two rows hold a fifth of this traffic; the file, the report and the page say the same."""
     report, html = tmp_path / "tune.json", tmp_path / "tune.html"

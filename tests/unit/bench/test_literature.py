@@ -48,7 +48,7 @@ def test_cost_is_that_of_the_ledger():
     one = Asked(
         ttft_s=1.0, tpot_s=None, e2e_s=1.0, sent_s=0.0, prompt=1000, cached=900, output=10, text=""
     )
-    less = caching.cheaper([one], "less")
+    less = caching.cheaper([one], 50.0)
     assert less.value == pytest.approx(100 * (1 - 240 / 1050))
 
 
@@ -56,9 +56,9 @@ def test_ten_turns_compute_their_own_words_alone():
     asking = ScriptedAsking(fixed_s=0.0)
     found = caching.ten_turns(asked_of(asking))
     assert found.verdict == HOLDS
-    fresh, known = found.picture["data"]
-    assert len(fresh["y"]) == caching.TURNS
-    assert all(b < a for a, b in zip(fresh["y"][1:], known["y"][1:], strict=True))
+    fresh, known = found.picture.series
+    assert len(fresh.y) == caching.TURNS
+    assert all(b < a for a, b in zip(fresh.y[1:], known.y[1:], strict=True))
 
 
 def test_what_changes_first_is_found_last():

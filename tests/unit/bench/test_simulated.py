@@ -90,8 +90,8 @@ def test_a_success_costs_its_failures_too():
     found = cost.retries(Subject())
     assert found.verdict == HOLDS
     assert found.figures[1].value == pytest.approx(0.98 / 0.82)
-    curve = found.picture["data"][0]
-    crossing = [x for x, y in zip(curve["x"], curve["y"], strict=True) if y >= 1]
+    curve = found.picture.series[0]
+    crossing = [x for x, y in zip(curve.x, curve.y, strict=True) if y >= 1]
     assert max(crossing) == 15  # % more; 20 is beyond 19.5
 
 

@@ -37,6 +37,29 @@ def test_a_verdict_is_a_rule(promise, value, low, verdict):
     assert Finding(figures=[figure], promise=promise, why="").verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("headline", "part", "unmeasured", "verdict"),
+    [
+        (80.0, 60.0, [], HOLDS),
+        (80.0, 20.0, [], IN_PART),
+        (80.0, 1.0, [], IN_PART),
+        (80.0, None, ["cost"], IN_PART),
+        (30.0, 60.0, [], IN_PART),
+        (1.0, 60.0, [], NOT_HERE),
+    ],
+)
+def test_a_claim_holds_only_if_every_part_was_measured_and_holds(
+    headline, part, unmeasured, verdict
+):
+    """75% less latency and 53% less cost."""
+    figures = [Figure(name="latency", value=headline)]
+    if part is not None:
+        figures.append(Figure(name="cost", value=part, promise=Promise(low=53.0, none=5.0)))
+    promise = Promise(low=75.0, none=5.0)
+    finding = Finding(figures=figures, promise=promise, why="", unmeasured=unmeasured)
+    assert finding.verdict == verdict
+
+
 def test_the_interval_of_a_median_holds_it_and_narrows_with_repeats():
     draw = np.random.default_rng(1)
     few, many = (median_of("m", draw.normal(10, 1, count)) for count in (8, 400))

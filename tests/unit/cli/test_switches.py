@@ -37,12 +37,12 @@ def test_what_would_write_a_key_is_refused_beside_dry_run(tmp_path, capsys):
 
 def test_help_shows_the_switches_of_a_verb(capsys):
     shown = {}
-    for name in ("run", "serve", "tune"):
+    for name in ("run", "serve", "plan"):
         assert main([name, "--help"]) == 0
         shown[name] = capsys.readouterr().out
     assert "  --chat " in shown["run"] and "  --dry-run " in shown["run"]
     assert "  --dry-run " in shown["serve"] and "  --chat " not in shown["serve"]
-    assert "  --dry-run " not in shown["tune"]
+    assert "  --dry-run " not in shown["plan"]
 
 
 @pytest.mark.parametrize(
