@@ -11,6 +11,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.clock import VirtualClock
+from headway.gateway.metrics import FAMILIES
 from headway.telemetry.registry import ROWS
 from telemetry_cases import telemetry
 
@@ -49,6 +50,11 @@ def test_every_row_of_the_registry_is_drawn():
     drawn = " ".join(expressions())
     missing = [row.name for row in ROWS if f"headway:{row.name}" not in drawn]
     assert missing == []
+
+
+def test_every_metric_of_the_gateway_is_drawn():
+    drawn = (DEPLOY / "grafana" / "gateway.json").read_text()
+    assert [name for name in FAMILIES if f"headway_gateway:{name}" not in drawn] == []
 
 
 def test_attainment_is_of_requests_judged():
