@@ -15,7 +15,7 @@ from scripted import ScriptedServer, scripted
 from tool_scripts import CALL, CITY, HERMES
 
 from headway.core.grammar import Grammar
-from headway.server.anthropic.tools import CLIENT_TOOLS
+from headway.edge.anthropic_tools import CLIENT_TOOLS
 
 PATCH = '*** Begin Patch\n*** Add File: a "b".txt\n+é 😀\n*** End Patch'
 WEATHER: Any = {"type": "function", "name": "get_weather", "parameters": CITY, "strict": False}

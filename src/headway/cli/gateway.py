@@ -95,7 +95,7 @@ def with_probes(config: "Config") -> "Config":
 def print_config(config: "Config") -> None:
     """Print the routes and the warnings of a configuration, for `--dry-run`."""
     for row in config.upstreams:
-        print(f"upstream {row.name:<22} {row.url} ({row.kind})")
+        print(f"upstream {row.name:<22} {row.address} ({row.kind})")
     for line in config.routes():
         print(f"model    {line}")
     for rollout in config.rollouts:

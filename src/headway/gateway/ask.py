@@ -1,20 +1,23 @@
 """One attempt: the body and headers sent to an upstream, and the status line of its answer."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from headway.core.errors import RequestError
 from headway.edge.auth import header
 from headway.edge.relayed import FIELD, USER_HEADER, Relayed, is_user
-from headway.gateway.attempts import status_failure
+from headway.gateway.attempts import AttemptError, status_failure
 from headway.gateway.choose import uncached_tokens
+from headway.gateway.events import Event
 from headway.gateway.incoming import GatewayRequest
 from headway.gateway.speed import Flight
 from headway.gateway.state import GatewayState
-from headway.gateway.upstream import Upstream
+from headway.gateway.translation import translator_of
+from headway.gateway.upstream import UNREADABLE, Upstream
 
 STREAM, WHOLE = "text/event-stream", "application/json"
 HEADWAY_FIELDS = ("slo", "service_class", "timings", FIELD)
@@ -38,7 +41,8 @@ class Attempt:
     ) -> None:
         self.upstream = upstream
         self._incoming = incoming
-        self.body = body_for(incoming, upstream, raw)
+        self._raw = raw
+        self._translator = translator_of(incoming.dialect.path, upstream.speaks, incoming.model)
         self.flight: Flight = upstream.speed.begin(
             uncached_tokens(upstream, incoming.query), incoming.query.answer
         )
@@ -49,9 +53,9 @@ class Attempt:
     @contextlib.asynccontextmanager
     async def answer(self, content_type: str) -> AsyncIterator[aiohttp.ClientResponse]:
         """Yield the response if it is a 200 of this type; raises AttemptError or FAILURES."""
-        path = self._incoming.dialect.path
+        path, body = self._request()
         stream = content_type == STREAM
-        answer = await self.upstream.post(path, self.body, self.headers, stream=stream)
+        answer = await self.upstream.post(path, body, self.headers, stream=stream)
         try:
             if answer.status != 200:
                 raise await status_failure(self.upstream, answer)
@@ -67,13 +71,46 @@ class Attempt:
             else:
                 answer.close()
 
+    def _request(self) -> tuple[str, bytes]:
+        """Return the path and the body; AttemptError for what this upstream's API cannot take."""
+        body, translator = body_for(self._incoming, self.upstream, self._raw), self._translator
+        if translator is None:
+            return self._incoming.dialect.path, msgspec.json.encode(body)
+        try:
+            return translator.path, msgspec.json.encode(translator.request(body))
+        except RequestError as error:
+            raise AttemptError("refused", error, counts=False) from error
+
+    def whole(self, data: bytes) -> bytes:
+        """Return a whole answer in the client's dialect; raises ValueError."""
+        if self._translator is None:
+            return data
+        with as_value_error():
+            return self._translator.whole(data)
+
+    def events(self, events: list[Event]) -> list[Event]:
+        """Return events of a stream in the client's dialect; raises ValueError."""
+        if self._translator is None:
+            return events
+        with as_value_error():
+            return self._translator.events(events)
+
     def end(self, prompt: int = 0, answer: int = 0) -> None:
         """End the attempt; safe to call twice."""
         num_bytes = self._incoming.prompt_bytes
         self.upstream.speed.end(self.flight, num_bytes, prompt, answer)
 
 
-def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) -> bytes:
+@contextlib.contextmanager
+def as_value_error() -> Iterator[None]:
+    """Turn each error of an answer that is not of its dialect into a ValueError."""
+    try:
+        yield
+    except (*UNREADABLE, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ValueError("an answer that is not of its dialect") from error
+
+
+def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) -> dict[str, Any]:
     """Return the request body in the fields that this upstream understands."""
     body = {**raw, "model": upstream.model_for(incoming.model)}
     if not upstream.is_headway:
@@ -89,7 +126,7 @@ def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) 
             body["cache_salt"] = salt
     elif not upstream.is_headway:
         body.pop("cache_salt", None)
-    return msgspec.json.encode(body)
+    return body
 
 
 def relayed_field(relayed: Relayed) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from headway.gateway.arm import excluded_upstreams
 from headway.gateway.breaker import WINDOW_S
 from headway.gateway.config import GatewayModelRow
 from headway.gateway.incoming import GatewayRequest
+from headway.gateway.providers import ALL_ENDPOINTS
 from headway.gateway.state import GatewayState
 from headway.gateway.upstream import FAILURES, UNREADABLE, Upstream
 
@@ -29,8 +30,10 @@ RETRIED_STATUSES = {429, 502, 503, 504}
 """Statuses after which another upstream is tried."""
 RETRIED_CODES = {"context_length_exceeded", "model_not_found", "unsupported_parameter"}
 """Error codes that another upstream may not return."""
-TOO_LONG, TOO_LONG_TYPES = "maximum context length", ("exceed_context_size_error",)
-"""`context_length_exceeded` in the words of vLLM (its message) and llama-server (its type)."""
+TOO_LONG = ("maximum context length", "prompt is too long")
+TOO_LONG_TYPES = ("exceed_context_size_error",)
+"""`context_length_exceeded` in the words of vLLM and Anthropic, and llama-server's type."""
+OVERLOADED_STATUSES = (429, 529)
 RETRY_WAIT_S, RETRY_POLL_S = WINDOW_S, 0.05
 """Seconds that a retry waits for room in the budget, and between two looks at it."""
 OVERLOAD_CODES = {"overloaded", "rate_limit_exceeded"}
@@ -179,10 +182,10 @@ def unsupported_feature_error(incoming: GatewayRequest, need: str) -> RequestErr
         "tools": ("tools",),
         "schemas": ("response_format", "text"),
         "images": ("messages", "input"),
-        "embeddings": (),
-    }[need]
+    }.get(need, ())
+    verb = "serves" if need in ALL_ENDPOINTS else "understands"
     return RequestError(
-        f"No upstream of {incoming.model[:80]} understands {need}.",
+        f"No upstream of {incoming.model[:80]} {verb} {need}.",
         param=next((name for name in fields if name in incoming.raw), None),
         code="unsupported_parameter",
         status=400,
@@ -229,7 +232,10 @@ async def status_failure(upstream: Upstream, answer: aiohttp.ClientResponse) -> 
     status = answer.status
     detail = await read_error(answer)
     code = detail.code if isinstance(detail.code, str) and is_word(detail.code) else None
-    if status == 400 and (detail.type in TOO_LONG_TYPES or TOO_LONG in detail.message):
+    if status == 404 and detail.type == "not_found_error":
+        code = "model_not_found"
+    is_too_long = any(each in detail.message for each in TOO_LONG)
+    if status == 400 and (detail.type in TOO_LONG_TYPES or is_too_long):
         code = "context_length_exceeded"
     retry_after_s = seconds_of(answer.headers.get("retry-after"))
     if status in (401, 403):
@@ -239,7 +245,7 @@ async def status_failure(upstream: Upstream, answer: aiohttp.ClientResponse) -> 
         return AttemptError("refused", error)
     if status < 400:  # a redirect, or an answer of another kind: 204 has no body
         return connection_failure(ValueError(f"status {status}"))
-    if status == 429 or code in OVERLOAD_CODES:
+    if status in OVERLOADED_STATUSES or code in OVERLOAD_CODES:
         busy = OverloadedError(
             "The upstreams have too much to do.",
             reason="upstream",
@@ -253,9 +259,10 @@ async def status_failure(upstream: Upstream, answer: aiohttp.ClientResponse) -> 
             status=503 if status == 503 else 502 if status != 504 else 504,
             retry_after_s=(retry_after_s or 1.0) if status == 503 else None,
         )
+        again = status in RETRIED_STATUSES or upstream.provider is not None
         if upstream.is_headway and status == 503 and code in UNAVAILABLE_CODES:
             return AttemptError("away", error, counts=False)
-        return AttemptError(f"status_{status}", error, again=status in RETRIED_STATUSES)
+        return AttemptError(f"status_{status}", error, again=again)
     error = RequestError(
         message_of(upstream, detail, status),
         param=detail.param if detail.param and detail.param.isprintable() else None,

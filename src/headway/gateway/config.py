@@ -20,7 +20,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,13 +39,14 @@ from headway.gateway.cascade.rows import (
 )
 from headway.gateway.drift.compare import DriftProbe
 from headway.gateway.overlay import with_overlay
+from headway.gateway.providers import PROVIDERS
 
 FIX_HINT = "docs/gateway.md has an example of each row."
 ANY = "*"
 """Name of a model row that accepts any name that its upstreams serve."""
-Kind = Literal["auto", "headway", "vllm", "llama", "openai"]
+Kind = Literal["auto", "headway", "vllm", "llama", "openai", "anthropic", "azure", "bedrock"]
 Policy = Literal["time", "least", "round_robin", "weighted", "pinned"]
-Feature = Literal["tools", "schemas", "images", "embeddings"]
+Feature = Literal["tools", "schemas", "images", "embeddings", "completions", "responses"]
 DNS_SCHEME = "dns+http"
 """Scheme of a URL whose host has an address for each server (discovery.py)."""
 PERIODS_S = {"hour": 3600, "day": 86_400, "month": 30 * 86_400}
@@ -70,11 +71,15 @@ class UpstreamPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Server behind the gateway. `can` overrides the features that its kind implies."""
+    """Server behind the gateway. `can` overrides the features that its kind implies.
 
-    url: str
+    `url` may be left out where the kind has one. `api_version` is Azure's.
+    """
+
+    url: str = ""
     name: str = ""
     kind: Kind = "auto"
+    api_version: str = ""
     model: str = ""
     key_env: str = ""
     key_file: str = ""
@@ -87,7 +92,7 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Bytes of prompts that its prefix cache is assumed to hold, if it does not report it."""
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+        parts = urlsplit(self.address)
         plain = parts.username is None and not parts.query and not parts.fragment
         if parts.scheme == f"{DNS_SCHEME}s":
             raise ValueError("url: dns+https cannot be, for certificates are of names; use https")
@@ -102,6 +107,26 @@ class UpstreamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
                 raise ValueError(f"{name} must be between {low} and {high:g}")
         if self.key_env and self.key_file:
             raise ValueError("key_env and key_file are both there; keep one")
+        self._check_provider()
+
+    @property
+    def address(self) -> str:
+        """Return the base URL: as stated, else that of its kind."""
+        provider = PROVIDERS.get(self.kind)
+        return self.url or (provider.base if provider is not None else "")
+
+    def _check_provider(self) -> None:
+        """Raise ValueError where the kind needs a field that is not there, or has no such one."""
+        provider = PROVIDERS.get(self.kind)
+        if provider is not None and provider.needs_model and not self.model:
+            raise ValueError(f"kind {self.kind} needs model: the deployment or model to ask there")
+        is_versioned = self.url.rstrip("/").endswith("/openai/v1")
+        if self.kind == "azure" and not (self.api_version or is_versioned):
+            raise ValueError(
+                "kind azure needs api_version, such as 2024-10-21, or a url that ends in /openai/v1"
+            )
+        if self.api_version and self.kind != "azure":
+            raise ValueError("api_version is a field of kind azure")
 
 
 class GatewayModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -388,7 +413,7 @@ def with_cascades(file: Path, config: Config) -> Config:
 
 
 HOP_HEADERS = {
-    *("authorization", "x-api-key", "cookie", "host", "connection", "content-length"),
+    *("authorization", "x-api-key", "api-key", "cookie", "host", "connection", "content-length"),
     *("transfer-encoding", "content-type", "accept-encoding", "x-headway-user", "te", "upgrade"),
 }
 """Headers of a client that concern its own connection or identity; they are never forwarded."""
@@ -423,7 +448,7 @@ def check_distinct(where: str, what: str, names: Iterable[str]) -> None:
 def with_names(upstreams: list[UpstreamRow]) -> list[UpstreamRow]:
     """Give upstreams without a name the name of their host and port."""
     return [
-        row if row.name else msgspec.structs.replace(row, name=urlsplit(row.url).netloc)
+        row if row.name else msgspec.structs.replace(row, name=urlsplit(row.address).netloc)
         for row in upstreams
     ]
 
@@ -451,12 +476,22 @@ def convert_row(where: str, content: Any, kind: type[Row]) -> Row:
     except msgspec.ValidationError as error:
         text = str(error)[:300]
         fix = FIX_HINT
+        if "Invalid enum value" in text:
+            fix = format_suggestion(text.split("'")[1], choices_at(kind, text))
         if "unknown field" in text:
             there = UpstreamPrice if "$.price" in text else kind
             fix = format_suggestion(
                 text.partition("`")[2].partition("`")[0], there.__struct_fields__
             )
         raise UsageError(f"{where}: {text}.", fix) from error
+
+
+def choices_at(kind: type[msgspec.Struct], error: str) -> list[str]:
+    """Return the values of the field that an error of msgspec names: … - at `$.kind`."""
+    field = error.partition("`$.")[2].partition("`")[0].partition("[")[0]
+    hint = get_type_hints(kind).get(field)
+    inner = [get_args(each) or (each,) for each in get_args(hint)]
+    return [value for values in inner for value in values if isinstance(value, str)]
 
 
 def format_suggestion(given: str, there: Iterable[str]) -> str:

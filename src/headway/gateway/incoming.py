@@ -20,6 +20,7 @@ from headway.gateway.config import GatewayModelRow
 from headway.gateway.dialects import Dialect, Embeddings, Responses
 from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
+from headway.gateway.providers import endpoint_need
 from headway.gateway.state import GatewayState
 
 
@@ -100,7 +101,9 @@ async def read_generation_request(
             keys=page_keys(f"{model} {salt}", prompt) if generates else (),
             num_bytes=len(prompt),
             answer=answer if generates else 0,
-            needs=needs_of(raw) if generates else frozenset({"embeddings"}),
+            needs=needs_of(raw) | endpoint_need(dialect.path)
+            if generates
+            else frozenset({"embeddings"}),
             pinned=upstream_of_previous(state, raw, owner)
             if isinstance(dialect, Responses)
             else "",

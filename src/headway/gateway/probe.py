@@ -8,13 +8,15 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from headway.core.errors import RequestError
 from headway.edge.http_client import make_session, read_bounded
 from headway.gateway.answers import AnswerContent, parse_answer
 from headway.gateway.dialects import BAD_USAGE, DIALECTS, UpstreamUsage
+from headway.gateway.providers import CHAT
+from headway.gateway.translation import translator_of
 from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_BYTES = 2**24
-CHAT = "/v1/chat/completions"
 UNREADABLE = (KeyError, TypeError, AttributeError)
 """Exceptions of an answer that is JSON but not of the API."""
 PROBE_FAILURES = (*FAILURES, *UNREADABLE)
@@ -38,15 +40,22 @@ async def ask(upstream: Upstream, model: str, raw: dict[str, Any], limit_s: floa
 
     Raises BusyError if the upstream is overloaded.
     """
-    body = msgspec.json.encode({**raw, "model": upstream.model_for(model)})
+    translator = translator_of(CHAT, upstream.speaks, model)
+    body = {**raw, "model": upstream.model_for(model)}
+    path = CHAT if translator is None else translator.path
+    try:
+        sent = msgspec.json.encode(body if translator is None else translator.request(body))
+    except RequestError as error:
+        raise ValueError(str(error)) from error
     began_s = time.monotonic()
     async with asyncio.timeout(limit_s):
-        answer = await upstream.post(CHAT, body, {})
+        answer = await upstream.post(path, sent, {})
         async with answer:
             data = await read_bounded(answer, MAX_BYTES)
     if answer.status != 200:
         kind = BusyError if answer.status in (429, 503) else ValueError
         raise kind(f"status {answer.status}: {data[:200].decode('utf-8', 'replace')}")
+    data = data if translator is None else translator.whole(data)
     dialect = DIALECTS[CHAT]
     usage = dialect.read_whole(data) or UpstreamUsage()
     if usage == BAD_USAGE:

@@ -55,7 +55,7 @@ async def _ask(
     try:
         async with asyncio.timeout(incoming.route.deadline_s):
             async with attempt.answer(WHOLE) as answer:
-                data = await read_bounded(answer, MAX_BYTES)
+                data = attempt.whole(await read_bounded(answer, MAX_BYTES))
         usage = incoming.dialect.read_whole(data) or usage
         if usage == BAD_USAGE:
             raise ValueError("its usage is no count of tokens")

@@ -134,8 +134,10 @@ class StreamedAnswer:
 
     def _may_resume(self, upstream: Upstream) -> bool:
         """Return whether an upstream may resume the stream: after tokens only one with marks."""
-        if not self._shown or self._resume is None:
+        if not self._shown:
             return True
+        if self._resume is None:
+            return upstream.continues_text
         there = upstream.model_for(self._incoming.model)
         return upstream.relays and there == self._model
 
@@ -298,7 +300,7 @@ class _StreamAttempt:
                 return
             ready: list[bytes] = []
             try:
-                for event in events:
+                for event in self._attempt.events(events):
                     ready.append(self._take(event))
             finally:  # events before an error are shown
                 if stream._over and stream._account.ttft_s is None and any(ready[:-1]):

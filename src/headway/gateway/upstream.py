@@ -25,6 +25,7 @@ from headway.edge.relayed import LOAD_HEADER, LOAD_PATH, LoadReport, decode_load
 from headway.gateway.breaker import Breaker
 from headway.gateway.config import DNS_SCHEME, Config, UpstreamPrice, UpstreamRow, key_of
 from headway.gateway.prefix import PageHistory
+from headway.gateway.providers import ALL_ENDPOINTS, MESSAGES, PROVIDERS, key_headers, upstream_url
 from headway.gateway.speed import Speed
 
 log = logging.getLogger(__name__)
@@ -36,6 +37,8 @@ TIMEOUT, STREAM_TIMEOUT = (
 )
 """Streams have no read timeout here: a timer per chunk costs more than one per stream (Silence)."""
 HEALTH_CHECK_S, HEALTH_CHECK_TIMEOUT_S = 1.0, 2.0
+HOSTED_CHECK_S, HOSTED_RECHECK_S, HOSTED_CHECK_TIMEOUT_S = 60.0, 5.0, 10.0
+"""Of hosted providers, which limit the rate of requests: while healthy, and after a failure."""
 MAX_FAILED_CHECKS = 3
 """Consecutive failed health checks after which an upstream is down."""
 MAX_HEALTH_BYTES = 2**20
@@ -48,7 +51,7 @@ FEATURES_BY_KIND: dict[str, frozenset[str]] = {
     "headway": frozenset({"tools", "schemas"}),
     "vllm": frozenset({"tools", "schemas", "images", "embeddings"}),
     "llama": frozenset({"tools", "schemas", "images", "embeddings"}),
-    "openai": frozenset({"tools", "schemas", "images", "embeddings"}),
+    "other": frozenset({"tools", "schemas", "images", "embeddings"}),
 }
 """Kind → features it is assumed to support, unless its row lists them."""
 OWNERS = {"headway": "headway", "vllm": "vllm", "llamacpp": "llama"}
@@ -86,8 +89,10 @@ class Upstream:
     def __init__(self, row: UpstreamRow, clock: Clock) -> None:
         self.row = row
         self.name = row.name
-        self.url = api_root(row.url.removeprefix("dns+"))
-        self.kind: str = row.kind if row.kind != "auto" else "openai"
+        self.url = api_root(row.address.removeprefix("dns+"))
+        self.kind: str = row.kind if row.kind != "auto" else "other"
+        self.provider = PROVIDERS.get(self.kind)
+        """What is known of a hosted provider; None for a server of one's own."""
         self.context = row.context
         self.served: tuple[str, ...] = ()
         self.max_rows = 0
@@ -124,12 +129,32 @@ class Upstream:
 
     @property
     def can(self) -> frozenset[str]:
-        """Return the features it supports."""
-        return FEATURES_BY_KIND[self.kind] if self.row.can is None else frozenset(self.row.can)
+        """Return the features it supports; a server of one's own has all endpoints."""
+        if self.provider is not None:
+            return self.provider.can if self.row.can is None else frozenset(self.row.can)
+        row_can = self.row.can
+        can = FEATURES_BY_KIND[self.kind] if row_can is None else frozenset(row_can)
+        return can | ALL_ENDPOINTS
 
     @property
     def is_headway(self) -> bool:
         return self.kind == "headway"
+
+    @property
+    def speaks(self) -> str | None:
+        """Return the path of its chats where it has one dialect alone; None for all dialects."""
+        return self.provider.speaks if self.provider is not None else None
+
+    def has_path(self, path: str) -> bool:
+        """Return whether it has this path beside those of generation, such as a count of tokens."""
+        if self.provider is None or path.startswith(self.provider.speaks + "/"):
+            return True
+        return "responses" in self.can and path.startswith("/v1/responses/")
+
+    @property
+    def continues_text(self) -> bool:
+        """Return whether it can go on with the text of an answer that another has begun."""
+        return self.provider is None or self.provider.speaks == MESSAGES
 
     @property
     def is_down(self) -> bool:
@@ -184,9 +209,13 @@ class Upstream:
             "content-type": "application/json",
             "accept-encoding": "identity",
         }
-        if self._key:
-            headers |= {"authorization": f"Bearer {self._key}", "x-api-key": self._key}
-        return headers
+        return headers | key_headers(self.kind, self._key)
+
+    def _url(self, path: str) -> str:
+        """Return the URL of a path (as /v1/…, or beside the API) at this upstream."""
+        if not path.startswith("/v1"):
+            return self.url.removesuffix("/v1") + path
+        return upstream_url(self.kind, self.url, path, self.row.model, self.row.api_version)
 
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], *, stream: bool = False
@@ -195,21 +224,19 @@ class Upstream:
 
         With `stream` the caller must detect its silence.
         """
-        url = self.url + path.removeprefix("/v1")
-        if not path.startswith("/v1"):
-            url = self.url.removesuffix("/v1") + path
         limits = STREAM_TIMEOUT if stream else TIMEOUT
         headers = {**headers, **dialect_headers(path)}
         return await self.http().post(
-            url, data=body, headers=headers, allow_redirects=False, timeout=limits
+            self._url(path), data=body, headers=headers, allow_redirects=False, timeout=limits
         )
 
     async def request(
         self, method: str, path: str, headers: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
         """Send a request without a body and return the response's head."""
-        url = self.url + path.removeprefix("/v1")
-        return await self.http().request(method, url, headers=headers, allow_redirects=False)
+        return await self.http().request(
+            method, self._url(path), headers=headers, allow_redirects=False
+        )
 
     async def read(self, answer: aiohttp.ClientResponse, max_bytes: int) -> bytes:
         """Read a whole answer; ValueError beyond `max_bytes`, or `MAX_BUFFERED` over all reads."""
@@ -272,18 +299,18 @@ class Upstream:
     async def _watch(self) -> None:
         while True:
             await self.check_health()
-            await asyncio.sleep(HEALTH_CHECK_S)
+            pause_s = HEALTH_CHECK_S
+            if self.provider is not None:
+                pause_s = HOSTED_RECHECK_S if self.num_failed_checks else HOSTED_CHECK_S
+            await asyncio.sleep(pause_s)
 
     async def check_health(self) -> None:
         """Check whether the upstream lives, which models it serves, and its load."""
         try:
-            async with asyncio.timeout(HEALTH_CHECK_TIMEOUT_S):
-                if not self.served:
-                    await self._check_models()
-                if self.is_headway:
-                    self.relays = await self._check_load()
-                if not self.relays:
-                    await self._check_models()
+            hosted = self.provider is not None
+            limit_s = HOSTED_CHECK_TIMEOUT_S if hosted else HEALTH_CHECK_TIMEOUT_S
+            async with asyncio.timeout(limit_s):
+                await (self._check_hosted() if hosted else self._check_own())
         except FAILURES as error:
             self.num_failed_checks += 1
             if self.num_failed_checks == MAX_FAILED_CHECKS:
@@ -295,6 +322,28 @@ class Upstream:
             log.info("upstream %s is up", self.name)
         self.num_failed_checks, self.was_reached, self.is_unavailable = 0, True, False
         self.breaker.allow_trial()
+
+    async def _check_own(self) -> None:
+        """Check a server of one's own: its models, and the load of a Headway server."""
+        if not self.served:
+            await self._check_models()
+        if self.is_headway:
+            self.relays = await self._check_load()
+        if not self.relays:
+            await self._check_models()
+
+    async def _check_hosted(self) -> None:
+        """Check that a provider takes our key; its models are read where the row states none."""
+        assert self.provider is not None
+        path = self.provider.models_path
+        if not self.row.model:
+            await self._check_models(path)
+            return
+        url, headers = self._url(path), dialect_headers(self.provider.speaks)
+        async with self.http().get(url, headers=headers, allow_redirects=False) as answer:
+            if answer.status in (401, 403) or answer.status >= 500:
+                raise ValueError(f"status {answer.status}")
+            answer.close()
 
     async def _check_load(self) -> bool:
         """Read GET /v1/load; returns False if the server has none, or refuses our key."""
@@ -308,21 +357,22 @@ class Upstream:
         self._take(loads.get(self.row.model) or next(iter(loads.values())))
         return True
 
-    async def _check_models(self) -> None:
-        data = await self._get("/v1/models")
+    async def _check_models(self, path: str = "/v1/models") -> None:
+        data = await self._get(path)
         if data is None:
             raise ValueError("it tells of no models")
         cards = msgspec.json.decode(data, type=Cards).data
         self.served = tuple(card.id for card in cards if is_name(card.id))
         if self.row.kind == "auto" and cards:
-            self.kind = OWNERS.get(cards[0].owned_by, "openai")
+            self.kind = OWNERS.get(cards[0].owned_by, "other")
         lengths = [card.max_model_len for card in cards if card.max_model_len]
         self.context = self.row.context or min(lengths, default=0)
 
     async def _get(self, path: str) -> bytes | None:
         """Return the body of a 200, None for 403 or 404; raises one of FAILURES."""
+        headers = dialect_headers(self.provider.speaks) if self.provider is not None else {}
         async with self.http().get(
-            self.url + path.removeprefix("/v1"), allow_redirects=False
+            self._url(path), headers=headers, allow_redirects=False
         ) as answer:
             if answer.status in (403, 404):
                 return None

@@ -122,7 +122,7 @@ class WholeAnswer:
     async def _read(self, attempt: Attempt) -> tuple[bytes, aiohttp.ClientResponse]:
         async with attempt.answer(WHOLE) as answer:
             most = min(self._account.max_bytes_at(attempt.upstream), MAX_WHOLE_BYTES)
-            return await attempt.upstream.read(answer, most), answer
+            return attempt.whole(await attempt.upstream.read(answer, most)), answer
 
     def _count(self, upstream: Upstream, counted: UpstreamUsage | None, data: bytes) -> None:
         """Record the usage: as reported, else estimated by bytes."""

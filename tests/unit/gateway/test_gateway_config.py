@@ -42,7 +42,13 @@ def test_a_file_is_rows(tmp_path: Path) -> None:
         ("upstreams:", "upstream:", "upstreams", ""),
         ("models:", "modles:", "modles", "Did you mean models?"),
         ("price: {input: 1", "price: {inptu: 1", "a: ", "Did you mean input?"),
-        ("kind: vllm", "kind: vlm", "b: Invalid enum value 'vlm'", ""),
+        ("kind: vllm", "kind: vlm", "b: Invalid enum value 'vlm'", "Did you mean vllm?"),
+        ("kind: vllm", "kind: litellm", "value 'litellm'", "openai, anthropic, azure, bedrock."),
+        ("kind: vllm", "kind: azure, model: m", "b: kind azure needs api_version", ""),
+        ("kind: vllm", "kind: bedrock", "b: kind bedrock needs model", ""),
+        ("kind: vllm", "kind: vllm, api_version: v", "b: api_version is a field of kind azure", ""),
+        ("X-Tenant", "api-key", "api-key is never passed on", ""),
+        ("name: a, url: http://10.0.0.1:8000/v1", "name: a", "a: url '' is no address", ""),
         ("policy: least", "polcy: least", "chat: ", "Did you mean policy?"),
         ("policy: least", "policy: last", "chat: ", ""),
         ("upstreams: [a, b]", "upstreams: [a, c]", "chat: upstreams names 'c'", "a, b"),
@@ -74,6 +80,13 @@ def test_a_fault_is_named(tmp_path: Path, before: str, after: str, named: str, f
 def test_a_budget_over_what_is_free_is_warned_of(tmp_path: Path) -> None:
     config = read_config(written(tmp_path, GOOD.replace(", price: {hour: 2.5}", "")))
     assert ["b has no price" in warning for warning in config.warnings] == [True]
+
+
+def test_the_example_of_hosted_providers_is_a_file_of_the_gateway() -> None:
+    config = read_config(Path(__file__).parents[3] / "deploy" / "gateway" / "hosted.yaml")
+    kinds = {row.kind: row.address for row in config.upstreams}
+    assert {"openai", "anthropic", "azure", "bedrock"} <= kinds.keys()
+    assert kinds["anthropic"] == "https://api.anthropic.com/v1"
 
 
 def test_replicas_need_no_file() -> None:

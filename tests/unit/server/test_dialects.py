@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from headway.core.errors import RequestError
 from headway.core.request import SequenceUpdate
+from headway.edge.anthropic_blocks import add_messages
+from headway.edge.chat_builder import ChatBuilder
 from headway.frontend.answer import SequenceDelta
 from headway.frontend.text.parts import (
     CallArguments,
@@ -19,7 +21,6 @@ from headway.frontend.text.parts import (
     Part,
     Reasoning,
 )
-from headway.server.anthropic.blocks import add_messages
 from headway.server.anthropic.dialect import parse_input
 from headway.server.anthropic.messages import build_chat
 from headway.server.anthropic.schema import CountBody
@@ -32,7 +33,6 @@ from headway.server.responses.tools import (
     custom_input,
     offer_tools,
 )
-from headway.server.translate import ChatBuilder
 
 TEXT = {"type": "text", "text": "hi"}
 CALL = {"type": "function_call", "call_id": "c1", "name": "get", "arguments": '{"a": 1}'}

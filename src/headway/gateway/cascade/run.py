@@ -170,9 +170,9 @@ class CheapAnswer:
                 (b"x-headway-upstream", self._upstream.name.encode("ascii", "replace")),
             ]
             if incoming.stream:
-                events = await all_events(answer)
+                events = attempt.events(await all_events(answer))
                 return await asyncio.to_thread(self._take_stream, events)
-            data = await read_bounded(answer, MAX_BYTES)
+            data = attempt.whole(await read_bounded(answer, MAX_BYTES))
         self._usage = incoming.dialect.read_whole(data)
         content = parse_answer(incoming.dialect, data)
         if isinstance(incoming.dialect, Responses):

@@ -1,6 +1,6 @@
 """POST /v1/messages: messages of blocks in, a message of blocks out; and the count of their tokens.
 
-A body becomes a chat (`translate.ChatBuilder`). A `max_tokens` beyond the context is cut to its
+A body becomes a chat (`edge/chat_builder.py`). A `max_tokens` beyond the context is cut to its
 rest, and the stop reason says so: clients of this dialect always send a large one. A last message
 of the assistant is continued.
 """
@@ -12,17 +12,17 @@ from starlette.responses import Response
 
 from headway.core.errors import RequestError
 from headway.core.request import check_range
+from headway.edge.anthropic_blocks import add_messages, content_blocks, text_parts
+from headway.edge.anthropic_tools import offer_tools
+from headway.edge.chat_builder import ChatBuilder
 from headway.server import body as bodies
-from headway.server.anthropic.blocks import add_messages, content_blocks, text_parts
 from headway.server.anthropic.dialect import MessagesDialect
 from headway.server.anthropic.schema import NO_OPS, REFUSED, CountBody, MessagesBody, check
-from headway.server.anthropic.tools import offer_tools
 from headway.server.generation import IncomingRequest, Progress
 from headway.server.models import ServerState
 from headway.server.openai import chat
 from headway.server.openai.schema import ChatBody
 from headway.server.shorten import shorten_chat
-from headway.server.translate import ChatBuilder
 from headway.server.turn import answer_in_turn
 
 COUNT = bodies.BodySpec(CountBody, NO_OPS, REFUSED)
@@ -38,7 +38,7 @@ def prepare(state: ServerState, incoming: IncomingRequest) -> MessagesDialect:
     builder.set("stream", body.stream, "stream")
     builder.set("service_tier", body.service_tier, "service_tier")
     check_range("max_tokens", body.max_tokens, 1, None)
-    chat_body = builder.body()
+    chat_body = builder.body(ChatBody)
     chat_body, cut = shorten_chat(model, chat_body, body.context, incoming.owner)
     prompt = encode_chat(state, builder, chat_body)
     room = model.info().max_model_len - len(prompt)
@@ -81,7 +81,7 @@ def build_chat(body: CountBody) -> ChatBuilder:
     last = builder.messages[-1]
     if last["role"] == "assistant":
         continue_last(builder, last)
-    offer_tools(builder, body)
+    offer_tools(builder, body.tools, body.tool_choice)
     set_output_format(builder, body)
     options = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
@@ -125,7 +125,7 @@ def count_prompt_tokens(state: ServerState, body: CountBody) -> int:
     """Return the number of tokens of the prompt of a body."""
     model = state.model(body.model)
     builder = build_chat(body)
-    chat_body, _ = shorten_chat(model, builder.body(), body.context)
+    chat_body, _ = shorten_chat(model, builder.body(ChatBody), body.context)
     with builder.client_names():
         return len(chat.counted_prompt_ids(model, chat_body))
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.edge.anthropic_tools import ToolChoice, check_choice
 from headway.server.context import ContextAsked
 from headway.server.kv import KVField
 
@@ -42,14 +43,6 @@ class OutputConfig(msgspec.Struct):
 
     format: JSONFormat | None = None
     effort: str | None = None
-
-
-class ToolChoice(msgspec.Struct):
-    """`tool_choice`: auto, any, none, or tool with its name."""
-
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -114,13 +107,3 @@ def check(body: CountBody) -> None:
                 param="output_format",
                 code="invalid_value",
             )
-
-
-def check_choice(where: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise RequestError unless `value` is None or among `allowed`."""
-    if value is not None and value not in allowed:
-        raise RequestError(
-            f"{where} is {value[:40]!r}; it must be one of {', '.join(allowed)}.",
-            param=where,
-            code="invalid_value",
-        )

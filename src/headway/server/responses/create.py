@@ -1,6 +1,6 @@
 """POST /v1/responses: items in, items out; /v1/responses/input_tokens: the number of their tokens.
 
-A body becomes a chat (`translate.ChatBuilder`) of the stored conversation before it and its own
+A body becomes a chat (`edge/chat_builder.py`) of the stored conversation before it and its own
 items. It is answered at once, as a stream, or in the background, and stored unless `store` is
 false.
 """
@@ -12,11 +12,13 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import EngineDownError, RequestError, ServerFaultError
+from headway.edge.chat_builder import ChatBuilder
 from headway.edge.errors import json_response
 from headway.edge.event_stream import send_response
 from headway.server.generation import IncomingRequest, Progress
 from headway.server.models import ServerState
 from headway.server.openai import chat
+from headway.server.openai.schema import ChatBody
 from headway.server.prompt_text import RENDERED_BYTES
 from headway.server.responses.dialect import ResponsesDialect
 from headway.server.responses.items import Item, add_items, with_ids
@@ -32,7 +34,6 @@ from headway.server.responses.store import StoredResponse
 from headway.server.responses.tools import Tools, offer_tools
 from headway.server.session import Session
 from headway.server.shorten import shorten_chat
-from headway.server.translate import ChatBuilder
 
 PREFIX = "resp_"
 MAX_BACKGROUND = 256
@@ -55,7 +56,7 @@ def prepare(state: ServerState, incoming: IncomingRequest) -> ResponsesDialect:
     builder.set("top_logprobs", body.top_logprobs, "top_logprobs")
     builder.set("logprobs", wants_logprobs(body) or None, "include")
     incoming.ignored.extend(builder.unenforced)
-    chat_body = builder.body()
+    chat_body = builder.body(ChatBody)
     with builder.client_names():
         model = state.model(body.model)
         chat_body, cut = shorten_chat(model, chat_body, body.context, owner)
@@ -139,7 +140,7 @@ def count_tokens(state: ServerState, body: InputBody, owner: str) -> dict[str, A
     """POST /v1/responses/input_tokens."""
     check_input(body)
     _, builder, _ = build_chat(state, body, "0", owner)
-    chat_body = builder.body()
+    chat_body = builder.body(ChatBody)
     with builder.client_names():
         model = state.model(body.model)
         chat_body, _ = shorten_chat(model, chat_body, body.context, owner)

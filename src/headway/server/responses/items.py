@@ -12,8 +12,8 @@ between two turns (reasoning, text, calls) become one message, as templates expe
 from typing import Any
 
 from headway.core.errors import RequestError
+from headway.edge.chat_builder import ChatBuilder, missing_field, text_field, unsupported_value
 from headway.server.responses.tools import custom_arguments, qualified_name
-from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "developer"}
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
+from headway.edge.chat_builder import ChatBuilder, missing_field, text_field, unsupported_value
 from headway.server.openai.calls import decode_object
-from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
 
 FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 CUSTOM_TOOL_PARAMETERS: dict[str, Any] = {

@@ -6,9 +6,10 @@ body names nothing but the type. Tools that only Anthropic runs are refused by n
 
 from typing import Any
 
+import msgspec
+
 from headway.core.errors import RequestError
-from headway.server.anthropic.schema import CountBody, ToolChoice, check_choice
-from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
+from headway.edge.chat_builder import ChatBuilder, missing_field, text_field, unsupported_value
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 TEXT: dict[str, Any] = {"type": "string"}
@@ -72,16 +73,25 @@ CLIENT_TOOLS: dict[str, tuple[str, str, list[dict[str, Any]]]] = {
 """Type of a tool → its name, its description for the model, and schemas of its inputs."""
 
 
-def offer_tools(builder: ChatBuilder, body: CountBody) -> None:
+class ToolChoice(msgspec.Struct):
+    """`tool_choice`: auto, any, none, or tool with its name."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+def offer_tools(
+    builder: ChatBuilder, tools: list[dict[str, Any]] | None, choice: ToolChoice | None
+) -> None:
     """Set the chat's tools and tool choice; RequestError names the client's field."""
     functions: list[dict[str, Any]] = []
-    for i, tool in enumerate(body.tools or []):
+    for i, tool in enumerate(tools or []):
         origin = f"tools[{i}]"
         builder.names[origin] = builder.names[f"{origin}.function"] = origin
         builder.names[f"{origin}.function.parameters"] = f"{origin}.input_schema"
         functions.append({"type": "function", "function": chat_function(tool, origin)})
     builder.set("tools", functions or None, "tools")
-    choice = body.tool_choice
     if choice is not None and (functions or choice.type not in ("auto", "none")):
         builder.set("tool_choice", chat_tool_choice(choice), "tool_choice")
         parallel = False if choice.disable_parallel_tool_use else None
@@ -129,3 +139,13 @@ def chat_tool_choice(choice: ToolChoice) -> Any:
     if choice.name is None:
         raise missing_field("tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
+
+
+def check_choice(where: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    """Raise RequestError unless `value` is None or among `allowed`."""
+    if value is not None and value not in allowed:
+        raise RequestError(
+            f"{where} is {value[:40]!r}; it must be one of {', '.join(allowed)}.",
+            param=where,
+            code="invalid_value",
+        )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.core.errors import RequestError
-from headway.server.translate import ChatBuilder, missing_field, text_field, unsupported_value
+from headway.edge.chat_builder import ChatBuilder, missing_field, text_field, unsupported_value
 
 ROLES = ("user", "assistant", "system")
 UNREADABLE = ("redacted_thinking",)
@@ -93,6 +93,23 @@ def document_part(block: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "document", "document": {"data": data}}
 
 
+def image_part(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return an image as a part: its URL, or its bytes as a data: URL."""
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if kind not in ("base64", "url") or not isinstance(source, dict):
+        raise unsupported_value(
+            f"{where}.source.type", repr(str(kind)[:40]), "it must be base64 or url"
+        )
+    origin = f"{where}.source"
+    if kind == "url":
+        url = text_field(source, "url", origin)
+    else:
+        media, data = text_field(source, "media_type", origin), text_field(source, "data", origin)
+        url = f"data:{media};base64,{data}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def add_user(chat: ChatBuilder, blocks: list[dict[str, Any]], where: str) -> None:
     """Add the results of tools first, then the text."""
     parts = []
@@ -102,6 +119,8 @@ def add_user(chat: ChatBuilder, blocks: list[dict[str, Any]], where: str) -> Non
             add_tool_result(chat, block, name)
         elif block["type"] == "document":
             parts.append(document_part(block, name))
+        elif block["type"] == "image" and chat.takes_images:
+            parts.append(image_part(block, name))
         else:
             parts.append(text_part(block, name))
     if not parts and blocks:

@@ -7,15 +7,15 @@ checks and refuses holds for them too. An error names the field that the client 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from headway.core.errors import RequestError
 from headway.core.grammar import Grammar
 from headway.edge import body as bodies
-from headway.server.openai.schema import ChatBody
 
+Kind = TypeVar("Kind", bound=msgspec.Struct)
 SHARED_FIELDS = (
     *("seed", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "min_tokens", "stop_token_ids", "ignore_eos", "logit_bias"),
@@ -34,6 +34,8 @@ class ChatBuilder:
     messages: list[dict[str, Any]] = field(default_factory=list)
     unenforced: list[str] = field(default_factory=list)
     """The client's fields that are shown to the model and that no grammar enforces."""
+    takes_images: bool = False
+    """Whether the chat may have images; else they are refused."""
 
     def set(self, name: str, value: Any, origin: str) -> None:
         """Set a field of the chat that the client sent as `origin`; None leaves it out."""
@@ -52,11 +54,14 @@ class ChatBuilder:
         self.messages.append(message)
         return message
 
-    def body(self) -> ChatBody:
+    def body(self, kind: type[Kind]) -> Kind:
         """Return the chat body, checked like that of a client; raises RequestError."""
-        raw = {**self.fields, "messages": self.messages}
         with self.client_names():
-            return bodies.typed(raw, ChatBody)
+            return bodies.typed(self.raw(), kind)
+
+    def raw(self) -> dict[str, Any]:
+        """Return the chat body as JSON has it."""
+        return {**self.fields, "messages": self.messages}
 
     @contextlib.contextmanager
     def client_names(self) -> Iterator[None]:
