@@ -306,7 +306,8 @@ def config_of(stubs: list[Stub], *models: dict[str, Any], **more: Any) -> Config
     rollouts = [convert_row("test", row, RolloutRow) for row in more.get("rollouts", ())]
     config = with_rollouts("test", config, rollouts)
     evidence, tasks = more.get("evidence", {}), more.get("tasks", ())
-    return msgspec.structs.replace(config, evidence=evidence, tasks=tuple(tasks))
+    teams = more.get("teams", {})
+    return msgspec.structs.replace(config, evidence=evidence, tasks=tuple(tasks), teams=teams)
 
 
 def json_of(content: dict[str, Any]) -> web.Response:

@@ -47,7 +47,7 @@ def gateway(call: "VerbCall") -> int:
         options=options,
         config=config,
         keyring=keyring,
-        ledger=Ledger(ledger_folder(options)),
+        ledger=Ledger(ledger_folder(options.data_dir)),
         request_log=RequestLog(every=logs.log_requests),
     )
     with serving.open_listener(options) as (listener, url):
@@ -94,6 +94,8 @@ def with_probes(config: "Config") -> "Config":
 
 def print_config(config: "Config") -> None:
     """Print the routes and the warnings of a configuration, for `--dry-run`."""
+    from headway.gateway.money import format_dollars
+
     for row in config.upstreams:
         print(f"upstream {row.name:<22} {row.address} ({row.kind})")
     for line in config.routes():
@@ -104,6 +106,9 @@ def print_config(config: "Config") -> None:
             f"rollout  {rollout.name:<22} {rollout.model}: {', '.join(rollout.canary)} at {steps}"
         )
     for name, budget in config.budgets.items():
-        print(f"budget   {name:<22} {budget.dollars:g} dollars per {budget.per}")
+        print(f"budget   {name:<22} {format_dollars(budget.dollars)} per {budget.per}")
+    for name, team in config.teams.items():
+        most = f"{format_dollars(team.dollars)} per {team.per}" if team.budget else "no budget"
+        print(f"team     {name:<22} {most}: {', '.join(team.keys)}")
     for warning in config.warnings:
         print(f"warning  {warning}")

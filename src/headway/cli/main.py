@@ -37,6 +37,7 @@ from headway.config.options import (
     SamplingOptions,
     ServerOptions,
     SimulateOptions,
+    SpendOptions,
     TraceOptions,
     TuneOptions,
     check_environment,
@@ -226,6 +227,14 @@ VERBS = {
         help="One address before many servers: --upstream URL, or a file of them.",
         tables=(GatewayOptions, LogOptions),
         function="headway.cli.gateway:gateway",
+    ),
+    "gateway spend": Verb(
+        group="fleet",
+        usage="gateway spend",
+        help="What was spent, by key, team, model, tag and day, out of the ledger.",
+        tables=(SpendOptions,),
+        switches=(),
+        function="headway.cli.spend:spend",
     ),
     "gateway calibrate": Verb(
         group="fleet",

@@ -11,6 +11,8 @@ of a key reserve from one balance.
 import logging
 from types import TracebackType
 
+import msgspec
+
 from headway.core.errors import RequestError
 from headway.gateway import ledger, request_log
 from headway.gateway.arm import add_attempt_sample, is_invalid
@@ -49,7 +51,7 @@ class Account:
         self._state = state
         self._incoming = incoming
         self._meter = incoming.caller.meter
-        self._key_budget = state.key_budgets.of(incoming.owner)
+        self._budgets = state.budgets_of(incoming.owner)
         self._reserved_tokens, self._reserved_dollars = 0, 0.0
         self._open = self._has_arm_sample = False
         self._upstream, self._last = "", UpstreamUsage()
@@ -79,6 +81,8 @@ class Account:
             incoming.model,
             state.clock.wall_s(),
             self._num_prompt(),
+            state.team_of(incoming.owner),
+            msgspec.json.encode(incoming.tags).decode(),
         )
         return self
 
@@ -110,14 +114,17 @@ class Account:
         upstreams = [each for row in rows for each in state.pools[row.name].upstreams]
         most = [(each, self.max_usage_at(each)) for each in upstreams]
         self._reserve_tokens(max(usage.output for _, usage in most))
-        if self._key_budget is None:
+        if not self._budgets:
             return
         dollars = max(dollars_of(each.price, usage, each.speed) for each, usage in most)
-        try:
-            self._key_budget.hold(dollars)
-        except RequestError:
-            self._meter.settle(self._reserved_tokens, 0)
-            raise
+        for number, budget in enumerate(self._budgets):
+            try:
+                budget.hold(dollars)
+            except RequestError:
+                self._meter.settle(self._reserved_tokens, 0)
+                for held in self._budgets[:number]:
+                    held.release(dollars)
+                raise
         self._reserved_dollars = dollars
 
     def _reserve_tokens(self, output: int) -> None:
@@ -252,8 +259,8 @@ class Account:
         if status in CLIENT_GONE_STATUSES and not any(used):
             used, self.estimated = self._last, True
         self._meter.settle(self._reserved_tokens, used.prompt + used.output)
-        if self._key_budget is not None:
-            self._key_budget.settle(self._reserved_dollars, self.dollars)
+        for budget in self._budgets:
+            budget.settle(self._reserved_dollars, self.dollars)
         state.tasks.spend(
             incoming.owner, incoming.task, incoming.task_class, incoming.model, self.dollars
         )

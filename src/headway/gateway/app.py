@@ -29,6 +29,7 @@ from headway.gateway.account import Account
 from headway.gateway.cascade import run as cascade
 from headway.gateway.dialects import DIALECTS, Dialect
 from headway.gateway.incoming import read_generation_request, read_object
+from headway.gateway.spend import spend
 from headway.gateway.state import GatewayState
 from headway.gateway.stream import StreamedAnswer
 from headway.gateway.whole import answer_whole
@@ -44,7 +45,9 @@ EXPOSED_HEADERS = (
         for of in ("requests", "tokens")
     ),
 )
-ACCESS = {"/health": PUBLIC, "/ready": PUBLIC, "/version": KEY} | dict.fromkeys(page.PATHS, PUBLIC)
+ACCESS = {"/health": PUBLIC, "/ready": PUBLIC, "/version": KEY, "/spend": KEY} | dict.fromkeys(
+    page.PATHS, PUBLIC
+)
 KEY_PREFIXES = ("/v1/",)
 KEY_PATHS = ("/tokenize", "/detokenize", "/apply-template")
 
@@ -128,7 +131,8 @@ def make_app(state: GatewayState, runner: Runner | None = None) -> ASGIApp:
 
 
 def log_refusal(state: GatewayState, error: RequestError, source: RequestSource) -> None:
-    """Write the request-log line of a request that was answered with an error."""
+    """Count a request that was answered with an error, and write its line of the request log."""
+    state.count_refusal(source.key or "", error.code or "refused")
     if state.request_log is not None:
         state.request_log.log_error_answer(error, source)
 
@@ -197,6 +201,8 @@ async def stats(state: GatewayState, _: Request) -> Response:
                 }
                 for row in state.config.models
             ],
+            "budgets": state.budget_rows(None),
+            "refusals": state.refusal_rows(None),
             "drift": state.drift.snapshot(),
             "holds": [counts.snapshot(name) for name, counts in state.holds.items()],
             "rollouts": [each.snapshot() for each in state.rollouts.values()],
@@ -270,6 +276,7 @@ ROUTES: list[tuple[str, str, Answer]] = [
     ("GET", "/version", version),
     ("GET", "/metrics", metrics),
     ("GET", "/stats", stats),
+    ("GET", "/spend", spend),
     ("POST", "/reload", operators.reload),
     ("POST", "/rollouts/{name}", operators.end_rollout),
     ("GET", "/v1/models", list_models),

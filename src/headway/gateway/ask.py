@@ -22,6 +22,8 @@ from headway.gateway.upstream import UNREADABLE, Upstream
 STREAM, WHOLE = "text/event-stream", "application/json"
 HEADWAY_FIELDS = ("slo", "service_class", "timings", FIELD)
 """Fields that only a Headway server knows."""
+OWN_METADATA = ("task", "task_id", "tags")
+"""Metadata that the gateway reads; a hosted provider may refuse names that it does not know."""
 N_PREDICT_KINDS = ("headway", "llama")
 """Upstream kinds that know `n_predict`, llama.cpp's name for `max_tokens`."""
 SALTED_KINDS = ("headway", "vllm")
@@ -116,6 +118,11 @@ def body_for(incoming: GatewayRequest, upstream: Upstream, raw: dict[str, Any]) 
     if not upstream.is_headway:
         for name in HEADWAY_FIELDS:
             body.pop(name, None)
+    metadata = body.get("metadata")
+    if upstream.provider is not None and isinstance(metadata, dict):
+        rest = {name: each for name, each in metadata.items() if name not in OWN_METADATA}
+        body.pop("metadata")
+        body |= {"metadata": rest} if rest else {}
     if upstream.kind not in N_PREDICT_KINDS and isinstance(body.get("n_predict"), int):
         bound = body.pop("n_predict")
         if bound > 0 and incoming.answer_param == "n_predict":

@@ -169,6 +169,23 @@ class BudgetRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError("dollars must be between 0 and 1e9")
 
 
+class TeamRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Team: keys that share one budget, beside what each of them has. Without `dollars`, none."""
+
+    keys: tuple[str, ...] = ()
+    dollars: float | None = None
+    per: Literal["hour", "day", "month"] = "day"
+
+    @property
+    def budget(self) -> BudgetRow | None:
+        """Return the budget that its keys share, if there is one."""
+        return None if self.dollars is None else BudgetRow(dollars=self.dollars, per=self.per)
+
+    def __post_init__(self) -> None:
+        if self.dollars is not None and not 0 <= self.dollars <= 1e9:
+            raise ValueError("dollars must be between 0 and 1e9")
+
+
 MAX_STEPS = 100
 
 Guard = Literal["errors", "goodput", "validity", "quality", "cost"]
@@ -244,6 +261,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     upstreams: tuple[UpstreamRow, ...]
     models: tuple[GatewayModelRow, ...]
     budgets: dict[str, BudgetRow] = {}
+    teams: dict[str, TeamRow] = {}
     rollouts: tuple[RolloutRow, ...] = ()
     tasks: tuple[TaskRule, ...] = ()
     evidence: dict[str, EvidenceFile] = {}
@@ -263,7 +281,10 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
-TOP_LEVEL_KEYS = ("upstreams", "models", "budgets", "rollouts", "tasks", "drift", "forward_headers")
+TOP_LEVEL_KEYS = (
+    *("upstreams", "models", "budgets", "teams", "rollouts", "tasks", "drift"),
+    "forward_headers",
+)
 
 
 def read_config(file: Path) -> Config:
@@ -281,13 +302,9 @@ def read_config(file: Path) -> Config:
     content = with_overlay(file, content)
     upstreams = with_names(rows(where, "upstreams", content["upstreams"], UpstreamRow))
     models = rows(where, "models", content.get("models") or [], GatewayModelRow)
-    budgets = content.get("budgets") or {}
-    if not isinstance(budgets, dict):
-        raise UsageError(f"{where}: budgets must be names with rows.", FIX_HINT)
-    budget_rows = {
-        str(name): convert_row(f"{where}: budgets: {name}", row, BudgetRow)
-        for name, row in budgets.items()
-    }
+    budget_rows = rows_by_name(where, "budgets", content.get("budgets") or {}, BudgetRow)
+    teams = rows_by_name(where, "teams", content.get("teams") or {}, TeamRow)
+    check_teams(where, teams)
     headers = content.get("forward_headers") or []
     if not isinstance(headers, list) or not all(isinstance(name, str) for name in headers):
         raise UsageError(f"{where}: forward_headers must be a list of names.", FIX_HINT)
@@ -298,7 +315,7 @@ def read_config(file: Path) -> Config:
     tasks = rows(where, "tasks", content.get("tasks") or [], TaskRule)
     drift = content.get("drift")
     row = convert_row(f"{where}: drift", drift, DriftRow) if drift is not None else None
-    config = msgspec.structs.replace(config, tasks=tuple(tasks), drift=row)
+    config = msgspec.structs.replace(config, tasks=tuple(tasks), drift=row, teams=teams)
     return with_cascades(file, with_rollouts(where, config, rollouts))
 
 
@@ -461,6 +478,30 @@ def rows(where: str, what: str, content: Any, kind: type[Row]) -> list[Row]:
         convert_row(f"{where}: {what}: {row_label(row, number)}", row, kind)
         for number, row in enumerate(content, 1)
     ]
+
+
+def rows_by_name(where: str, what: str, content: Any, kind: type[Row]) -> dict[str, Row]:
+    """Convert the rows of a part of the file that has a name for each."""
+    if not isinstance(content, dict):
+        raise UsageError(f"{where}: {what} must be names with rows.", FIX_HINT)
+    return {
+        str(name): convert_row(f"{where}: {what}: {name}", row, kind)
+        for name, row in content.items()
+    }
+
+
+def check_teams(where: str, teams: dict[str, TeamRow]) -> None:
+    """Raise UsageError for a name that is none, or a key in two teams."""
+    team_of: dict[str, str] = {}
+    for name, row in teams.items():
+        if not (name.isprintable() and 0 < len(name) <= 64) or name == "*":
+            raise UsageError(f"{where}: teams: {name[:64]!r} cannot be a name.", "Rename it.")
+        for key in row.keys:
+            if team_of.setdefault(key, name) != name:
+                raise UsageError(
+                    f"{where}: teams: the key {key!r} is in {team_of[key]} and in {name}.",
+                    "A key has one team: take it out of one of them.",
+                )
 
 
 def row_label(row: Any, number: int) -> str:

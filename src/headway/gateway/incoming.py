@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from headway.core.errors import RequestError
 from headway.edge import body as bodies
+from headway.edge.auth import header
 from headway.edge.keys import Caller
 from headway.edge.principal import owner_of, turn_of
 from headway.edge.relayed import FIELD
@@ -50,6 +51,7 @@ class GatewayRequest:
     task_class: str
     began_s: float
     num_retry: int = 0
+    tags: tuple[str, ...] = ()
     arm: Arm | None = None
     """Its arm, if its model has a rollout."""
 
@@ -118,8 +120,35 @@ async def read_generation_request(
         task_class=task_class,
         began_s=began_s,
         num_retry=num_retry,
+        tags=tags_of(scope, raw),
         arm=arm,
     )
+
+
+TAGS_HEADER = b"x-headway-tags"
+MAX_TAGS, MAX_TAG = 10, 64
+
+
+def tags_of(scope: Scope, raw: dict[str, Any]) -> tuple[str, ...]:
+    """Return the tags of a request, by its header or `metadata.tags`; a list there is taken out.
+
+    Both are names with commas between them, or a list of names, which no other server knows.
+    """
+    metadata = raw.get("metadata")
+    given = metadata.get("tags") if isinstance(metadata, dict) else None
+    if isinstance(given, list):
+        raw["metadata"] = {name: value for name, value in metadata.items() if name != "tags"}
+    given = header(scope, TAGS_HEADER) or given or ()
+    names = given.split(",") if isinstance(given, str) else given
+    good = isinstance(names, list | tuple) and all(isinstance(each, str) for each in names)
+    tags = tuple(dict.fromkeys(each.strip() for each in names)) if good else ("",)
+    if len(tags) > MAX_TAGS or not all(0 < len(t) <= MAX_TAG and t.isprintable() for t in tags):
+        raise RequestError(
+            f"metadata.tags must be up to {MAX_TAGS} names of 1 to {MAX_TAG} characters.",
+            param="metadata.tags",
+            code="invalid_value",
+        )
+    return tags
 
 
 def typed_body(dialect: Dialect, raw: dict[str, Any]) -> Body:

@@ -12,13 +12,15 @@ import contextlib
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from headway.core.errors import HeadwayError, RequestError, StorageError
 from headway.edge.database import take_lock
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,11 @@ CREATE TABLE IF NOT EXISTS requests (
     cached_tokens INTEGER NOT NULL DEFAULT 0,
     output_tokens INTEGER NOT NULL DEFAULT 0,
     estimated INTEGER NOT NULL DEFAULT 1,
-    dollars REAL NOT NULL DEFAULT 0
+    dollars REAL NOT NULL DEFAULT 0,
+    team TEXT NOT NULL DEFAULT '',
+    tags TEXT NOT NULL DEFAULT '[]'
 ) STRICT;
+CREATE INDEX IF NOT EXISTS requests_by_key ON requests (key, began_at);
 CREATE INDEX IF NOT EXISTS requests_of_task ON requests (key, task);
 CREATE INDEX IF NOT EXISTS requests_by_time ON requests (began_at);
 CREATE TABLE IF NOT EXISTS attempts (
@@ -83,9 +88,18 @@ CREATE TABLE IF NOT EXISTS rollout_evidence (
     PRIMARY KEY (name, version)
 ) STRICT;
 """
+VERSION = 1
+"""Version of the columns, which the file has as its `user_version`."""
+MIGRATIONS: dict[int, tuple[str, ...]] = {
+    0: (
+        "ALTER TABLE requests ADD COLUMN team TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE requests ADD COLUMN tags TEXT NOT NULL DEFAULT '[]'",
+    ),
+}
+"""Version of a file → what makes the next one of it."""
 BEGIN = (
-    "INSERT INTO requests (id, key, task, task_class, route, began_at, status, prompt_tokens)"
-    " VALUES (?, ?, ?, ?, ?, ?, 'open', ?)"
+    "INSERT INTO requests (id, key, task, task_class, route, began_at, status, prompt_tokens,"
+    " team, tags) VALUES (?, ?, ?, ?, ?, ?, 'open', ?, ?, ?)"
 )
 PROGRESS = "UPDATE requests SET output_tokens = ?, dollars = ? WHERE id = ? AND status = 'open'"
 SETTLE = (
@@ -97,6 +111,42 @@ ADD_OUTCOME = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
 
 SAVE_EVIDENCE = "INSERT OR REPLACE INTO rollout_evidence VALUES (?, ?, ?)"
 CHANGE_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+SPEND_BY = {
+    "key": "key",
+    "team": "team",
+    "model": "route",
+    "tag": "coalesce(tag.value, '')",
+    "day": "date(began_at, 'unixepoch')",
+}
+"""What spending is summed by → its expression."""
+MAX_SPEND_ROWS, SPEND_S, MAX_SPEND_WAITING = 10_000, 10.0, 8
+"""Rows of an answer, seconds that its query may take, and queries that may wait."""
+PROGRESS_STEPS = 10_000
+
+
+class SpendQuery(NamedTuple):
+    """Question of GET /spend: names of `SPEND_BY`, seconds since 1970, a key or None for all."""
+
+    by: tuple[str, ...]
+    since_s: float
+    until_s: float
+    key: str | None = None
+
+    def statement(self) -> tuple[str, tuple[Any, ...]]:
+        """Return the SQL and its values."""
+        groups = [SPEND_BY[name] for name in self.by]
+        tokens = [f"coalesce(sum({name}_tokens), 0)" for name in ("prompt", "cached", "output")]
+        columns = ", ".join([*groups, "count(*)", *tokens, "total(dollars)"])
+        source = "requests" + (
+            " LEFT JOIN json_each(requests.tags) AS tag" if "tag" in self.by else ""
+        )
+        where = "began_at >= ? AND began_at < ?" + (" AND key = ?" if self.key is not None else "")
+        group = f" GROUP BY {', '.join(str(i + 1) for i in range(len(groups)))}" if groups else ""
+        values = (self.since_s, self.until_s, *([self.key] if self.key is not None else []))
+        order = f" ORDER BY {len(groups) + 5} DESC LIMIT {MAX_SPEND_ROWS + 1}"
+        return f"SELECT {columns} FROM {source} WHERE {where}{group}{order}", values
 
 
 class PastRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -118,6 +168,8 @@ class Ledger:
         self.num_lost = 0
         """Number of rows that could not be written."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ledger")
+        self._readers = ThreadPoolExecutor(1, thread_name_prefix="spend")
+        self._num_reading = 0
         self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
         self._rows: list[tuple[str, tuple[Any, ...]]] = []
@@ -138,7 +190,9 @@ class Ledger:
         )
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
+        migrate(connection, self.folder)
         connection.executescript(SCHEMA)
+        connection.execute(f"PRAGMA user_version = {VERSION}")
         connection.execute(
             "UPDATE requests SET status = 'interrupted', estimated = 1, ended_at = ?"
             " WHERE status = 'open'",
@@ -218,6 +272,29 @@ class Ledger:
         query = f"SELECT {columns} FROM requests WHERE began_at > ? ORDER BY began_at"
         return [PastRequest(*row) for row in await self._select(query, since_s)]
 
+    async def spend(self, query: SpendQuery) -> list[tuple[Any, ...]]:
+        """Return the sums of a question, the dearest first; raises RequestError.
+
+        It is read in a thread of its own, by a connection that only reads, so that no request
+        waits for it.
+        """
+        if self.folder is None:
+            return []
+        if self._num_reading >= MAX_SPEND_WAITING:
+            raise RequestError(
+                "Too many questions for /spend wait; ask again.",
+                *(),
+                code="rate_limit_exceeded",
+                status=429,
+                retry_after_s=1.0,
+            )
+        file, loop = self.folder / "ledger.db", asyncio.get_running_loop()
+        self._num_reading += 1
+        try:
+            return await loop.run_in_executor(self._readers, read_spend, file, query)
+        finally:
+            self._num_reading -= 1
+
     async def outcomes(self, since_s: float) -> list[tuple[str, str, bool]]:
         """Return (key, task, success) of the outcomes since a time."""
         query = "SELECT key, task, success FROM outcomes WHERE at > ?"
@@ -264,13 +341,67 @@ class Ledger:
             os.close(self._lock)
             self._lock = None
         self._thread.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
+
+
+def migrate(connection: sqlite3.Connection, folder: Path) -> None:
+    """Bring the columns of an old file to this version, after a copy of it beside it.
+
+    The copy is ledger.v0.db; a file of a newer version raises HeadwayError, and is not touched.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    query = "SELECT count(*) FROM sqlite_master WHERE name = 'requests'"
+    if version > VERSION:
+        raise HeadwayError(
+            f"{folder / 'ledger.db'} has columns of version {version}, of a newer Headway.",
+            "Start that one, or name another --data-dir.",
+        )
+    if version == VERSION or not connection.execute(query).fetchone()[0]:
+        return
+    copy = folder / f"ledger.v{version}.db"
+    part = folder / f".ledger.v{version}.part"
+    part.unlink(missing_ok=True)
+    connection.execute("VACUUM INTO ?", (str(part),))
+    part.chmod(0o600)
+    os.replace(part, copy)
+    connection.execute("BEGIN IMMEDIATE")
+    for number in range(version, VERSION):
+        for statement in MIGRATIONS[number]:
+            connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    connection.execute("COMMIT")
+    log.info("the ledger has columns of version %d now; its copy is %s", VERSION, copy)
+
+
+def read_spend(file: Path, query: SpendQuery) -> list[tuple[Any, ...]]:
+    """Return the sums of a question out of a ledger's file; raises RequestError.
+
+    The file may be that of a running gateway: it is only read.
+    """
+    statement, values = query.statement()
+    until_s = time.monotonic() + SPEND_S
+    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        connection.set_progress_handler(lambda: time.monotonic() > until_s, PROGRESS_STEPS)
+        rows = connection.execute(statement, values).fetchall()
+    except sqlite3.OperationalError as error:
+        raise RequestError(
+            f"The ledger cannot be read: {error}; ask for fewer days.", code="ledger", status=503
+        ) from error
+    finally:
+        connection.close()
+    if len(rows) > MAX_SPEND_ROWS:
+        raise RequestError(
+            f"The answer has more than {MAX_SPEND_ROWS:,} rows; ask for fewer days, or by less.",
+            param="by",
+            code="too_many_values",
+        )
+    return rows
 
 
 @contextlib.contextmanager
 def storage_errors(folder: Path | None) -> Iterator[None]:
     """Turn errors of the disk and SQLite into a HeadwayError with a fix."""
-    from headway.core.errors import HeadwayError, StorageError
-
     try:
         yield
     except StorageError:

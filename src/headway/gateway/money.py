@@ -1,6 +1,8 @@
 """Cost of requests, and budgets of keys: reserved before a request, settled after it."""
 
 from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from headway.core.clock import Clock
 from headway.core.errors import RequestError
@@ -26,8 +28,21 @@ def dollars_of(price: UpstreamPrice, usage: UpstreamUsage, speed: Speed) -> floa
     return (fresh * price.input + usage.cached * cached + usage.output * price.output) / 1e6
 
 
+def format_dollars(dollars: float) -> str:
+    """Return an amount with cents, or with two significant digits below a dollar.
+
+    >>> format_dollars(1234.5), format_dollars(0.00123456), format_dollars(0)
+    ('$1,234.50', '$0.0012', '$0.00')
+    """
+    size = abs(dollars)
+    if size >= 0.995 or size < 1e-12:
+        return f"${dollars:,.2f}"
+    exponent = int(f"{size:.1e}".partition("e")[2])  # of the rounded number: 0.0999 is 0.10
+    return f"${dollars:.{1 - exponent}f}"
+
+
 class KeyBudget:
-    """Budget of one key: its spending in the period, and the reservations of running requests."""
+    """Budget of a key or a team: spending in the period, and running requests."""
 
     def __init__(self, row: BudgetRow, clock: Clock, who: str) -> None:
         self.row = row
@@ -45,27 +60,31 @@ class KeyBudget:
 
     def hold(self, dollars: float) -> None:
         """Reserve dollars; raises RequestError 429 if they are not available now, 400 if never."""
-        whole = f"{self._who} may spend {self.row.dollars:g} dollars per {self.row.per}"
+        whole = f"{self._who} may spend {format_dollars(self.row.dollars)} per {self.row.per}"
         if dollars > self.row.dollars > 0:
             raise RequestError(
-                f"{whole}; this request may cost {dollars:.4g}. Send fewer prompts, or lower n and "
-                "max_tokens, which is the model's context where it is left out.",
+                f"{whole}; this request may cost {format_dollars(dollars)}. Send fewer prompts, or "
+                "lower n and max_tokens, which is the model's context where it is left out.",
                 code="budget_exceeded",
                 reason="dollars",
             )
         if self.available < dollars or self.available <= 0:
             raise RequestError(
-                f"{whole}, and {max(self.available, 0):.4g} are left; this request may cost "
-                f"{dollars:.4g}.",
+                f"{whole}, and {format_dollars(max(self.available, 0))} is left; this request may "
+                f"cost {format_dollars(dollars)}.",
                 code="insufficient_quota",
                 status=429,
                 reason="dollars",
             )
         self._held += dollars
 
+    def release(self, held: float) -> None:
+        """Release a reservation of which nothing was spent."""
+        self._held = max(0.0, self._held - held)
+
     def settle(self, held: float, spent: float) -> None:
         """Release a reservation and add what was spent."""
-        self._held = max(0.0, self._held - held)
+        self.release(held)
         self.add(spent, self._clock.wall_s())
 
     def add(self, dollars: float, at_s: float) -> None:
@@ -77,6 +96,14 @@ class KeyBudget:
             self._spent.append((bucket, dollars))
         self._total += dollars
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return what it allows, what is spent, reserved and left, in dollars."""
+        left = self.available
+        return {
+            **{"dollars": self.row.dollars, "per": self.row.per, "spent": self._total},
+            **{"held": self._held, "left": max(0.0, left)},
+        }
+
     def _forget(self) -> None:
         now = int(self._clock.wall_s() * BUCKETS / self._period_s)
         while self._spent and self._spent[0][0] <= now - BUCKETS:
@@ -86,10 +113,14 @@ class KeyBudget:
 
 
 class KeyBudgets:
-    """Budgets by key; the row `*` gives each key without a row of its own a budget of its own."""
+    """Budgets by key or by team; `*` gives each key without a row of its own a budget of its own.
 
-    def __init__(self, clock: Clock) -> None:
+    `who` names one in messages, from its name.
+    """
+
+    def __init__(self, clock: Clock, who: str = "This key") -> None:
         self._clock = clock
+        self._who = who
         self._rows: dict[str, BudgetRow] = {}
         self._budgets: dict[str, KeyBudget] = {}
 
@@ -100,6 +131,18 @@ class KeyBudgets:
             name: budget for name, budget in self._budgets.items() if budget.row == self._row(name)
         }
 
+    def snapshots(self, keys: Iterable[str]) -> Iterator[dict[str, Any]]:
+        """Yield what the budgets of these keys have left."""
+        for key in keys:
+            budget = self.of(key)
+            if budget is not None:
+                yield {"name": key, **budget.snapshot()}
+
+    @property
+    def names(self) -> list[str]:
+        """Return the keys that have a budget, or have had one of the row `*`."""
+        return [*(name for name in self._rows if name != "*"), *self._budgets]
+
     def _row(self, key: str) -> BudgetRow | None:
         return self._rows.get(key, self._rows.get("*"))
 
@@ -109,5 +152,5 @@ class KeyBudgets:
         if row is None:
             return None
         if key not in self._budgets:
-            self._budgets[key] = KeyBudget(row, self._clock, "This key")
+            self._budgets[key] = KeyBudget(row, self._clock, self._who.format(key))
         return self._budgets[key]

@@ -27,8 +27,8 @@ from headway.gateway.config import ANY, PERIODS_S, Config, GatewayModelRow, Roll
 from headway.gateway.drift.watch import DriftWatch
 from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
-from headway.gateway.metrics import Labels, Metrics
-from headway.gateway.money import KeyBudgets
+from headway.gateway.metrics import OTHER, Labels, Metrics
+from headway.gateway.money import KeyBudget, KeyBudgets
 from headway.gateway.probe import ScorerClient
 from headway.gateway.rollout import Rollout, RolloutChange
 from headway.gateway.upstream import LOOK_UP_S, Discovery, Upstream, is_name
@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 FIRST_CHECK_S, RETIRE_POLL_S = 1.0, 0.05
 MAX_RESPONSES, MAX_RESPONSE_ID = 100_000, 200
 DEFAULT_AT_ONCE = 16
+MAX_REFUSALS = 10_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -88,10 +89,16 @@ class GatewayState:
     drift: DriftWatch = field(init=False)
     budget: RetryBudget = field(init=False)
     key_budgets: KeyBudgets = field(init=False)
+    team_budgets: KeyBudgets = field(init=False)
+    teams: dict[str, str] = field(default_factory=dict)
+    """Name of a key → its team."""
+    refusals: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Key and code → requests that were answered with this error since the start."""
 
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.clock)
         self.key_budgets = KeyBudgets(self.clock)
+        self.team_budgets = KeyBudgets(self.clock, "The team {}")
         folder = self.ledger.folder
         self.drift = DriftWatch(self, folder / "drift" if folder is not None else None)
         self._take(self.config)
@@ -118,7 +125,7 @@ class GatewayState:
             )
             for row in config.models
         }
-        self.key_budgets.load(config.budgets)
+        self._take_budgets(config)
         self.cascades = {
             row.name: Cascade(row.cascade, config.evidence.get(row.name), self.clock)
             for row in config.models
@@ -139,6 +146,13 @@ class GatewayState:
         }
         return gone
 
+    def _take_budgets(self, config: Config) -> None:
+        """Use the budgets and the teams of this configuration."""
+        self.key_budgets.load(config.budgets)
+        budgets = {name: row.budget for name, row in config.teams.items()}
+        self.team_budgets.load({name: row for name, row in budgets.items() if row is not None})
+        self.teams = {key: name for name, row in config.teams.items() for key in row.keys}
+
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
@@ -146,15 +160,13 @@ class GatewayState:
         await self.ledger.open(self.clock.wall_s())
         if await self.discovery.look_up(self.file_config):
             self._take(self.file_config)
-        longest_s = max(
-            [PERIODS_S[row.per] for row in self.config.budgets.values()], default=86_400
-        )
+        rows = [*self.config.budgets.values(), *self.config.teams.values()]
+        longest_s = max([PERIODS_S[row.per] for row in rows], default=86_400)
         since_s = self.clock.wall_s() - longest_s
         for row in await self.ledger.spent(since_s):
             self.tasks.spend(row.key, row.task, row.task_class, row.route, row.dollars)
-            key_budget = self.key_budgets.of(row.key)
-            if key_budget is not None:
-                key_budget.add(row.dollars, row.began_at)
+            for budget in self.budgets_of(row.key):
+                budget.add(row.dollars, row.began_at)
         for key, task, success in await self.ledger.outcomes(since_s):
             self.tasks.judge(key, task, success)
         await self._restore(self.rollouts.values())
@@ -328,6 +340,48 @@ class GatewayState:
         _, row = self.route(model)
         return sum(each.max_rows or DEFAULT_AT_ONCE for each in self.pools[row.name].upstreams)
 
+    # ── spending ────────────────────────────────────────────────────────────────────────────
+
+    def team_of(self, owner: str) -> str:
+        """Return the team of a key, or "": alice/bob, a user of the key alice, is in hers."""
+        name = owner
+        while name not in self.teams and "/" in name:
+            name = name.rpartition("/")[0]
+        return self.teams.get(name, "")
+
+    def budgets_of(self, owner: str) -> list[KeyBudget]:
+        """Return the budgets that a request of this key takes from: its own and its team's."""
+        found = (self.key_budgets.of(owner), self.team_budgets.of(self.team_of(owner)))
+        return [each for each in found if each is not None]
+
+    def budget_rows(self, owner: str | None) -> list[dict[str, object]]:
+        """Return what budgets have left: of a key and its team, or all for None."""
+        keys = self.key_budgets.names if owner is None else [owner]
+        teams = self.team_budgets.names if owner is None else [self.team_of(owner)]
+        return [
+            {"kind": kind, **row}
+            for kind, budgets, names in (
+                ("key", self.key_budgets, keys),
+                ("team", self.team_budgets, teams),
+            )
+            for row in budgets.snapshots(dict.fromkeys(names))
+        ]
+
+    def count_refusal(self, key: str, code: str) -> None:
+        """Count a request that was answered with an error."""
+        place = (key, code)
+        if place not in self.refusals and len(self.refusals) >= MAX_REFUSALS:
+            place = (OTHER, OTHER)
+        self.refusals[place] = self.refusals.get(place, 0) + 1
+
+    def refusal_rows(self, owner: str | None) -> list[dict[str, object]]:
+        """Return the counts of refusals: of a key, or all for None."""
+        return [
+            {"key": key, "code": code, "requests": count}
+            for (key, code), count in self.refusals.items()
+            if owner in (None, key)
+        ]
+
     # ── stored responses ────────────────────────────────────────────────────────────────────
 
     def keep_response(self, response_id: str, owner: str, upstream: str) -> None:
@@ -404,7 +458,7 @@ def make_rollout(state: GatewayState, row: RolloutRow) -> Rollout:
     return rollout
 
 
-def ledger_folder(options: GatewayOptions) -> Path:
-    """Return the folder of the ledger."""
-    given = Path(options.data_dir).expanduser() if options.data_dir else default_folder()
+def ledger_folder(data_dir: str) -> Path:
+    """Return the folder of the ledger, of `--data-dir` or its default."""
+    given = Path(data_dir).expanduser() if data_dir else default_folder()
     return given / "gateway"

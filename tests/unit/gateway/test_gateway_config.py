@@ -123,7 +123,7 @@ def test_a_key_is_in_the_environment_or_in_a_file_of_its_own(
 def test_the_dry_run_prints_the_routes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["gateway", str(written(tmp_path, GOOD)), "--dry-run"]) == 0
     shown = capsys.readouterr().out
-    assert "chat" in shown and "a, b; then big" in shown and "5 dollars per month" in shown
+    assert "chat" in shown and "a, b; then big" in shown and "$5.00 per month" in shown
 
 
 @pytest.mark.parametrize(

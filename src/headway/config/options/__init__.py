@@ -17,7 +17,7 @@ from headway.config.options.drift import DriftOptions
 from headway.config.options.evals import EvalOptions
 from headway.config.options.field import HALVES, Bytes, Seconds, Stages, flag_name, plain
 from headway.config.options.gate import GateOptions
-from headway.config.options.gateway import GatewayOptions
+from headway.config.options.gateway import GatewayOptions, SpendOptions
 from headway.config.options.plan import PlanOptions
 from headway.config.options.prune import PruneOptions
 from headway.config.options.quantize import QuantizeOptions
@@ -60,6 +60,7 @@ __all__ = [
     "Stages",
     "ServerOptions",
     "SimulateOptions",
+    "SpendOptions",
     "TuneOptions",
     "TraceOptions",
     "flag_name",

@@ -57,3 +57,21 @@ class GatewayOptions:
     max_connections: int = option(
         4096, "Most connections at once; half of them from one address.", low=2, high=100_000
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpendOptions:
+    """What `headway gateway spend` tells."""
+
+    by: str = option(
+        "key,model", "What is summed by: some of key, team, model, tag, day.", common=True
+    )
+    since: str = option("", "First day (UTC), as 2026-11-01; by default 30 days ago.", common=True)
+    until: str = option("", "Day (UTC) before which it ends; by default tomorrow.", common=True)
+    key: str = option("", "This key alone.", common=True)
+    csv: bool = option(False, "Comma-separated values in place of a table.", common=True)
+    data_dir: str = option(
+        "",
+        "Data folder of the gateway; by default headway in the user's state folder.",
+        common=True,
+    )

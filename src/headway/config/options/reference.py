@@ -23,7 +23,7 @@ from headway.config.options.drift import DriftOptions
 from headway.config.options.evals import EvalOptions
 from headway.config.options.field import environment_name, flag_name, value_type
 from headway.config.options.gate import GateOptions
-from headway.config.options.gateway import GatewayOptions
+from headway.config.options.gateway import GatewayOptions, SpendOptions
 from headway.config.options.plan import PlanOptions
 from headway.config.options.prune import PruneOptions
 from headway.config.options.quantize import QuantizeOptions
@@ -155,6 +155,7 @@ def listed(names: Iterable[str]) -> str:
 TITLES: dict[type, str] = {
     ServerOptions: "Server (`serve`)",
     GatewayOptions: "Gateway (`gateway`)",
+    SpendOptions: "Spending (`gateway spend`)",
     CalibrateOptions: "Evidence of a cascade (`gateway calibrate`)",
     DriftOptions: "Upstreams compared (`gateway drift`)",
     RolloutOptions: "A new version of a model (`gateway rollout`)",

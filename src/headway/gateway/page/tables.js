@@ -75,6 +75,29 @@ export const TABLES = [
     ],
   },
   {
+    id: "budgets",
+    rows: ({ budgets }) => budgets ?? [],
+    keyOf: (item) => `${item.kind} ${item.name}`,
+    columns: [
+      words("budget of", (item) => `${item.kind} ${item.name}`),
+      figure("left", (item) => dollars(item.left)),
+      figure("spent", (item) => dollars(item.spent)),
+      figure("held by running requests", (item) => dollars(item.held)),
+      figure("allowed", (item) => dollars(item.dollars)),
+      words("per", (item) => item.per),
+    ],
+  },
+  {
+    id: "refusals",
+    rows: ({ refusals }) => refusals ?? [],
+    keyOf: (item) => `${item.key} ${item.code}`,
+    columns: [
+      words("key", (item) => item.key || "(none)"),
+      words("refused for", (item) => item.code),
+      figure("requests", (item) => count(item.requests)),
+    ],
+  },
+  {
     id: "upstreams",
     rows: ({ upstreams }) => upstreams,
     keyOf: (item) => item.name,
