@@ -40,6 +40,11 @@ def gateway(call: "VerbCall") -> int:
     keyring = Keyring(
         flags=options.api_key, file=Path(options.key_file) if options.key_file else None
     )
+    if options.key_api and not keyring:
+        raise UsageError(
+            "--key-api needs a key that may make others.",
+            "Add --api-key KEY, or --key-file with a row of `headway key NAME --admin`.",
+        )
     serving.check_place(options, call.sources, has_key=bool(keyring), insecure=options.insecure)
     root_path.check_root_path(options.root_path)
     notifier = Notifier.take(os.environ)

@@ -57,6 +57,8 @@ class Caller:
     digest: bytes = b""
     in_batch: bool = False
     gateway: bool = False
+    expires_at_s: float | None = None
+    """Wall-clock time from which on its key is refused."""
 
     @property
     def relays(self) -> bool:
@@ -103,9 +105,14 @@ class Keyring:
     """Whether all keys share one salt, so that each finds the cached prefixes of the others."""
     clock: Clock = field(default_factory=SystemClock)
     callers: list[Caller] = field(default_factory=list)
+    made: list[tuple[KeyRow, float | None]] = field(default_factory=list)
+    """Rows of keys that neither flags nor the file have, with the time that they expire at."""
+    reserved_names: frozenset[str] = frozenset()
+    """Names of the keys of flags and of the file, revoked ones included."""
     revoked: list[Principal] = field(default_factory=list)
     """Principals whose keys are revoked: their KV blocks are to be dropped."""
     anonymous: Caller = field(default_factory=anonymous_caller)
+    _rows: list[KeyRow] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.reload()
@@ -130,8 +137,26 @@ class Keyring:
         callers = [self._from_flag(number, key) for number, key in enumerate(self.flags, 1)]
         entries = [(self._from_row(row), row.revoked) for row in rows]
         check_distinct([*callers, *(caller for caller, _ in entries)])
-        self.callers = callers + [caller for caller, revoked in entries if not revoked]
+        names = [caller.principal.name for caller in (*callers, *(each for each, _ in entries))]
+        digests = {caller.digest for caller, revoked in entries if revoked}
+        made = [self._from_made(row, at_s) for row, at_s in self.made if row.name not in names]
+        callers += [caller for caller, revoked in entries if not revoked]
+        digests |= {caller.digest for caller in callers}
+        self.callers = callers + [caller for caller in made if caller.digest not in digests]
         self.revoked = [caller.principal for caller, revoked in entries if revoked]
+        self.reserved_names, self._rows = frozenset(names), rows
+
+    def use_made(self, made: Sequence[tuple[KeyRow, float | None]]) -> None:
+        """Use these rows beside those of flags and of the file, which come first."""
+        self.made = list(made)
+        self.use(self._rows)
+
+    def _from_made(self, row: KeyRow, expires_at_s: float | None) -> Caller:
+        return replace(self._caller(row), expires_at_s=expires_at_s)
+
+    def is_expired(self, caller: Caller) -> bool:
+        """Return whether the caller's key is refused because of its age."""
+        return caller.expires_at_s is not None and self.clock.wall_s() >= caller.expires_at_s
 
     def _from_flag(self, number: int, key: str) -> Caller:
         return self._caller(KeyRow(name=f"api-key-{number}", sha256=digest(key).hex(), admin=True))
@@ -178,7 +203,8 @@ class Keyring:
         """Return the caller of this name; without keys the anonymous one."""
         if not self:
             return self.anonymous
-        return next((c for c in self.callers if c.principal.name == name), None)
+        found = next((c for c in self.callers if c.principal.name == name), None)
+        return None if found is None or self.is_expired(found) else found
 
 
 def cache_salt(hashed: bytes) -> str:

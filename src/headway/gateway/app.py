@@ -108,6 +108,11 @@ def make_app(state: GatewayState, runner: Runner | None = None) -> ASGIApp:
         Route(path, handler(state, answer), methods=[method]) for method, path, answer in ROUTES
     ]
     options = state.options
+    if options.key_api:
+        routes += [
+            Route(path, handler(state, answer), methods=[method])
+            for method, path, answer in operators.KEY_ROUTES
+        ]
     here = is_guarded(options, options.insecure)
     routes += [Route(path, answer, methods=["GET"]) for path, answer in page.endpoints().items()]
     app: ASGIApp = AuthMiddleware(
@@ -238,8 +243,10 @@ def model_card(state: GatewayState, name: str) -> dict[str, Any]:
     }
 
 
-async def list_models(state: GatewayState, _: Request) -> Response:
-    cards = [model_card(state, name) for name in state.model_names]
+async def list_models(state: GatewayState, request: Request) -> Response:
+    """Return the models that the caller's key may use."""
+    only = state.made_keys.models_of(owner_of(request.scope))
+    cards = [model_card(state, name) for name in state.model_names if not only or name in only]
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
     return json_response({"object": "list", "data": cards, "has_more": False, **ends})
 

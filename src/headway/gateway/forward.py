@@ -30,6 +30,7 @@ async def forward_count(state: GatewayState, request: Request) -> Response:
     raw = await read_object(state, request.scope, request.receive)
     given = raw.get("model")
     model, route = state.route(given if isinstance(given, str) else None)
+    state.check_use(owner_of(request.scope), model, route)
     query, path = RoutingQuery(model=model), request.scope["path"]
     without = {each for each in state.upstreams.values() if not each.has_path(path)}
     state.budget.request()

@@ -77,6 +77,7 @@ async def read_generation_request(
     raw = await read_object(state, scope, receive)
     began_s, owner = state.clock.now_s(), owner_of(scope)
     model, route = state.route(typed_body(dialect, raw).model)
+    state.check_use(owner, model, route)
     prompt = dialect.prompt_bytes(raw)
     answer, param = answer_length(raw, dialect.lengths)
     task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)

@@ -81,6 +81,10 @@ CREATE TABLE IF NOT EXISTS rollouts (
     evidence TEXT NOT NULL,
     at REAL NOT NULL
 ) STRICT;
+CREATE TABLE IF NOT EXISTS keys (
+    name TEXT PRIMARY KEY,
+    row TEXT NOT NULL
+) STRICT;
 CREATE TABLE IF NOT EXISTS rollout_evidence (
     name TEXT NOT NULL,
     version TEXT NOT NULL,
@@ -110,6 +114,7 @@ ATTEMPT = "INSERT OR REPLACE INTO attempts VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ADD_OUTCOME = "INSERT OR REPLACE INTO outcomes VALUES (?, ?, ?, ?, ?, ?)"
 
 SAVE_EVIDENCE = "INSERT OR REPLACE INTO rollout_evidence VALUES (?, ?, ?)"
+ADD_KEY, DELETE_KEY = "INSERT INTO keys VALUES (?, ?)", "DELETE FROM keys WHERE name = ?"
 CHANGE_ROLLOUT = "INSERT INTO rollouts VALUES (?, ?, ?, ?, ?, ?, ?)"
 
 
@@ -263,6 +268,28 @@ class Ledger:
             self.num_lost += len(rows) - num_written
             why = failure or "requests that have no row"
             log.error("the ledger lost %d rows: %s", len(rows) - num_written, why)
+
+    async def store(self, statement: str, *values: Any) -> None:
+        """Write one row and return when it is on the disk; raises HeadwayError if it is not.
+
+        Unlike other rows it outlasts a loss of power: a key that was deleted does not come back.
+        """
+        connection = self._connection
+        if connection is None:
+            raise HeadwayError("There is no ledger.", "Name a --data-dir.")
+
+        def work() -> None:
+            connection.execute("PRAGMA synchronous = FULL")
+            try:
+                connection.execute(statement, values)
+            finally:
+                connection.execute("PRAGMA synchronous = NORMAL")
+
+        await self._run(work)
+
+    async def made_keys(self) -> list[str]:
+        """Return the rows of the made keys, as JSON."""
+        return [row for (row,) in await self._select("SELECT row FROM keys ORDER BY name")]
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────
 

@@ -27,6 +27,7 @@ from headway.gateway.config import ANY, PERIODS_S, Config, GatewayModelRow, Roll
 from headway.gateway.drift.watch import DriftWatch
 from headway.gateway.hold import HoldCounts
 from headway.gateway.ledger import Ledger
+from headway.gateway.made_keys import MadeKey, MadeKeys
 from headway.gateway.metrics import OTHER, Labels, Metrics
 from headway.gateway.money import KeyBudget, KeyBudgets
 from headway.gateway.probe import ScorerClient
@@ -90,6 +91,7 @@ class GatewayState:
     budget: RetryBudget = field(init=False)
     key_budgets: KeyBudgets = field(init=False)
     team_budgets: KeyBudgets = field(init=False)
+    made_keys: MadeKeys = field(default_factory=MadeKeys)
     teams: dict[str, str] = field(default_factory=dict)
     """Name of a key → its team."""
     refusals: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -147,11 +149,26 @@ class GatewayState:
         return gone
 
     def _take_budgets(self, config: Config) -> None:
-        """Use the budgets and the teams of this configuration."""
-        self.key_budgets.load(config.budgets)
+        """Use the budgets and the teams of this configuration, which come before made keys'."""
+        made = self.made_keys.rows.values()
+        own = {row.name: row.budget for row in made if row.budget is not None}
+        self.key_budgets.load({**own, **config.budgets})
         budgets = {name: row.budget for name, row in config.teams.items()}
         self.team_budgets.load({name: row for name, row in budgets.items() if row is not None})
-        self.teams = {key: name for name, row in config.teams.items() for key in row.keys}
+        self.teams = {row.name: row.team for row in made if row.team}
+        self.teams |= {key: name for name, row in config.teams.items() for key in row.keys}
+
+    def use_made_keys(self, rows: Iterable[MadeKey]) -> None:
+        """Use these keys, made by operators, from the next request on."""
+        self.made_keys.rows = {row.name: row for row in rows}
+        self.keyring.use_made(
+            [(row.key_row, row.expires_at) for row in self.made_keys.rows.values()]
+        )
+        self._take_budgets(self.config)
+
+    def check_use(self, owner: str, model: str, route: GatewayModelRow) -> None:
+        """Raise RequestError 403 for a model that the key of this request may not use."""
+        self.made_keys.check_use(owner, (model, route.name), self.config.teams)
 
     # ── life ────────────────────────────────────────────────────────────────────────────────
 
@@ -160,7 +177,11 @@ class GatewayState:
         await self.ledger.open(self.clock.wall_s())
         if await self.discovery.look_up(self.file_config):
             self._take(self.file_config)
-        rows = [*self.config.budgets.values(), *self.config.teams.values()]
+        if self.options.key_api:
+            made = await self.ledger.made_keys()
+            self.use_made_keys(msgspec.json.decode(each, type=MadeKey) for each in made)
+        budgets = [row.budget for row in self.made_keys.rows.values() if row.budget is not None]
+        rows = [*self.config.budgets.values(), *self.config.teams.values(), *budgets]
         longest_s = max([PERIODS_S[row.per] for row in rows], default=86_400)
         since_s = self.clock.wall_s() - longest_s
         for row in await self.ledger.spent(since_s):

@@ -26,6 +26,9 @@ class GatewayOptions:
     key_file: str = option(
         "", "YAML file of keys as hashes, with names and limits; SIGHUP reads it again."
     )
+    key_api: bool = option(
+        False, "Operators make, list and delete keys by POST, GET and DELETE /keys."
+    )
     insecure: bool = option(False, "Listen beyond this machine although there is no API key.")
     allowed_origins: list[str] = option(
         [], "Web pages that may ask (CORS), such as http://localhost:3000 or *."
