@@ -25,6 +25,7 @@ def gateway(call: "VerbCall") -> int:
     config = read(call)
     if "--dry-run" in call.switches:
         print_config(config)
+        check_names(config, options)
         return 0
     logs: LogOptions = call.options[LogOptions]
     set_up_logs(logs.log_level, logs.log_format)
@@ -97,12 +98,35 @@ def with_probes(config: "Config") -> "Config":
     return msgspec.structs.replace(config, probes=tuple(probes))
 
 
+def check_names(config: "Config", options: GatewayOptions) -> None:
+    """Raise UsageError for a budget or a team's key of a name that no key has."""
+    from headway.core.principal import ANONYMOUS
+    from headway.edge.keys import Keyring
+    from headway.gateway.config import format_suggestion
+    from headway.gateway.ledger import read_made_names
+    from headway.gateway.state import ledger_folder
+
+    file = Path(options.key_file) if options.key_file else None
+    keyring = Keyring(flags=options.api_key, file=file)
+    names = [*sorted(keyring.reserved_names)] or [ANONYMOUS]
+    if options.key_api:
+        names += read_made_names(ledger_folder(options.data_dir) / "ledger.db")
+    places = [("budgets", name) for name in config.budgets if name != "*"]
+    places += [(f"teams: {team}", key) for team, row in config.teams.items() for key in row.keys]
+    for where, name in places:
+        if name not in names and name.rpartition("/")[0] not in names:
+            raise UsageError(
+                f"{where}: there is no key {name[:64]!r}.",
+                f"{format_suggestion(name, names)} Give the --key-file that the gateway has.",
+            )
+
+
 def print_config(config: "Config") -> None:
     """Print the routes and the warnings of a configuration, for `--dry-run`."""
-    from headway.gateway.money import format_dollars
+    from headway.gateway.money import format_dollars, format_price
 
     for row in config.upstreams:
-        print(f"upstream {row.name:<22} {row.address} ({row.kind})")
+        print(f"upstream {row.name:<22} {row.address} ({row.kind}), {format_price(row.price)}")
     for line in config.routes():
         print(f"model    {line}")
     for rollout in config.rollouts:

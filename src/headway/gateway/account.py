@@ -47,11 +47,15 @@ NO_WORK_OUTCOMES = ("connect", "refused", "busy", "away")
 class Account:
     """Accounting of one request."""
 
-    def __init__(self, state: GatewayState, incoming: GatewayRequest) -> None:
+    def __init__(
+        self, state: GatewayState, incoming: GatewayRequest, *, is_free: bool = False
+    ) -> None:
+        """`is_free`: it costs nothing, so nothing is reserved."""
         self._state = state
         self._incoming = incoming
         self._meter = incoming.caller.meter
-        self._budgets = state.budgets_of(incoming.owner)
+        self._is_free = is_free
+        self._budgets = [] if is_free else state.budgets_of(incoming.owner)
         self._reserved_tokens, self._reserved_dollars = 0, 0.0
         self._open = self._has_arm_sample = False
         self._upstream, self._last = "", UpstreamUsage()
@@ -68,10 +72,12 @@ class Account:
             self.text = []
 
     async def __aenter__(self) -> "Account":
-        self._hold()
+        if not self._is_free:
+            self._hold()
         incoming, state = self._incoming, self._state
         self._open = True
-        state.budget.request()
+        if not self._is_free:
+            state.budget.request()
         state.ledger.write(
             ledger.BEGIN,
             incoming.request_id,
@@ -80,7 +86,7 @@ class Account:
             incoming.task_class,
             incoming.model,
             state.clock.wall_s(),
-            self._num_prompt(),
+            0 if self._is_free else self._num_prompt(),
             state.team_of(incoming.owner),
             msgspec.json.encode(incoming.tags).decode(),
         )

@@ -32,13 +32,13 @@ from headway.gateway.incoming import read_generation_request, read_object
 from headway.gateway.spend import spend
 from headway.gateway.state import GatewayState
 from headway.gateway.stream import StreamedAnswer
-from headway.gateway.whole import answer_whole
+from headway.gateway.whole import answer_from_cache, answer_whole, digest_of
 from headway.telemetry.tasks import Outcome, no_such_task
 
 EXPOSED_HEADERS = (
     *("x-request-id", "request-id", "x-client-request-id", "retry-after"),
     *("x-headway-attempts", "x-headway-upstream", "x-headway-ignored-fields"),
-    *("x-headway-kv", "x-headway-context"),
+    *("x-headway-kv", "x-headway-context", "x-headway-cache"),
     *(
         f"x-ratelimit-{what}-{of}"
         for what in ("limit", "remaining", "reset")
@@ -70,12 +70,17 @@ class RelayEndpoint:
         state = self._state
         try:
             incoming = await read_generation_request(state, self._dialect, scope, receive, send)
+            digest = digest_of(state, incoming)
+            if await answer_from_cache(state, incoming, digest):
+                return
             async with Account(state, incoming) as account:
                 async with state.until_shutdown():
                     if await cascade.try_cheap_route(state, incoming, account):
                         return
                     if not incoming.stream:
-                        await answer_whole(state, incoming, account)
+                        data = await answer_whole(state, incoming, account)
+                        if digest is not None:
+                            state.cache.add(digest, data, incoming.route.cache_s or 0.0)
                 if incoming.stream:
                     await StreamedAnswer(state, incoming, account).run()
             shadow.send_copy(state, incoming)

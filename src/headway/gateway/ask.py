@@ -44,7 +44,9 @@ class Attempt:
         self.upstream = upstream
         self._incoming = incoming
         self._raw = raw
-        self._translator = translator_of(incoming.dialect.path, upstream.speaks, incoming.model)
+        self._translator = translator_of(
+            incoming.dialect.path, upstream.speaks, incoming.shown_model
+        )
         self.flight: Flight = upstream.speed.begin(
             uncached_tokens(upstream, incoming.query), incoming.query.answer
         )
@@ -185,9 +187,9 @@ def model_name_replacements(
 ) -> list[tuple[bytes, bytes]]:
     """Return the replacements that put the requested model's name back into an answer."""
     there = upstream.model_for(incoming.model)
-    if there == incoming.model:
+    if there == incoming.shown_model:
         return []
-    old, new = (msgspec.json.encode(name) for name in (there, incoming.model))
+    old, new = (msgspec.json.encode(name) for name in (there, incoming.shown_model))
     return [(b'"model":' + old, b'"model":' + new), (b'"model": ' + old, b'"model": ' + new)]
 
 

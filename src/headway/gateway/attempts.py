@@ -90,6 +90,9 @@ class AttemptSequence:
         a failure of a canary is retried once. After each upstream failed once, all are tried again.
         """
         budget, now_s = self._state.budget, self._state.clock.now_s
+        retries = self._incoming.route.retries
+        if retries is not None and self.num_attempts > retries:
+            raise self._last or self._no_upstream_error()
         free = free or not self.num_attempts or self._is_second_for_canary()
         until_s = now_s() + RETRY_WAIT_S
         upstream = self._chosen(only)

@@ -54,15 +54,21 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 
 
 class UpstreamPrice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Dollars per million tokens, or per hour of the machine."""
+    """Dollars per million tokens, or `per` another number of them, or per hour of the machine."""
 
     input: float = 0.0
     cached: float | None = None
     output: float = 0.0
     hour: float | None = None
+    per: Literal["1M", "1k", "token"] = "1M"
+
+    @property
+    def num_tokens(self) -> float:
+        """Return the number of tokens that the prices are of."""
+        return {"1M": 1e6, "1k": 1e3, "token": 1.0}[self.per]
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
+        for name in ("input", "cached", "output", "hour"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1e6:
                 raise ValueError(f"price.{name} must be between 0 and 1e6 dollars")
@@ -139,6 +145,13 @@ class GatewayModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     deadline: str = "600s"
     first_token: str = "60s"
     resume: Literal["exact", "text", "none"] = "exact"
+    aliases: tuple[str, ...] = ()
+    """Other names that clients may use; accounts have the row's own."""
+    retries: int | None = None
+    """Attempts beyond the first, resumptions among them; None for no other bound than the budget
+    of all requests."""
+    cache: str = ""
+    """How long a whole answer is kept for the same request of the same key; "" is not at all."""
     cascade: CascadeRow | None = None
     hold: HoldRow | None = None
 
@@ -150,8 +163,15 @@ class GatewayModelRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     def first_token_s(self) -> float:
         return parse_duration(self.first_token, "first_token")
 
+    @property
+    def cache_s(self) -> float | None:
+        """Return the seconds that an answer is kept; None for not at all."""
+        return parse_duration(self.cache, "cache") if self.cache else None
+
     def __post_init__(self) -> None:
-        for name in ("deadline", "first_token"):
+        if self.retries is not None and not 0 <= self.retries <= 100:
+            raise ValueError("retries must be between 0 and 100")
+        for name in ("deadline", "first_token", *(["cache"] if self.cache else [])):
             try:
                 parse_duration(getattr(self, name), name)
             except UsageError as error:
@@ -353,6 +373,7 @@ def join_rows(
                         f"{where}: models: {row.name}: {field} names {name!r}, which is not there.",
                         format_suggestion(name, there),
                     )
+    check_aliases(where, models)
     check_loops(where, models)
     for name in headers:
         if name in HOP_HEADERS:
@@ -434,6 +455,19 @@ HOP_HEADERS = {
     *("transfer-encoding", "content-type", "accept-encoding", "x-headway-user", "te", "upgrade"),
 }
 """Headers of a client that concern its own connection or identity; they are never forwarded."""
+
+
+def check_aliases(where: str, models: list[GatewayModelRow]) -> None:
+    """Raise UsageError for an alias that is another name too, or of a row of any name."""
+    check_distinct(
+        where, "models: names and aliases", [n for row in models for n in (row.name, *row.aliases)]
+    )
+    for row in models:
+        if row.aliases and row.name == ANY:
+            raise UsageError(
+                f"{where}: models: {ANY}: it has aliases, and answers any name.",
+                "Give the model a row of its own.",
+            )
 
 
 def check_loops(where: str, models: list[GatewayModelRow]) -> None:

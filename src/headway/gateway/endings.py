@@ -44,7 +44,7 @@ class Ending:
 
     def __init__(self, incoming: GatewayRequest) -> None:
         self._dialect = incoming.dialect
-        self._model = incoming.model
+        self._model = incoming.shown_model
         self._request_id = incoming.request_id
         self.identity: Identity | None = None
         self.data: bytes | None = None

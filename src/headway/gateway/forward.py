@@ -12,7 +12,7 @@ from headway.gateway.ask import WHOLE, forwarded_headers
 from headway.gateway.attempts import AttemptError, connection_failure, status_failure
 from headway.gateway.choose import RoutingQuery
 from headway.gateway.incoming import read_object
-from headway.gateway.state import GatewayState
+from headway.gateway.state import GatewayState, canonical_name
 from headway.gateway.upstream import FAILURES, Upstream
 
 FORWARD_S = 60.0
@@ -31,6 +31,7 @@ async def forward_count(state: GatewayState, request: Request) -> Response:
     given = raw.get("model")
     model, route = state.route(given if isinstance(given, str) else None)
     state.check_use(owner_of(request.scope), model, route)
+    model = canonical_name(model, route)
     query, path = RoutingQuery(model=model), request.scope["path"]
     without = {each for each in state.upstreams.values() if not each.has_path(path)}
     state.budget.request()

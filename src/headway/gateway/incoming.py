@@ -22,7 +22,7 @@ from headway.gateway.dialects import Dialect, Embeddings, Responses
 from headway.gateway.hold import Hold
 from headway.gateway.prefix import page_keys
 from headway.gateway.providers import endpoint_need
-from headway.gateway.state import GatewayState
+from headway.gateway.state import GatewayState, canonical_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +39,9 @@ class GatewayRequest:
     request_id: str
     dialect: Dialect
     model: str
+    """Name of its model row, or the name that was asked for where the row is for any."""
+    shown_model: str
+    """Name that was asked for, maybe an alias: answers have it."""
     route: GatewayModelRow
     query: RoutingQuery
     prompt_bytes: int
@@ -76,8 +79,9 @@ async def read_generation_request(
     """Read a request at a generation endpoint; raises RequestError."""
     raw = await read_object(state, scope, receive)
     began_s, owner = state.clock.now_s(), owner_of(scope)
-    model, route = state.route(typed_body(dialect, raw).model)
-    state.check_use(owner, model, route)
+    shown, route = state.route(typed_body(dialect, raw).model)
+    state.check_use(owner, shown, route)
+    model = canonical_name(shown, route)
     prompt = dialect.prompt_bytes(raw)
     answer, param = answer_length(raw, dialect.lengths)
     task, task_class, num_retry = task_of(state, scope, raw, owner, prompt)
@@ -98,6 +102,7 @@ async def read_generation_request(
         request_id=scope["request_id"],
         dialect=dialect,
         model=model,
+        shown_model=shown,
         route=route,
         query=RoutingQuery(
             model=model,

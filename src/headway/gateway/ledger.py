@@ -400,6 +400,19 @@ def migrate(connection: sqlite3.Connection, folder: Path) -> None:
     log.info("the ledger has columns of version %d now; its copy is %s", VERSION, copy)
 
 
+def read_made_names(file: Path) -> list[str]:
+    """Return the names of the keys that operators made, out of a ledger's file, if there is one."""
+    if not file.is_file():
+        return []
+    connection = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+    try:
+        return [name for (name,) in connection.execute("SELECT name FROM keys ORDER BY name")]
+    except sqlite3.OperationalError:  # a ledger of before there were such keys
+        return []
+    finally:
+        connection.close()
+
+
 def read_spend(file: Path, query: SpendQuery) -> list[tuple[Any, ...]]:
     """Return the sums of a question out of a ledger's file; raises RequestError.
 

@@ -25,7 +25,9 @@ def dollars_of(price: UpstreamPrice, usage: UpstreamUsage, speed: Speed) -> floa
         seconds = fresh * speed.token_s + usage.output * speed.answer_s
         return seconds / 3600 * price.hour
     cached = price.input if price.cached is None else price.cached
-    return (fresh * price.input + usage.cached * cached + usage.output * price.output) / 1e6
+    return (fresh * price.input + usage.cached * cached + usage.output * price.output) / (
+        price.num_tokens
+    )
 
 
 def format_dollars(dollars: float) -> str:
@@ -39,6 +41,19 @@ def format_dollars(dollars: float) -> str:
         return f"${dollars:,.2f}"
     exponent = int(f"{size:.1e}".partition("e")[2])  # of the rounded number: 0.0999 is 0.10
     return f"${dollars:.{1 - exponent}f}"
+
+
+def format_price(price: UpstreamPrice | None) -> str:
+    """Return a price with its unit, for people."""
+    if price is None:
+        return "no price"
+    if price.hour is not None:
+        return f"{format_dollars(price.hour)} per hour"
+    cached = "" if price.cached is None else f"{format_dollars(price.cached)} cached, "
+    unit = {"1M": "1M tokens", "1k": "1k tokens", "token": "token"}[price.per]
+    return (
+        f"{format_dollars(price.input)} in, {cached}{format_dollars(price.output)} out per {unit}"
+    )
 
 
 class KeyBudget:

@@ -31,6 +31,7 @@ from headway.gateway.made_keys import MadeKey, MadeKeys
 from headway.gateway.metrics import OTHER, Labels, Metrics
 from headway.gateway.money import KeyBudget, KeyBudgets
 from headway.gateway.probe import ScorerClient
+from headway.gateway.response_cache import ResponseCache
 from headway.gateway.rollout import Rollout, RolloutChange
 from headway.gateway.upstream import LOOK_UP_S, Discovery, Upstream, is_name
 from headway.telemetry.request_log import RequestLog
@@ -92,6 +93,9 @@ class GatewayState:
     key_budgets: KeyBudgets = field(init=False)
     team_budgets: KeyBudgets = field(init=False)
     made_keys: MadeKeys = field(default_factory=MadeKeys)
+    cache: ResponseCache = field(init=False)
+    aliases: dict[str, str] = field(default_factory=dict)
+    """Alias → name of its model row."""
     teams: dict[str, str] = field(default_factory=dict)
     """Name of a key → its team."""
     refusals: dict[tuple[str, str], int] = field(default_factory=dict)
@@ -100,6 +104,7 @@ class GatewayState:
     def __post_init__(self) -> None:
         self.budget = RetryBudget(self.clock)
         self.key_budgets = KeyBudgets(self.clock)
+        self.cache = ResponseCache(self.clock)
         self.team_budgets = KeyBudgets(self.clock, "The team {}")
         folder = self.ledger.folder
         self.drift = DriftWatch(self, folder / "drift" if folder is not None else None)
@@ -121,6 +126,8 @@ class GatewayState:
         }
         self.upstreams, self.config = new, config
         self.routes = {row.name: row for row in config.models}
+        self.aliases = {alias: row.name for row in config.models for alias in row.aliases}
+        self.cache.clear()
         self.pools = {
             row.name: Pool(
                 [new[name] for name in row.upstreams], row.policy, any_name=row.name == ANY
@@ -294,7 +301,7 @@ class GatewayState:
     @property
     def model_names(self) -> tuple[str, ...]:
         """Return all names that a request may use."""
-        names = [name for name in self.routes if name != ANY]
+        names = [name for name in (*self.routes, *self.aliases) if name != ANY]
         if ANY in self.pools:
             names += [name for each in self.pools[ANY].upstreams for name in each.served]
         return tuple(dict.fromkeys(names))
@@ -302,11 +309,11 @@ class GatewayState:
     @property
     def unnamed(self) -> str | None:
         """Return the model of a request that names none: the only one, if there is one only."""
-        names = self.model_names
+        names = [name for name in self.model_names if name not in self.aliases]
         return names[0] if len(names) == 1 else None
 
     def route(self, name: str | None) -> tuple[str, GatewayModelRow]:
-        """Return (the model's name, its row); raises RequestError if it does not exist."""
+        """Return (the name that was asked for, its row); RequestError if it does not exist."""
         known = ", ".join(self.model_names) or "none yet"
         name = self.unnamed if name is None else name
         if name is None:
@@ -315,7 +322,7 @@ class GatewayState:
                 param="model",
                 code="missing_required_parameter",
             )
-        row = self.routes.get(name)
+        row = self.routes.get(self.aliases.get(name, name))
         if row is None and ANY in self.routes:
             pool = self.pools[ANY]
             unknown = is_name(name) and any(not each.was_reached for each in pool.upstreams)
@@ -455,6 +462,11 @@ class GatewayState:
         for task, count in supervision.failures.items():
             yield "task_failures", (("task", task),), count
         yield "ledger_lost_rows", (), self.ledger.num_lost
+
+
+def canonical_name(name: str, route: GatewayModelRow) -> str:
+    """Return the model's name in accounts and at upstreams: an alias is its row."""
+    return route.name if name in route.aliases else name
 
 
 def make_rollout(state: GatewayState, row: RolloutRow) -> Rollout:

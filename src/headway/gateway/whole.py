@@ -1,10 +1,18 @@
-"""Answer of a request without streaming, over all its attempts."""
+"""Answer of a request without streaming, over all its attempts, or from the cache.
+
+The cache is off unless a model's row has `cache: 10m`. It has whole answers to the same body of the
+same key: keys never share answers. Not cached are streams, stored responses, requests of a rollout,
+and what a client sends with `cache-control: no-cache`.
+"""
 
 import asyncio
+import hashlib
 
 import aiohttp
+import msgspec
 from starlette.responses import Response
 
+from headway.edge.auth import header
 from headway.edge.event_stream import send_response
 from headway.edge.lanes import unless_disconnected
 from headway.gateway.account import Account
@@ -30,10 +38,13 @@ from headway.gateway.state import GatewayState
 from headway.gateway.upstream import FAILURES, Upstream
 
 MAX_WHOLE_BYTES = 64 * 2**20
+NOT_COMPARED = ("metadata",)
+"""Fields that do not change an answer."""
+HIT = [(b"x-headway-cache", b"hit")]
 
 
-async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: Account) -> None:
-    """Answer a request without streaming; raises RequestError."""
+async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: Account) -> bytes:
+    """Answer a request without streaming, and return the answer; raises RequestError."""
     answering = WholeAnswer(state, incoming, account)
     response = await unless_disconnected(answering.run(), incoming.receive)
     hold = hold_of(state, incoming)
@@ -42,6 +53,35 @@ async def answer_whole(state: GatewayState, incoming: GatewayRequest, account: A
         await unless_disconnected(hold.whole(text), incoming.receive)
     await account.settle("ok")
     await send_response(response, incoming.send, answering.headers)
+    return bytes(response.body)
+
+
+def digest_of(state: GatewayState, incoming: GatewayRequest) -> bytes | None:
+    """Return what makes two requests the same one; None for one that is not cached."""
+    raw = incoming.raw
+    is_stored = isinstance(incoming.dialect, Responses) and raw.get("store") is not False
+    if incoming.route.cache_s is None or incoming.stream or incoming.arm is not None or is_stored:
+        return None
+    if "no-" in (header(incoming.scope, b"cache-control") or ""):
+        return None
+    body = {name: value for name, value in raw.items() if name not in NOT_COMPARED}
+    names = state.config.forward_headers
+    sent = [header(incoming.scope, name.encode()) for name in names]
+    parts = [incoming.owner, incoming.dialect.path, incoming.route.name, sent, body]
+    return hashlib.sha256(msgspec.json.encode(parts, order="sorted")).digest()
+
+
+async def answer_from_cache(
+    state: GatewayState, incoming: GatewayRequest, digest: bytes | None
+) -> bool:
+    """Answer a request that was answered before; False where it was not."""
+    data = state.cache.find(digest) if digest is not None else None
+    if data is None:
+        return False
+    async with Account(state, incoming, is_free=True) as account:
+        await account.settle("cached")
+    await send_response(Response(data, media_type=WHOLE), incoming.send, HIT)
+    return True
 
 
 def text_of(dialect: Dialect, data: bytes) -> str:
