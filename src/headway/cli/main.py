@@ -228,6 +228,14 @@ VERBS = {
         tables=(GatewayOptions, LogOptions),
         function="headway.cli.gateway:gateway",
     ),
+    "gateway --from-litellm": Verb(
+        group="fleet",
+        usage="gateway --from-litellm CONFIG.yaml",
+        help="Print the gateway's file for a LiteLLM proxy's config, and what has no place in it.",
+        tables=(),
+        switches=(),
+        function="headway.cli.gateway:from_litellm",
+    ),
     "gateway spend": Verb(
         group="fleet",
         usage="gateway spend",
