@@ -166,7 +166,9 @@ def print_config(config: "Config") -> None:
     for name, budget in config.budgets.items():
         print(f"budget   {name:<22} {format_dollars(budget.dollars)} per {budget.per}")
     for name, team in config.teams.items():
-        most = f"{format_dollars(team.dollars)} per {team.per}" if team.budget else "no budget"
-        print(f"team     {name:<22} {most}: {', '.join(team.keys)}")
+        budget_text = "no budget"
+        if team.dollars is not None:
+            budget_text = f"{format_dollars(team.dollars)} per {team.per}"
+        print(f"team     {name:<22} {budget_text}: {', '.join(team.keys)}")
     for warning in config.warnings:
         print(f"warning  {warning}")

@@ -141,7 +141,8 @@ def tags_of(scope: Scope, raw: dict[str, Any]) -> tuple[str, ...]:
     Both are names with commas between them, or a list of names, which no other server knows.
     """
     metadata = raw.get("metadata")
-    given = metadata.get("tags") if isinstance(metadata, dict) else None
+    metadata = metadata if isinstance(metadata, dict) else {}
+    given = metadata.get("tags")
     if isinstance(given, list):
         raw["metadata"] = {name: value for name, value in metadata.items() if name != "tags"}
     given = header(scope, TAGS_HEADER) or given or ()

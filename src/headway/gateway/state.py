@@ -188,8 +188,9 @@ class GatewayState:
             made = await self.ledger.made_keys()
             self.use_made_keys(msgspec.json.decode(each, type=MadeKey) for each in made)
         budgets = [row.budget for row in self.made_keys.rows.values() if row.budget is not None]
-        rows = [*self.config.budgets.values(), *self.config.teams.values(), *budgets]
-        longest_s = max([PERIODS_S[row.per] for row in rows], default=86_400)
+        budgets += self.config.budgets.values()
+        periods = [row.per for row in (*budgets, *self.config.teams.values())]
+        longest_s = max([PERIODS_S[period] for period in periods], default=86_400)
         since_s = self.clock.wall_s() - longest_s
         for row in await self.ledger.spent(since_s):
             self.tasks.spend(row.key, row.task, row.task_class, row.route, row.dollars)
